@@ -1,0 +1,130 @@
+# What a person types. Every target installs what it needs into .venv; nothing outside this folder is written.
+#
+#   make demo     a cluster on this machine, a real training job, a killed node      (ARGS="..." goes to `phalanx demo`)
+#   make check    lint, types, contracts, quick tests: for every edit, a minute at most
+#   make test     everything; what CI runs
+#
+# PYTHON chooses the interpreter (3.11 or newer), VENV the folder, JOBS how many test processes run at once.
+
+SHELL  := /bin/bash
+PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
+VENV   ?= .venv
+JOBS   ?= 2
+ARGS   ?=
+QUIET  ?= -q
+
+BIN      := $(VENV)/bin
+PIP      := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip
+READY    := $(VENV)/.ready-run
+READYDEV := $(VENV)/.ready-dev
+QUICK    := tests/unit tests/scenario tests/property
+
+.DEFAULT_GOAL := help
+.PHONY: help install install-dev demo test check lint types types-house types-examples contracts quick suite bench wheel format changelog constraints sizes clean distclean
+.DELETE_ON_ERROR:
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+# ------------------------------------------------------------------------------------------------------------- install
+
+install: $(READY) ## .venv with Phalanx and torch (about 230 MB to download, once)
+install-dev: $(READYDEV) ## the same with tests, lint and types (33 MB more)
+
+# A Debian python3 has `venv` but no `ensurepip`; then the pip of the system, if any, fills the new folder.
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "error: Phalanx needs Python 3.11 or newer, and $(PYTHON) is not; say which: make PYTHON=/path/to/python3.11" >&2; exit 69; }
+	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 \
+	  || { rm -rf $(VENV); $(PYTHON) -m venv --without-pip $(VENV) && $(PYTHON) -m pip --python $(VENV)/bin/python install -q pip; } 2>/dev/null \
+	  || { rm -rf $(VENV); echo "error: $(PYTHON) cannot make a virtual environment: it has no pip; on Debian: apt-get install python3-venv" >&2; exit 69; }
+
+# Sizes were measured with `make sizes` (pip 23.2, x86_64, CPython 3.11, November 2026); "torch" is asked of pip anew each time,
+# for where only the CUDA build is offered the download is twelve times as large, and a visitor should know before it starts.
+$(READY): pyproject.toml constraints.txt | $(BIN)/python
+	@case "$$($(PIP) install --dry-run --no-deps --ignore-installed --no-input -q --report - -c constraints.txt torch 2>/dev/null)" in \
+	  *[+]cpu*|*%2Bcpu*|*aarch64*) echo "Installing Phalanx into $(VENV): 229 MB to download (torch 2.13.0 for CPUs is 192 MB of it), 1.0 GB on disk." ;; \
+	  *) echo "Installing Phalanx into $(VENV): pip offers torch 2.13.0 with CUDA here: 2.8 GB to download, 7 GB on disk." ;; \
+	esac; echo "What pip has in its cache is not downloaded again. A minute or two; later calls start at once."
+	@$(PIP) install $(QUIET) -c constraints.txt setuptools
+	@$(PIP) install $(QUIET) -c constraints.txt --no-build-isolation -e '.[torch]'
+	@touch $@
+
+$(READYDEV): $(READY)
+	@echo "Installing what tests, lint and types need: 33 MB to download."
+	@$(PIP) install $(QUIET) -c constraints.txt --no-build-isolation -e '.[torch,dev]'
+	@touch $@
+
+# ----------------------------------------------------------------------------------------------------------------- run
+
+demo: $(READY) ## a cluster here, a real job, a killed node
+	@$(BIN)/phalanx demo $(ARGS)
+
+bench: $(READYDEV) ## the numbers of the design beside their targets
+	$(BIN)/python -m benchmarks.launch $(ARGS)
+	$(BIN)/python -m benchmarks.control $(ARGS)
+
+wheel: $(READYDEV) ## dist/*.whl, what servers install
+	@rm -rf build
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist .
+
+# --------------------------------------------------------------------------------------------------------------- check
+
+check: lint types contracts quick ## lint, types, contracts, quick tests
+test: lint types contracts suite ## the whole suite
+
+lint: $(READYDEV)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# An example is a script that imports its neighbours by their bare names: each folder is a world of its own. With torch unseen
+# (see pyproject.toml) its classes and decorators are Any.
+types: types-house types-examples
+
+types-house: $(READYDEV)
+	$(BIN)/mypy
+
+types-examples: $(READYDEV)
+	@set -e; for folder in examples/*/; do [ -n "$$(ls "$$folder"*.py 2>/dev/null)" ] || continue; echo "mypy $$folder"; \
+	  MYPYPATH="$$folder" $(BIN)/mypy --allow-subclassing-any --allow-untyped-decorators --no-warn-return-any "$$folder"; done
+
+contracts: $(READYDEV)
+	$(BIN)/lint-imports
+
+quick: $(READYDEV)
+	$(BIN)/python -m pytest -q -n $(JOBS) -m "not serial and not e2e and not torch" $(QUICK)
+
+# First what may share the machine, then, alone, what starts real processes or reads clocks. Both run whatever the first
+# says, so that one red run shows all there is to mend. 5 is pytest's "nothing collected".
+suite: $(READYDEV)
+	@red=0; \
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not serial" tests || red=$$?; \
+	$(BIN)/python -m pytest -m serial tests; rc=$$?; \
+	if [ $$rc -ne 0 ] && [ $$rc -ne 5 ]; then red=$$rc; fi; \
+	if [ $$red -ne 0 ]; then echo "make test: red; the failures are listed under each 'short test summary info' above" >&2; fi; \
+	exit $$red
+
+format: $(READYDEV) ## let ruff lay out and mend what it safely can
+	$(BIN)/ruff check --fix --unsafe-fixes .
+	$(BIN)/ruff format .
+
+# --------------------------------------------------------------------------------------------------------------- house
+
+changelog: $(READYDEV) ## what the fragments would say
+	$(BIN)/towncrier build --draft
+
+constraints: $(READYDEV) ## the installed versions, to compare with constraints.txt
+	@$(PIP) freeze --exclude-editable | sed 's/+cpu$$//'; $(PIP) list --format freeze | grep '^setuptools=='
+
+sizes: $(READYDEV) ## measure what `make install` downloads (downloads it)
+	@set -e; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
+	$(PIP) download -q -d "$$folder/run" -c constraints.txt --no-build-isolation '.[torch]'; rm -f "$$folder"/run/phalanx-*; \
+	$(PIP) download -q -d "$$folder/dev" -c constraints.txt --no-build-isolation '.[torch,dev]'; rm -f "$$folder"/dev/phalanx-*; \
+	du -c --apparent-size --block-size=MB -s "$$folder"/run "$$folder"/dev | head -2
+
+clean: ## builds and caches; keeps .venv
+	rm -rf build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## also .venv
+	rm -rf $(VENV)

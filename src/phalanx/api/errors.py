@@ -1,0 +1,86 @@
+"""Every refusal in the one typed shape of `wire.api.ErrorReply`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from phalanx.core.errors import (
+    BadRequest,
+    Conflict,
+    NotFound,
+    NotPermitted,
+    NotSignedIn,
+    PhalanxError,
+    TooLarge,
+    TryLater,
+)
+from phalanx.wire.api import ErrorBody, ErrorReply
+
+JSON: Final = "application/json"
+_OF_STATUS: Final[dict[int, type[PhalanxError]]] = {
+    401: NotSignedIn, 403: NotPermitted, 404: NotFound, 409: Conflict, 413: TooLarge, 503: TryLater,
+}  # fmt: skip
+
+
+def error_response(
+    error: PhalanxError, *, status: int | None = None, headers: dict[str, str] | None = None
+) -> Response:
+    """The error as its class says it. A request refused before its body was read closes the connection."""
+    body = ErrorBody(code=error.code, message=error.message, hint=error.hint, retry=error.retry_helps)
+    extra = dict(headers or {})
+    if isinstance(error, NotSignedIn):
+        extra["www-authenticate"] = "Bearer"
+    if isinstance(error, TooLarge):
+        extra["connection"] = "close"
+    if isinstance(error, TryLater):
+        extra.setdefault("retry-after", "1")
+    return Response(msgspec.json.encode(ErrorReply(error=body)), status or error.http_status, extra, JSON)
+
+
+def failure_response() -> Response:
+    """A fault of ours, without what went wrong inside: that stands in the head's log."""
+    body = ErrorBody(
+        code="error", message="the head failed at this request", hint="its log says why: phalanx doctor", retry=False
+    )
+    return Response(msgspec.json.encode(ErrorReply(error=body)), 500, media_type=JSON)
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Have the app answer every kind of refusal in our shape."""
+    app.add_exception_handler(PhalanxError, _phalanx)
+    app.add_exception_handler(RequestValidationError, _validation)
+    app.add_exception_handler(HTTPException, _http)
+
+
+async def _phalanx(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, PhalanxError)
+    return error_response(error)
+
+
+async def _validation(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"] if part not in ("query", "path", "header"))
+    return error_response(BadRequest(f"{place}: {first['msg']}", hint="GET /v1/openapi.json describes every route"))
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    what = f"{request.method} {request.url.path}"
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        refusal: PhalanxError = BadRequest(
+            f"{what}: no such method here", hint=f"it takes {allowed}" if allowed else ""
+        )
+    elif error.status_code == 404:
+        refusal = NotFound(f"{what}: no such route", hint="GET /v1/openapi.json names them all")
+    else:
+        refusal = _OF_STATUS.get(error.status_code, BadRequest)(f"{what}: {error.detail}")
+    return error_response(refusal, status=error.status_code, headers=dict(error.headers or {}))

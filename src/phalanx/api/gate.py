@@ -1,0 +1,134 @@
+"""The one gate: who calls, and whether they may do what the route does. Every route passes here before anything else happens.
+
+Tokens are found by their SHA-256. What was found is kept until the store says that access changed (`access_version`, a number its
+commits raise whenever a user, token or project is written); a store without that number is asked every time.
+
+Others' jobs: who may SEE sees that a job exists and how it stands, as everybody waits in the same queues. So what one may not do to
+another's job is refused with 403, and 404 means that there is no such job.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+from phalanx.core.access.node_keys import node_of
+from phalanx.core.access.roles import Action, Caller, Token, User, UserRole, may, may_touch
+from phalanx.core.errors import NotFound, NotPermitted, NotSignedIn
+from phalanx.core.ids import JobId, NodeId, TokenId, UserId
+from phalanx.core.work.job import Job
+from phalanx.ports.clock import Clock
+from phalanx.ports.store import Store
+
+_KEPT_MAX: Final = 20_000  # callers kept; more tokens than this in use at once only cost look-ups
+_SCHEME: Final = "bearer "
+_HINT: Final = "send `Authorization: Bearer <token>`; `phalanx tokens` makes them"
+
+
+class Gate:
+    """Callers by token. Used on the event loop alone."""
+
+    def __init__(self, store: Store, node_secret: bytes, clock: Clock) -> None:
+        self._store = store
+        self._node_secret = node_secret
+        self._clock = clock
+        self._version: object = None
+        self._kept: dict[str, tuple[Caller, Token]] = {}
+
+    def admit(self, authorization: str | None, action: Action) -> Caller:
+        """The caller that an Authorization header names.
+
+        Raises:
+            NotSignedIn: no token, or one that is unknown, expired, revoked or of a disabled user.
+            NotPermitted: the role or the token's scope does not have the action.
+        """
+        caller = self._caller(authorization)
+        if not may(caller, action):
+            scoped = f" with a token for {', '.join(sorted(caller.scope))}" if caller.scope else ""
+            raise NotPermitted(f"{caller.user} ({caller.role}{scoped}) may not {action.replace('_', ' ')}",
+                               hint="ask an admin for a role or token that may")  # fmt: skip
+        return caller
+
+    def _caller(self, authorization: str | None) -> Caller:
+        if authorization is None or authorization[: len(_SCHEME)].lower() != _SCHEME:
+            raise NotSignedIn("no token was sent", hint=_HINT)
+        secret = authorization[len(_SCHEME) :].strip()
+        node_id = node_of(self._node_secret, secret) if secret.isascii() else None
+        if node_id is not None:
+            return Caller(
+                user=UserId(f"node:{node_id}"), role=UserRole.NODE, token_id=TokenId(f"node:{node_id}"), node_id=node_id
+            )
+        digest = hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
+        version = getattr(self._store, "access_version", None)
+        if version is None or version != self._version:
+            self._kept.clear()
+            self._version = version
+        caller, token = self._kept.get(digest) or self._look_up(digest)
+        if not token.good(self._clock.now_s()):
+            raise NotSignedIn(f"token {token.id} is expired or revoked", hint="make another: phalanx tokens create")
+        return caller
+
+    def _look_up(self, digest: str) -> tuple[Caller, Token]:
+        token = self._store.token(digest)
+        user = None if token is None else self._store.user(token.user)
+        if token is None or user is None:
+            raise NotSignedIn("the token is unknown here", hint=_HINT)
+        if user.disabled:
+            raise NotSignedIn(f"user {user.id} is disabled", hint="ask an admin")
+        found = (self._make(token, user), token)
+        if len(self._kept) < _KEPT_MAX:
+            self._kept[digest] = found
+        return found
+
+    def _make(self, token: Token, user: User) -> Caller:
+        projects = self._store.projects()
+        return Caller(
+            user=user.id, role=user.role, token_id=token.id, scope=token.scope, node_id=token.node_id,
+            projects=frozenset(p.id for p in projects if user.id in p.members or user.id in p.admins),
+            admin_of=frozenset(p.id for p in projects if user.id in p.admins),
+        )  # fmt: skip
+
+
+def known_job(store: Store, job_id: JobId) -> Job:
+    """The job.
+
+    Raises:
+        NotFound: there is none.
+    """
+    job = store.job(job_id)
+    if job is None:
+        raise NotFound(f"no job {job_id}", hint="phalanx ps -a lists them")
+    return job
+
+
+def touch(store: Store, caller: Caller, action: Action, job_id: JobId) -> Job:
+    """The job, if the caller may do it to this one.
+
+    Raises:
+        NotFound: there is no such job.
+        NotPermitted: it is another's.
+    """
+    job = known_job(store, job_id)
+    if not may_touch(caller, action, owner=job.user, project=job.project):
+        raise NotPermitted(f"job {job.id} belongs to {job.user} in {job.project}; {caller.user} may not {action.replace('_', ' ')} it",
+                           hint="its owner, an admin of its project or an operator may")  # fmt: skip
+    return job
+
+
+def sees_all_of(caller: Caller, job: Job) -> bool:
+    """Whether the caller sees a job's command, folders and labels too: its owner, its project, operators."""
+    return (
+        job.user == caller.user
+        or job.project in caller.projects
+        or caller.role in (UserRole.OPERATOR, UserRole.ADMIN)
+    )  # fmt: skip
+
+
+def own_node(caller: Caller, node_id: NodeId) -> None:
+    """Nothing, if the supervisor speaks for its own node.
+
+    Raises:
+        NotPermitted: for another.
+    """
+    if caller.node_id != node_id:
+        raise NotPermitted(f"the token of node {caller.node_id} does not speak for {node_id}")

@@ -1,0 +1,132 @@
+"""What the composition root hands to the API: everything it speaks to, as protocols and values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from phalanx.controller.leases import Renewal
+from phalanx.controller.mailboxes import Mailboxes
+from phalanx.controller.outbox import Answer
+from phalanx.controller.telemetry import Telemetry
+from phalanx.core.errors import PhalanxError
+from phalanx.core.ids import Epoch, JobId, NodeId, SupervisorId
+from phalanx.core.state.events import Report, Request
+from phalanx.core.state.plan import Waiting
+from phalanx.ports.blobs import Blobs
+from phalanx.ports.clock import Clock
+from phalanx.ports.logs import Logs
+from phalanx.ports.store import Store
+
+MIB = 1 << 20
+
+
+class Leases(Protocol):
+    """The API's side of controller.leases.LeaseBook. Times are seconds of CLOCK_BOOTTIME."""
+
+    def renew(
+        self, node_id: NodeId, supervisor_id: SupervisorId, epochs: list[tuple[JobId, Epoch]], now_s: float
+    ) -> Renewal:
+        """Renew one supervisor's lease.
+
+        Raises:
+            SayHello: it holds none.
+        """
+        ...
+
+    def lengthen(self, lease_s: float) -> None:
+        """Grant every renewal from now on `lease_s`."""
+        ...
+
+    def all_lengthened(self) -> bool:
+        """Whether every supervisor holds a long lease."""
+        ...
+
+
+class Driver(Protocol):
+    """The API's side of controller.driver.Driver."""
+
+    @property
+    def head_id(self) -> str:
+        """This life of the head."""
+        ...
+
+    @property
+    def leases(self) -> Leases:
+        """Leases of supervisors."""
+        ...
+
+    @property
+    def waits(self) -> Mapping[JobId, Waiting]:
+        """Why each pending job waits, as of the newest cycle."""
+        ...
+
+    @property
+    def stats(self) -> Mapping[str, float]:
+        """Counters of the loop."""
+        ...
+
+    def request(self, event: Request) -> Future[Answer]:
+        """Ask; the future holds the answer once it is durable, or the refusal."""
+        ...
+
+    def report(self, reports: Sequence[Report]) -> Future[list[Answer | PhalanxError]]:
+        """Hand over what supervisors said; the future ends once it is durable."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of what a caller may send or keep open. Bytes unless the name says otherwise.
+
+    Attributes:
+        body_bytes: of a JSON body; a job file is some kilobytes.
+        streams_bytes: of one shipment of a supervisor: 32 chunks of the wire's largest size.
+        blob_bytes: of one uploaded working directory (DESIGN 2: over 100 MB is refused).
+        wait_s: longest that a poll may hang; proxies cut at 60 s.
+        heartbeat_s: between comments on an idle event stream.
+        recheck_s: how late a change that passed no route of ours (a plan, an engine's word) reaches a follower.
+        streams_open: event streams at once, over all callers.
+        exec_sessions: open at once; `exec_idle_s` ends one that nobody polls.
+    """
+
+    body_bytes: int = MIB
+    streams_bytes: int = 8 * MIB
+    blob_bytes: int = 100 * MIB
+    wait_s: float = 30.0
+    heartbeat_s: float = 10.0
+    recheck_s: float = 0.25
+    streams_open: int = 1000
+    exec_sessions: int = 200
+    exec_idle_s: float = 60.0
+    exec_buffer_bytes: int = MIB
+    plan_stop_lease_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadParts:
+    """All that `build_app` needs.
+
+    Attributes:
+        node_secret: supervisors' tokens are derived from it (core.access.node_keys).
+        hosts_allowed: names (without port) that a Host or Origin header may carry.
+        output_root, checkpoint_root: one folder per job lies under each.
+        on_stop: called once when a planned stop has been answered; it must return at once.
+    """
+
+    driver: Driver
+    store: Store
+    logs: Logs
+    blobs: Blobs
+    mailboxes: Mailboxes
+    telemetry: Telemetry
+    clock: Clock
+    node_secret: bytes
+    version: str
+    output_root: str
+    checkpoint_root: str
+    on_stop: Callable[[], None]
+    hosts_allowed: frozenset[str] = frozenset({"127.0.0.1", "localhost", "[::1]"})
+    limits: Limits = field(default_factory=Limits)

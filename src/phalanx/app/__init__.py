@@ -1,0 +1,1 @@
+"""Composition roots: the only modules that pick classes and wire the parts together."""

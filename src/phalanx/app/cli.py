@@ -1,0 +1,16 @@
+"""The entry point `phalanx`: hands the words to `phalanx.cli.root` and ends with its exit code."""
+
+from __future__ import annotations
+
+import sys
+
+from phalanx.cli.root import main as run
+
+
+def main() -> None:
+    """Run one command line; never returns."""
+    sys.exit(run())
+
+
+if __name__ == "__main__":
+    main()

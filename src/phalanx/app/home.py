@@ -1,0 +1,88 @@
+"""The head's state folder: what lies where, and the small files that outlive a head."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.core.errors import Conflict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """Paths under PHALANX_HOME (default ~/.phalanx). All of it is for its owner alone."""
+
+    path: str
+
+    @classmethod
+    def open(cls, path: str | None = None) -> Home:
+        """The folder, made if need be."""
+        chosen = path or os.environ.get("PHALANX_HOME") or os.path.join(os.path.expanduser("~"), ".phalanx")
+        home = cls(path=os.path.abspath(chosen))
+        os.makedirs(home.path, mode=0o700, exist_ok=True)
+        return home
+
+    def at(self, *parts: str) -> str:
+        """A path inside."""
+        return os.path.join(self.path, *parts)
+
+    def lock(self) -> int:
+        """Hold the folder for one head; the descriptor keeps it until it is closed or the process ends.
+
+        Raises:
+            Conflict: another head runs here.
+        """
+        fd = os.open(self.at("head.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(fd)
+            raise Conflict(f"a head already runs in {self.path}", hint="phalanx down stops it") from error
+        return fd
+
+    def secret(self) -> bytes:
+        """The head's own 256 bits, made once."""
+        path = self.at("node_secret")
+        try:
+            with open(path, "rb") as file:
+                return bytes.fromhex(file.read().decode())
+        except FileNotFoundError:
+            fresh = secrets.token_bytes(32)
+            self.write_private("node_secret", fresh.hex())
+            return fresh
+
+    def write_private(self, name: str, text: str) -> None:
+        """A file for its owner alone, whole or not at all."""
+        path = self.at(name)
+        fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(f"{path}.new", path)
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """A small JSON file; empty where there is none."""
+        try:
+            with open(self.at(name), encoding="utf-8") as file:
+                record = json.load(file)
+        except (OSError, ValueError):
+            return {}
+        return record if isinstance(record, dict) else {}
+
+    def remove(self, name: str) -> None:
+        """Remove a file. Harmless twice."""
+        try:
+            os.unlink(self.at(name))
+        except FileNotFoundError:
+            return
+
+
+def boot_id() -> str:
+    """This boot of the kernel: CLOCK_BOOTTIME readings of another one mean nothing."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()

@@ -1,0 +1,69 @@
+"""How one value is shown, the same on every screen: states, bars, ages, steps."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from phalanx.cli.tables import Cell
+from phalanx.cli.terminal import Terminal
+from phalanx.core.units import format_duration
+
+_EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
+_LEVELS: Final = "▁▂▃▄▅▆▇█"
+_STATE_STYLE: Final = {
+    "pending": "yellow", "running": "green", "succeeded": "blue", "failed": "red", "cancelled": "dim", "timeout": "red",
+    "up": "green", "down": "red", "drained": "yellow", "cordoned": "yellow", "draining": "yellow",
+}  # fmt: skip
+
+
+def state(word: str) -> Cell:
+    """A state in its colour."""
+    return Cell(word, _STATE_STYLE.get(word, ""))
+
+
+def percent(share: float | None) -> str:
+    """`87%` of 0.87; nothing when unknown."""
+    return "" if share is None else f"{100 * min(max(share, 0.0), 1.0):.0f}%"
+
+
+def bar(share: float | None, width: int, terminal: Terminal) -> str:
+    """A bar of `width` columns, filled to `share`."""
+    filled = min(max(share or 0.0, 0.0), 1.0) * width
+    if not terminal.blocks:
+        return ("#" * round(filled)).ljust(width, ".")
+    whole = int(filled)
+    part = _EIGHTHS[int((filled - whole) * 8)] if whole < width else ""
+    return ("█" * whole + part.strip()).ljust(width, "·" if share is None else "░")[:width]
+
+
+def level(share: float | None, terminal: Terminal) -> str:
+    """One character for one device's utilisation; `?` when nothing was heard of it."""
+    if share is None:
+        return "?"
+    clipped = min(max(share, 0.0), 1.0)
+    return _LEVELS[min(7, int(clipped * 8))] if terminal.blocks else str(min(9, int(clipped * 10)))
+
+
+def ago(then_s: float | None, now_s: float) -> str:
+    """How long ago, in at most two units; nothing for never."""
+    return "" if not then_s else format_duration(max(0.0, now_s - then_s))
+
+
+def count(number: int, noun: str) -> str:
+    """`1 job`, `2 jobs`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def rate(per_s: float | None) -> str:
+    """`1.2k/s`; nothing when unknown."""
+    if per_s is None:
+        return ""
+    for unit, size in (("M", 1e6), ("k", 1e3)):
+        if per_s >= size:
+            return f"{per_s / size:.1f}{unit}/s"
+    return f"{per_s:.0f}/s"
+
+
+def step(done: int, total: int | None) -> str:
+    """`120/400`, or the step alone when nobody knows how many there are."""
+    return str(done) if not total else f"{done}/{total}"

@@ -1,0 +1,1 @@
+"""Verbs about jobs: asking for one, watching it, changing it, fetching what it made."""

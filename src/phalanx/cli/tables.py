@@ -1,0 +1,102 @@
+"""Tables that fit the terminal: pure, from cells to lines.
+
+When a table is too wide, columns marked so are cut down to their least width first, the widest first; then columns are left out,
+the highest `drop` first; what is left is cut at the edge. Nothing wraps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from phalanx.cli.terminal import Terminal, clean, cut, width_of
+
+_GAP: Final = 2
+
+
+class Cell(NamedTuple):
+    """Text in a style of `terminal`."""
+
+    text: str
+    style: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column.
+
+    Attributes:
+        least: width down to which it may be cut; 0 never cuts it.
+        drop: order of leaving out when space is short, highest first; 0 stays.
+        hide_empty: left out when no row has anything in it.
+    """
+
+    title: str
+    right: bool = False
+    least: int = 0
+    drop: int = 0
+    hide_empty: bool = False
+
+
+def table(columns: Sequence[Column], rows: Sequence[Sequence[Cell | str]], terminal: Terminal, *, titles: bool = True) -> list[str]:
+    """Lines of a table with a title row, at most `terminal.width` wide. No row: the titles alone."""
+    cells = [[_cell(cell) for cell in row] for row in rows]
+    widths = _widths(columns, cells, terminal.width, titles=titles)
+    shown = [index for index, width in enumerate(widths) if width > 0]
+    lines = []
+    if titles:
+        heads = [Cell(column.title, "dim") for column in columns]
+        lines.append(_line(columns, heads, widths, shown, terminal))
+    lines.extend(_line(columns, row, widths, shown, terminal) for row in cells)
+    return lines
+
+
+def _cell(cell: Cell | str) -> Cell:
+    return Cell(clean(cell)) if isinstance(cell, str) else Cell(clean(cell.text), cell.style)
+
+
+def _widths(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], room: int, *, titles: bool) -> list[int]:
+    """Columns' widths; 0 for one that is left out."""
+    widths = []
+    for index, column in enumerate(columns):
+        widest = max((width_of(row[index].text) for row in rows), default=0)
+        hidden = column.hide_empty and widest == 0
+        widths.append(0 if hidden else max(widest, width_of(column.title) if titles else 0, 1))
+    while True:
+        over = sum(widths) + _GAP * (sum(width > 0 for width in widths) - 1) - room
+        if over <= 0:
+            return widths
+        cuttable = [index for index, column in enumerate(columns) if column.least and widths[index] > column.least]
+        if cuttable:
+            index = max(cuttable, key=lambda index: widths[index])
+            rest = sorted((widths[other] for other in cuttable if other != index), reverse=True)
+            floor = max(columns[index].least, min(rest[0], widths[index] - 1) if rest else 0)
+            widths[index] -= min(over, widths[index] - floor)
+            continue
+        droppable = [index for index, column in enumerate(columns) if column.drop and widths[index] > 0]
+        if not droppable:
+            return _cut_at_edge(widths, room)
+        widths[max(droppable, key=lambda index: columns[index].drop)] = 0
+
+
+def _cut_at_edge(widths: list[int], room: int) -> list[int]:
+    used = 0
+    for index, width in enumerate(widths):
+        if width == 0:
+            continue
+        gap = _GAP if used else 0
+        widths[index] = max(0, min(width, room - used - gap))
+        used += gap + widths[index]
+    return widths
+
+
+def _line(columns: Sequence[Column], row: Sequence[Cell], widths: Sequence[int], shown: Sequence[int], terminal: Terminal) -> str:
+    parts = []
+    for index in shown:
+        text = cut(row[index].text, widths[index])
+        pad = " " * (widths[index] - width_of(text))
+        painted = terminal.paint(text, row[index].style) if text else ""
+        last = index == shown[-1]
+        parts.append(pad + painted if columns[index].right else painted + ("" if last else pad))
+    return (" " * _GAP).join(parts).rstrip()

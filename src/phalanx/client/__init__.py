@@ -1,0 +1,1 @@
+"""The typed HTTP client that scripts and the CLI use."""

@@ -1,0 +1,235 @@
+"""The archive of a working directory that travels with a job: .gitignore obeyed, the same bytes for the same files.
+
+Called where the nodes do not see the submitter's files, or by `--copy`. Reads the folder, writes one temporary file; sends nothing.
+Owner, times and the umask's doing are left out, so that equal folders have equal SHA-256 and travel once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Final
+
+from phalanx.core.errors import BadFile, TooLarge
+from phalanx.core.units import format_bytes
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
+
+COPY_BYTES_MAX: Final = 100_000_000  # DESIGN 2: code travels, data does not
+_FILES_MAX: Final = 100_000  # a copy of this many files is somebody's environment or data
+_NAMED: Final = 5  # largest files named in a refusal
+_PARENTS_MAX: Final = 64  # how far up a repository's root is looked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """An archive on disk, open for reading from its start. `left_out`: what was not taken though nothing ignores it, with why."""
+
+    file: IO[bytes]
+    sha256: str
+    bytes: int
+    files: int
+    left_out: tuple[str, ...] = ()
+
+    def close(self) -> None:
+        """Remove the archive; it has no name."""
+        self.file.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    name: str  # relative to the folder, "/" between parts
+    path: str
+    found: os.stat_result
+
+
+def pack(folder: str, *, limit_bytes: int = COPY_BYTES_MAX) -> Packed:
+    """The archive of `folder`. The caller closes it.
+
+    Raises:
+        BadFile: the folder is missing, or a file in it cannot be read.
+        TooLarge: the files are over `limit_bytes` together; names the largest.
+    """
+    root = os.path.abspath(folder)
+    if not os.path.isdir(root):
+        raise BadFile(f"{folder}: no such folder", hint="give the folder to copy by --workdir")
+    left_out: list[str] = []
+    entries = sorted(_walk(root, left_out), key=lambda entry: os.fsencode(entry.name))
+    _check_size(entries, folder, limit_bytes)
+    file = tempfile.TemporaryFile(prefix="phalanx-copy-")  # noqa: SIM115  # handed to the caller, who closes it
+    try:
+        digest = _write(entries, file)
+    except BaseException:
+        file.close()
+        raise
+    size = file.tell()
+    file.seek(0)
+    regular = sum(stat.S_ISREG(entry.found.st_mode) for entry in entries)
+    return Packed(file=file, sha256=digest, bytes=size, files=regular, left_out=tuple(left_out))
+
+
+# ---- what belongs to it ---------------------------------------------------------------------------------------------
+
+
+def _walk(root: str, left_out: list[str]) -> Iterator[_Entry]:
+    """Every folder, file and safe link that nothing ignores, parents first. Depth by a list, not by recursion."""
+    waiting = [("", _rules_above(root))]
+    while waiting:
+        inside, rules = waiting.pop()
+        own = _rules_in(os.path.join(root, inside), "")
+        here = [*rules, *([(inside, own)] if own is not None else [])]
+        for item in _listed(os.path.join(root, inside)):
+            name = f"{inside}/{item.name}" if inside else item.name
+            found = item.stat(follow_symlinks=False)
+            folder = stat.S_ISDIR(found.st_mode)
+            if item.name == ".git" or _ignored(name, here, folder=folder):
+                continue
+            if why := _unfit(root, name, found):
+                left_out.append(f"{name} ({why})")
+                continue
+            yield _Entry(name=name, path=item.path, found=found)
+            if folder:
+                waiting.append((name, here))
+
+
+def _listed(path: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(path) as found:
+            return list(found)
+    except OSError as error:
+        raise BadFile(f"{path}: cannot be read: {os.strerror(error.errno or 0)}", hint="mend it, or name it in .gitignore") from None
+
+
+def _unfit(root: str, name: str, found: os.stat_result) -> str:
+    """Why an entry cannot travel, or nothing."""
+    if stat.S_ISLNK(found.st_mode):
+        target = os.readlink(os.path.join(root, name))
+        # Judged by its words: what it leads to here says nothing about the node.
+        inside = os.path.normpath(os.path.join(os.path.dirname(name), target))
+        if os.path.isabs(target) or inside == ".." or inside.startswith("../"):
+            return f"a link that leads outside, to {target}"
+        return ""
+    return "" if stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode) else "neither file, folder nor link"
+
+
+# ---- .gitignore -----------------------------------------------------------------------------------------------------
+
+_Rules = list[tuple[str, "GitIgnoreSpec"]]  # (folder relative to the root; "../" steps above it as "^n", its rules), outermost first
+
+
+def _ignored(name: str, rules: _Rules, *, folder: bool) -> bool:
+    """As git decides: the innermost file that says anything about a path wins, in it the last line."""
+    for base, spec in reversed(rules):
+        relative = base[1:] + name if base.startswith("^") else name[len(base) :].lstrip("/") if base else name
+        said = spec.check_file(relative + "/" if folder else relative).include
+        if said is not None:
+            return said
+    return False
+
+
+def _rules_above(root: str) -> _Rules:
+    """Rules of the repository that `root` lies in, from its top down to above `root`; none where it lies in no repository."""
+    above: list[str] = []
+    path = root
+    for _ in range(_PARENTS_MAX):
+        if os.path.exists(os.path.join(path, ".git")):
+            break
+        path, last = os.path.dirname(path), path
+        if path == last:
+            return []
+        above.append(path)
+    else:
+        return []
+    rules: _Rules = []
+    exclude = _rules_in(path, ".git/info/exclude")
+    if exclude is not None:
+        rules.append(("^" + _below(path, root), exclude))
+    for folder in reversed(above):
+        spec = _rules_in(folder, "")
+        if spec is not None:
+            rules.append(("^" + _below(folder, root), spec))
+    return rules
+
+
+def _below(folder: str, root: str) -> str:
+    relative = os.path.relpath(root, folder)
+    return "" if relative == "." else relative + "/"
+
+
+def _rules_in(folder: str, name: str) -> GitIgnoreSpec | None:
+    from pathspec import GitIgnoreSpec
+
+    path = os.path.join(folder, name or ".gitignore")
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return GitIgnoreSpec.from_lines(file.read(1 << 20).splitlines())
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise BadFile(f"{path}: cannot be understood: {error}") from None
+
+
+# ---- the archive ----------------------------------------------------------------------------------------------------
+
+
+def _check_size(entries: list[_Entry], folder: str, limit_bytes: int) -> None:
+    files = [entry for entry in entries if stat.S_ISREG(entry.found.st_mode)]
+    total = sum(entry.found.st_size for entry in files)
+    hint = "name what need not travel in .gitignore, or run where the nodes see the folder"
+    if total > limit_bytes:
+        largest = sorted(files, key=lambda entry: (-entry.found.st_size, entry.name))[:_NAMED]
+        named = ", ".join(f"{entry.name} ({format_bytes(entry.found.st_size)})" for entry in largest)
+        raise TooLarge(f"{folder}: a copy of {format_bytes(total)} is over {format_bytes(limit_bytes)}; the largest: {named}", hint=hint)
+    if len(entries) > _FILES_MAX:
+        raise TooLarge(f"{folder}: a copy of {len(entries)} files is over {_FILES_MAX}", hint=hint)
+
+
+def _write(entries: list[_Entry], file: IO[bytes]) -> str:
+    hashing = _Hashing(file)
+    # PAX: the one format with long names, any encoding and a stable form.
+    with tarfile.open(fileobj=hashing, mode="w|", format=tarfile.PAX_FORMAT) as archive:
+        for entry in entries:
+            _add(archive, entry)
+    return hashing.hexdigest()
+
+
+def _add(archive: tarfile.TarFile, entry: _Entry) -> None:
+    member = tarfile.TarInfo(entry.name)
+    mode = entry.found.st_mode
+    member.mode = 0o755 if stat.S_ISDIR(mode) or mode & stat.S_IXUSR else 0o644
+    if stat.S_ISLNK(mode):
+        member.type, member.linkname, member.mode = tarfile.SYMTYPE, os.readlink(entry.path), 0o777
+        archive.addfile(member)
+    elif stat.S_ISDIR(mode):
+        member.type = tarfile.DIRTYPE
+        archive.addfile(member)
+    else:
+        member.size = entry.found.st_size
+        try:
+            # O_NOFOLLOW: the file may have become a link since it was listed.
+            with open(os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as source:
+                archive.addfile(member, source)
+        except OSError as error:
+            why = os.strerror(error.errno) if error.errno else "it became shorter while it was copied"
+            raise BadFile(f"{entry.path}: cannot be copied: {why}", hint="mend it, or name it in .gitignore") from None
+
+
+class _Hashing:
+    """A file to write that keeps the SHA-256 of what went through."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._sha256 = hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        self._sha256.update(data)
+        return self._file.write(data)
+
+    def hexdigest(self) -> str:
+        return self._sha256.hexdigest()

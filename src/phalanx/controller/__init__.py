@@ -1,0 +1,1 @@
+"""The head's loop: step(now, inbox) -> outbox, synchronous and without input or output of its own."""

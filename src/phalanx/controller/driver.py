@@ -1,0 +1,182 @@
+"""The thin shell around the controller: one thread that collects, steps, commits, and only then answers and commands.
+
+Everything that queued up while the last commit was being fsynced goes into the next one: that is the group commit.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Final
+
+from phalanx.controller.controller import Controller
+from phalanx.controller.leases import LeaseBook
+from phalanx.controller.mailboxes import Mailboxes
+from phalanx.controller.outbox import Answer, Now, Outbox
+from phalanx.controller.telemetry import Telemetry
+from phalanx.core.errors import PhalanxError, TryLater
+from phalanx.core.ids import JobId
+from phalanx.core.state.events import Event, Report, Request
+from phalanx.core.state.plan import Waiting
+from phalanx.ports.clock import Clock
+from phalanx.ports.engine import Engine
+from phalanx.ports.store import Batch, Store, StoreRefused
+
+INBOX_MAX: Final = 50_000  # letters waiting; past that requests are told to come back
+STEP_EVENTS_MAX: Final = 4096  # in one step, so that answers do not wait for the whole queue
+OBSERVE_EVERY_S: Final = 0.1  # how late an engine's word of a death may be heard
+_log = logging.getLogger("phalanx.controller")
+
+
+@dataclass(slots=True)
+class _Letter:
+    """Events and where their answers go. `again`: heard anew after a refused commit, since nobody else would repeat it."""
+
+    events: Sequence[Event]
+    future: Future[list[Answer | PhalanxError]]
+    again: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Driver:
+    """Runs a controller. Thread-safe: `request` and `report` may be called from anywhere.
+
+    Attributes:
+        head_id: this life of the head; supervisors say hello again when it changes.
+    """
+
+    controller: Controller
+    store: Store
+    mailboxes: Mailboxes
+    telemetry: Telemetry
+    clock: Clock
+    head_id: str
+    engines: Sequence[Engine] = ()
+    _inbox: deque[_Letter] = field(default_factory=deque)
+    _wake: threading.Condition = field(default_factory=threading.Condition)
+    _stopping: bool = False
+    _thread: threading.Thread | None = None
+
+    @property
+    def leases(self) -> LeaseBook:
+        """The leases, renewed from the API's thread."""
+        return self.controller.leases
+
+    @property
+    def waits(self) -> dict[JobId, Waiting]:
+        """Why each pending job waits, as of the newest cycle."""
+        return self.controller.waits
+
+    @property
+    def stats(self) -> dict[str, float]:
+        """Counters of the loop."""
+        return self.controller.stats
+
+    def start(self, *, leases_until_s: float = 0.0) -> None:
+        """Take over the loaded world and begin to turn. `leases_until_s` as in `Controller.begin`."""
+        self.controller.begin(self._now(), leases_until_s=leases_until_s)
+        self._thread = threading.Thread(target=self._run, name="controller", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the step under way and end; what waits is told to try later."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread is not None:
+            self._thread.join(timeout=30.0)
+
+    def request(self, event: Request) -> Future[Answer]:
+        """Ask for something; the future holds the answer once it is durable, or the refusal."""
+        answer: Future[Answer] = Future()
+
+        def hand_over(done: Future[list[Answer | PhalanxError]]) -> None:
+            error = done.exception()
+            result = error if error is not None else done.result()[0]
+            if isinstance(result, BaseException):
+                answer.set_exception(result)
+            else:
+                answer.set_result(result)
+
+        self._post([event]).add_done_callback(hand_over)
+        return answer
+
+    def report(self, reports: Sequence[Report]) -> Future[list[Answer | PhalanxError]]:
+        """Hand over what supervisors said; the future ends once all of it is durable."""
+        return self._post(reports)
+
+    def _post(self, events: Sequence[Event]) -> Future[list[Answer | PhalanxError]]:
+        future: Future[list[Answer | PhalanxError]] = Future()
+        with self._wake:
+            if self._stopping or len(self._inbox) >= INBOX_MAX:
+                why = "the head is stopping" if self._stopping else f"{INBOX_MAX} requests wait already"
+                future.set_exception(TryLater(why, hint="try again in a moment"))
+                return future
+            self._inbox.append(_Letter(events=events, future=future))
+            self._wake.notify()
+        return future
+
+    # ---- the thread ---------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        wake_in_s = 0.0
+        while True:
+            letters = self._collect(wake_in_s)
+            if letters is None:
+                break
+            wake_in_s = self._turn(letters)
+        for letter in self._inbox:
+            letter.future.set_exception(TryLater("the head stopped", hint="try again once it is back"))
+
+    def _collect(self, wake_in_s: float) -> list[_Letter] | None:
+        with self._wake:
+            if not self._inbox and not self._stopping:
+                self._wake.wait(min(wake_in_s, OBSERVE_EVERY_S) if self.engines else wake_in_s)
+            if self._stopping:
+                return None
+            letters: list[_Letter] = []
+            events = 0
+            while self._inbox and events < STEP_EVENTS_MAX:
+                letters.append(self._inbox.popleft())
+                events += len(letters[-1].events)
+        deaths = [death for engine in self.engines for death in engine.observe()]
+        if deaths:
+            letters.append(_Letter(events=deaths, future=Future(), again=True))
+        return letters
+
+    def _turn(self, letters: list[_Letter]) -> float:
+        now = self._now()
+        outbox = self.controller.step(now, [event for letter in letters for event in letter.events])
+        try:
+            if not outbox.change.empty:
+                self.store.commit(_batch(outbox))
+        except StoreRefused as error:
+            self.controller.refused(outbox)
+            _log.error("commit refused: %s", error)
+            for letter in letters:
+                if letter.again:
+                    self._inbox.append(letter)
+                else:
+                    letter.future.set_exception(error)
+            return 0.5  # deaths and leases are judged again then; requests are the caller's to repeat
+        self.controller.committed(outbox, now)
+        for command in outbox.commands:
+            self.mailboxes.post(command.node_id, command)
+        answers = iter(outbox.answers)
+        for letter in letters:
+            letter.future.set_result([next(answers) for _ in letter.events])
+        return outbox.wake_in_s
+
+    def _now(self) -> Now:
+        return Now(wall_s=self.clock.now_s(), boot_s=self.clock.boottime_s())
+
+
+def _batch(outbox: Outbox) -> Batch:
+    change = outbox.change
+    return Batch(
+        records=change.records, removed_nodes=[node.id for node in change.removed], story=change.story, epochs=change.epochs
+    )

@@ -1,0 +1,135 @@
+"""Leases of supervisors: kept in memory, answered without the store, judged by the controller.
+
+The API's thread renews, the controller's thread lets leases end; both go through one guard, so that a renewal is either before the end
+or refused. The head counts from when it answered, plus a margin; the supervisor counts from when it asked: the head is always the later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Final
+
+from phalanx.core.errors import Conflict
+from phalanx.core.ids import Epoch, JobId, NodeId, SupervisorId
+
+LEASE_DEFAULT_S: Final = 6.0  # with 4 renewals in it, a silent node is declared dead within 8 s: half of the 15 s promised
+RENEWALS_PER_LEASE: Final = 4
+RENEWALS_PER_S_MAX: Final = 200.0  # of the whole fleet; past that the interval grows with the fleet
+MARGIN_S: Final = 1.0  # for the answer's way and for clocks that tick apart
+
+
+class SayHello(Conflict):
+    """The head does not know this supervisor (any more); it must present itself."""
+
+    code = "say_hello"
+    retry_helps = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewal:
+    """The answer to one renewal."""
+
+    lease_s: float
+    renew_in_s: float
+    superseded: list[tuple[JobId, Epoch]]
+
+
+@dataclass(slots=True)
+class _Lease:
+    supervisor_id: SupervisorId
+    ends_s: float
+    over: bool = False
+    current: dict[JobId, Epoch] = field(default_factory=dict)
+    renewed_long: bool = False
+
+
+@dataclass(slots=True)
+class LeaseBook:
+    """One lease per node. Times are seconds of CLOCK_BOOTTIME, passed in."""
+
+    lease_s: float = LEASE_DEFAULT_S
+    guard: AbstractContextManager[object] = field(default_factory=nullcontext)
+    _leases: dict[NodeId, _Lease] = field(default_factory=dict)
+    _long_s: float | None = None
+
+    @property
+    def terms(self) -> tuple[float, float]:
+        """Lease and renewal interval for the fleet's present size, in seconds."""
+        interval = max(self.lease_s / RENEWALS_PER_LEASE, len(self._leases) / RENEWALS_PER_S_MAX)
+        lease = interval * RENEWALS_PER_LEASE
+        return (lease if self._long_s is None else max(lease, self._long_s)), interval
+
+    def grant(self, node_id: NodeId, supervisor_id: SupervisorId, now_s: float, *, until_s: float = 0.0) -> None:
+        """Begin a lease: at hello, and for every node believed up when a head starts; it ends no sooner than `until_s`."""
+        with self.guard:
+            ends_s = max(now_s + self.terms[0] + MARGIN_S, until_s)
+            self._leases[node_id] = _Lease(supervisor_id=supervisor_id, ends_s=ends_s)
+
+    def renew(
+        self,
+        node_id: NodeId,
+        supervisor_id: SupervisorId,
+        epochs: list[tuple[JobId, Epoch]],
+        now_s: float,
+        *,
+        held_s: float = 0.0,
+    ) -> Renewal:
+        """Renew, and name what the supervisor carries that no longer counts.
+
+        Args:
+            held_s: how long the lease that the supervisor holds still lasts. A long one (from a planned stop) is only believed over
+                once the supervisor has shown that it took the shorter one: an answer may be lost.
+
+        Raises:
+            SayHello: another supervisor, or none, holds this node's lease, or it is over.
+        """
+        with self.guard:
+            lease = self._leases.get(node_id)
+            if lease is None or lease.over or lease.supervisor_id != supervisor_id:
+                raise SayHello(f"supervisor {supervisor_id} holds no lease for {node_id}", hint="say hello again")
+            lease_s, renew_in_s = self.terms
+            lease.ends_s = now_s + max(lease_s, held_s) + MARGIN_S
+            lease.renewed_long = self._long_s is not None
+            superseded = [(job, epoch) for job, epoch in epochs if lease.current.get(job) != epoch]
+        return Renewal(lease_s=lease_s, renew_in_s=renew_in_s, superseded=superseded)
+
+    def set_current(self, node_id: NodeId, job_id: JobId, epoch: Epoch | None) -> None:
+        """Say which epoch of a job counts on a node; None: none does."""
+        with self.guard:
+            lease = self._leases.get(node_id)
+            if lease is None:
+                return
+            if epoch is None:
+                lease.current.pop(job_id, None)
+            else:
+                lease.current[job_id] = epoch
+
+    def close_ended(self, now_s: float) -> list[NodeId]:
+        """Nodes whose lease is over; from now on their renewals are refused. Named again until `drop` confirms."""
+        with self.guard:
+            for lease in self._leases.values():
+                lease.over = lease.over or lease.ends_s <= now_s
+            return sorted(node_id for node_id, lease in self._leases.items() if lease.over)
+
+    def drop(self, node_ids: Iterable[NodeId]) -> None:
+        """Forget leases: the loss of these nodes is committed."""
+        with self.guard:
+            for node_id in node_ids:
+                self._leases.pop(node_id, None)
+
+    def next_end_s(self) -> float | None:
+        """When the first lease would end; None without leases."""
+        with self.guard:
+            return min((lease.ends_s for lease in self._leases.values()), default=None)
+
+    def lengthen(self, lease_s: float) -> None:
+        """A planned stop: every renewal from now on is granted `lease_s`."""
+        with self.guard:
+            self._long_s = lease_s
+
+    def all_lengthened(self) -> bool:
+        """Whether every supervisor holds a long lease."""
+        with self.guard:
+            return all(lease.renewed_long or lease.over for lease in self._leases.values())

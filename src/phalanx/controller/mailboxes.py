@@ -1,0 +1,93 @@
+"""Commands on their way to supervisors: one ordered, bounded box for each node, in memory.
+
+The controller's thread posts, the API's threads take. Nothing here is durable: a command may be lost with the head, and the
+lifecycle asks again when a supervisor says hello. Sequence numbers start anew with each life of the head (`CommandsReply.head_id`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
+
+from phalanx.core.ids import NodeId
+from phalanx.core.state.commands import Command
+from phalanx.wire.supervisor import Framed, OpenExec, frame
+
+BOX_COMMANDS_MAX: Final = 10_000  # a node holds some hundred tasks at most; more means that nobody empties the box
+TAKE_COMMANDS_MAX: Final = 500  # bounds one reply; the rest comes with the next long poll, at once
+
+
+@dataclass(slots=True)
+class _Box:
+    last: int = 0
+    waiting: deque[tuple[int, Command | OpenExec]] = field(default_factory=deque)
+    listeners: dict[int, Callable[[], None]] = field(default_factory=dict)
+
+
+class Mailboxes:
+    """All boxes. Every method may be called from any thread; `wake` callbacks run on the poster's thread and must not block."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._boxes: dict[NodeId, _Box] = {}
+        self._next_listener = 0
+
+    def post(self, node_id: NodeId, command: Command | OpenExec) -> None:
+        """Put a command into the node's box and wake who waits for it. A full box loses its oldest command."""
+        with self._lock:
+            box = self._boxes.setdefault(node_id, _Box())
+            box.last += 1
+            box.waiting.append((box.last, command))
+            if len(box.waiting) > BOX_COMMANDS_MAX:
+                box.waiting.popleft()
+            listeners = tuple(box.listeners.values())
+        for wake in listeners:
+            wake()
+
+    def take(self, node_id: NodeId, after: int) -> tuple[list[Framed], int]:
+        """Commands with seq > `after`, in order, and the seq to ask after next; those up to `after` are dropped.
+
+        A box never posted to is empty at 0. An `after` from another life of the head (past the last seq) takes nothing and drops nothing.
+        """
+        with self._lock:
+            box = self._boxes.get(node_id)
+            if box is None:
+                return [], 0
+            if after > box.last:
+                return [], box.last
+            while box.waiting and box.waiting[0][0] <= after:
+                box.waiting.popleft()
+            taken = list(islice(box.waiting, TAKE_COMMANDS_MAX))
+            last = taken[-1][0] if taken else box.last
+        # Encoded by the taker: a gang of a thousand nodes must not cost the controller a thousand encodings of it.
+        return [frame(seq, command) for seq, command in taken], last
+
+    def listen(self, node_id: NodeId, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call `wake` at every post to this node until the function returned here is called; that one is harmless twice."""
+        with self._lock:
+            self._next_listener += 1
+            number = self._next_listener
+            box = self._boxes.setdefault(node_id, _Box())
+            box.listeners[number] = wake
+
+        def stop() -> None:
+            with self._lock:
+                box.listeners.pop(number, None)
+
+        return stop
+
+    def reset(self, node_id: NodeId) -> int:
+        """Drop everything older than now, for a supervisor that says hello; answers the last seq. Listeners stay."""
+        with self._lock:
+            box = self._boxes.setdefault(node_id, _Box())
+            box.waiting.clear()
+            return box.last
+
+    def waiting(self) -> dict[NodeId, int]:
+        """How many commands wait for each node, for metrics; nodes with none are left out."""
+        with self._lock:
+            return {node_id: len(box.waiting) for node_id, box in self._boxes.items() if box.waiting}

@@ -1,0 +1,78 @@
+"""What supervisors and engines say, turned into changes of the world."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from phalanx.controller.turn import Turn
+from phalanx.core.fleet.node import Node, NodeState
+from phalanx.core.ids import NodeId
+from phalanx.core.lifecycle.happenings import MemberLost, Remind
+from phalanx.core.state.events import Hello, NodeDead, Report
+from phalanx.core.work.attempt import MemberState
+
+
+def hear(turn: Turn, report: Report) -> None:
+    """Apply one report. Late and repeated ones change nothing."""
+    match report:
+        case Hello():
+            _hello(turn, report)
+        case NodeDead():
+            _dead(turn, report)
+        case _:
+            turn.happen(report.job_id, report)
+
+
+def lose_node(turn: Turn, node_id: NodeId, why: str) -> None:
+    """The node is gone for good or for now: mark it DOWN and take its part out of every gang."""
+    node = turn.world.nodes.get(node_id)
+    if node is None or node.state is NodeState.DOWN:
+        return
+    turn.change.put(
+        replace(node, state=NodeState.DOWN, down_cause=why, changed_s=turn.now.wall_s, failures=node.failures + 1)
+    )
+    turn.tell("node_down", f"{node_id} is down: {why}", node_id=node_id)
+    for attempt in turn.world.attempts_on(node_id):
+        turn.happen(attempt.job_id, MemberLost(node_id=node_id, why=why))
+    turn.freed = True
+
+
+def _hello(turn: Turn, hello: Hello) -> None:
+    node_id = hello.node.id
+    known = turn.world.nodes.get(node_id)
+    if known is not None and known.supervisor_id not in (None, hello.supervisor_id):
+        for attempt in turn.world.attempts_on(node_id):
+            turn.happen(attempt.job_id, MemberLost(node_id=node_id, why="its supervisor was replaced"))
+    fresh = _merged(known, hello, turn.now.wall_s)
+    if known is None or replace(known, changed_s=0.0) != replace(fresh, changed_s=0.0):
+        turn.change.put(fresh)
+    if known is None or known.state is not NodeState.UP:
+        gpus = f"{len(fresh.devices)} {'virtual devices' if fresh.virtual else 'GPUs'}"
+        turn.tell("node_up", f"{node_id} is up with {gpus}", node_id=node_id)
+        turn.freed = True
+    carried = {(job_id, epoch) for job_id, epoch, _ in hello.carries}
+    for attempt in turn.world.attempts_on(node_id):
+        member = next(m for m in attempt.members if m.node_id == node_id)
+        if member.state is MemberState.STARTED and (attempt.job_id, attempt.epoch) not in carried:
+            continue  # its end is among the events the supervisor still has to send
+        turn.happen(attempt.job_id, Remind(node_id=node_id))
+
+
+def _merged(known: Node | None, hello: Hello, now_s: float) -> Node:
+    """The node as it presents itself, with what the head alone knows of it."""
+    if known is None:
+        return replace(hello.node, state=NodeState.UP, supervisor_id=hello.supervisor_id, joined_s=now_s, changed_s=now_s)
+    return replace(
+        hello.node, state=NodeState.UP, supervisor_id=hello.supervisor_id, cordon=known.cordon, joined_s=known.joined_s,
+        failures=known.failures, changed_s=now_s, labels={**known.labels, **hello.node.labels}, down_cause="",
+    )  # fmt: skip
+
+
+def _dead(turn: Turn, dead: NodeDead) -> None:
+    node = turn.world.nodes.get(dead.node_id)
+    if node is None or (dead.supervisor_id is not None and node.supervisor_id != dead.supervisor_id):
+        return
+    if dead.confirmed:
+        lose_node(turn, dead.node_id, dead.why)
+    else:
+        turn.tell("node_silent", f"{dead.node_id}: {dead.why}; its lease decides", node_id=dead.node_id)

@@ -1,0 +1,202 @@
+"""What the head knows live and never needs again: newest device samples, and how far each job's training is.
+
+The API's supervisor routes put in, views and metrics read, the controller gets a sparse `Progressed` for its budgets. In memory,
+bounded, thread safe; a restarted head fills it again within a few seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from phalanx.core.ids import Epoch, Generation, JobId, NodeId
+from phalanx.core.state.events import Progressed
+from phalanx.wire.api import Progress
+from phalanx.wire.rank import REPORT_BYTES_MAX, ReportKind
+from phalanx.wire.supervisor import DeviceSample, SamplesRequest
+
+NodeSamples = SamplesRequest
+
+JOBS_MAX: Final = 20_000  # jobs with progress in memory, least lately reporting out first; some 20 MB when full
+NODES_MAX: Final = 50_000  # four times the largest fleet of DESIGN 6
+RATE_STEPS: Final = 20  # steps that a rate is taken over: smooth, and honest again soon after a stall
+PROGRESSED_EVERY_S: Final = 2.0  # at most one event per job and this span: 10,000 jobs stay under 5,000 events a second
+
+
+@dataclass(slots=True)
+class _Track:
+    """One job's reports so far. `steps` are the newest of this generation: (begin_ns, end_ns, tokens)."""
+
+    epoch: Epoch
+    generation: Generation
+    torn: bytes = b""
+    steps: deque[tuple[int, int, int | None]] = field(default_factory=lambda: deque(maxlen=RATE_STEPS))
+    step: int | None = None
+    at_s: float = 0.0
+    loss: float | None = None
+    steps_total: int | None = None
+    checkpoint_step: int | None = None
+    saving: bool = False
+    told_at_s: float = -math.inf
+
+
+class Telemetry:
+    """Newest samples and progress."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._samples: OrderedDict[NodeId, SamplesRequest] = OrderedDict()
+        self._tracks: OrderedDict[JobId, _Track] = OrderedDict()
+        self._nodes_of: dict[JobId, frozenset[NodeId]] = {}
+
+    def samples(self, request: SamplesRequest) -> None:
+        """Keep a node's newest samples in place of its older ones."""
+        with self._lock:
+            before = self._samples.pop(request.node_id, None)
+            if before is not None:
+                self._index(before, present=False)
+            self._samples[request.node_id] = request
+            self._index(request, present=True)
+            if len(self._samples) > NODES_MAX:
+                self._index(self._samples.popitem(last=False)[1], present=False)
+
+    def steps(self, job_id: JobId, epoch: Epoch, node_rank: int, data: bytes) -> list[Progressed]:
+        """Read new bytes of a `steps-<node rank>` stream, in the order written, and answer what the controller should hear.
+
+        Only node rank 0 counts, as rank 0 sits there. A line torn at the end waits for its rest; one that is no report is passed over.
+        """
+        if node_rank != 0:
+            return []
+        with self._lock:
+            track = self._tracks.get(job_id)
+            if track is not None and epoch < track.epoch:
+                return []
+            if track is None or epoch > track.epoch:
+                track = _Track(epoch=epoch, generation=Generation(0), steps_total=track.steps_total if track else None)
+                self._tracks[job_id] = track
+                if len(self._tracks) > JOBS_MAX:
+                    self._tracks.popitem(last=False)
+            self._tracks.move_to_end(job_id)
+            *lines, torn = (track.torn + data).split(b"\n")
+            track.torn = torn if len(torn) <= REPORT_BYTES_MAX else b""
+            told = (_read(job_id, track, report) for line in lines if (report := _parse(line)) is not None)
+            return [event for event in told if event is not None]
+
+    def progress(self, job_id: JobId) -> Progress | None:
+        """How far the job is, or None before its first step under this head."""
+        with self._lock:
+            track = self._tracks.get(job_id)
+            if track is None or track.step is None:
+                return None
+            step_s, tokens_per_s = _rates(track)
+            return Progress(
+                epoch=track.epoch, generation=track.generation, step=track.step, at_s=track.at_s, steps_total=track.steps_total,
+                loss=track.loss, tokens_per_s=tokens_per_s, step_s=step_s, saving=track.saving,
+                checkpoint_step=track.checkpoint_step,
+            )  # fmt: skip
+
+    def devices(self, node_id: NodeId) -> NodeSamples | None:
+        """The node's newest samples, or None if it sent none under this head."""
+        with self._lock:
+            return self._samples.get(node_id)
+
+    def utilization(self, job_id: JobId) -> float | None:
+        """Mean over the devices that say they work for the job, 0..1; None if none does or none tells."""
+        with self._lock:
+            nodes = [self._samples[node_id] for node_id in self._nodes_of.get(job_id, ()) if node_id in self._samples]
+        busy = [
+            device.utilization
+            for node in nodes
+            for device in node.devices
+            if device.job_id == job_id and device.utilization is not None
+        ]
+        return sum(busy) / len(busy) if busy else None
+
+    def forget_node(self, node_id: NodeId) -> None:
+        """Drop a node's samples: it is gone, and what it said last is no longer so."""
+        with self._lock:
+            before = self._samples.pop(node_id, None)
+            if before is not None:
+                self._index(before, present=False)
+
+    def _index(self, request: SamplesRequest, *, present: bool) -> None:
+        for job_id in _jobs_in(request.devices):
+            nodes = self._nodes_of.get(job_id, frozenset())
+            nodes = nodes | {request.node_id} if present else nodes - {request.node_id}
+            if nodes:
+                self._nodes_of[job_id] = nodes
+            else:
+                self._nodes_of.pop(job_id, None)
+
+
+def _jobs_in(devices: list[DeviceSample]) -> set[JobId]:
+    return {device.job_id for device in devices if device.job_id is not None}
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        report = json.loads(line)
+    except ValueError:
+        return None
+    return report if isinstance(report, dict) else None
+
+
+def _read(job_id: JobId, track: _Track, report: dict[str, Any]) -> Progressed | None:
+    """Take one report into the track; answers an event if the controller should hear of it."""
+    generation = report.get("generation")
+    if not isinstance(generation, int) or report.get("rank") != 0 or generation < track.generation:
+        return None
+    fresh = generation > track.generation
+    if fresh:
+        track.generation = Generation(generation)
+        track.steps.clear()
+        track.saving = False
+    match report.get("k"):
+        case ReportKind.STEP:
+            return _read_step(job_id, track, report)
+        case ReportKind.PLANNED:
+            total = report.get("steps_total")
+            track.steps_total = total if isinstance(total, int) else track.steps_total
+        case ReportKind.CHECKPOINT:
+            step = report.get("step")
+            track.saving = False
+            track.checkpoint_step = step if isinstance(step, int) else track.checkpoint_step
+        case ReportKind.CHECKPOINT_FAILED:
+            track.saving = False
+        case ReportKind.STALL:
+            # The stall of a save is reported when it begins to be written behind the training; the CHECKPOINT ends it.
+            track.saving = track.saving or report.get("cause") == "save"
+        case _:
+            pass
+    return None
+
+
+def _read_step(job_id: JobId, track: _Track, report: dict[str, Any]) -> Progressed | None:
+    step, begin_ns, end_ns, at_s = (report.get(name) for name in ("step", "begin_ns", "end_ns", "at_s"))
+    if not isinstance(step, int) or not isinstance(at_s, (int, float)):
+        return None
+    track.step, track.at_s = step, float(at_s)
+    loss, tokens = report.get("loss"), report.get("tokens")
+    # A loss of NaN is news to its user, but JSON has no word for it: absent says so too.
+    track.loss = float(loss) if isinstance(loss, (int, float)) and math.isfinite(loss) else None
+    if isinstance(begin_ns, int) and isinstance(end_ns, int) and end_ns >= begin_ns:
+        track.steps.append((begin_ns, end_ns, tokens if isinstance(tokens, int) else None))
+    if 0 <= track.at_s - track.told_at_s < PROGRESSED_EVERY_S:
+        return None
+    track.told_at_s = track.at_s
+    return Progressed(job_id=job_id, epoch=track.epoch, generation=track.generation, step=step)
+
+
+def _rates(track: _Track) -> tuple[float | None, float | None]:
+    """(seconds a step, tokens a second) over the newest steps, waits between them included; None where nothing is known."""
+    if not track.steps:
+        return None, None
+    span_s = (track.steps[-1][1] - track.steps[0][0]) / 1e9
+    if span_s <= 0:
+        return None, None
+    tokens = [count for _, _, count in track.steps if count is not None]
+    return span_s / len(track.steps), sum(tokens) / span_s if len(tokens) == len(track.steps) else None

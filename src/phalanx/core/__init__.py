@@ -1,0 +1,1 @@
+"""Pure decisions and records: no clock, disk, network, log or randomness."""

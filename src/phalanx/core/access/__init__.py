@@ -1,0 +1,1 @@
+"""Roles, routes and what each may do."""

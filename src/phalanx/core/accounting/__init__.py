@@ -1,0 +1,1 @@
+"""Spans, the goodput ledger and receipts."""

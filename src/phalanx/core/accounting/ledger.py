@@ -1,0 +1,151 @@
+"""Where the time of an attempt went: every microsecond that its devices were held falls into exactly one category.
+
+The ledger sums to the span of the attempt times its devices, exactly (invariant 18), so it counts whole microseconds; seconds as
+floats would not add up. Called by the receipt.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from phalanx.core.accounting.reports import Reports, StepRecord
+from phalanx.core.ids import Epoch
+from phalanx.core.work.attempt import Attempt, Cause
+
+
+class Category(enum.StrEnum):
+    """What held devices did.
+
+    PRODUCTIVE: steps that are part of the result. LOST: steps made again later, or never kept. SAVING: training stood still for a
+    checkpoint. RESTARTING: from the placement, or the last step before an in-place restart, to the first step; loading included.
+    IDLE: held, and none of these; the wait for a dead node's lease and for the last process to stop among it.
+    """
+
+    PRODUCTIVE = "productive"
+    LOST = "lost"
+    SAVING = "saving"
+    RESTARTING = "restarting"
+    IDLE = "idle"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """Microseconds by category; times devices where `devices` is more than one."""
+
+    productive: int = 0
+    lost: int = 0
+    saving: int = 0
+    restarting: int = 0
+    idle: int = 0
+
+    @property
+    def total(self) -> int:
+        """All categories."""
+        return self.productive + self.lost + self.saving + self.restarting + self.idle
+
+    def times(self, devices: int) -> Ledger:
+        """The same span on so many devices at once."""
+        return Ledger(**{name.value: getattr(self, name.value) * devices for name in Category})
+
+    def plus(self, other: Ledger) -> Ledger:
+        """Both together."""
+        return Ledger(**{name.value: getattr(self, name.value) + getattr(other, name.value) for name in Category})
+
+
+def sum_ledgers(ledgers: Iterable[Ledger]) -> Ledger:
+    """All of them in one."""
+    total = Ledger()
+    for ledger in ledgers:
+        total = total.plus(ledger)
+    return total
+
+
+def span_us(attempt: Attempt, *, now_s: float) -> tuple[int, int]:
+    """From the placement to the end, or to now; never backwards, whatever the clocks did."""
+    begin_us = round(attempt.placed_s * 1e6)
+    end_us = round((now_s if attempt.ended_s is None else attempt.ended_s) * 1e6)
+    return begin_us, max(begin_us, end_us)
+
+
+def step_ledger(attempt: Attempt, reports: Reports, kept: Iterable[StepRecord], *, now_s: float) -> Ledger:
+    """One device's ledger of an attempt whose job reports steps. Steps outside the span (a node's clock is off) count at its rim."""
+    begin_us, end_us = span_us(attempt, now_s=now_s)
+    marks = set(kept)
+    sums = dict.fromkeys(Category, 0)
+    gaps: dict[int, list[int]] = {}
+    at_us, generation = begin_us, None
+    for record in reports.steps:
+        start_us = min(max(record.begin_us, at_us), end_us)
+        stop_us = min(max(record.end_us, start_us), end_us)
+        if record.generation == generation:
+            gaps.setdefault(record.generation, []).append(start_us - at_us)
+        else:
+            sums[Category.RESTARTING] += start_us - at_us
+        sums[Category.PRODUCTIVE if record in marks else Category.LOST] += stop_us - start_us
+        at_us, generation = stop_us, record.generation
+    if generation is None or generation < attempt.generation:
+        sums[Category.RESTARTING] += end_us - at_us
+    else:
+        gaps.setdefault(generation, []).append(end_us - at_us)
+    for each, lengths in gaps.items():
+        saving_us = min(sum(lengths), reports.stalls_us.get(each, 0))
+        sums[Category.SAVING] += saving_us
+        sums[Category.IDLE] += sum(lengths) - saving_us
+    return Ledger(**{name.value: value for name, value in sums.items()})
+
+
+def bare_ledger(attempt: Attempt, *, kept: bool, now_s: float) -> Ledger:
+    """One device's ledger of an attempt whose job reports no steps: what its last generation ran is kept or lost as a whole.
+
+    Earlier generations ran in vain as far as anyone can tell, and all of their running time is lost.
+    """
+    begin_us, end_us = span_us(attempt, now_s=now_s)
+
+    def within(at_s: float | None, earliest_us: int) -> int:
+        return end_us if at_s is None else min(max(round(at_s * 1e6), earliest_us), end_us)
+
+    again = attempt.generation > 0 and attempt.first_running_s is not None
+    first_us = within(attempt.first_running_s if again else attempt.running_s, begin_us)
+    asked_us = within(attempt.generation_s, first_us) if again else first_us
+    running_us = within(attempt.running_s, asked_us)
+    ends_s = [each.at_s for each in attempt.exits]
+    quiet_us = within(max(ends_s), running_us) if ends_s and not attempt.live else end_us
+    return Ledger(
+        productive=quiet_us - running_us if kept else 0,
+        lost=asked_us - first_us + (0 if kept else quiet_us - running_us),
+        restarting=first_us - begin_us + running_us - asked_us,
+        idle=end_us - quiet_us,
+    )
+
+
+def attempt_ledgers(
+    attempts: Sequence[Attempt],
+    reports: Mapping[Epoch, Reports],
+    kept: Iterable[StepRecord],
+    *,
+    succeeded: bool,
+    now_s: float,
+) -> dict[Epoch, Ledger]:
+    """One device's ledger of each attempt, by epoch.
+
+    Where no attempt reported a step, the attempt that succeeded, or the one that still runs, counts as kept.
+    """
+    marks = frozenset(kept)
+    if any(each.steps for each in reports.values()):
+        empty = {attempt.epoch: Reports(epoch=attempt.epoch, stalls_us={}) for attempt in attempts}
+        return {
+            attempt.epoch: step_ledger(attempt, reports.get(attempt.epoch, empty[attempt.epoch]), marks, now_s=now_s)
+            for attempt in attempts
+        }
+    newest = max((attempt.epoch for attempt in attempts), default=None)
+    return {
+        attempt.epoch: bare_ledger(
+            attempt,
+            kept=attempt.epoch == newest
+            and (attempt.live or (succeeded and attempt.ending in (None, Cause.SUCCEEDED))),
+            now_s=now_s,
+        )
+        for attempt in attempts
+    }

@@ -1,0 +1,107 @@
+"""Which steps became part of the result: those of the newest generation back to where it resumed, and so on to the first.
+
+A generation is one life of the gang: (epoch, generation). Called by the ledger and the receipt.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from phalanx.core.accounting.reports import Reports, StepRecord
+from phalanx.core.ids import Epoch
+from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.job import Job, JobState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """Steps made, split. `kept` and `lost` share no record and hold them all, each in order of (epoch, generation, time)."""
+
+    kept: tuple[StepRecord, ...]
+    lost: tuple[StepRecord, ...]
+
+    @property
+    def redone(self) -> int:
+        """Step numbers that were made more than once."""
+        counts = Counter(record.step for record in (*self.kept, *self.lost))
+        return sum(1 for count in counts.values() if count > 1)
+
+
+def trace(job: Job, attempts: Sequence[Attempt], reports: Mapping[Epoch, Reports]) -> Lineage:
+    """Split the steps of a job into kept and lost.
+
+    Of a job that still runs, what its newest generation made counts as kept so far; of one that failed, was cancelled or waits
+    again, only what a published checkpoint holds.
+    """
+    lives: dict[tuple[Epoch, int], list[StepRecord]] = {}
+    for epoch in sorted(reports):
+        for record in reports[epoch].steps:
+            lives.setdefault((epoch, record.generation), []).append(record)
+    limit = _newest_kept(job, attempts, lives, reports)
+    kept: list[StepRecord] = []
+    taken: set[int] = set()
+    for life in sorted(lives, reverse=True):
+        records = lives[life]
+        mine = [record for record in records if (limit is None or record.step <= limit) and record.step not in taken]
+        mine = list({record.step: record for record in reversed(mine)}.values())[::-1]
+        kept.extend(mine)
+        taken.update(record.step for record in mine)
+        start = resumed_step(life[1], records, reports[life[0]])
+        limit = start if limit is None else min(limit, start)
+    marks = set(map(id, kept))
+    every = [record for life in sorted(lives) for record in lives[life]]
+    return Lineage(
+        kept=tuple(record for record in every if id(record) in marks),
+        lost=tuple(record for record in every if id(record) not in marks),
+    )
+
+
+def resumed_step(generation: int, records: Iterable[StepRecord], reports: Reports) -> int:
+    """The step a generation stood at before its first: as it reported, else one before the first it made."""
+    told = [record.step for record in reports.resumed if record.generation == generation]
+    return told[-1] if told else min(record.step for record in records) - 1
+
+
+def _newest_kept(
+    job: Job,
+    attempts: Sequence[Attempt],
+    lives: Mapping[tuple[Epoch, int], list[StepRecord]],
+    reports: Mapping[Epoch, Reports],
+) -> int | None:
+    """The highest step number that can be kept; None when all that the newest generation made is."""
+    if job.state is JobState.SUCCEEDED or not lives:
+        return None
+    newest_life = max(lives)
+    live = next((attempt for attempt in attempts if attempt.live), None)
+    if live is not None and (live.epoch, int(live.generation)) <= newest_life:
+        return None
+    if live is not None and live.resume is not None:
+        return live.resume.step
+    published = [checkpoint.step for checkpoint in job.checkpoints]
+    if live is not None:  # it has made no step yet, and what it resumes from is not verified yet
+        return max(published, default=0)
+    durable = [record.step for epoch in reports for record in reports[epoch].saved]
+    return max(published or durable, default=0)
+
+
+def overlapping(reports: Mapping[Epoch, Reports], *, one_clock: bool) -> int:
+    """Steps of an older epoch begun at or after the first step of a newer one: made by two attempts at once. It must be 0.
+
+    Args:
+        reports: those of all epochs.
+        one_clock: every node booted together, so that CLOCK_BOOTTIME compares exactly; otherwise Unix time must do.
+    """
+
+    def begun(record: StepRecord) -> int:
+        return record.begin_ns if one_clock else record.begin_us * 1000
+
+    count, newer_ns = 0, None
+    for epoch in sorted(reports, reverse=True):
+        starts = [begun(record) for record in reports[epoch].steps]
+        if newer_ns is not None:
+            count += sum(1 for start in starts if start >= newer_ns)
+        if starts:
+            newer_ns = min(starts) if newer_ns is None else min(newer_ns, *starts)
+    return count

@@ -1,0 +1,262 @@
+"""The receipt of a job: what it held, where the time went, what every attempt did and why it ended.
+
+Built from durable records alone, by the head's API and by tests. It reads no clock: `now_s` ends the spans of attempts still live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from phalanx.core.accounting.ledger import Ledger, attempt_ledgers, sum_ledgers
+from phalanx.core.accounting.lineage import Lineage, overlapping, resumed_step, trace
+from phalanx.core.accounting.reports import Reports, SavedRecord, StepRecord, read_reports
+from phalanx.core.fleet.node import Node
+from phalanx.core.ids import Epoch, JobId, NodeId
+from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.job import Job, JobState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSeconds:
+    """GPU-seconds by category (see `ledger.Category`); a job without GPUs has none. Exact to the microsecond."""
+
+    productive: float
+    lost: float
+    saving: float
+    restarting: float
+    idle: float
+    total: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeShare:
+    """One node's part of an attempt."""
+
+    node: NodeId
+    devices: tuple[int, ...]
+    first_rank: int
+    tasks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationLine:
+    """One life of the gang within an attempt. Steps and times are None for one that made no step."""
+
+    generation: int
+    resumed_from_step: int | None
+    first_step: int | None
+    last_step: int | None
+    first_step_s: float | None
+    last_step_s: float | None
+    load_s: float
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptLine:
+    """One attempt. Times are Unix seconds.
+
+    Attributes:
+        cause: why it ended; its state while it lives.
+        first_step_s, last_step_s: begin of its first step, end of its last.
+        kept_until_s: end of its last step that became part of the result; None when none did.
+        resumed_from_step: the step its first generation started from; None for a fresh start.
+    """
+
+    epoch: Epoch
+    cause: str
+    why: str
+    causes: tuple[str, ...]
+    exit_code: int | None
+    nodes: tuple[NodeShare, ...]
+    gpus: int
+    placed_s: float
+    running_s: float | None
+    ended_s: float | None
+    first_step_s: float | None
+    last_step_s: float | None
+    kept_until_s: float | None
+    first_step: int | None
+    last_step: int | None
+    resumed_from_step: int | None
+    steps: int
+    generations: tuple[GenerationLine, ...]
+    gpu_seconds: GpuSeconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """What a job cost and what came of it.
+
+    Attributes:
+        virtual: devices were slots on CPUs; the seconds are real, the GPUs are not.
+        measured_by: "steps", or "attempts" for a job that reports none: then an attempt counts as kept or lost as a whole.
+        goodput: share of the held time that became kept progress, 0 to 1; None before anything was held.
+        wall_s: from submission to the end, or to now.
+        queued_s: the part of `wall_s` in which it held nothing.
+        steps_lost: steps made that are not part of the result; `steps_redone` of them were made again.
+        overlapping_steps: steps begun by an older attempt once a newer one had begun its first. The lease and the fence keep it 0.
+    """
+
+    job_id: JobId
+    name: str
+    state: str
+    gpus: int
+    virtual: bool
+    measured_by: str
+    gpu_seconds: GpuSeconds
+    goodput: float | None
+    wall_s: float
+    queued_s: float
+    attempts: tuple[AttemptLine, ...]
+    steps_total: int | None
+    steps_kept: int
+    steps_lost: int
+    steps_redone: int
+    overlapping_steps: int
+    loss_first: float | None
+    loss_last: float | None
+    tokens_kept: int
+    checkpoints: tuple[SavedRecord, ...]
+
+
+def build_receipt(
+    job: Job,
+    attempts: Sequence[Attempt],
+    reports: Mapping[Epoch, Sequence[Mapping[str, object]]],
+    *,
+    nodes: Mapping[NodeId, Node] | None = None,
+    now_s: float,
+) -> Receipt:
+    """The receipt of `job`.
+
+    Args:
+        job: the job as it is now.
+        attempts: all of its attempts, in any order.
+        reports: what the ranks of its first node reported, by epoch (`parse_reports`).
+        nodes: the fleet; nodes that left it may be absent.
+        now_s: ends what still runs.
+    """
+    nodes = nodes or {}
+    ordered = sorted(attempts, key=lambda attempt: attempt.epoch)
+    read = {attempt.epoch: read_reports(attempt.epoch, reports.get(attempt.epoch, ())) for attempt in ordered}
+    lineage = trace(job, ordered, read)
+    spans = attempt_ledgers(ordered, read, lineage.kept, succeeded=job.state is JobState.SUCCEEDED, now_s=now_s)
+    ledger = sum_ledgers(spans[attempt.epoch].times(attempt.allocation.gpus) for attempt in ordered)
+    held = sum_ledgers(spans[attempt.epoch] for attempt in ordered)
+    weighed = ledger if ledger.total else held  # a job on CPUs alone is judged by time
+    end_s = now_s if job.ended_s is None else job.ended_s
+    wall_s = max(0.0, end_s - job.submit_s)
+    granted = [
+        nodes[grant.node_id] for attempt in ordered for grant in attempt.allocation.grants if grant.node_id in nodes
+    ]
+    losses = [record.loss for record in lineage.kept if record.loss is not None]
+    return Receipt(
+        job_id=job.id,
+        name=job.name,
+        state=job.state.value,
+        gpus=max((attempt.allocation.gpus for attempt in ordered), default=0),
+        virtual=any(node.virtual for node in granted),
+        measured_by="steps" if lineage.kept or lineage.lost else "attempts",
+        gpu_seconds=_seconds(ledger),
+        goodput=weighed.productive / weighed.total if weighed.total else None,
+        wall_s=wall_s,
+        queued_s=max(0.0, wall_s - held.total / 1e6),
+        attempts=tuple(_line(attempt, read[attempt.epoch], lineage, spans[attempt.epoch]) for attempt in ordered),
+        steps_total=max((each.steps_total for each in read.values() if each.steps_total is not None), default=None),
+        steps_kept=len(lineage.kept),
+        steps_lost=len(lineage.lost),
+        steps_redone=lineage.redone,
+        overlapping_steps=overlapping(read, one_clock=_one_clock(ordered, nodes)),
+        loss_first=_loss_first(lineage),
+        loss_last=losses[-1] if losses else None,
+        tokens_kept=sum(record.tokens or 0 for record in lineage.kept),
+        checkpoints=tuple(saved for epoch in sorted(read) for saved in read[epoch].saved),
+    )
+
+
+def _one_clock(attempts: Sequence[Attempt], nodes: Mapping[NodeId, Node]) -> bool:
+    """Whether all nodes that reported steps are known to be one machine in one boot."""
+    first = {grant.node_id for attempt in attempts for grant in attempt.allocation.grants if grant.node_rank == 0}
+    boots = {nodes[node_id].boot_id if node_id in nodes else "" for node_id in first}
+    return len(boots) == 1 and "" not in boots
+
+
+def _loss_first(lineage: Lineage) -> float | None:
+    """The loss of the very first step made, kept or not."""
+    made = sorted(
+        (*lineage.kept, *lineage.lost),
+        key=lambda record: (record.epoch, record.generation, record.begin_us, record.step),
+    )
+    return next((record.loss for record in made if record.loss is not None), None)
+
+
+def _line(attempt: Attempt, reports: Reports, lineage: Lineage, span: Ledger) -> AttemptLine:
+    steps = reports.steps
+    kept = [record for record in lineage.kept if record.epoch == attempt.epoch]
+    numbers = sorted(
+        {
+            *(record.generation for record in steps),
+            *(each.generation for each in reports.resumed),
+            int(attempt.generation),
+        }
+    )
+    generations = tuple(_generation(number, attempt, reports) for number in numbers)
+    return AttemptLine(
+        epoch=attempt.epoch,
+        cause=_cause(attempt),
+        why=attempt.why,
+        causes=tuple(cause.value for cause in attempt.causes),
+        exit_code=attempt.exit_code,
+        nodes=tuple(
+            NodeShare(node=grant.node_id, devices=grant.devices, first_rank=grant.first_rank, tasks=grant.tasks)
+            for grant in attempt.allocation.grants
+        ),
+        gpus=attempt.allocation.gpus,
+        placed_s=attempt.placed_s,
+        running_s=attempt.first_running_s if attempt.first_running_s is not None else attempt.running_s,
+        ended_s=attempt.ended_s,
+        first_step_s=steps[0].begin_us / 1e6 if steps else None,
+        last_step_s=steps[-1].end_us / 1e6 if steps else None,
+        kept_until_s=kept[-1].end_us / 1e6 if kept else None,
+        first_step=steps[0].step if steps else None,
+        last_step=steps[-1].step if steps else None,
+        resumed_from_step=generations[0].resumed_from_step,
+        steps=len(steps),
+        generations=generations,
+        gpu_seconds=_seconds(span.times(attempt.allocation.gpus)),
+    )
+
+
+def _cause(attempt: Attempt) -> str:
+    if attempt.live:
+        return attempt.state.value
+    if attempt.ending is not None:
+        return attempt.ending.value
+    return attempt.causes[-1].value if attempt.causes else attempt.state.value
+
+
+def _generation(number: int, attempt: Attempt, reports: Reports) -> GenerationLine:
+    steps: list[StepRecord] = [record for record in reports.steps if record.generation == number]
+    loads = [record.load_s for record in reports.resumed if record.generation == number]
+    resumed = resumed_step(number, steps, reports) if steps or loads else None
+    if resumed is None and number == attempt.generation and attempt.resume is not None:
+        resumed = attempt.resume.step
+    return GenerationLine(
+        generation=number,
+        resumed_from_step=resumed or None,
+        first_step=steps[0].step if steps else None,
+        last_step=steps[-1].step if steps else None,
+        first_step_s=steps[0].begin_us / 1e6 if steps else None,
+        last_step_s=steps[-1].end_us / 1e6 if steps else None,
+        load_s=loads[-1] if loads else 0.0,
+        steps=len(steps),
+    )
+
+
+def _seconds(ledger: Ledger) -> GpuSeconds:
+    return GpuSeconds(
+        productive=ledger.productive / 1e6, lost=ledger.lost / 1e6, saving=ledger.saving / 1e6, restarting=ledger.restarting / 1e6,
+        idle=ledger.idle / 1e6, total=ledger.total / 1e6,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""What exists: nodes, devices, topology."""

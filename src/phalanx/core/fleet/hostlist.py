@@ -1,0 +1,94 @@
+"""Host lists as `gpu[001-004,007]`, wherever a node is named."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from phalanx.core.errors import BadRequest
+
+_BRACKET: Final = re.compile(r"([^\[\],]*)\[([^\[\]]+)\]([^\[\],]*)")
+_HOSTS_MAX: Final = 100_000  # more than any fleet; bounds a typo like [0-999999999]
+
+
+def expand(text: str) -> tuple[str, ...]:
+    """Names in the order written, doubles dropped.
+
+    Raises:
+        BadRequest: unbalanced brackets, an empty or backward range, or more than 100,000 names.
+    """
+    names: dict[str, None] = {}
+    for word in _split(text):
+        for name in _expand_word(word.strip()):
+            names[name] = None
+            if len(names) > _HOSTS_MAX:
+                raise BadRequest(f"host list {text[:60]!r} names more than {_HOSTS_MAX} nodes")
+    if not names:
+        raise BadRequest("the host list is empty", hint="write gpu[001-004,007] or n0,n1")
+    return tuple(names)
+
+
+def _split(text: str) -> list[str]:
+    words, depth, current = [], 0, ""
+    for char in text:
+        depth += (char == "[") - (char == "]")
+        if depth not in (0, 1):
+            break
+        if char == "," and depth == 0:
+            words.append(current)
+            current = ""
+        else:
+            current += char
+    if depth != 0:
+        raise BadRequest(f"host list {text!r}: brackets do not match", hint="write gpu[001-004,007]")
+    return [word for word in [*words, current] if word.strip()]
+
+
+def _expand_word(word: str) -> list[str]:
+    match = _BRACKET.fullmatch(word)
+    if match is None:
+        if "[" in word or "]" in word:
+            raise BadRequest(f"host list word {word!r}: one bracket a name", hint="write gpu[001-004,007]")
+        return [word]
+    head, inside, tail = match.groups()
+    names: list[str] = []
+    for part in inside.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise BadRequest(f"host list word {word!r}: {part!r} is no number or range")
+        low, high = int(first), int(last) if dash else int(first)
+        if high < low or high - low >= _HOSTS_MAX:
+            raise BadRequest(f"host list word {word!r}: range {part!r} is backward or too long")
+        names.extend(f"{head}{number:0{len(first)}d}{tail}" for number in range(low, high + 1))
+    return names
+
+
+def fold(names: list[str]) -> str:
+    """The shortest such text for sorted names that differ in a trailing number: `gpu[001-004,007]`."""
+    groups: dict[tuple[str, int], list[int]] = {}
+    plain: list[str] = []
+    for name in names:
+        match = re.fullmatch(r"(.*?)(\d+)", name)
+        if match is None:
+            plain.append(name)
+        else:
+            groups.setdefault((match.group(1), len(match.group(2))), []).append(int(match.group(2)))
+    words = plain
+    for (head, width), numbers in groups.items():
+        runs = _runs(sorted(set(numbers)))
+        if len(runs) == 1 and runs[0][0] == runs[0][1]:
+            words.append(f"{head}{runs[0][0]:0{width}d}")
+        else:
+            inside = ",".join(f"{a:0{width}d}" if a == b else f"{a:0{width}d}-{b:0{width}d}" for a, b in runs)
+            words.append(f"{head}[{inside}]")
+    return ",".join(words)
+
+
+def _runs(numbers: list[int]) -> list[tuple[int, int]]:
+    runs: list[tuple[int, int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], number)
+        else:
+            runs.append((number, number))
+    return runs

@@ -1,0 +1,16 @@
+"""The names of things. Each is text under a type of its own, so that a node can never stand where a job is meant."""
+
+from __future__ import annotations
+
+from typing import NewType
+
+JobId = NewType("JobId", str)  # decimal, in submit order: "1", "2", ...
+NodeId = NewType("NodeId", str)  # the node's name, as a user types it: "n0", "gpu007"
+UserId = NewType("UserId", str)  # the user's name
+ProjectId = NewType("ProjectId", str)
+QueueId = NewType("QueueId", str)
+TokenId = NewType("TokenId", str)  # names a token without being it
+SupervisorId = NewType("SupervisorId", str)  # one life of one supervisor process
+
+Epoch = NewType("Epoch", int)  # per job, 1 for its first attempt
+Generation = NewType("Generation", int)  # in-place restarts within one epoch, 0 at first

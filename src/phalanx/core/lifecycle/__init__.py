@@ -1,0 +1,1 @@
+"""The job and attempt machine: (state, event) -> (state, commands)."""

@@ -1,0 +1,241 @@
+"""The attempt machine: (case, happening) -> outcome, as a table.
+
+Whoever calls it (the controller, live or simulated) commits the outcome's records with its story lines before any of its commands
+leaves. A happening that is not in the table for the present state changes nothing: reports come late, twice, and out of order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+from phalanx.core.ids import NodeId
+from phalanx.core.lifecycle import orders
+from phalanx.core.lifecycle.facts import Case, Facts, Outcome, line
+from phalanx.core.lifecycle.happenings import Happening, MemberLost, Remind, StartOverdue, StopWanted
+from phalanx.core.lifecycle.settle import settle
+from phalanx.core.state.events import (
+    CheckpointSaved,
+    MemberFroze,
+    MemberReady,
+    MemberRefused,
+    MemberStarted,
+    MemberStopped,
+    Progressed,
+    TaskExited,
+)  # fmt: skip
+from phalanx.core.state.story import StoryLine
+from phalanx.core.work.attempt import Attempt, AttemptState, Cause, Member, MemberState
+from phalanx.core.work.job import Job
+
+CHECKPOINTS_KEPT: Final = 2
+_S = AttemptState
+_ACCOUNTED: Final = (MemberState.STOPPED, MemberState.LOST)
+_FROM_A_NODE: Final = (MemberReady, MemberRefused, MemberStarted, TaskExited, MemberStopped, MemberFroze)
+
+
+def transition(case: Case, happening: Happening, facts: Facts) -> Outcome:
+    """The case after `happening`. Unknown pairs, and reports of another epoch or generation, change nothing."""
+    attempt = case.attempt
+    if attempt is None or not _current(attempt, happening):
+        return _same(case)
+    handler = TABLE.get((attempt.state, type(happening)))
+    return _same(case) if handler is None else handler(case, attempt, happening, facts)
+
+
+def _current(attempt: Attempt, happening: Happening) -> bool:
+    if isinstance(happening, CheckpointSaved):
+        return happening.resume.epoch == attempt.epoch
+    if isinstance(happening, Progressed):
+        return happening.epoch == attempt.epoch
+    if isinstance(happening, _FROM_A_NODE):
+        return happening.epoch == attempt.epoch and happening.generation == attempt.generation
+    return True
+
+
+def _same(case: Case) -> Outcome:
+    return Outcome(job=case.job, attempt=case.attempt)
+
+
+def _ready(case: Case, attempt: Attempt, happening: MemberReady, facts: Facts) -> Outcome:
+    rank_zero = attempt.allocation.grants[0].node_id == happening.node_id
+    attempt = _with_member(attempt, happening.node_id, MemberState.READY, port=happening.port if rank_zero else None)
+    if rank_zero:
+        attempt = replace(attempt, resume=happening.resume)
+    if any(member.state is not MemberState.READY for member in attempt.members):
+        return Outcome(job=case.job, attempt=attempt)
+    attempt = replace(attempt, state=_S.STARTING)
+    source = f", from step {attempt.resume.step}" if attempt.resume is not None else ""
+    told = line(case, facts, "starting", f"all {len(attempt.members)} nodes ready; ranks start{source}")
+    return Outcome(job=case.job, attempt=attempt, commands=orders.start(attempt), lines=(told,))
+
+
+def _refused(case: Case, attempt: Attempt, happening: MemberRefused, facts: Facts) -> Outcome:
+    attempt = _with_member(attempt, happening.node_id, MemberState.STOPPED, why=happening.why)
+    cause = Cause.FAILED if happening.charge else Cause.START_FAIL
+    told = line(case, facts, "refused", f"{happening.node_id}: {happening.why}", node_id=happening.node_id)
+    return _stopping(case, attempt, cause, f"{happening.node_id}: {happening.why}", facts, told)
+
+
+def _started(case: Case, attempt: Attempt, happening: MemberStarted, facts: Facts) -> Outcome:
+    attempt = _with_member(attempt, happening.node_id, MemberState.STARTED, unless=_ACCOUNTED)
+    if any(member.state in (MemberState.ASKED, MemberState.READY) for member in attempt.members):
+        return Outcome(job=case.job, attempt=attempt)
+    attempt = replace(
+        attempt, state=_S.RUNNING, running_s=facts.now_s, first_running_s=attempt.first_running_s or facts.now_s
+    )
+    job = case.job if case.job.started_s is not None else replace(case.job, started_s=facts.now_s)
+    told = line(case, facts, "running", f"all {attempt.allocation.world_size} ranks run")
+    return Outcome(job=job, attempt=attempt, lines=(told,))
+
+
+def _exited(case: Case, attempt: Attempt, happening: TaskExited, facts: Facts) -> Outcome:
+    exit = happening.exit
+    if any(known.rank == exit.rank for known in attempt.exits):
+        return _same(case)
+    attempt = replace(attempt, exits=(*attempt.exits, exit))
+    if not exit.failed or attempt.state is _S.STOPPING:
+        return Outcome(job=case.job, attempt=attempt)
+    how = f"signal {exit.signal}" if exit.code is None else f"exit code {exit.code}"
+    told = line(case, facts, "task_failed", f"rank {exit.rank} on {exit.node_id} ended: {how}", node_id=exit.node_id)
+    return _stopping(case, attempt, None, f"rank {exit.rank} on {exit.node_id}: {how}", facts, told)
+
+
+def _stopped(case: Case, attempt: Attempt, happening: MemberStopped, facts: Facts) -> Outcome:
+    attempt = _with_member(attempt, happening.node_id, MemberState.STOPPED, unless=(MemberState.LOST,))
+    if happening.port_in_use and attempt.ending is None:
+        told = line(case, facts, "port_in_use", f"{happening.node_id}: the rendezvous port was taken; again on another")
+        return _stopping(case, attempt, Cause.FREEZE, "rendezvous port taken", facts, told)
+    return _settle_when_whole(case, attempt, facts)
+
+
+def _froze(case: Case, attempt: Attempt, happening: MemberFroze, facts: Facts) -> Outcome:
+    if happening.thawed:
+        text = f"{happening.node_id}: ranks were frozen for {happening.frozen_s:.1f} s without a lease and go on"
+        return Outcome(job=case.job, attempt=attempt, lines=(line(case, facts, "thawed", text, node_id=happening.node_id),))
+    text = f"{happening.node_id}: frozen for {happening.frozen_s:.1f} s, longer than its collectives bear; the gang restarts, uncharged"
+    told = line(case, facts, "froze", text, node_id=happening.node_id)
+    return _stopping(case, attempt, Cause.FREEZE, text, facts, told)
+
+
+def _saved(case: Case, attempt: Attempt, happening: CheckpointSaved, facts: Facts) -> Outcome:
+    fresh = replace(happening.resume, saved_s=facts.now_s)
+    if any(kept.digest == fresh.digest and kept.path == fresh.path for kept in case.job.checkpoints):
+        return _same(case)
+    known = sorted((*case.job.checkpoints, fresh), key=lambda kept: (kept.step, kept.epoch))
+    kept, dropped = known[-CHECKPOINTS_KEPT:], known[:-CHECKPOINTS_KEPT]
+    job = _progress(replace(case.job, checkpoints=tuple(kept)), fresh.step)
+    text = f"checkpoint of step {fresh.step} published (stall {happening.stall_s:.2f} s, write {happening.write_s:.2f} s)"
+    told = line(case, facts, "checkpoint", text)
+    commands = orders.drop_checkpoints(attempt, tuple(old.path for old in dropped))
+    return Outcome(job=job, attempt=attempt, commands=commands, lines=(told,))
+
+
+def _progressed(case: Case, attempt: Attempt, happening: Progressed, facts: Facts) -> Outcome:
+    del facts
+    # A step counts as progress for the budget only once a checkpoint holds it, or if the job never saves.
+    if case.job.checkpoints:
+        return _same(case)
+    return Outcome(job=_progress(case.job, happening.step), attempt=attempt)
+
+
+def _lost(case: Case, attempt: Attempt, happening: MemberLost, facts: Facts) -> Outcome:
+    if _member(attempt, happening.node_id).state in _ACCOUNTED:
+        return _same(case)
+    attempt = _with_member(attempt, happening.node_id, MemberState.LOST, why=happening.why)
+    attempt = replace(attempt, why=f"{happening.node_id}: {happening.why}")  # a lost node explains what its peers reported before
+    told = line(case, facts, "node_lost", f"{happening.node_id} is lost: {happening.why}", node_id=happening.node_id)
+    return _stopping(case, attempt, None, f"{happening.node_id}: {happening.why}", facts, told)
+
+
+def _stop_wanted(case: Case, attempt: Attempt, happening: StopWanted, facts: Facts) -> Outcome:
+    if attempt.ending is Cause.CANCELLED or (attempt.ending is happening.cause):
+        return _same(case)
+    told = line(case, facts, "stopping", f"{happening.cause.value}: {happening.why}", by=happening.by)
+    return _stopping(case, attempt, happening.cause, happening.why, facts, told)
+
+
+def _overdue(case: Case, attempt: Attempt, happening: StartOverdue, facts: Facts) -> Outcome:
+    names = ", ".join(happening.silent)
+    text = f"{names} not ready after {happening.waited_s:.0f} s"
+    for node_id in happening.silent:
+        attempt = _with_member(attempt, node_id, _member(attempt, node_id).state, why="not ready in time")
+    return _stopping(case, attempt, Cause.START_FAIL, text, facts, line(case, facts, "overdue", text))
+
+
+def _remind(case: Case, attempt: Attempt, happening: Remind, facts: Facts) -> Outcome:
+    node_id, state = happening.node_id, _member(attempt, happening.node_id).state
+    if attempt.state is _S.STOPPING:
+        commands = orders.stop(case, attempt, only=node_id)
+    elif state is MemberState.ASKED:
+        commands = orders.prepare(case.job, attempt, facts, only=node_id)
+    elif attempt.state is _S.STARTING and state is MemberState.READY:
+        commands = orders.start(attempt, only=node_id)
+    else:
+        commands = ()
+    return Outcome(job=case.job, attempt=attempt, commands=commands)
+
+
+def _stopping(case: Case, attempt: Attempt, cause: Cause | None, why: str, facts: Facts, told: StoryLine) -> Outcome:
+    """Ask every member to stop; the first cause named stays unless a user's cancel overrides it."""
+    ending = attempt.ending
+    if ending is None or cause is Cause.CANCELLED or (ending in _OURS and cause in _USERS):
+        ending = cause
+    attempt = replace(attempt, state=_S.STOPPING, ending=ending, why=attempt.why or why)
+    outcome = Outcome(
+        job=case.job, attempt=attempt, commands=orders.stop(Case(job=case.job, attempt=attempt), attempt), lines=(told,)
+    )
+    return outcome.then(_settle_when_whole(Case(job=case.job, attempt=attempt), attempt, facts))
+
+
+def _settle_when_whole(case: Case, attempt: Attempt, facts: Facts) -> Outcome:
+    if any(member.state not in _ACCOUNTED for member in attempt.members):
+        return Outcome(job=case.job, attempt=attempt)
+    return settle(Case(job=case.job, attempt=attempt), attempt, facts)
+
+
+def _progress(job: Job, step: int) -> Job:
+    return replace(job, progress_step=step, stalls=0, avoid=()) if step > job.progress_step else job
+
+
+def _member(attempt: Attempt, node_id: NodeId) -> Member:
+    return next((m for m in attempt.members if m.node_id == node_id), Member(node_id=node_id, state=MemberState.STOPPED))
+
+
+def _with_member(
+    attempt: Attempt,
+    node_id: NodeId,
+    state: MemberState,
+    *,
+    port: int | None = None,
+    why: str = "",
+    unless: tuple[MemberState, ...] = (),
+) -> Attempt:
+    members = tuple(
+        replace(member, state=state, port=port if port is not None else member.port, why=why or member.why)
+        if member.node_id == node_id and member.state not in unless
+        else member
+        for member in attempt.members
+    )
+    return replace(attempt, members=members)
+
+
+_USERS: Final = (Cause.CANCELLED, Cause.REQUEUED, Cause.TIMEOUT, Cause.PREEMPTED, Cause.DRAINED)
+_OURS: Final = (None, Cause.FREEZE, Cause.START_FAIL)
+_ALL: Final = (_S.PLACED, _S.STARTING, _S.RUNNING, _S.STOPPING)
+Handler = Callable[[Case, Attempt, Any, Facts], Outcome]
+TABLE: Final[dict[tuple[AttemptState, type[Any]], Handler]] = {
+    (_S.PLACED, MemberReady): _ready,
+    (_S.PLACED, StartOverdue): _overdue,
+    (_S.STARTING, MemberStarted): _started,
+    **{(state, MemberRefused): _refused for state in (_S.PLACED, _S.STARTING)},
+    **{(state, TaskExited): _exited for state in (_S.STARTING, _S.RUNNING, _S.STOPPING)},
+    **{(state, MemberFroze): _froze for state in (_S.PLACED, _S.STARTING, _S.RUNNING)},
+    **{(state, MemberStopped): _stopped for state in _ALL},
+    **{(state, CheckpointSaved): _saved for state in _ALL},
+    **{(state, Progressed): _progressed for state in _ALL},
+    **{(state, MemberLost): _lost for state in _ALL},
+    **{(state, StopWanted): _stop_wanted for state in _ALL},
+    **{(state, Remind): _remind for state in _ALL},
+}

@@ -1,0 +1,67 @@
+"""What a transition may know besides the job itself, and what it answers. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from phalanx.core.ids import NodeId
+from phalanx.core.state.commands import Command
+from phalanx.core.state.story import StoryLine
+from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.job import Job
+
+NO_PROGRESS_BUDGET: Final = 5  # restarts without a new step kept; what Kubernetes' backoffLimit (6) and Ray's max_failures users set
+CRASH_GRACE_S: Final = 1.0  # peers of a dead rank hang in a collective; time for a traceback, no more
+BACKOFF_FIRST_S: Final = 2.0
+AVOID_MAX: Final = 8  # nodes remembered as bad for one job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """The surroundings of a transition.
+
+    Attributes:
+        addresses: where each node's ranks are reached.
+        mtbf_s: mean time between failures of one node; a gang of n nodes has 1/n of it.
+    """
+
+    now_s: float
+    addresses: Mapping[NodeId, str] = field(default_factory=dict)
+    checkpoint_root: str = ""
+    output_root: str = ""
+    mtbf_s: float = 1.3e7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A job and its live attempt, if it has one."""
+
+    job: Job
+    attempt: Attempt | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The case after a transition, the commands it gives, and the lines it adds to the story (their seq is given later)."""
+
+    job: Job
+    attempt: Attempt | None
+    commands: tuple[Command, ...] = ()
+    lines: tuple[StoryLine, ...] = ()
+
+    @property
+    def case(self) -> Case:
+        """The state alone; an ended attempt is no longer part of it."""
+        return Case(job=self.job, attempt=self.attempt if self.attempt is not None and self.attempt.live else None)
+
+    def then(self, later: Outcome) -> Outcome:
+        """This outcome followed by one that started from it."""
+        return replace(later, commands=self.commands + later.commands, lines=self.lines + later.lines)
+
+
+def line(case: Case, facts: Facts, kind: str, text: str, *, node_id: NodeId | None = None, by: str = "") -> StoryLine:
+    """A story line about this case, now."""
+    epoch = case.attempt.epoch if case.attempt is not None else None
+    return StoryLine(seq=0, at_s=facts.now_s, kind=kind, text=text, job_id=case.job.id, epoch=epoch, node_id=node_id, by=by)

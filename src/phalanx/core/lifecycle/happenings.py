@@ -1,0 +1,56 @@
+"""What the attempt machine reacts to beside supervisors' reports: facts that the controller derives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from phalanx.core.ids import NodeId
+from phalanx.core.state.events import (
+    CheckpointSaved,
+    MemberFroze,
+    MemberReady,
+    MemberRefused,
+    MemberStarted,
+    MemberStopped,
+    Progressed,
+    TaskExited,
+)  # fmt: skip
+from phalanx.core.work.attempt import Cause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberLost:
+    """A node of the gang is gone: it died, or its lease is over. Nothing of it runs or will ever count."""
+
+    node_id: NodeId
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopWanted:
+    """Someone wants the attempt to end: a user, the time limit, a drain, a preemption."""
+
+    cause: Cause
+    why: str
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartOverdue:
+    """The barrier was not passed in time; `silent` nodes never got ready."""
+
+    silent: tuple[NodeId, ...]
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remind:
+    """A node may have missed its command (it or the head restarted): say again what it should be doing."""
+
+    node_id: NodeId
+
+
+Happening = (
+    MemberReady | MemberRefused | MemberStarted | TaskExited | MemberStopped | MemberFroze | CheckpointSaved | Progressed
+    | MemberLost | StopWanted | StartOverdue | Remind
+)  # fmt: skip

@@ -1,0 +1,92 @@
+"""The job machine: requests of users, and the step from a plan's placement to a committed attempt."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from phalanx.core.errors import Conflict
+from phalanx.core.ids import Epoch
+from phalanx.core.lifecycle import orders
+from phalanx.core.lifecycle.attempt import transition
+from phalanx.core.lifecycle.facts import Case, Facts, Outcome, line
+from phalanx.core.lifecycle.happenings import StopWanted
+from phalanx.core.state.events import Update
+from phalanx.core.units import format_duration
+from phalanx.core.work.allocation import Allocation
+from phalanx.core.work.attempt import Attempt, Cause, Member
+from phalanx.core.work.job import Job, JobState, Reason
+
+
+def place(job: Job, allocation: Allocation, facts: Facts) -> Outcome:
+    """Commit a verified placement: the next epoch's attempt, and `Prepare` to each node."""
+    attempt = Attempt(
+        job_id=job.id, epoch=Epoch(job.epoch + 1), allocation=allocation, placed_s=facts.now_s, generation_s=facts.now_s,
+        members=tuple(Member(node_id=grant.node_id) for grant in allocation.grants),
+    )  # fmt: skip
+    job = replace(job, state=JobState.RUNNING, epoch=attempt.epoch, detail="")
+    names = ", ".join(grant.node_id for grant in allocation.grants)
+    waited = format_duration(max(0.0, facts.now_s - job.submit_s))
+    told = line(Case(job=job, attempt=attempt), facts, "placed", f"attempt {attempt.epoch} on {names} (submitted {waited} ago)")
+    return Outcome(job=job, attempt=attempt, commands=orders.prepare(job, attempt, facts), lines=(told,))
+
+
+def cancel(case: Case, by: str, why: str, facts: Facts) -> Outcome:
+    """End the job for good. A terminal job stays as it is."""
+    job = case.job
+    if job.state.terminal or job.cancelled_by:
+        return Outcome(job=job, attempt=case.attempt)
+    job = replace(job, cancelled_by=by, held=False)
+    if case.attempt is None:
+        told = line(case, facts, "cancelled", f"cancelled by {by} before it ran" if job.epoch == 0 else f"cancelled by {by}", by=by)
+        return Outcome(
+            job=replace(job, state=JobState.CANCELLED, ended_s=facts.now_s, detail=why, exit_code=143), attempt=None, lines=(told,)
+        )
+    why = why or f"cancelled by {by}"
+    return transition(Case(job=job, attempt=case.attempt), StopWanted(cause=Cause.CANCELLED, why=why, by=by), facts)
+
+
+def hold(case: Case, held: bool, by: str, facts: Facts) -> Outcome:
+    """Keep a pending job from starting, or let it go.
+
+    Raises:
+        Conflict: the job runs or is over.
+    """
+    job = case.job
+    if job.held == held:
+        return Outcome(job=job, attempt=case.attempt)
+    if job.state is not JobState.PENDING:
+        raise Conflict(f"job {job.id} is {job.state.value}; only a pending job can be {'held' if held else 'released'}",
+                       hint=f"phalanx requeue {job.id} stops it first" if held and not job.state.terminal else "")  # fmt: skip
+    told = line(case, facts, "held" if held else "released", f"{'held' if held else 'released'} by {by}", by=by)
+    return Outcome(job=replace(job, held=held, reason=Reason.HELD if held else Reason.NEW), attempt=None, lines=(told,))
+
+
+def requeue(case: Case, by: str, facts: Facts) -> Outcome:
+    """Stop the running attempt after a save and wait again.
+
+    Raises:
+        Conflict: it does not run.
+    """
+    if case.attempt is None:
+        raise Conflict(f"job {case.job.id} is {case.job.state.value} and has nothing to stop", hint="phalanx submit starts it anew")
+    return transition(case, StopWanted(cause=Cause.REQUEUED, why=f"requeued by {by}", by=by), facts)
+
+
+def update(case: Case, event: Update, facts: Facts) -> Outcome:
+    """Change what may change of a job that is not over.
+
+    Raises:
+        Conflict: the job is over, or runs and would have to move to another queue.
+    """
+    job = case.job
+    if job.state.terminal:
+        raise Conflict(f"job {job.id} is {job.state.value} and cannot change any more")
+    if event.queue is not None and job.state is not JobState.PENDING:
+        raise Conflict(f"job {job.id} runs in queue {job.queue}", hint=f"phalanx requeue {job.id} first")
+    changes = {
+        "name": event.name, "priority": event.priority, "time_limit_s": event.time_limit_s, "queue": event.queue,
+    }  # fmt: skip
+    given = {key: value for key, value in changes.items() if value is not None}
+    spec = replace(job.spec, **given)  # type: ignore[arg-type]  # the keys are JobSpec's own, of the types Update states
+    told = line(case, facts, "updated", ", ".join(f"{key} = {value}" for key, value in given.items()) or "nothing", by=event.by)
+    return Outcome(job=replace(job, spec=spec, queue=event.queue or job.queue), attempt=case.attempt, lines=(told,))

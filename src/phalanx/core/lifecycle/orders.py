@@ -1,0 +1,87 @@
+"""The commands a gang is given at each point of its life."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from phalanx.core.ids import NodeId
+from phalanx.core.lifecycle.facts import CRASH_GRACE_S, Case, Facts
+from phalanx.core.state.commands import Command, DeleteCheckpoints, Forget, Prepare, StartTasks, StopTasks
+from phalanx.core.work.attempt import Attempt, Cause, Member, MemberState
+from phalanx.core.work.job import Job
+
+_STOP_REASON: Final = {
+    Cause.CANCELLED: "cancelled",
+    Cause.PREEMPTED: "preempted",
+    Cause.REQUEUED: "preempted",
+    Cause.DRAINED: "drain",
+    Cause.TIMEOUT: "deadline",
+}
+
+
+def prepare(job: Job, attempt: Attempt, facts: Facts, *, only: NodeId | None = None) -> tuple[Command, ...]:
+    """`Prepare` for every node of the gang (or one)."""
+    spec = job.spec
+    root = spec.checkpoint or facts.checkpoint_root
+    addresses = tuple(facts.addresses.get(grant.node_id, "127.0.0.1") for grant in attempt.allocation.grants)
+    deadline_s = None if spec.time_limit_s is None else attempt.placed_s + spec.time_limit_s
+    common = Prepare(
+        node_id=NodeId(""), job_id=job.id, epoch=attempt.epoch, generation=attempt.generation, spec=spec,
+        allocation=attempt.allocation, addresses=addresses, candidates=tuple(reversed(job.checkpoints)),
+        checkpoint_dir=f"{root}/{job.id}/epoch-{attempt.epoch}", output_dir=f"{facts.output_root}/{job.id}",
+        deadline_s=deadline_s, restarts=attempt.epoch - 1 + attempt.generation,
+        mtbf_s=facts.mtbf_s / max(1, len(attempt.allocation.grants)), user=job.user,
+    )  # fmt: skip
+    return tuple(
+        replace(common, node_id=member.node_id) for member in attempt.members if only is None or member.node_id == only
+    )
+
+
+def start(attempt: Attempt, *, only: NodeId | None = None) -> tuple[Command, ...]:
+    """`StartTasks` for every node: the barrier is passed."""
+    port = next((member.port for member in attempt.members if member.port is not None), None) or 0
+    return tuple(
+        StartTasks(
+            node_id=member.node_id, job_id=attempt.job_id, epoch=attempt.epoch, generation=attempt.generation, port=port,
+            resume=attempt.resume,
+        )
+        for member in attempt.members
+        if only is None or member.node_id == only
+    )  # fmt: skip
+
+
+def stop(case: Case, attempt: Attempt, *, only: NodeId | None = None) -> tuple[Command, ...]:
+    """`StopTasks` for every node that is not accounted for yet. Nothing can be saved once a peer is gone, so its grace is short."""
+    orderly = attempt.ending in _STOP_REASON and not any(_gone(member, attempt) for member in attempt.members)
+    grace_s = case.job.spec.grace_s if orderly else min(CRASH_GRACE_S, case.job.spec.grace_s)
+    reason = _STOP_REASON.get(attempt.ending, "restart") if attempt.ending is not None else "restart"
+    return tuple(
+        StopTasks(
+            node_id=member.node_id, job_id=attempt.job_id, epoch=attempt.epoch, generation=attempt.generation,
+            reason=reason, grace_s=grace_s,
+        )
+        for member in attempt.members
+        if member.state not in (MemberState.STOPPED, MemberState.LOST) and (only is None or member.node_id == only)
+    )  # fmt: skip
+
+
+def forget(attempt: Attempt) -> tuple[Command, ...]:
+    """`Forget` for every node that can still hear it."""
+    return tuple(
+        Forget(node_id=member.node_id, job_id=attempt.job_id, epoch=attempt.epoch)
+        for member in attempt.members
+        if member.state is not MemberState.LOST
+    )
+
+
+def drop_checkpoints(attempt: Attempt, paths: tuple[str, ...]) -> tuple[Command, ...]:
+    """`DeleteCheckpoints` to node rank 0; nothing for no paths."""
+    if not paths:
+        return ()
+    return (DeleteCheckpoints(node_id=attempt.allocation.grants[0].node_id, job_id=attempt.job_id, paths=paths),)
+
+
+def _gone(member: Member, attempt: Attempt) -> bool:
+    failed = any(exit.failed and exit.node_id == member.node_id for exit in attempt.exits)
+    return member.state is MemberState.LOST or failed

@@ -1,0 +1,142 @@
+"""What happens when every member of a gang is accounted for: the cause is judged once, over all evidence, and the job goes on or ends.
+
+Judged here and not at the first failure, because the first report is often a symptom: when a node dies, its peers' collectives fail
+and exit with code 1 long before the dead node's lease is over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from phalanx.core.ids import Generation, NodeId
+from phalanx.core.lifecycle import orders
+from phalanx.core.lifecycle.facts import (
+    AVOID_MAX,
+    BACKOFF_FIRST_S,
+    NO_PROGRESS_BUDGET,
+    Case,
+    Facts,
+    Outcome,
+    line,
+)  # fmt: skip
+from phalanx.core.work.attempt import Attempt, AttemptState, Cause, Member, MemberState, TaskExit
+from phalanx.core.work.job import BACKOFF_MAX_S, Job, JobState, Reason
+
+_SIGTERM_CODE = 143  # 128 + SIGTERM: what a shell says of a command that was asked to end
+
+
+def settle(case: Case, attempt: Attempt, facts: Facts) -> Outcome:
+    """End the attempt, or start its next generation in place."""
+    cause = judge(attempt)
+    job, spec = case.job, case.job.spec
+    match cause:
+        case Cause.SUCCEEDED:
+            return _end(case, attempt, cause, JobState.SUCCEEDED, 0, facts)
+        case Cause.CANCELLED:
+            return _end(case, attempt, cause, JobState.CANCELLED, _SIGTERM_CODE, facts)
+        case Cause.TIMEOUT:
+            return _end(case, attempt, cause, JobState.TIMEOUT, _SIGTERM_CODE, facts)
+        case Cause.PREEMPTED | Cause.DRAINED | Cause.REQUEUED:
+            preempted = cause is Cause.PREEMPTED
+            after = replace(job, preemptions=job.preemptions + preempted)
+            return _wait(after, attempt, cause, Reason.PREEMPTED if preempted else Reason.REQUEUED, 0.0, facts)
+        case Cause.FREEZE:
+            return _again(job, attempt, cause, facts)
+        case Cause.FAILED:
+            if job.user_retries < spec.retry and attempt.exits:
+                return _again(replace(job, user_retries=job.user_retries + 1), attempt, cause, facts)
+            return _end(case, attempt, cause, JobState.FAILED, _first_failure_code(attempt), facts)
+        case Cause.CRASH | Cause.NODE_FAIL | Cause.START_FAIL:
+            after = replace(job, stalls=job.stalls + 1)
+            if after.stalls > NO_PROGRESS_BUDGET:
+                why = f"{NO_PROGRESS_BUDGET} restarts without progress; the last: {attempt.why}"
+                return _end(case, replace(attempt, why=why), cause, JobState.FAILED, _first_failure_code(attempt), facts)
+            if cause is Cause.CRASH:
+                return _again(after, attempt, cause, facts)
+            bad = tuple(member.node_id for member in attempt.members if member.why)
+            after = replace(after, avoid=_avoid(job.avoid, bad))
+            if cause is Cause.NODE_FAIL:
+                return _wait(after, attempt, cause, Reason.NODE_FAIL, 0.0, facts)
+            backoff_s = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** (after.stalls - 1))
+            return _wait(after, attempt, cause, Reason.START_FAIL, facts.now_s + backoff_s, facts)
+
+
+def judge(attempt: Attempt) -> Cause:
+    """The cause, over all evidence: what we or a user wanted, then lost nodes, then signals, then exit codes."""
+    finished = len(attempt.exits) == attempt.allocation.world_size and all(
+        exit.shell_code == 0 and not exit.by_us for exit in attempt.exits
+    )
+    if attempt.ending is Cause.CANCELLED:
+        return Cause.CANCELLED
+    if finished:
+        return Cause.SUCCEEDED
+    lost = any(member.state is MemberState.LOST for member in attempt.members)
+    if attempt.ending in (Cause.TIMEOUT, Cause.PREEMPTED, Cause.DRAINED, Cause.REQUEUED):
+        return attempt.ending
+    if lost:
+        return Cause.NODE_FAIL
+    if attempt.ending is not None:
+        return attempt.ending
+    failures = [exit for exit in attempt.exits if exit.failed]
+    if any(exit.code is None for exit in failures):
+        return Cause.CRASH
+    if failures:
+        return Cause.FAILED
+    return Cause.START_FAIL  # a member stopped without a word of its tasks: its supervisor lost them
+
+
+def _first_failure(attempt: Attempt) -> TaskExit | None:
+    """The first task that failed by itself; a signal before a code, since codes are often the echo of a dead peer."""
+    failures = [exit for exit in attempt.exits if exit.failed]
+    return min(failures, key=lambda exit: (exit.code is not None, exit.at_s, exit.rank), default=None)
+
+
+def _first_failure_code(attempt: Attempt) -> int:
+    first = _first_failure(attempt)
+    return 1 if first is None else first.shell_code
+
+
+def _end(case: Case, attempt: Attempt, cause: Cause, state: JobState, code: int, facts: Facts) -> Outcome:
+    ended = _ended(attempt, cause, facts, code)
+    job = replace(
+        case.job, state=state, ended_s=facts.now_s, exit_code=code, detail=attempt.why if state is not JobState.SUCCEEDED else "",
+        reason=Reason.NEW,
+    )  # fmt: skip
+    text = state.value if state is JobState.SUCCEEDED else f"{state.value} with exit code {code}: {attempt.why or cause.value}"
+    told = line(case, facts, state.value, text)
+    return Outcome(job=job, attempt=ended, commands=orders.forget(attempt), lines=(told,))
+
+
+def _wait(job: Job, attempt: Attempt, cause: Cause, reason: Reason, not_before_s: float, facts: Facts) -> Outcome:
+    """End the attempt; the job is PENDING again under `reason`, unless a cancel has been acknowledged meanwhile."""
+    ended = _ended(attempt, cause, facts, None)
+    after = replace(job, state=JobState.PENDING, reason=reason, detail=attempt.why, not_before_s=not_before_s)
+    resume = f"; resumes from step {job.checkpoints[-1].step}" if job.checkpoints else ""
+    told = line(Case(job=job, attempt=attempt), facts, "requeued", f"attempt {attempt.epoch} ended ({cause.value}): {attempt.why}{resume}")
+    return Outcome(job=after, attempt=ended, commands=orders.forget(attempt), lines=(told,))
+
+
+def _again(job: Job, attempt: Attempt, cause: Cause, facts: Facts) -> Outcome:
+    """The next generation, in place: same nodes, same epoch, new rendezvous."""
+    if any(member.state is MemberState.LOST for member in attempt.members):
+        return _wait(job, attempt, Cause.NODE_FAIL, Reason.NODE_FAIL, 0.0, facts)
+    fresh = replace(
+        attempt, generation=Generation(attempt.generation + 1), state=AttemptState.PLACED, generation_s=facts.now_s,
+        members=tuple(Member(node_id=member.node_id) for member in attempt.members), running_s=None, exits=(), ending=None,
+        why="", resume=None, causes=(*attempt.causes, cause),
+    )  # fmt: skip
+    told = line(
+        Case(job=job, attempt=attempt), facts, "restart",
+        f"restart {fresh.generation} in place ({cause.value}: {attempt.why})",
+    )  # fmt: skip
+    return Outcome(job=job, attempt=fresh, commands=orders.prepare(job, fresh, facts), lines=(told,))
+
+
+def _ended(attempt: Attempt, cause: Cause, facts: Facts, code: int | None) -> Attempt:
+    return replace(
+        attempt, state=AttemptState.ENDED, ended_s=facts.now_s, ending=cause, causes=(*attempt.causes, cause), exit_code=code
+    )
+
+
+def _avoid(known: tuple[NodeId, ...], bad: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
+    return tuple(dict.fromkeys((*(node for node in known if node not in bad), *bad)))[-AVOID_MAX:]

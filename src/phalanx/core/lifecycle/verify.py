@@ -1,0 +1,35 @@
+"""Whether a plan's placement still holds against the newest state. A rejected one is normal: the next cycle judges again."""
+
+from __future__ import annotations
+
+from phalanx.core.ids import NodeId
+from phalanx.core.state.plan import Placement
+from phalanx.core.state.snapshot import EMPTY_USAGE
+from phalanx.core.state.world import World
+from phalanx.core.work.job import JobState
+
+
+def rejection(world: World, placement: Placement) -> str:
+    """Why the placement cannot be committed; empty when it can. Checks invariants 1, 2, 4, 5 and 12 of the design."""
+    job = world.jobs.get(placement.job_id)
+    if job is None or job.state is not JobState.PENDING or job.held or job.cancelled_by:
+        return "the job no longer waits"
+    if placement.job_id in world.attempts:
+        return "the job has a live attempt"
+    seen: set[NodeId] = set()
+    for grant in placement.allocation.grants:
+        node = world.nodes.get(grant.node_id)
+        if node is None or not node.schedulable:
+            return f"{grant.node_id} takes no new work"
+        if grant.node_id in seen:
+            return f"{grant.node_id} is named twice"
+        seen.add(grant.node_id)
+        held = world.usage.get(grant.node_id, EMPTY_USAGE)
+        if held.devices & set(grant.devices):
+            return f"devices of {grant.node_id} are held"
+        usable = {device.index for device in node.devices if device.healthy}
+        if not set(grant.devices) <= usable:
+            return f"{grant.node_id} lacks healthy devices"
+        if held.cpus + grant.cpus > node.cpus or held.memory_bytes + grant.memory_bytes > node.memory_bytes:
+            return f"{grant.node_id} lacks CPUs or memory"
+    return ""

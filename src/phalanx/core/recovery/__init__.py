@@ -1,0 +1,1 @@
+"""Failure rules, restart budgets and the checkpoint interval."""

@@ -1,0 +1,1 @@
+"""Snapshot in, plan out: order, quota, placement, explanation."""

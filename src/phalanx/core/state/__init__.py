@@ -1,0 +1,1 @@
+"""Snapshot, plan, events and commands."""

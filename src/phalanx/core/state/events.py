@@ -1,0 +1,272 @@
+"""What happened: everything the controller hears, as values.
+
+Requests come from users through the API (each is answered), reports from supervisors, observations from engines.
+`at_s` is Unix time where the fact has its own time; otherwise the step's `now_s` counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from phalanx.core.work.people import Token, User
+from phalanx.core.fleet.node import Node
+from phalanx.core.ids import Epoch, Generation, JobId, NodeId, ProjectId, QueueId, SupervisorId, TokenId, UserId
+from phalanx.core.work.attempt import TaskExit
+from phalanx.core.work.job import Resume
+from phalanx.core.work.queue import Project, Queue
+from phalanx.core.work.spec import JobSpec
+
+# ---- requests -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submit:
+    """A new job. `key` is the caller's idempotency key; the same key and body give the same job."""
+
+    spec: JobSpec
+    user: UserId
+    project: ProjectId
+    queue: QueueId
+    key: str = ""
+    body_sha256: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel:
+    """End the job for good. Idempotent."""
+
+    job_id: JobId
+    by: UserId
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """Keep a pending job from starting; `held=False` releases it."""
+
+    job_id: JobId
+    held: bool
+    by: UserId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requeue:
+    """Stop the running attempt (saving first) and wait again."""
+
+    job_id: JobId
+    by: UserId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """Replace what may change of a job; None leaves a field."""
+
+    job_id: JobId
+    by: UserId
+    name: str | None = None
+    priority: int | None = None
+    time_limit_s: float | None = None
+    queue: QueueId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CordonNode:
+    """Keep new work off a node; with `drain` its running jobs are requeued after saving."""
+
+    node_id: NodeId
+    by: UserId
+    why: str
+    drain: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UncordonNode:
+    """Undo a cordon or drain. Idempotent."""
+
+    node_id: NodeId
+    by: UserId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetNode:
+    """Remove a node that is down and holds nothing."""
+
+    node_id: NodeId
+    by: UserId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutUser:
+    """Add a user or change one."""
+
+    user: User
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutProject:
+    """Add a project or change one."""
+
+    project: Project
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutQueue:
+    """Add a queue or change one."""
+
+    queue: Queue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutToken:
+    """Add a token (by its hash)."""
+
+    token: Token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RevokeToken:
+    """End a token. Idempotent."""
+
+    token_id: TokenId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanStop:
+    """The head is about to stop on purpose: grant every supervisor a lease of `lease_s`."""
+
+    lease_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelAll:
+    """`down --cancel-jobs`."""
+
+    by: UserId
+
+
+Request = (
+    Submit | Cancel | Hold | Requeue | Update | CordonNode | UncordonNode | ForgetNode | PutUser | PutProject | PutQueue
+    | PutToken | RevokeToken | PlanStop | CancelAll
+)  # fmt: skip
+
+# ---- reports of supervisors and observations of engines ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """A supervisor presents itself: the node as it finds it and the (job, epoch, generation) it carries."""
+
+    node: Node
+    supervisor_id: SupervisorId
+    carries: tuple[tuple[JobId, Epoch, Generation], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberReady:
+    """A node's devices are proven and it waits at the barrier."""
+
+    job_id: JobId
+    epoch: Epoch
+    generation: Generation
+    node_id: NodeId
+    port: int | None = None
+    resume: Resume | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberRefused:
+    """A node cannot start its part. `charge`: the job's own fault (no such file), not the node's."""
+
+    job_id: JobId
+    epoch: Epoch
+    generation: Generation
+    node_id: NodeId
+    why: str
+    charge: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberStarted:
+    """All tasks of this node are exec'd."""
+
+    job_id: JobId
+    epoch: Epoch
+    generation: Generation
+    node_id: NodeId
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskExited:
+    """One task ended."""
+
+    job_id: JobId
+    epoch: Epoch
+    generation: Generation
+    exit: TaskExit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberStopped:
+    """No process of this generation is left on the node. `port_in_use`: rank 0 could not bind: again, uncharged."""
+
+    job_id: JobId
+    epoch: Epoch
+    generation: Generation
+    node_id: NodeId
+    at_s: float
+    port_in_use: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberFroze:
+    """The lease ran out and came back with the epoch current, after a freeze of `frozen_s`.
+
+    `thawed`: short enough, the ranks go on; otherwise the gang restarts in place, uncharged.
+    """
+
+    job_id: JobId
+    epoch: Epoch
+    generation: Generation
+    node_id: NodeId
+    frozen_s: float
+    thawed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSaved:
+    """A rank made a whole checkpoint; it counts once committed here under a current epoch."""
+
+    job_id: JobId
+    generation: Generation
+    node_id: NodeId
+    resume: Resume
+    stall_s: float = 0.0
+    write_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progressed:
+    """The newest step whose report is durable at the head; sent sparsely, for budgets and the story."""
+
+    job_id: JobId
+    epoch: Epoch
+    generation: Generation
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDead:
+    """An engine saw the node die. `confirmed`: nothing of it runs any more, no lease need be waited for."""
+
+    node_id: NodeId
+    supervisor_id: SupervisorId | None
+    why: str
+    confirmed: bool
+
+
+Report = (
+    Hello | MemberReady | MemberRefused | MemberStarted | TaskExited | MemberStopped | MemberFroze | CheckpointSaved
+    | Progressed | NodeDead
+)  # fmt: skip
+Event = Request | Report

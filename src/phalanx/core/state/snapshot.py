@@ -1,0 +1,43 @@
+"""The state a plan is made against: nodes, what is held on them, and the jobs that wait."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from phalanx.core.fleet.node import Node
+from phalanx.core.ids import NodeId, QueueId
+from phalanx.core.work.job import Job
+from phalanx.core.work.queue import Queue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What live allocations hold on one node. Jobs without GPUs hold CPUs alone."""
+
+    devices: frozenset[int] = frozenset()
+    cpus: int = 0
+    memory_bytes: int = 0
+
+
+EMPTY_USAGE = Usage()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """One version of the state. Its mappings are not changed while a plan is made.
+
+    Attributes:
+        pending: jobs that wait, in any order; the scheduler orders them itself.
+    """
+
+    version: int
+    now_s: float
+    nodes: Mapping[NodeId, Node]
+    usage: Mapping[NodeId, Usage] = field(default_factory=dict)
+    pending: tuple[Job, ...] = ()
+    queues: Mapping[QueueId, Queue] = field(default_factory=dict)
+
+    def held(self, node_id: NodeId) -> Usage:
+        """What is held on a node; nothing for one without allocations."""
+        return self.usage.get(node_id, EMPTY_USAGE)

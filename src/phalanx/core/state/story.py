@@ -1,0 +1,22 @@
+"""The story of a job or node: one line for each thing that happened to it, with its cause. Never changed, never with gaps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from phalanx.core.ids import Epoch, JobId, NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoryLine:
+    """One line. `seq` is dense over all lines of a head, given at commit; `kind` is a machine-readable word, `text` a sentence."""
+
+    seq: int
+    at_s: float
+    kind: str
+    text: str
+    job_id: JobId | None = None
+    epoch: Epoch | None = None
+    node_id: NodeId | None = None
+    by: str = ""
+    facts: dict[str, str | int | float | None] = field(default_factory=dict)

@@ -1,0 +1,74 @@
+"""Durations, memory and byte counts as users write them, and as they are shown."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from phalanx.core.errors import BadRequest
+
+GIB: Final = 1 << 30
+MIB: Final = 1 << 20
+_UNIT_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_PART: Final = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+_CLOCK: Final = re.compile(r"(?:(\d+)-)?(\d{1,3}):(\d{2})(?::(\d{2}))?")
+_MEMORY: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(k|m|g|t)?(i?b)?", re.IGNORECASE)
+_MEMORY_UNIT: Final = {"k": 1 << 10, "m": MIB, "g": GIB, "t": 1 << 40}
+
+
+def parse_duration_s(text: object, *, what: str = "time") -> float:
+    """Seconds of `2h`, `90m`, `1h30m`, `HH:MM`, `HH:MM:SS` or `D-HH:MM:SS`.
+
+    Raises:
+        BadRequest: a bare number (minutes for Slurm, seconds elsewhere: nobody can tell), or no duration at all.
+    """
+    if isinstance(text, (int, float)) or (isinstance(text, str) and re.fullmatch(r"\d+(\.\d+)?", text.strip())):
+        raise BadRequest(f"{what}: {text!r} has no unit", hint=f"write {text}m for minutes, {text}h for hours or {text}s for seconds")
+    if not isinstance(text, str):
+        raise BadRequest(f"{what}: {text!r} is not a duration", hint="write 90m, 2h, 1-12:00:00")
+    words = text.strip().lower()
+    if clock := _CLOCK.fullmatch(words):
+        days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
+        if minutes > 59 or seconds > 59:
+            raise BadRequest(f"{what}: {text!r} has more than 59 minutes or seconds", hint="write HH:MM:SS or D-HH:MM:SS")
+        return days * 86400.0 + hours * 3600.0 + minutes * 60.0 + seconds
+    parts = _PART.findall(words)
+    if not parts or "".join(number + unit for number, unit in parts) != words.replace(" ", ""):
+        raise BadRequest(f"{what}: {text!r} is not a duration", hint="write 90m, 2h, 1h30m, HH:MM:SS or D-HH:MM:SS")
+    return sum(float(number) * _UNIT_S[unit] for number, unit in parts)
+
+
+def format_duration(seconds: float) -> str:
+    """At most two units, as people say it: `43s`, `12m08s`, `3h05m`, `2d04h`."""
+    whole = int(seconds)
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def parse_memory_bytes(text: object, *, what: str = "memory") -> int:
+    """Bytes of `64`, `64G`, `64GiB`, `512M`; a bare number is GiB (DESIGN 4).
+
+    Raises:
+        BadRequest: not an amount of memory.
+    """
+    match = _MEMORY.fullmatch(str(text).strip()) if isinstance(text, (int, float, str)) and not isinstance(text, bool) else None
+    if match is None:
+        raise BadRequest(f"{what}: {text!r} is not an amount of memory", hint="write 64 for 64 GiB, or 512M")
+    number, unit, _ = match.groups()
+    return int(float(number) * _MEMORY_UNIT[(unit or "g").lower()])
+
+
+def format_bytes(count: float) -> str:
+    """In the largest binary unit that leaves at least 1: `512 B`, `3.2 MiB`, `80 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

@@ -1,0 +1,108 @@
+"""A job: what a user submitted, who it belongs to, and how far it is."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, UserId
+from phalanx.core.work.spec import JobSpec
+
+NO_EPOCH: Final = Epoch(0)  # of a job that has had no attempt
+
+
+class JobState(enum.StrEnum):
+    """PENDING waits (again); the last four are terminal and never change."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIMEOUT = "timeout"
+
+    @property
+    def terminal(self) -> bool:
+        """Whether the job is over for good."""
+        return self in TERMINAL
+
+
+BACKOFF_MAX_S: Final = 60.0  # longest wait between two failed starts
+TERMINAL: Final = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT})
+
+
+class Reason(enum.StrEnum):
+    """Why a job waits: the one dominant reason."""
+
+    NEW = "new"  # not judged yet
+    RESOURCES = "resources"  # fits the fleet, not what is free now
+    NO_NODES = "no_nodes"  # no node is up
+    NODES_DOWN = "nodes_down"  # would fit if nodes that are down or cordoned came back
+    HELD = "held"
+    QUEUE_CLOSED = "queue_closed"
+    BACKOFF = "backoff"  # waits a moment after a failed start
+    PREEMPTED = "preempted"
+    NODE_FAIL = "node_fail"
+    CRASH = "crash"
+    START_FAIL = "start_fail"
+    REQUEUED = "requeued"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """A published checkpoint: whole, verified when saved, and made under an epoch that was current then."""
+
+    epoch: Epoch
+    step: int
+    path: str
+    digest: str
+    bytes: int = 0
+    saved_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One job. Times are Unix seconds.
+
+    Attributes:
+        seq: submit order, dense and unique.
+        epoch: of its newest attempt; 0 before the first.
+        reason, detail: why it waits, as a word and a sentence; only meaningful while PENDING.
+        not_before_s: earliest next start, after a failed one.
+        checkpoints: the newest published ones, oldest first, at most two.
+        progress_step: highest step kept so far; restarts without new progress are counted against it.
+        stalls: restarts since the last progress, all causes but uncharged ones.
+        user_retries: restarts spent on non-zero exits.
+        avoid: nodes that failed this job's last attempts, newest last; used only if nothing else fits.
+        cancelled_by: set once a cancel is acknowledged; the job never runs again after it.
+    """
+
+    id: JobId
+    seq: int
+    spec: JobSpec
+    user: UserId
+    project: ProjectId
+    queue: QueueId
+    submit_s: float
+    state: JobState = JobState.PENDING
+    reason: Reason = Reason.NEW
+    detail: str = ""
+    held: bool = False
+    epoch: Epoch = NO_EPOCH
+    not_before_s: float = 0.0
+    checkpoints: tuple[Resume, ...] = ()
+    progress_step: int = 0
+    stalls: int = 0
+    user_retries: int = 0
+    preemptions: int = 0
+    avoid: tuple[NodeId, ...] = ()
+    started_s: float | None = None
+    ended_s: float | None = None
+    exit_code: int | None = None
+    cancelled_by: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name given, or the command's first word."""
+        return self.spec.name

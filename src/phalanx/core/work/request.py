@@ -1,0 +1,366 @@
+"""From a mapping, as a job file or a request body holds it, to a JobSpec. The command line and the head call the same function.
+
+Pure: it opens no file and asks no clock. Whoever knows more (the line a key stands on, the flag it came from) catches `BadKey` and
+says so; `BadRequest` is left for what is contradictory rather than unreadable.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NoReturn, TypeVar
+
+from phalanx.core.errors import BadFile, BadRequest
+from phalanx.core.units import parse_duration_s, parse_memory_bytes
+from phalanx.core.work.gpus import combine, parse_gpus
+from phalanx.core.work.launchers import commands_of, launcher_of, logical_lines
+from phalanx.core.work.nearest import nearest
+from phalanx.core.work.spec import COLLECTIVE_TIMEOUT_DEFAULT_S, GRACE_DEFAULT_S, JobSpec, Launch, Role
+
+
+T = TypeVar("T")
+
+
+class Kind(enum.Enum):
+    """What a key holds. TEXT keeps the words as written, so that `1.10`, `010` and `no` stay what the user typed."""
+
+    TEXT = "text"
+    WORDS = "words"  # text, or a list of words
+    NUMBER = "number"  # a whole number
+    FLAG = "flag"
+    TABLE = "table"  # names and their texts, or a list of NAME=text
+
+
+KEYS: Final[Mapping[str, Kind]] = {
+    "name": Kind.TEXT, "run": Kind.WORDS, "gpus": Kind.TEXT, "nodes": Kind.NUMBER, "gpus_per_node": Kind.NUMBER,
+    "cpus": Kind.NUMBER, "memory": Kind.TEXT, "tasks_per_node": Kind.NUMBER, "workdir": Kind.TEXT, "env": Kind.TABLE,
+    "setup": Kind.TEXT, "image": Kind.TEXT, "project": Kind.TEXT, "queue": Kind.TEXT, "priority": Kind.NUMBER,
+    "time": Kind.TEXT, "retry": Kind.NUMBER, "checkpoint": Kind.TEXT, "warm": Kind.FLAG, "hold": Kind.FLAG,
+    "grace": Kind.TEXT, "collective_timeout": Kind.TEXT, "upload": Kind.TEXT, "labels": Kind.TABLE,
+}  # fmt: skip
+
+# Words of the design that no release understands yet: refused by name, never ignored.
+_NOT_YET: Final = {
+    "depends_on": "this release orders jobs by priority and submit order only; submit the second job when the first has ended",
+    "array": "this release starts one job for each submit; submit once for each element",
+    "image": "this release starts the command on the node itself; leave the key out",
+}
+# What the same thing is called elsewhere, so that a newcomer's first file is answered well.
+_KIN: Final = {
+    "accelerators": "gpus", "args": "run", "cmd": "run", "command": "run", "container": "image", "cpu": "cpus", "cwd": "workdir",
+    "dependencies": "depends_on", "dependency": "depends_on", "directory": "workdir", "entrypoint": "run", "environment": "env",
+    "env_vars": "env", "envs": "env", "gpu": "gpus", "gres": "gpus", "max_retries": "retry", "mem": "memory", "num_gpus": "gpus",
+    "num_nodes": "nodes", "nproc_per_node": "tasks_per_node", "ntasks_per_node": "tasks_per_node", "partition": "queue",
+    "restarts": "retry", "retries": "retry", "script": "run", "time_limit": "time", "timeout": "time", "walltime": "time",
+    "working_dir": "workdir",
+}  # fmt: skip
+
+TEXT_BYTES_MAX: Final = 131_000  # Linux refuses one argument or variable of 128 KiB (MAX_ARG_STRLEN)
+ALL_TEXT_BYTES_MAX: Final = 1 << 20  # half of Linux' default for arguments and environment together, the rest is the node's own
+NAME_MAX: Final = 128
+_PRIORITY_MAX: Final = 10_000
+_RETRY_MAX: Final = 100  # past it the command is broken, not unlucky
+_TASKS_PER_NODE_MAX: Final = 4096
+_CPUS_MAX: Final = 65_536
+_NODES_MAX: Final = 1_000_000
+_LABELS_MAX: Final = 64
+_DURATION_MAX_S: Final = 366 * 86400.0
+
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LABEL: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_./-]{0,61}[A-Za-z0-9])?")
+_PRINTABLE: Final = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
+_PLAIN_WORDS: Final = re.compile(r"[A-Za-z0-9_./:=,@%+\- ]+")
+_SHELL_FIRST: Final = frozenset(
+    ". : [ alias bg break builtin case cd command continue coproc declare dirs do done elif else enable esac eval exec exit export fg fi for "
+    "function getopts hash help history if jobs let local logout mapfile popd pushd read readarray readonly return select set shift shopt "
+    "source suspend test then time times trap type typeset ulimit umask unalias unset until wait while".split()
+)
+_SET_BY_PHALANX: Final = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK"})
+_OURS_TO_SET: Final = frozenset({"PHALANX_URL", "PHALANX_TOKEN", "PHALANX_HOME"})  # a job may speak to a head
+_INTERPRETER: Final = re.compile(r"(python|pypy)[\d.]*|bash|sh|zsh|torchrun|deepspeed|accelerate|mpirun|mpiexec|uv|env")
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+
+
+class BadKey(BadFile):
+    """One key's value, or the key itself, is wrong. `key` is as written, so that a line or a flag can be named."""
+
+    def __init__(self, message: str, *, key: str, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.key = key
+
+
+def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str) -> JobSpec:
+    """The job that a mapping asks for.
+
+    Args:
+        mapping: keys of `KEYS`; a null value counts as not given. Numbers may come as digits in text.
+        workdir: absolute folder taken where the mapping names none, and from which a relative one is meant.
+
+    Raises:
+        BadKey: an unknown key (with the nearest match), or a value that cannot be read.
+        BadRequest: readable words that contradict each other.
+    """
+    given = {key: value for key, value in mapping.items() if value is not None}
+    for key in given:
+        refuse_key(key)
+    argv, script = _run(given)
+    tasks = _number(given, "tasks_per_node", low=1, high=_TASKS_PER_NODE_MAX)
+    role = Role(
+        argv=argv,
+        script=script,
+        gpus=combine(
+            _read(given, "gpus", parse_gpus, None),
+            _number(given, "nodes", low=1, high=_NODES_MAX),
+            _number(given, "gpus_per_node", low=0, high=_NODES_MAX),
+        ),
+        cpus=_number(given, "cpus", low=0, high=_CPUS_MAX) or 0,
+        memory_bytes=_read(given, "memory", parse_memory_bytes, 0),
+        launch=_launch(argv, script, tasks),
+        tasks_per_node=tasks,
+    )
+    spec = JobSpec(
+        name=_name(given, argv, script),
+        role=role,
+        workdir=_workdir(given, workdir),
+        upload=_upload(given),
+        env=_env(given),
+        setup=_text(given, "setup"),
+        project=_text(given, "project"),
+        queue=_text(given, "queue"),
+        priority=_number(given, "priority", low=-_PRIORITY_MAX, high=_PRIORITY_MAX) or 0,
+        time_limit_s=_duration(given, "time", None),
+        retry=_number(given, "retry", low=0, high=_RETRY_MAX) or 0,
+        checkpoint=_checkpoint(given, workdir),
+        warm=_flag(given, "warm"),
+        hold=_flag(given, "hold"),
+        grace_s=_duration(given, "grace", GRACE_DEFAULT_S) or GRACE_DEFAULT_S,
+        collective_timeout_s=_duration(given, "collective_timeout", COLLECTIVE_TIMEOUT_DEFAULT_S) or COLLECTIVE_TIMEOUT_DEFAULT_S,
+        labels=_labels(given),
+    )
+    _bounded(spec)
+    return spec
+
+
+def unknown_key(key: str) -> BadKey:
+    """The refusal of a key that no release knows, with the nearest match."""
+    near = _KIN.get(key.lower().replace("-", "_")) or nearest(key, [*KEYS, "depends_on", "array"])
+    hint = f"did you mean {near!r}?" if near else f"known keys: {' '.join(KEYS)}"
+    return BadKey(f"unknown key {key!r}", key=key, hint=hint)
+
+
+def refuse_key(key: object) -> None:
+    """Refuse a key that no job has.
+
+    Raises:
+        BadKey: an unknown one, or one of the design that no release understands yet.
+    """
+    if not isinstance(key, str):
+        raise BadKey(f"a key must be a word, not {key!r}", key=str(key))
+    if key in _NOT_YET:
+        raise BadKey(f"{key}: not understood by this release", key=key, hint=_NOT_YET[key])
+    if key not in KEYS:
+        raise unknown_key(key)
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+
+def _run(given: Mapping[str, object]) -> tuple[tuple[str, ...], str]:
+    """The command as words, or as a shell text; exactly one of the two is not empty.
+
+    A single line of plain words is split here: no shell stands between the supervisor and the task then, and Python ranks may start warm.
+    """
+    value = given.get("run")
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        words = tuple(_word(item, "run") for item in value)
+        if not words or not words[0].strip():
+            _no_command()
+        return words, ""
+    text = _text(given, "run")
+    if not text.strip():
+        _no_command()
+    line = text.strip()
+    if _PLAIN_WORDS.fullmatch(line):
+        words = tuple(line.split())
+        if words[0] not in _SHELL_FIRST and "=" not in words[0]:
+            return words, ""
+    return (), text
+
+
+def _no_command() -> NoReturn:
+    raise BadKey("run: there is no command", key="run", hint="write run: python train.py, or put the command after --")
+
+
+def _launch(argv: tuple[str, ...], script: str, tasks_per_node: int | None) -> Launch:
+    if tasks_per_node is not None:
+        return Launch.FIXED
+    if script and logical_lines(script) > 1:
+        raise BadKey(
+            "run: has several lines, and whether they start once per node or once per GPU is for you to say",
+            key="run",
+            hint="add tasks_per_node: 1 for once per node, or the number of tasks on each node",
+        )
+    return Launch.PER_NODE if launcher_of(argv, script) else Launch.PER_DEVICE
+
+
+def _name(given: Mapping[str, object], argv: tuple[str, ...], script: str) -> str:
+    name = _text(given, "name").strip()
+    if name:
+        if len(name) > NAME_MAX or not _PRINTABLE.fullmatch(name):
+            raise BadKey(f"name: {name[:40]!r} is over {NAME_MAX} characters or holds unprintable ones", key="name")
+        return name
+    words = argv or next((words for command in commands_of(script) if (words := tuple(command.split()))[0] not in _SHELL_FIRST), ())
+    chosen = words[0] if words else "job"
+    if _INTERPRETER.fullmatch(chosen.rsplit("/", 1)[-1]):
+        chosen = next((word for word in words[1:] if word.endswith((".py", ".sh")) and not word.startswith("-")), chosen)
+    base = chosen.rstrip("/").rsplit("/", 1)[-1] or "job"
+    return "".join(_PRINTABLE.findall(base))[:NAME_MAX] or "job"
+
+
+# ---- where it runs, and with what -----------------------------------------------------------------------------------
+
+
+def _workdir(given: Mapping[str, object], workdir: str) -> str:
+    path = _text(given, "workdir").strip() or workdir
+    full = path if path.startswith("/") else f"{workdir.rstrip('/')}/{path}"
+    if not full.startswith("/") or "\0" in full:
+        raise BadKey(f"workdir: {path!r} is not an absolute folder", key="workdir")
+    return full
+
+
+def _upload(given: Mapping[str, object]) -> str:
+    digest = _text(given, "upload").strip()
+    if digest and not _SHA256.fullmatch(digest):
+        raise BadKey(f"upload: {digest[:80]!r} is not a SHA-256 in hex", key="upload", hint="use --copy; it names the copy itself")
+    return digest
+
+
+def _checkpoint(given: Mapping[str, object], workdir: str) -> str:
+    place = _text(given, "checkpoint").strip()
+    scheme, separator, rest = place.partition("://")
+    if separator and scheme != "file":
+        raise BadKey(f"checkpoint: {scheme}:// is not understood by this release", key="checkpoint", hint="name a folder that every node sees")
+    path = rest if separator else place
+    return path if not path or path.startswith("/") else f"{workdir.rstrip('/')}/{path}"
+
+
+def _env(given: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
+    pairs = _table(given, "env")
+    for name, value in pairs:
+        if not _VARIABLE.fullmatch(name):
+            raise BadKey(f"env: {name!r} is not a name for a variable", key="env", hint="letters, digits and _, not beginning with a digit")
+        if name in _SET_BY_PHALANX or (name.startswith("PHALANX_") and name not in _OURS_TO_SET):
+            raise BadKey(f"env: {name} is set by Phalanx for every task", key="env", hint="leave it out, or take another name")
+        if "\0" in value:
+            raise BadKey(f"env: {name} holds a NUL byte", key="env")
+    return pairs
+
+
+def _labels(given: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
+    pairs = _table(given, "labels")
+    if len(pairs) > _LABELS_MAX:
+        raise BadKey(f"labels: {len(pairs)} labels are more than {_LABELS_MAX}", key="labels")
+    for name, value in pairs:
+        if not _LABEL.fullmatch(name) or len(value) > 256 or (value and not _PRINTABLE.fullmatch(value)):
+            raise BadKey(f"labels: {name!r}: {value[:40]!r} is not a label", key="labels", hint="short names and printable values")
+    return pairs
+
+
+# ---- readers of one key ---------------------------------------------------------------------------------------------
+
+
+def _read(given: Mapping[str, object], key: str, parse: Callable[[object], T], default: T) -> T:
+    if key not in given:
+        return default
+    try:
+        return parse(given[key])
+    except BadRequest as error:
+        raise BadKey(error.message, key=key, hint=error.hint) from None
+
+
+def _duration(given: Mapping[str, object], key: str, default: float | None) -> float | None:
+    if key not in given:
+        return default
+    seconds = _read(given, key, lambda value: parse_duration_s(value, what=key), 0.0)
+    if not 0 < seconds <= _DURATION_MAX_S:
+        raise BadKey(f"{key}: {given[key]!r} is not between a moment and a year", key=key, hint="write 90m, 2h, 1-12:00:00")
+    return seconds
+
+
+def _number(given: Mapping[str, object], key: str, *, low: int, high: int) -> int | None:
+    if key not in given:
+        return None
+    value = given[key]
+    if isinstance(value, str) and re.fullmatch(r"[+-]?\d{1,18}", value.strip()):
+        value = int(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BadKey(f"{key}: {value!r} is not a whole number", key=key)
+    if not low <= value <= high:
+        raise BadKey(f"{key}: {value} is not between {low} and {high}", key=key)
+    return value
+
+
+def _flag(given: Mapping[str, object], key: str) -> bool:
+    value = given.get(key, False)
+    if isinstance(value, str) and value.lower() in {"true", "false"}:
+        return value.lower() == "true"
+    if not isinstance(value, bool):
+        raise BadKey(f"{key}: {value!r} is neither true nor false", key=key)
+    return value
+
+
+def _text(given: Mapping[str, object], key: str) -> str:
+    return _word(given[key], key) if key in given else ""
+
+
+def _table(given: Mapping[str, object], key: str) -> tuple[tuple[str, str], ...]:
+    value = given.get(key, {})
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        value = dict(_pair(item, key) for item in value)
+    if not isinstance(value, Mapping):
+        raise BadKey(f"{key}: must hold names and values", key=key, hint=f"write {key}: {{NAME: value}}")
+    return tuple((_word(name, key), "" if text is None else _word(text, key)) for name, text in value.items())
+
+
+def _pair(item: object, key: str) -> tuple[str, str]:
+    name, equals, text = _word(item, key).partition("=")
+    if not equals:
+        raise BadKey(f"{key}: {name[:40]!r} has no '='", key=key, hint="write NAME=value")
+    return name, text
+
+
+def _word(value: object, key: str) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return str(value)
+    if not isinstance(value, str):
+        raise BadKey(f"{key}: {value!r} is not text", key=key)
+    if "\0" in value:
+        raise BadKey(f"{key}: holds a NUL byte", key=key)
+    if any("\ud800" <= char <= "\udfff" for char in value):
+        raise BadKey(f"{key}: {value[:40]!r} is not UTF-8", key=key)
+    return value
+
+
+def _bounded(spec: JobSpec) -> None:
+    """Refuse what no `exec` could take: better here than on the nodes.
+
+    Raises:
+        BadKey: one text or all of them together are too long.
+    """
+    texts = [
+        *(("run", word) for word in spec.role.argv), ("run", spec.role.script), ("setup", spec.setup), ("workdir", spec.workdir),
+        *(("env", f"{name}={value}") for name, value in spec.env), ("checkpoint", spec.checkpoint),
+    ]  # fmt: skip
+    total = 0
+    for key, text in texts:
+        size = len(text.encode())
+        total += size
+        if size > TEXT_BYTES_MAX:
+            raise BadKey(f"{key}: {size} bytes in one piece are more than Linux starts ({TEXT_BYTES_MAX})", key=key, hint="put it into a script")
+    if total > ALL_TEXT_BYTES_MAX:
+        raise BadKey(f"command and env together are {total} bytes, over {ALL_TEXT_BYTES_MAX}", key="env", hint="put it into a file")

@@ -1,0 +1,1 @@
+"""How a supervisor is brought to a node: one folder for each kind of cluster."""

@@ -1,0 +1,1 @@
+"""The supervisor beside the ranks on each node; knows no server code."""

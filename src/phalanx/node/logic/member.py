@@ -1,0 +1,404 @@
+"""One node's part of one generation of an attempt: its phases, and what it does when something happens to it.
+
+Functions from a member and a happening to a member and actions; `supervisor.py` calls them. Nothing here knows of other members.
+
+    PREPARING -> READY -> STARTING -> RUNNING -> LINGERING -.
+         |         |         |           |  '-> STOPPING ---+-> KILLING -> CLOSING -> STOPPED
+         '---------+---------+-----------'------------------'
+
+Frozen or not is beside the phase (`frozen_ns`): ranks may be frozen while they run, stop, or linger.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeAlias
+
+from phalanx.core.state.commands import Prepare, StartTasks, StopTasks
+from phalanx.core.state.events import CheckpointSaved, MemberFroze, MemberReady, MemberStarted, TaskExited
+from phalanx.core.work.allocation import Grant
+from phalanx.core.work.attempt import TaskExit
+from phalanx.core.work.job import Resume
+from phalanx.node.logic import rendezvous
+from phalanx.node.logic.actions import (
+    Action,
+    Freeze,
+    Kill,
+    Note,
+    PrepareMember,
+    ProbeEmpty,
+    Report,
+    Signal,
+    SpawnTasks,
+    Thaw,
+    WindUp,
+    WritePage,
+)  # fmt: skip
+from phalanx.node.logic.happenings import CheckpointReported, MemberKey, Place, Prepared, TaskEnded, Unfit
+from phalanx.node.logic.lease import NS_PER_S, may_thaw
+from phalanx.wire.rank import StopReason
+
+LINGER_S: Final = 2.0  # what tasks leave behind (a logger, a data loader) gets this long to end by itself
+KILL_AGAIN_S: Final = 5.0  # a process in an uninterruptible call dies when the call ends: look again
+_SIGKILL: Final = 9
+
+
+class Phase(enum.StrEnum):
+    """How far a member is."""
+
+    PREPARING = "preparing"
+    READY = "ready"  # waits at the gang barrier, or past it for a lease
+    STARTING = "starting"
+    RUNNING = "running"
+    LINGERING = "lingering"  # every task ended by itself; what they left behind has until `timer_ns`
+    STOPPING = "stopping"  # SIGTERM is sent; SIGKILL at `timer_ns`
+    KILLING = "killing"
+    CLOSING = "closing"  # nothing runs; output is being drained
+    STOPPED = "stopped"  # told; only the scratch folder is left
+
+
+ALIVE: Final = frozenset({Phase.PREPARING, Phase.STARTING, Phase.RUNNING, Phase.LINGERING, Phase.STOPPING, Phase.KILLING})
+"""Phases in which processes of the member may exist."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Now:
+    """The moment of a step: CLOCK_BOOTTIME for decisions, Unix time for reports."""
+
+    ns: int
+    unix_s: float
+
+    def after(self, seconds: float) -> int:
+        """CLOCK_BOOTTIME `seconds` from now."""
+        return self.ns + int(seconds * NS_PER_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """See the module. Times are CLOCK_BOOTTIME, 0 for "not yet".
+
+    Attributes:
+        grant: this node's part of the allocation.
+        timer_ns: when the present phase ends by itself; 0 without such an end.
+        ready: what preparing found; repeated when the head asks again.
+        start: the barrier is passed; kept while there is no lease to start under.
+        spawned_ns: when the tasks were started.
+        ended: ranks whose end has been seen.
+        asked_ns: when we first asked the tasks to end, so that their ends are our doing.
+        frozen_ns: the end of the lease for want of which it is frozen; 0 while it is not.
+        bind_failed: rank 0 ended badly within the first seconds, and its output may tell of the port.
+        refusal: why it cannot run (sentence, charge); reported once nothing of it is left.
+        superseded: a newer epoch counts: end it, tell nothing as current.
+        forgotten: the head has asked to forget the attempt, or nobody will.
+    """
+
+    key: MemberKey
+    prepare: Prepare
+    grant: Grant
+    job_deadline_ns: int = 0
+    phase: Phase = Phase.PREPARING
+    timer_ns: int = 0
+    ready: Prepared | None = None
+    start: StartTasks | None = None
+    spawned_ns: int = 0
+    ended: frozenset[int] = field(default=frozenset())
+    asked_ns: int = 0
+    stop_why: str = ""
+    frozen_ns: int = 0
+    bind_failed: bool = False
+    refusal: tuple[str, bool] | None = None
+    superseded: bool = False
+    forgotten: bool = False
+
+    @property
+    def place(self) -> Place:
+        """Its epoch and generation, comparable."""
+        return Place(self.key.epoch, self.key.generation)
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether every task of this node has ended."""
+        return len(self.ended) >= self.grant.tasks
+
+
+Turn: TypeAlias = tuple[Member, list[Action]]
+
+
+# ------------------------------------------------------------------------------------------------------------ beginning
+
+
+def begin(prepare: Prepare, grant: Grant, now: Now) -> Turn:
+    """A new member, and the order to prepare it."""
+    key = MemberKey(prepare.job_id, prepare.epoch, prepare.generation)
+    left_s = None if prepare.deadline_s is None else prepare.deadline_s - now.unix_s
+    job_deadline_ns = 0 if left_s is None else max(1, now.after(left_s))
+    member = Member(key=key, prepare=prepare, grant=grant, job_deadline_ns=job_deadline_ns)
+    return member, [PrepareMember(key=key, prepare=prepare)]
+
+
+def prepared(member: Member, found: Prepared) -> Turn:
+    """It waits at the barrier."""
+    if member.phase is not Phase.PREPARING:
+        return member, []
+    member = replace(member, phase=Phase.READY, ready=found, frozen_ns=0)
+    return member, [say_ready(member)]
+
+
+def unfit(member: Member, found: Unfit, now: Now) -> Turn:
+    """It cannot run here. The head hears so when nothing of it is left, because it counts a refusal as the member's end."""
+    if member.phase not in {Phase.PREPARING, Phase.STARTING}:
+        return member, []
+    return kill(replace(member, refusal=(found.why, found.charge)), now)
+
+
+def pass_barrier(member: Member, start: StartTasks, *, lease_over: bool, deadline_ns: int, now: Now) -> Turn:
+    """Start the tasks, or, without a lease, remember to."""
+    if member.phase is not Phase.READY:
+        return member, []
+    if lease_over:
+        return replace(member, start=start), []
+    member = replace(member, phase=Phase.STARTING, start=start, spawned_ns=now.ns, frozen_ns=0)
+    order = SpawnTasks(
+        key=member.key, prepare=member.prepare, start=start, deadline_ns=deadline_ns, job_deadline_ns=member.job_deadline_ns
+    )
+    return member, [order]
+
+
+def spawned(member: Member, now: Now) -> Turn:
+    """Every task is exec'd; some may have ended already."""
+    if member.phase is not Phase.STARTING:
+        return member, []
+    member = replace(member, phase=Phase.RUNNING)
+    actions: list[Action] = [say_started(member, now)]
+    if member.all_ended:
+        # The last "empty" may have come before the last task: ask, rather than trust it.
+        member = replace(member, phase=Phase.LINGERING, timer_ns=now.after(LINGER_S))
+        actions.append(ProbeEmpty(key=member.key))
+    return member, actions
+
+
+# --------------------------------------------------------------------------------------------------------------- ending
+
+
+def task_ended(member: Member, end: TaskEnded, now: Now) -> Turn:
+    """One task ended: report it; when it was the last, wait for what it left behind."""
+    if member.phase in {Phase.CLOSING, Phase.STOPPED} or end.rank in member.ended:
+        return member, []
+    by_us = member.asked_ns != 0 and end.ended_ns >= member.asked_ns
+    bad = end.code != 0
+    early = end.ended_ns - member.spawned_ns < rendezvous.BIND_WINDOW_S * NS_PER_S
+    member = replace(
+        member,
+        ended=member.ended | {end.rank},
+        bind_failed=member.bind_failed or (end.rank == 0 and bad and early and not by_us and member.grant.node_rank == 0),
+    )
+    actions = [] if member.superseded else [Report(event=_task_exited(member, end, by_us=by_us))]
+    if member.all_ended and member.phase in {Phase.RUNNING, Phase.STOPPING}:
+        linger_ns = now.after(LINGER_S)
+        timer_ns = linger_ns if member.phase is Phase.RUNNING else min(member.timer_ns, linger_ns)
+        phase = Phase.LINGERING if member.phase is Phase.RUNNING else Phase.STOPPING
+        member = replace(member, phase=phase, timer_ns=timer_ns)
+    return member, actions
+
+
+def stop(member: Member, command: StopTasks, now: Now) -> Turn:
+    """Ask the tasks to end, SIGKILL after the grace. Where none has run yet there is nothing to be gentle with. Idempotent."""
+    match member.phase:
+        case Phase.RUNNING:
+            return _terminate(member, reason=_reason(command.reason), grace_s=command.grace_s, why=command.reason, now=now)
+        case Phase.STOPPING:
+            # Asked again, perhaps for a more urgent reason: the grace may shrink, it never grows.
+            timer_ns = min(member.timer_ns, now.after(command.grace_s))
+            page = WritePage(key=member.key, stop=_reason(command.reason), stop_by_ns=timer_ns)
+            return replace(member, timer_ns=timer_ns), [page]
+        case Phase.PREPARING | Phase.READY | Phase.STARTING | Phase.LINGERING:
+            return kill(replace(member, stop_why=command.reason), now)
+        case Phase.KILLING | Phase.CLOSING | Phase.STOPPED:
+            return member, []
+
+
+def kill(member: Member, now: Now) -> Turn:
+    """End everything of it at once. Idempotent."""
+    if member.phase in {Phase.KILLING, Phase.CLOSING, Phase.STOPPED}:
+        return member, []
+    member = replace(member, phase=Phase.KILLING, timer_ns=0, asked_ns=member.asked_ns or now.ns)
+    return member, [Kill(key=member.key)]
+
+
+def supersede(member: Member, now: Now) -> Turn:
+    """A newer epoch counts: nothing this one does may matter any more."""
+    if member.superseded:
+        return member, []
+    member = replace(member, superseded=True, forgotten=True)
+    page = WritePage(key=member.key, stop=StopReason.SUPERSEDED, stop_by_ns=now.ns)
+    member, actions = kill(member, now)
+    return member, [page, *actions]
+
+
+def emptied(member: Member) -> Turn:
+    """No process is left. While tasks still start, or setup has just ended, that means nothing."""
+    ending = member.phase is Phase.KILLING or (member.phase in {Phase.STOPPING, Phase.LINGERING} and member.all_ended)
+    if not ending:
+        return member, []
+    tail_of = 0 if member.bind_failed else None
+    return replace(member, phase=Phase.CLOSING, timer_ns=0), [WindUp(key=member.key, tail_of=tail_of)]
+
+
+def killed(member: Member, leftover: tuple[int, ...], now: Now) -> Turn:
+    """The kill is done; what would not die is tried again."""
+    if member.phase is not Phase.KILLING:
+        return member, []
+    if not leftover:
+        return emptied(member)
+    pids = ", ".join(str(pid) for pid in leftover[:8])
+    text = f"processes {pids} survive SIGKILL (an uninterruptible call?); their devices stay taken, trying again"
+    return replace(member, timer_ns=now.after(KILL_AGAIN_S)), [_note(member, text)]
+
+
+def time_out(member: Member, now: Now) -> Turn:
+    """Do what is due by the clock: the end of a grace, of a linger, another kill, or the job's time limit with nobody to say so."""
+    if member.timer_ns and now.ns >= member.timer_ns:
+        if member.phase is Phase.KILLING:
+            return replace(member, timer_ns=0), [Kill(key=member.key)]
+        return kill(member, now)
+    if now.ns >= limit_ns(member) > 0:
+        if member.frozen_ns:
+            return kill(replace(member, stop_why="time limit"), now)
+        grace_s = member.prepare.spec.grace_s
+        return _terminate(member, reason=StopReason.DEADLINE, grace_s=grace_s, why="time limit", now=now)
+    return member, []
+
+
+def limit_ns(member: Member) -> int:
+    """When the supervisor ends the tasks by itself; 0 for never. One grace after the time limit, at which the head should have."""
+    if member.phase is not Phase.RUNNING or not member.job_deadline_ns:
+        return 0
+    return member.job_deadline_ns + int(member.prepare.spec.grace_s * NS_PER_S)
+
+
+# ---------------------------------------------------------------------------------------------------------------- lease
+
+
+def lapse(member: Member, lease_end_ns: int, now: Now) -> Turn:
+    """The lease is over: nothing of the member may go on."""
+    match member.phase:
+        case _ if member.frozen_ns:
+            return member, []
+        case Phase.PREPARING | Phase.RUNNING | Phase.STOPPING | Phase.LINGERING:
+            return replace(member, frozen_ns=lease_end_ns), [Freeze(key=member.key)]
+        case Phase.STARTING:
+            # A task cannot be exec'd into a frozen cgroup, and one that has just begun has nothing to lose.
+            return _not_thawed(replace(member, frozen_ns=lease_end_ns), now)
+        case Phase.READY | Phase.KILLING | Phase.CLOSING | Phase.STOPPED:
+            return member, []
+
+
+def renew(member: Member, deadline_ns: int, now: Now, *, decided: bool) -> Turn:
+    """The lease holds. `decided`: the answer speaks of this very epoch, and says that it is current."""
+    if not member.frozen_ns:
+        page = WritePage(key=member.key, deadline_ns=deadline_ns)
+        return member, [page] if member.phase in {Phase.STARTING, Phase.RUNNING, Phase.STOPPING, Phase.LINGERING} else []
+    if not decided or member.phase in {Phase.KILLING, Phase.CLOSING, Phase.STOPPED}:
+        return member, []
+    frozen_ns = max(0, now.ns - member.frozen_ns)
+    setup = member.phase is Phase.PREPARING  # no collectives yet: a freeze of any length does no harm
+    if not setup and not may_thaw(frozen_ns, member.prepare.spec.collective_timeout_s):
+        return _not_thawed(member, now)
+    actions: list[Action] = [] if setup else [WritePage(key=member.key, deadline_ns=deadline_ns)]
+    actions.append(Thaw(key=member.key))
+    if member.phase is Phase.RUNNING:
+        actions.append(Report(event=_froze(member, frozen_ns, thawed=True)))
+    return replace(member, frozen_ns=0), actions
+
+
+def freeze_done(member: Member, now: Now, *, still: bool) -> Turn:
+    """What cannot be stopped where it is must not run on without a lease."""
+    if still or not member.frozen_ns or member.phase in {Phase.KILLING, Phase.CLOSING, Phase.STOPPED}:
+        return member, []
+    after, actions = _not_thawed(member, now)
+    return after, [_note(member, "processes could not be frozen when the lease was over; they are killed"), *actions]
+
+
+def _not_thawed(member: Member, now: Now) -> Turn:
+    frozen_ns = max(0, now.ns - member.frozen_ns)
+    after, actions = kill(member, now)
+    tell = member.phase in {Phase.STARTING, Phase.RUNNING} and not member.superseded
+    return after, [Report(event=_froze(member, frozen_ns, thawed=False)), *actions] if tell else actions
+
+
+# -------------------------------------------------------------------------------------------------------------- reports
+
+
+def say_ready(member: Member) -> Report:
+    """What preparing found."""
+    assert member.ready is not None
+    key, node_id = member.key, member.grant.node_id
+    return Report(
+        event=MemberReady(
+            job_id=key.job_id, epoch=key.epoch, generation=key.generation, node_id=node_id, port=member.ready.port,
+            resume=member.ready.resume,
+        )
+    )  # fmt: skip
+
+
+def say_started(member: Member, now: Now) -> Report:
+    """All its tasks are exec'd."""
+    key, node_id = member.key, member.grant.node_id
+    return Report(
+        event=MemberStarted(
+            job_id=key.job_id, epoch=key.epoch, generation=key.generation, node_id=node_id, at_s=now.unix_s
+        )
+    )  # fmt: skip
+
+
+def saved(member: Member, report: CheckpointReported) -> Turn:
+    """Rank 0 made a checkpoint. What it made after its lease or its turn was over is the head's to refuse: it knows the epochs."""
+    if member.superseded:
+        return member, []
+    resume = Resume(
+        epoch=member.key.epoch, step=report.step, path=report.path, digest=report.digest, bytes=report.size_bytes,
+        saved_s=report.at_s,
+    )  # fmt: skip
+    event = CheckpointSaved(
+        job_id=member.key.job_id, generation=member.key.generation, node_id=member.grant.node_id, resume=resume,
+        stall_s=report.stall_s, write_s=report.write_s,
+    )  # fmt: skip
+    return member, [Report(event=event)]
+
+
+def _task_exited(member: Member, end: TaskEnded, *, by_us: bool) -> TaskExited:
+    key = member.key
+    code, signal, note = end.code, end.signal, member.stop_why if by_us else ""
+    if end.lost:
+        code, signal, note = None, _SIGKILL, "the process that waited for it was killed; its own exit is not known"
+    exit = TaskExit(
+        rank=end.rank, node_id=member.grant.node_id, code=code, signal=signal, by_us=by_us, at_s=end.at_s, note=note
+    )
+    return TaskExited(job_id=key.job_id, epoch=key.epoch, generation=key.generation, exit=exit)
+
+
+def _froze(member: Member, frozen_ns: int, *, thawed: bool) -> MemberFroze:
+    key = member.key
+    return MemberFroze(
+        job_id=key.job_id, epoch=key.epoch, generation=key.generation, node_id=member.grant.node_id,
+        frozen_s=frozen_ns / NS_PER_S, thawed=thawed,
+    )  # fmt: skip
+
+
+def _terminate(member: Member, *, reason: StopReason, grace_s: float, why: str, now: Now) -> Turn:
+    by_ns = now.after(grace_s)
+    member = replace(
+        member, phase=Phase.STOPPING, timer_ns=max(1, by_ns), asked_ns=member.asked_ns or now.ns, stop_why=member.stop_why or why
+    )
+    page = WritePage(key=member.key, stop=reason, stop_by_ns=by_ns)
+    return member, [page, Signal(key=member.key)]
+
+
+def _reason(text: str) -> StopReason:
+    """The reason by its lower-case name; one that a newer head knows wants an end all the same."""
+    return StopReason.__members__.get(text.upper(), StopReason.CANCELLED)
+
+
+def _note(member: Member, text: str) -> Note:
+    return Note(job_id=member.key.job_id, epoch=member.key.epoch, text=text)

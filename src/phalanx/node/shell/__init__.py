@@ -1,0 +1,1 @@
+"""The supervisor's hands: processes, cgroups, probes, spools and HTTP."""

@@ -1,0 +1,394 @@
+"""Processes of attempts: start tasks, hear of their ends, and close an attempt without remainder.
+
+The loop opens one AttemptProcesses per attempt generation. Forking is left to the spawner (`spawner_main.py`), because this process has threads;
+one thread here listens to all keepers. Nothing here decides: what to start, stop or report is `node.logic`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import queue
+import select
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from phalanx.node.logic.warm import WarmCommand
+from phalanx.node.shell.containment import AttemptKey, Containment, ContainmentKind, Containments
+from phalanx.node.shell.spawner import ANSWER_LIMIT_S, PACKET_BYTES_MAX, Spawner, SpawnerLost, send_request
+from phalanx.node.shell.sweeps import NODE_KEY_VARIABLE, TASK_KEY_VARIABLE, Table
+from phalanx.wire.rank import boottime_ns
+
+if TYPE_CHECKING:
+    from phalanx.node.shell.zygote import Zygote
+
+_BASH: Final = ("bash", "-c")
+_NOT_FOUND: Final = 127  # as every shell has it
+_NOT_EXECUTABLE: Final = 126
+_OURS: Final = 125  # as `env`, `timeout` and `docker run` have it: the starter failed, not the command
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSpec:
+    """One task to start. `env` is complete but for the marks that are added; a string as command is a line for bash."""
+
+    task_id: str
+    command: tuple[str, ...] | str
+    cwd: str
+    env: Mapping[str, str]
+    warm: WarmCommand | None = None
+    umask: int = 0o022
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskExit:
+    """How a task ended: by code or by signal, or neither when its keeper was killed (`lost`). CPU time includes its children's."""
+
+    key: AttemptKey
+    task_id: str
+    pid: int
+    code: int | None
+    signal: int | None
+    lost: bool
+    cpu_s: float
+    max_rss_bytes: int
+    ended_ns: int
+
+
+class TaskNotStarted(Exception):
+    """A task did not come to life; no instruction of it ran. The text is fit for its user."""
+
+    def __init__(self, *, task_id: str, stage: str, number: int, message: str) -> None:
+        super().__init__(message)
+        self.task_id = task_id
+        self.stage = stage
+        self.errno = number
+
+    @property
+    def user_error(self) -> bool:
+        """True where the job asked for what is not there; another node would refuse it alike."""
+        return self.stage in {"exec", "cwd"} and self.errno not in {errno.ENOMEM, errno.EIO, errno.EMFILE, errno.ENFILE}
+
+    @property
+    def exit_code(self) -> int:
+        """The code a shell would give: 127 not found, 126 found and not to be executed; 125 where it is no fault of the command."""
+        if not self.user_error:
+            return _OURS
+        return _NOT_FOUND if self.stage == "exec" and self.errno == errno.ENOENT else _NOT_EXECUTABLE
+
+
+class ProcessesUnavailable(Exception):
+    """No process can be started on this node now: no spawner, or no cgroup could be made. Another try may help."""
+
+
+class AttemptProcesses:
+    """The processes of one attempt generation. Calls may come from any thread; see ProcessHost for the callbacks."""
+
+    def __init__(self, host: ProcessHost, containment: Containment, channel: socket.socket, *, warm: bool) -> None:
+        self.key = containment.key
+        self.containment = containment
+        self._host = host
+        self._channel = channel
+        self._warm = warm
+        self._lock = threading.Lock()  # one spawn at a time; also guards _ended
+        self._ended = False
+        self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._running: dict[str, int] = {}
+
+    def spawn(self, spec: TaskSpec, output_fd: int) -> int:
+        """Start a task with its output on a copy of `output_fd`; returns its pid once its program runs.
+
+        Its end may be reported on the processes thread before this returns.
+
+        Raises:
+            TaskNotStarted: it does not run, and will not.
+        """
+        request = self._request(spec)
+        with self._lock:
+            if self._ended:
+                raise self._not_started(spec, "keeper", errno.ESHUTDOWN)
+            try:
+                send_request(self._channel, request, [output_fd])
+            except OSError as error:
+                raise self._not_started(spec, "keeper", error.errno or errno.EPIPE) from error
+            try:
+                answer = self._answers.get(timeout=ANSWER_LIMIT_S)
+            except queue.Empty:
+                # Stopped, perhaps with the whole node. A task that still came of it would be nobody's: end all here.
+                self._ended = True
+                raise self._not_started(spec, "keeper", errno.ETIMEDOUT) from None
+        if answer is None:
+            raise self._not_started(spec, "keeper", errno.EPIPE)
+        if answer["op"] == "refused":
+            raise self._not_started(spec, answer["stage"], answer["errno"])
+        pid: int = answer["pid"]
+        return pid
+
+    def running(self) -> dict[str, int]:
+        """Pids by task id of the tasks whose end was not reported yet."""
+        return dict(self._running)
+
+    def members(self) -> list[int]:
+        """See Containment."""
+        return self.containment.members()
+
+    def empty(self) -> bool:
+        """See Containment."""
+        return self.containment.empty()
+
+    def signal(self, number: int) -> int:
+        """See Containment."""
+        return self.containment.signal(number)
+
+    def freeze(self, timeout_s: float = 2.0) -> bool:
+        """See Containment."""
+        return self.containment.freeze(timeout_s)
+
+    def thaw(self) -> None:
+        """See Containment."""
+        self.containment.thaw()
+
+    def frozen(self) -> bool:
+        """See Containment."""
+        return self.containment.frozen()
+
+    def kill(self, timeout_s: float = 5.0) -> list[int]:
+        """See Containment; from now on nothing more is started here."""
+        with self._lock:
+            self._ended = True
+        return self.containment.kill(timeout_s)
+
+    def close(self) -> list[int]:
+        """Kill what is left, let the keeper go, remove the cgroup; returns pids that would not die. May be called again."""
+        leftover = self.kill()
+        self._host._forget(self)  # noqa: SLF001  host and attempt are two halves of one noun
+        self.containment.close()
+        return leftover
+
+    def _request(self, spec: TaskSpec) -> dict[str, Any]:
+        command = (*_BASH, spec.command) if isinstance(spec.command, str) else spec.command
+        marks = {NODE_KEY_VARIABLE: self.key.node_key, TASK_KEY_VARIABLE: self.key.marker}
+        return {
+            "op": "spawn",
+            "task": spec.task_id,
+            "command": command,
+            "cwd": spec.cwd,
+            "env": {**spec.env, **marks},
+            "umask": spec.umask,
+            "warm": asdict(spec.warm) if self._warm and spec.warm is not None else None,
+        }
+
+    def _not_started(self, spec: TaskSpec, stage: str, number: int) -> TaskNotStarted:
+        what = spec.command if isinstance(spec.command, str) else " ".join(spec.command)
+        reason = os.strerror(number)
+        match stage:
+            case "cwd":
+                message = f"its working directory {spec.cwd} cannot be entered on this node: {reason}"
+            case "exec":
+                program = "bash" if isinstance(spec.command, str) else spec.command[0]
+                message = f"{program} cannot be executed: {reason}; looked along PATH={spec.env.get('PATH', os.defpath)}"
+            case "cgroup":
+                message = f"it could not enter its cgroup: {reason}"
+            case "keeper":
+                message = f"the keeper of {self.key.marker} is gone or closed: {reason}"
+            case _:
+                message = f"no process could be made for it: {reason}"
+        return TaskNotStarted(
+            task_id=spec.task_id,
+            stage=stage,
+            number=number,
+            message=f"task {spec.task_id} of job {self.key.job_id} did not start ({what[:80]}): {message}",
+        )
+
+    def _heard(self, message: dict[str, Any]) -> None:
+        """Take in what the keeper says, on the processes thread and in the order in which it happened."""
+        match message["op"]:
+            case "spawned":
+                self._running[message["task"]] = message["pid"]
+                self.containment.entered(message["pid"])
+                self._answers.put(message)
+            case "refused":
+                self._answers.put(message)
+            case "exit":
+                self._running.pop(message["task"], None)
+                self._host._on_exit(_exit_of(self.key, message))  # noqa: SLF001
+            case "empty":
+                self.containment.settled()
+                self._host._on_empty(self.key)  # noqa: SLF001
+            case other:
+                raise AssertionError(f"a keeper says {other!r}")
+
+    def _lost(self) -> None:
+        """The keeper died: its tasks die with it (PDEATHSIG), their codes are lost; hunt down what is left aside."""
+        self.containment.lost_keeper()
+        self._ended = True
+        self._answers.put(None)
+        ended_ns = boottime_ns()
+        running, self._running = self._running, {}
+        for task_id, pid in running.items():
+            self._host._on_exit(  # noqa: SLF001
+                TaskExit(
+                    key=self.key, task_id=task_id, pid=pid, code=None, signal=None, lost=True,
+                    cpu_s=0.0, max_rss_bytes=0, ended_ns=ended_ns,
+                )
+            )  # fmt: skip
+        threading.Thread(target=self._bury, name=f"phalanx-bury-{self.key.marker}", daemon=True).start()
+
+    def _bury(self) -> None:
+        if not self.containment.kill(ANSWER_LIMIT_S):
+            self._host._on_empty(self.key)  # noqa: SLF001
+
+
+def _exit_of(key: AttemptKey, message: Mapping[str, Any]) -> TaskExit:
+    return TaskExit(
+        key=key,
+        task_id=message["task"],
+        pid=message["pid"],
+        code=message["code"],
+        signal=message["signal"],
+        lost=False,
+        cpu_s=message["cpu_s"],
+        max_rss_bytes=message["max_rss_bytes"],
+        ended_ns=message["ended_ns"],
+    )
+
+
+class ProcessHost:
+    """All processes of a supervisor's attempts.
+
+    `on_exit` and `on_empty` are called on one thread of this host, in the order in which things happened; they must not block and not call
+    back. `on_empty(key)` says that no process of that generation is left; it comes after the exits, and again if more is started.
+    """
+
+    def __init__(
+        self,
+        *,
+        node_key: str,
+        on_exit: Callable[[TaskExit], None],
+        on_empty: Callable[[AttemptKey], None],
+        mode: str | None = None,
+    ) -> None:
+        """Find the containment that works here (`mode` as in Containments) and start the spawner.
+
+        Raises:
+            ValueError: the containment asked for cannot be had.
+            SpawnerLost: the spawner does not start.
+        """
+        self._node_key = node_key
+        self._on_exit = on_exit
+        self._on_empty = on_empty
+        self._lock = threading.Lock()
+        self._attempts: dict[int, AttemptProcesses] = {}  # by the descriptor of the channel
+        self._containments = Containments(node_key, mode=mode)
+        self._spawner = Spawner.cold(node_key)
+        self._epoll = select.epoll()
+        self._stop_read, self._stop_write = os.pipe()
+        self._epoll.register(self._stop_read, select.EPOLLIN)
+        self._thread = threading.Thread(target=self._listen, name="phalanx-processes", daemon=True)
+        self._thread.start()
+
+    @property
+    def kind(self) -> ContainmentKind:
+        """What holds attempts together here; `why_not_cgroup` says why it is not the other kind."""
+        return self._containments.kind
+
+    @property
+    def why_not_cgroup(self) -> str:
+        """Why containment is by session; empty when it is by cgroup."""
+        return self._containments.reason
+
+    def open(self, key: AttemptKey, *, zygote: Zygote | None = None) -> AttemptProcesses:
+        """Make room for the processes of a generation: its keeper and, where it can be, its cgroup.
+
+        Args:
+            key: not open yet.
+            zygote: a ready one, whose keepers fork warm ranks; without it all tasks start cold.
+
+        Raises:
+            ProcessesUnavailable: the machine refuses, or the zygote died (open it cold then).
+        """
+        try:
+            cgroup = self._containments.prepare(key)
+            spawner = self._living_spawner() if zygote is None else zygote.spawner
+            channel, keeper_pid = spawner.keeper(None if cgroup is None else cgroup.folder)
+        except (OSError, SpawnerLost) as error:
+            raise ProcessesUnavailable(f"no processes for {key.marker}: {error}") from error
+
+        def strays(table: Table) -> set[int]:
+            return spawner.adopted(table) if len(self._attempts) == 1 else set()
+
+        containment = self._containments.open(key, keeper_pid=keeper_pid, cgroup=cgroup, strays=strays)
+        attempt = AttemptProcesses(self, containment, channel, warm=zygote is not None)
+        channel.setblocking(True)
+        with self._lock:
+            self._attempts[channel.fileno()] = attempt
+        self._epoll.register(channel.fileno(), select.EPOLLIN)
+        return attempt
+
+    def close(self, timeout_s: float = 5.0) -> list[int]:
+        """End every attempt still open, the spawner and the thread; returns pids that would not die."""
+        leftover = [pid for attempt in list(self._attempts.values()) for pid in attempt.close()]
+        self._spawner.close(timeout_s)
+        os.write(self._stop_write, b".")
+        self._thread.join(timeout_s)
+        self._containments.close()
+        return leftover
+
+    def _living_spawner(self) -> Spawner:
+        """The spawner; a new one when somebody killed it. The keepers it forked live on without it."""
+        with self._lock:
+            if not self._spawner.alive():
+                self._spawner.close()
+                self._spawner = Spawner.cold(self._node_key)
+            return self._spawner
+
+    def _listen(self) -> None:
+        while True:
+            for descriptor, _ in self._epoll.poll():
+                if descriptor == self._stop_read:
+                    self._epoll.close()
+                    os.close(self._stop_read)
+                    os.close(self._stop_write)
+                    return
+                with self._lock:
+                    attempt = self._attempts.get(descriptor)
+                if attempt is not None:
+                    self._read(attempt, descriptor)
+
+    def _read(self, attempt: AttemptProcesses, descriptor: int) -> None:
+        try:
+            packet = attempt._channel.recv(PACKET_BYTES_MAX, socket.MSG_DONTWAIT)  # noqa: SLF001
+        except BlockingIOError:
+            return
+        except OSError:
+            packet = b""
+        if packet:
+            attempt._heard(json.loads(packet))  # noqa: SLF001
+            return
+        with self._lock:
+            if self._attempts.get(descriptor) is attempt:
+                self._epoll.unregister(descriptor)
+            else:
+                return
+        attempt._lost()  # noqa: SLF001
+
+    def _forget(self, attempt: AttemptProcesses) -> None:
+        """Let the keeper go: its socket ends, and it with it."""
+        with self._lock:
+            descriptor = attempt._channel.fileno()  # noqa: SLF001
+            if self._attempts.get(descriptor) is not attempt:
+                return
+            del self._attempts[descriptor]
+            try:
+                self._epoll.unregister(descriptor)
+            except FileNotFoundError:  # its keeper was lost
+                pass
+            with contextlib.suppress(OSError):
+                # Said, because a socket that ends unasked makes the keeper clean up after a dead supervisor.
+                send_request(attempt._channel, {"op": "end"}, [])  # noqa: SLF001
+            attempt._channel.close()  # noqa: SLF001

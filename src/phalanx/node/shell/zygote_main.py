@@ -1,0 +1,226 @@
+"""The zygote: a spawner that has imported torch, so that the ranks it forks need not. Run by path under the *job's* interpreter.
+
+    <python> [-u] zygote_main.py <module,?module> <padding> <descriptor>
+
+It imports the modules (`?` marks one that may be missing), runs no tensor operation and no CUDA call, and makes sure that it has one thread: a
+fork takes along no other thread, but whatever locks those hold. A warm rank then behaves as `python script.py` or `python -m module` would: same
+sys.argv, sys.path[0], `__main__`, traceback, exit code, atexit order, and it ends as every interpreter ends, by finalisation.
+
+What a warm rank does not have for itself: string hashes are salted as in its zygote (a cold rank draws its own salt unless PYTHONHASHSEED is
+set). `random` and NumPy's global generator are seeded anew; torch's default generator starts from the same constant as in a cold rank.
+
+Standard library only, Python >= 3.10, no import from phalanx but the modules it is told to import.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import ctypes
+import gc
+import importlib
+import importlib.machinery
+import importlib.util
+import io
+import json
+import os
+import runpy
+import signal
+import sys
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from phalanx.node.shell import keeper, proctable, spawner_main
+else:
+    _path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "spawner_main.py")
+    _spec = importlib.util.spec_from_file_location("_phalanx_spawner_main", _path)
+    spawner_main = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(spawner_main)
+    keeper = sys.modules["_phalanx_keeper"]
+    proctable = sys.modules["_phalanx_proctable"]
+
+_TASK_KEY: Final = "PHALANX_TASK_KEY"
+_BLAS_VARIABLES: Final = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")  # in the order OpenBLAS asks them
+_BLAS_SUFFIXES: Final = ("64_", "")
+
+
+def main() -> None:
+    """Import, say whether a fork of this is safe, fork keepers; in a forked rank, become the user's program."""
+    modules, control = sys.argv[1], spawner_main.control_socket(sys.argv[3])
+    safe_path = getattr(sys.flags, "safe_path", False) or sys.flags.isolated
+    if not safe_path:
+        del sys.path[0]  # this folder: its files are not for the user's imports
+    unfit = _import_all(modules.split(",")) or _unfit()
+    if unfit:
+        control.send(json.dumps({"op": "unfit", "reason": unfit}).encode())
+        os._exit(0)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    control.send(json.dumps({"op": "ready"}).encode())
+    rank = spawner_main.serve(control, name="phx-zygote")
+    if rank is None:
+        os._exit(0)
+    _be_fresh(rank.request)
+    _run(rank.request["warm"], safe_path=bool(safe_path))
+
+
+def _import_all(names: list[str]) -> str:
+    """Import the modules; returns what went wrong, or nothing."""
+    for name in names:
+        try:
+            importlib.import_module(name.removeprefix("?"))
+        except ImportError as error:
+            if not name.startswith("?"):
+                return f"{sys.executable} cannot import {name}: {error}"
+        except Exception as error:
+            return f"importing {name} under {sys.executable} failed: {error!r}"
+    return ""
+
+
+def _unfit() -> str:
+    """Why ranks must not be forked from this process; nothing when they may."""
+    threads = len(os.listdir("/proc/self/task"))
+    if threads != 1:
+        return f"{threads} threads run after the imports; a fork is safe from a single-threaded process only"
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "the imports initialised CUDA, which does not survive a fork"
+    return ""
+
+
+def _be_fresh(request: dict[str, Any]) -> None:
+    """Make this fork look and act like a process that was just exec'd with the rank's environment and command."""
+    os.environ.clear()
+    os.environ.update(request["env"])
+    _show(request)
+    keeper.prctl(keeper.PR_SET_NAME, os.path.basename(request["command"][0]).encode())
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.enable()
+    if not request["warm"]["unbuffered"] and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=False)  # had the zygote a terminal: a rank has a pipe
+    numpy_random: Any = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+    _restore_blas_threads()
+
+
+def _show(request: dict[str, Any]) -> None:
+    """Put the task key and the command where /proc shows them: sweeps look for the first, people for the second.
+
+    Both overwrite only room that was reserved for it on this program's own start: a padded variable, and its own words.
+    """
+    row = _memory_bounds()
+    if row is None:
+        return
+    words_start, words_end, block_start, _ = row
+    with open("/proc/self/environ", "rb") as environ:
+        block = environ.read()
+    name = f"{_TASK_KEY}=".encode()
+    at = 0 if block.startswith(name) else block.find(b"\0" + name) + 1
+    if at or block.startswith(name):
+        start = at + len(name)
+        room = block.index(b"\0", start) - start
+        marker = request["env"][_TASK_KEY].encode()
+        if len(marker) <= room:
+            ctypes.memmove(block_start + start, marker.ljust(room), room)
+    words = b"\0".join(os.fsencode(word) for word in request["command"])
+    room = words_end - words_start
+    ctypes.memmove(words_start, words[: room - 1].ljust(room, b"\0"), room)
+
+
+def _memory_bounds() -> tuple[int, int, int, int] | None:
+    """Where this process's words and environment began: arg_start, arg_end, env_start, env_end of proc(5); None if hidden."""
+    with open("/proc/self/stat", "rb") as stat:
+        text = stat.read()
+    fields = [int(field) for field in text[text.rfind(b")") + 2 :].split()[45:49]]
+    if len(fields) != 4 or fields[0] <= 1 or fields[2] <= 1:
+        return None
+    return fields[0], fields[1], fields[2], fields[3]
+
+
+def _restore_blas_threads() -> None:
+    """Give NumPy's OpenBLAS the threads of a cold start; the zygote loaded it with one, to stay single-threaded."""
+    with open("/proc/self/maps") as maps:
+        libraries = {line.split(None, 5)[5].strip() for line in maps if "openblas" in line}
+    for path in sorted(libraries):
+        with contextlib.suppress(OSError):
+            library = ctypes.CDLL(path)
+            for prefix in ("scipy_openblas", "openblas"):
+                for suffix in _BLAS_SUFFIXES:
+                    setter = getattr(library, f"{prefix}_set_num_threads{suffix}", None)
+                    processors = getattr(library, f"{prefix}_get_num_procs{suffix}", None)
+                    if setter is not None and processors is not None:
+                        setter(ctypes.c_int(_wanted_blas_threads() or processors()))
+
+
+def _wanted_blas_threads() -> int:
+    """The number that the rank's environment asks for; 0 where it asks for none."""
+    for name in _BLAS_VARIABLES:
+        text = os.environ.get(name, "")
+        if text.isdigit() and int(text) > 0:
+            return int(text)
+    return 0
+
+
+def _run(command: dict[str, Any], *, safe_path: bool) -> None:
+    """Run the script or module as `__main__`. Returns or raises as it does; the interpreter's own end does the rest."""
+    program = command["script"] if command["script"] is not None else "-m"
+    sys.argv[:] = [program, *command["arguments"]]
+    flags = ["-u"] if command["unbuffered"] else []
+    target = [command["script"]] if command["script"] is not None else ["-m", command["module"]]
+    sys.orig_argv = [command["interpreter"], *flags, *target, *command["arguments"]]
+    own = sys.modules["__main__"]  # kept: its globals are these functions'
+    sys.modules["__main__"] = main_module = ModuleType("__main__")
+    main_module.__dict__.update(__builtins__=builtins, __annotations__={})
+    try:
+        if command["script"] is not None:
+            _run_script(command["script"], main_module, safe_path=safe_path)
+        else:
+            if not safe_path:
+                sys.path.insert(0, os.getcwd())
+            runpy._run_module_as_main(command["module"])  # type: ignore[attr-defined]  # noqa: SLF001  what `python -m` calls
+    except SystemExit:
+        raise
+    except BaseException as error:
+        trace = _without_own_frames(error.__traceback__)
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        # Shown already, with the traceback a cold rank would show. The interpreter still takes the code (or, for
+        # KeyboardInterrupt, the signal) from it.
+        sys.excepthook = lambda *_: None
+        raise
+    finally:
+        del own
+
+
+def _run_script(path: str, module: ModuleType, *, safe_path: bool) -> None:
+    """What the interpreter does with a script's path."""
+    absolute = os.path.join(os.getcwd(), path)
+    try:
+        with io.open_code(absolute) as file:
+            source = file.read()
+    except OSError as error:
+        sys.stderr.write(f"{sys.executable}: can't open file {absolute!r}: [Errno {error.errno}] {error.strerror}\n")
+        sys.exit(2)
+    if not safe_path:
+        sys.path.insert(0, os.path.dirname(os.path.realpath(absolute)))
+    module.__dict__.update(
+        __file__=absolute,
+        __cached__=None,
+        __loader__=importlib.machinery.SourceFileLoader("__main__", absolute),
+        __spec__=None,
+        __package__=None,
+        __doc__=None,
+    )
+    exec(compile(source, absolute, "exec", dont_inherit=True), module.__dict__)  # noqa: S102  the user's own script
+
+
+def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the first frame that is not this file's."""
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return trace
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Small protocols that the controller speaks to: Engine, Store, Blobs, Logs, Clock."""

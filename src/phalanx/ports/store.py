@@ -1,0 +1,127 @@
+"""Where records are kept so that they survive: one writer commits, anyone reads what is committed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from phalanx.core.work.people import Token, User
+from phalanx.core.errors import TryLater
+from phalanx.core.fleet.node import Node
+from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, UserId
+from phalanx.core.state.story import StoryLine
+from phalanx.core.state.world import Record, World
+from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.queue import Project, Queue
+
+
+class StoreRefused(TryLater):
+    """The batch was not written, nothing of it; the world must undo it. Disk full, or the database failed."""
+
+    code = "store_refused"
+
+
+class StaleEpoch(StoreRefused):
+    """The store holds a newer epoch of a job than the batch was made under."""
+
+    code = "stale_epoch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One step's changes: written whole, in order, or not at all.
+
+    Attributes:
+        epochs: for each job whose attempt is touched, the epoch it was touched under; the store refuses an older one than its own.
+    """
+
+    records: Sequence[Record] = ()
+    removed_nodes: Sequence[NodeId] = ()
+    story: Sequence[StoryLine] = ()
+    epochs: Mapping[JobId, Epoch] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFilter:
+    """Which jobs to list; newest first. `before_seq` pages on."""
+
+    states: frozenset[JobState] = frozenset()
+    user: UserId | None = None
+    project: ProjectId | None = None
+    queue: QueueId | None = None
+    name: str | None = None
+    before_seq: int | None = None
+    limit: int = 100
+
+
+class Store(Protocol):
+    """The contract suite in tests/contract holds every store to it. `commit` and `load` are called by one thread, reads by any."""
+
+    def load(self) -> World:
+        """Everything alive: jobs not terminal (and the 1,000 newest terminal ones), live attempts, all else; indexes built."""
+        ...
+
+    def commit(self, batch: Batch) -> None:
+        """Write the batch; durable (fsynced) when this returns.
+
+        Raises:
+            StaleEpoch: a newer epoch stands in the store.
+            StoreRefused: it could not be written; nothing of it was.
+        """
+        ...
+
+    def job(self, job_id: JobId) -> Job | None:
+        """One job, ended ones too."""
+        ...
+
+    def jobs(self, wanted: JobFilter) -> list[Job]:
+        """Jobs by filter, newest first."""
+        ...
+
+    def job_counts(self) -> dict[JobState, int]:
+        """How many jobs are in each state."""
+        ...
+
+    def attempts(self, job_id: JobId) -> list[Attempt]:
+        """All attempts of a job, oldest first."""
+        ...
+
+    def story(
+        self, *, job_id: JobId | None = None, node_id: NodeId | None = None, after: int = 0, limit: int = 1000
+    ) -> list[StoryLine]:
+        """Story lines with seq > after, oldest first, of one job, one node, or all."""
+        ...
+
+    def nodes(self) -> list[Node]:
+        """All nodes by id."""
+        ...
+
+    def queues(self) -> list[Queue]:
+        """All queues by id."""
+        ...
+
+    def projects(self) -> list[Project]:
+        """All projects by id."""
+        ...
+
+    def users(self) -> list[User]:
+        """All users by id."""
+        ...
+
+    def tokens(self) -> list[Token]:
+        """All tokens, revoked ones too, oldest first."""
+        ...
+
+    def token(self, sha256: str) -> Token | None:
+        """The token of this hash, whether good or not."""
+        ...
+
+    def user(self, user_id: UserId) -> User | None:
+        """One user."""
+        ...
+
+    def close(self) -> None:
+        """Release files and connections; harmless twice."""
+        ...

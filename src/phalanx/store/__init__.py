@@ -1,0 +1,1 @@
+"""Durable truth: records and events behind numbered migrations, blobs and logs."""

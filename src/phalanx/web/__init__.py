@@ -1,0 +1,1 @@
+"""Pages the head serves to a browser."""

@@ -1,0 +1,1 @@
+"""What crosses the network or a process boundary, versioned; accepts the release before."""

@@ -1,0 +1,116 @@
+"""The manifest that makes a checkpoint folder complete, and its verification.
+
+Written by `phalanx.torch` after every shard is durable, read by supervisors before a resume. A folder without a manifest, or whose
+files differ from it, does not exist as far as resuming goes. Standard library only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zlib
+from dataclasses import dataclass
+from typing import Final
+
+MANIFEST_NAME: Final = "manifest.json"
+MANIFEST_FORMAT: Final = 1
+_CHUNK_BYTES: Final = 4 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestFile:
+    """One file of the checkpoint: path relative to its folder, size and CRC-32 of its bytes."""
+
+    path: str
+    size_bytes: int
+    crc32: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a complete checkpoint holds. `world_size` is the number of ranks that wrote it; loading does not depend on it."""
+
+    format: int
+    step: int
+    epoch: int
+    world_size: int
+    files: tuple[ManifestFile, ...]
+
+
+class CheckpointInvalid(Exception):
+    """The folder is no complete checkpoint; resuming from it would be wrong. Another try will not help."""
+
+
+def checksum(path: str) -> tuple[int, int]:
+    """Size in bytes and CRC-32 of a file, read in chunks. Cost: one pass over the file."""
+    crc, size = 0, 0
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            crc, size = zlib.crc32(chunk, crc), size + len(chunk)
+    return size, crc
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The manifest as JSON bytes, files sorted by path so that equal checkpoints give equal bytes."""
+    record = {
+        "format": manifest.format, "step": manifest.step, "epoch": manifest.epoch, "world_size": manifest.world_size,
+        "files": [
+            {"path": f.path, "size_bytes": f.size_bytes, "crc32": f.crc32}
+            for f in sorted(manifest.files, key=lambda f: f.path)
+        ],
+    }  # fmt: skip
+    return json.dumps(record, indent=1).encode()
+
+
+def digest(encoded: bytes) -> str:
+    """SHA-256 of the manifest's bytes, by which the head names this checkpoint."""
+    return hashlib.sha256(encoded).hexdigest()
+
+
+def read(folder: str) -> tuple[Manifest, str]:
+    """The manifest of a checkpoint folder and its digest.
+
+    Raises:
+        CheckpointInvalid: it is missing, torn, or of another format.
+    """
+    try:
+        with open(os.path.join(folder, MANIFEST_NAME), "rb") as file:
+            encoded = file.read()
+        record = json.loads(encoded)
+        if record["format"] != MANIFEST_FORMAT:
+            raise CheckpointInvalid(f"{folder}: manifest format {record['format']}, this release reads {MANIFEST_FORMAT}")
+        files = tuple(
+            ManifestFile(path=str(f["path"]), size_bytes=int(f["size_bytes"]), crc32=int(f["crc32"])) for f in record["files"]
+        )
+        manifest = Manifest(
+            format=MANIFEST_FORMAT, step=int(record["step"]), epoch=int(record["epoch"]),
+            world_size=int(record["world_size"]), files=files,
+        )  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointInvalid(f"{folder}: no readable manifest ({error})") from error
+    return manifest, digest(encoded)
+
+
+def verify(folder: str, *, expected_digest: str | None = None) -> Manifest:
+    """The manifest of `folder` once every file in it matches. Cost: one pass over all its bytes.
+
+    Raises:
+        CheckpointInvalid: the manifest is missing or not the expected one, or a file is missing, short or changed.
+    """
+    manifest, found_digest = read(folder)
+    if expected_digest is not None and found_digest != expected_digest:
+        raise CheckpointInvalid(f"{folder}: manifest differs from the published one")
+    for file in manifest.files:
+        path = os.path.join(folder, file.path)
+        if not os.path.realpath(path).startswith(os.path.realpath(folder) + os.sep):
+            raise CheckpointInvalid(f"{folder}: manifest names {file.path!r} outside the folder")
+        try:
+            found = checksum(path)
+        except OSError as error:
+            raise CheckpointInvalid(f"{folder}: {file.path}: {error.strerror}") from error
+        if found != (file.size_bytes, file.crc32):
+            raise CheckpointInvalid(
+                f"{folder}: {file.path} has {found[0]} bytes, CRC {found[1]:08x}; the manifest says {file.size_bytes}, {file.crc32:08x}"
+            )
+    return manifest

@@ -1,0 +1,254 @@
+"""What a supervisor and the head say to each other: outbound HTTP from the supervisor, JSON bodies, routes under /v1/node/.
+
+    POST hello      HelloRequest   -> HelloReply     first, and again whenever a reply asks for it
+    POST lease      LeaseRequest   -> LeaseReply     the renewal; answered from memory
+    GET  commands   ?after=N&wait_s=20 -> CommandsReply   long poll; `after` acknowledges everything up to N
+    POST events     EventsRequest  -> EventsReply    answered once durable; sent again until acknowledged
+    POST streams    StreamsRequest -> StreamsReply   log and step bytes by offset; answered once durable
+    POST samples    SamplesRequest -> 204            in memory only
+    GET  blobs/{sha256}            -> bytes          an uploaded working directory
+    GET  exec/{session}/input?after=N&wait_s=20 -> ExecInput
+    POST exec/{session}/output     ExecOutput        -> 204
+
+Every request carries `Authorization: Bearer <node token>`. The head answers 409 with code "say_hello" when it does not know this
+supervisor (it restarted, or declared the node dead): the supervisor says hello and goes on.
+A core event or command travels as `Framed`: its class name and its fields.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from phalanx.core.fleet.node import Node
+from phalanx.core.ids import Epoch, Generation, JobId, NodeId, SupervisorId
+from phalanx.core.state import commands, events
+
+WIRE_VERSION: Final = 1
+STREAM_CHUNK_BYTES_MAX: Final = 1 << 18  # keeps one request under 1 MiB in base64 with several ranks talking
+EXEC_CHUNK_BYTES_MAX: Final = 1 << 16
+
+
+class Framed(msgspec.Struct, frozen=True, kw_only=True):
+    """A core event or command: `kind` is its class name, `seq` its place in the sender's order."""
+
+    seq: int
+    kind: str
+    body: msgspec.Raw
+
+
+class HelloRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Who speaks and what it still carries; `carries` holds (job, epoch, generation)."""
+
+    version: int
+    supervisor_id: SupervisorId
+    node: Node
+    carries: list[tuple[JobId, Epoch, Generation]]
+
+
+class HelloReply(msgspec.Struct, frozen=True, kw_only=True):
+    """`head_id` is one life of the head; `after` is where its commands for this node start."""
+
+    version: int
+    head_id: str
+    lease_s: float
+    renew_in_s: float
+    after: int
+
+
+class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One renewal for every epoch this supervisor carries. `held_s`: how long the lease it holds still lasts (0: none)."""
+
+    supervisor_id: SupervisorId
+    node_id: NodeId
+    epochs: list[tuple[JobId, Epoch]]
+    held_s: float = 0.0
+
+
+class LeaseReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The lease counts from when the request was *sent* and replaces the one held, even if it is shorter. `superseded` must be killed at once."""
+
+    head_id: str
+    lease_s: float
+    renew_in_s: float
+    superseded: list[tuple[JobId, Epoch]]
+
+
+class CommandsReply(msgspec.Struct, frozen=True, kw_only=True):
+    """Commands in order; ask next with `after=last`."""
+
+    head_id: str
+    commands: list[Framed]
+    last: int
+
+
+class EventsRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Events in order, numbered from 1 in this supervisor's life."""
+
+    supervisor_id: SupervisorId
+    events: list[Framed]
+
+
+class EventsReply(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything up to `acked` is durable."""
+
+    acked: int
+
+
+class StreamChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of one stream of one attempt. `stream`: "rank-3", "steps-0", "supervisor-0" (the number is rank or node rank)."""
+
+    job_id: JobId
+    epoch: Epoch
+    stream: str
+    offset: int
+    data: bytes
+
+
+class StreamEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the head holds a stream durably; the supervisor goes on from there, whatever it believed."""
+
+    job_id: JobId
+    epoch: Epoch
+    stream: str
+    end: int
+
+
+class StreamsRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Chunks of any number of streams."""
+
+    supervisor_id: SupervisorId
+    chunks: list[StreamChunk]
+
+
+class StreamsReply(msgspec.Struct, frozen=True, kw_only=True):
+    """One end for each stream named in the request."""
+
+    ends: list[StreamEnd]
+
+
+class DeviceSample(msgspec.Struct, frozen=True, kw_only=True):
+    """One device at one moment. `utilization` 0..1 under the counter named; None where the device does not tell."""
+
+    index: int
+    uuid: str
+    counter: str
+    utilization: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    throttle: tuple[str, ...] = ()
+    virtual: bool = False
+    job_id: JobId | None = None
+
+
+class SamplesRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """All devices of a node, and the node itself."""
+
+    supervisor_id: SupervisorId
+    node_id: NodeId
+    at_s: float
+    devices: list[DeviceSample]
+    load_1m: float = 0.0
+    memory_available_bytes: int = 0
+    disk_free_bytes: int = 0
+
+
+class OpenExec(msgspec.Struct, frozen=True, kw_only=True):
+    """Run a command beside a job's ranks, in their environment and containment. Sent as a `Framed` of kind "OpenExec"."""
+
+    session: str
+    job_id: JobId
+    epoch: Epoch
+    argv: list[str]
+    tty: bool
+    rows: int = 24
+    cols: int = 80
+
+
+class ExecInput(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user typed from byte `after` on; `closed` once their end is."""
+
+    data: bytes
+    closed: bool
+    rows: int
+    cols: int
+
+
+class ExecOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command printed, from `offset` on; `exit_code` with the last piece."""
+
+    offset: int
+    data: bytes
+    exit_code: int | None = None
+    error: str = ""
+
+
+_EVENTS: Final[dict[str, type[Any]]] = {
+    kind.__name__: kind
+    for kind in (
+        events.MemberReady, events.MemberRefused, events.MemberStarted, events.TaskExited, events.MemberStopped,
+        events.MemberFroze, events.CheckpointSaved, events.Progressed,
+    )
+}  # fmt: skip
+_COMMANDS: Final[dict[str, type[Any]]] = {
+    kind.__name__: kind
+    for kind in (
+        commands.Prepare, commands.StartTasks, commands.StopTasks, commands.Forget, commands.DeleteCheckpoints,
+        commands.SaveNow, OpenExec,
+    )
+}  # fmt: skip
+
+T = TypeVar("T")
+
+
+class UnknownKind(ValueError):
+    """The other side speaks of something this release does not know; it is from a later release."""
+
+
+def frame(seq: int, value: object) -> Framed:
+    """A core event or command, ready to travel."""
+    return Framed(seq=seq, kind=type(value).__name__, body=msgspec.Raw(msgspec.json.encode(value)))
+
+
+def event_of(framed: Framed) -> events.Report:
+    """The event inside.
+
+    Raises:
+        UnknownKind: no such event may come from a supervisor.
+        msgspec.ValidationError: its fields are not that event's.
+    """
+    return _open(framed, _EVENTS)  # type: ignore[no-any-return]  # the table holds exactly the union's classes
+
+
+def command_of(framed: Framed) -> commands.Command | OpenExec:
+    """The command inside.
+
+    Raises:
+        UnknownKind: this release has no such command.
+        msgspec.ValidationError: its fields are not that command's.
+    """
+    return _open(framed, _COMMANDS)  # type: ignore[no-any-return]  # as above
+
+
+def encode(message: object) -> bytes:
+    """Any message of this module as JSON."""
+    return msgspec.json.encode(message)
+
+
+def decode(body: bytes, kind: type[T]) -> T:
+    """A message of this module.
+
+    Raises:
+        msgspec.ValidationError, msgspec.DecodeError: the body is no such message.
+    """
+    return msgspec.json.decode(body, type=kind)
+
+
+def _open(framed: Framed, table: dict[str, type[Any]]) -> Any:
+    kind = table.get(framed.kind)
+    if kind is None:
+        raise UnknownKind(f"unknown kind {framed.kind!r}")
+    return msgspec.json.decode(framed.body, type=kind)

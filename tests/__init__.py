@@ -1,0 +1,1 @@
+"""The suite; each folder is one kind of test (docs in CONTRIBUTING.md)."""

@@ -1,0 +1,20 @@
+"""What the whole suite shares: how hard hypothesis tries, and nothing else.
+
+Builders of records live in ``tests/builders.py``; a fixture with side effects belongs beside the tests that need it.
+"""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+# One core may be busy with somebody else's build: a deadline per example would measure the machine, not the code.
+settings.register_profile("dev", deadline=None, max_examples=50)
+settings.register_profile(
+    "ci",
+    deadline=None,
+    max_examples=100,
+    derandomize=True,  # the same commit gives the same verdict; new seeds are for `HYPOTHESIS_PROFILE=search`
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("search", deadline=None, max_examples=2000, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))

@@ -1,0 +1,1 @@
+"""A real Phalanx, real processes, real kills."""

@@ -1,0 +1,1 @@
+"""Rendered text compared with files."""

@@ -1,0 +1,1 @@
+"""The same answer from two ways of computing it."""

@@ -1,0 +1,1 @@
+"""Stories told to the steps in virtual time."""

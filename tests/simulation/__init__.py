@@ -1,0 +1,1 @@
+"""Whole days in virtual time."""

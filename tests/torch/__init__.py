@@ -1,0 +1,1 @@
+"""phalanx.torch in real gangs of processes on CPU."""
