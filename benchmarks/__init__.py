@@ -1,1 +1,1 @@
-"""Measurements against the targets of the design; run with python -m benchmarks.NAME."""
+"""Measurements of the real thing. Each module prints a table for people, or `--json`; nothing here asserts a time."""

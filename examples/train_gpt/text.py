@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-_SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__", "pydoc_data", "encodings"}
+_SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "pydoc_data", "encodings"}
 
 
 def load(limit_bytes: int) -> torch.Tensor:
@@ -26,7 +26,9 @@ def load(limit_bytes: int) -> torch.Tensor:
         if length >= limit_bytes:
             break
     if length < 1_000_000:
-        raise SystemExit(f"only {length} bytes of Python sources under {_library()}; is this a full Python installation?")
+        raise SystemExit(
+            f"only {length} bytes of Python sources under {_library()}; is this a full Python installation?"
+        )
     return torch.frombuffer(bytearray(b"".join(parts)[:limit_bytes]), dtype=torch.uint8)
 
 
@@ -35,7 +37,9 @@ def digest(text: torch.Tensor) -> str:
     return hashlib.sha256(text.numpy().tobytes()).hexdigest()
 
 
-def batch(text: torch.Tensor, *, seed: int, step: int, samples: range, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(
+    text: torch.Tensor, *, seed: int, step: int, samples: range, length: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs and targets of the given samples of a global batch, each (len(samples), length).
 
     A sample depends on seed, step and its number in the global batch alone: a step made again, also by another number of ranks,

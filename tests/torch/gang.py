@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import runpy
 import select
-import signal
 import socket
-import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -15,27 +15,47 @@ from pathlib import Path
 
 from phalanx.wire.rank import LeasePage, boottime_ns
 
-FOLDER = Path(__file__).parent
-SOURCES = FOLDER.parents[1] / "src"
+ROOT = Path(__file__).parents[2]
+LOOP = Path(__file__).parent / "loop.py"
 HANG_S = 60.0
-"""A guard, never an assertion: importing torch in four processes takes seconds on a busy machine."""
+"""A guard, never an assertion."""
+
+# Ranks fork from one clean process that has imported torch, as warm ranks do: a second of import is paid once, and that
+# phalanx.torch leaves its importer single-threaded and fit to fork is tested on the way.
+_FORKSERVER = multiprocessing.get_context("forkserver")
+_FORKSERVER.set_forkserver_preload(["torch", "phalanx.torch", "phalanx.torch.checkpointer", "torch.distributed.fsdp"])
 
 
 class Gang:
     """`world_size` ranks of one script. Use as a context: leaving it kills every rank and closes the pipe."""
 
     def __init__(
-        self, tmp_path, *argv, world_size=1, epoch=1, generation=0, lease_s=3600.0, supervised=True, checkpoints=None, **variables
+        self,
+        tmp_path,
+        *argv,
+        world_size=1,
+        epoch=1,
+        generation=0,
+        lease_s=3600.0,
+        supervised=True,
+        checkpoints=None,
+        **variables,
     ):
         self.folder = Path(tmp_path)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.reports: list[dict] = []
-        self.page = None
+        self.page: LeasePage | None = None
         self._torn = b""
         environment = {
-            name: value for name, value in os.environ.items() if not name.startswith(("PHALANX_", "SLURM_", "TORCHELASTIC_"))
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PHALANX_", "SLURM_", "TORCHELASTIC_"))
         }
-        environment |= {"PYTHONPATH": str(SOURCES), "OMP_NUM_THREADS": "1", "PHALANX_VIRTUAL": "1", "CUDA_VISIBLE_DEVICES": ""}
+        environment |= {
+            "OMP_NUM_THREADS": "1",
+            "PHALANX_VIRTUAL": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+        }
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "GLOO_SOCKET_IFNAME": "lo"}
         if checkpoints is not None:
             environment["PHALANX_CHECKPOINT_DIR"] = str(checkpoints)
@@ -48,18 +68,16 @@ class Gang:
         return self
 
     def __exit__(self, *_):
-        for rank in self.ranks:
-            with suppress(ProcessLookupError):
-                rank.send_signal(signal.SIGCONT)
-            rank.kill()
-            rank.wait()
+        self.kill()
         if self.page is not None:
             os.close(self._pipe)
 
     def renew(self, lease_s=3600.0):
+        assert self.page is not None
         self.page.write(deadline_ns=boottime_ns() + int(lease_s * 1e9))
 
     def expire(self):
+        assert self.page is not None
         self.page.write(deadline_ns=boottime_ns() - 1)
 
     def log(self, rank=0):
@@ -83,19 +101,23 @@ class Gang:
         self.until(lambda gang: any(report["step"] >= step for report in gang.of("step", rank=0)), f"step {step}")
 
     def ended(self):
-        return all(rank.poll() is not None for rank in self.ranks)
+        return all(rank.exitcode is not None for rank in self.ranks)
 
     def finish(self):
         """Wait for all ranks; their exit codes."""
         self.until(Gang.ended, "the end of all ranks")
         self._drain(0.0)
-        return [rank.returncode for rank in self.ranks]
+        return [rank.exitcode for rank in self.ranks]
 
     def kill(self):
         for rank in self.ranks:
             rank.kill()
         for rank in self.ranks:
-            rank.wait()
+            rank.join()
+
+    def send(self, number, rank=None):
+        for process in self.ranks if rank is None else [self.ranks[rank]]:
+            os.kill(process.pid, number)
 
     def _supervise(self, epoch, generation, lease_s):
         page, pipe = self.folder / "lease", self.folder / "reports"
@@ -113,11 +135,12 @@ class Gang:
         }
 
     def _spawn(self, rank, world_size, argv, environment):
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
-        with (self.folder / f"rank-{rank}.log").open("wb") as log:
-            return subprocess.Popen(
-                [sys.executable, *map(str, argv)], env=environment | own, stdout=log, stderr=subprocess.STDOUT
-            )
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        own |= {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
+        log = str(self.folder / f"rank-{rank}.log")
+        process = _FORKSERVER.Process(target=_run, args=([str(a) for a in argv], environment | own, log), daemon=True)
+        process.start()
+        return process
 
     def _drain(self, patience_s):
         if self.page is None:
@@ -127,6 +150,18 @@ class Gang:
             patience_s = 0.0
             *lines, self._torn = (self._torn + os.read(self._pipe, 65536)).split(b"\n")
             self.reports += [json.loads(line) for line in lines]
+
+
+def _run(argv, environment, log):
+    """A rank: its environment, its output, and the script as __main__."""
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = argv
+    sys.path.insert(0, os.path.dirname(argv[0]))
+    runpy.run_path(argv[0], run_name="__main__")
 
 
 def _free_port():

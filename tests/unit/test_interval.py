@@ -67,5 +67,5 @@ def test_nonsense_is_refused_with_the_value_named(stall_s, mtbf_s):
 def test_gang_without_devices_and_interval_of_nothing_are_refused():
     with pytest.raises(ValueError, match="a gang of 0 devices"):
         gang_mtbf_s(devices=0)
-    with pytest.raises(ValueError, match="an interval of 0.0 s"):
+    with pytest.raises(ValueError, match=r"an interval of 0\.0 s"):
         expected_wall_s(work_s=1.0, interval_s=0.0, stall_s=1.0, mtbf_s=1.0, restart_s=0.0)

@@ -13,10 +13,11 @@ import hashlib
 from typing import Final
 
 from phalanx.core.access.node_keys import node_of
-from phalanx.core.access.roles import Action, Caller, Token, User, UserRole, may, may_touch
+from phalanx.core.access.roles import Caller, may, may_touch
 from phalanx.core.errors import NotFound, NotPermitted, NotSignedIn
 from phalanx.core.ids import JobId, NodeId, TokenId, UserId
 from phalanx.core.work.job import Job
+from phalanx.core.work.people import Action, Token, User, UserRole
 from phalanx.ports.clock import Clock
 from phalanx.ports.store import Store
 

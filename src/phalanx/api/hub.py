@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from typing import Self
 
 from phalanx.core.ids import JobId
 
@@ -19,7 +20,7 @@ class Watch:
         self._job_id = job_id
         self._bell = asyncio.Event()
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> Self:
         self._hub.enter(self, self._job_id)
         return self
 

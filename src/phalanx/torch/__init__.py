@@ -99,7 +99,7 @@ def should_stop() -> StopReason:
 
     All ranks get the same answer at the same call. True for preemption, cancellation, a drain, SIGTERM, and when the time limit leaves
     just enough time to save. Collective: call it once per step in every rank. It waits for nobody (see `agreement`) and answers
-    about a quarter of a second after the wish.
+    about half a second after the wish.
     """
     session = _sessions.current()
     session.heed_signals()
@@ -127,7 +127,8 @@ def checkpoint(
         every_steps: save every so many steps instead of at the interval of `cadence`.
         mtbf_s: mean time between failures of this gang; by default PHALANX_MTBF_S, else from a published rate per device.
     """
-    from phalanx.torch.checkpointer import Checkpointer  # half a second of imports that a script without checkpoints saves
+    # Here, not above: half a second of imports that a script without checkpoints saves.
+    from phalanx.torch.checkpointer import Checkpointer
 
     return Checkpointer(
         _sessions.current(),

@@ -307,9 +307,8 @@ class Checkpointer:
         if self._session.rank != 0:
             return
         shutil.rmtree(save.temporary, ignore_errors=True)
-        print(
-            f"phalanx: the checkpoint of step {save.step} failed and training goes on: {save.error}", file=sys.stderr, flush=True
-        )
+        message = f"phalanx: the checkpoint of step {save.step} failed and training goes on: {save.error}"
+        print(message, file=sys.stderr, flush=True)
         self._session.pipe.send(ReportKind.CHECKPOINT_FAILED, step=save.step, error=save.error)
 
     def _prepare_directory(self) -> None:
@@ -359,8 +358,10 @@ class Checkpointer:
 
 
 def _staging(device: Any) -> StagingOptions:
-    """Plain copies on the CPU; pinned memory and overlapping copies from a CUDA device. Never in the background: the copy is the
-    point at which the state is consistent, so training waits for it."""
+    """Plain copies on the CPU; pinned memory and overlapping copies from a CUDA device.
+
+    Never in the background: the copy is the point at which the state is consistent, so training waits for it.
+    """
     cuda = device.type == "cuda"
     return StagingOptions(
         use_pinned_memory=cuda, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=cuda

@@ -144,7 +144,7 @@ def _entries(directory: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(directory) as entries:
             return sorted(entries, key=lambda entry: entry.name)
-    except FileNotFoundError:
+    except OSError:  # not there yet, or no folder at all: then each save says so, and training goes on
         return []
 
 

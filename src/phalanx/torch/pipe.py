@@ -11,24 +11,27 @@ from typing import Any, Final
 
 from phalanx.wire.rank import ReportKind, encode_report
 
-_STEP_PATIENCE_S: Final = 0.5
-"""How long a step report waits for room. A full pipe is 64 KiB, over 300 unread steps: the supervisor is not well."""
-_EVENT_PATIENCE_S: Final = 20.0
-"""As above for reports that come once (a checkpoint unheard of is a checkpoint never resumed)."""
+_PATIENCE_S: Final = 1.0
+"""How long training waits for room in the pipe. A full pipe is 64 KiB, over 300 unread steps: the supervisor is not well."""
+_SAVE_PATIENCE_S: Final = 20.0
+"""As above for what a checkpoint's own thread reports: one that nobody hears of is never resumed."""
+_OF_SAVES: Final = frozenset({ReportKind.CHECKPOINT, ReportKind.CHECKPOINT_FAILED})
 _RETRY_S: Final = 0.005
 
 
 class ReportPipe:
     """Writes reports; safe to use from several threads. Without a path it does nothing.
 
-    A supervisor that is slow costs at most the patience above; one that is gone costs nothing: the report is dropped and counted.
+    A supervisor that does not read costs the patience above once; then reports are tried once each, and dropped and counted, until
+    one goes through. Should the supervisor be gone for good, its lease ends soon and the fence holds the rank.
     """
 
     def __init__(self, path: str | None, *, rank: int, epoch: int, generation: int) -> None:
         self._path = path
         self._origin = {"rank": rank, "epoch": epoch, "generation": generation}
         self._fd: int | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the descriptor, never held while waiting
+        self._heard = True
         self.dropped = 0
 
     def send(self, kind: ReportKind, **fields: Any) -> bool:
@@ -36,36 +39,38 @@ class ReportPipe:
         if self._path is None:
             return False
         line = encode_report(kind, **self._origin, **fields)
-        patience_s = _STEP_PATIENCE_S if kind in {ReportKind.STEP, ReportKind.STALL} else _EVENT_PATIENCE_S
+        patience_s = _SAVE_PATIENCE_S if kind in _OF_SAVES else _PATIENCE_S if self._heard else 0.0
         until_s = time.monotonic() + patience_s
-        with self._lock:
-            while not self._write(line):
-                if time.monotonic() >= until_s:
-                    self._drop(kind, patience_s)
-                    return False
-                time.sleep(_RETRY_S)
+        while not self._write(line):
+            if time.monotonic() >= until_s:
+                self._drop(kind, patience_s)
+                return False
+            time.sleep(_RETRY_S)
+        self._heard = True
         return True
 
     def _write(self, line: bytes) -> bool:
         """One attempt. A pipe without a reader is opened anew the next time."""
-        try:
-            if self._fd is None:
-                assert self._path is not None
-                self._fd = os.open(self._path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            os.write(self._fd, line)
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            if error.errno not in {errno.ENXIO, errno.EPIPE, errno.ENOENT}:
-                raise
-            if self._fd is not None:
-                os.close(self._fd)
-                self._fd = None
-            return False
-        return True
+        with self._lock:
+            try:
+                if self._fd is None:
+                    assert self._path is not None
+                    self._fd = os.open(self._path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                os.write(self._fd, line)
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                if error.errno not in {errno.ENXIO, errno.EPIPE, errno.ENOENT}:
+                    raise
+                if self._fd is not None:
+                    os.close(self._fd)
+                    self._fd = None
+                return False
+            return True
 
     def _drop(self, kind: ReportKind, patience_s: float) -> None:
         self.dropped += 1
+        self._heard = False
         if self.dropped == 1:
             print(
                 f"phalanx: rank {self._origin['rank']}: nobody reads the report pipe {self._path}; a {kind} report was dropped "

@@ -57,9 +57,7 @@ def restore_state(model: Any, optimizers: tuple[Any, ...], state: Mapping[str, A
     if not optimizers:
         set_model_state_dict(model, state["model"])
         return
-    set_state_dict(
-        model, optimizers, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-    )
+    set_state_dict(model, optimizers, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
 
 def rank_state(

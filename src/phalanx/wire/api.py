@@ -19,7 +19,7 @@ Times are Unix seconds (`_s`), amounts carry their unit. Bytes travel as base64.
     GET    /v1/jobs/{id}/files ?path=    -> FilesReply;  /v1/jobs/{id}/files/archive ?path= -> tar
     POST   /v1/jobs/{id}/exec            ExecBody -> ExecOpened
     GET    /v1/exec/{s}/output ?after=&wait_s=  -> ExecOutputReply
-    POST   /v1/exec/{s}/input            ExecInputBody -> ExecInputReply;  /v1/exec/{s}/resize ExecResizeBody -> 204
+    POST   /v1/exec/{s}/input            ExecInputBody -> ExecInputReply;  /v1/exec/{s}/resize ExecResizeBody -> ExecOpened;  DELETE /v1/exec/{s} -> 204
     GET    /v1/nodes                     -> NodeList;  GET /v1/nodes/{id} -> NodeReply
     POST   /v1/nodes/{id}/drain          DrainBody -> NodeReply;  /undrain -> NodeReply;  DELETE /v1/nodes/{id} -> 204
     GET    /v1/users|projects|queues     -> UserList|ProjectList|QueueList
@@ -39,12 +39,12 @@ from typing import Any, Final
 
 import msgspec
 
-from phalanx.core.access.roles import Action, UserRole
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId, ProjectId, QueueId, SupervisorId, TokenId, UserId
 from phalanx.core.state.story import StoryLine
 from phalanx.core.work.attempt import AttemptState, Cause
 from phalanx.core.work.job import JobState
+from phalanx.core.work.people import Action, UserRole
 
 API_VERSION: Final = 1
 IDEMPOTENCY_HEADER: Final = "Idempotency-Key"

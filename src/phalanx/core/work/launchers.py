@@ -67,6 +67,14 @@ def tasks_on(role: Role, devices: int) -> int:
             return max(1, devices)
 
 
+def tasks_known(role: Role) -> int | None:
+    """How many tasks the job has, where that follows from what was asked; None where it hangs on the placement."""
+    shape = _fixed(role.gpus)
+    if shape:
+        return sum(tasks_on(role, devices) for devices in shape)
+    return role.gpus.total if role.launch is Launch.PER_DEVICE else None
+
+
 def notes(role: Role, devices_by_node: Sequence[int] = ()) -> list[str]:
     """Two lines told before a start: the shape, and how many tasks it makes.
 

@@ -58,8 +58,8 @@ class Phase(enum.StrEnum):
     STOPPED = "stopped"  # told; only the scratch folder is left
 
 
-ALIVE: Final = frozenset({Phase.PREPARING, Phase.STARTING, Phase.RUNNING, Phase.LINGERING, Phase.STOPPING, Phase.KILLING})
-"""Phases in which processes of the member may exist."""
+UNHARMED_BY_LAPSE: Final = frozenset({Phase.KILLING, Phase.CLOSING, Phase.STOPPED})
+"""Phases to which the end of the lease means nothing: what still lives is being killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +141,7 @@ def prepared(member: Member, found: Prepared) -> Turn:
     """It waits at the barrier."""
     if member.phase is not Phase.PREPARING:
         return member, []
-    member = replace(member, phase=Phase.READY, ready=found, frozen_ns=0)
+    member = replace(member, phase=Phase.READY, ready=found)
     return member, [say_ready(member)]
 
 
@@ -156,9 +156,9 @@ def pass_barrier(member: Member, start: StartTasks, *, lease_over: bool, deadlin
     """Start the tasks, or, without a lease, remember to."""
     if member.phase is not Phase.READY:
         return member, []
-    if lease_over:
+    if lease_over or member.frozen_ns:
         return replace(member, start=start), []
-    member = replace(member, phase=Phase.STARTING, start=start, spawned_ns=now.ns, frozen_ns=0)
+    member = replace(member, phase=Phase.STARTING, start=start, spawned_ns=now.ns)
     order = SpawnTasks(
         key=member.key, prepare=member.prepare, start=start, deadline_ns=deadline_ns, job_deadline_ns=member.job_deadline_ns
     )
@@ -193,7 +193,7 @@ def task_ended(member: Member, end: TaskEnded, now: Now) -> Turn:
         ended=member.ended | {end.rank},
         bind_failed=member.bind_failed or (end.rank == 0 and bad and early and not by_us and member.grant.node_rank == 0),
     )
-    actions = [] if member.superseded else [Report(event=_task_exited(member, end, by_us=by_us))]
+    actions: list[Action] = [] if member.superseded else [Report(event=_task_exited(member, end, by_us=by_us))]
     if member.all_ended and member.phase in {Phase.RUNNING, Phase.STOPPING}:
         linger_ns = now.after(LINGER_S)
         timer_ns = linger_ns if member.phase is Phase.RUNNING else min(member.timer_ns, linger_ns)
@@ -237,10 +237,13 @@ def supersede(member: Member, now: Now) -> Turn:
 
 
 def emptied(member: Member) -> Turn:
-    """No process is left. While tasks still start, or setup has just ended, that means nothing."""
-    ending = member.phase is Phase.KILLING or (member.phase in {Phase.STOPPING, Phase.LINGERING} and member.all_ended)
-    if not ending:
+    """No process is left. While tasks start, or setup has just ended, that means nothing; a kill has an answer of its own."""
+    if not (member.phase in {Phase.STOPPING, Phase.LINGERING} and member.all_ended):
         return member, []
+    return _wind_up(member)
+
+
+def _wind_up(member: Member) -> Turn:
     tail_of = 0 if member.bind_failed else None
     return replace(member, phase=Phase.CLOSING, timer_ns=0), [WindUp(key=member.key, tail_of=tail_of)]
 
@@ -250,7 +253,7 @@ def killed(member: Member, leftover: tuple[int, ...], now: Now) -> Turn:
     if member.phase is not Phase.KILLING:
         return member, []
     if not leftover:
-        return emptied(member)
+        return _wind_up(member)
     pids = ", ".join(str(pid) for pid in leftover[:8])
     text = f"processes {pids} survive SIGKILL (an uninterruptible call?); their devices stay taken, trying again"
     return replace(member, timer_ns=now.after(KILL_AGAIN_S)), [_note(member, text)]
@@ -285,12 +288,13 @@ def lapse(member: Member, lease_end_ns: int, now: Now) -> Turn:
     match member.phase:
         case _ if member.frozen_ns:
             return member, []
-        case Phase.PREPARING | Phase.RUNNING | Phase.STOPPING | Phase.LINGERING:
+        case Phase.PREPARING | Phase.READY | Phase.RUNNING | Phase.STOPPING | Phase.LINGERING:
+            # Also at the barrier: setup may have left something running.
             return replace(member, frozen_ns=lease_end_ns), [Freeze(key=member.key)]
         case Phase.STARTING:
             # A task cannot be exec'd into a frozen cgroup, and one that has just begun has nothing to lose.
             return _not_thawed(replace(member, frozen_ns=lease_end_ns), now)
-        case Phase.READY | Phase.KILLING | Phase.CLOSING | Phase.STOPPED:
+        case Phase.KILLING | Phase.CLOSING | Phase.STOPPED:
             return member, []
 
 
@@ -302,7 +306,7 @@ def renew(member: Member, deadline_ns: int, now: Now, *, decided: bool) -> Turn:
     if not decided or member.phase in {Phase.KILLING, Phase.CLOSING, Phase.STOPPED}:
         return member, []
     frozen_ns = max(0, now.ns - member.frozen_ns)
-    setup = member.phase is Phase.PREPARING  # no collectives yet: a freeze of any length does no harm
+    setup = member.phase in {Phase.PREPARING, Phase.READY}  # no collectives yet: a freeze of any length does no harm
     if not setup and not may_thaw(frozen_ns, member.prepare.spec.collective_timeout_s):
         return _not_thawed(member, now)
     actions: list[Action] = [] if setup else [WritePage(key=member.key, deadline_ns=deadline_ns)]

@@ -54,7 +54,7 @@ class AttemptKey:
             ValueError: the job id or node key has other characters.
         """
         if not _JOB_ID.fullmatch(self.job_id):
-            raise ValueError(f"job id {self.job_id!r}: letters, digits, '-' and '_' only, or its processes cannot be marked")
+            raise ValueError(f"job id {self.job_id!r}: letters, digits, '-' and '_' only: it marks processes")
         if not _NODE_KEY.fullmatch(self.node_key):
             raise ValueError(f"node key {self.node_key!r}: letters, digits, '.', '-' and '_' only")
 
@@ -106,7 +106,8 @@ class Containment:
         self._strays = strays
         self._sessions: set[int] = set()
         self._seen: set[ProcessIdentity] = set()
-        self._resting: set[ProcessIdentity] | None = None  # stopped by the job itself before we froze; None: not frozen by us
+        # What the job itself had stopped before we froze it; None while it is not frozen by us.
+        self._resting: set[ProcessIdentity] | None = None
         self._settled = threading.Event()  # the keeper has no child
         self._settled.set()
         self._keeper_lost = False

@@ -2,12 +2,12 @@
 
 Forked by `spawner_main.py` (cold ranks: fork and exec) or by `zygote_main.py` (warm ranks: fork alone). It is a child subreaper and stays
 outside its attempt's cgroup: whatever a rank starts, however often it forks, changes its session or clears its environment, stays below the
-keeper, and when waitpid answers ECHILD nothing of the attempt is left; no sweep can be as sure. When its socket ends unasked the supervisor is
-gone: the keeper kills all that is below it, removes the cgroup and ends.
+keeper, and when waitpid answers ECHILD nothing of the attempt is left; no sweep can be as sure. Then, and only then, it may serve another generation. When its socket ends it is not
+needed any more, or the supervisor is dead: the keeper kills all that is below it, removes the cgroup and ends.
 
 Requests (JSON in one packet: `J` and the text, or `M` and the text in a memory file, which is then the first descriptor):
     {"op": "spawn", "task", "command", "cwd", "env", "umask", "warm"} with the output pipe as descriptor
-    {"op": "end"}: all is over and cleaned up, leave
+    {"op": "serve", "cgroup"}: the next generation to keep, sent only to a keeper that has reported "empty"; not answered
 Replies: {"op": "spawned", "task", "pid"} or {"op": "refused", "task", "stage", "errno"}
 Unasked: {"op": "exit", "task", "pid", "code", "signal", "cpu_s", "max_rss_bytes", "ended_ns"} and {"op": "empty"}
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 else:
     import _phalanx_proctable as proctable  # registered by `sibling`; the job's environment may hold another phalanx
 
-PACKET_BYTES_MAX = 65536  # a longer request travels in a memory file; the kernel's default send buffer holds three of these
+PACKET_BYTES_MAX = 65536  # longer requests travel in a memory file; a default send buffer holds three
 DESCRIPTORS_MAX = 4  # per request; two are used
 START_LIMIT_S = 10.0  # from fork to exec: milliseconds, unless the file system hangs or the cgroup is frozen
-EXTINGUISH_LIMIT_S = 600.0  # a process in an uninterruptible call dies when the call ends; past this the engine's sweep sees to it
+EXTINGUISH_LIMIT_S = 600.0  # an uninterruptible process dies when its call ends; past this the engine sweeps
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
@@ -142,8 +142,9 @@ class Keeper:
             if message is None:
                 self._extinguish()
                 return None
-            if message[0]["op"] == "end":
-                return None
+            if message[0]["op"] == "serve":
+                self._cgroup = message[0]["cgroup"]
+                continue
             rank = self._spawn(*message)
             if rank is not None:
                 return rank

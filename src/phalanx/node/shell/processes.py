@@ -16,10 +16,11 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from phalanx.node.logic.warm import WarmCommand
 from phalanx.node.shell.containment import AttemptKey, Containment, ContainmentKind, Containments
+from phalanx.node.shell.proctable import identity
 from phalanx.node.shell.spawner import ANSWER_LIMIT_S, PACKET_BYTES_MAX, Spawner, SpawnerLost, send_request
 from phalanx.node.shell.sweeps import NODE_KEY_VARIABLE, TASK_KEY_VARIABLE, Table
 from phalanx.wire.rank import boottime_ns
@@ -27,6 +28,7 @@ from phalanx.wire.rank import boottime_ns
 if TYPE_CHECKING:
     from phalanx.node.shell.zygote import Zygote
 
+_RESTED_MAX: Final = 8  # 2 MB each
 _BASH: Final = ("bash", "-c")
 _NOT_FOUND: Final = 127  # as every shell has it
 _NOT_EXECUTABLE: Final = 126
@@ -82,6 +84,15 @@ class TaskNotStarted(Exception):
         return _NOT_FOUND if self.stage == "exec" and self.errno == errno.ENOENT else _NOT_EXECUTABLE
 
 
+class _Keeper(NamedTuple):
+    """A keeper as the host knows it."""
+
+    channel: socket.socket
+    pid: int
+    spawner: Spawner
+    warm: bool
+
+
 class ProcessesUnavailable(Exception):
     """No process can be started on this node now: no spawner, or no cgroup could be made. Another try may help."""
 
@@ -89,12 +100,13 @@ class ProcessesUnavailable(Exception):
 class AttemptProcesses:
     """The processes of one attempt generation. Calls may come from any thread; see ProcessHost for the callbacks."""
 
-    def __init__(self, host: ProcessHost, containment: Containment, channel: socket.socket, *, warm: bool) -> None:
+    def __init__(self, host: ProcessHost, containment: Containment, keeper: _Keeper) -> None:
         self.key = containment.key
         self.containment = containment
         self._host = host
-        self._channel = channel
-        self._warm = warm
+        self._keeper = keeper
+        self._channel = keeper.channel
+        self._warm = keeper.warm
         self._lock = threading.Lock()  # one spawn at a time; also guards _ended
         self._ended = False
         self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
@@ -166,8 +178,8 @@ class AttemptProcesses:
     def close(self) -> list[int]:
         """Kill what is left, let the keeper go, remove the cgroup; returns pids that would not die. May be called again."""
         leftover = self.kill()
-        self._host._forget(self)  # noqa: SLF001  host and attempt are two halves of one noun
         self.containment.close()
+        self._host._forget(self)  # noqa: SLF001  host and attempt are two halves of one noun
         return leftover
 
     def _request(self, spec: TaskSpec) -> dict[str, Any]:
@@ -191,7 +203,9 @@ class AttemptProcesses:
                 message = f"its working directory {spec.cwd} cannot be entered on this node: {reason}"
             case "exec":
                 program = "bash" if isinstance(spec.command, str) else spec.command[0]
-                message = f"{program} cannot be executed: {reason}; looked along PATH={spec.env.get('PATH', os.defpath)}"
+                message = f"{program} cannot be executed: {reason}"
+                if number == errno.ENOENT:
+                    message += f"; looked along PATH={spec.env.get('PATH', os.defpath)}"
             case "cgroup":
                 message = f"it could not enter its cgroup: {reason}"
             case "keeper":
@@ -283,6 +297,10 @@ class ProcessHost:
         self._on_exit = on_exit
         self._on_empty = on_empty
         self._lock = threading.Lock()
+        self._closed = False
+        self._rested: list[
+            _Keeper
+        ] = []  # keepers with nothing below them, warmed up: forking in a fresh one takes 3 ms longer
         self._attempts: dict[int, AttemptProcesses] = {}  # by the descriptor of the channel
         self._containments = Containments(node_key, mode=mode)
         self._spawner = Spawner.cold(node_key)
@@ -314,30 +332,49 @@ class ProcessHost:
         """
         try:
             cgroup = self._containments.prepare(key)
-            spawner = self._living_spawner() if zygote is None else zygote.spawner
-            channel, keeper_pid = spawner.keeper(None if cgroup is None else cgroup.folder)
+            keeper = self._keeper_for(None if cgroup is None else cgroup.folder, zygote)
         except (OSError, SpawnerLost) as error:
             raise ProcessesUnavailable(f"no processes for {key.marker}: {error}") from error
 
         def strays(table: Table) -> set[int]:
-            return spawner.adopted(table) if len(self._attempts) == 1 else set()
+            return keeper.spawner.adopted(table) if len(self._attempts) == 1 else set()
 
-        containment = self._containments.open(key, keeper_pid=keeper_pid, cgroup=cgroup, strays=strays)
-        attempt = AttemptProcesses(self, containment, channel, warm=zygote is not None)
-        channel.setblocking(True)
+        containment = self._containments.open(key, keeper_pid=keeper.pid, cgroup=cgroup, strays=strays)
+        attempt = AttemptProcesses(self, containment, keeper)
         with self._lock:
-            self._attempts[channel.fileno()] = attempt
-        self._epoll.register(channel.fileno(), select.EPOLLIN)
+            self._attempts[keeper.channel.fileno()] = attempt
+        self._epoll.register(keeper.channel.fileno(), select.EPOLLIN)
         return attempt
 
     def close(self, timeout_s: float = 5.0) -> list[int]:
         """End every attempt still open, the spawner and the thread; returns pids that would not die."""
+        if self._closed:
+            return []
         leftover = [pid for attempt in list(self._attempts.values()) for pid in attempt.close()]
+        self._closed = True
+        for keeper in self._rested:
+            keeper.channel.close()
         self._spawner.close(timeout_s)
         os.write(self._stop_write, b".")
         self._thread.join(timeout_s)
         self._containments.close()
         return leftover
+
+    def _keeper_for(self, cgroup: str | None, zygote: Zygote | None) -> _Keeper:
+        """A keeper that keeps nothing: one that has done so before, else a new one."""
+        while zygote is None:
+            with self._lock:
+                if not self._rested:
+                    break
+                keeper = self._rested.pop()
+            if identity(keeper.pid) is not None:
+                with contextlib.suppress(OSError):  # killed a moment ago: the next one
+                    send_request(keeper.channel, {"op": "serve", "cgroup": cgroup}, [])
+                    return keeper
+            keeper.channel.close()
+        spawner = self._living_spawner() if zygote is None else zygote.spawner
+        channel, pid = spawner.keeper(cgroup)
+        return _Keeper(channel, pid, spawner, zygote is not None)
 
     def _living_spawner(self) -> Spawner:
         """The spawner; a new one when somebody killed it. The keepers it forked live on without it."""
@@ -378,7 +415,7 @@ class ProcessHost:
         attempt._lost()  # noqa: SLF001
 
     def _forget(self, attempt: AttemptProcesses) -> None:
-        """Let the keeper go: its socket ends, and it with it."""
+        """Let the keeper rest for the next attempt if nothing is below it, else let it go: its socket ends, and it with it."""
         with self._lock:
             descriptor = attempt._channel.fileno()  # noqa: SLF001
             if self._attempts.get(descriptor) is not attempt:
@@ -386,9 +423,11 @@ class ProcessHost:
             del self._attempts[descriptor]
             try:
                 self._epoll.unregister(descriptor)
-            except FileNotFoundError:  # its keeper was lost
-                pass
-            with contextlib.suppress(OSError):
-                # Said, because a socket that ends unasked makes the keeper clean up after a dead supervisor.
-                send_request(attempt._channel, {"op": "end"}, [])  # noqa: SLF001
-            attempt._channel.close()  # noqa: SLF001
+                lost = False
+            except FileNotFoundError:
+                lost = True
+            keeper = attempt._keeper  # noqa: SLF001
+            if not (lost or keeper.warm) and len(self._rested) < _RESTED_MAX and attempt.empty():
+                self._rested.append(keeper)
+            else:
+                keeper.channel.close()

@@ -17,7 +17,7 @@ from phalanx.node.shell.sweeps import NODE_KEY_VARIABLE, SPAWNER_VARIABLE, Table
 
 SPAWNER_PROGRAM: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "spawner_main.py")
 PACKET_BYTES_MAX: Final = 65536  # as in keeper.py: a longer request travels in a memory file
-ANSWER_LIMIT_S: Final = 15.0  # a fork takes milliseconds; longer than keeper.START_LIMIT_S, so that its answer comes first
+ANSWER_LIMIT_S: Final = 15.0  # longer than keeper.START_LIMIT_S, so that its answer comes first
 
 
 class SpawnerLost(Exception):
@@ -76,7 +76,7 @@ class Spawner:
         spawner = cls([sys.executable, "-S", "-E", SPAWNER_PROGRAM], node_key=node_key, env=env)
         if spawner.hear(ANSWER_LIMIT_S) is None:
             spawner.close()
-            raise SpawnerLost(f"the spawner of node {node_key} did not start; its last words are in the supervisor's log")
+            raise SpawnerLost(f"node {node_key}: the spawner did not start; see the supervisor's log")
         return spawner
 
     @property

@@ -30,7 +30,8 @@ def sibling(name: str) -> ModuleType:
     """Load a file of this folder by path, under a name that no import of a user's script can meet."""
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
     spec = importlib.util.spec_from_file_location(f"_phalanx_{name}", path)
-    assert spec is not None and spec.loader is not None, path
+    assert spec is not None, path
+    assert spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where typing.NamedTuple and `keeper.py` look for it
     spec.loader.exec_module(module)

@@ -108,7 +108,13 @@ def signal_where_allowed(process: ProcessIdentity, number: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSweep:
-    """What a sweep of one node did: processes killed, pids that would not die, cgroups removed."""
+    """What a sweep of one node did.
+
+    Attributes:
+        killed: processes it signalled; those that a cgroup's kill or their keeper took first are not counted.
+        leftover: pids that would not die.
+        cgroups_removed: cgroups it removed; a keeper may have removed them first.
+    """
 
     killed: int
     leftover: tuple[int, ...]
@@ -195,6 +201,8 @@ def _node_members(
                 spawners.add(pid)
             case "supervisor":
                 supervisors.add(pid)
+            case _:
+                pass
     sessions.discard(0)  # what `ps` shows for a session begun outside this pid namespace
     tasks |= {row.pid for row in table.values() if row.session in sessions}
     tasks |= descendants(table, tasks | spawners | supervisors) - spawners - supervisors
@@ -228,5 +236,3 @@ def marked(table: Table, marker: str) -> set[int]:
     wanted = marker.encode()
     key = TASK_KEY_VARIABLE.encode()
     return {pid for pid in table if environment(pid).get(key, b"").strip() == wanted}
-
-

@@ -78,7 +78,7 @@ class Zygote:
     def _listen(self) -> None:
         message = self.spawner.hear(START_LIMIT_S)
         if message is None:
-            self.reason = f"it did not come up in {START_LIMIT_S:.0f} s or died; its last words are in the supervisor's log"
+            self.reason = f"it died or did not come up in {START_LIMIT_S:.0f} s; see the supervisor's log"
         elif message["op"] == "ready":
             self._ready = True
         else:

@@ -7,7 +7,7 @@ fork takes along no other thread, but whatever locks those hold. A warm rank the
 sys.argv, sys.path[0], `__main__`, traceback, exit code, atexit order, and it ends as every interpreter ends, by finalisation.
 
 What a warm rank does not have for itself: string hashes are salted as in its zygote (a cold rank draws its own salt unless PYTHONHASHSEED is
-set). `random` and NumPy's global generator are seeded anew; torch's default generator starts from the same constant as in a cold rank.
+set). The global generators of `random`, NumPy and torch are seeded anew in each rank.
 
 Standard library only, Python >= 3.10, no import from phalanx but the modules it is told to import.
 """
@@ -41,7 +41,7 @@ else:
     proctable = sys.modules["_phalanx_proctable"]
 
 _TASK_KEY: Final = "PHALANX_TASK_KEY"
-_BLAS_VARIABLES: Final = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")  # in the order OpenBLAS asks them
+_BLAS_VARIABLES: Final = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")  # as OpenBLAS asks
 _BLAS_SUFFIXES: Final = ("64_", "")
 
 
@@ -73,7 +73,7 @@ def _import_all(names: list[str]) -> str:
         except ImportError as error:
             if not name.startswith("?"):
                 return f"{sys.executable} cannot import {name}: {error}"
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  whatever a package does on import: the rank starts cold and shows it
             return f"importing {name} under {sys.executable} failed: {error!r}"
     return ""
 
@@ -99,10 +99,18 @@ def _be_fresh(request: dict[str, Any]) -> None:
     gc.enable()
     if not request["warm"]["unbuffered"] and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=False)  # had the zygote a terminal: a rank has a pipe
+    _restore_blas_threads()
+    _reseed()
+
+
+def _reseed() -> None:
+    """Draw new seeds where a cold rank would have drawn its own; `random` does so by itself after a fork."""
     numpy_random: Any = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
-    _restore_blas_threads()
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.seed()
 
 
 def _show(request: dict[str, Any]) -> None:
@@ -200,7 +208,7 @@ def _run_script(path: str, module: ModuleType, *, safe_path: bool) -> None:
         with io.open_code(absolute) as file:
             source = file.read()
     except OSError as error:
-        sys.stderr.write(f"{sys.executable}: can't open file {absolute!r}: [Errno {error.errno}] {error.strerror}\n")
+        sys.stderr.write(f"{sys.orig_argv[0]}: can't open file {absolute!r}: [Errno {error.errno}] {error.strerror}\n")
         sys.exit(2)
     if not safe_path:
         sys.path.insert(0, os.path.dirname(os.path.realpath(absolute)))
@@ -212,7 +220,13 @@ def _run_script(path: str, module: ModuleType, *, safe_path: bool) -> None:
         __package__=None,
         __doc__=None,
     )
-    exec(compile(source, absolute, "exec", dont_inherit=True), module.__dict__)  # noqa: S102  the user's own script
+    try:
+        exec(compile(source, absolute, "exec", dont_inherit=True), module.__dict__)  # noqa: S102  the user's own script
+    finally:
+        # As the interpreter does after a script (and not after a module): what it printed stands before its traceback.
+        for stream in (sys.stderr, sys.stdout):
+            with contextlib.suppress(Exception):
+                stream.flush()
 
 
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:

@@ -1,0 +1,196 @@
+"""A real head with virtual nodes in a folder of its own, for as long as a benchmark needs it."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from phalanx.node.shell.proctable import descendants, read_table
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+HANG_S = 120.0  # a guard against hanging, not a measurement
+
+
+@dataclass(slots=True)
+class Cluster:
+    """One head and its virtual nodes."""
+
+    home: str
+    port: int
+    virtual: str
+    lease_s: float = 6.0
+    revive_s: float = 0.0
+    head: subprocess.Popen[bytes] | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def start(self, *, wait_nodes: bool = True) -> None:
+        """Start the head and wait until it serves, and its nodes are up."""
+        command = [
+            sys.executable, "-m", "phalanx.app.head", "--home", self.home, "--port", str(self.port), "--virtual", self.virtual,
+            "--lease", str(self.lease_s), "--revive", str(self.revive_s),
+        ]  # fmt: skip
+        self.environment = {**os.environ, "PHALANX_HOME": self.home, "PYTHONPATH": os.path.join(ROOT, "src")}
+        with open(os.path.join(self.home, "head.out"), "ab") as output:
+            self.head = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True, env=self.environment)
+        until(self.serves, "the head serves", every_s=0.005)
+        if wait_nodes:
+            until(lambda: all(node["state"] == "up" for node in self.nodes()) and self.nodes(), "all nodes are up")
+
+    def kill_head(self) -> None:
+        """SIGKILL to the head alone; the nodes go on."""
+        if self.head is not None:
+            self.head.kill()
+            self.head.wait()
+            self.head = None
+
+    def stop(self) -> None:
+        """End everything."""
+        if self.head is not None:
+            with contextlib.suppress(OSError, AssertionError, TimeoutError):
+                self.call("POST", "/v1/stop", {"cancel_jobs": True})
+            self.head.send_signal(signal.SIGTERM)
+            try:
+                self.head.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                self.head.kill()
+                self.head.wait()
+            self.head = None
+        for name in self.node_records():
+            with contextlib.suppress(ProcessLookupError):
+                self.kill_node(name)
+
+    def serves(self) -> bool:
+        """Whether the head answers."""
+        try:
+            return bool(self.call("GET", "/v1/health")["status"])
+        except OSError:
+            return False
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        """One API call; the decoded reply."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.connect()
+            connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.token()}"}
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            reply = connection.getresponse()
+            data = reply.read()
+        finally:
+            connection.close()
+        if reply.status >= 400:
+            raise AssertionError(f"{method} {path}: {reply.status} {data[:500]!r}")
+        return json.loads(data) if data else None
+
+    def token(self) -> str:
+        """The admin's token; empty before the head made it."""
+        try:
+            with open(os.path.join(self.home, "token"), encoding="utf-8") as file:
+                return file.read()
+        except FileNotFoundError:
+            return ""
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """The head's nodes."""
+        nodes: list[dict[str, Any]] = self.call("GET", "/v1/nodes")["nodes"]
+        return nodes
+
+    def submit(self, **body: Any) -> str:
+        """Submit a job; its id."""
+        job_id: str = self.call("POST", "/v1/jobs", {"workdir": self.home, **body})["job"]["id"]
+        return job_id
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        """One job's view."""
+        view: dict[str, Any] = self.call("GET", f"/v1/jobs/{job_id}")["job"]
+        return view
+
+    def story(self, job_id: str) -> list[dict[str, Any]]:
+        """One job's story."""
+        lines: list[dict[str, Any]] = self.call("GET", f"/v1/jobs/{job_id}/story")["story"]
+        return lines
+
+    def wait(self, job_id: str, *states: str) -> dict[str, Any]:
+        """Wait until the job is in one of the states."""
+        until(lambda: self.job(job_id)["state"] in states, f"job {job_id} is {' or '.join(states)}", every_s=0.02)
+        return self.job(job_id)
+
+    def node_records(self) -> dict[str, dict[str, Any]]:
+        """What the local engine wrote of each living node."""
+        records = {}
+        root = os.path.join(self.home, "nodes")
+        for name in sorted(os.listdir(root)) if os.path.isdir(root) else []:
+            with contextlib.suppress(OSError, ValueError), open(os.path.join(root, name, "engine.json"), encoding="utf-8") as file:
+                records[name] = json.load(file)
+        return records
+
+    def node_pids(self, name: str) -> list[int]:
+        """Every process of a node, its supervisor first."""
+        root = int(self.node_records()[name]["pid"])
+        return [root, *sorted(descendants(read_table(), [root]))]
+
+    def kill_node(self, name: str, signal_number: int = signal.SIGKILL) -> float:
+        """The same signal to every process of a node, at once; the Unix time just before."""
+        pids = self.node_pids(name)
+        at_s = time.time()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal_number)
+        return at_s
+
+
+@contextlib.contextmanager
+def cluster(virtual: str = "3x4", **options: Any) -> Iterator[Cluster]:
+    """A running cluster; nothing of it is left afterwards."""
+    home = tempfile.mkdtemp(prefix="phalanx-bench-")
+    made = Cluster(home=home, port=free_port(), virtual=virtual, **options)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def command_words(pid: int) -> list[str]:
+    """The command line of a process; empty if it is gone or a zombie."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read().decode(errors="replace").split("\0")
+    except OSError:
+        return []
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def until(holds: Callable[[], Any], what: str, *, every_s: float = 0.02, limit_s: float = HANG_S) -> Any:
+    """Wait until `holds()` is true and return what it returned.
+
+    Raises:
+        TimeoutError: it never came true.
+    """
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end:
+        found = holds()
+        if found:
+            return found
+        time.sleep(every_s)
+    raise TimeoutError(f"waited {limit_s:.0f} s in vain until {what}")

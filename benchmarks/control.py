@@ -1,0 +1,141 @@
+"""The control plane: durable submits, small jobs, and a head that was killed.
+
+python -m benchmarks.control [--json] [--runs N] [--only submits,jobs,restart]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+from benchmarks.cluster import ROOT, Cluster, cluster, until
+from benchmarks.figures import Figure, arguments, at_least, at_most, report, shown, tell
+
+SUBMITS = 4000
+CONNECTIONS = 64
+TRUE_JOBS = 600
+PENDING = 10_000
+
+
+def main() -> None:
+    """Measure and print."""
+    given = arguments(__doc__ or "").parse_args()
+    only = set(filter(None, given.only.split(",")))
+    figures: list[Figure] = []
+    if not only or "submits" in only:
+        figures.append(_submits(given.runs or 3))
+    if not only or "jobs" in only:
+        figures.append(_true_jobs(given.runs or 3))
+    if not only or "restart" in only:
+        figures += _restart(given.runs or 5)
+    report("Control plane", figures, as_json=given.json)
+
+
+def _submits(runs: int) -> Figure:
+    rates = []
+    with cluster("1x4") as head:
+        head.call("POST", "/v1/nodes/n0/drain", {"why": "benchmark", "cordon_only": True})
+        for run in range(runs):
+            seconds = _load(head, SUBMITS, CONNECTIONS)
+            rates.append(SUBMITS / seconds)
+            tell(f"submits, run {run + 1}: {rates[-1]:,.0f} /s")
+    return at_least(
+        "durable submits over HTTP", rates, "/s", 1000, peer="Slurm 118 /s by REST, 27 /s by sbatch",
+        note=f"{SUBMITS} submits over {CONNECTIONS} connections, client on the same two cores",
+    )  # fmt: skip
+
+
+def _true_jobs(runs: int) -> Figure:
+    rates = []
+    with cluster("1x16") as head:
+        for run in range(runs):
+            began = time.monotonic()
+            _load(head, TRUE_JOBS, 16, run_line="true", gpus=1)
+            until(lambda: _ended(head) >= TRUE_JOBS * (run + 1), "all jobs ended", every_s=0.02)
+            rates.append(TRUE_JOBS / (time.monotonic() - began))
+            tell(f"jobs of one `true`, run {run + 1}: {rates[-1]:,.0f} /s")
+    return at_least(
+        "jobs of one `true`, submitted to ended", rates, "/s", 150, peer="Slurm 14 /s, HyperQueue 301 /s",
+        note=f"{TRUE_JOBS} jobs, one node of 16 virtual devices",
+    )  # fmt: skip
+
+
+def _restart(runs: int) -> list[Figure]:
+    to_serving, to_judged = [], []
+    with cluster("1x4") as head:
+        head.call("POST", "/v1/nodes/n0/drain", {"why": "benchmark", "cordon_only": True})
+        _load(head, PENDING, CONNECTIONS)
+        for run in range(runs):
+            head.kill_head()
+            began = time.monotonic()
+            head.start(wait_nodes=False)
+            to_serving.append(time.monotonic() - began)
+            until(lambda: head.call("GET", "/v1/jobs?limit=1")["jobs"][0]["detail"], "the newest job was judged")
+            to_judged.append(time.monotonic() - began)
+            tell(f"restart with {PENDING} jobs, run {run + 1}: serving after {to_serving[-1]:.2f} s")
+    return [
+        at_most(f"head killed, restarted with {PENDING} jobs: exec to serving", to_serving, "s", 2.0, peer="Ray loses all without Redis"),
+        shown("the same, to every pending job judged", to_judged, "s"),
+    ]
+
+
+def _ended(head: Cluster) -> int:
+    counts = head.call("GET", "/v1/overview").get("job_counts") or {}
+    return int(counts.get("succeeded", 0))
+
+
+def _load(head: Cluster, count: int, connections: int, *, run_line: str = "sleep 1000", gpus: int = 4) -> float:
+    """Submit from another process, as a client would; seconds from the first request sent to the last answer."""
+    body = {"run": [*run_line.split()], "gpus": gpus, "workdir": head.home, "name": "bench"}
+    command = [sys.executable, "-m", "benchmarks.control", "--as-client"]
+    order = {"port": head.port, "token": head.token(), "count": count, "connections": connections, "body": body}
+    done = subprocess.run(
+        command, input=json.dumps(order), capture_output=True, text=True, check=True, cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.path.join(ROOT, "src")},
+    )  # fmt: skip
+    return float(json.loads(done.stdout)["seconds"])
+
+
+# ---- the client process: bare HTTP/1.1 over asyncio streams, so that the client costs little beside the head ------------
+
+
+async def _client(order: dict[str, Any]) -> float:
+    body = json.dumps(order["body"]).encode()
+    left = iter(range(order["count"]))
+    began = time.monotonic()
+
+    async def one_connection() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", order["port"])
+        for number in left:
+            writer.write(
+                (
+                    f"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1:{order['port']}\r\nAuthorization: Bearer {order['token']}\r\n"
+                    f"Content-Type: application/json\r\nIdempotency-Key: {began}-{number}\r\nContent-Length: {len(body)}\r\n\r\n"
+                ).encode()
+                + body
+            )
+            status = await reader.readline()
+            length = 0
+            while (line := await reader.readline()) not in (b"\r\n", b""):
+                name, _, value = line.partition(b":")
+                if name.lower() == b"content-length":
+                    length = int(value)
+            reply = await reader.readexactly(length)
+            if b" 201 " not in status:
+                raise RuntimeError(f"{status!r} {reply[:300]!r}")
+        writer.close()
+
+    await asyncio.gather(*(one_connection() for _ in range(order["connections"])))
+    return time.monotonic() - began
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--as-client"]:
+        sys.stdout.write(json.dumps({"seconds": asyncio.run(_client(json.load(sys.stdin)))}))
+    else:
+        main()

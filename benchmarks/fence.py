@@ -1,0 +1,94 @@
+"""The fence drill: a whole node is stopped for longer than its lease and wakes again. What do its old ranks still do?
+
+    python -m benchmarks.fence [--rounds 50] [--bare] [--lease 2] [--json]
+
+With `phalanx.torch` no step may be begun by an old rank once the new attempt has made one. A bare script has no fence inside: what it
+does between its wake and its supervisor's are counted and printed. In neither case is anything it wrote resumed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from benchmarks.cluster import ROOT, Cluster, cluster, command_words, until
+from benchmarks.figures import Figure, arguments, report, shown, tell
+
+SCRIPT = os.path.join(ROOT, "benchmarks", "fence_rank.py")
+
+
+def main() -> int:
+    """Run the drill; exits 1 if a step was begun past the fence, or anything of an old epoch was resumed."""
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--bare", action="store_true")
+    parser.add_argument("--lease", type=float, default=2.0)
+    given = parser.parse_args()
+    rounds = [drill_round(number, bare=given.bare, lease_s=given.lease) for number in range(given.rounds)]
+    late, resumed, back_s = zip(*rounds, strict=True)
+    kind = "bare script" if given.bare else "phalanx.torch"
+    figures = [
+        Figure(name=f"steps begun by old ranks after the new attempt's first, {kind}", value=float(sum(late)), unit="steps",
+               runs=[float(count) for count in late], target="0 steps" if not given.bare else "", met=None if given.bare else not any(late)),
+        Figure(name="things of an old epoch that were resumed", value=float(sum(resumed)), unit="", runs=[float(r) for r in resumed],
+               target="0", met=not any(resumed)),
+        shown("node stopped to a step of the new attempt", list(back_s), "s", note=f"lease {given.lease:g} s, {given.rounds} rounds"),
+    ]  # fmt: skip
+    report("Fence drill", figures, as_json=given.json)
+    return int(any(resumed) or (not given.bare and any(late)))
+
+
+def drill_round(number: int, *, bare: bool, lease_s: float) -> tuple[int, int, float]:
+    """One round: late steps of the old ranks, resumed things of theirs, and seconds from the stop to the new attempt's first step."""
+    with cluster("3x1", lease_s=lease_s) as head:
+        folder = os.path.join(head.home, "drill")
+        os.makedirs(folder)
+        command = [sys.executable, SCRIPT, folder, *(["--bare"] if bare else [])]
+        job = head.submit(run=command, gpus="2x1", name="drill", grace="2s")
+        until(lambda: _steps(folder, 1, 0) and _steps(folder, 1, 1), "both ranks make steps")
+        victim = head.job(job)["nodes"][number % 2]
+        pids = head.node_pids(victim)
+        ranks = [pid for pid in pids if SCRIPT in command_words(pid)]
+        stopped_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        head.kill_node(victim, signal.SIGSTOP)
+        until(lambda: _steps(folder, 2, 0) and _steps(folder, 2, 1), "the new attempt makes steps")
+        first_ns = min(_steps(folder, 2, 0)[0], _steps(folder, 2, 1)[0])
+        for pid in pids:
+            _continue(pid)
+        until(lambda: _gone(ranks), "the old ranks are gone", limit_s=60)
+        time.sleep(0.2)  # a step begun meanwhile would have left its line by now
+        late = sum(begin_ns > first_ns for rank in (0, 1) for begin_ns in _steps(folder, 1, rank))
+        resumed = _resumed(head, job)
+        tell(f"round {number + 1}: {victim} slept {(first_ns - stopped_ns) / 1e9:.1f} s; late steps {late}, resumed {resumed}")
+        return late, resumed, (first_ns - stopped_ns) / 1e9
+
+
+def _steps(folder: str, epoch: int, rank: int) -> list[int]:
+    """When each step of a rank began, CLOCK_BOOTTIME ns."""
+    try:
+        with open(os.path.join(folder, f"steps-{epoch}-{rank}"), encoding="ascii") as file:
+            return [int(line.split()[1]) for line in file.read().split("\n")[:-1]]
+    except FileNotFoundError:
+        return []
+
+
+def _continue(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGCONT)
+    except ProcessLookupError:
+        return
+
+
+def _gone(pids: list[int]) -> bool:
+    return not any(command_words(pid) for pid in pids)
+
+
+def _resumed(head: Cluster, job: str) -> int:
+    attempts = head.call("GET", f"/v1/jobs/{job}")["attempts"]
+    return sum(attempt["resume_step"] is not None for attempt in attempts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,206 @@
+"""Launching and recovering: how long until something runs, and until it runs again.
+
+    python -m benchmarks.launch [--json] [--runs N] [--only first_line,step,crash,node,silent] [--pairs 30]
+
+Peers that cannot run here (Slurm, Kubernetes, torchrun's restart) are quoted from the design's table; the bare fork and the script
+started by hand run in the same minutes, interleaved.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.cluster import ROOT, Cluster, cluster, free_port, until
+from benchmarks.figures import Figure, arguments, at_most, report, shown, tell
+
+BOOTSTRAPS = 2000
+WORKER = "import time; print('up', flush=True); time.sleep(600)"
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--pairs", type=int, default=30, help="interleaved pairs of the step overhead")
+    given = parser.parse_args()
+    only = set(filter(None, given.only.split(",")))
+    parts: dict[str, Callable[[], list[Figure]]] = {
+        "first_line": lambda: _first_line(given.runs or 15),
+        "step": lambda: _step_overhead(given.pairs),
+        "crash": lambda: _crash(given.runs or 7),
+        "node": lambda: _node_death(given.runs or 5, silent=False),
+        "silent": lambda: _node_death(given.runs or 3, silent=True),
+    }
+    figures = [figure for name, measure in parts.items() if not only or name in only for figure in measure()]
+    report("Launch and recovery", figures, as_json=given.json)
+
+
+def _first_line(runs: int) -> list[Figure]:
+    bare, launched, pairs = [], [], []
+    phalanx = [os.path.join(os.path.dirname(sys.executable), "phalanx"), "run", "--gpus", "1", "--", "sh", "-c", "echo ready"]
+    with cluster("1x4") as head:
+        for run in range(runs + 1):
+            fork_s = _until_first_line(["sh", "-c", "echo ready"], head)
+            phalanx_s = _until_first_line(phalanx, head)
+            if run:  # the first pair warms the page cache
+                bare.append(fork_s * 1000)
+                launched.append(phalanx_s * 1000)
+                pairs.append(phalanx_s - fork_s)
+                tell(f"first line, run {run}: {launched[-1]:.0f} ms, bare fork {bare[-1]:.1f} ms")
+    return [
+        at_most("`phalanx run` exec to first line of output", launched, "ms", 250, peer="Slurm 1 to 3 s, Kubernetes 8 s"),
+        shown("bare fork to first line", bare, "ms"),
+    ]
+
+
+def _until_first_line(command: list[str], head: Cluster) -> float:
+    began = time.monotonic()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=head.environment, cwd=head.home)
+    if process.stdout is None or not process.stdout.readline():
+        raise RuntimeError(f"{command} printed nothing, exit code {process.wait()}")
+    seconds = time.monotonic() - began
+    process.stdout.read()
+    process.wait(timeout=60)
+    return seconds
+
+
+def _step_overhead(pairs: int) -> list[Figure]:
+    """Interleaved pairs in random order within each pair; the median step of each run; ratio launched / by hand."""
+    script = os.path.join(ROOT, "examples", "ddp_step", "train.py")
+    order, ratios, by_hand_ms, launched_ms = random.Random(0), [], [], []
+    with cluster("1x2") as head:
+        for pair in range(pairs):
+            sides: list[Callable[[], float]] = [lambda: _by_hand(script, head), lambda: _launched(script, head)]
+            flip = order.random() < 0.5
+            seconds = [side() for side in (reversed(sides) if flip else sides)]
+            hand_s, launched_s = reversed(seconds) if flip else seconds
+            by_hand_ms.append(hand_s * 1000)
+            launched_ms.append(launched_s * 1000)
+            ratios.append(launched_s / hand_s)
+            tell(f"DDP step, pair {pair + 1}: by hand {by_hand_ms[-1]:.2f} ms, launched {launched_ms[-1]:.2f} ms")
+    upper = _upper_bound([(ratio - 1) * 100 for ratio in ratios])
+    return [
+        at_most("launched DDP step over the script by hand, median of pairs", [(r - 1) * 100 for r in ratios], "%", 1.0,
+                note=f"95 % upper bound of the median {upper:.2f} % over {pairs} pairs"),
+        at_most("the same, upper 95 % bound", [upper], "%", 1.0),
+        shown("DDP step by hand", by_hand_ms, "ms"),
+        shown("DDP step launched", launched_ms, "ms"),
+    ]  # fmt: skip
+
+
+def _upper_bound(values: list[float]) -> float:
+    """One-sided 95 % bound of the median, by bootstrap."""
+    rng = random.Random(1)
+    medians = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(BOOTSTRAPS))
+    return medians[int(0.95 * BOOTSTRAPS)]
+
+
+def _by_hand(script: str, head: Cluster) -> float:
+    out = os.path.join(head.home, "by-hand.json")
+    port = free_port()
+    ranks = []
+    for rank in range(2):
+        environment = {
+            **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(rank),
+            "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1",
+        }  # fmt: skip
+        command = [sys.executable, script, "--steps", "60", "--warmup", "10", "--out", out]
+        ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL))
+    for process in ranks:
+        if process.wait(timeout=120):
+            raise RuntimeError("the script by hand failed")
+    return _median_step(out)
+
+
+def _launched(script: str, head: Cluster) -> float:
+    out = os.path.join(head.home, "launched.json")
+    job = head.submit(run=[sys.executable, script, "--steps", "60", "--warmup", "10", "--out", out], gpus="1x2", name="ddp")
+    if head.wait(job, "succeeded", "failed")["state"] != "succeeded":
+        raise RuntimeError(f"the launched script failed: {head.story(job)[-1]}")
+    return _median_step(out)
+
+
+def _median_step(path: str) -> float:
+    with open(path, encoding="utf-8") as file:
+        return statistics.median(json.load(file)["step_s"])
+
+
+def _crash(runs: int) -> list[Figure]:
+    """SIGKILL to one rank of 2 x 2; until every rank of the next generation is exec'd, and has printed."""
+    running, printed = [], []
+    with cluster("2x2") as head:
+        for run in range(runs):
+            job = head.submit(run=[sys.executable, "-c", WORKER], gpus="2x2", name="gang")
+            until(lambda: _lines_up(head, job) == 4, "every rank has printed", every_s=0.01)
+            at_s = time.time()
+            os.kill(_a_rank(head), signal.SIGKILL)
+            line = until(lambda: _running_line(head, job, after_s=at_s), "all ranks run again", every_s=0.01)
+            running.append(line["at_s"] - at_s)
+            until(lambda: _lines_up(head, job) == 8, "every rank has printed again", every_s=0.01)
+            printed.append(time.time() - at_s)
+            tell(f"rank crash, run {run + 1}: all ranks run again after {running[-1]:.2f} s")
+            head.call("POST", f"/v1/jobs/{job}/cancel")
+            head.wait(job, "cancelled")
+    return [
+        at_most("rank crash to all ranks exec'd again", running, "s", 3.0, peer="torchrun 11 to 15 s, imports included"),
+        shown("the same, to a line from every rank", printed, "s"),
+    ]
+
+
+def _node_death(runs: int, *, silent: bool) -> list[Figure]:
+    """SIGKILL (or SIGSTOP, the node falls silent) to a whole node; until the gang runs on another."""
+    running = []
+    for run in range(runs):
+        with cluster("3x2") as head:
+            job = head.submit(run=[sys.executable, "-c", WORKER], gpus="2x2", name="gang")
+            _all_run(head, job, 0)
+            node = head.job(job)["nodes"][1]
+            pids = head.node_pids(node)
+            at_s = head.kill_node(node, signal.SIGSTOP if silent else signal.SIGKILL)
+            line = until(lambda: _running_line(head, job, after_s=at_s), "the gang runs elsewhere", every_s=0.01)
+            running.append(line["at_s"] - at_s)
+            tell(f"node {'silent' if silent else 'killed'}, run {run + 1}: running elsewhere after {running[-1]:.2f} s")
+            if silent:
+                for pid in pids:
+                    os.kill(pid, signal.SIGCONT)
+    if silent:
+        return [at_most("silent node (SIGSTOP) to running elsewhere", running, "s", 15.0, peer="Nomad 20 s, Slurm 300 s, Kubernetes 350 s")]
+    return [at_most("node killed (SIGKILL) to running elsewhere", running, "s", 5.0, peer="Nomad 20 s, Slurm 300 s, Kubernetes 350 s")]
+
+
+def _all_run(head: Cluster, job: str, after_s: float) -> None:
+    until(lambda: _running_line(head, job, after_s=after_s), "all ranks run")
+
+
+def _running_line(head: Cluster, job: str, *, after_s: float) -> dict[str, Any] | None:
+    return next((line for line in head.story(job) if line["kind"] == "running" and line["at_s"] > after_s), None)
+
+
+def _lines_up(head: Cluster, job: str) -> int:
+    chunks = head.call("GET", f"/v1/jobs/{job}/logs?rank=all")["chunks"]
+    return sum(chunk["text"].count("up\n") for chunk in chunks)
+
+
+def _a_rank(head: Cluster) -> int:
+    for name in head.node_records():
+        for pid in head.node_pids(name):
+            try:
+                with open(f"/proc/{pid}/cmdline", "rb") as file:
+                    words = file.read().split(b"\0")
+            except OSError:
+                continue
+            if WORKER.encode() in words:
+                return pid
+    raise RuntimeError("no rank of the gang is running")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,261 @@
+"""Users, projects, queues and tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from dataclasses import replace
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from phalanx.api.bodies import nothing, read_record, reply
+from phalanx.api.routes import Routes
+from phalanx.api.runtime import caller_of, off_loop, runtime_of
+from phalanx.api.views import project_view, queue_view, token_view, user_view
+from phalanx.core.access.roles import Caller, may
+from phalanx.core.errors import BadRequest, NotFound, NotPermitted
+from phalanx.core.ids import ProjectId, QueueId, TokenId, UserId
+from phalanx.core.state.events import PutProject, PutQueue, PutToken, PutUser, RevokeToken
+from phalanx.core.units import parse_duration_s
+from phalanx.core.work.job import JobState
+from phalanx.core.work.people import Action, Token, User, UserRole
+from phalanx.core.work.queue import Project, Queue
+from phalanx.ports.store import JobFilter
+from phalanx.wire.api import (
+    Me,
+    ProjectBody,
+    ProjectList,
+    ProjectReply,
+    QueueBody,
+    QueueList,
+    QueueReply,
+    TokenBody,
+    TokenList,
+    TokenMade,
+    UserBody,
+    UserList,
+    UserReply,
+)
+
+TOKEN_BITS: Final = 256
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,62}")
+_COUNTED_MAX: Final = 200_000  # jobs looked at for the numbers beside queues
+
+routes = Routes()
+
+
+@routes.get("/v1/me", Action.SEE, reply=Me)
+async def whoami(request: Request) -> Response:
+    """Whose token this is and what it may do."""
+    caller = caller_of(request)
+    actions = [action for action in Action if may(caller, action)]
+    return reply(
+        Me(
+            user=caller.user, role=caller.role, token_id=caller.token_id, projects=sorted(caller.projects),
+            admin_of=sorted(caller.admin_of), scope=sorted(caller.scope), actions=actions,
+        )
+    )  # fmt: skip
+
+
+# ---- users ------------------------------------------------------------------------------------------------------------
+
+
+@routes.get("/v1/users", Action.SEE, reply=UserList)
+async def list_users(request: Request) -> Response:
+    """List all users."""
+    users = await off_loop(runtime_of(request).parts.store.users)
+    return reply(UserList(users=[user_view(user) for user in users]))
+
+
+@routes.get("/v1/users/{user_id}", Action.SEE, reply=UserReply)
+async def show_user(request: Request, user_id: UserId) -> Response:
+    """Show one user."""
+    user = runtime_of(request).parts.store.user(user_id)
+    if user is None:
+        raise NotFound(f"no user {user_id!r}", hint="phalanx users lists them")
+    return reply(UserReply(user=user_view(user)))
+
+
+@routes.put("/v1/users/{user_id}", Action.ADMINISTER, body=UserBody, reply=UserReply)
+async def put_user(request: Request, user_id: UserId) -> Response:
+    """Add a user or change one; absent fields of an existing one stay, a new one is a plain user."""
+    runtime = runtime_of(request)
+    body = await read_record(request, UserBody, runtime.parts.limits.body_bytes)
+    known = runtime.parts.store.user(user_id)
+    if body.role is UserRole.NODE:
+        raise BadRequest("role node is a supervisor's, not a user's", hint="viewer, user, operator or admin")
+    if user_id == caller_of(request).user and (body.disabled or body.role not in (None, UserRole.ADMIN)):
+        raise BadRequest(f"{user_id} would lock themself out", hint="have another admin do it")
+    user = known or User(id=UserId(_name(user_id, "user")), role=UserRole.USER, created_s=runtime.parts.clock.now_s())
+    user = replace(
+        user, role=body.role or user.role, disabled=user.disabled if body.disabled is None else body.disabled
+    )  # fmt: skip
+    await runtime.ask(PutUser(user=user))
+    return reply(UserReply(user=user_view(user)))
+
+
+# ---- projects ---------------------------------------------------------------------------------------------------------
+
+
+@routes.get("/v1/projects", Action.SEE, reply=ProjectList)
+async def list_projects(request: Request) -> Response:
+    """List all projects."""
+    projects = await off_loop(runtime_of(request).parts.store.projects)
+    return reply(ProjectList(projects=[project_view(project) for project in projects]))
+
+
+@routes.get("/v1/projects/{project_id}", Action.SEE, reply=ProjectReply)
+async def show_project(request: Request, project_id: ProjectId) -> Response:
+    """Show one project."""
+    for project in await off_loop(runtime_of(request).parts.store.projects):
+        if project.id == project_id:
+            return reply(ProjectReply(project=project_view(project)))
+    raise NotFound(f"no project {project_id!r}", hint="phalanx projects lists them")
+
+
+@routes.put("/v1/projects/{project_id}", Action.ADMINISTER, body=ProjectBody, reply=ProjectReply)
+async def put_project(request: Request, project_id: ProjectId) -> Response:
+    """Add a project or change one; absent fields of an existing one stay. A project without members is open to all."""
+    runtime = runtime_of(request)
+    body = await read_record(request, ProjectBody, runtime.parts.limits.body_bytes)
+    known = {project.id: project for project in runtime.parts.store.projects()}
+    project = known.get(project_id) or Project(
+        id=ProjectId(_name(project_id, "project")), created_s=runtime.parts.clock.now_s()
+    )
+    users = {user.id for user in runtime.parts.store.users()}
+    strangers = sorted({*(body.members or ()), *(body.admins or ())} - users)
+    if strangers:
+        raise NotFound(f"no user {strangers[0]!r}", hint="add them first: phalanx users")
+    project = replace(
+        project,
+        members=project.members if body.members is None else frozenset(body.members),
+        admins=project.admins if body.admins is None else frozenset(body.admins),
+    )
+    await runtime.ask(PutProject(project=project))
+    return reply(ProjectReply(project=project_view(project)))
+
+
+# ---- queues -----------------------------------------------------------------------------------------------------------
+
+
+@routes.get("/v1/queues", Action.SEE, reply=QueueList)
+async def list_queues(request: Request) -> Response:
+    """List all queues and how many jobs are in each."""
+    store = runtime_of(request).parts.store
+
+    def read() -> QueueList:
+        pending = store.jobs(JobFilter(states=frozenset({JobState.PENDING}), limit=_COUNTED_MAX))
+        running = store.jobs(JobFilter(states=frozenset({JobState.RUNNING}), limit=_COUNTED_MAX))
+        return QueueList(queues=[queue_view(queue, pending, running) for queue in store.queues()])
+
+    return reply(await off_loop(read))
+
+
+@routes.get("/v1/queues/{queue_id}", Action.SEE, reply=QueueReply)
+async def show_queue(request: Request, queue_id: QueueId) -> Response:
+    """Show one queue."""
+    store = runtime_of(request).parts.store
+
+    def read() -> QueueReply:
+        queue = {known.id: known for known in store.queues()}.get(queue_id)
+        if queue is None:
+            raise NotFound(f"no queue {queue_id!r}", hint="phalanx queues lists them")
+        pending = store.jobs(JobFilter(states=frozenset({JobState.PENDING}), queue=queue_id, limit=_COUNTED_MAX))
+        running = store.jobs(JobFilter(states=frozenset({JobState.RUNNING}), queue=queue_id, limit=_COUNTED_MAX))
+        return QueueReply(queue=queue_view(queue, pending, running))
+
+    return reply(await off_loop(read))
+
+
+@routes.put("/v1/queues/{queue_id}", Action.OPERATE, body=QueueBody, reply=QueueReply)
+async def put_queue(request: Request, queue_id: QueueId) -> Response:
+    """Add a queue or change one; absent fields of an existing one stay."""
+    runtime = runtime_of(request)
+    body = await read_record(request, QueueBody, runtime.parts.limits.body_bytes)
+    known = {queue.id: queue for queue in runtime.parts.store.queues()}
+    queue = known.get(queue_id) or Queue(id=QueueId(_name(queue_id, "queue")))
+    queue = replace(
+        queue,
+        priority=queue.priority if body.priority is None else body.priority,
+        open=queue.open if body.open is None else body.open,
+    )
+    await runtime.ask(PutQueue(queue=queue))
+    return reply(QueueReply(queue=queue_view(queue, (), ())))
+
+
+# ---- tokens -----------------------------------------------------------------------------------------------------------
+
+
+@routes.get("/v1/tokens", Action.OWN_TOKENS, reply=TokenList)
+async def list_tokens(request: Request) -> Response:
+    """List one's own tokens; an admin sees all. The secrets are kept nowhere."""
+    caller = caller_of(request)
+    tokens = await off_loop(runtime_of(request).parts.store.tokens)
+    shown = [token for token in tokens if token.user == caller.user or may(caller, Action.ADMINISTER)]
+    return reply(TokenList(tokens=[token_view(token) for token in shown]))
+
+
+@routes.post("/v1/tokens", Action.OWN_TOKENS, body=TokenBody, reply=TokenMade, status=201)
+async def make_token(request: Request) -> Response:
+    """Make a token. Its secret is in this reply and never shown again."""
+    runtime, caller = runtime_of(request), caller_of(request)
+    parts = runtime.parts
+    body = await read_record(request, TokenBody, parts.limits.body_bytes)
+    user = body.user or caller.user
+    if user != caller.user and not may(caller, Action.ADMINISTER):
+        raise NotPermitted(f"{caller.user} may not make tokens of {user}", hint="ask an admin")
+    if parts.store.user(user) is None:
+        raise NotFound(f"no user {user!r}", hint="add them first: phalanx users")
+    now_s = parts.clock.now_s()
+    expires_s = None if body.expires is None else now_s + parse_duration_s(body.expires, what="expires")
+    secret = secrets.token_urlsafe(TOKEN_BITS // 8)
+    token = Token(
+        id=TokenId(secrets.token_hex(6)), user=user, sha256=hashlib.sha256(secret.encode()).hexdigest(), created_s=now_s,
+        expires_s=_no_longer(parts.store.tokens(), caller, expires_s), scope=_narrowed(caller, body.scope), note=body.note[:200],
+    )  # fmt: skip
+    await runtime.ask(PutToken(token=token))
+    return reply(TokenMade(secret=secret, token=token_view(token)), 201)
+
+
+@routes.delete("/v1/tokens/{token_id}", Action.OWN_TOKENS)
+async def revoke_token(request: Request, token_id: TokenId) -> Response:
+    """End a token. Harmless twice."""
+    runtime, caller = runtime_of(request), caller_of(request)
+    token = next((token for token in await off_loop(runtime.parts.store.tokens) if token.id == token_id), None)
+    # Another's token is as unknown as none: unlike jobs, tokens are nobody else's business.
+    if token is None or (token.user != caller.user and not may(caller, Action.ADMINISTER)):
+        raise NotFound(f"no token {token_id}", hint="phalanx tokens lists yours")
+    await runtime.ask(RevokeToken(token_id=token_id))
+    return nothing()
+
+
+def _narrowed(caller: Caller, scope: list[Action]) -> frozenset[Action]:
+    """The scope asked for; a token made by a scoped one is at most as wide."""
+    if not caller.scope:
+        return frozenset(scope)
+    wider = set(scope) - caller.scope
+    if wider:
+        raise NotPermitted(
+            f"this token is for {', '.join(sorted(caller.scope))}; it cannot make one for {', '.join(sorted(wider))}"
+        )
+    return frozenset(scope) or caller.scope
+
+
+def _no_longer(tokens: list[Token], caller: Caller, expires_s: float | None) -> float | None:
+    """The end asked for; a token made by one that expires ends with it at the latest."""
+    own = next((token.expires_s for token in tokens if token.id == caller.token_id), None)
+    if own is None:
+        return expires_s
+    return own if expires_s is None else min(own, expires_s)
+
+
+def _name(name: str, what: str) -> str:
+    if not NAME.fullmatch(name):
+        raise BadRequest(
+            f"{name[:80]!r} is no name for a {what}",
+            hint="letters, digits and . _ - @ +, at most 63, a letter or digit first",
+        )
+    return name

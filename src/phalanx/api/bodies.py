@@ -1,0 +1,68 @@
+"""Reading bodies within their limits, and writing replies."""
+
+from __future__ import annotations
+
+import binascii
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from phalanx.api.errors import JSON
+from phalanx.api.routes import too_large
+from phalanx.core.errors import BadRequest
+
+T = TypeVar("T")
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The whole body.
+
+    Raises:
+        TooLarge: over `limit`, as soon as that is seen.
+    """
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > limit:
+                raise too_large(request, limit)
+            parts.append(part)
+    except ClientDisconnect as error:
+        raise BadRequest(f"{request.method} {request.url.path}: the caller left before its body was here") from error
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def decoded(body: bytes, kind: type[T]) -> T:
+    """The record in a body.
+
+    Raises:
+        BadRequest: it is no JSON, or not that record.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"body: {error}", hint="GET /v1/openapi.json describes it") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, binascii.Error, RecursionError) as error:
+        raise BadRequest(f"body: not JSON in UTF-8: {error}", hint="send a JSON object") from error
+
+
+async def read_record(request: Request, kind: type[T], limit: int) -> T:
+    """The record that a request carries; an empty body stands for one without fields.
+
+    Raises:
+        BadRequest, TooLarge: as above.
+    """
+    return decoded(await read_body(request, limit) or b"{}", kind)
+
+
+def reply(record: Any, status: int = 200) -> Response:
+    """A record as JSON."""
+    return Response(msgspec.json.encode(record), status, media_type=JSON)
+
+
+def nothing() -> Response:
+    """Done, and nothing to say."""
+    return Response(status_code=204)

@@ -1,0 +1,138 @@
+"""Exec and attach: the user's side of a session. The supervisor's side is in api.node_routes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from phalanx.api.bodies import nothing, read_record, reply
+from phalanx.api.gate import touch
+from phalanx.api.routes import Routes
+from phalanx.api.runtime import caller_of, runtime_of
+from phalanx.core.errors import BadRequest, Conflict, TryLater
+from phalanx.core.ids import JobId
+from phalanx.core.work.attempt import AttemptState
+from phalanx.core.work.people import Action
+from phalanx.wire.api import ExecBody, ExecInputBody, ExecInputReply, ExecOpened, ExecOutputReply, ExecResizeBody
+from phalanx.wire.supervisor import EXEC_CHUNK_BYTES_MAX, OpenExec
+
+_ARGV_MAX = 1000
+_SIDE_MAX = 1000  # rows or columns of any terminal
+
+routes = Routes()
+
+
+@routes.post("/v1/jobs/{job_id}/exec", Action.CHANGE_OWN, body=ExecBody, reply=ExecOpened, status=201)
+async def open_exec(request: Request, job_id: JobId) -> Response:
+    """Run a command beside a running job's ranks, on one of its nodes."""
+    runtime, caller = runtime_of(request), caller_of(request)
+    parts = runtime.parts
+    job = touch(parts.store, caller, Action.CHANGE_OWN, job_id)
+    body = await read_record(request, ExecBody, parts.limits.body_bytes)
+    if not body.argv or len(body.argv) > _ARGV_MAX or any("\0" in word for word in body.argv):
+        raise BadRequest(f"exec: a command of {len(body.argv)} words", hint="give 1 to 1000 words without NUL")
+    _check_size(body.rows, body.cols)
+    attempt = next(iter(parts.store.attempts(job_id)[-1:]), None)
+    if attempt is None or attempt.state is not AttemptState.RUNNING:
+        now = job.state if attempt is None else f"{job.state}, its attempt {attempt.state}"
+        raise Conflict(f"job {job_id} is {now}: nothing to run beside", hint=f"phalanx show {job_id}")
+    grants = attempt.allocation.grants
+    if not 0 <= body.node_rank < len(grants):
+        raise BadRequest(f"node rank {body.node_rank}: job {job_id} has {len(grants)} nodes", hint="count from 0")
+    node_id = grants[body.node_rank].node_id
+    session = runtime.sessions.open(user=caller.user, job_id=job_id, node_id=node_id, rows=body.rows, cols=body.cols)
+    parts.mailboxes.post(
+        node_id,
+        OpenExec(
+            session=session.name,
+            job_id=job_id,
+            epoch=attempt.epoch,
+            argv=body.argv,
+            tty=body.tty,
+            rows=body.rows,
+            cols=body.cols,
+        ),
+    )
+    return reply(ExecOpened(session=session.name), 201)
+
+
+@routes.get("/v1/exec/{session_name}/output", Action.CHANGE_OWN, reply=ExecOutputReply)
+async def exec_output(
+    request: Request,
+    session_name: str,
+    after: Annotated[int, Query(ge=0)] = 0,
+    wait_s: Annotated[float, Query(ge=0)] = 0.0,
+) -> Response:
+    """What the command printed from byte `after` on, waiting for something up to `wait_s`."""
+    runtime = runtime_of(request)
+    session = runtime.sessions.of_user(session_name, caller_of(request).user)
+    if after > session.printed.end:
+        raise Conflict(f"only {session.printed.end} bytes were printed", hint=f"ask after {session.printed.end}")
+    clock = runtime.parts.clock
+    until_s = clock.boottime_s() + min(wait_s, runtime.parts.limits.wait_s)
+    while not (data := session.printed.get(after, EXEC_CHUNK_BYTES_MAX)) and not session.over:
+        left_s = until_s - clock.boottime_s()
+        if left_s <= 0:
+            break
+        await session.hear(left_s)
+    session.polled_s = clock.boottime_s()
+    session.tell()  # there is room again
+    end = session.printed.base + len(data)
+    done = session.over and end == session.printed.end
+    return reply(
+        ExecOutputReply(
+            data=data,
+            end=end,
+            done=done,
+            exit_code=session.exit_code if done else None,
+            error=session.error if done else "",
+        )
+    )
+
+
+@routes.post("/v1/exec/{session_name}/input", Action.CHANGE_OWN, body=ExecInputBody, reply=ExecInputReply)
+async def exec_input(request: Request, session_name: str) -> Response:
+    """Type into the command. `end` says how much is taken; send the rest again from there."""
+    runtime = runtime_of(request)
+    session = runtime.sessions.of_user(session_name, caller_of(request).user)
+    body = await read_record(request, ExecInputBody, runtime.parts.limits.body_bytes)
+    if body.offset < 0 or len(body.data) > EXEC_CHUNK_BYTES_MAX:
+        raise BadRequest(
+            f"exec input of {len(body.data)} bytes at {body.offset}", hint=f"at most {EXEC_CHUNK_BYTES_MAX} at once"
+        )
+    if session.typed_closed and body.offset + len(body.data) > session.typed.end:
+        raise Conflict("the input is closed already")
+    if not session.typed.put(body.offset, body.data, runtime.parts.limits.exec_buffer_bytes):
+        raise TryLater("the command reads slower than you type", hint=f"send again from byte {session.typed.end}")
+    session.typed_closed = session.typed_closed or body.closed
+    session.tell()
+    return reply(ExecInputReply(end=session.typed.end))
+
+
+@routes.post("/v1/exec/{session_name}/resize", Action.CHANGE_OWN, body=ExecResizeBody, reply=ExecOpened)
+async def exec_resize(request: Request, session_name: str) -> Response:
+    """Tell the command its terminal's new size."""
+    runtime = runtime_of(request)
+    session = runtime.sessions.of_user(session_name, caller_of(request).user)
+    body = await read_record(request, ExecResizeBody, runtime.parts.limits.body_bytes)
+    _check_size(body.rows, body.cols)
+    session.rows, session.cols, session.resized = body.rows, body.cols, True
+    session.tell()
+    return reply(ExecOpened(session=session.name))
+
+
+@routes.delete("/v1/exec/{session_name}", Action.CHANGE_OWN)
+async def close_exec(request: Request, session_name: str) -> Response:
+    """Leave: the command is hung up on. Harmless once it is over."""
+    runtime = runtime_of(request)
+    session = runtime.sessions.of_user(session_name, caller_of(request).user)
+    runtime.sessions.drop(session)
+    return nothing()
+
+
+def _check_size(rows: int, cols: int) -> None:
+    if not (1 <= rows <= _SIDE_MAX and 1 <= cols <= _SIDE_MAX):
+        raise BadRequest(f"a terminal of {rows} x {cols}", hint=f"1 to {_SIDE_MAX} each way")

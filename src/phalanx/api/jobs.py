@@ -1,0 +1,168 @@
+"""Jobs: list, show, change, end."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from phalanx.api.bodies import read_record, reply
+from phalanx.api.gate import known_job, touch
+from phalanx.api.parts import HeadParts
+from phalanx.api.readings import all_seen, seen
+from phalanx.api.routes import Routes, Shown
+from phalanx.api.runtime import caller_of, off_loop, runtime_of
+from phalanx.api.views import attempt_view
+from phalanx.core.accounting.receipt import Receipt, build_receipt
+from phalanx.core.accounting.reports import parse_reports
+from phalanx.core.errors import BadRequest
+from phalanx.core.ids import JobId, ProjectId, QueueId, UserId
+from phalanx.core.state.events import Cancel, Hold, Requeue, Update
+from phalanx.core.state.events import Request as Wish
+from phalanx.core.units import parse_duration_s
+from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.people import Action
+from phalanx.ports.logs import StreamKey
+from phalanx.ports.store import JobFilter
+from phalanx.wire.api import JobDetail, JobList, JobReply, StoryReply, UpdateBody, WhyBody
+
+PAGE_MAX = 1000
+_READ_BYTES = 1 << 20
+
+routes = Routes()
+
+
+@routes.get("/v1/jobs", Action.SEE, reply=JobList)
+async def list_jobs(
+    request: Request,
+    state: Annotated[list[JobState] | None, Query()] = None,
+    user: UserId | None = None,
+    project: ProjectId | None = None,
+    queue: QueueId | None = None,
+    name: str | None = None,
+    before_seq: int | None = None,
+    limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
+) -> Response:
+    """List jobs, newest first. `state` may be repeated."""
+    parts, caller = runtime_of(request).parts, caller_of(request)
+    wanted = JobFilter(
+        states=frozenset(state or ()),
+        user=user,
+        project=project,
+        queue=queue,
+        name=name,
+        before_seq=before_seq,
+        limit=limit,
+    )
+
+    def read() -> JobList:
+        jobs = parts.store.jobs(wanted)
+        return JobList(jobs=all_seen(parts, caller, jobs), next=jobs[-1].seq if len(jobs) == limit else None)
+
+    return reply(await off_loop(read))
+
+
+@routes.get("/v1/jobs/{job_id}", Action.SEE, reply=JobDetail)
+async def show_job(request: Request, job_id: JobId) -> Response:
+    """Show one job with its attempts."""
+    parts = runtime_of(request).parts
+    job = known_job(parts.store, job_id)
+    attempts = parts.store.attempts(job_id)
+    view = seen(parts, caller_of(request), job, attempts)
+    return reply(JobDetail(job=view, attempts=[attempt_view(attempt) for attempt in attempts]))
+
+
+@routes.patch("/v1/jobs/{job_id}", Action.CHANGE_OWN, body=UpdateBody, reply=JobReply)
+async def update_job(request: Request, job_id: JobId) -> Response:
+    """Change name, priority, time limit or queue."""
+    parts, caller = runtime_of(request).parts, caller_of(request)
+    touch(parts.store, caller, Action.CHANGE_OWN, job_id)
+    body = await read_record(request, UpdateBody, parts.limits.body_bytes)
+    if body == UpdateBody():
+        raise BadRequest("nothing to change", hint="send name, priority, time or queue")
+    wish = Update(
+        job_id=job_id, by=caller.user, name=body.name, priority=body.priority, queue=body.queue,
+        time_limit_s=None if body.time is None else parse_duration_s(body.time),
+    )  # fmt: skip
+    return await _changed(request, wish)
+
+
+@routes.post("/v1/jobs/{job_id}/cancel", Action.CHANGE_OWN, body=WhyBody, reply=JobReply)
+async def cancel_job(request: Request, job_id: JobId) -> Response:
+    """End a job for good. Once this is answered it never runs again. Harmless twice."""
+    parts, caller = runtime_of(request).parts, caller_of(request)
+    touch(parts.store, caller, Action.CHANGE_OWN, job_id)
+    body = await read_record(request, WhyBody, parts.limits.body_bytes)
+    return await _changed(request, Cancel(job_id=job_id, by=caller.user, why=body.why[:500]))
+
+
+@routes.post("/v1/jobs/{job_id}/hold", Action.CHANGE_OWN, body=Shown.NOTHING, reply=JobReply)
+async def hold_job(request: Request, job_id: JobId) -> Response:
+    """Keep a pending job from starting."""
+    caller = caller_of(request)
+    touch(runtime_of(request).parts.store, caller, Action.CHANGE_OWN, job_id)
+    return await _changed(request, Hold(job_id=job_id, held=True, by=caller.user))
+
+
+@routes.post("/v1/jobs/{job_id}/release", Action.CHANGE_OWN, body=Shown.NOTHING, reply=JobReply)
+async def release_job(request: Request, job_id: JobId) -> Response:
+    """Let a held job start."""
+    caller = caller_of(request)
+    touch(runtime_of(request).parts.store, caller, Action.CHANGE_OWN, job_id)
+    return await _changed(request, Hold(job_id=job_id, held=False, by=caller.user))
+
+
+@routes.post("/v1/jobs/{job_id}/requeue", Action.CHANGE_OWN, body=Shown.NOTHING, reply=JobReply)
+async def requeue_job(request: Request, job_id: JobId) -> Response:
+    """Stop the running attempt, saving first, and wait again."""
+    caller = caller_of(request)
+    touch(runtime_of(request).parts.store, caller, Action.CHANGE_OWN, job_id)
+    return await _changed(request, Requeue(job_id=job_id, by=caller.user))
+
+
+@routes.get("/v1/jobs/{job_id}/story", Action.SEE, reply=StoryReply)
+async def job_story(
+    request: Request, job_id: JobId, after: int = 0, limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = PAGE_MAX
+) -> Response:
+    """What happened to the job, oldest first."""
+    parts = runtime_of(request).parts
+    known_job(parts.store, job_id)
+    lines = await off_loop(parts.store.story, job_id=job_id, after=after, limit=limit)
+    return reply(StoryReply(story=lines, last=lines[-1].seq if lines else after))
+
+
+@routes.get("/v1/jobs/{job_id}/receipt", Action.SEE, reply=Receipt)
+async def job_receipt(request: Request, job_id: JobId) -> Response:
+    """GPU-seconds used and lost, goodput, attempts and their causes."""
+    parts = runtime_of(request).parts
+    job = known_job(parts.store, job_id)
+    return reply(await off_loop(_receipt, parts, job))
+
+
+async def _changed(request: Request, wish: Wish) -> Response:
+    """The job after a wish was carried out."""
+    runtime = runtime_of(request)
+    job = await runtime.ask(wish)
+    assert isinstance(job, Job)
+    runtime.hub.tell((job.id,))
+    return reply(JobReply(job=seen(runtime.parts, caller_of(request), job)))
+
+
+def _receipt(parts: HeadParts, job: Job) -> Receipt:
+    attempts = parts.store.attempts(job.id)
+    nodes = {node.id: node for node in parts.store.nodes()}
+    reports: dict[Any, Any] = {attempt.epoch: parse_reports(_step_bytes(parts, attempt)) for attempt in attempts}
+    return build_receipt(job, attempts, reports, nodes=nodes, now_s=parts.clock.now_s())
+
+
+def _step_bytes(parts: HeadParts, attempt: Attempt) -> bytes:
+    key = StreamKey(job_id=attempt.job_id, epoch=attempt.epoch, stream="steps-0")
+    pieces: list[bytes] = []
+    offset = 0
+    while piece := parts.logs.read(key, offset, _READ_BYTES):
+        pieces.append(piece)
+        offset += len(piece)
+    return b"".join(pieces)

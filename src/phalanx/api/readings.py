@@ -1,0 +1,84 @@
+"""Jobs and nodes as a caller sees them: committed records from the store, live readings from memory, joined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from phalanx.api.gate import sees_all_of
+from phalanx.api.parts import HeadParts
+from phalanx.api.views import job_view, node_view
+from phalanx.core.access.roles import Caller
+from phalanx.core.fleet.node import Node
+from phalanx.core.ids import JobId, NodeId
+from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.job import Job, JobState
+from phalanx.ports.logs import StreamKey
+from phalanx.ports.store import JobFilter
+from phalanx.wire.api import JobView, NodeView, Progress
+
+RUNNING_MAX = 5000  # jobs that run at once on the largest fleet of DESIGN 6, and then some
+_EDGE_BYTES = 1 << 14  # of a stream's head and tail: the plan stands at its head, the newest steps at its tail
+
+
+def seen(parts: HeadParts, caller: Caller, job: Job, attempts: Sequence[Attempt] | None = None) -> JobView:
+    """One job for one caller. Reads the store and, after a restart of the head, the ends of a log: not for the event loop in bulk."""
+    known = parts.store.attempts(job.id) if attempts is None and job.epoch else attempts or ()
+    attempt = known[-1] if known else None
+    return job_view(
+        job, attempt=attempt, waiting=parts.driver.waits.get(job.id), progress=progress_of(parts, job),
+        utilization=parts.telemetry.utilization(job.id), whole=sees_all_of(caller, job), output_root=parts.output_root,
+        virtual=_on_virtual(parts, attempt),
+    )  # fmt: skip
+
+
+def all_seen(parts: HeadParts, caller: Caller, jobs: Iterable[Job]) -> list[JobView]:
+    """The same for many."""
+    return [seen(parts, caller, job) for job in jobs]
+
+
+def progress_of(parts: HeadParts, job: Job) -> Progress | None:
+    """The job's progress; under a head that has not heard of its newest attempt yet, from both ends of the step stream kept."""
+    live = parts.telemetry.progress(job.id)
+    if live is not None or job.epoch == 0:
+        return live
+    key = StreamKey(job_id=job.id, epoch=job.epoch, stream="steps-0")
+    end = parts.logs.end(key)
+    if end == 0:
+        return None
+    parts.telemetry.steps(job.id, job.epoch, 0, parts.logs.read(key, 0, _EDGE_BYTES))
+    if end > _EDGE_BYTES:
+        tail = parts.logs.read(key, max(_EDGE_BYTES, end - _EDGE_BYTES), _EDGE_BYTES)
+        # The line that the cut tears is no report and is passed over: a newline closes what the head part left open.
+        parts.telemetry.steps(job.id, job.epoch, 0, b"\n" + tail)
+    return parts.telemetry.progress(job.id)
+
+
+def live_attempts(parts: HeadParts) -> list[Attempt]:
+    """All attempts that hold something, by job in submit order."""
+    running = parts.store.jobs(JobFilter(states=frozenset({JobState.RUNNING}), limit=RUNNING_MAX))
+    newest = (parts.store.attempts(job.id)[-1:] for job in reversed(running))
+    return [attempt for found in newest for attempt in found if attempt.live]
+
+
+def nodes_seen(parts: HeadParts, nodes: Iterable[Node], attempts: Iterable[Attempt]) -> list[NodeView]:
+    """Nodes with what is held on them."""
+    on: dict[NodeId, list[Attempt]] = {}
+    for attempt in attempts:
+        for grant in attempt.allocation.grants:
+            on.setdefault(grant.node_id, []).append(attempt)
+    return [node_view(node, on.get(node.id, ()), parts.telemetry.devices(node.id)) for node in nodes]
+
+
+def stream_of(job_id: JobId, attempt: Attempt, stream: str) -> StreamKey:
+    """A stream of an attempt."""
+    return StreamKey(job_id=job_id, epoch=attempt.epoch, stream=stream)
+
+
+def _on_virtual(parts: HeadParts, attempt: Attempt | None) -> bool:
+    if attempt is None or not attempt.allocation.grants:
+        return False
+    samples = parts.telemetry.devices(attempt.allocation.grants[0].node_id)
+    if samples is not None and samples.devices:
+        return samples.devices[0].virtual
+    first = attempt.allocation.grants[0].node_id
+    return any(node.virtual for node in parts.store.nodes() if node.id == first)

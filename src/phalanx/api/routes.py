@@ -1,0 +1,160 @@
+"""How a route is declared: its path, the one action it takes, its bodies; and what every request passes before its handler.
+
+    routes = Routes()
+
+    @routes.get("/v1/jobs/{job_id}", Action.SEE, reply=JobDetail)
+    async def show_job(request: Request, job_id: JobId) -> Response: ...
+
+A route without an action cannot be written: the app refuses to be built with any other kind (`check_every_route_is_gated`).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+
+from phalanx.api.runtime import runtime_of
+from phalanx.core.errors import TooLarge
+from phalanx.core.units import format_bytes
+from phalanx.core.work.people import Action
+
+Handler = Callable[..., Awaitable[Response]]
+H = TypeVar("H", bound=Handler)
+
+
+class Shown(enum.Enum):
+    """Bodies that are no record."""
+
+    NOTHING = "nothing"
+    BYTES = "application/octet-stream"
+    TAR = "application/x-tar"
+    TEXT = "text/plain"
+    EVENTS = "text/event-stream"
+    ANY_JSON = "application/json"
+
+
+Body = type[Any] | Shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """What a route says of itself.
+
+    Attributes:
+        open_to_all: answered without a token; health alone.
+        bare: the handler takes the request and nothing else, and FastAPI's reading of parameters is left out (hot routes).
+        body_limit: name of the field of `Limits` that bounds its body.
+        also: further kinds of reply beside `reply`.
+    """
+
+    action: Action
+    body: Body = Shown.NOTHING
+    reply: Body = Shown.NOTHING
+    status: int = 200
+    open_to_all: bool = False
+    bare: bool = False
+    body_limit: str = "body_bytes"
+    also: tuple[Body, ...] = ()
+
+
+class GatedRoute(APIRoute):
+    """A route that admits its caller before its handler hears of them."""
+
+    def __init__(self, path: str, endpoint: Handler, *, declared: Declared, **options: Any) -> None:
+        self.declared = declared
+        super().__init__(path, endpoint, response_model=None, status_code=declared.status, **options)
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The handler behind the gate."""
+        declared = self.declared
+        handle: Callable[[Request], Any] = self.endpoint if declared.bare else super().get_route_handler()
+
+        async def gated(request: Request) -> Response:
+            runtime = runtime_of(request)
+            headers = request.headers
+            if not declared.open_to_all:
+                request.state.caller = runtime.gate.admit(headers.get("authorization"), declared.action)
+            limit: int = getattr(runtime.parts.limits, declared.body_limit)
+            length = headers.get("content-length")
+            if length is not None and (not length.isdecimal() or int(length) > limit):
+                raise too_large(request, limit)
+            response: Response = await handle(request)
+            return response
+
+        return gated
+
+
+def too_large(request: Request, limit: int) -> TooLarge:
+    """The refusal of a body over its limit."""
+    return TooLarge(
+        f"{request.method} {request.url.path}: the body is over {format_bytes(limit)}", hint="send less at once"
+    )
+
+
+@dataclass(slots=True)
+class Routes:
+    """Routes of one noun, in the order they are tried."""
+
+    declared: list[GatedRoute] = field(default_factory=list)
+
+    def add(self, method: str, path: str, declared: Declared) -> Callable[[H], H]:
+        """A decorator that makes a handler a route."""
+
+        def make(handler: H) -> H:
+            summary = (handler.__doc__ or "").strip().split("\n")[0]
+            route = GatedRoute(
+                path, handler, declared=declared, methods=[method], name=f"{handler.__name__}", summary=summary,
+                operation_id=handler.__name__, tags=[path.split("/")[2] if path.count("/") > 1 else "head"],
+            )  # fmt: skip
+            self.declared.append(route)
+            return handler
+
+        return make
+
+    def get(self, path: str, action: Action, *, reply: Body, **more: Any) -> Callable[[H], H]:
+        """A route that reads."""
+        return self.add("GET", path, Declared(action=action, reply=reply, **more))
+
+    def post(self, path: str, action: Action, *, body: Body, reply: Body, **more: Any) -> Callable[[H], H]:
+        """A route that does."""
+        return self.add("POST", path, Declared(action=action, body=body, reply=reply, **more))
+
+    def put(self, path: str, action: Action, *, body: Body, reply: Body, **more: Any) -> Callable[[H], H]:
+        """A route that sets."""
+        return self.add("PUT", path, Declared(action=action, body=body, reply=reply, **more))
+
+    def patch(self, path: str, action: Action, *, body: Body, reply: Body, **more: Any) -> Callable[[H], H]:
+        """A route that changes."""
+        return self.add("PATCH", path, Declared(action=action, body=body, reply=reply, **more))
+
+    def delete(self, path: str, action: Action) -> Callable[[H], H]:
+        """A route that removes."""
+        return self.add("DELETE", path, Declared(action=action, status=204))
+
+
+OPEN_ROUTES: Final = frozenset({"/v1/health"})
+
+
+def check_every_route_is_gated(app: FastAPI) -> None:
+    """Nothing, if each route of the app declares an action and only health is open.
+
+    Raises:
+        TypeError: one does not; the app must not be served.
+    """
+    for route in app.router.routes:
+        if not isinstance(route, GatedRoute) or not isinstance(route.declared.action, Action):
+            raise TypeError(f"route {_path(route)} declares no action: add it by api.routes.Routes")
+        if route.declared.open_to_all and route.path not in OPEN_ROUTES:
+            raise TypeError(f"route {route.path} is open to all; only {', '.join(OPEN_ROUTES)} may be")
+
+
+def _path(route: BaseRoute) -> str:
+    return str(getattr(route, "path", route))

@@ -1,0 +1,94 @@
+"""What the running API holds besides its parts: the gate, the bridge to the controller, followers, sessions. One for each app."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from starlette.requests import Request
+
+from phalanx.api.answers import Answers
+from phalanx.api.gate import Gate
+from phalanx.api.hub import Hub
+from phalanx.api.parts import HeadParts
+from phalanx.api.sessions import Sessions
+from phalanx.api.supervisors import Supervisors
+from phalanx.controller.outbox import Answer
+from phalanx.core.access.roles import Caller
+from phalanx.core.errors import PhalanxError
+from phalanx.core.fleet.node import Node
+from phalanx.core.state.events import Report
+from phalanx.core.state.events import Request as Wish
+from phalanx.core.work.spec import Role
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Runtime:
+    """The API's own state. Used on the event loop alone.
+
+    Attributes:
+        counts: of what the routes did, for /metrics.
+        fleet, fleet_read_s, notes: the fleet as last read for the notes of a submit, when, and the notes made against it.
+    """
+
+    def __init__(self, parts: HeadParts) -> None:
+        self.parts = parts
+        self.gate = Gate(parts.store, parts.node_secret, parts.clock)
+        self.hub = Hub()
+        self.sessions = Sessions(parts.limits, parts.clock)
+        self.supervisors = Supervisors(parts.store)
+        self.counts: dict[str, int] = {}
+        self.streams_open = 0
+        self.fleet: list[Node] = []
+        self.fleet_read_s = -math.inf
+        self.notes: dict[Role, list[str]] = {}
+        self._answers: Answers | None = None
+
+    @property
+    def answers(self) -> Answers:
+        """The bridge to the controller's thread, for the loop that runs now."""
+        if self._answers is None or self._answers.loop is not asyncio.get_running_loop():
+            self._answers = Answers()
+        return self._answers
+
+    async def ask(self, wish: Wish) -> Answer:
+        """What the controller answers once it is durable.
+
+        Raises:
+            PhalanxError: refused.
+        """
+        return await self.answers.of(self.parts.driver.request(wish))
+
+    async def report(self, reports: list[Report]) -> list[Answer | PhalanxError]:
+        """Hand supervisors' reports over; returns when they are durable."""
+        return await self.answers.of(self.parts.driver.report(reports))
+
+    def count(self, what: str, by: int = 1) -> None:
+        """Count for /metrics."""
+        self.counts[what] = self.counts.get(what, 0) + by
+
+    def close(self) -> None:
+        """The head stops: streams and long polls end."""
+        self.hub.close()
+        self.sessions.close()
+
+
+def runtime_of(request: Request) -> Runtime:
+    """The runtime of the app that serves this request."""
+    runtime: Runtime = request.app.state.runtime
+    return runtime
+
+
+def caller_of(request: Request) -> Caller:
+    """Whom the gate admitted."""
+    caller: Caller = request.state.caller
+    return caller
+
+
+async def off_loop(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run what may block (disk, long queries) on a thread."""
+    return await asyncio.to_thread(work, *args, **kwargs)

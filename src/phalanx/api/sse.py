@@ -1,0 +1,79 @@
+"""Server-sent events: framing, the connection's life, and the bound on how many are open."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from phalanx.api.runtime import Runtime
+from phalanx.core.errors import PhalanxError, TryLater
+from phalanx.wire.api import ErrorBody, ErrorReply
+
+HEARTBEAT: Final = b": still here\n\n"
+_HEADERS: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}
+_log: Final = logging.getLogger("phalanx.api")
+
+
+def event(kind: str, record: Any, cursor: str = "") -> bytes:
+    """One event. JSON holds no line break, so that one data line does."""
+    mark = f"id: {cursor}\n" if cursor else ""
+    return f"event: {kind}\n{mark}data: ".encode() + msgspec.json.encode(record) + b"\n\n"
+
+
+class EventStream(Response):
+    """A reply that goes on until its source ends, the caller leaves, or the head closes."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, runtime: Runtime, source: AsyncIterator[bytes]) -> None:
+        if runtime.streams_open >= runtime.parts.limits.streams_open:
+            raise TryLater(f"{runtime.streams_open} event streams are open already", hint="close some, or poll")
+        super().__init__(None, 200, _HEADERS)
+        del self.headers["content-length"]
+        self._runtime = runtime
+        self._source = source
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        """Send until one side ends."""
+        runtime = self._runtime
+        runtime.streams_open += 1
+        leaving = asyncio.ensure_future(_left(receive))
+        sending = asyncio.ensure_future(self._send(send))
+        try:
+            await asyncio.wait((leaving, sending), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            runtime.streams_open -= 1
+            for task in (leaving, sending):
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await sending
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            async for piece in self._source:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        except PhalanxError as error:
+            body = ErrorBody(code=error.code, message=error.message, hint=error.hint, retry=error.retry_helps)
+            await send(
+                {"type": "http.response.body", "body": event("error", ErrorReply(error=body)), "more_body": True}
+            )
+        except OSError:
+            _log.exception("an event stream failed")
+            return  # unfinished on purpose: the follower sees a broken stream and comes back with its cursor
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _left(receive: Receive) -> None:
+    """Return once the caller has closed the connection."""
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return

@@ -1,0 +1,97 @@
+"""Steps of a job's training as its ranks reported them, page by page over all attempts."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Annotated, Any, Final
+
+from fastapi import Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from phalanx.api.bodies import reply
+from phalanx.api.cursor import Cursor, read_cursor, write_cursor
+from phalanx.api.gate import known_job
+from phalanx.api.parts import HeadParts
+from phalanx.api.routes import Routes
+from phalanx.api.runtime import off_loop, runtime_of
+from phalanx.core.errors import BadRequest
+from phalanx.core.ids import Epoch, Generation, JobId
+from phalanx.core.work.people import Action
+from phalanx.ports.logs import StreamKey
+from phalanx.wire.api import StepsReply, StepView
+from phalanx.wire.rank import REPORT_BYTES_MAX, ReportKind
+
+STEPS_MAX: Final = 10_000
+_READ_BYTES: Final = 1 << 18
+_STREAM: Final = "steps-0"  # of node rank 0, where rank 0 sits
+
+routes = Routes()
+
+
+@routes.get("/v1/jobs/{job_id}/steps", Action.SEE, reply=StepsReply)
+async def job_steps(
+    request: Request,
+    job_id: JobId,
+    after: str = "",
+    rank: str = "0",
+    limit: Annotated[int, Query(ge=1, le=STEPS_MAX)] = STEPS_MAX,
+) -> Response:
+    """Steps by attempt, in the order reported; `rank` is a number, or `all` for those of the first node. Ask on with `after=cursor`."""
+    parts = runtime_of(request).parts
+    known_job(parts.store, job_id)
+    if rank != "all" and not rank.isdecimal():
+        raise BadRequest(f"rank: {rank!r} is none", hint="a number, or all")
+    return reply(await off_loop(read_steps, parts, job_id, read_cursor(after), rank, limit))
+
+
+def read_steps(parts: HeadParts, job_id: JobId, place: Cursor, rank: str, limit: int) -> StepsReply:
+    """At most `limit` steps past `place`."""
+    steps: list[StepView] = []
+    for key in parts.logs.streams(job_id):
+        if key.stream == _STREAM:
+            _read_stream(parts, key, place, rank, limit, steps)
+    return StepsReply(steps=steps, cursor=write_cursor(place), more=len(steps) >= limit)
+
+
+def _read_stream(parts: HeadParts, key: StreamKey, place: Cursor, rank: str, limit: int, steps: list[StepView]) -> None:
+    while len(steps) < limit:
+        offset = place.get((key.epoch, key.stream), 0)
+        data = parts.logs.read(key, offset, _READ_BYTES)
+        if b"\n" not in data:
+            if len(data) > REPORT_BYTES_MAX:  # no report is that long: past it
+                place[key.epoch, key.stream] = offset + len(data)
+                continue
+            return
+        for line in data[: data.rindex(b"\n") + 1].splitlines(keepends=True):
+            offset += len(line)
+            step = _step_of(key.epoch, line, rank)
+            if step is not None:
+                steps.append(step)
+            if len(steps) >= limit:
+                break
+        place[key.epoch, key.stream] = offset
+
+
+def _step_of(epoch: Epoch, line: bytes, rank: str) -> StepView | None:
+    try:
+        report: Any = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(report, dict) or report.get("k") != ReportKind.STEP or not isinstance(report.get("step"), int):
+        return None
+    if rank != "all" and report.get("rank") != int(rank):
+        return None
+    loss = report.get("loss")
+    return StepView(
+        epoch=epoch, generation=Generation(_whole(report.get("generation")) or 0), step=report["step"],
+        rank=_whole(report.get("rank")) or 0, tokens=_whole(report.get("tokens")),
+        loss=float(loss) if isinstance(loss, (int, float)) and math.isfinite(loss) else None,
+        begin_ns=_whole(report.get("begin_ns")) or 0, end_ns=_whole(report.get("end_ns")) or 0,
+        at_s=float(report["at_s"]) if isinstance(report.get("at_s"), (int, float)) else 0.0,
+    )  # fmt: skip
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) else None

@@ -1,0 +1,136 @@
+"""Event streams of one job and of all: story lines and changes of state, in the order committed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from phalanx.api.bodies import reply
+from phalanx.api.gate import known_job
+from phalanx.api.routes import Routes, Shown
+from phalanx.api.runtime import Runtime, off_loop, runtime_of
+from phalanx.api.sse import HEARTBEAT, EventStream, event
+from phalanx.api.views import end_event, state_event
+from phalanx.core.errors import BadRequest
+from phalanx.core.ids import JobId, NodeId
+from phalanx.core.state.story import StoryLine
+from phalanx.core.work.people import Action
+from phalanx.wire.api import StateEvent, StoryReply
+
+_PAGE: Final = 500
+
+routes = Routes()
+
+
+@routes.get("/v1/jobs/{job_id}/events", Action.SEE, reply=Shown.EVENTS)
+async def job_events(request: Request, job_id: JobId, after: int = 0) -> Response:
+    """Follow one job: `story`, `state`, and `end` when it is over. An event's id is the line's seq."""
+    runtime = runtime_of(request)
+    known_job(runtime.parts.store, job_id)
+    return EventStream(runtime, _follow_job(runtime, job_id, _after(request, after)))
+
+
+@routes.get("/v1/events", Action.SEE, reply=Shown.EVENTS)
+async def all_events(request: Request, after: int | None = None) -> Response:
+    """Follow everything from now on, or from after a seq: `story`, and after a batch the `state` of each job in it."""
+    runtime = runtime_of(request)
+    asked = request.headers.get("last-event-id")
+    start = _after(request, after or 0) if asked or after is not None else await off_loop(_newest, runtime)
+    return EventStream(runtime, _follow_all(runtime, start))
+
+
+@routes.get("/v1/story", Action.SEE, reply=StoryReply)
+async def whole_story(request: Request, after: int = 0, node: str | None = None, limit: int = _PAGE) -> Response:
+    """Story lines of all jobs and nodes, or of one node, oldest first."""
+    lines = await off_loop(_lines, runtime_of(request), None, node, after, max(1, min(limit, _PAGE)))
+    return reply(StoryReply(story=list(lines), last=lines[-1].seq if lines else after))
+
+
+async def _follow_job(runtime: Runtime, job_id: JobId, after: int) -> AsyncIterator[bytes]:
+    parts, limits = runtime.parts, runtime.parts.limits
+    told: StateEvent | None = None
+    quiet_s = 0.0
+    with runtime.hub.watch(job_id) as watch:
+        while not runtime.hub.closing:
+            # The job before its story: when it is over, all of its story is there.
+            job = known_job(parts.store, job_id)
+            attempts = parts.store.attempts(job_id) if job.epoch else []
+            lines = await off_loop(_lines, runtime, job_id, None, after, _PAGE)
+            for line in lines:
+                after = line.seq
+                yield event("story", line, str(line.seq))
+            if len(lines) == _PAGE:
+                continue
+            state = state_event(job, attempts[-1] if attempts else None, parts.driver.waits.get(job_id))
+            if state != told:
+                told = state
+                yield event("state", state)
+            if job.state.terminal:
+                yield event("end", end_event(job))
+                return
+            quiet_s = 0.0 if lines else quiet_s
+            if quiet_s >= limits.heartbeat_s:
+                quiet_s = 0.0
+                yield HEARTBEAT
+            began_s = parts.clock.boottime_s()
+            await watch.wait(limits.recheck_s)
+            quiet_s += parts.clock.boottime_s() - began_s
+
+
+async def _follow_all(runtime: Runtime, after: int) -> AsyncIterator[bytes]:
+    parts, limits = runtime.parts, runtime.parts.limits
+    quiet_s = 0.0
+    yield b": following\n\n"  # so that a follower knows at once that it is heard
+    with runtime.hub.watch(None) as watch:
+        while not runtime.hub.closing:
+            lines = await off_loop(_lines, runtime, None, None, after, _PAGE)
+            for line in lines:
+                after = line.seq
+                yield event("story", line, str(line.seq))
+            for job_id in dict.fromkeys(line.job_id for line in lines if line.job_id is not None):
+                job = parts.store.job(job_id)
+                if job is not None:
+                    attempts = parts.store.attempts(job_id) if job.epoch else []
+                    yield event(
+                        "state", state_event(job, attempts[-1] if attempts else None, parts.driver.waits.get(job_id))
+                    )
+            quiet_s = 0.0 if lines else quiet_s
+            if quiet_s >= limits.heartbeat_s:
+                quiet_s = 0.0
+                yield HEARTBEAT
+            if len(lines) < _PAGE:
+                began_s = parts.clock.boottime_s()
+                await watch.wait(limits.recheck_s)
+                quiet_s += parts.clock.boottime_s() - began_s
+
+
+def _lines(runtime: Runtime, job_id: JobId | None, node: str | None, after: int, limit: int) -> Sequence[StoryLine]:
+    node_id = None if node is None else NodeId(node)
+    return runtime.parts.store.story(job_id=job_id, node_id=node_id, after=after, limit=limit)
+
+
+def _newest(runtime: Runtime) -> int:
+    """The seq of the newest line. Seqs are dense and the store pages forward, so it is found by halving: some 40 short reads."""
+    story = runtime.parts.store.story
+    low, high = 0, 1
+    while story(after=high, limit=1):
+        low, high = high, high * 2
+    while low < high:
+        middle = (low + high) // 2
+        if story(after=middle, limit=1):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _after(request: Request, after: int) -> int:
+    asked = request.headers.get("last-event-id", "")
+    if not asked:
+        return after
+    if not asked.isdecimal():
+        raise BadRequest(f"Last-Event-ID: {asked[:60]!r} is no seq", hint="send the id of the last event")
+    return int(asked)

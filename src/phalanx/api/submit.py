@@ -1,0 +1,101 @@
+"""POST /v1/jobs: the hot route. No pydantic, one pass over the body, one wake-up of the loop for a whole group commit.
+
+The body is checked by the very function that the command line uses. Which project and queue a job without one goes to is decided here;
+whether its user may charge that project, whether the queue exists and whether the job can ever fit, the controller decides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from phalanx.api.bodies import decoded, read_body, reply
+from phalanx.api.readings import seen
+from phalanx.api.routes import Routes
+from phalanx.api.runtime import Runtime, caller_of, runtime_of
+from phalanx.api.views import fresh_job_view
+from phalanx.core.access.roles import Caller
+from phalanx.core.errors import BadRequest, NeverFits
+from phalanx.core.fleet.node import Node
+from phalanx.core.ids import ProjectId, QueueId
+from phalanx.core.scheduling.shape import shape_of
+from phalanx.core.state.events import Submit
+from phalanx.core.work.job import Job
+from phalanx.core.work.launchers import notes
+from phalanx.core.work.people import Action
+from phalanx.core.work.request import spec_from_mapping
+from phalanx.core.work.spec import JobSpec, Role
+from phalanx.wire.api import IDEMPOTENCY_HEADER, JobBody, Submitted
+
+DEFAULT: Final = "default"  # the project and the queue that the first start makes
+KEY_MAX: Final = 200  # characters of an idempotency key; a UUID has 36
+_NOTES_KEPT: Final = 1000
+_FLEET_FRESH_S: Final = 1.0  # notes are words for people: a fleet read up to this long ago is the same to them
+
+routes = Routes()
+
+
+@routes.post("/v1/jobs", Action.SUBMIT, body=JobBody, reply=Submitted, status=201, bare=True)
+async def submit_job(request: Request) -> Response:
+    """Submit a job. Answered once it is durable. The same Idempotency-Key and body give the same job; another body is refused."""
+    runtime = runtime_of(request)
+    caller = caller_of(request)
+    key = request.headers.get(IDEMPOTENCY_HEADER, "")
+    if len(key) > KEY_MAX:
+        raise BadRequest(f"an idempotency key of {len(key)} characters; at most {KEY_MAX}", hint="a UUID does")
+    body = await read_body(request, runtime.parts.limits.body_bytes)
+    mapping = decoded(body, dict[str, Any])
+    spec = spec_from_mapping(mapping, workdir=_workdir(mapping))
+    job = await runtime.ask(
+        Submit(
+            spec=spec, user=caller.user, project=_project(caller, spec), queue=QueueId(spec.queue or DEFAULT), key=key,
+            body_sha256=hashlib.sha256(body).hexdigest() if key else "",
+        )
+    )  # fmt: skip
+    assert isinstance(job, Job)
+    runtime.count("submits")
+    runtime.hub.tell((job.id,))
+    fresh = job.epoch == 0 and not job.state.terminal
+    view = fresh_job_view(job, output_root=runtime.parts.output_root) if fresh else seen(runtime.parts, caller, job)
+    return reply(Submitted(job=view, notes=_notes(runtime, spec.role)), 201)
+
+
+def _workdir(mapping: dict[str, Any]) -> str:
+    """The root folder, for a job that names none: a request comes from no folder that a relative one could be meant from."""
+    asked = mapping.get("workdir")
+    if isinstance(asked, str) and asked and not asked.startswith("/"):
+        raise BadRequest(f"workdir: {asked!r} is relative", hint="over the API it must begin with /")
+    return "/"
+
+
+def _project(caller: Caller, spec: JobSpec) -> ProjectId:
+    """As asked; else the caller's only one; else the default."""
+    if spec.project:
+        return ProjectId(spec.project)
+    return next(iter(caller.projects)) if len(caller.projects) == 1 else ProjectId(DEFAULT)
+
+
+def _notes(runtime: Runtime, role: Role) -> list[str]:
+    """What the user is told: shape and number of tasks, as this fleet would place them now."""
+    now_s = runtime.parts.clock.boottime_s()
+    if now_s - runtime.fleet_read_s > _FLEET_FRESH_S or len(runtime.notes) > _NOTES_KEPT:
+        runtime.fleet_read_s = now_s
+        runtime.fleet = runtime.parts.store.nodes()
+        runtime.notes.clear()
+    known = runtime.notes.get(role)
+    if known is None:
+        known = runtime.notes[role] = notes(role, _devices(role, runtime.fleet))
+    return known
+
+
+def _devices(role: Role, fleet: list[Node]) -> list[int]:
+    if not fleet:
+        return []
+    try:
+        shape = shape_of(role, fleet)
+    except NeverFits:  # the fleet has changed since the controller took the job
+        return []
+    return [shape.devices] * shape.nodes

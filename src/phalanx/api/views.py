@@ -1,0 +1,226 @@
+"""From core records to what people see. Pure but for the live readings handed in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from phalanx.core.fleet.node import Node
+from phalanx.core.ids import Generation, JobId, NodeId
+from phalanx.core.state.plan import Waiting
+from phalanx.core.work.allocation import Allocation, Grant
+from phalanx.core.work.attempt import Attempt, AttemptState, Cause
+from phalanx.core.work.job import Job, JobState, Resume
+from phalanx.core.work.people import Token, User
+from phalanx.core.work.queue import Project, Queue
+from phalanx.wire.api import (
+    AttemptView,
+    Checkpoint,
+    CordonView,
+    DeviceView,
+    EndEvent,
+    ExitView,
+    GrantView,
+    JobView,
+    NodeView,
+    Progress,
+    ProjectView,
+    QueueView,
+    StateEvent,
+    TokenView,
+    UserView,
+)
+from phalanx.wire.supervisor import DeviceSample, SamplesRequest
+
+
+def job_view(
+    job: Job,
+    *,
+    attempt: Attempt | None,
+    waiting: Waiting | None,
+    progress: Progress | None,
+    utilization: float | None,
+    whole: bool,
+    output_root: str,
+    virtual: bool = False,
+) -> JobView:
+    """The job with its newest attempt.
+
+    Args:
+        job: the record.
+        attempt: its newest, None before the first.
+        waiting: why the newest cycle left it waiting; newer than the record's own reason.
+        progress: of its training.
+        utilization: of its devices.
+        whole: with command, folders and labels, which are its owner's business.
+        output_root: where outputs lie.
+        virtual: its devices are slots on CPU.
+    """
+    spec = job.spec
+    live = attempt is not None and attempt.live
+    reason, detail = _why_waiting(job, waiting)
+    return JobView(
+        id=job.id, seq=job.seq, name=spec.name, state=job.state, user=job.user, project=job.project, queue=job.queue,
+        submit_s=job.submit_s, reason=reason, detail=detail, priority=spec.priority, started_s=job.started_s,
+        ended_s=job.ended_s, exit_code=job.exit_code, gpus=str(spec.role.gpus), gpu_count=spec.role.gpus.total,
+        shape=_shape(job, attempt), nodes=[] if attempt is None else _nodes(attempt.allocation), epoch=job.epoch,
+        generation=attempt.generation if attempt else Generation(0), attempts=job.epoch,
+        restarts=max(0, job.epoch - 1) + (attempt.generation if attempt else 0),
+        attempt_state=attempt.state if attempt is not None and live else None,
+        resume_step=attempt.resume.step if attempt is not None and attempt.resume is not None else None,
+        progress=progress, utilization=utilization if live else None, command=spec.command_line if whole else "",
+        workdir=spec.workdir if whole else "", output_dir=f"{output_root}/{job.id}" if whole else "", held=job.held,
+        time_limit_s=spec.time_limit_s, checkpoints=[_checkpoint(resume, whole=whole) for resume in job.checkpoints],
+        cancelled_by=job.cancelled_by, virtual=virtual, labels=dict(spec.labels) if whole else {},
+    )  # fmt: skip
+
+
+def fresh_job_view(job: Job, *, output_root: str) -> JobView:
+    """A job just submitted, as its owner sees it: no attempt yet, nothing to look up."""
+    return job_view(
+        job, attempt=None, waiting=None, progress=None, utilization=None, whole=True, output_root=output_root
+    )
+
+
+def _why_waiting(job: Job, waiting: Waiting | None) -> tuple[str, str]:
+    if job.state is not JobState.PENDING:
+        return "", ""
+    if waiting is not None and not job.held:
+        return waiting.reason.value, waiting.detail
+    return job.reason.value, job.detail
+
+
+def _shape(job: Job, attempt: Attempt | None) -> str:
+    request = job.spec.role.gpus
+    if attempt is not None:
+        each = [len(grant.devices) for grant in attempt.allocation.grants]
+        return f"{len(each)} x {each[0]}" if len(set(each)) == 1 else " + ".join(map(str, each))
+    return f"{request.nodes} x {request.per_node}" if request.nodes is not None else ""
+
+
+def _nodes(allocation: Allocation) -> list[NodeId]:
+    return [grant.node_id for grant in allocation.grants]
+
+
+def _checkpoint(resume: Resume, *, whole: bool) -> Checkpoint:
+    return Checkpoint(
+        epoch=resume.epoch,
+        step=resume.step,
+        path=resume.path if whole else "",
+        bytes=resume.bytes,
+        saved_s=resume.saved_s,
+    )
+
+
+def attempt_view(attempt: Attempt) -> AttemptView:
+    """An attempt."""
+    resume = attempt.resume
+    return AttemptView(
+        job_id=attempt.job_id, epoch=attempt.epoch, state=attempt.state, generation=attempt.generation, placed_s=attempt.placed_s,
+        cause=_cause(attempt), causes=list(attempt.causes), running_s=attempt.running_s,
+        first_running_s=attempt.first_running_s, ended_s=attempt.ended_s, exit_code=attempt.exit_code, why=attempt.why,
+        resume_step=None if resume is None else resume.step, resume_epoch=None if resume is None else resume.epoch,
+        grants=[
+            GrantView(node_id=g.node_id, node_rank=g.node_rank, devices=list(g.devices), first_rank=g.first_rank, tasks=g.tasks)
+            for g in attempt.allocation.grants
+        ],
+        exits=[
+            ExitView(rank=e.rank, node_id=e.node_id, code=e.code, signal=e.signal, by_us=e.by_us, at_s=e.at_s, note=e.note)
+            for e in attempt.exits
+        ],
+    )  # fmt: skip
+
+
+def _cause(attempt: Attempt) -> Cause | None:
+    if attempt.state is not AttemptState.ENDED:
+        return None
+    return attempt.causes[-1] if attempt.causes else attempt.ending
+
+
+def state_event(job: Job, attempt: Attempt | None, waiting: Waiting | None) -> StateEvent:
+    """How the job stands."""
+    reason, detail = _why_waiting(job, waiting)
+    live = attempt is not None and attempt.live
+    return StateEvent(
+        job_id=job.id, state=job.state, reason=reason, detail=detail, epoch=job.epoch,
+        generation=attempt.generation if attempt is not None else Generation(0),
+        attempt_state=attempt.state if attempt is not None and live else None,
+        nodes=_nodes(attempt.allocation) if attempt is not None and live else [],
+    )  # fmt: skip
+
+
+def end_event(job: Job) -> EndEvent:
+    """The job's end."""
+    return EndEvent(job_id=job.id, state=job.state, exit_code=job.exit_code)
+
+
+def node_view(node: Node, attempts: Sequence[Attempt], samples: SamplesRequest | None) -> NodeView:
+    """A node, the live attempts on it, and its newest samples."""
+    grants = [(attempt.job_id, grant) for attempt in attempts if (grant := attempt.allocation.on(node.id)) is not None]
+    held = {index: (job_id, grant) for job_id, grant in grants for index in grant.devices}
+    sampled: Mapping[int, DeviceSample] = {} if samples is None else {d.index: d for d in samples.devices}
+    return NodeView(
+        id=node.id, state=node.state, engine=node.engine, cpus=node.cpus, memory_bytes=node.memory_bytes, address=node.address,
+        hostname=node.hostname, virtual=node.virtual, labels=node.labels, joined_s=node.joined_s, changed_s=node.changed_s,
+        down_cause=node.down_cause, failures=node.failures, supervisor_id=node.supervisor_id,
+        cordon=None if node.cordon is None else CordonView(
+            by=node.cordon.by, why=node.cordon.why, since_s=node.cordon.since_s, drain=node.cordon.drain
+        ),
+        devices=[_device_view(node, index, held, sampled) for index in range(len(node.devices))],
+        jobs=[job_id for job_id, _ in grants], sampled_s=None if samples is None else samples.at_s,
+        load_1m=None if samples is None else samples.load_1m,
+        memory_available_bytes=None if samples is None else samples.memory_available_bytes,
+        disk_free_bytes=None if samples is None else samples.disk_free_bytes,
+    )  # fmt: skip
+
+
+def _device_view(
+    node: Node, place: int, held: Mapping[int, tuple[JobId, Grant]], sampled: Mapping[int, DeviceSample]
+) -> DeviceView:
+    device = node.devices[place]
+    job_id, grant = held.get(device.index, (None, None))
+    sample = sampled.get(device.index)
+    return DeviceView(
+        index=device.index, uuid=device.uuid, model=device.model, memory_bytes=device.memory_bytes, virtual=device.virtual,
+        healthy=device.healthy, job_id=job_id, ranks=[] if grant is None else _ranks_on(grant, device.index),
+        counter="" if sample is None else sample.counter,
+        utilization=None if sample is None else sample.utilization,
+        memory_used_bytes=None if sample is None else sample.memory_used_bytes,
+        power_w=None if sample is None else sample.power_w,
+        temperature_c=None if sample is None else sample.temperature_c,
+        throttle=[] if sample is None else list(sample.throttle),
+    )  # fmt: skip
+
+
+def _ranks_on(grant: Grant, index: int) -> list[int]:
+    """The rank whose LOCAL_RANK selects this device; a lone task holds all; otherwise nobody here knows."""
+    if grant.tasks == len(grant.devices):
+        return [grant.first_rank + grant.devices.index(index)]
+    return [grant.first_rank] if grant.tasks == 1 else []
+
+
+def queue_view(queue: Queue, waiting: Iterable[Job], running: Iterable[Job]) -> QueueView:
+    """A queue with the number of its jobs."""
+    return QueueView(
+        id=queue.id, priority=queue.priority, open=queue.open, pending=sum(job.queue == queue.id for job in waiting),
+        running=sum(job.queue == queue.id for job in running),
+    )  # fmt: skip
+
+
+def project_view(project: Project) -> ProjectView:
+    """A project; names sorted."""
+    return ProjectView(
+        id=project.id, members=sorted(project.members), admins=sorted(project.admins), created_s=project.created_s
+    )
+
+
+def user_view(user: User) -> UserView:
+    """A user."""
+    return UserView(id=user.id, role=user.role, created_s=user.created_s, disabled=user.disabled)
+
+
+def token_view(token: Token) -> TokenView:
+    """A token without its hash."""
+    return TokenView(
+        id=token.id, user=token.user, created_s=token.created_s, expires_s=token.expires_s, revoked_s=token.revoked_s,
+        scope=sorted(token.scope), note=token.note,
+    )  # fmt: skip

@@ -1,0 +1,254 @@
+"""The head: picks the classes, puts them together, and runs them until it is told to stop.
+
+    python -m phalanx.app.head [--home DIR] [--port 7600] [--virtual 3x4] [--lease SECONDS]
+
+One process: uvicorn's event loop on the main thread, the controller on its own, the local engine's watch on a third.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import getpass
+import hashlib
+import json
+import logging
+import logging.handlers
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import Final
+
+import uvicorn
+
+from phalanx import __version__
+from phalanx.api.app import build_app
+from phalanx.api.parts import HeadParts
+from phalanx.app.clock import SystemClock
+from phalanx.app.fleet import this_machine, virtual_nodes
+from phalanx.app.home import Home, boot_id
+from phalanx.controller.controller import Controller
+from phalanx.controller.driver import Driver
+from phalanx.controller.leases import LEASE_DEFAULT_S, MARGIN_S, LeaseBook
+from phalanx.controller.mailboxes import Mailboxes
+from phalanx.controller.telemetry import Telemetry
+from phalanx.controller.turn import Settings
+from phalanx.core.access.node_keys import node_token
+from phalanx.core.errors import Conflict, PhalanxError
+from phalanx.core.ids import NodeId, ProjectId, QueueId, TokenId, UserId
+from phalanx.core.state.events import PlanStop, PutProject, PutQueue, PutToken, PutUser
+from phalanx.core.work.people import Token, User, UserRole
+from phalanx.core.work.queue import Project, Queue
+from phalanx.engines.local.engine import REVIVE_AFTER_S, LocalEngine
+from phalanx.engines.local.records import LocalNode, known
+from phalanx.store.blobs.files import FileBlobs
+from phalanx.store.logs.files import FileLogs
+from phalanx.store.sql.store import SqliteStore
+
+PORT_DEFAULT: Final = 7600
+LONG_LEASE_S: Final = 600.0  # what a planned stop grants: an upgrade of the head takes less
+LOG_BYTES_MAX: Final = 10_000_000
+_log = logging.getLogger("phalanx.head")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How this head runs."""
+
+    home: Home
+    port: int
+    nodes: list[LocalNode]
+    lease_s: float
+    revive_after_s: float | None
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a head. Returns its exit code; the reason for a refusal is the last line of its output."""
+    try:
+        options = _options(argv)
+        lock = options.home.lock()
+        try:
+            _log_to(options.home)
+            Head(options).run()
+        finally:
+            os.close(lock)
+    except PhalanxError as error:
+        sys.stderr.write(f"phalanx: error: {error.message}{f' ({error.hint})' if error.hint else ''}\n")
+        return int(error.exit_code)
+    return 0
+
+
+class Head:
+    """One life of the head."""
+
+    def __init__(self, options: Options) -> None:
+        self._home = options.home
+        self._options = options
+        self._clock = SystemClock()
+        self._head_id = secrets.token_hex(8)
+        self._secret = self._home.secret()
+        self._socket = _listen(options.port)
+        self._url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._store = SqliteStore(self._home.at("phalanx.db"))
+        self._logs = FileLogs(self._home.at("logs"))
+        self._mailboxes, self._telemetry = Mailboxes(), Telemetry()
+        self._engine = LocalEngine(
+            home=self._home.path, environment=self._node_environment, token_of=lambda node: node_token(self._secret, node),
+            revive_after_s=options.revive_after_s,
+        )  # fmt: skip
+        settings = Settings(checkpoint_root=self._home.at("checkpoints"), output_root=self._home.at("outputs"))
+        controller = Controller(
+            world=self._store.load(), leases=LeaseBook(lease_s=options.lease_s, guard=threading.Lock()), settings=settings
+        )
+        self._driver = Driver(
+            controller=controller, store=self._store, mailboxes=self._mailboxes, telemetry=self._telemetry,
+            clock=self._clock, head_id=self._head_id, engines=(self._engine,),
+        )  # fmt: skip
+        self._server = uvicorn.Server(self._server_config(settings))
+
+    def run(self) -> None:
+        """Serve until SIGTERM, SIGINT or a planned stop by the API."""
+        self._driver.start(leases_until_s=self._long_leases_until_s())
+        try:
+            self._bootstrap()
+            self._server.run(sockets=[self._socket])
+        finally:
+            self._shut()
+
+    def _server_config(self, settings: Settings) -> uvicorn.Config:
+        app = build_app(
+            HeadParts(
+                driver=self._driver, store=self._store, logs=self._logs, blobs=FileBlobs(self._home.at("blobs")),
+                mailboxes=self._mailboxes, telemetry=self._telemetry, clock=self._clock, node_secret=self._secret,
+                version=__version__, output_root=settings.output_root, checkpoint_root=settings.checkpoint_root,
+                on_stop=self._stop_soon,
+            )
+        )  # fmt: skip
+        app.router.on_startup.append(self._ready)
+        return uvicorn.Config(
+            app, log_config=None, access_log=False, timeout_graceful_shutdown=2, server_header=False, timeout_keep_alive=75
+        )
+
+    def _ready(self) -> None:
+        """The socket is bound and the world is loaded: say where the head is, then bring up the nodes."""
+        record = {
+            "url": self._url, "pid": os.getpid(), "head_id": self._head_id, "version": __version__, "started_s": time.time(),
+        }  # fmt: skip
+        self._home.write_private("head.json", json.dumps(record))
+        self._home.remove("planned_stop.json")
+        threading.Thread(target=self._open_engine, name="engine-open", daemon=True).start()
+        _log.info("head %s serves %s with %d nodes", self._head_id, self._url, len(self._options.nodes))
+
+    def _open_engine(self) -> None:
+        try:
+            self._engine.open(self._options.nodes)
+        except OSError:
+            _log.exception("the local nodes could not be started")
+
+    def _node_environment(self) -> dict[str, str]:
+        return {
+            "PHALANX_HEAD_URL": self._url,
+            "PHALANX_HEAD_FILE": self._home.at("head.json"),
+            "PHALANX_HOME": self._home.path,
+        }
+
+    def _bootstrap(self) -> None:
+        """The first start: this user is the admin, with a token in the state folder; one project and one queue exist."""
+        if self._driver.controller.world.users:
+            return
+        now_s, name = self._clock.now_s(), UserId(getpass.getuser())
+        secret = secrets.token_urlsafe(32)
+        token = Token(
+            id=TokenId(secrets.token_hex(6)), user=name, sha256=hashlib.sha256(secret.encode()).hexdigest(), created_s=now_s,
+            note="made at the first start",
+        )  # fmt: skip
+        for event in (
+            PutUser(user=User(id=name, role=UserRole.ADMIN, created_s=now_s)),
+            PutProject(project=Project(id=ProjectId("default"), created_s=now_s)),
+            PutQueue(queue=Queue(id=QueueId("default"))),
+            PutToken(token=token),
+        ):
+            self._driver.request(event).result(timeout=30)
+        self._home.write_private("token", secret)
+
+    def _long_leases_until_s(self) -> float:
+        """Up to when a planned stop of the head before has granted leases, on CLOCK_BOOTTIME of this boot; else 0."""
+        record = self._home.read_json("planned_stop.json")
+        return float(record["until_s"]) if record.get("boot_id") == boot_id() else 0.0
+
+    def _stop_soon(self) -> None:
+        self._server.should_exit = True
+
+    def _shut(self) -> None:
+        """End in order: leases first, so that running jobs outlive the pause; nodes go too once nothing runs on them."""
+        running = bool(self._driver.controller.world.attempts)
+        if running:
+            with contextlib.suppress(Exception):
+                self._driver.request(PlanStop(lease_s=LONG_LEASE_S)).result(timeout=5)
+            until_s = self._clock.boottime_s() + LONG_LEASE_S + MARGIN_S
+            self._home.write_private("planned_stop.json", json.dumps({"until_s": until_s, "boot_id": boot_id()}))
+        self._driver.stop()
+        self._engine.close(keep_nodes=running)
+        self._store.close()
+        self._home.remove("head.json")
+        _log.info("head %s stopped; nodes %s", self._head_id, "go on" if running else "ended")
+
+
+def _options(argv: list[str] | None) -> Options:
+    parser = argparse.ArgumentParser(prog="phalanx-head", description="Run a Phalanx head; `phalanx up` does this for you.")
+    parser.add_argument("--home")
+    parser.add_argument("--port", type=int, default=None)
+    parser.add_argument("--virtual", default=None, help="NODESxDEVICES, as 3x4")
+    parser.add_argument("--lease", type=float, default=None, help="seconds a supervisor may be silent")
+    parser.add_argument("--revive", type=float, default=None, help="seconds until a dead local node is brought back; 0: never")
+    given = parser.parse_args(argv)
+    home = Home.open(given.home)
+    before = home.read_json("cluster.json")
+    port = given.port if given.port is not None else int(before.get("port", PORT_DEFAULT))
+    virtual = given.virtual if given.virtual is not None else before.get("virtual")
+    lease_s = given.lease if given.lease is not None else float(before.get("lease_s", LEASE_DEFAULT_S))
+    revive_s = given.revive if given.revive is not None else float(before.get("revive_s", REVIVE_AFTER_S))
+    if not 1.0 <= lease_s <= 3600.0:
+        raise Conflict(f"--lease {lease_s}: a lease lasts 1 s to 1 h")
+    nodes = virtual_nodes(virtual) if virtual else this_machine()
+    kept = {node.id for node in nodes}
+    nodes += [node for node in known(home.path) if node.id not in kept]  # still running from before: watched on until they end
+    home.write_private(
+        "cluster.json", json.dumps({"port": port, "virtual": virtual, "lease_s": lease_s, "revive_s": revive_s})
+    )
+    return Options(home=home, port=port, nodes=nodes, lease_s=lease_s, revive_after_s=revive_s or None)
+
+
+def _listen(port: int) -> socket.socket:
+    """The loopback socket, bound before anything else happens, so that a second head changes nothing.
+
+    Raises:
+        Conflict: the port is taken.
+    """
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(("127.0.0.1", port))
+    except OSError as error:
+        listener.close()
+        raise Conflict(f"port {port} on 127.0.0.1: {error.strerror}", hint="phalanx up --port PORT takes another") from error
+    listener.listen(1024)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listener.set_inheritable(False)
+    return listener
+
+
+def _log_to(home: Home) -> None:
+    handler = logging.handlers.RotatingFileHandler(home.at("head.log"), maxBytes=LOG_BYTES_MAX, backupCount=3)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=os.environ.get("PHALANX_LOG", "INFO").upper(), handlers=[handler])
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    sys.exit(main())

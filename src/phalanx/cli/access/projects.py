@@ -1,0 +1,99 @@
+"""`phalanx projects`: who pays, and who may submit for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+import click
+
+from phalanx.cli import cells
+from phalanx.cli.connect import Head, connect
+from phalanx.cli.groups import NounGroup
+from phalanx.cli.lists import Shown, list_options, show
+from phalanx.cli.tables import Column, table
+from phalanx.cli.terminal import clean
+from phalanx.core.errors import BadRequest, Conflict
+from phalanx.core.ids import UserId
+from phalanx.core.work.nearest import nearest
+from phalanx.wire.api import ProjectBody, ProjectList, ProjectReply, ProjectView
+
+
+@click.group(cls=NounGroup, invoke_without_command=True)
+@list_options
+@click.pass_context
+def projects(context: click.Context, as_json: bool, watch: bool) -> None:
+    """List projects; add or change one."""
+    if context.invoked_subcommand is None:
+        _list(as_json=as_json, watch=watch)
+
+
+@projects.command(name="list")
+@list_options
+def list_(as_json: bool, watch: bool) -> None:
+    """List projects."""
+    _list(as_json=as_json, watch=watch)
+
+
+@projects.command()
+@click.argument("name")
+@click.option("--member", "members", multiple=True, metavar="USER", help="May submit for it; may be repeated.")
+@click.option("--admin", "admins", multiple=True, metavar="USER", help="May also touch its jobs; may be repeated.")
+def add(name: str, members: tuple[str, ...], admins: tuple[str, ...]) -> None:
+    """Add a project."""
+    head = connect()
+    if any(project.id == name for project in head.get(ProjectList, "/v1/projects").projects):
+        raise Conflict(f"project {name} is here already", hint=f"phalanx projects set {name} changes it")
+    body = ProjectBody(members=_users({*members, *admins}), admins=_users(admins))
+    print(clean(_said(head.put(ProjectReply, f"/v1/projects/{name}", body).project)))
+
+
+@projects.command(name="set")
+@click.argument("name")
+@click.option("--add-member", multiple=True, metavar="USER", help="May submit for it.")
+@click.option("--remove-member", multiple=True, metavar="USER", help="No longer (nor be its admin).")
+@click.option("--add-admin", multiple=True, metavar="USER", help="May also touch its jobs.")
+@click.option("--remove-admin", multiple=True, metavar="USER", help="No longer, but stays a member.")
+def set_(name: str, add_member: tuple[str, ...], remove_member: tuple[str, ...], add_admin: tuple[str, ...], remove_admin: tuple[str, ...]) -> None:
+    """Change who belongs to a project."""
+    if not (add_member or remove_member or add_admin or remove_admin):
+        raise BadRequest("there is nothing to change", hint="--add-member, --remove-member, --add-admin or --remove-admin")
+    head = connect()
+    project = _known(head, name)
+    members = ({*project.members} | {*_users(add_member), *_users(add_admin)}) - {*_users(remove_member)}
+    admins = ({*project.admins} | {*_users(add_admin)}) - {*_users(remove_admin), *_users(remove_member)}
+    body = ProjectBody(members=sorted(members), admins=sorted(admins))
+    print(clean(_said(head.put(ProjectReply, f"/v1/projects/{name}", body).project)))
+
+
+def _known(head: Head, name: str) -> ProjectView:
+    found = {str(project.id): project for project in head.get(ProjectList, "/v1/projects").projects}
+    if name not in found:
+        near = nearest(name, found)
+        raise BadRequest(f"no project is called {name!r}", hint=f"did you mean {near}?" if near else f"phalanx projects add {name}")
+    return found[name]
+
+
+def _users(names: Iterable[str]) -> list[UserId]:
+    return sorted(UserId(name) for name in names)
+
+
+def _said(project: ProjectView) -> str:
+    admins = f"; admins {', '.join(project.admins)}" if project.admins else ""
+    return f"project {project.id}: members {', '.join(project.members) or 'none'}{admins}"
+
+
+def _list(*, as_json: bool, watch: bool) -> None:
+    head = connect()
+
+    def fetch() -> Shown:
+        found: Sequence[ProjectView] = head.get(ProjectList, "/v1/projects").projects
+        now_s = time.time()
+        columns = (
+            Column(title="PROJECT", least=8), Column(title="MEMBERS", least=12), Column(title="ADMINS", least=8, hide_empty=True),
+            Column(title="SINCE", right=True),
+        )  # fmt: skip
+        rows = [[project.id, ", ".join(project.members), ", ".join(project.admins), cells.ago(project.created_s, now_s)] for project in found]
+        return Shown(value=found, lines=lambda screen: table(columns, rows, screen), next="phalanx projects add NAME --member USER")
+
+    show(fetch, as_json=as_json, watch=watch)

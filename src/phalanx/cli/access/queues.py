@@ -1,0 +1,82 @@
+"""`phalanx queues`: where jobs wait."""
+
+from __future__ import annotations
+
+import click
+
+from phalanx.cli.connect import connect
+from phalanx.cli.groups import NounGroup
+from phalanx.cli.lists import Shown, list_options, show
+from phalanx.cli.tables import Cell, Column, table
+from phalanx.cli.terminal import clean
+from phalanx.core.errors import BadRequest, Conflict
+from phalanx.core.work.nearest import nearest
+from phalanx.wire.api import QueueBody, QueueList, QueueReply, QueueView
+
+_PRIORITY = click.option("--priority", type=int, metavar="N", help="Added to the priority of its jobs.")
+
+
+@click.group(cls=NounGroup, invoke_without_command=True)
+@list_options
+@click.pass_context
+def queues(context: click.Context, as_json: bool, watch: bool) -> None:
+    """List queues; add or change one."""
+    if context.invoked_subcommand is None:
+        _list(as_json=as_json, watch=watch)
+
+
+@queues.command(name="list")
+@list_options
+def list_(as_json: bool, watch: bool) -> None:
+    """List queues."""
+    _list(as_json=as_json, watch=watch)
+
+
+@queues.command()
+@click.argument("name")
+@_PRIORITY
+def add(name: str, priority: int | None) -> None:
+    """Add a queue."""
+    head = connect()
+    if any(queue.id == name for queue in head.get(QueueList, "/v1/queues").queues):
+        raise Conflict(f"queue {name} is here already", hint=f"phalanx queues set {name} changes it")
+    print(clean(_said(head.put(QueueReply, f"/v1/queues/{name}", QueueBody(priority=priority, open=True)).queue)))
+
+
+@queues.command(name="set")
+@click.argument("name")
+@_PRIORITY
+@click.option("--open/--close", "is_open", default=None, help="A closed queue takes no job and starts none.")
+def set_(name: str, priority: int | None, is_open: bool | None) -> None:
+    """Change a queue."""
+    if priority is None and is_open is None:
+        raise BadRequest("there is nothing to change", hint="--priority, --open or --close")
+    head = connect()
+    names = [queue.id for queue in head.get(QueueList, "/v1/queues").queues]
+    if name not in names:
+        near = nearest(name, names)
+        raise BadRequest(f"no queue is called {name!r}", hint=f"did you mean {near}?" if near else f"phalanx queues add {name}")
+    print(clean(_said(head.put(QueueReply, f"/v1/queues/{name}", QueueBody(priority=priority, open=is_open)).queue)))
+
+
+def _said(queue: QueueView) -> str:
+    return f"queue {queue.id}: {'open' if queue.open else 'closed'}, priority {queue.priority}"
+
+
+def _list(*, as_json: bool, watch: bool) -> None:
+    head = connect()
+
+    def fetch() -> Shown:
+        found = head.get(QueueList, "/v1/queues").queues
+        columns = (
+            Column(title="QUEUE", least=8), Column(title="STATE"), Column(title="PRIORITY", right=True),
+            Column(title="RUNNING", right=True), Column(title="WAITING", right=True),
+        )  # fmt: skip
+        rows: list[list[Cell | str]] = [
+            [queue.id, Cell("open", "green") if queue.open else Cell("closed", "red"), str(queue.priority), str(queue.running), str(queue.pending)]
+            for queue in found
+        ]
+        busy = next((queue.id for queue in found if queue.running or queue.pending), None)
+        return Shown(value=found, lines=lambda screen: table(columns, rows, screen), next=f"phalanx ps -q {busy}" if busy else "phalanx queues add NAME")
+
+    show(fetch, as_json=as_json, watch=watch)

@@ -1,0 +1,88 @@
+"""`phalanx tokens`: keys to the head. A secret is printed once, when it is made, on standard output alone."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import click
+
+from phalanx.cli import cells
+from phalanx.cli.connect import connect
+from phalanx.cli.groups import NounGroup
+from phalanx.cli.lists import Shown, list_options, show
+from phalanx.cli.tables import Cell, Column, table
+from phalanx.cli.words import DURATION
+from phalanx.core.ids import UserId
+from phalanx.core.units import format_duration
+from phalanx.core.work.people import Action
+from phalanx.wire.api import TokenBody, TokenList, TokenMade, TokenView
+
+
+@click.group(cls=NounGroup, invoke_without_command=True)
+@list_options
+@click.pass_context
+def tokens(context: click.Context, as_json: bool, watch: bool) -> None:
+    """List tokens; make or revoke one."""
+    if context.invoked_subcommand is None:
+        _list(as_json=as_json, watch=watch)
+
+
+@tokens.command(name="list")
+@list_options
+def list_(as_json: bool, watch: bool) -> None:
+    """List tokens: one's own; all for an admin."""
+    _list(as_json=as_json, watch=watch)
+
+
+@tokens.command()
+@click.option("--user", metavar="USER", help="Whose; one's own otherwise.")
+@click.option("--expires", type=DURATION, metavar="TIME", help="How long it opens anything: 30d; for ever otherwise.")
+@click.option("--scope", type=click.Choice([action.value for action in Action]), multiple=True, help="Narrow it to this; may be repeated.")
+@click.option("--note", default="", metavar="TEXT", help="What it is for.")
+def add(user: str | None, expires: str | None, scope: tuple[str, ...], note: str) -> None:
+    """Make a token and print its secret: this once, never again."""
+    body = TokenBody(user=None if user is None else UserId(user), expires=expires, scope=[Action(word) for word in scope], note=note)
+    made = connect().post(TokenMade, "/v1/tokens", body)
+    print(f"token {made.token.id} of {made.token.user}; its secret, shown this once:", file=sys.stderr)
+    print(made.secret)
+    print("next: give it as PHALANX_TOKEN", file=sys.stderr)
+
+
+@tokens.command()
+@click.argument("token", metavar="ID")
+def revoke(token: str) -> None:
+    """End a token. Harmless twice."""
+    connect().send("DELETE", f"/v1/tokens/{token}")
+    print(f"token {token} is revoked")
+
+
+def _state(token: TokenView, now_s: float) -> Cell | str:
+    if token.revoked_s is not None:
+        return Cell("revoked", "dim")
+    if token.expires_s is not None and token.expires_s <= now_s:
+        return Cell("expired", "dim")
+    return Cell("good", "green")
+
+
+def _list(*, as_json: bool, watch: bool) -> None:
+    head = connect()
+
+    def fetch() -> Shown:
+        found = head.get(TokenList, "/v1/tokens").tokens
+        now_s = time.time()
+        columns = (
+            Column(title="TOKEN"), Column(title="USER", least=6), Column(title="STATE"), Column(title="MADE", right=True),
+            Column(title="ENDS IN", right=True, hide_empty=True), Column(title="SCOPE", least=8, hide_empty=True), Column(title="NOTE", least=8, hide_empty=True),
+        )  # fmt: skip
+        rows: list[list[Cell | str]] = [
+            [
+                token.id, token.user, _state(token, now_s), cells.ago(token.created_s, now_s),
+                "" if token.expires_s is None or token.expires_s <= now_s else format_duration(token.expires_s - now_s),
+                " ".join(token.scope), token.note,
+            ]
+            for token in found
+        ]  # fmt: skip
+        return Shown(value=found, lines=lambda screen: table(columns, rows, screen), next="phalanx tokens add --expires 30d --note TEXT")
+
+    show(fetch, as_json=as_json, watch=watch)

@@ -1,0 +1,92 @@
+"""`phalanx users`: who there is, and in which role."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from phalanx.cli import cells
+from phalanx.cli.connect import connect
+from phalanx.cli.groups import NounGroup
+from phalanx.cli.lists import Shown, list_options, show
+from phalanx.cli.tables import Cell, Column, table
+from phalanx.cli.terminal import clean
+from phalanx.core.errors import BadRequest, Conflict
+from phalanx.core.ids import UserId
+from phalanx.core.work.people import UserRole
+from phalanx.wire.api import UserBody, UserList, UserReply
+
+_ROLE = click.option(
+    "--role", type=click.Choice([role.value for role in UserRole if role is not UserRole.NODE]), help="What the user is everywhere."
+)
+
+
+@click.group(cls=NounGroup, invoke_without_command=True)
+@list_options
+@click.pass_context
+def users(context: click.Context, as_json: bool, watch: bool) -> None:
+    """List users; add or change one."""
+    if context.invoked_subcommand is None:
+        _list(as_json=as_json, watch=watch)
+
+
+@users.command(name="list")
+@list_options
+def list_(as_json: bool, watch: bool) -> None:
+    """List users."""
+    _list(as_json=as_json, watch=watch)
+
+
+@users.command()
+@click.argument("name")
+@_ROLE
+def add(name: str, role: str | None) -> None:
+    """Add a user; --role user unless told otherwise."""
+    head = connect()
+    if any(user.id == name for user in head.get(UserList, "/v1/users").users):
+        raise Conflict(f"user {name} is here already", hint=f"phalanx users set {name} changes it")
+    user = head.put(UserReply, f"/v1/users/{name}", UserBody(role=UserRole(role or UserRole.USER))).user
+    print(clean(f"user {user.id} added as {user.role}"))
+    print(f"next: phalanx tokens add --user {user.id}")
+
+
+@users.command(name="set")
+@click.argument("name")
+@_ROLE
+@click.option("--disable/--enable", "disabled", default=None, help="A disabled user's tokens open nothing.")
+def set_(name: str, role: str | None, disabled: bool | None) -> None:
+    """Change a user."""
+    if role is None and disabled is None:
+        raise BadRequest("there is nothing to change", hint="--role, --disable or --enable")
+    head = connect()
+    known_user(head.get(UserList, "/v1/users"), name)
+    user = head.put(UserReply, f"/v1/users/{name}", UserBody(role=None if role is None else UserRole(role), disabled=disabled)).user
+    print(clean(f"user {user.id}: {user.role}{', disabled' if user.disabled else ''}"))
+
+
+def known_user(found: UserList, name: str) -> None:
+    """Nothing, if there is such a user: a slip in a name must not make a new one.
+
+    Raises:
+        BadRequest: there is none; names the nearest.
+    """
+    from phalanx.core.work.nearest import nearest
+
+    names = [user.id for user in found.users]
+    if UserId(name) not in names:
+        near = nearest(name, names)
+        raise BadRequest(f"no user is called {name!r}", hint=f"did you mean {near}?" if near else f"phalanx users add {name}")
+
+
+def _list(*, as_json: bool, watch: bool) -> None:
+    head = connect()
+
+    def fetch() -> Shown:
+        found = head.get(UserList, "/v1/users").users
+        now_s = time.time()
+        columns = (Column(title="USER", least=8), Column(title="ROLE"), Column(title="STATE", hide_empty=True), Column(title="SINCE", right=True))
+        rows = [[user.id, str(user.role), Cell("disabled", "red") if user.disabled else "", cells.ago(user.created_s, now_s)] for user in found]
+        return Shown(value=found, lines=lambda screen: table(columns, rows, screen), next="phalanx users add NAME --role user")
+
+    show(fetch, as_json=as_json, watch=watch)

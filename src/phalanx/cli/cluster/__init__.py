@@ -1,0 +1,1 @@
+"""Verbs about the cluster: bringing it up and down, its nodes, its health."""

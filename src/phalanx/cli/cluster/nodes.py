@@ -1,0 +1,228 @@
+"""`phalanx nodes`: the fleet, device by device; and keeping work off a node."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import click
+
+from phalanx.cli import cells
+from phalanx.cli.connect import Head, connect
+from phalanx.cli.faults import told
+from phalanx.cli.groups import NounGroup
+from phalanx.cli.lists import Shown, list_options, show
+from phalanx.cli.tables import Cell, Column, table
+from phalanx.cli.terminal import Terminal, clean
+from phalanx.cli.words import HOSTS
+from phalanx.core.errors import NotFound, PhalanxError, Unreachable
+from phalanx.core.fleet.hostlist import expand
+from phalanx.core.fleet.node import NodeState
+from phalanx.core.units import format_bytes
+from phalanx.wire.api import DeviceView, DrainBody, NodeList, NodeReply, NodeView
+
+_NODES = click.argument("names", metavar="NODES", type=HOSTS)
+
+
+@click.group(cls=NounGroup, invoke_without_command=True)
+@list_options
+@click.pass_context
+def nodes(context: click.Context, as_json: bool, watch: bool) -> None:
+    """List nodes with every device's use; show, drain, undrain or forget them. NODES is a host list: n0, gpu[001-004,007]."""
+    if context.invoked_subcommand is None:
+        _list(as_json=as_json, watch=watch)
+
+
+@nodes.command(name="list")
+@list_options
+def list_(as_json: bool, watch: bool) -> None:
+    """List nodes."""
+    _list(as_json=as_json, watch=watch)
+
+
+@nodes.command(name="show")
+@_NODES
+@list_options
+def show_(names: str, as_json: bool, watch: bool) -> None:
+    """Every device of the nodes, and who uses it."""
+    head = connect()
+    wanted = expand(names)
+
+    def fetch() -> Shown:
+        found = {node.id: node for node in head.get(NodeList, "/v1/nodes").nodes}
+        missing = [name for name in wanted if name not in found]
+        if missing:
+            raise NotFound(f"no node is called {missing[0]!r}", hint=f"there are {', '.join(found) or 'none'}")
+        chosen = [found[name] for name in wanted]  # type: ignore[index]  # names as typed are ids or absent
+        now_s = time.time()
+        lines = lambda screen: [line for node in chosen for line in node_page(node, screen, now_s)]  # noqa: E731
+        return Shown(value=chosen, lines=lines, next=_next(chosen))
+
+    show(fetch, as_json=as_json, watch=watch)
+
+
+@nodes.command()
+@_NODES
+@click.option("--why", default="", metavar="TEXT", help="A reason, for those who ask later.")
+@click.option("--cordon", is_flag=True, help="Keep new work off, leave running jobs where they are.")
+def drain(names: str, why: str, cordon: bool) -> int:
+    """Keep new work off nodes, and move what runs there (after saving)."""
+    body = DrainBody(why=why, cordon_only=cordon)
+    verb = "is cordoned" if cordon else "is draining"
+    return _each(names, lambda head, name: _said(head.post(NodeReply, f"/v1/nodes/{name}/drain", body).node, verb))
+
+
+@nodes.command()
+@_NODES
+def undrain(names: str) -> int:
+    """Let work onto nodes again."""
+    return _each(names, lambda head, name: _said(head.post(NodeReply, f"/v1/nodes/{name}/undrain", {}).node, "takes work again"))
+
+
+@nodes.command()
+@_NODES
+def forget(names: str) -> int:
+    """Remove nodes that are down and hold nothing."""
+    return _each(names, lambda head, name: (head.send("DELETE", f"/v1/nodes/{name}"), f"node {name} is forgotten")[1])
+
+
+def _each(names: str, act: Callable[[Head, str], str]) -> int:
+    """Do it for every node, also when one refuses; the exit code is that of the first refusal."""
+    head, code = connect(), 0
+    for name in expand(names):
+        try:
+            print(clean(act(head, name)))
+        except Unreachable:
+            raise
+        except PhalanxError as error:
+            sys.stdout.flush()
+            failed = told(error.message, error.hint, error.exit_code)
+            code = code or failed
+    return code
+
+
+def _said(node: NodeView, verb: str) -> str:
+    jobs = f"; {cells.count(len(node.jobs), 'job')} on it: {', '.join(node.jobs)}" if node.jobs else ""
+    return f"node {node.id} {verb}{jobs}"
+
+
+def _list(*, as_json: bool, watch: bool) -> None:
+    head = connect()
+
+    def fetch() -> Shown:
+        found = head.get(NodeList, "/v1/nodes").nodes
+        now_s = time.time()
+        return Shown(value=found, lines=lambda screen: node_lines(found, screen, now_s), next=_next(found))
+
+    show(fetch, as_json=as_json, watch=watch)
+
+
+def state_of(node: NodeView) -> str:
+    """What keeps work off it, or up."""
+    if node.state is NodeState.DOWN:
+        return "down"
+    if node.cordon is None:
+        return "up"
+    if not node.cordon.drain:
+        return "cordoned"
+    return "draining" if node.jobs else "drained"
+
+
+def node_lines(found: Sequence[NodeView], screen: Terminal, now_s: float) -> list[str]:
+    """The table of nodes; one character for each device's use, `·` for a free one."""
+    if not found:
+        return ["no node is here yet"]
+    columns = (
+        Column(title="NODE"), Column(title="STATE"), Column(title="USED", right=True), Column(title="MODEL", least=8),
+        Column(title="DEVICES", least=8), Column(title="UTIL", right=True, hide_empty=True),
+        Column(title="MEMORY", right=True, hide_empty=True, drop=2), Column(title="POWER", right=True, hide_empty=True, drop=3),
+        Column(title="TEMP", right=True, hide_empty=True, drop=4), Column(title="LOAD", right=True, hide_empty=True, drop=5),
+        Column(title="JOBS", least=4, hide_empty=True), Column(title="SINCE", right=True, drop=6), Column(title="WHY", least=12, hide_empty=True),
+    )  # fmt: skip
+    lines = table(columns, [_row(node, screen, now_s) for node in found], screen)
+    devices = [device for node in found for device in node.devices if node.state is NodeState.UP]
+    held = sum(device.job_id is not None for device in devices)
+    down = sum(node.state is NodeState.DOWN for node in found)
+    virtual = ", virtual" if devices and all(device.virtual for device in devices) else ""
+    total = f"{held} of {cells.count(len(devices), 'device')} in use{virtual}"
+    return [*lines, total + (f"; {cells.count(down, 'node')} down" if down else "")]
+
+
+def _row(node: NodeView, screen: Terminal, now_s: float) -> list[Cell | str]:
+    used = [device.utilization for device in node.devices if device.utilization is not None]
+    memory = [device.memory_used_bytes for device in node.devices if device.memory_used_bytes is not None]
+    power = [device.power_w for device in node.devices if device.power_w is not None]
+    heat = [device.temperature_c for device in node.devices if device.temperature_c is not None]
+    up = node.state is NodeState.UP
+    return [
+        Cell(node.id, "bold"),
+        cells.state(state_of(node)),
+        f"{sum(device.job_id is not None for device in node.devices)}/{len(node.devices)}",
+        node.devices[0].model if node.devices else "cpu",
+        "".join(device_mark(device, screen) for device in node.devices) if up else "",
+        cells.percent(sum(used) / len(used)) if used and up else "",
+        format_bytes(sum(memory)) if memory and up else "",
+        f"{sum(power):.0f} W" if power and up else "",
+        f"{max(heat):.0f} C" if heat and up else "",
+        f"{node.load_1m:.1f}" if node.load_1m is not None and up else "",
+        ", ".join(node.jobs),
+        cells.ago(node.changed_s or node.joined_s, now_s),
+        _why(node),
+    ]
+
+
+def _why(node: NodeView) -> str:
+    if node.state is NodeState.DOWN:
+        return node.down_cause
+    return "" if node.cordon is None else f"{node.cordon.why or 'no reason given'} ({node.cordon.by})"
+
+
+def device_mark(device: DeviceView, screen: Terminal) -> str:
+    """One character: broken, free, or how busy."""
+    if not device.healthy:
+        return "!"
+    if device.job_id is None:
+        return "·" if screen.blocks else "."
+    return cells.level(device.utilization, screen)
+
+
+def node_page(node: NodeView, screen: Terminal, now_s: float) -> list[str]:
+    """All of one node."""
+    state = cells.state(state_of(node))
+    head = f"{screen.paint(f'node {node.id}', 'bold')}: {screen.paint(state.text, state.style)}"
+    facts = [
+        f"{node.cpus} CPUs, {format_bytes(node.memory_bytes)} memory, engine {node.engine}, at {node.address or 'no address'}",
+        f"joined {cells.ago(node.joined_s, now_s)} ago, failed {cells.count(node.failures, 'time')}",
+        *([f"why: {_why(node)}"] if _why(node) else []),
+    ]
+    columns = (
+        Column(title="DEVICE", right=True), Column(title="MODEL", least=8), Column(title="STATE"), Column(title="JOB", hide_empty=True),
+        Column(title="RANKS", hide_empty=True), Column(title="USED", hide_empty=True), Column(title="MEMORY", right=True, hide_empty=True, drop=1),
+        Column(title="POWER", right=True, hide_empty=True, drop=2), Column(title="TEMP", right=True, hide_empty=True, drop=3),
+        Column(title="THROTTLE", hide_empty=True, least=8), Column(title="COUNTER", hide_empty=True, least=8, drop=4),
+    )  # fmt: skip
+    rows = [_device_row(device, screen) for device in node.devices]
+    return [head, *(f"  {clean(fact)}" for fact in facts), *table(columns, rows, screen), ""]
+
+
+def _device_row(device: DeviceView, screen: Terminal) -> list[Cell | str]:
+    state = "broken" if not device.healthy else "held" if device.job_id is not None else "free"
+    memory = "" if device.memory_used_bytes is None else f"{format_bytes(device.memory_used_bytes)} of {format_bytes(device.memory_bytes)}"
+    return [
+        str(device.index), device.model + (" (virtual)" if device.virtual and "virtual" not in device.model else ""),
+        Cell(state, {"broken": "red", "held": "green", "free": "dim"}[state]), device.job_id or "", ", ".join(map(str, device.ranks)),
+        "" if device.utilization is None else f"{cells.bar(device.utilization, 10, screen)} {cells.percent(device.utilization)}",
+        memory, "" if device.power_w is None else f"{device.power_w:.0f} W",
+        "" if device.temperature_c is None else f"{device.temperature_c:.0f} C", ", ".join(device.throttle), device.counter,
+    ]  # fmt: skip
+
+
+def _next(found: Sequence[NodeView]) -> str:
+    if not found:
+        return "phalanx doctor"
+    odd = next((node for node in found if node.state is NodeState.DOWN), None)
+    if odd is not None:
+        return f"phalanx nodes show {odd.id}"
+    shut = next((node for node in found if node.cordon is not None), None)
+    return f"phalanx nodes undrain {shut.id}" if shut is not None else "phalanx ps"

@@ -1,0 +1,29 @@
+"""`phalanx version`: ours, and the head's where one answers."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from phalanx import __version__
+from phalanx.cli.connect import connect
+from phalanx.cli.lists import encoded
+from phalanx.core.errors import Unreachable
+from phalanx.wire.api import Health
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+def version(as_json: bool) -> None:
+    """Print the version of this command, and of the head."""
+    try:
+        head = connect().get(Health, "/v1/health")
+    except Unreachable:
+        head = None
+    python = ".".join(map(str, sys.version_info[:3]))
+    if as_json:
+        print(encoded({"phalanx": __version__, "python": python, "head": None if head is None else head.version}, indent=2))
+        return
+    print(f"phalanx {__version__}, Python {python}")
+    print("no head answers; next: phalanx up" if head is None else f"head {head.version} ({head.head_id}) is {head.status}")

@@ -1,0 +1,1 @@
+"""`phalanx demo`: a cluster of its own, a real training job, a killed node, and the bill."""

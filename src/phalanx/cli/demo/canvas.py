@@ -1,0 +1,139 @@
+"""A chart in a terminal: points on a grid of braille dots, each cell in the style of the series drawn last. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rich.text import Text
+
+_DOTS: Final = (
+    (0x01, 0x08),
+    (0x02, 0x10),
+    (0x04, 0x20),
+    (0x40, 0x80),
+)  # [row][column] of one braille cell, Unicode 1.1
+_LABEL_COLUMNS: Final = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """Points in rising x; `joined` draws lines between them. With `glyph`, cells show it in place of dots."""
+
+    points: Sequence[tuple[float, float]]
+    style: str
+    joined: bool = True
+    glyph: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A vertical line at x, with a word above it."""
+
+    x: float
+    style: str
+    word: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What part of the plane is shown."""
+
+    x_low: float
+    x_high: float
+    y_low: float
+    y_high: float
+
+
+class Canvas:
+    """A grid of cells, 2 x 4 dots each."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self.width, self.height = width, height
+        self._dots = [[0] * width for _ in range(height)]
+        self._glyphs = [[""] * width for _ in range(height)]
+        self._styles = [[""] * width for _ in range(height)]
+
+    def dot(self, x: int, y: int, style: str, glyph: str = "") -> None:
+        """Set one dot; outside the grid nothing happens."""
+        if 0 <= x < self.width * 2 and 0 <= y < self.height * 4:
+            row, column = y // 4, x // 2
+            self._dots[row][column] |= _DOTS[y % 4][x % 2]
+            self._styles[row][column] = style
+            self._glyphs[row][column] = glyph or self._glyphs[row][column]
+
+    def line(self, x0: int, y0: int, x1: int, y1: int, style: str) -> None:
+        """Dots from one point to another."""
+        count = max(abs(x1 - x0), abs(y1 - y0), 1)
+        for i in range(count + 1):
+            self.dot(x0 + round((x1 - x0) * i / count), y0 + round((y1 - y0) * i / count), style)
+
+    def row(self, number: int, *, braille: bool) -> Text:
+        """One row of cells as text."""
+        text = Text()
+        for dots, glyph, style in zip(self._dots[number], self._glyphs[number], self._styles[number], strict=True):
+            plain = "*" if dots else " "
+            cell = glyph if glyph and braille else chr(0x2800 + dots) if dots and braille else plain
+            text.append(cell, style)
+        return text
+
+
+def plot(
+    series: Sequence[Series],
+    window: Window,
+    *,
+    width: int,
+    height: int,
+    marks: Sequence[Mark] = (),
+    braille: bool = True,
+) -> list[Text]:
+    """Lines of a chart, `width` columns and `height` rows in all, axes and labels included. Later series lie on top."""
+    columns, rows = max(4, width - _LABEL_COLUMNS - 1), max(2, height - 1 - bool(marks))
+    canvas = Canvas(columns, rows)
+
+    def place(x: float, y: float) -> tuple[int, int]:
+        across = (x - window.x_low) / (window.x_high - window.x_low or 1.0)
+        down = (window.y_high - y) / (window.y_high - window.y_low or 1.0)
+        return round(across * (columns * 2 - 1)), round(min(max(down, 0.0), 1.0) * (rows * 4 - 1))
+
+    for mark in marks:
+        x, _ = place(mark.x, window.y_low)
+        for y in range(0, rows * 4, 2):
+            canvas.dot(x, y, mark.style)
+    for each in series:
+        spots = [(*place(x, y), each) for x, y in each.points if math.isfinite(y)]
+        for i, (x, y, _) in enumerate(spots):
+            if each.joined and i:
+                canvas.line(spots[i - 1][0], spots[i - 1][1], x, y, each.style)
+            canvas.dot(x, y, each.style, each.glyph)
+    lines = [_words_above(marks, place, columns)] if marks else []
+    for number in range(rows):
+        label = {0: window.y_high, rows // 2: (window.y_high + window.y_low) / 2, rows - 1: window.y_low}.get(number)
+        lines.append(
+            Text(("" if label is None else f"{label:.2f}").rjust(_LABEL_COLUMNS - 1) + " ", "dim")
+            + Text("│" if braille else "|", "dim")
+        )
+        lines[-1].append_text(canvas.row(number, braille=braille))
+    lines.append(_below(window, columns))
+    return lines
+
+
+def _words_above(marks: Sequence[Mark], place: object, columns: int) -> Text:
+    assert callable(place)
+    text = Text(" " * (_LABEL_COLUMNS + 1))
+    used = 0
+    for mark in sorted(marks, key=lambda mark: mark.x):
+        column = max(used, min(place(mark.x, 0.0)[0] // 2, columns - len(mark.word)))
+        if column + len(mark.word) <= columns:
+            text.append(" " * (column - used)).append(mark.word, mark.style)
+            used = column + len(mark.word)
+    return text
+
+
+def _below(window: Window, columns: int) -> Text:
+    low, middle, high = (f"{value:.0f}" for value in (window.x_low, (window.x_low + window.x_high) / 2, window.x_high))
+    left = columns // 2 - len(low) - len(middle) // 2
+    right = columns - len(low) - left - len(middle) - len(high)
+    return Text(" " * (_LABEL_COLUMNS + 1) + low + " " * max(1, left) + middle + " " * max(1, right) + high, "dim")

@@ -1,0 +1,178 @@
+"""The demo's own cluster: a head in a temporary state folder, started as `phalanx up` starts one, and taken down without a trace."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Final
+
+from phalanx.cli.demo.fault import kill_marked, kill_node
+from phalanx.client import Client
+from phalanx.core.errors import PhalanxError, Unreachable
+
+_UP_S: Final = 30.0  # a head is up in a second; a machine under load needs patience
+_DOWN_S: Final = 20.0
+_POLL_S: Final = 0.05
+
+
+class Cluster:
+    """One head and its nodes. Open it, and close it whatever happened in between.
+
+    Args:
+        virtual: NODESxDEVICES, or None for this machine's GPUs.
+        revive_s: seconds until a killed node comes back, as a server that was switched on again.
+    """
+
+    def __init__(self, *, virtual: str | None, revive_s: float) -> None:
+        self.home = tempfile.mkdtemp(prefix="phalanx-demo-")
+        self._virtual = virtual
+        self._revive_s = revive_s
+        self._head: subprocess.Popen[bytes] | None = None
+        self._client: Client | None = None
+        self._marks = {self.home}
+
+    @property
+    def client(self) -> Client:
+        """Speaks to the head; there is one once `open` has returned."""
+        assert self._client is not None
+        return self._client
+
+    def open(self) -> None:
+        """Start the head and wait until it answers.
+
+        Raises:
+            Unreachable: it ended, or does not answer; with what it printed last.
+        """
+        words = [
+            sys.executable,
+            "-m",
+            "phalanx.app.head",
+            "--home",
+            self.home,
+            "--port",
+            "0",
+            "--revive",
+            str(self._revive_s),
+        ]
+        if self._virtual:
+            words += ["--virtual", self._virtual]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PHALANX_")}
+        with open(self._output_path, "wb") as output:
+            self._head = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+                env={**environment, "PHALANX_HOME": self.home}, cwd=self.home,
+            )  # fmt: skip
+        record = self._await(self._told, _UP_S, "did not say where it is")
+        with open(os.path.join(self.home, "token"), encoding="utf-8") as file:
+            self._client = Client(url=str(record["url"]), token=file.read().strip())
+
+    def kill(self, node: str) -> int:
+        """Kill a node; returns how many processes died.
+
+        Raises:
+            Conflict: it does not run.
+        """
+        self._remember_keys()
+        return kill_node(self.home, node)
+
+    def close(self) -> None:
+        """Cancel what runs, stop head and nodes, kill what is left, and remove the folder. Harmless twice.
+
+        Raises:
+            Conflict: a process cannot be killed.
+        """
+        self._remember_keys()
+        head = self._head
+        if head is not None:
+            self._stop_politely(head)
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                if head.poll() is None:
+                    head.send_signal(number)
+                    self._wait(lambda: head.poll() is not None, 5.0)
+            self._head = None
+        try:
+            kill_marked(self._marks)
+        finally:
+            shutil.rmtree(self.home, ignore_errors=True)
+
+    def _stop_politely(self, head: subprocess.Popen[bytes]) -> None:
+        """As `phalanx down --cancel-jobs`: asked again until the head says that it stops."""
+
+        def stopping() -> bool:
+            if head.poll() is not None:
+                return True
+            return self._client is not None and bool(
+                self._client.call("POST", "/v1/stop", {"cancel_jobs": True})["stopping"]
+            )
+
+        try:
+            if self._client is not None and self._wait(stopping, _DOWN_S):
+                self._wait(lambda: head.poll() is not None, _DOWN_S)
+        except (PhalanxError, OSError):
+            pass  # it is gone, or does not listen: signals follow
+
+    def _told(self) -> dict[str, object] | None:
+        try:
+            with open(os.path.join(self.home, "head.json"), encoding="utf-8") as file:
+                record: dict[str, object] = json.load(file)
+        except (OSError, ValueError):
+            return None
+        return record if os.path.exists(os.path.join(self.home, "token")) else None
+
+    def _await(self, ask: Callable[[], dict[str, object] | None], limit_s: float, what: str) -> dict[str, object]:
+        until_s = time.monotonic() + limit_s
+        while time.monotonic() < until_s:
+            found = ask()
+            if found is not None:
+                return found
+            if self._head is not None and self._head.poll() is not None:
+                break
+            time.sleep(_POLL_S)
+        with open(self._output_path, encoding="utf-8", errors="replace") as file:
+            said = file.read().strip().splitlines()
+        raise Unreachable(
+            f"the demo's head {what}: {said[-1] if said else 'it printed nothing'}",
+            hint="phalanx doctor checks this machine",
+        )
+
+    def _wait(self, done: Callable[[], bool], limit_s: float) -> bool:
+        until_s = time.monotonic() + limit_s
+        while not done():
+            if time.monotonic() >= until_s:
+                return False
+            time.sleep(_POLL_S)
+        return True
+
+    def _remember_keys(self) -> None:
+        """Keys of the nodes that run now: they mark every process of a node, also one that left its parents."""
+        for path in glob.glob(os.path.join(self.home, "nodes", "*", "engine.json")):
+            try:
+                with open(path, encoding="utf-8") as file:
+                    self._marks.add(str(json.load(file)["node_key"]))
+            except (OSError, ValueError, KeyError):
+                continue  # the node ended meanwhile
+
+    @property
+    def _output_path(self) -> str:
+        return os.path.join(self.home, "head.out")
+
+
+def gpu_count() -> int:
+    """Devices that NVML finds; 0 without a driver."""
+    from phalanx.node.shell.nvml import open_nvml
+
+    probe = open_nvml()
+    if probe is None:
+        return 0
+    try:
+        return len(probe.devices())
+    finally:
+        probe.close()

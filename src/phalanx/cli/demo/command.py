@@ -1,0 +1,226 @@
+"""`phalanx demo`: puts the parts together and decides the exit code."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from phalanx.core.errors import BadFile, BadRequest, PhalanxError
+
+if TYPE_CHECKING:
+    from phalanx.cli.demo.audience import Audience
+    from phalanx.cli.demo.cluster import Cluster
+    from phalanx.cli.demo.conductor import Conductor
+    from phalanx.cli.demo.outcome import Outcome
+    from phalanx.cli.demo.scene import Scene
+
+_FLEET: Final = re.compile(r"([1-9]\d{0,2})x([1-9]\d{0,2})")
+_STEPS_MIN: Final = 40  # fewer leave no room for a checkpoint, a kill and an end
+_REVIVE_S: Final = 20.0  # a killed virtual node is back then, so that the visitor may kill more
+_REVIVE_ALONE_S: Final = 0.5  # real GPUs are one node: the job can only go on where it was, so it is back at once
+_SAMPLE_BYTES_MAX: Final = 4096
+_INTERRUPTED: Final = 130  # 128 + SIGINT, as shells have it
+
+
+@click.command()
+@click.option("--json", "json_path", metavar="FILE", help="Write the receipt and the demo's figures.")
+@click.option(
+    "--html",
+    "html_path",
+    metavar="FILE",
+    default="demo.html",
+    show_default=True,
+    help="Write the page that keeps it all.",
+)
+@click.option(
+    "--nodes",
+    "fleet",
+    metavar="NxM",
+    help="N virtual nodes of M devices, even where there are GPUs.  [default: 3x4, or the GPUs here]",
+)
+@click.option("--steps", type=click.IntRange(min=_STEPS_MIN), default=300, show_default=True, help="Training steps.")
+@click.option("--no-kill", is_flag=True, help="Let all nodes live, unless you kill one.")
+@click.option("--keep", is_flag=True, help="Leave the cluster up at the end and say how to use it.")
+@click.option("--plain", is_flag=True, help="Plain lines instead of the live view.")
+def demo(
+    json_path: str | None, html_path: str, fleet: str | None, steps: int, no_kill: bool, keep: bool, plain: bool
+) -> int:
+    """Bring up a cluster, train a real model on it, kill a node, and show what it cost.
+
+    Everything lives in a temporary folder and on a free port: a cluster you already run is not touched.
+    """
+    from rich.console import Console
+
+    from phalanx.cli.demo.audience import audience_for
+    from phalanx.cli.demo.cluster import Cluster, gpu_count
+    from phalanx.cli.demo.conductor import Conductor, Quit
+    from phalanx.cli.demo.example import check_torch, find_example, job_of, kill_step
+    from phalanx.cli.demo.scene import Scene
+
+    check_torch()
+    folder = find_example()
+    for path in filter(None, (json_path, html_path)):
+        _check_writable(path)
+    gpus = 0 if fleet else gpu_count()
+    words, shape, nodes = _fleet_of(fleet or "3x4", gpus)
+    console = Console(highlight=False)
+    scene = Scene(
+        started_s=time.time(), now_s=time.time(), fleet=words, steps_total=steps, stage="the cluster is coming up"
+    )
+    cluster = Cluster(virtual=None if gpus else fleet or "3x4", revive_s=_REVIVE_ALONE_S if gpus else _REVIVE_S)
+    job = job_of(folder, shape=shape, steps=steps)
+    with _signals_as_interrupts():
+        kept = False
+        try:
+            with audience_for(console, plain=plain) as audience:
+                conductor = Conductor(cluster, scene, audience, kill_step=None if no_kill else kill_step(steps))
+                _conduct(conductor, cluster, scene, audience, nodes=nodes, job=job)
+            outcome = _conclude(
+                conductor, console, scene, job, json_path=json_path, html_path=html_path, kill_wanted=not no_kill
+            )
+            kept = keep
+            return 1 if outcome.faults else 0
+        except Quit:
+            sys.stderr.write("phalanx: the demo was left early\n")
+            return _INTERRUPTED
+        except KeyboardInterrupt:
+            sys.stderr.write("phalanx: stopped; taking the demo's cluster down\n")
+            return _INTERRUPTED
+        finally:
+            if kept:
+                _tell_how_to_use(cluster)
+            else:
+                _take_down(cluster)
+
+
+def _conduct(
+    conductor: Conductor, cluster: Cluster, scene: Scene, audience: Audience, *, nodes: int, job: dict[str, object]
+) -> None:
+    audience.say(f"bringing up a head and {scene.fleet}", scene)
+    audience.show(scene)
+    cluster.open()
+    conductor.await_nodes(nodes)
+    audience.say(f"the cluster is up after {scene.elapsed_s:.1f} s", scene)
+    conductor.submit(job)
+    conductor.watch()
+
+
+def _conclude(
+    conductor: Conductor,
+    console: object,
+    scene: Scene,
+    job: dict[str, object],
+    *,
+    json_path: str | None,
+    html_path: str,
+    kill_wanted: bool,
+) -> Outcome:
+    """Print the end and write the files."""
+    from rich.console import Console
+
+    from phalanx import __version__
+    from phalanx.cli.demo.ending import ending, verdict
+    from phalanx.cli.demo.example import command_line
+    from phalanx.cli.demo.outcome import as_json, judge
+    from phalanx.cli.demo.page import build_page
+
+    assert isinstance(console, Console)
+    scene.now_s = time.time()
+    outcome = judge(scene, conductor.receipt(), sample=_sample_of(scene), kill_wanted=kill_wanted)
+    braille = console.encoding.lower().startswith("utf")
+    for line in ending(scene, outcome, width=console.width if console.is_terminal else 100, braille=braille):
+        console.print(line, soft_wrap=True)
+    _write(html_path, build_page(scene, outcome, version=__version__, command=command_line(job)).encode())
+    if json_path:
+        _write(json_path, as_json(outcome, scene))
+    for line in verdict(outcome):
+        console.print(line, soft_wrap=True)
+    console.print(f"Kept in {html_path}" + (f" and {json_path}" if json_path else ""), soft_wrap=True)
+    return outcome
+
+
+def _fleet_of(virtual: str, gpus: int) -> tuple[str, str, int]:
+    """The fleet in words, the job's shape, and how many nodes there are.
+
+    Raises:
+        BadRequest: not of the form NxM.
+    """
+    if gpus:
+        return f"this machine with {gpus} GPU{'s' if gpus > 1 else ''}", f"1x{min(gpus, 4)}", 1
+    match = _FLEET.fullmatch(virtual.strip().lower())
+    if match is None:
+        raise BadRequest(
+            f"--nodes {virtual!r} is not NODESxDEVICES", hint="write --nodes 3x4 for 3 nodes of 4 virtual devices"
+        )
+    nodes, devices = int(match[1]), int(match[2])
+    return f"{nodes} nodes x {devices} virtual devices", f"{min(2, nodes)}x{min(2, devices)}", nodes
+
+
+def _sample_of(scene: Scene) -> str:
+    """The text that the trained model wrote; empty if it wrote none."""
+    if scene.job is None or not scene.job.output_dir:
+        return ""
+    try:
+        with open(os.path.join(scene.job.output_dir, "sample.txt"), encoding="utf-8", errors="replace") as file:
+            return file.read(_SAMPLE_BYTES_MAX)
+    except OSError:
+        return ""
+
+
+def _check_writable(path: str) -> None:
+    """Refuse now rather than after a minute.
+
+    Raises:
+        BadFile: nothing can be written there.
+    """
+    folder = os.path.dirname(os.path.abspath(path))
+    if os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        raise BadFile(f"{path}: cannot be written", hint="name a file in a folder of yours: --html FILE, --json FILE")
+
+
+def _write(path: str, content: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(content)
+
+
+def _tell_how_to_use(cluster: Cluster) -> None:
+    sys.stdout.write(
+        f"The cluster stays up. Use it: export PHALANX_HOME={cluster.home}\nStop it: phalanx down, then remove that folder\n"
+    )
+
+
+def _take_down(cluster: Cluster) -> None:
+    """Nothing interrupts this: a second Ctrl-C must not leave processes behind."""
+    before = {
+        number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        cluster.close()
+    except PhalanxError as error:
+        sys.stderr.write(f"phalanx: {error.message}\n")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _signals_as_interrupts() -> Iterator[None]:
+    """SIGTERM and a closed terminal end the demo as Ctrl-C does, so that it still takes everything down."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

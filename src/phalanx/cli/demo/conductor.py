@@ -1,0 +1,207 @@
+"""The course of the demo: watch, kill a node when it is time, listen to the visitor, until the job is over."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from phalanx.cli.demo.audience import Audience
+from phalanx.cli.demo.cluster import Cluster
+from phalanx.cli.demo.scene import Scene
+from phalanx.cli.demo.stopwatch import Kill
+from phalanx.core.accounting.receipt import Receipt
+from phalanx.core.errors import Conflict, WaitTimedOut
+from phalanx.core.work.attempt import AttemptState
+from phalanx.core.work.job import JobState
+from phalanx.wire.api import JobDetail, NodeList, Overview, StepsReply, StoryReply, Submitted
+
+_WATCH_S: Final = 600.0  # a demo that takes longer hangs
+_NODES_S: Final = 30.0
+_SLOW_POLL_S: Final = 0.5  # steps and story; the overview comes with every frame
+_LAST_CALLS: Final = 20  # until the end of the last stream has arrived
+_HOLDING: Final = (AttemptState.STARTING, AttemptState.RUNNING)
+
+
+class Quit(Exception):
+    """The visitor pressed q."""
+
+
+@dataclass(slots=True)
+class Conductor:
+    """Leads one demo on an open cluster. `kill_step` None kills nothing by itself."""
+
+    cluster: Cluster
+    scene: Scene
+    audience: Audience
+    kill_step: int | None
+    job_id: str = ""
+    _cursor: str = ""
+    _slow_s: float = 0.0
+    _asked: bool = False
+
+    def await_nodes(self, count: int) -> None:
+        """Until so many nodes are up.
+
+        Raises:
+            WaitTimedOut: they do not come up.
+        """
+        until_s = time.monotonic() + _NODES_S
+        while True:
+            self.scene.now_s = time.time()
+            nodes = msgspec.convert(self.cluster.client.call("GET", "/v1/nodes"), NodeList).nodes
+            self.scene.nodes = list(nodes)
+            self.audience.show(self.scene)
+            if len(self.scene.up()) >= count:
+                return
+            if time.monotonic() > until_s:
+                raise WaitTimedOut(f"{len(self.scene.up())} of {count} nodes came up in {_NODES_S:.0f} s")
+            if self.audience.key() == "q":
+                raise Quit
+
+    def submit(self, job: dict[str, object]) -> None:
+        """Hand in the job."""
+        reply = msgspec.convert(self.cluster.client.call("POST", "/v1/jobs", job), Submitted)
+        self.job_id = reply.job.id
+        self.scene.see_job(reply.job)
+        for note in reply.notes:
+            self.audience.say(note, self.scene)
+
+    def watch(self) -> None:
+        """Until the job is over.
+
+        Raises:
+            Quit: the visitor has seen enough.
+            WaitTimedOut: the job hangs.
+        """
+        until_s = time.monotonic() + _WATCH_S
+        while True:
+            self.poll()
+            self.audience.show(self.scene)
+            if self.scene.job is not None and self.scene.job.state.terminal:
+                break
+            if time.monotonic() > until_s:
+                raise WaitTimedOut(
+                    f"job {self.job_id} is not over after {_WATCH_S:.0f} s: {self.scene.job and self.scene.job.detail}"
+                )
+            self.kill_if_due()
+            self.heed(self.audience.key())
+        self.read_to_the_end()
+
+    def poll(self) -> None:
+        """Take over what the head shows now."""
+        client, scene = self.cluster.client, self.scene
+        scene.now_s = time.time()
+        scene.see(msgspec.convert(client.call("GET", "/v1/overview"), Overview), self.job_id)
+        if scene.now_s - self._slow_s >= _SLOW_POLL_S or (scene.job is not None and scene.job.state.terminal):
+            self._slow_s = scene.now_s
+            self._read_steps()
+            self._read_story()
+        for kill in scene.settle():
+            self.audience.say(
+                f"{kill.seconds(scene.now_s):.1f} s from the death of {kill.node} to the next step", scene
+            )
+
+    def kill_if_due(self) -> None:
+        """Kill the job's last node once training is past the chosen step and a checkpoint of this attempt is published.
+
+        The last one, not the first: what rank 0 reported up to its end is then shipped whole, and the curve has no gap.
+        """
+        job, scene = self.scene.job, self.scene
+        if (
+            self.kill_step is None
+            or scene.kills
+            or job is None
+            or job.attempt_state is not AttemptState.RUNNING
+            or not job.nodes
+        ):
+            return
+        newest = scene.curve.newest_of(job.epoch)
+        if newest is not None and newest.step >= self.kill_step and job.checkpoints:
+            self.kill(job.nodes[-1], by="demo")
+
+    def heed(self, key: str) -> None:
+        """Answer a key: k asks for a node, its number kills it, anything else takes the question back; q quits.
+
+        Raises:
+            Quit: on q.
+        """
+        scene = self.scene
+        if self._asked:
+            self._asked, scene.question = False, ""
+            if key.isdigit() and int(key) < len(scene.nodes):
+                self.kill(scene.nodes[int(key)].id, by="visitor")
+            elif not key:
+                self._ask()
+        elif key == "k":
+            self._ask()
+        elif key == "q":
+            raise Quit
+
+    def _ask(self) -> None:
+        names = "   ".join(f"{number} {node.id}" for number, node in enumerate(self.scene.nodes[:10]))
+        self._asked, self.scene.question = True, f"kill which node?   {names}   (any other key: none)"
+
+    def kill(self, node: str, *, by: str) -> None:
+        """Kill a node now, and start the stopwatch if the job is on it."""
+        scene = self.scene
+        newest = scene.curve.newest
+        job = scene.job
+        held = scene.on_job(node) and job is not None and job.attempt_state in _HOLDING
+        kill = Kill(
+            node=node,
+            at_s=time.time(),
+            by=by,
+            held=held,
+            epoch=0 if job is None else job.epoch,
+            step=None if newest is None else newest.step,
+        )
+        try:
+            count = self.cluster.kill(node)
+        except Conflict as error:
+            self.audience.say(error.message, scene)
+            return
+        scene.kills.append(kill)
+        self.audience.say(
+            f"{node} killed: SIGKILL to all {count} of its processes" + ("" if held else "; the job was not on it"),
+            scene,
+        )
+
+    def read_to_the_end(self) -> None:
+        """The last steps and story lines arrive a moment after the job's end."""
+        for _ in range(_LAST_CALLS):
+            before = len(self.scene.curve.steps), len(self.scene.story)
+            self.poll()
+            self.audience.show(self.scene)
+            newest = self.scene.curve.newest
+            complete = newest is not None and newest.step >= self.scene.steps_total
+            failed = self.scene.job is None or self.scene.job.state is not JobState.SUCCEEDED
+            if (complete or failed) and (len(self.scene.curve.steps), len(self.scene.story)) == before:
+                return
+            time.sleep(0.1)
+
+    def receipt(self) -> Receipt:
+        """The job's receipt, as the head computes it."""
+        return msgspec.convert(self.cluster.client.call("GET", f"/v1/jobs/{self.job_id}/receipt"), Receipt)
+
+    def detail(self) -> JobDetail:
+        """The job with its attempts."""
+        return msgspec.convert(self.cluster.client.call("GET", f"/v1/jobs/{self.job_id}"), JobDetail)
+
+    def _read_steps(self) -> None:
+        more = True
+        while more:
+            path = f"/v1/jobs/{self.job_id}/steps?after={self._cursor}"
+            reply = msgspec.convert(self.cluster.client.call("GET", path), StepsReply)
+            self.scene.curve.add(reply.steps)
+            self._cursor, more = reply.cursor, reply.more
+
+    def _read_story(self) -> None:
+        """The job's own lines and those of the fleet."""
+        last = self.scene.story[-1].seq if self.scene.story else 0
+        path = f"/v1/jobs/{self.job_id}/story?after={last}"
+        lines = msgspec.convert(self.cluster.client.call("GET", path), StoryReply).story
+        for line in self.scene.hear(lines):
+            self.audience.tell(line, self.scene)

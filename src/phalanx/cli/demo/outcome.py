@@ -1,0 +1,142 @@
+"""What came of the demo: the verdict, and the receipt as `--json` writes it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import msgspec
+
+from phalanx.cli.demo.scene import Scene
+from phalanx.cli.demo.stopwatch import PEERS, shown
+from phalanx.core.accounting.receipt import AttemptLine, Receipt
+from phalanx.core.work.job import JobState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The end of a demo.
+
+    Attributes:
+        faults: what did not go as it must, as sentences; empty when all is well.
+        killed_at_step: the last step of the attempt whose node was killed; None when none was.
+        resumed_from_step: where the attempt after it began; None for a fresh start.
+        kill_to_first_step_s: what the stopwatch showed.
+    """
+
+    receipt: Receipt
+    faults: tuple[str, ...]
+    killed_at_step: int | None
+    resumed_from_step: int | None
+    kill_to_first_step_s: float | None
+    wall_s: float
+    sample: str = ""
+
+
+def judge(scene: Scene, receipt: Receipt, *, sample: str, kill_wanted: bool) -> Outcome:
+    """The outcome of a demo whose job is over."""
+    kill = shown(scene.kills)
+    struck = _attempt(receipt, kill.epoch) if kill is not None else None
+    after = _attempt(receipt, kill.epoch + 1) if kill is not None else None
+    faults = []
+    if receipt.state != JobState.SUCCEEDED:
+        why = next(
+            (line.text for line in reversed(scene.story) if line.job_id == receipt.job_id), "see the story above"
+        )
+        faults.append(f"job {receipt.job_id} ended as {receipt.state}: {why}")
+    if receipt.overlapping_steps:
+        faults.append(f"{receipt.overlapping_steps} steps were made by two attempts at once: the fence failed")
+    if kill_wanted and kill is None:
+        faults.append("no node was killed: no checkpoint was published before the end of training")
+    if kill is not None and not faults and (after is None or kill.open):
+        faults.append(f"{kill.node} was killed and no later attempt made a step")
+    return Outcome(
+        receipt=receipt,
+        faults=tuple(faults),
+        killed_at_step=None if struck is None else struck.last_step,
+        resumed_from_step=None if after is None else after.resumed_from_step,
+        kill_to_first_step_s=None if kill is None or kill.open else kill.seconds(scene.now_s),
+        wall_s=scene.elapsed_s,
+        sample=sample,
+    )
+
+
+def as_json(outcome: Outcome, scene: Scene) -> bytes:
+    """The receipt and the demo's own figures in one object; ends with a newline."""
+    receipt: dict[str, Any] = msgspec.to_builtins(outcome.receipt)
+    record = {
+        **receipt,
+        "job_wall_s": receipt["wall_s"],
+        "wall_s": round(outcome.wall_s, 3),
+        "causes": [attempt["cause"] for attempt in receipt["attempts"]],
+        "killed_at_step": outcome.killed_at_step,
+        "resumed_from_step": outcome.resumed_from_step,
+        "kill_to_first_step_s": outcome.kill_to_first_step_s,
+        "others_s": {peer.name: peer.seconds for peer in PEERS},
+        "kills": [asdict(kill) for kill in scene.kills],
+        "largest_loss_difference": scene.curve.largest_difference(),
+        "fleet": scene.fleet,
+        "sample": outcome.sample,
+        "faults": list(outcome.faults),
+    }
+    return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
+
+
+def rows(outcome: Outcome) -> list[tuple[str, str]]:
+    """The receipt as label and value, in the order in which people read a bill."""
+    receipt = outcome.receipt
+    spent = receipt.gpu_seconds
+    unit = "virtual GPU-seconds" if receipt.virtual else "GPU-seconds"
+
+    def part(seconds: float) -> str:
+        share = f"{100 * seconds / spent.total:5.1f} %" if spent.total else ""
+        return f"{seconds:8.1f}  {share}"
+
+    goodput = "unknown" if receipt.goodput is None else f"{100 * receipt.goodput:.1f} %"
+    return [
+        (f"{unit} used", f"{spent.total:8.1f}"),
+        ("  training that was kept", part(spent.productive)),
+        ("  lost to the failure", part(spent.lost)),
+        ("  saving", part(spent.saving)),
+        ("  starting and restarting", part(spent.restarting)),
+        ("  idle, stopping among it", part(spent.idle)),
+        ("goodput", goodput),
+        ("steps kept", f"{receipt.steps_kept}" + (f" of {receipt.steps_total}" if receipt.steps_total else "")),
+        ("steps redone", f"{receipt.steps_redone}"),
+        ("steps made by two attempts at once", f"{receipt.overlapping_steps}"),
+        ("loss", f"{_loss(receipt.loss_first)} to {_loss(receipt.loss_last)}"),
+        ("job, submitted to ended", f"{receipt.wall_s:.1f} s"),
+    ]
+
+
+def attempt_line(attempt: AttemptLine) -> str:
+    """One attempt in one line."""
+    where = ", ".join(f"{share.node}[{','.join(map(str, share.devices))}]" for share in attempt.nodes)
+    steps = "no step" if attempt.first_step is None else f"steps {attempt.first_step} to {attempt.last_step}"
+    source = f", from the checkpoint of step {attempt.resumed_from_step}" if attempt.resumed_from_step else ""
+    span = "" if attempt.ended_s is None else f" after {attempt.ended_s - attempt.placed_s:.1f} s"
+    return f"attempt {attempt.epoch} on {where}: {steps}{source}; {CAUSES.get(attempt.cause, attempt.cause)}{span}"
+
+
+CAUSES: Mapping[str, str] = {
+    "succeeded": "succeeded",
+    "failed": "failed by its own doing",
+    "crash": "a task crashed",
+    "node_fail": "a node died",
+    "start_fail": "could not start",
+    "preempted": "preempted",
+    "drained": "drained",
+    "cancelled": "cancelled",
+    "requeued": "requeued",
+    "timeout": "out of time",
+    "freeze": "frozen too long",
+}
+
+
+def _attempt(receipt: Receipt, epoch: int) -> AttemptLine | None:
+    return next((attempt for attempt in receipt.attempts if attempt.epoch == epoch), None)
+
+
+def _loss(loss: float | None) -> str:
+    return "unknown" if loss is None else f"{loss:.3f}"

@@ -1,0 +1,174 @@
+"""demo.html: the whole demo in one file that needs nothing else, light or dark as the reader's system is. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+from importlib.resources import files
+from string import Template
+from typing import Final
+
+from phalanx.cli.demo.drawing import again_chart, ledger_bar, loss_chart, stopwatch_bars, timeline
+from phalanx.cli.demo.ending import told
+from phalanx.cli.demo.outcome import CAUSES, Outcome, rows
+from phalanx.cli.demo.scene import Scene
+from phalanx.cli.demo.screen import plain_text
+from phalanx.cli.demo.stopwatch import PEERS, SOURCES, shown
+
+_LOSS_KEY: Final = (("kept", "loss of the steps that were kept"), ("lost", "first loss of a step made twice"), ("again", "its second loss"),
+                    ("saving", "checkpoint published"))  # fmt: skip
+_TIME_KEY: Final = (
+    ("restarting", "starting, loading"),
+    ("kept", "training, kept"),
+    ("lost", "training, made again later"),
+    ("idle", "stopping"),
+)
+_LEDGER_KEY: Final = (
+    ("kept", "kept"),
+    ("lost", "lost"),
+    ("saving", "saving"),
+    ("restarting", "starting"),
+    ("idle", "idle"),
+)
+
+
+def build_page(scene: Scene, outcome: Outcome, *, version: str, command: str) -> str:
+    """The page as text."""
+    receipt = outcome.receipt
+    kept, _ = scene.curve.split()
+    redone = scene.curve.redone()
+    hits = [kill for kill in scene.kills if kill.held]
+    struck = [(float(kill.step), kill.node) for kill in hits if kill.step]
+    template = Template(files("phalanx.cli.demo").joinpath("page.html").read_text(encoding="utf-8"))
+    return template.substitute(
+        title=escape(_title(scene, outcome)),
+        lead=escape(
+            f"{scene.fleet}; `{command}` as job {receipt.job_id}, {receipt.gpus} {'virtual devices' if receipt.virtual else 'GPUs'}."
+        ),
+        faults="".join(f'<p class="fault">{escape(fault)}</p>' for fault in outcome.faults),
+        tiles=_tiles(outcome),
+        loss_words=escape(_loss_words(outcome)),
+        loss_key=_key(_LOSS_KEY if redone else (_LOSS_KEY[0], _LOSS_KEY[3])),
+        loss_chart=loss_chart(
+            kept, redone, steps=scene.steps_total, kills=struck, published=[step for _, step in scene.checkpoints]
+        ),
+        again_section=_again(scene),
+        timeline_words=escape(
+            "; ".join(f"attempt {each.epoch}: {CAUSES.get(each.cause, each.cause)}" for each in receipt.attempts) + "."
+        ),
+        timeline_key=_key(_TIME_KEY),
+        timeline=timeline(
+            scene.nodes,
+            receipt.attempts,
+            start_s=scene.started_s,
+            end_s=scene.now_s,
+            kills=[(kill.at_s, kill.node) for kill in scene.kills],
+        ),
+        stopwatch_section=_stopwatch(scene),
+        job_id=escape(receipt.job_id),
+        receipt_words=escape(
+            "Devices were slots on CPUs: the seconds are real, the GPUs are not."
+            if receipt.virtual
+            else "All devices held, from placement to release."
+        ),
+        ledger=ledger_bar(receipt.gpu_seconds) + _key(_LEDGER_KEY),
+        receipt="".join(_row(label, value) for label, value in rows(outcome)),
+        sample_words=escape(
+            f'A continuation of "def " by the model after {receipt.steps_kept} steps on Python\'s own sources.'
+        ),
+        sample=escape(outcome.sample) or "no sample was written",
+        attempts=_attempts(outcome),
+        story="".join(_story_row(scene)),
+        footer=f"Phalanx {escape(version)}. Run it again: <code>phalanx demo</code>. {escape(SOURCES)}.",
+    )
+
+
+def _title(scene: Scene, outcome: Outcome) -> str:
+    kill = shown(scene.kills)
+    if outcome.faults:
+        return "The demo failed"
+    if kill is None or outcome.kill_to_first_step_s is None:
+        return f"A model trained in {outcome.wall_s:.0f} s"
+    return f"A node died, and training went on {outcome.kill_to_first_step_s:.1f} s later"
+
+
+def _tiles(outcome: Outcome) -> str:
+    receipt = outcome.receipt
+    watch = outcome.kill_to_first_step_s
+    tiles = [
+        ("–" if watch is None else f"{watch:.1f} s", "from the dead node to the next step"),
+        (
+            "–" if receipt.goodput is None else f"{100 * receipt.goodput:.0f} %",
+            "goodput: held time that became kept steps",
+        ),
+        (f"{receipt.steps_redone}", "steps made twice"),
+        (f"{receipt.overlapping_steps}", "steps made by two attempts at once"),
+        (f"{outcome.wall_s:.0f} s", "the whole demo"),
+    ]
+    return "".join(
+        f'<div class="tile"><b>{escape(value)}</b><span>{escape(label)}</span></div>' for value, label in tiles
+    )
+
+
+def _loss_words(outcome: Outcome) -> str:
+    text = f"{outcome.receipt.steps_kept} steps of a byte-level GPT."
+    if outcome.killed_at_step is not None:
+        source = f"the checkpoint of step {outcome.resumed_from_step}" if outcome.resumed_from_step else "the start"
+        text += f" The node died after step {outcome.killed_at_step}; the next attempt went on from {source}."
+    return text
+
+
+def _again(scene: Scene) -> str:
+    redone = scene.curve.redone()
+    if not redone:
+        return ""
+    words = (
+        told(redone)
+        + " Equal bytes, equal weights, equal optimizer state: a resume that was not exact would show here."
+    )
+    return f"<section><h2>The steps made twice</h2><p>{escape(words)}</p>{again_chart(redone)}</section>"
+
+
+def _stopwatch(scene: Scene) -> str:
+    kill = shown(scene.kills)
+    if kill is None or kill.open:
+        return ""
+    figures = [("Phalanx", kill.seconds(scene.now_s), True), *((peer.name, peer.seconds, False) for peer in PEERS)]
+    return f"<section><h2>From the dead node to the next step</h2><p>{escape(SOURCES)}.</p>{stopwatch_bars(figures)}</section>"
+
+
+def _attempts(outcome: Outcome) -> str:
+    head = (
+        "<tr><th>attempt</th><th>nodes and devices</th><th>steps</th><th>began from</th><th>held</th><th>end</th></tr>"
+    )
+    body = []
+    for each in outcome.receipt.attempts:
+        where = ", ".join(f"{share.node} [{', '.join(map(str, share.devices))}]" for share in each.nodes)
+        steps = "none" if each.first_step is None else f"{each.first_step} to {each.last_step}"
+        source = f"checkpoint of step {each.resumed_from_step}" if each.resumed_from_step else "scratch"
+        held = "" if each.ended_s is None else f"{each.ended_s - each.placed_s:.1f} s"
+        cells = (str(each.epoch), where, steps, source, held, CAUSES.get(each.cause, each.cause))
+        body.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
+    return head + "".join(body)
+
+
+def _story_row(scene: Scene) -> Iterable[str]:
+    told_lines = [(line.at_s, plain_text(line.text), False) for line in scene.story]
+    told_lines += [
+        (kill.at_s, f"{kill.node} killed by the {kill.by}: SIGKILL to all of its processes", True)
+        for kill in scene.kills
+    ]
+    for at_s, text, loud in sorted(told_lines, key=lambda each: each[0]):
+        yield f"<tr{' class=loud' if loud else ''}><td>{at_s - scene.started_s:.1f} s</td><td>{escape(text)}</td></tr>"
+
+
+def _row(label: str, value: str) -> str:
+    return f'<tr{" class=sub" if label.startswith(" ") else ""}><td>{escape(label.strip())}</td><td class="n">{escape(value.strip())}</td></tr>'
+
+
+def _key(entries: Iterable[tuple[str, str]]) -> str:
+    return (
+        '<div class="key">'
+        + "".join(f'<span><i style="background:var(--{name})"></i>{escape(word)}</span>' for name, word in entries)
+        + "</div>"
+    )

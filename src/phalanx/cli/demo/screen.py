@@ -1,0 +1,266 @@
+"""The live view: a scene becomes lines of exactly the terminal's width. Pure, so that a golden text can hold it.
+
+From 110 columns on there are two columns: training to the left, the fleet, the stopwatch and the story to the right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from phalanx.cli.demo.canvas import Mark, Series, Window, plot
+from phalanx.cli.demo.scene import Scene
+from phalanx.cli.demo.stopwatch import PEERS, shown
+from phalanx.core.fleet.node import NodeState
+from phalanx.core.work.job import JobState
+from phalanx.wire.api import DeviceView, NodeView
+
+_TWO_COLUMNS_FROM: Final = 110
+_GAP: Final = 3
+_CHART_ROWS_MIN: Final = 6
+_DEVICE_COLUMNS_MIN: Final = 12
+_BAR_AND_FIGURE_COLUMNS: Final = 7
+_STATE_STYLES: Final = {
+    JobState.PENDING: "bold yellow", JobState.RUNNING: "bold green", JobState.SUCCEEDED: "bold blue", JobState.FAILED: "bold red",
+    JobState.CANCELLED: "bold red", JobState.TIMEOUT: "bold red",
+}  # fmt: skip
+_EIGHTHS: Final = " ▏▎▍▌▋▊▉"
+FIRST_STYLE, LOST_STYLE, AGAIN_STYLE, KILL_STYLE = "cyan", "red", "bold yellow", "red"
+_LOUD: Final = {
+    "node_down": "bold red",
+    "node_dead": "bold red",
+    "node_silent": "red",
+    "succeeded": "bold blue",
+    "failed": "bold red",
+}
+
+
+def compose(scene: Scene, *, width: int, height: int) -> list[Text]:
+    """Exactly `height` lines, each at most `width` columns."""
+    room = height - 3  # header, a blank line, footer
+    body = _two_columns(scene, width, room) if width >= _TWO_COLUMNS_FROM else _one_column(scene, width, room)
+    body = body[:room] + [Text("")] * (room - len(body))
+    return [cut(line, width) for line in (_header(scene, width), Text(""), *body, _footer(scene, width))]
+
+
+def _two_columns(scene: Scene, width: int, room: int) -> list[Text]:
+    left_width = (width - _GAP) * 55 // 100
+    right_width = width - _GAP - left_width
+    left = _job(scene, left_width)
+    left += _section("loss", chart_of(scene, left_width, max(_CHART_ROWS_MIN, room - len(left) - 1)), left_width)
+    right = _fleet_and_watch(scene, right_width)
+    right += _section("story", _story(scene, right_width, max(1, room - len(right) - 1)), right_width)
+    return _side_by_side(left, right, left_width)
+
+
+def _one_column(scene: Scene, width: int, room: int) -> list[Text]:
+    """The chart gets what the story leaves, and nothing on a terminal too low for it."""
+    job, fixed = _job(scene, width), _fleet_and_watch(scene, width)
+    free = room - len(job) - len(fixed)
+    story_rows = max(2, min(6, free - 2 - _CHART_ROWS_MIN))
+    chart_rows = free - story_rows - 2
+    chart = _section("loss", chart_of(scene, width, chart_rows), width) if chart_rows >= _CHART_ROWS_MIN else []
+    return [*job, *chart, *fixed, *_section("story", _story(scene, width, story_rows), width)]
+
+
+def _fleet_and_watch(scene: Scene, width: int) -> list[Text]:
+    watch = _section("from a killed node to the next step", _watch(scene, width), width)
+    return [*_section("nodes", _fleet(scene, width), width), *watch]
+
+
+def _section(title: str, lines: list[Text], width: int) -> list[Text]:
+    return [Text("── ", "dim").append(title, "bold").append(" " + "─" * max(0, width - 4 - len(title)), "dim"), *lines]
+
+
+def _side_by_side(left: Sequence[Text], right: Sequence[Text], left_width: int) -> list[Text]:
+    rows = []
+    for i in range(max(len(left), len(right))):
+        row = cut(left[i], left_width) if i < len(left) else Text("")
+        row = row + Text(" " * (left_width - row.cell_len + _GAP))
+        rows.append(row + right[i] if i < len(right) else row)
+    return rows
+
+
+def cut(line: Text, width: int) -> Text:
+    """The line in at most `width` columns, a copy."""
+    copy = line.copy()
+    copy.truncate(width, overflow="ellipsis")
+    return copy
+
+
+# ---- parts ------------------------------------------------------------------------------------------------------------
+
+
+def _header(scene: Scene, width: int) -> Text:
+    clock = f"{int(scene.elapsed_s) // 60:02d}:{int(scene.elapsed_s) % 60:02d}"
+    text = Text(" PHALANX ", "bold reverse").append("  " + scene.fleet, "bold").append("  " + scene.stage, "dim")
+    text = cut(text, width - len(clock) - 2)
+    return text.append(" " * max(1, width - text.cell_len - len(clock) - 1)).append(clock, "bold")
+
+
+def _footer(scene: Scene, width: int) -> Text:
+    if scene.question:
+        return Text(" " + scene.question, "bold yellow")
+    if not scene.keys:
+        return Text(" Ctrl-C stops everything", "dim")
+    text = Text(" ").append("k", "bold").append(" kill a node   ", "dim").append("q", "bold").append(" quit", "dim")
+    return cut(text, width)
+
+
+def _job(scene: Scene, width: int) -> list[Text]:
+    job = scene.job
+    if job is None:
+        return [Text(" " + (scene.stage or "the cluster is coming up"), "dim"), Text("")]
+    first = Text(f" {job.name}  ", "bold").append(job.state.value.upper(), _STATE_STYLES[job.state])
+    if job.epoch:
+        first.append(f"  attempt {job.epoch}", "bold" if job.epoch > 1 else "")
+    first.append(f"  {job.shape} on {' and '.join(job.nodes)}" if job.nodes else "")
+    if job.resume_step and job.epoch > 1:
+        first.append(f"  from step {job.resume_step}", "yellow")
+    if job.state is JobState.PENDING and job.detail:
+        first.append(f"  {job.detail}", "yellow")
+    return [cut(first, width), _progress(scene, width)]
+
+
+def _progress(scene: Scene, width: int) -> Text:
+    progress = scene.job.progress if scene.job is not None else None
+    words = [f"loss {progress.loss:.3f}"] if progress is not None and progress.loss is not None else []
+    words += [f"{rate(progress.tokens_per_s)} tokens/s"] if progress is not None and progress.tokens_per_s else []
+    if scene.published_step is not None:
+        words.append(
+            f"checkpoint {scene.published_step}" + (" (saving)" if progress is not None and progress.saving else "")
+        )
+    tail = "  " + "   ".join(words) if words else ""
+    head = f" step {scene.step:>{len(str(scene.steps_total))}}/{scene.steps_total} "
+    columns = max(8, width - len(head) - len(tail) - 1)
+    done = min(columns, round(columns * scene.step / max(1, scene.steps_total)))
+    return Text(head).append("━" * done, "green").append("─" * (columns - done), "dim").append(tail, "bold")
+
+
+def chart_of(scene: Scene, width: int, rows: int, *, braille: bool = True) -> list[Text]:
+    """The loss so far, with the steps that were made again on top of their first losses."""
+    kept, lost = scene.curve.split()
+    redone = scene.curve.redone()
+    if not kept and not lost:
+        return [Text(" no step yet", "dim"), *[Text("")] * (rows - 1)]
+    losses = [point.loss for point in (*kept, *lost)]
+    window = Window(
+        x_low=1, x_high=max(2, scene.steps_total), y_low=min(losses), y_high=max(*losses, min(losses) + 0.01)
+    )
+    series = [
+        Series(points=kept, style=FIRST_STYLE),
+        Series(points=[(each.step, each.first) for each in redone] or lost, style=LOST_STYLE),
+        Series(points=[(each.step, each.again) for each in redone], style=AGAIN_STYLE),
+    ]
+    marks = [
+        Mark(x=kill.step, style=KILL_STYLE, word=f"{kill.node} killed")
+        for kill in scene.kills
+        if kill.held and kill.step
+    ]
+    return plot(series, window, width=width, height=rows, marks=marks, braille=braille)
+
+
+def _fleet(scene: Scene, width: int) -> list[Text]:
+    lines: list[Text] = []
+    for node in scene.nodes:
+        lines += _node(scene, node, width)
+    return lines or [Text(" no node has said hello yet", "dim")]
+
+
+def _node(scene: Scene, node: NodeView, width: int) -> list[Text]:
+    name = Text(f" {node.id:<4} ", "bold")
+    if node.state is not NodeState.UP:
+        killed = any(kill.node == node.id for kill in scene.kills)
+        return [name.append("DOWN", "bold red").append(f"  {'killed' if killed else node.down_cause}", "red")]
+    name.append("up   ", "green")
+    indent = name.cell_len
+    per_line = max(1, min(4, (width - indent) // _DEVICE_COLUMNS_MIN))
+    cell_width = (width - indent) // per_line
+    lines = []
+    for start in range(0, max(1, len(node.devices)), per_line):
+        line = name if start == 0 else Text(" " * indent)
+        for device in node.devices[start : start + per_line]:
+            line.append_text(_device(device, cell_width))
+        lines.append(line)
+    return lines
+
+
+def _device(device: DeviceView, width: int) -> Text:
+    """One device: its index, the ranks on it, a bar of its utilisation."""
+    if device.job_id is None:
+        return _pad(Text(f"{device.index} ", "dim").append("free", "dim"), width)
+    ranks = "r" + "+".join(map(str, device.ranks)) if device.ranks else f"#{device.job_id}"
+    text = Text(f"{device.index} ", "dim").append(f"{ranks:<3} ", "cyan")
+    columns = width - text.cell_len - 5
+    if device.utilization is None or columns < 2:
+        return _pad(text.append("…", "dim"), width)
+    return _pad(
+        text.append_text(bar(device.utilization, columns)).append(f"{100 * device.utilization:4.0f}", ""), width
+    )
+
+
+def bar(share: float, columns: int, style: str = "green") -> Text:
+    """A bar, filled to `share` of its columns in steps of an eighth."""
+    eighths = round(min(max(share, 0.0), 1.0) * columns * 8)
+    whole, part = divmod(eighths, 8)
+    filled = "█" * whole + (_EIGHTHS[part] if part else "")
+    return Text(filled, style).append("·" * (columns - cell_len(filled)), "dim")
+
+
+def _pad(text: Text, width: int) -> Text:
+    text.truncate(width - 1)
+    return text.append(" " * (width - text.cell_len))
+
+
+def _watch(scene: Scene, width: int) -> list[Text]:
+    kill = shown(scene.kills)
+    longest = max(peer.seconds for peer in PEERS)
+    columns = max(8, width - 24)
+    if kill is None:
+        first = Text(f" {'Phalanx':<11}", "bold").append("    nobody was killed yet", "dim")
+    else:
+        seconds = kill.seconds(scene.now_s)
+        style = "bold yellow" if kill.open else "bold green"
+        first = (
+            Text(f" {'Phalanx':<11}", "bold")
+            .append(f"{seconds:6.1f} s ", style)
+            .append_text(bar(max(seconds, 0.4) / longest, columns, style))
+        )
+    others = [
+        Text(f" {peer.name:<11}")
+        .append(f"{peer.seconds:6.0f} s ", "")
+        .append_text(bar(peer.seconds / longest, columns, "magenta"))
+        for peer in PEERS
+    ]
+    return [first, *others]
+
+
+def _story(scene: Scene, width: int, rows: int) -> list[Text]:
+    lines = [
+        cut(
+            Text(f" {line.at_s - scene.started_s:5.1f} s ", "dim").append(
+                plain_text(line.text), _LOUD.get(line.kind, "")
+            ),
+            width,
+        )
+        for line in scene.story[-rows:]
+    ]
+    return lines + [Text("")] * (rows - len(lines))
+
+
+def plain_text(text: str) -> str:
+    """One line without control characters."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+def rate(per_s: float | None) -> str:
+    """`950`, `12.1k`, `3.4M`."""
+    if per_s is None:
+        return "?"
+    for size, unit in ((1e6, "M"), (1e3, "k")):
+        if per_s >= size:
+            return f"{per_s / size:.1f}{unit}"
+    return f"{per_s:.0f}"

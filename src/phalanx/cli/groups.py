@@ -1,0 +1,25 @@
+"""A verb with verbs of its own: typed alone it lists, a mistyped one is answered with the nearest."""
+
+from __future__ import annotations
+
+import click
+
+from phalanx.core.errors import BadRequest
+from phalanx.core.work.nearest import nearest
+
+
+class NounGroup(click.Group):
+    """`phalanx nodes`, `phalanx nodes drain n0`."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that `args` begin with.
+
+        Raises:
+            BadRequest: there is none; names the nearest.
+        """
+        word = args[0] if args else ""
+        if word and word not in self.commands and not word.startswith("-"):
+            near = nearest(word, self.commands)
+            hint = f"did you mean {near}?" if near else f"{ctx.command_path} {'|'.join(self.commands)}"
+            raise BadRequest(f"no such command {ctx.command_path} {word!r}", hint=hint)
+        return super().resolve_command(ctx, args)

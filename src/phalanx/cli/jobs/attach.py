@@ -1,0 +1,26 @@
+"""`phalanx attach`: come back to a job."""
+
+from __future__ import annotations
+
+import click
+
+from phalanx.cli.connect import connect
+from phalanx.cli.jobs.follow import follow
+from phalanx.cli.jobs.logs import print_tail
+from phalanx.cli.jobs.named import job_named
+from phalanx.cli.words import RANK
+from phalanx.wire.api import JobDetail
+
+
+@click.command()
+@click.argument("job", metavar="JOB")
+@click.option("--rank", type=RANK, metavar="RANK", help="Output of one rank, or `all`.")
+@click.option("--tail", type=click.IntRange(0, 100_000), default=10, show_default=True, metavar="N", help="Lines of each rank to begin with.")
+def attach(job: str, rank: str | None, tail: int) -> int:
+    """Come back to a job: its output from here on, and its exit code at the end."""
+    head = connect()
+    job_id = job_named(head, job)
+    attempts = head.get(JobDetail, f"/v1/jobs/{job_id}").attempts
+    tasks = sum(grant.tasks for grant in attempts[-1].grants) if attempts else None
+    cursor = print_tail(head, job_id, rank=rank, tail=tail, tasks=tasks)
+    return follow(head, job_id, rank=rank, cursor=cursor, tasks=tasks)

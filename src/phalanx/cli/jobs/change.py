@@ -1,0 +1,111 @@
+"""`phalanx update|cancel|hold|release|requeue`: one word to the head for each job named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from phalanx.cli.connect import Head, connect
+from phalanx.cli.faults import told
+from phalanx.cli.jobs.named import job_named
+from phalanx.cli.lists import encoded
+from phalanx.cli.terminal import clean
+from phalanx.cli.words import DURATION
+from phalanx.core.errors import BadRequest, PhalanxError, Unreachable
+from phalanx.core.work.job import JobState
+from phalanx.wire.api import JobReply, JobView
+
+_JOBS = click.argument("jobs", metavar="JOB...", nargs=-1, required=True)
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print the jobs as JSON.")
+
+
+@click.command()
+@click.argument("job", metavar="JOB")
+@click.option("--name", metavar="NAME", help="Its new name.")
+@click.option("--priority", type=int, metavar="N", help="Higher goes first.")
+@click.option("-t", "--time", type=DURATION, metavar="TIME", help="Its new time limit, from its start.")
+@click.option("-q", "--queue", metavar="QUEUE", help="Where it waits.")
+@_JSON
+def update(job: str, as_json: bool, **changes: Any) -> None:
+    """Change what may change of a job."""
+    body = {key: value for key, value in changes.items() if value is not None}
+    if not body:
+        raise BadRequest("there is nothing to change", hint="--name, --priority, --time or --queue")
+    head = connect()
+    reply = head.patch(JobReply, f"/v1/jobs/{job_named(head, job)}", body)
+    print(encoded(reply.job, indent=2) if as_json else f"job {reply.job.id} updated: {', '.join(body)}")
+
+
+@click.command()
+@_JOBS
+@click.option("--why", metavar="TEXT", default="", help="A reason, kept in the story.")
+@_JSON
+def cancel(jobs: tuple[str, ...], why: str, as_json: bool) -> int:
+    """End jobs for good: SIGTERM, the grace, SIGKILL. A job that ended stays as it is."""
+    return _each(jobs, "cancel", {"why": why}, as_json=as_json)
+
+
+@click.command()
+@_JOBS
+@_JSON
+def hold(jobs: tuple[str, ...], as_json: bool) -> int:
+    """Keep waiting jobs from starting until `phalanx release`."""
+    return _each(jobs, "hold", {}, as_json=as_json)
+
+
+@click.command()
+@_JOBS
+@_JSON
+def release(jobs: tuple[str, ...], as_json: bool) -> int:
+    """Let held jobs start."""
+    return _each(jobs, "release", {}, as_json=as_json)
+
+
+@click.command()
+@_JOBS
+@click.option("--why", metavar="TEXT", default="", help="A reason, kept in the story.")
+@_JSON
+def requeue(jobs: tuple[str, ...], why: str, as_json: bool) -> int:
+    """Stop running jobs, after they saved, and let them wait again."""
+    return _each(jobs, "requeue", {"why": why}, as_json=as_json)
+
+
+def _each(words: tuple[str, ...], verb: str, body: dict[str, str], *, as_json: bool) -> int:
+    """Do it for every job, also when one refuses; the exit code is that of the first refusal."""
+    head = connect()
+    code, done = 0, []
+    for word in words:
+        try:
+            job = head.post(JobReply, f"/v1/jobs/{job_named(head, word)}/{verb}", body).job
+        except Unreachable:
+            raise
+        except PhalanxError as error:
+            failed = told(error.message, error.hint, error.exit_code)
+            code = code or failed
+            continue
+        done.append(job)
+        if not as_json:
+            print(clean(_said(job, verb)))
+    if as_json:
+        print(encoded(done, indent=2))
+    return code
+
+
+def _said(job: JobView, verb: str) -> str:
+    match verb:
+        case "cancel":
+            if job.state is JobState.CANCELLED:
+                return f"job {job.id} is cancelled"
+            return f"job {job.id} has ended before: {job.state}" if job.state.terminal else f"job {job.id} is being cancelled"
+        case "hold":
+            return f"job {job.id} is held; phalanx release {job.id} lets it start"
+        case "release":
+            return f"job {job.id} may start"
+        case _:
+            return f"job {job.id} is stopping and will wait again"
+
+
+def stop(head: Head, job_id: str, why: str) -> JobView:
+    """Cancel one job; for other screens."""
+    return head.post(JobReply, f"/v1/jobs/{job_id}/cancel", {"why": why}).job

@@ -1,0 +1,136 @@
+"""`phalanx exec` and `phalanx shell`: a command beside a job's ranks, with this terminal as its terminal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import click
+
+from phalanx.cli.connect import Head, connect
+from phalanx.cli.jobs.named import job_named
+from phalanx.cli.terminal import terminal
+from phalanx.core.errors import BadRequest, Conflict, PhalanxError
+from phalanx.wire.api import ExecBody, ExecInputBody, ExecInputReply, ExecOpened, ExecOutputReply, ExecResizeBody
+
+_WAIT_S: Final = 20.0  # one long poll
+_INPUT_BYTES: Final = 16_384
+_SHELL: Final = ["/bin/sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash -i; exec sh -i"]
+_NODE_RANK = click.option("--node-rank", type=click.IntRange(0), default=0, metavar="N", help="On which of the job's nodes; the first otherwise.")
+
+
+@click.command(name="exec", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})
+@click.argument("job", metavar="JOB")
+@click.argument("command", metavar="[--] COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
+@_NODE_RANK
+@click.option("-t", "--tty/--no-tty", default=None, help="Give it a terminal; so by itself when both ends here are one.")
+def exec_(job: str, command: tuple[str, ...], node_rank: int, tty: bool | None) -> int:
+    """Run a command in the surroundings of a job's ranks, and give its exit code."""
+    words = command[1:] if command[:1] == ("--",) else command
+    if not words:
+        raise BadRequest("there is no command", hint=f"phalanx exec {job} -- nvidia-smi")
+    ours = sys.stdin.isatty() and sys.stdout.isatty()
+    head = connect()
+    return Session(head, job_named(head, job), words, node_rank=node_rank, tty=ours if tty is None else tty).run()
+
+
+@click.command()
+@click.argument("job", metavar="JOB")
+@_NODE_RANK
+def shell(job: str, node_rank: int) -> int:
+    """Open a shell in the surroundings of a job's ranks."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise BadRequest("a shell needs a terminal on both ends", hint=f"phalanx exec {job} -- COMMAND runs one command")
+    head = connect()
+    return Session(head, job_named(head, job), _SHELL, node_rank=node_rank, tty=True).run()
+
+
+class Session:
+    """One command on a node. Two flows, each by offsets: what is typed goes out on a thread, what is printed comes in here."""
+
+    def __init__(self, head: Head, job_id: str, argv: Sequence[str], *, node_rank: int, tty: bool) -> None:
+        self._head = head
+        self._tty = tty
+        screen = terminal()
+        body = ExecBody(argv=list(argv), tty=tty, rows=screen.height, cols=min(screen.width, 1000), node_rank=node_rank)
+        self._path = "/v1/exec/" + head.post(ExecOpened, f"/v1/jobs/{job_id}/exec", body).session
+        self._resized = False
+
+    def run(self) -> int:
+        """Until the command is over; its exit code."""
+        with _raw_terminal(self._tty), self._watching_size():
+            threading.Thread(target=self._send_input, name="exec-input", daemon=True).start()
+            return self._print_output()
+
+    def _print_output(self) -> int:
+        after = 0
+        while True:
+            self._tell_size()
+            reply = self._head.get(ExecOutputReply, f"{self._path}/output", after=after, wait_s=_WAIT_S)
+            fresh = reply.data[max(0, after - (reply.end - len(reply.data))) :]
+            if fresh:
+                sys.stdout.buffer.write(fresh)
+                sys.stdout.buffer.flush()
+            after = reply.end
+            if reply.done:
+                if reply.error:
+                    raise Conflict(reply.error, hint="phalanx show tells where the job is")
+                return 0 if reply.exit_code is None else reply.exit_code
+
+    def _send_input(self) -> None:
+        """Send what is typed until its end. A client of its own: the other one waits in a long poll."""
+        head, offset = connect(), 0
+        try:
+            while True:
+                data = os.read(sys.stdin.fileno(), _INPUT_BYTES)
+                body = ExecInputBody(offset=offset, data=data, closed=not data)
+                offset = head.post(ExecInputReply, f"{self._path}/input", body).end
+                if not data:
+                    return
+        except (PhalanxError, OSError):
+            return  # the command is over, or the head is gone: the other flow says which
+
+    @contextmanager
+    def _watching_size(self) -> Iterator[None]:
+        if not self._tty:
+            yield
+            return
+
+        def changed(number: int, frame: object) -> None:
+            del number, frame
+            self._resized = True
+
+        before = signal.signal(signal.SIGWINCH, changed)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGWINCH, before)
+
+    def _tell_size(self) -> None:
+        if self._resized:
+            self._resized = False
+            screen = terminal()
+            self._head.send("POST", f"{self._path}/resize", ExecResizeBody(rows=screen.height, cols=min(screen.width, 1000)))
+
+
+@contextmanager
+def _raw_terminal(wanted: bool) -> Iterator[None]:
+    """Every key goes to the command, Ctrl-C too; put back whatever happens."""
+    if not wanted or not sys.stdin.isatty():
+        yield
+        return
+    import termios
+    import tty
+
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+    try:
+        tty.setraw(fd)
+        yield
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)

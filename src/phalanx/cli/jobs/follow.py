@@ -1,0 +1,141 @@
+"""Staying with a job: its output on standard output, its states on standard error, until it ends or the user leaves."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Final
+
+import msgspec
+
+from phalanx.cli.connect import Head
+from phalanx.cli.jobs.output import Output
+from phalanx.cli.jobs.waiting import ended, exit_code
+from phalanx.cli.terminal import clean, cut, terminal
+from phalanx.core.work.attempt import AttemptState
+from phalanx.core.work.job import JobState
+from phalanx.core.work.launchers import shape_note
+from phalanx.wire.api import EndEvent, JobDetail, JobReply, LogChunk, StateEvent
+
+SECOND_CTRL_C_S: Final = 2.0  # DESIGN 4
+_INTERRUPTED: Final = 130
+
+
+class StatusLine:
+    """One line on standard error that says what is waited for; on a terminal it is drawn over, elsewhere printed when it changes."""
+
+    def __init__(self) -> None:
+        self._screen = terminal(sys.stderr)
+        self._shown = ""
+
+    def show(self, text: str) -> None:
+        """Replace the line."""
+        text = clean(text)
+        if text == self._shown:
+            return
+        if self._screen.interactive:
+            sys.stderr.write("\r\x1b[K" + self._screen.paint(cut(text, self._screen.width - 1), "dim"))
+        else:
+            sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+        self._shown = text
+
+    def clear(self) -> None:
+        """Take the line away, so that something else can be printed."""
+        if self._shown and self._screen.interactive:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+        self._shown = ""
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        self.clear()
+        print(self._screen.paint(clean(text), "dim"), file=sys.stderr, flush=True)
+
+
+def follow(head: Head, job_id: str, *, rank: str | None, cursor: str | None = None, tasks: int | None = None) -> int:
+    """Stream until the job ends and give its exit code; Ctrl-C as DESIGN 4 has it.
+
+    Args:
+        head: where the job is.
+        job_id: the job.
+        rank: "3", "all", or None for all with a prefix only where there is more than one task.
+        cursor: go on from here; None from the start.
+        tasks: how many tasks it has, where that is known already.
+    """
+    status = StatusLine()
+    output = Output(prefix=rank == "all" or (rank is None and tasks != 1))
+    try:
+        try:
+            return _stream(head, job_id, rank=rank or "all", cursor=cursor, output=output, status=status)
+        except KeyboardInterrupt:
+            output.finish()
+            status.clear()
+            return _leave(head, job_id)
+    finally:
+        status.clear()
+
+
+def _stream(head: Head, job_id: str, *, rank: str, cursor: str | None, output: Output, status: StatusLine) -> int:
+    seen = _Seen(status)
+    for event in head.events(f"/v1/jobs/{job_id}/logs", cursor=cursor, follow=1, rank=rank):
+        match event.name:
+            case "log":
+                status.clear()
+                output.write(msgspec.json.decode(event.data, type=LogChunk))
+                output.flush()
+            case "state":
+                seen.state(msgspec.json.decode(event.data, type=StateEvent), head, job_id)
+            case "end":
+                output.finish()
+                status.clear()
+                return _end(head, job_id, msgspec.json.decode(event.data, type=EndEvent))
+            case _:  # a later release may say more
+                pass
+    return _end(head, job_id, None)
+
+
+class _Seen:
+    """States as they come, told once each."""
+
+    def __init__(self, status: StatusLine) -> None:
+        self._status = status
+        self._placed: tuple[int, int] | None = None
+
+    def state(self, event: StateEvent, head: Head, job_id: str) -> None:
+        if event.state is JobState.PENDING:
+            self._status.show(f"waiting: {event.detail or event.reason or 'not judged yet'}")
+        elif event.state is JobState.RUNNING and event.attempt_state is AttemptState.RUNNING:
+            life = (event.epoch, event.generation)
+            if self._placed != life:
+                self._placed = life
+                self._tell_placement(event, head, job_id)
+        elif event.state is JobState.RUNNING and event.attempt_state is not None:
+            self._status.show(f"{event.attempt_state} on {', '.join(event.nodes)}")
+
+    def _tell_placement(self, event: StateEvent, head: Head, job_id: str) -> None:
+        attempts = head.get(JobDetail, f"/v1/jobs/{job_id}").attempts
+        grants = next((attempt.grants for attempt in attempts if attempt.epoch == event.epoch), [])
+        again = "" if event.epoch == 1 and event.generation == 0 else f", attempt {event.epoch}" + (
+            f" restarted in place ({event.generation})" if event.generation else ""
+        )  # fmt: skip
+        where = ", ".join(event.nodes) or "its nodes"
+        shape = f": {shape_note([len(grant.devices) for grant in grants])}" if grants else ""
+        self._status.say(f"running on {where}{shape}{again}")
+
+
+def _end(head: Head, job_id: str, event: EndEvent | None) -> int:
+    job = head.get(JobDetail, f"/v1/jobs/{job_id}").job
+    print(ended(job), file=sys.stderr, flush=True)
+    return exit_code(job.state if event is None else event.state, job.exit_code if event is None else event.exit_code)
+
+
+def _leave(head: Head, job_id: str) -> int:
+    """After the first Ctrl-C. The job's outcome is unknown here, so the code is that of an interrupted command, never 0."""
+    print(f"\ndetached, job {job_id} goes on: phalanx attach {job_id}   (Ctrl-C again within 2 s cancels it)", file=sys.stderr, flush=True)
+    try:
+        time.sleep(SECOND_CTRL_C_S)
+    except KeyboardInterrupt:
+        head.post(JobReply, f"/v1/jobs/{job_id}/cancel", {"why": "Ctrl-C in phalanx run"})
+        print(f"cancelled job {job_id}", file=sys.stderr, flush=True)
+    return _INTERRUPTED

@@ -1,0 +1,168 @@
+"""`phalanx get`: fetch what a job put into PHALANX_OUTPUT_DIR, without trusting a name in the archive."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tarfile
+import time
+from typing import IO, Final
+
+import click
+
+from phalanx.cli.connect import connect
+from phalanx.cli.faults import warn
+from phalanx.cli.jobs.named import job_named
+from phalanx.cli.terminal import clean, terminal
+from phalanx.core.errors import BadFile
+from phalanx.core.units import format_bytes
+
+_CHUNK_BYTES: Final = 1 << 20
+_PROGRESS_AFTER_S: Final = 0.7  # small fetches show nothing but their result
+
+
+@click.command()
+@click.argument("job", metavar="JOB")
+@click.argument("dest", metavar="[DEST]", required=False, type=click.Path(file_okay=False))
+@click.option("--path", default="", metavar="PATH", help="Only this file or folder of the outputs.")
+def get(job: str, dest: str | None, path: str) -> None:
+    """Fetch a job's outputs into DEST (job-N here otherwise); files of the same name are replaced."""
+    head = connect()
+    job_id = job_named(head, job)
+    folder = dest or f"job-{job_id}"
+    with head.download(f"/v1/jobs/{job_id}/files/archive", path=path) as source:
+        fetched = Extraction(folder, Meter(source))
+        fetched.run()
+    if not fetched.files:
+        print(f"job {job_id} put nothing into PHALANX_OUTPUT_DIR")
+        return
+    print(f"{fetched.files} {'file' if fetched.files == 1 else 'files'}, {format_bytes(fetched.bytes)}, in {folder}")
+    print(f"next: ls {folder}")
+
+
+class Meter:
+    """Reads through and shows how much came, on a terminal and only when it takes a while."""
+
+    def __init__(self, source: IO[bytes]) -> None:
+        self._source = source
+        self._screen = terminal(sys.stderr)
+        self._begun = self._told = time.monotonic()
+        self._bytes = 0
+        self._shown = False
+
+    def read(self, size: int = -1) -> bytes:
+        """As the source; may draw."""
+        data = self._source.read(size)
+        self._bytes += len(data)
+        now = time.monotonic()
+        if self._screen.interactive and now - self._begun > _PROGRESS_AFTER_S and now - self._told > 0.1:
+            rate = self._bytes / (now - self._begun)
+            sys.stderr.write(f"\r\x1b[K{format_bytes(self._bytes)} fetched, {format_bytes(rate)}/s")
+            sys.stderr.flush()
+            self._told, self._shown = now, True
+        return data
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self._shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+class Extraction:
+    """Unpacks a tar stream into a folder. Nothing lands outside it: no `..`, no absolute name, no way through a link.
+
+    Python 3.11.2 has no extraction filters yet, so the rule is ours: folders, files and links that stay inside, nothing else; a file
+    is written beside its place and renamed, so that a broken fetch leaves no half file.
+    """
+
+    def __init__(self, folder: str, source: Meter) -> None:
+        self.files = 0
+        self.bytes = 0
+        self._root = os.path.realpath(folder)
+        self._source = source
+        self._links: list[tuple[str, str]] = []
+
+    def run(self) -> None:
+        """Unpack all of it.
+
+        Raises:
+            BadFile: the stream is no tar, or ended early.
+        """
+        try:
+            with tarfile.open(fileobj=self._source, mode="r|") as archive:  # type: ignore[call-overload]  # has read(), all it needs
+                for member in archive:
+                    self._member(archive, member)
+        except tarfile.ReadError as error:
+            raise BadFile(f"the outputs did not come whole: {error}", hint="run the same command again") from None
+        finally:
+            self._source.clear()
+        for name, target in self._links:  # last, so that no file is written through one
+            self._link(name, target)
+
+    def _member(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+        name = os.path.normpath(member.name)
+        if name == ".":
+            return
+        if os.path.isabs(name) or name.split(os.sep)[0] == "..":
+            warn(f"left out: {clean(member.name)} (a name that leads outside)")
+        elif member.isdir():
+            os.makedirs(self._place(name), exist_ok=True)
+        elif member.isreg():
+            self._file(archive, member, name)
+        elif member.issym():
+            self._links.append((name, member.linkname))
+        else:
+            warn(f"left out: {clean(member.name)} (neither file, folder nor link)")
+
+    def _file(self, archive: tarfile.TarFile, member: tarfile.TarInfo, name: str) -> None:
+        place = self._place(name)
+        source = archive.extractfile(member)
+        assert source is not None  # it is a regular file
+        part = f"{place}.part"
+        _unlink(part)
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb") as file:
+            while chunk := source.read(_CHUNK_BYTES):
+                file.write(chunk)
+            if member.mode & 0o100:
+                os.fchmod(file.fileno(), 0o777 & ~_umask())
+        os.utime(part, (member.mtime, member.mtime))
+        os.replace(part, place)
+        self.files += 1
+        self.bytes += member.size
+
+    def _link(self, name: str, target: str) -> None:
+        inside = os.path.normpath(os.path.join(os.path.dirname(name), target))
+        if os.path.isabs(target) or inside.split(os.sep)[0] == "..":
+            warn(f"left out: {clean(name)} (a link that leads outside, to {clean(target)})")
+            return
+        place = self._place(name)
+        _unlink(place)
+        os.symlink(target, place)
+        self.files += 1
+
+    def _place(self, name: str) -> str:
+        """The path of a name, its folder made; refused where a link that was here already would lead it outside.
+
+        Raises:
+            BadFile: it does.
+        """
+        place = os.path.join(self._root, name)
+        parent = os.path.dirname(place)
+        os.makedirs(parent, exist_ok=True)
+        if os.path.realpath(parent) != parent:
+            raise BadFile(f"{parent}: is reached through a link", hint="fetch into a fresh folder")
+        return place
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+
+
+def _umask() -> int:
+    current = os.umask(0o022)
+    os.umask(current)
+    return current

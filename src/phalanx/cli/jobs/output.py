@@ -1,0 +1,80 @@
+"""Printing what tasks wrote: whole lines under a rank prefix, or one rank's bytes as they are."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Final, TextIO
+
+from phalanx.cli.terminal import Terminal, rank_style, terminal
+from phalanx.wire.api import LogChunk
+
+_HELD_MAX: Final = 64 * 1024  # characters of an unfinished line held back for its end
+# What a task may not do to the reader's screen: move the cursor up, clear, title, other screens. Colours (`m`) pass.
+_STEERING: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*(?!m)[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[PX^_][^\x1b]*(?:\x1b\\)?|[@-OQ-WYZ\\c78=>])")
+
+
+class Output:
+    """Writes chunks of a job's streams.
+
+    With `prefix` every line says its rank and lines of ranks never mix. Without, text goes out as it comes, so that a progress bar of
+    a single task works.
+    """
+
+    def __init__(self, *, prefix: bool, out: TextIO | None = None, screen: Terminal | None = None) -> None:
+        self.prefix = prefix
+        self._out = sys.stdout if out is None else out
+        self._screen = screen or terminal(self._out)
+        self._open: dict[tuple[int, str], str] = {}
+        self._epoch = 0
+        self._mid_line = False
+
+    def write(self, chunk: LogChunk) -> None:
+        """Print what is complete of a chunk; the rest waits for its end."""
+        if chunk.epoch != self._epoch:
+            self._new_attempt(chunk.epoch)
+        if not self.prefix:
+            self._out.write(chunk.text)
+            self._mid_line = not chunk.text.endswith("\n")
+            return
+        key = (chunk.epoch, chunk.stream)
+        *lines, rest = (self._open.pop(key, "") + chunk.text).split("\n")
+        if len(rest) > _HELD_MAX:
+            lines, rest = [*lines, rest], ""
+        if rest:
+            self._open[key] = rest
+        for line in lines:
+            self._line(chunk.stream, line)
+
+    def flush(self) -> None:
+        """Hand what was printed to the reader now."""
+        self._out.flush()
+
+    def finish(self) -> None:
+        """Print unfinished lines: their ends will not come."""
+        for (_, stream), text in sorted(self._open.items()):
+            self._line(stream, text)
+        self._open.clear()
+        if self._mid_line and self._screen.interactive:
+            self._out.write("\n")
+            self._mid_line = False
+        self._out.flush()
+
+    def _new_attempt(self, epoch: int) -> None:
+        if self._epoch:
+            self.finish()
+            print(f"--- attempt {epoch} ---", file=sys.stderr)
+        self._epoch = epoch
+
+    def _line(self, stream: str, line: str) -> None:
+        label = "[" + stream.replace("-", " ", 1) + "]"
+        rank = stream.removeprefix("rank-")
+        style = rank_style(int(rank)) if rank.isdigit() else "dim"
+        # Of a line that was drawn over (\r), the last state counts.
+        shown = line.rstrip("\r").rsplit("\r", 1)[-1]
+        if self._screen.interactive:
+            shown = _STEERING.sub("", shown)
+        self._out.write(f"{self._screen.paint(label, style)} {shown}{self._reset(shown)}\n")
+
+    def _reset(self, shown: str) -> str:
+        return "\x1b[0m" if self._screen.colour and "\x1b[" in shown else ""

@@ -1,0 +1,145 @@
+"""`phalanx ps`: jobs, how far they are, and why one waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+from phalanx.cli import cells
+from phalanx.cli.connect import Head, connect
+from phalanx.cli.lists import Shown, list_options, show
+from phalanx.cli.tables import Cell, Column, table
+from phalanx.cli.terminal import Terminal
+from phalanx.core.errors import BadRequest
+from phalanx.core.units import format_duration
+from phalanx.core.work.job import JobState
+from phalanx.core.work.nearest import nearest
+from phalanx.wire.api import JobList, JobView
+
+_LIMIT: Final = 100  # jobs on a page
+_RECENT_S: Final = 600.0  # an ended job stays on the short list this long
+_RECENT_MAX: Final = 5
+_STATES: Final = tuple(state.value for state in JobState)
+
+
+@click.command()
+@click.option("-a", "--all", "everything", is_flag=True, help="Ended jobs too.")
+@click.option("-s", "--state", "states", multiple=True, metavar="STATE", help=f"Only these: {', '.join(_STATES)}.")
+@click.option("-u", "--user", metavar="USER", help="Only this user's.")
+@click.option("-p", "--project", metavar="PROJECT", help="Only this project's.")
+@click.option("-q", "--queue", metavar="QUEUE", help="Only this queue's.")
+@click.option("--name", metavar="NAME", help="Only jobs of this name.")
+@click.option("-n", "--limit", type=click.IntRange(1, 1000), default=_LIMIT, show_default=True, metavar="N", help="At most so many.")
+@list_options
+def ps(everything: bool, states: tuple[str, ...], limit: int, as_json: bool, watch: bool, **only: str | None) -> None:
+    """List jobs: those that run or wait, and the newest that ended; -a all of them."""
+    head = connect()
+    for word in states:
+        if word not in _STATES:
+            near = nearest(word, _STATES)
+            raise BadRequest(f"--state: no state is called {word!r}", hint=f"did you mean {near}?" if near else f"one of {', '.join(_STATES)}")
+    filters = {key: value for key, value in only.items() if value is not None}
+    show(lambda: _shown(head, everything=everything, states=states, limit=limit, filters=filters), as_json=as_json, watch=watch)
+
+
+def _shown(head: Head, *, everything: bool, states: Sequence[str], limit: int, filters: dict[str, str]) -> Shown:
+    now_s = time.time()
+    if everything or states:
+        found = head.get(JobList, "/v1/jobs", state=list(states), limit=limit, **filters)
+        jobs, more = found.jobs, found.next is not None
+    else:
+        alive = head.get(JobList, "/v1/jobs", state=["pending", "running"], limit=limit, **filters)
+        ended = head.get(JobList, "/v1/jobs", state=_ENDED, limit=_RECENT_MAX, **filters)
+        recent = [job for job in ended.jobs if now_s - (job.ended_s or 0.0) < _RECENT_S]
+        jobs, more = [*alive.jobs, *recent], alive.next is not None
+    jobs = sorted(jobs, key=lambda job: job.seq)
+    extra = (f"the newest {limit} only; -n shows more",) if more else ()
+    return Shown(value=jobs, lines=lambda screen: job_lines(jobs, screen, now_s), next=_next(jobs), extra=extra)
+
+
+_ENDED: Final = [state.value for state in JobState if state.terminal]
+_COLUMNS: Final = (
+    Column(title="JOB", right=True),
+    Column(title="NAME", least=8),
+    Column(title="STATE"),
+    Column(title="GPUS"),
+    Column(title="UTIL", hide_empty=True),
+    Column(title="STEP", hide_empty=True, drop=1),
+    Column(title="LOSS", right=True, hide_empty=True, drop=2),
+    Column(title="TOKENS", right=True, hide_empty=True, drop=3),
+    Column(title="TIME", right=True),
+    Column(title="TRY", right=True, hide_empty=True, drop=4),
+    Column(title="USER", least=4, drop=6),
+    Column(title="QUEUE", least=4, drop=7),
+    Column(title="WHERE OR WHY", least=24),
+)
+
+
+def job_lines(jobs: Sequence[JobView], screen: Terminal, now_s: float) -> list[str]:
+    """The table of jobs. One queue is not worth a column."""
+    if not jobs:
+        return ["no jobs run or wait"]
+    several_queues = len({job.queue for job in jobs}) > 1
+    columns = [column for column in _COLUMNS if several_queues or column.title != "QUEUE"]
+    rows = []
+    for job in jobs:
+        row = _row(job, screen, now_s)
+        rows.append(row if several_queues else [cell for cell, column in zip(row, _COLUMNS, strict=True) if column.title != "QUEUE"])
+    return table(columns, rows, screen)
+
+
+def _row(job: JobView, screen: Terminal, now_s: float) -> list[Cell | str]:
+    progress = job.progress
+    shape = job.shape.replace(" ", "") if job.gpu_count else "cpu"
+    return [
+        Cell(job.id, "bold"),
+        job.name,
+        cells.state(_state(job)),
+        shape or job.gpus,
+        "" if job.utilization is None or job.state is not JobState.RUNNING else f"{cells.bar(job.utilization, 4, screen)} {cells.percent(job.utilization)}",
+        "" if progress is None else cells.step(progress.step, progress.steps_total),
+        "" if progress is None or progress.loss is None else f"{progress.loss:.3f}",
+        "" if progress is None or job.state is not JobState.RUNNING else cells.rate(progress.tokens_per_s),
+        _time(job, now_s),
+        str(job.attempts) if job.attempts > 1 else "",
+        job.user,
+        job.queue,
+        _where_or_why(job),
+    ]
+
+
+def _state(job: JobView) -> str:
+    if job.state is JobState.PENDING:
+        return "held" if job.held else "pending"
+    if job.state is JobState.RUNNING and job.attempt_state is not None and job.attempt_state != "running":
+        return str(job.attempt_state)
+    return str(job.state)
+
+
+def _time(job: JobView, now_s: float) -> str:
+    """How long it ran, runs, or has waited."""
+    begun = job.started_s if job.started_s is not None and job.state is not JobState.PENDING else job.submit_s
+    return format_duration(max(0.0, (job.ended_s or now_s) - begun))
+
+
+def _where_or_why(job: JobView) -> Cell | str:
+    if job.state is JobState.PENDING:
+        return Cell(job.detail or job.reason, "yellow")
+    if job.state is JobState.RUNNING:
+        return ", ".join(job.nodes)
+    if job.state is JobState.SUCCEEDED:
+        return ""
+    code = f"exit code {job.exit_code}" if job.exit_code else ""
+    return ": ".join(part for part in (code, job.detail) if part)
+
+
+def _next(jobs: Sequence[JobView]) -> str:
+    """What to type next: about a running job first, then a waiting one, then a failed one."""
+    for state, command in ((JobState.RUNNING, "logs -f"), (JobState.PENDING, "show"), (JobState.FAILED, "logs"), (JobState.SUCCEEDED, "get")):
+        match = next((job for job in reversed(jobs) if job.state is state), None)
+        if match is not None:
+            return f"phalanx {command} {match.id}"
+    return "phalanx run --gpus 1 -- python train.py"

@@ -1,0 +1,44 @@
+"""`phalanx run`: hand a job in and stay with it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from phalanx.cli.connect import connect
+from phalanx.cli.jobs.asked import CommandAfterDashes, asked, job_options
+from phalanx.cli.jobs.submit import hand_in
+from phalanx.cli.terminal import clean
+from phalanx.cli.words import RANK
+
+
+@click.command(cls=CommandAfterDashes)
+@job_options
+@click.option("-d", "--detach", is_flag=True, help="Do not stay; print how to come back.")
+@click.option("--rank", type=RANK, metavar="RANK", help="Output of one rank, or `all`; all with a prefix unless there is one task only.")
+@click.pass_context
+def run(context: click.Context, detach: bool, rank: str | None, **given: Any) -> int:
+    """Run a command or a job file and stay with it: its output here, its exit code ours.
+
+    The first Ctrl-C detaches and says how to come back, a second within 2 s cancels the job.
+
+    \b
+    phalanx run --gpus 16 -- python train.py
+    phalanx run job.yaml
+    """
+    wanted = asked(context, given)
+    head = connect()
+    reply = hand_in(head, wanted)
+    job_id = reply["job"]["id"]
+    notes = "; ".join(reply.get("notes", []))
+    print(clean(f"job {job_id} ({reply['job']['name']}): {notes}"), file=sys.stderr, flush=True)
+    if detach:
+        print(f"next: phalanx attach {job_id}", file=sys.stderr)
+        return 0
+    # Imported while the head already works on the job.
+    from phalanx.cli.jobs.follow import follow
+    from phalanx.core.work.launchers import tasks_known
+
+    return follow(head, job_id, rank=rank, tasks=tasks_known(wanted.spec.role))

@@ -1,0 +1,222 @@
+"""`phalanx show`: all about one job on one screen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import click
+
+from phalanx.cli import cells
+from phalanx.cli.connect import Head, connect
+from phalanx.cli.jobs.named import job_named
+from phalanx.cli.lists import Shown, list_options, show
+from phalanx.cli.tables import Cell, Column, table
+from phalanx.cli.terminal import Terminal, clean, cut
+from phalanx.core.accounting.receipt import GpuSeconds, Receipt
+from phalanx.core.state.story import StoryLine
+from phalanx.core.units import format_bytes, format_duration
+from phalanx.core.work.job import JobState
+from phalanx.core.work.launchers import shape_note
+from phalanx.wire.api import AttemptView, JobDetail, JobView, StoryReply
+
+_STORY_MAX: Final = 12  # newest lines shown; --story shows all
+_STORY_PAGE: Final = 1000
+_ATTEMPTS_MAX: Final = 6  # newest ones shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """What `--json` prints: everything on the screen, whole."""
+
+    job: JobView
+    attempts: list[AttemptView]
+    story: list[StoryLine]
+    receipt: Receipt | None
+
+
+@click.command(name="show")
+@click.argument("job", metavar="JOB")
+@click.option("--story", "whole_story", is_flag=True, help="All of the story, not the newest lines alone.")
+@list_options
+def show_(job: str, whole_story: bool, as_json: bool, watch: bool) -> None:
+    """All about a job: story, attempts, where each rank sits, checkpoints, receipt."""
+    head = connect()
+    job_id = job_named(head, job)
+    show(lambda: _shown(head, job_id, whole_story=whole_story), as_json=as_json, watch=watch)
+
+
+def _shown(head: Head, job_id: str, *, whole_story: bool) -> Shown:
+    detail = head.get(JobDetail, f"/v1/jobs/{job_id}")
+    receipt = head.get(Receipt, f"/v1/jobs/{job_id}/receipt") if detail.attempts else None
+    value = _Job(job=detail.job, attempts=detail.attempts, story=_story(head, job_id), receipt=receipt)
+    now_s = time.time()
+    return Shown(value=value, lines=lambda screen: job_page(value, screen, now_s, whole_story=whole_story), next=_next(detail.job))
+
+
+def _story(head: Head, job_id: str) -> list[StoryLine]:
+    lines: list[StoryLine] = []
+    after = 0
+    while True:
+        reply = head.get(StoryReply, f"/v1/jobs/{job_id}/story", after=after, limit=_STORY_PAGE)
+        lines += reply.story
+        if len(reply.story) < _STORY_PAGE or reply.last <= after:
+            return lines
+        after = reply.last
+
+
+def job_page(value: _Job, screen: Terminal, now_s: float, *, whole_story: bool) -> list[str]:
+    """The lines of the page."""
+    job = value.job
+    lines = [_headline(job, screen), *_facts(job, value.attempts, screen, now_s)]
+    if value.attempts:
+        lines += _titled("attempts", _attempts(value.attempts, screen, now_s), screen)
+        lines += _titled("ranks", _ranks(value.attempts[-1], screen), screen)
+    if job.checkpoints:
+        lines += _titled("checkpoints", _checkpoints(job, screen, now_s), screen)
+    lines += _titled("story", _told(value.story, screen, whole=whole_story), screen)
+    if value.receipt is not None:
+        lines += _titled("receipt", _receipt(value.receipt), screen)
+    return lines
+
+
+def _headline(job: JobView, screen: Terminal) -> str:
+    state = cells.state("held" if job.held and job.state is JobState.PENDING else str(job.state))
+    code = f" with exit code {job.exit_code}" if job.exit_code else ""
+    return f"{screen.paint(f'job {job.id}', 'bold')} {clean(job.name)}: {screen.paint(state.text, state.style)}{code}"
+
+
+def _facts(job: JobView, attempts: Sequence[AttemptView], screen: Terminal, now_s: float) -> list[str]:
+    begun = job.started_s
+    ran = "" if begun is None else f", ran {format_duration((job.ended_s or now_s) - begun)}"
+    limit = "" if job.time_limit_s is None else f" of at most {format_duration(job.time_limit_s)}"
+    waited = f", waited {format_duration((begun or job.ended_s or now_s) - job.submit_s)}"
+    shape = shape_note([len(grant.devices) for grant in attempts[-1].grants]) if attempts and attempts[-1].grants else f"{job.gpus} GPUs asked"
+    progress = job.progress
+    facts = {
+        "command": job.command,
+        "why": (job.detail or job.reason) if job.state is not JobState.RUNNING else "",
+        "who": f"{job.user}, project {job.project}, queue {job.queue}, priority {job.priority}",
+        "when": f"{_clock(job.submit_s)}{waited}{ran}{limit}",
+        "shape": shape + (" (virtual devices)" if job.virtual else ""),
+        "progress": "" if progress is None else _progress(job, screen),
+        "folder": job.workdir,
+        "outputs": job.output_dir,
+        "labels": " ".join(f"{name}={value}" for name, value in job.labels.items()),
+    }
+    return [cut(f"  {screen_label(name)}{clean(text)}", screen.width) for name, text in facts.items() if text]
+
+
+def screen_label(name: str) -> str:
+    """A fact's name in its column."""
+    return f"{name:<10}"
+
+
+def _progress(job: JobView, screen: Terminal) -> str:
+    progress = job.progress
+    assert progress is not None  # asked only where there is some
+    parts = [f"step {cells.step(progress.step, progress.steps_total)}"]
+    if progress.steps_total:
+        parts.insert(0, cells.bar(progress.step / progress.steps_total, 16, screen))
+    parts += [f"loss {progress.loss:.4f}"] if progress.loss is not None else []
+    parts += [f"{cells.rate(progress.tokens_per_s)} tokens"] if progress.tokens_per_s is not None and job.state is JobState.RUNNING else []
+    parts += [f"{cells.percent(job.utilization)} used"] if job.utilization is not None and job.state is JobState.RUNNING else []
+    return "  ".join([*parts, *(["saving"] if progress.saving else [])])
+
+
+def _attempts(attempts: Sequence[AttemptView], screen: Terminal, now_s: float) -> list[str]:
+    columns = (
+        Column(title="TRY", right=True), Column(title="STATE"), Column(title="CAUSE", hide_empty=True),
+        Column(title="FROM STEP", right=True, hide_empty=True), Column(title="RESTARTS", right=True, hide_empty=True),
+        Column(title="TIME", right=True), Column(title="NODES", least=6), Column(title="WHY", least=16, hide_empty=True),
+    )  # fmt: skip
+    rows = [
+        [
+            str(attempt.epoch),
+            cells.state(str(attempt.state)),
+            "" if attempt.cause is None else str(attempt.cause),
+            "" if attempt.resume_step is None else str(attempt.resume_step),
+            str(attempt.generation) if attempt.generation else "",
+            format_duration((attempt.ended_s or now_s) - attempt.placed_s),
+            ", ".join(grant.node_id for grant in attempt.grants),
+            attempt.why,
+        ]
+        for attempt in attempts[-_ATTEMPTS_MAX:]
+    ]
+    older = len(attempts) - _ATTEMPTS_MAX
+    return [*table(columns, rows, screen), *([f"and {older} before"] if older > 0 else [])]
+
+
+def _ranks(attempt: AttemptView, screen: Terminal) -> list[str]:
+    """Where each rank sits, one line a node, and how tasks of this attempt ended."""
+    columns = (Column(title="NODE"), Column(title="NODE RANK", right=True), Column(title="RANKS"), Column(title="DEVICES", least=8), Column(title="ENDED", least=16, hide_empty=True))
+    rows: list[list[Cell | str]] = []
+    for grant in attempt.grants:
+        last = grant.first_rank + grant.tasks - 1
+        ends = [
+            f"rank {end.rank}: " + (f"signal {end.signal}" if end.signal else f"code {end.code}") + (" (asked to)" if end.by_us else "")
+            for end in attempt.exits
+            if end.node_id == grant.node_id
+        ]
+        rows.append([
+            grant.node_id, str(grant.node_rank), str(last) if grant.tasks == 1 else f"{grant.first_rank}-{last}",
+            " ".join(map(str, grant.devices)) or "none", "; ".join(ends),
+        ])  # fmt: skip
+    return table(columns, rows, screen)
+
+
+def _checkpoints(job: JobView, screen: Terminal, now_s: float) -> list[str]:
+    columns = (Column(title="STEP", right=True), Column(title="TRY", right=True), Column(title="SIZE", right=True), Column(title="SAVED"), Column(title="WHERE", least=16))
+    rows = [[str(kept.step), str(kept.epoch), format_bytes(kept.bytes), f"{cells.ago(kept.saved_s, now_s)} ago", kept.path] for kept in job.checkpoints]
+    return table(columns, rows, screen)
+
+
+def _told(story: Sequence[StoryLine], screen: Terminal, *, whole: bool) -> list[str]:
+    shown = story if whole else story[-_STORY_MAX:]
+    lines = [] if len(shown) == len(story) else [f"... {len(story) - len(shown)} lines before; --story shows all"]
+    for line in shown:
+        by = f" (by {line.by})" if line.by else ""
+        lines.append(cut(f"{_clock(line.at_s)}  {clean(line.text)}{by}", screen.width - 2))
+    return lines
+
+
+def _receipt(receipt: Receipt) -> list[str]:
+    spent: GpuSeconds = receipt.gpu_seconds
+    lines = []
+    if spent.total:
+        parts = {"productive": spent.productive, "lost": spent.lost, "saving": spent.saving, "restarting": spent.restarting, "idle": spent.idle}
+        lines.append(f"{spent.total:.1f} GPU-seconds: " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items()))
+    goodput = "" if receipt.goodput is None else f"goodput {cells.percent(receipt.goodput)}, "
+    lines.append(f"{goodput}{format_duration(receipt.wall_s)} in all, {format_duration(receipt.queued_s)} of it waiting")
+    if receipt.steps_kept or receipt.steps_lost:
+        lines.append(
+            f"{cells.count(receipt.steps_kept, 'step')} kept, {receipt.steps_lost} lost, {receipt.steps_redone} redone,"
+            f" {receipt.overlapping_steps} made by two attempts at once"
+        )
+    if receipt.loss_first is not None and receipt.loss_last is not None:
+        lines.append(f"loss {receipt.loss_first:.4f} at first, {receipt.loss_last:.4f} at last")
+    return lines
+
+
+def _titled(title: str, lines: Sequence[str], screen: Terminal) -> list[str]:
+    return ["", screen.paint(title, "bold"), *(cut("  " + line, screen.width) if "\x1b" not in line else "  " + line for line in lines)]
+
+
+def _clock(at_s: float) -> str:
+    """Local time; with the date where it is not today's."""
+    then, now = time.localtime(at_s), time.localtime()
+    return time.strftime("%H:%M:%S" if then[:3] == now[:3] else "%Y-%m-%d %H:%M:%S", then)
+
+
+def _next(job: JobView) -> str:
+    match job.state:
+        case JobState.PENDING:
+            return f"phalanx release {job.id}" if job.held else "phalanx nodes"
+        case JobState.RUNNING:
+            return f"phalanx logs -f {job.id}"
+        case JobState.FAILED | JobState.TIMEOUT:
+            return f"phalanx logs {job.id}"
+        case _:
+            return f"phalanx get {job.id}"

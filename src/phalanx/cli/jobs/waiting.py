@@ -1,0 +1,62 @@
+"""Waiting for a job's end, without its output."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Final
+
+from phalanx.cli.connect import Head
+from phalanx.cli.terminal import clean
+from phalanx.core.errors import WaitTimedOut
+from phalanx.core.units import format_duration
+from phalanx.core.work.job import JobState
+from phalanx.wire.api import JobDetail, JobView
+
+_POLL_FIRST_S: Final = 0.05
+_POLL_LAST_S: Final = 1.0
+_KILLED: Final = 143  # 128 + SIGTERM: what ends a job that is cancelled or over its time
+
+
+def wait_for_end(head: Head, job_id: str, timeout_s: float | None) -> int:
+    """Poll until the job is over; say how it ended on standard error and give its exit code.
+
+    Raises:
+        WaitTimedOut: `timeout_s` passed first.
+    """
+    until = None if timeout_s is None else time.monotonic() + timeout_s
+    pause, told = _POLL_FIRST_S, ""
+    while True:
+        job = head.get(JobDetail, f"/v1/jobs/{job_id}").job
+        if job.state.terminal:
+            print(ended(job), file=sys.stderr)
+            return exit_code(job.state, job.exit_code)
+        left = None if until is None else until - time.monotonic()
+        if left is not None and left <= 0:
+            raise WaitTimedOut(f"job {job_id} is still {job.state} after {format_duration(timeout_s or 0)}", hint=f"phalanx attach {job_id}")
+        line = f"waiting: {job.detail or job.reason}" if job.state is JobState.PENDING else f"job {job_id} runs on {', '.join(job.nodes)}"
+        if line != told:
+            print(clean(line), file=sys.stderr)
+            told = line
+        time.sleep(pause if left is None else min(pause, left))
+        pause = min(_POLL_LAST_S, pause * 1.5)
+
+
+def ended(job: JobView) -> str:
+    """One line about a job that is over: `job 12 failed with exit code 3 after 2m10s (2 attempts)`."""
+    word = {JobState.TIMEOUT: "was over its time limit", JobState.CANCELLED: "was cancelled"}.get(job.state, str(job.state))
+    code = f" with exit code {job.exit_code}" if job.state is JobState.FAILED and job.exit_code is not None else ""
+    took = "" if job.started_s is None or job.ended_s is None else f" after {format_duration(job.ended_s - job.started_s)}"
+    by = f" by {job.cancelled_by}" if job.state is JobState.CANCELLED and job.cancelled_by else ""
+    why = f": {job.detail}" if job.state is JobState.FAILED and job.detail else ""
+    attempts = f" ({job.attempts} attempts)" if job.attempts > 1 else ""
+    return clean(f"job {job.id} {word}{by}{code}{took}{attempts}{why}")
+
+
+def exit_code(state: JobState, code: int | None) -> int:
+    """What our own process ends with: the job's code. An end that is no success never gives 0."""
+    if state is JobState.SUCCEEDED:
+        return 0
+    if code:
+        return code
+    return 1 if state is JobState.FAILED else _KILLED

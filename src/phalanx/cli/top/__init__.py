@@ -1,0 +1,1 @@
+"""`phalanx top`: devices and jobs, live."""

@@ -1,0 +1,84 @@
+"""Types of command-line words: each parses with the grammar of `core`, so that a flag and a job file mean the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import click
+
+from phalanx.core.errors import BadRequest
+from phalanx.core.fleet.hostlist import expand
+from phalanx.core.units import parse_duration_s, parse_memory_bytes
+from phalanx.core.work.gpus import parse_gpus
+
+
+class Checked(click.ParamType):
+    """Text that a grammar of `core` accepts. The text is passed on as typed: the head reads it with the same grammar."""
+
+    def __init__(self, name: str, check: Callable[[str], object]) -> None:
+        self.name = name
+        self._check = check
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text, once checked.
+
+        Raises:
+            BadRequest: outside the grammar; names the option.
+        """
+        text = str(value)
+        try:
+            self._check(text)
+        except BadRequest as error:
+            flag = param.opts[0] if param is not None and param.opts[0].startswith("-") else ""
+            words = error.message.split(": ", 1)[-1] if flag else error.message
+            raise BadRequest(f"{flag}: {words}" if flag else words, hint=error.hint) from None
+        return text
+
+
+class Pair(click.ParamType):
+    """`NAME=VALUE`; a bare NAME takes the value it has here."""
+
+    name = "K=V"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        """The pair.
+
+        Raises:
+            BadRequest: a bare name that has no value here.
+        """
+        import os
+
+        if isinstance(value, tuple):
+            return value
+        name, equals, text = str(value).partition("=")
+        if not equals and name not in os.environ:
+            raise BadRequest(f"--env {name}: has no value, and none here", hint=f"write --env {name}=VALUE")
+        return name, text if equals else os.environ[name]
+
+
+class Rank(click.ParamType):
+    """A rank's number, `all`, or `supervisor` for the notes of the supervisors."""
+
+    name = "RANK"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The word.
+
+        Raises:
+            BadRequest: something else.
+        """
+        text = str(value).strip().lower()
+        if text.isdigit():
+            return str(int(text))
+        if text in {"all", "supervisor"}:
+            return text
+        raise BadRequest(f"--rank: {value!r} is no rank", hint="write --rank 0, --rank all or --rank supervisor")
+
+
+RANK: Final = Rank()
+DURATION: Final = Checked("TIME", lambda text: parse_duration_s(text))
+MEMORY: Final = Checked("MEM", lambda text: parse_memory_bytes(text))
+GPUS: Final = Checked("GPUS", parse_gpus)
+HOSTS: Final = Checked("NODES", expand)
+PAIR: Final = Pair()

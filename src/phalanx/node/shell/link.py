@@ -1,0 +1,187 @@
+"""Requests to the head: HTTP over a kept connection, one Connection for each thread that talks.
+
+Finds the head again when it came back on another port (PHALANX_HEAD_FILE), and turns every answer into either a body or one of three
+errors that say what to do. Never retries on its own but for a kept connection that the head had closed: every route is idempotent.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import threading
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+_BODY_MAX: Final = 1 << 30  # an uploaded working directory is at most 100 MB; this only bounds nonsense
+_CONNECT_S: Final = 5.0
+
+
+class HeadAway(Exception):
+    """The head does not answer, or says that it cannot now. The same request may go through later."""
+
+
+class HelloWanted(Exception):
+    """The head does not know this supervisor in its present life: say hello, then repeat."""
+
+
+class Rejected(Exception):
+    """The head refuses this request for good; repeating it is useless."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(f"{status} {code}: {message}")
+        self.status = status
+        self.code = code
+
+
+class HeadAddress:
+    """Where the head is. Shared by all connections."""
+
+    def __init__(self, url: str, head_file: str | None) -> None:
+        self._lock = threading.Lock()
+        self._file = head_file
+        self._url = url
+        self.look_again()
+
+    @property
+    def url(self) -> str:
+        """The newest address known."""
+        with self._lock:
+            return self._url
+
+    def look_again(self) -> None:
+        """Read the head's file; a missing or torn one leaves what was known."""
+        if self._file is None:
+            return
+        try:
+            with open(self._file, encoding="utf-8") as file:
+                found = json.load(file).get("url")
+        except (OSError, ValueError, AttributeError):
+            return
+        if isinstance(found, str) and found:
+            with self._lock:
+                self._url = found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadAccess:
+    """What it takes to open a connection: the address, the node's token, and the CA of a head that speaks TLS."""
+
+    address: HeadAddress
+    token: str
+    ca_file: str | None = None
+
+
+class Connection:
+    """One kept connection, for one thread."""
+
+    def __init__(self, access: HeadAccess) -> None:
+        self._access = access
+        self._url = ""
+        self._http: http.client.HTTPConnection | None = None
+
+    def call(self, method: str, path: str, body: bytes | None = None, *, timeout_s: float) -> bytes:
+        """The answer's body.
+
+        Raises:
+            HeadAway: no answer in time, or one that says "later".
+            HelloWanted: the head wants a hello first.
+            Rejected: the head will never take this request.
+        """
+        response = self._send(method, path, body, timeout_s)
+        try:
+            data = response.read(_BODY_MAX)
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise HeadAway(f"{method} {path}: {error!r}") from error
+        return _judge(response.status, data, f"{method} {path}")
+
+    def fetch(self, path: str, file: int, *, timeout_s: float) -> None:
+        """Write the answer's body to a descriptor.
+
+        Raises:
+            HeadAway, HelloWanted, Rejected: as `call`.
+        """
+        response = self._send("GET", path, None, timeout_s)
+        try:
+            if response.status != 200:
+                _judge(response.status, response.read(_BODY_MAX), f"GET {path}")
+                raise HeadAway(f"GET {path}: status {response.status}")
+            while piece := response.read(1 << 18):
+                view = memoryview(piece)
+                while view:
+                    view = view[os.write(file, view) :]
+        except http.client.HTTPException as error:
+            self.close()
+            raise HeadAway(f"GET {path}: {error!r}") from error
+
+    def close(self) -> None:
+        """Drop the connection; the next call opens another."""
+        if self._http is not None:
+            self._http.close()
+            self._http = None
+
+    def _send(self, method: str, path: str, body: bytes | None, timeout_s: float) -> http.client.HTTPResponse:
+        headers = {"Authorization": f"Bearer {self._access.token}"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        for last in (False, True):
+            kept = self._http is not None and self._url == self._access.address.url
+            try:
+                connection = self._connected(timeout_s)
+                connection.request(method, path, body=body, headers=headers)
+                return connection.getresponse()
+            except TimeoutError as error:
+                self.close()
+                raise HeadAway(f"{method} {path}: no answer in {timeout_s:g} s from {self._url}") from error
+            except (OSError, http.client.HTTPException) as error:
+                self.close()
+                before = self._url
+                self._access.address.look_again()
+                if last or not (kept or self._access.address.url != before):
+                    raise HeadAway(f"{method} {path}: {self._url}: {error!r}") from error
+        raise AssertionError("the loop returns or raises")
+
+    def _connected(self, timeout_s: float) -> http.client.HTTPConnection:
+        url = self._access.address.url
+        if self._http is None or url != self._url:
+            self.close()
+            self._url = url
+            self._http = _open(url, self._access.ca_file)
+        self._http.timeout = timeout_s
+        if self._http.sock is not None:
+            self._http.sock.settimeout(timeout_s)
+        else:
+            self._http.timeout = min(timeout_s, _CONNECT_S)
+            self._http.connect()
+            if self._http.sock is not None:
+                self._http.sock.settimeout(timeout_s)
+        return self._http
+
+
+def _open(url: str, ca_file: str | None) -> http.client.HTTPConnection:
+    parts = urlsplit(url)
+    if parts.hostname is None or parts.scheme not in {"http", "https"}:
+        raise HeadAway(f"{url!r} is no address of a head; it reads http://HOST:PORT")
+    if parts.scheme == "http":
+        return http.client.HTTPConnection(parts.hostname, parts.port or 80)
+    import ssl
+
+    context = ssl.create_default_context(cafile=ca_file)
+    return http.client.HTTPSConnection(parts.hostname, parts.port or 443, context=context)
+
+
+def _judge(status: int, data: bytes, what: str) -> bytes:
+    if 200 <= status < 300:
+        return data
+    try:
+        error = json.loads(data)["error"]
+        code, message = str(error["code"]), str(error["message"])
+    except (ValueError, KeyError, TypeError):
+        code, message = "", data[:200].decode(errors="replace")
+    if status == 409 and code == "say_hello":
+        raise HelloWanted(message)
+    if status in {408, 425, 429} or status >= 500:
+        raise HeadAway(f"{what}: {status} {code} {message}")
+    raise Rejected(status, code, message)

@@ -1,0 +1,102 @@
+"""What is on this node and how busy it is: the records that probes give, and the facts of the node itself.
+
+`nvml` reads real GPUs, `virtual` stands in where there are none; both are a DeviceProbe. The loop samples and passes on; nothing is judged here.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFacts:
+    """One device as it is. `nvlink_peers` are the UUIDs of devices on this node with a live NVLink to it, sorted."""
+
+    index: int
+    uuid: str
+    model: str
+    memory_bytes: int
+    pci_bus: str
+    nvlink_peers: tuple[str, ...] = ()
+    virtual: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSample:
+    """One device at one moment. What the device does not tell is None.
+
+    Attributes:
+        index: as in DeviceFacts.
+        uuid: as in DeviceFacts.
+        utilization: 0 to 1, by the counter named.
+        counter: "gpm_sm" (share of SM-cycles with work), "nvml_gpu" (share of time with any kernel), "rank_cpu" (CPU of the ranks over one core).
+        memory_used_bytes: by all processes; on a virtual device the resident memory of its ranks.
+        memory_total_bytes: of the device.
+        power_w: drawn now.
+        temperature_c: of the chip.
+        throttle: why the clocks are held down, by name, sorted; idleness is no reason.
+        virtual: True on a virtual device.
+        xids: XID errors since the sample before, in order.
+        ecc_uncorrected: uncorrectable memory errors since the driver was loaded.
+    """
+
+    index: int
+    uuid: str
+    utilization: float | None
+    counter: str
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    throttle: tuple[str, ...] = ()
+    virtual: bool = False
+    xids: tuple[int, ...] = ()
+    ecc_uncorrected: int | None = None
+
+
+class DeviceProbe(Protocol):
+    """Reads the devices of a node. Calls come from one thread."""
+
+    def devices(self) -> tuple[DeviceFacts, ...]:
+        """The inventory, by index."""
+        ...
+
+    def sample(self) -> tuple[DeviceSample, ...]:
+        """All devices now, by index; one that fell off the bus is left out."""
+        ...
+
+    def close(self) -> None:
+        """Give back what the probe holds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """The node itself. `cpus` are those this process may use; `boot_id` changes with every boot."""
+
+    hostname: str
+    boot_id: str
+    cpus: int
+    memory_bytes: int
+    disk_free_bytes: int
+
+
+def node_facts(path: str) -> NodeFacts:
+    """The facts of this node, with the free disk under `path`.
+
+    Raises:
+        OSError: there is no such path, or no /proc.
+    """
+    with open("/proc/sys/kernel/random/boot_id") as boot_id:
+        boot = boot_id.read().strip()
+    disk = os.statvfs(path)
+    return NodeFacts(
+        hostname=socket.gethostname(),
+        boot_id=boot,
+        cpus=len(os.sched_getaffinity(0)),
+        memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        disk_free_bytes=disk.f_bavail * disk.f_frsize,
+    )

@@ -1,0 +1,125 @@
+"""Samples the devices and tells the head: each second while ranks run, rarely while nothing does. The only thread that touches the probe."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from phalanx.core.ids import JobId, NodeId, SupervisorId
+from phalanx.node.shell.link import Connection, HeadAccess, HeadAway, HelloWanted, Rejected
+from phalanx.node.shell.probes import DeviceProbe, DeviceSample, node_facts
+from phalanx.node.shell.virtual import VirtualProbe
+from phalanx.wire import supervisor as wire
+
+BUSY_S: Final = 1.0
+IDLE_S: Final = 5.0
+_ASK_S: Final = 3.0
+_log = logging.getLogger(__name__)
+
+
+class Sampler:
+    """See the module.
+
+    Args:
+        busy: which job is on each device index now.
+        pids: the ranks on each device index now.
+    """
+
+    def __init__(
+        self,
+        access: HeadAccess,
+        probe: DeviceProbe,
+        *,
+        node_id: NodeId,
+        supervisor_id: SupervisorId,
+        folder: str,
+        busy: Callable[[], Mapping[int, JobId]],
+        pids: Callable[[], Mapping[int, tuple[int, ...]]],
+        ended: threading.Event,
+    ) -> None:
+        self._connection = Connection(access)
+        self._probe = probe
+        self._node_id = node_id
+        self._supervisor_id = supervisor_id
+        self._folder = folder
+        self._busy = busy
+        self._pids = pids
+        self._ended = ended
+        self._wake = threading.Event()
+        self._fresh = threading.Condition()
+        self._taken = 0
+        self._latest: dict[int, DeviceSample] = {}
+        self._bound: dict[int, tuple[int, ...]] = {}
+
+    def fresh(self, timeout_s: float) -> dict[int, DeviceSample]:
+        """Samples taken after this call, by index; the latest known when none comes in time."""
+        with self._fresh:
+            before = self._taken
+            self._wake.set()
+            # A sample may be under way already: the one after it surely began later.
+            self._fresh.wait_for(lambda: self._taken > before + 1 or self._ended.is_set(), timeout_s)
+            return self._latest
+
+    def wake(self) -> None:
+        """Ranks came or went."""
+        self._wake.set()
+
+    def run(self) -> None:
+        """Until the supervisor ends."""
+        while not self._ended.is_set():
+            jobs = self._busy()
+            self._bind()
+            taken = self._probe.sample()
+            with self._fresh:
+                self._latest = {sample.index: sample for sample in taken}
+                self._taken += 1
+                self._fresh.notify_all()
+            self._tell(taken, jobs)
+            self._wake.wait(BUSY_S if jobs else IDLE_S)
+            self._wake.clear()
+
+    def _bind(self) -> None:
+        if not isinstance(self._probe, VirtualProbe):
+            return
+        pids = dict(self._pids())
+        for slot in self._bound.keys() - pids.keys():
+            self._probe.unbind(slot)
+        for slot, now in pids.items():
+            if self._bound.get(slot) != now:
+                self._probe.bind(slot, now)
+        self._bound = pids
+
+    def _tell(self, taken: tuple[DeviceSample, ...], jobs: Mapping[int, JobId]) -> None:
+        facts = node_facts(self._folder)
+        devices = [
+            wire.DeviceSample(
+                index=sample.index, uuid=sample.uuid, counter=sample.counter, utilization=sample.utilization,
+                memory_used_bytes=sample.memory_used_bytes, memory_total_bytes=sample.memory_total_bytes,
+                power_w=sample.power_w, temperature_c=sample.temperature_c, throttle=sample.throttle,
+                virtual=sample.virtual, job_id=jobs.get(sample.index),
+            )
+            for sample in taken
+        ]  # fmt: skip
+        request = wire.SamplesRequest(
+            supervisor_id=self._supervisor_id, node_id=self._node_id, at_s=time.time(), devices=devices,
+            load_1m=os.getloadavg()[0], memory_available_bytes=_memory_available_bytes(),
+            disk_free_bytes=facts.disk_free_bytes,
+        )  # fmt: skip
+        try:
+            self._connection.call("POST", "/v1/node/samples", wire.encode(request), timeout_s=_ASK_S)
+        except (HeadAway, HelloWanted, Rejected, msgspec.MsgspecError) as error:
+            _log.debug("samples: %s", error)  # the next one comes in a second
+
+
+def _memory_available_bytes() -> int:
+    with open("/proc/meminfo", encoding="ascii") as meminfo:
+        for line in meminfo:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 0

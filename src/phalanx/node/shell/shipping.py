@@ -1,0 +1,238 @@
+"""Ships what ranks print and report to the head, by offset: at once when something new is there, again until the head holds it.
+
+One thread. The head's word on where a stream ends counts, whatever this side believed; so a lost answer neither doubles nor loses a byte.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import msgspec
+
+from phalanx.core.ids import Epoch, JobId, SupervisorId
+from phalanx.node.shell.channels import Backoff, Greeter
+from phalanx.node.shell.link import Connection, HeadAccess, HeadAway, HelloWanted, Rejected
+from phalanx.node.shell.spool import Spool
+from phalanx.wire import supervisor as wire
+
+COALESCE_S: Final = 0.01  # lines that come together go together; nobody sees a hundredth of a second
+REQUEST_BYTES_MAX: Final = 4 << 20  # the head takes 8 MiB, in base64 with its frame
+CHUNKS_MAX: Final = 24  # the head takes 32
+_ASK_S: Final = 30.0  # for a durable answer
+_IDLE_S: Final = 0.5  # how late an overdue wish (`when_shipped`) is noticed
+_log = logging.getLogger(__name__)
+
+
+class StreamName(NamedTuple):
+    """One stream of one attempt; its text is the spool's key."""
+
+    job_id: JobId
+    epoch: Epoch
+    stream: str
+
+    @property
+    def key(self) -> str:
+        """The spool's name for it."""
+        return f"{self.job_id}.{self.epoch}.{self.stream}"
+
+
+@dataclass(slots=True)
+class _Shipped:
+    name: StreamName
+    end: int = 0  # what the head holds
+    given_up: bool = False
+
+
+@dataclass(slots=True)
+class _Wish:
+    ends: dict[str, int]
+    until_s: float
+    done: Callable[[], None]
+
+
+class Shipper:
+    """See the module. `set_spool` comes before `run`: spool and shipper know each other."""
+
+    def __init__(
+        self, access: HeadAccess, greeter: Greeter, *, supervisor_id: SupervisorId, ended: threading.Event
+    ) -> None:
+        self._connection = Connection(access)
+        self._greeter = greeter
+        self._supervisor_id = supervisor_id
+        self._ended = ended
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._hurry = threading.Event()
+        self._dirty: dict[str, None] = {}  # in the order in which they grew
+        self._streams: dict[str, _Shipped] = {}
+        self._wishes: list[_Wish] = []
+        self._spool: Spool | None = None
+
+    def set_spool(self, spool: Spool) -> None:
+        """Where to read from."""
+        self._spool = spool
+
+    def add(self, name: StreamName) -> None:
+        """Ship this stream from now on. Harmless twice."""
+        with self._lock:
+            self._streams.setdefault(name.key, _Shipped(name=name))
+
+    def grown(self, key: str) -> None:
+        """A stream has new bytes. Called by the spool; never blocks."""
+        with self._lock:
+            self._dirty[key] = None
+        self._wake.set()
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Ship these no more."""
+        with self._lock:
+            for key in keys:
+                self._streams.pop(key, None)
+                self._dirty.pop(key, None)
+
+    def when_shipped(self, keys: Iterable[str], timeout_s: float, done: Callable[[], None]) -> None:
+        """Call `done` once the head holds all these streams have now, or the time is over; at once if it does. `done` must not block."""
+        assert self._spool is not None
+        ends: dict[str, int] = {}
+        with self._lock:
+            for key in keys:
+                shipped = self._streams.get(key)
+                if shipped is not None and not shipped.given_up and shipped.end < (end := self._spool.end(key)):
+                    ends[key] = end
+                    self._dirty[key] = None
+            if ends:
+                self._wishes.append(_Wish(ends=ends, until_s=time.monotonic() + timeout_s, done=done))
+        if not ends:
+            done()
+            return
+        self._hurry.set()
+        self._wake.set()
+
+    def run(self) -> None:
+        """Until the supervisor ends."""
+        backoff = Backoff(self._ended)
+        while not self._ended.is_set():
+            self._wake.wait(_IDLE_S)
+            if not self._wake.is_set():
+                self._grant_wishes()
+                continue
+            if not self._hurry.is_set():
+                self._hurry.wait(COALESCE_S)
+            self._hurry.clear()
+            self._wake.clear()
+            seen = self._greeter.count
+            try:
+                more = self._ship()
+            except HelloWanted:
+                self._greeter.greet(seen)
+                more = True
+            except (HeadAway, msgspec.MsgspecError) as error:
+                _log.debug("streams: %s", error)
+                backoff.pause()
+                more = True
+            else:
+                backoff.reset()
+            self._grant_wishes()
+            if more:
+                self._hurry.set()
+                self._wake.set()
+
+    def _ship(self) -> bool:
+        """One request; True when more is waiting. What fails stays dirty."""
+        keys, chunks = self._collect()
+        if not chunks:
+            return False
+        try:
+            ends = self._send(chunks)
+        except Rejected as error:
+            if len(chunks) > 1:
+                for key, chunk in zip(keys, chunks, strict=True):
+                    self._ship_alone(key, chunk)
+            else:
+                self._give_up(keys[0], error)
+            return True
+        return self._settle(keys, ends)
+
+    def _collect(self) -> tuple[list[str], list[wire.StreamChunk]]:
+        assert self._spool is not None
+        with self._lock:
+            dirty = [self._streams[key] for key in self._dirty if key in self._streams]
+            self._dirty = {key: None for key in self._dirty if key in self._streams}
+        keys: list[str] = []
+        chunks: list[wire.StreamChunk] = []
+        size = 0
+        for shipped in dirty:
+            key = shipped.name.key
+            try:
+                data = b"" if shipped.given_up else self._spool.read(key, shipped.end, wire.STREAM_CHUNK_BYTES_MAX)
+            except KeyError:  # removed meanwhile
+                data = b""
+            if not data:
+                with self._lock:
+                    self._dirty.pop(key, None)
+                continue
+            name = shipped.name
+            keys.append(key)
+            chunks.append(
+                wire.StreamChunk(job_id=name.job_id, epoch=name.epoch, stream=name.stream, offset=shipped.end, data=data)
+            )
+            size += len(data)
+            if size >= REQUEST_BYTES_MAX or len(chunks) >= CHUNKS_MAX:
+                break
+        return keys, chunks
+
+    def _send(self, chunks: list[wire.StreamChunk]) -> dict[str, int]:
+        request = wire.StreamsRequest(supervisor_id=self._supervisor_id, chunks=chunks)
+        body = self._connection.call("POST", "/v1/node/streams", wire.encode(request), timeout_s=_ASK_S)
+        return {StreamName(e.job_id, e.epoch, e.stream).key: e.end for e in wire.decode(body, wire.StreamsReply).ends}
+
+    def _settle(self, keys: list[str], ends: dict[str, int]) -> bool:
+        """Take the head's word; True when something is left to ship."""
+        assert self._spool is not None
+        with self._lock:
+            for key in keys:
+                shipped, end = self._streams.get(key), ends.get(key)
+                if shipped is None or end is None:
+                    continue
+                shipped.end = end
+                try:
+                    if end >= self._spool.end(key):
+                        self._dirty.pop(key, None)
+                    self._spool.acked(key, end)
+                except KeyError:  # removed meanwhile
+                    self._dirty.pop(key, None)
+            return bool(self._dirty)
+
+    def _ship_alone(self, key: str, chunk: wire.StreamChunk) -> None:
+        try:
+            self._settle([key], self._send([chunk]))
+        except Rejected as error:
+            self._give_up(key, error)
+
+    def _give_up(self, key: str, error: Rejected) -> None:
+        _log.warning("the head takes no more of stream %s: %s", key, error)
+        with self._lock:
+            self._dirty.pop(key, None)
+            if key in self._streams:
+                self._streams[key].given_up = True
+
+    def _grant_wishes(self) -> None:
+        now_s = time.monotonic()
+        granted = []
+        with self._lock:
+            for wish in self._wishes:
+                wish.ends = {key: end for key, end in wish.ends.items() if not self._holds(key, end)}
+                if not wish.ends or now_s >= wish.until_s:
+                    granted.append(wish)
+            self._wishes = [wish for wish in self._wishes if wish not in granted]
+        for wish in granted:
+            wish.done()
+
+    def _holds(self, key: str, end: int) -> bool:
+        shipped = self._streams.get(key)
+        return shipped is None or shipped.given_up or shipped.end >= end

@@ -1,0 +1,301 @@
+"""The spool: what ranks print, on disk until the head has it. One thread reads all pipes; no rank can block another or fill the disk.
+
+A stream is one file with bytes by offset; the loop ships from `read` and tells `acked`. The pipes of later generations append to the same
+stream. Past its cap a stream takes one marker line and from then on only counts. A disk that is full counts as the cap does, until it is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import select
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from phalanx.node.shell.reports import RankReport, ReportPipe
+
+CAP_BYTES: Final = 256 * 1024 * 1024  # per task
+TAIL_BYTES: Final = 1024 * 1024  # acknowledged bytes kept on disk for whoever looks at the node
+_CHUNK_BYTES: Final = 1024 * 1024  # read at a time; one rank's turn before the next one's
+_PIPE_BYTES: Final = 1024 * 1024  # the most an unprivileged process may ask for
+_BLOCK_BYTES: Final = 4096  # holes are punched in whole blocks
+_PUNCH_HOLE: Final = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, linux/falloc.h
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Stream:
+    name: str
+    file: int
+    cap_bytes: int
+    end: int
+    dropped: int = 0
+    marked: bool = False  # a marker line stands for what was dropped since
+    freed: int = 0  # everything below was punched out
+    pipes: set[int] = field(default_factory=set)
+
+
+class Spool:
+    """All streams of one supervisor. Calls may come from any thread.
+
+    `on_bytes(stream)` is called on the spool's own thread (for `write`, on the caller's) when a stream grew or its last pipe ended.
+    """
+
+    def __init__(
+        self, *, on_bytes: Callable[[str], None], cap_bytes: int = CAP_BYTES, tail_bytes: int = TAIL_BYTES
+    ) -> None:
+        self._on_bytes = on_bytes
+        self._cap_bytes = cap_bytes
+        self._tail_bytes = tail_bytes
+        self._lock = threading.Lock()
+        self._streams: dict[str, _Stream] = {}
+        self._by_pipe: dict[int, _Stream] = {}
+        self._reports: dict[int, ReportPipe] = {}
+        self._drains: list[tuple[set[int], threading.Event]] = []
+        self._closing = False
+        self._epoll = select.epoll()
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._epoll.register(self._wake_read, select.EPOLLIN)
+        self._thread = threading.Thread(target=self._run, name="phalanx-spool", daemon=True)
+        self._thread.start()
+
+    def add(self, stream: str, path: str, *, cap_bytes: int | None = None) -> None:
+        """Begin a stream in the file at `path`; what is in the file already is its beginning. Twice is once.
+
+        Raises:
+            OSError: the file cannot be opened.
+        """
+        with self._lock:
+            if stream in self._streams:
+                return
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._streams[stream] = _Stream(
+                name=stream,
+                file=file,
+                cap_bytes=self._cap_bytes if cap_bytes is None else cap_bytes,
+                end=os.fstat(file).st_size,
+            )
+
+    def open_pipe(self, stream: str) -> int:
+        """A new pipe into the stream: its write end, which the caller hands to a task and then closes."""
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(read_end, False)
+        with contextlib.suppress(OSError):  # over the user's pipe budget: the default of 64 KiB does too
+            fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        with self._lock:
+            state = self._streams[stream]
+            state.pipes.add(read_end)
+            self._by_pipe[read_end] = state
+        self._epoll.register(read_end, select.EPOLLIN)
+        return write_end
+
+    def open_reports(self, path: str, on_report: Callable[[RankReport], None]) -> ReportPipe:
+        """Make a report pipe at `path` and pass what ranks report to `on_report`, on the spool's thread.
+
+        Raises:
+            OSError: the FIFO cannot be made.
+        """
+        pipe = ReportPipe(path, on_report, self._forget_reports, self._drain_reports)
+        with self._lock:
+            self._reports[pipe.descriptor] = pipe
+        self._epoll.register(pipe.descriptor, select.EPOLLIN)
+        return pipe
+
+    def write(self, stream: str, data: bytes) -> None:
+        """Append the supervisor's own words."""
+        with self._lock:
+            self._append(self._streams[stream], data)
+        self._on_bytes(stream)
+
+    def read(self, stream: str, offset: int, max_bytes: int) -> bytes:
+        """Up to `max_bytes` from `offset`; nothing at the end. What was acknowledged and freed reads as zero bytes.
+
+        Raises:
+            KeyError: there is no such stream.
+        """
+        with self._lock:
+            state = self._streams[stream]
+            return os.pread(state.file, max(0, min(max_bytes, state.end - offset)), offset)
+
+    def end(self, stream: str) -> int:
+        """How many bytes it has."""
+        return self._streams[stream].end
+
+    def closed(self, stream: str) -> bool:
+        """True when no process holds any of its pipes any more and all is read."""
+        return not self._streams[stream].pipes
+
+    def dropped(self, stream: str) -> int:
+        """How many bytes came after the cap, or while the disk was full."""
+        return self._streams[stream].dropped
+
+    def drain(self, stream: str, timeout_s: float = 5.0) -> bool:
+        """Wait until all that stood in its pipes at this moment is in the stream; False when that takes longer.
+
+        A daemon that goes on printing does not hold it up: only what a pipe can hold is waited for.
+        """
+        with self._lock:
+            pipes = set(self._streams[stream].pipes)
+        return self._drain(pipes, timeout_s)
+
+    def acked(self, stream: str, offset: int) -> None:
+        """The head has everything below `offset` for good: give the disk back, but for a tail."""
+        with self._lock:
+            state = self._streams[stream]
+            limit = (min(offset, state.end) - self._tail_bytes) // _BLOCK_BYTES * _BLOCK_BYTES
+            if limit > state.freed and _punch(state.file, state.freed, limit - state.freed):
+                state.freed = limit
+
+    def remove(self, stream: str) -> None:
+        """Forget a stream; whoever still writes to it gets SIGPIPE. The file stays."""
+        with self._lock:
+            state = self._streams.pop(stream, None)
+            if state is not None:
+                for pipe in list(state.pipes):
+                    self._close_pipe(pipe, state)
+                self._say_dropped(state)
+                os.close(state.file)
+
+    def close(self) -> None:
+        """Stop reading and close everything."""
+        with self._lock:
+            self._closing = True
+        self._wake()
+        self._thread.join()
+        for pipe in list(self._reports.values()):
+            pipe.close()
+        for stream in list(self._streams):
+            self.remove(stream)
+        self._epoll.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _run(self) -> None:
+        buffer = bytearray(_CHUNK_BYTES)
+        while True:
+            ready = [descriptor for descriptor, _ in self._epoll.poll()]
+            with self._lock:
+                if self._closing:
+                    for _, event in self._drains:
+                        event.set()
+                    return
+                drains, self._drains = self._drains, []
+            for descriptor in ready:
+                self._serve(descriptor, buffer)
+            for descriptors, event in drains:
+                # Each turn empties what a pipe can hold at once; those that were not ready were empty.
+                for descriptor in descriptors.difference(ready):
+                    self._serve(descriptor, buffer)
+                event.set()
+
+    def _serve(self, descriptor: int, buffer: bytearray) -> None:
+        """Give one pipe its turn."""
+        if descriptor == self._wake_read:
+            with contextlib.suppress(BlockingIOError):
+                os.read(descriptor, 4096)
+            return
+        with self._lock:
+            reports = self._reports.get(descriptor)
+            state = self._by_pipe.get(descriptor)
+            changed = state is not None and self._read_pipe(descriptor, state, buffer)
+        if reports is not None:
+            reports.read()
+        if changed and state is not None:
+            self._on_bytes(state.name)
+
+    def _read_pipe(self, pipe: int, state: _Stream, buffer: bytearray) -> bool:
+        """Take at most one pipe's content; True when the stream grew or ended."""
+        view = memoryview(buffer)
+        taken = 0
+        before = state.end
+        while taken < _CHUNK_BYTES:
+            try:
+                count = os.readv(pipe, [view[: _CHUNK_BYTES - taken]])
+            except BlockingIOError:
+                break
+            if count == 0:
+                self._close_pipe(pipe, state)
+                if not state.pipes:
+                    self._say_dropped(state)
+                return True
+            taken += count
+            self._append(state, view[:count])
+        return state.end > before
+
+    def _append(self, state: _Stream, data: bytes | memoryview) -> None:
+        """Write what the cap leaves room for, count the rest."""
+        room = max(0, state.cap_bytes - state.end)
+        kept = data[:room]
+        written = 0
+        try:
+            while written < len(kept):
+                written += os.pwrite(state.file, kept[written:], state.end + written)
+        except OSError as error:
+            if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}:
+                raise
+        state.end += written
+        if written == len(data):
+            return
+        state.dropped += len(data) - written
+        if not state.marked:
+            over = f"output over the cap of {state.cap_bytes} bytes is dropped from here on"
+            line = over if written == len(kept) else "the node's disk is full: output is missing here"
+            state.marked = self._say(state, f"\n[phalanx] {line}\n")
+
+    def _say_dropped(self, state: _Stream) -> None:
+        """Close a stream that lost bytes with their number."""
+        if state.marked:
+            state.marked = not self._say(state, f"[phalanx] {state.dropped} bytes of output were dropped in all\n")
+
+    def _say(self, state: _Stream, line: str) -> bool:
+        """Append a line of ours past the cap; False where even that does not fit on the disk."""
+        text = line.encode()
+        try:
+            written = os.pwrite(state.file, text, state.end)
+        except OSError:
+            return False
+        if written < len(text):
+            os.ftruncate(state.file, state.end)
+            return False
+        state.end += written
+        return True
+
+    def _close_pipe(self, pipe: int, state: _Stream) -> None:
+        self._epoll.unregister(pipe)
+        os.close(pipe)
+        state.pipes.discard(pipe)
+        del self._by_pipe[pipe]
+
+    def _forget_reports(self, descriptor: int) -> None:
+        with self._lock:
+            del self._reports[descriptor]
+        self._epoll.unregister(descriptor)
+
+    def _drain_reports(self, descriptor: int, timeout_s: float) -> bool:
+        return self._drain({descriptor}, timeout_s)
+
+    def _drain(self, descriptors: set[int], timeout_s: float) -> bool:
+        done = threading.Event()
+        with self._lock:
+            if self._closing:
+                return False
+            self._drains.append((descriptors, done))
+        self._wake()
+        return done.wait(timeout_s)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_write, b".")
+
+
+def _punch(file: int, offset: int, length: int) -> bool:
+    """Free a range of a file; False where the file system cannot (then the file just keeps its size on disk)."""
+    result = _libc.fallocate(
+        ctypes.c_int(file), ctypes.c_int(_PUNCH_HOLE), ctypes.c_int64(offset), ctypes.c_int64(length)
+    )
+    return bool(result == 0)

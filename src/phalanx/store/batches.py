@@ -1,0 +1,160 @@
+"""What every store checks before it writes, and in which order it writes: the part of the contract that needs no database.
+
+Both stores call `newest_of` and the checks here, so that they refuse the same batches with the same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar, assert_never
+
+from phalanx.core.fleet.node import Node
+from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, TokenId, UserId
+from phalanx.core.state.story import StoryLine
+from phalanx.core.state.world import Idempotency
+from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.people import Token, User
+from phalanx.core.work.queue import Project, Queue
+from phalanx.ports.store import Batch, StaleEpoch, StoreRefused
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@dataclass(slots=True)
+class Rows:
+    """The newest state of each record of a batch, by kind. What came between was never visible and is not written."""
+
+    users: dict[UserId, User] = field(default_factory=dict)
+    projects: dict[ProjectId, Project] = field(default_factory=dict)
+    queues: dict[QueueId, Queue] = field(default_factory=dict)
+    tokens: dict[TokenId, Token] = field(default_factory=dict)
+    nodes: dict[NodeId, Node] = field(default_factory=dict)
+    jobs: dict[JobId, Job] = field(default_factory=dict)
+    attempts: dict[tuple[JobId, Epoch], Attempt] = field(default_factory=dict)
+    idempotency: dict[tuple[UserId, str], Idempotency] = field(default_factory=dict)
+
+    @property
+    def touch_access(self) -> bool:
+        """Whether who may do what has changed."""
+        return bool(self.users or self.projects or self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a store already holds of a job."""
+
+    seq: int
+    state: JobState
+    epoch: Epoch
+    live_epoch: Epoch | None  # of the attempt that has not ended, if any
+
+
+def newest_of(batch: Batch) -> Rows:
+    """The last record of each key, in the order in which keys were last put."""
+    rows = Rows()
+    for record in batch.records:
+        match record:
+            case Job():
+                _put_last(rows.jobs, record.id, record)
+            case Attempt():
+                _put_last(rows.attempts, (record.job_id, record.epoch), record)
+            case Node():
+                _put_last(rows.nodes, record.id, record)
+            case Queue():
+                _put_last(rows.queues, record.id, record)
+            case Project():
+                _put_last(rows.projects, record.id, record)
+            case User():
+                _put_last(rows.users, record.id, record)
+            case Token():
+                _put_last(rows.tokens, record.id, record)
+            case Idempotency():
+                _put_last(rows.idempotency, (record.user, record.key), record)
+            case _:
+                assert_never(record)
+    return rows
+
+
+def jobs_asked_about(batch: Batch, rows: Rows) -> set[JobId]:
+    """Jobs whose standing the checks need."""
+    jobs = {*batch.epochs, *rows.jobs, *(job_id for job_id, _ in rows.attempts)}
+    jobs.update(key.job_id for key in rows.idempotency.values())
+    return jobs
+
+
+def check(batch: Batch, rows: Rows, standings: Mapping[JobId, Standing], last_story_seq: int) -> None:
+    """Refuse what would break an invariant.
+
+    Raises:
+        StaleEpoch: a newer epoch stands in the store.
+        StoreRefused: a hole in the story, a terminal job that would change its end, an orphan, or two live attempts of one job.
+    """
+    for job_id, epoch in batch.epochs.items():
+        _check_epoch(job_id, epoch, standings)
+    for job in rows.jobs.values():
+        _check_job(job, standings)
+    _check_attempts(rows, standings)
+    for key in rows.idempotency.values():
+        if key.job_id not in rows.jobs and key.job_id not in standings:
+            raise StoreRefused(
+                f"idempotency key {key.key!r} of {key.user} names job {key.job_id}, which does not exist"
+            )
+    check_story(batch.story, last_story_seq)
+
+
+def check_story(story: Sequence[StoryLine], last_seq: int) -> None:
+    """Story lines follow each other and the last one stored.
+
+    Raises:
+        StoreRefused: there would be a hole, or a number twice.
+    """
+    for wanted, line in enumerate(story, start=last_seq + 1):
+        if line.seq != wanted:
+            raise StoreRefused(
+                f"story line {line.seq} ({line.kind}) does not follow line {wanted - 1}",
+                hint="another head may write here",
+            )
+
+
+def _check_epoch(job_id: JobId, epoch: Epoch, standings: Mapping[JobId, Standing]) -> None:
+    standing = standings.get(job_id)
+    if standing is not None and standing.epoch > epoch:
+        raise StaleEpoch(f"job {job_id}: epoch {epoch} is over, the store is at epoch {standing.epoch}")
+
+
+def _check_job(job: Job, standings: Mapping[JobId, Standing]) -> None:
+    standing = standings.get(job.id)
+    if standing is None:
+        return
+    _check_epoch(job.id, job.epoch, standings)
+    if standing.state.terminal and job.state is not standing.state:
+        raise StoreRefused(f"job {job.id} is {standing.state.value} for good and cannot become {job.state.value}")
+    if standing.seq != job.seq:
+        raise StoreRefused(f"job {job.id} was submitted as number {standing.seq}, not {job.seq}")
+
+
+def _check_attempts(rows: Rows, standings: Mapping[JobId, Standing]) -> None:
+    live: dict[JobId, set[Epoch]] = {}
+    for (job_id, epoch), attempt in rows.attempts.items():
+        standing = standings.get(job_id)
+        if standing is None and job_id not in rows.jobs:
+            raise StoreRefused(f"attempt {epoch} of job {job_id}: there is no such job")
+        if job_id not in live:
+            live[job_id] = set() if standing is None or standing.live_epoch is None else {standing.live_epoch}
+        if attempt.live:
+            live[job_id].add(epoch)
+        else:
+            live[job_id].discard(epoch)
+    for job_id, epochs in live.items():
+        if len(epochs) > 1:
+            raise StoreRefused(
+                f"job {job_id} would have {len(epochs)} live attempts (epochs {', '.join(map(str, sorted(epochs)))})"
+            )
+
+
+def _put_last(table: dict[K, V], key: K, record: V) -> None:
+    table.pop(key, None)
+    table[key] = record

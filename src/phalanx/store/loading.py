@@ -1,0 +1,40 @@
+"""A world from stored records. Its indexes are built by the very code that keeps them up to date."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from phalanx.core.fleet.node import Node
+from phalanx.core.state.world import Change, Idempotency, World
+from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.job import Job
+from phalanx.core.work.people import Token, User
+from phalanx.core.work.queue import Project, Queue
+
+ENDED_JOBS_LOADED: Final = 1000  # what ports.store.Store.load promises
+KEYS_LOADED: Final = 100_000  # idempotency keys; what the controller keeps in memory
+
+
+def build_world(
+    *,
+    nodes: Iterable[Node],
+    queues: Iterable[Queue],
+    projects: Iterable[Project],
+    users: Iterable[User],
+    tokens: Iterable[Token],
+    jobs: Iterable[Job],
+    attempts: Iterable[Attempt],
+    idempotency: Iterable[Idempotency],
+    last_job_seq: int,
+    last_story_seq: int,
+) -> World:
+    """The world that holds these records. `jobs` come in submit order, `attempts` are the live ones, keys oldest first."""
+    world = World(next_job_seq=last_job_seq + 1, next_story_seq=last_story_seq + 1)
+    change = Change(world=world)
+    for records in (nodes, queues, projects, users, tokens, jobs, attempts):
+        for record in records:
+            change.put(record)
+    for key in idempotency:  # no index hangs on them, and there may be many
+        world.idempotency[key.user, key.key] = key
+    return world

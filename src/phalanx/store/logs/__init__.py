@@ -1,0 +1,1 @@
+"""Output streams of attempts, kept in files or in memory."""

@@ -1,0 +1,230 @@
+"""A store in memory, under the same contract: for the simulator and for tests that are not about disks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from phalanx.core.fleet.node import Node
+from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, TokenId, UserId
+from phalanx.core.state.story import StoryLine
+from phalanx.core.state.world import Idempotency, World
+from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.people import Token, User
+from phalanx.core.work.queue import Project, Queue
+from phalanx.ports.store import Batch, JobFilter, StoreRefused
+from phalanx.store.batches import Rows, Standing, check, jobs_asked_about, newest_of
+from phalanx.store.loading import ENDED_JOBS_LOADED, KEYS_LOADED, build_world
+
+K = TypeVar("K", bound=str | int)
+V = TypeVar("V")
+
+
+@dataclass(slots=True)
+class _Tables:
+    users: dict[UserId, User] = field(default_factory=dict)
+    projects: dict[ProjectId, Project] = field(default_factory=dict)
+    tokens: dict[TokenId, Token] = field(default_factory=dict)
+    queues: dict[QueueId, Queue] = field(default_factory=dict)
+    nodes: dict[NodeId, Node] = field(default_factory=dict)
+    jobs: dict[JobId, Job] = field(default_factory=dict)
+    job_of_seq: dict[int, JobId] = field(default_factory=dict)
+    attempts: dict[JobId, dict[Epoch, Attempt]] = field(default_factory=dict)
+    idempotency: dict[tuple[UserId, str], Idempotency] = field(default_factory=dict)
+    token_of_hash: dict[str, TokenId] = field(default_factory=dict)
+    story: list[StoryLine] = field(default_factory=list)  # line `seq` stands at index seq - 1
+
+
+class MemoryStore:
+    """Holds what a database would hold. Records are frozen, so that nobody's object can change under it."""
+
+    def __init__(self) -> None:
+        self._tables = _Tables()
+        self._lock = threading.Lock()
+        self._access_version = 0
+        self._closed = False
+
+    @property
+    def access_version(self) -> int:
+        """Grows with every commit that touches users, projects or tokens."""
+        return self._access_version
+
+    def close(self) -> None:
+        """Nothing is released; harmless twice."""
+        self._closed = True
+
+    def commit(self, batch: Batch) -> None:
+        """Write the batch whole.
+
+        Raises:
+            StaleEpoch: a newer epoch stands in the store.
+            StoreRefused: it breaks an invariant; nothing of it was written.
+        """
+        rows = newest_of(batch)
+        with self._lock:
+            if self._closed:
+                raise StoreRefused("the store is closed", hint="the head is stopping")
+            standings = {
+                job: held for job in jobs_asked_about(batch, rows) if (held := self._standing(job)) is not None
+            }
+            check(batch, rows, standings, len(self._tables.story))
+            self._check_unique(rows)
+            self._write(batch, rows)
+        if rows.touch_access:
+            self._access_version += 1
+
+    def load(self) -> World:
+        """Everything alive, with indexes built."""
+        with self._lock:
+            tables = self._tables
+            jobs = sorted(tables.jobs.values(), key=lambda job: job.seq)
+            ended = [job.id for job in jobs if job.state.terminal]
+            forgotten = set(ended[:-ENDED_JOBS_LOADED])
+            return build_world(
+                nodes=_by_key(tables.nodes),
+                queues=_by_key(tables.queues),
+                projects=_by_key(tables.projects),
+                users=_by_key(tables.users),
+                tokens=self._tokens(),
+                jobs=[job for job in jobs if job.id not in forgotten],
+                attempts=[live for job in jobs if (live := self._live(job.id)) is not None],
+                idempotency=list(tables.idempotency.values())[-KEYS_LOADED:],
+                last_job_seq=max(tables.job_of_seq, default=0),
+                last_story_seq=len(tables.story),
+            )
+
+    # ---- readers ----------------------------------------------------------------------------------------------------
+
+    def job(self, job_id: JobId) -> Job | None:
+        """One job, ended ones too."""
+        with self._lock:
+            return self._tables.jobs.get(job_id)
+
+    def jobs(self, wanted: JobFilter) -> list[Job]:
+        """Jobs by filter, newest first."""
+        with self._lock:
+            found = [job for job in self._tables.jobs.values() if _matches(job, wanted)]
+        return sorted(found, key=lambda job: -job.seq)[: max(0, wanted.limit)]
+
+    def job_counts(self) -> dict[JobState, int]:
+        """How many jobs are in each state; every state is named."""
+        counts = dict.fromkeys(JobState, 0)
+        with self._lock:
+            for job in self._tables.jobs.values():
+                counts[job.state] += 1
+        return counts
+
+    def attempts(self, job_id: JobId) -> list[Attempt]:
+        """All attempts of a job, oldest first."""
+        with self._lock:
+            return _by_key(self._tables.attempts.get(job_id, {}))
+
+    def story(
+        self, *, job_id: JobId | None = None, node_id: NodeId | None = None, after: int = 0, limit: int = 1000
+    ) -> list[StoryLine]:
+        """Story lines with seq > after, oldest first, of one job, one node, or all."""
+        with self._lock:
+            lines = self._tables.story[max(0, after) :]
+        found = [line for line in lines if job_id in (None, line.job_id) and node_id in (None, line.node_id)]
+        return found[: max(0, limit)]
+
+    def nodes(self) -> list[Node]:
+        """All nodes by id."""
+        with self._lock:
+            return _by_key(self._tables.nodes)
+
+    def queues(self) -> list[Queue]:
+        """All queues by id."""
+        with self._lock:
+            return _by_key(self._tables.queues)
+
+    def projects(self) -> list[Project]:
+        """All projects by id."""
+        with self._lock:
+            return _by_key(self._tables.projects)
+
+    def users(self) -> list[User]:
+        """All users by id."""
+        with self._lock:
+            return _by_key(self._tables.users)
+
+    def tokens(self) -> list[Token]:
+        """All tokens, revoked ones too, oldest first."""
+        with self._lock:
+            return self._tokens()
+
+    def token(self, sha256: str) -> Token | None:
+        """The token of this hash, whether good or not."""
+        with self._lock:
+            token_id = self._tables.token_of_hash.get(sha256)
+            return None if token_id is None else self._tables.tokens[token_id]
+
+    def user(self, user_id: UserId) -> User | None:
+        """One user."""
+        with self._lock:
+            return self._tables.users.get(user_id)
+
+    # ---- inside, under the lock -------------------------------------------------------------------------------------
+
+    def _write(self, batch: Batch, rows: Rows) -> None:
+        tables = self._tables
+        for token in rows.tokens.values():
+            before = tables.tokens.get(token.id)
+            if before is not None:
+                tables.token_of_hash.pop(before.sha256, None)
+        for token in rows.tokens.values():
+            tables.tokens[token.id] = token
+            tables.token_of_hash[token.sha256] = token.id
+        tables.users.update(rows.users)
+        tables.projects.update(rows.projects)
+        tables.queues.update(rows.queues)
+        tables.nodes.update(rows.nodes)
+        for node_id in batch.removed_nodes:
+            tables.nodes.pop(node_id, None)
+        tables.jobs.update(rows.jobs)
+        tables.job_of_seq.update((job.seq, job.id) for job in rows.jobs.values())
+        for (job_id, epoch), attempt in rows.attempts.items():
+            tables.attempts.setdefault(job_id, {})[epoch] = attempt
+        tables.idempotency.update(rows.idempotency)
+        tables.story.extend(batch.story)
+
+    def _check_unique(self, rows: Rows) -> None:
+        seqs: dict[int, JobId] = {}
+        for job in rows.jobs.values():
+            if self._tables.job_of_seq.get(job.seq, job.id) != job.id or seqs.setdefault(job.seq, job.id) != job.id:
+                raise StoreRefused(f"job {job.id} takes the submit number {job.seq} of another job")
+        hashes = {token.sha256: token.id for token in self._tables.tokens.values() if token.id not in rows.tokens}
+        for token in rows.tokens.values():
+            if hashes.setdefault(token.sha256, token.id) != token.id:
+                raise StoreRefused(f"token {token.id} has the hash of another token")
+
+    def _standing(self, job_id: JobId) -> Standing | None:
+        job = self._tables.jobs.get(job_id)
+        if job is None:
+            return None
+        live = self._live(job_id)
+        return Standing(seq=job.seq, state=job.state, epoch=job.epoch, live_epoch=None if live is None else live.epoch)
+
+    def _live(self, job_id: JobId) -> Attempt | None:
+        return next((attempt for attempt in self._tables.attempts.get(job_id, {}).values() if attempt.live), None)
+
+    def _tokens(self) -> list[Token]:
+        return sorted(self._tables.tokens.values(), key=lambda token: (token.created_s, token.id))
+
+
+def _matches(job: Job, wanted: JobFilter) -> bool:
+    return (
+        (not wanted.states or job.state in wanted.states)
+        and wanted.user in (None, job.user)
+        and wanted.project in (None, job.project)
+        and wanted.queue in (None, job.queue)
+        and wanted.name in (None, job.name)
+        and (wanted.before_seq is None or job.seq < wanted.before_seq)
+    )
+
+
+def _by_key(table: Mapping[K, V]) -> list[V]:
+    return [record for _, record in sorted(table.items())]

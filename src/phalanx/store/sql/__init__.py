@@ -1,0 +1,1 @@
+"""SQL stores: what is common to dialects, and SQLite through apsw."""

@@ -1,0 +1,127 @@
+"""Records as rows and back: a JSON document, its checksum, and the columns that are searched. Pure."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+import msgspec
+
+from phalanx.core.fleet.node import Node
+from phalanx.core.state.story import StoryLine
+from phalanx.core.state.world import Idempotency, Record
+from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.job import Job
+from phalanx.core.work.people import Token, User
+from phalanx.core.work.queue import Project, Queue
+from phalanx.ports.store import StoreRefused
+from phalanx.store.errors import StoreUnusable
+
+T = TypeVar("T")
+Column = str | int | float | None
+Row = tuple[Column, ...]
+
+_encoder: Final = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[T]):
+    """How documents of one kind are read; the decoder is built once, for building it costs a thousand uses."""
+
+    word: str
+    decoder: msgspec.json.Decoder[T]
+
+    def read(self, doc: str, crc: int) -> T:
+        """The record in a document.
+
+        Raises:
+            StoreUnusable: the document is not what was written, or not of this kind.
+        """
+        content = doc.encode()
+        if zlib.crc32(content) != crc:
+            raise StoreUnusable(
+                f"a record of kind {self.word} is damaged in the database (checksum): {doc[:80]}",
+                hint="restore the database from a copy; the disk may be failing",
+            )
+        try:
+            return self.decoder.decode(content)
+        except msgspec.DecodeError as error:
+            raise StoreUnusable(
+                f"a record of kind {self.word} cannot be read ({error}): {doc[:80]}",
+                hint="was the database written by another release?",
+            ) from error
+
+
+JOB: Final = Kind("job", msgspec.json.Decoder(Job))
+ATTEMPT: Final = Kind("attempt", msgspec.json.Decoder(Attempt))
+NODE: Final = Kind("node", msgspec.json.Decoder(Node))
+QUEUE: Final = Kind("queue", msgspec.json.Decoder(Queue))
+PROJECT: Final = Kind("project", msgspec.json.Decoder(Project))
+USER: Final = Kind("user", msgspec.json.Decoder(User))
+TOKEN: Final = Kind("token", msgspec.json.Decoder(Token))
+IDEMPOTENCY: Final = Kind("idempotency key", msgspec.json.Decoder(Idempotency))
+STORY: Final = Kind("story line", msgspec.json.Decoder(StoryLine))
+
+
+def user_row(user: User) -> Row:
+    """As `put_user` takes it."""
+    return (user.id, user.role.value, int(user.disabled), *_document(user))
+
+
+def project_row(project: Project) -> Row:
+    """As `put_project` takes it."""
+    return (project.id, *_document(project))
+
+
+def queue_row(queue: Queue) -> Row:
+    """As `put_queue` takes it."""
+    return (queue.id, *_document(queue))
+
+
+def token_row(token: Token) -> Row:
+    """As `put_token` takes it."""
+    return (token.id, token.user, token.sha256, float(token.created_s), *_document(token))
+
+
+def node_row(node: Node) -> Row:
+    """As `put_node` takes it."""
+    return (node.id, node.state.value, *_document(node))
+
+
+def job_row(job: Job) -> Row:
+    """As `put_job` takes it."""
+    return (
+        job.seq, job.id, job.state.value, job.user, job.project, job.queue, job.name, float(job.submit_s),
+        None if job.ended_s is None else float(job.ended_s), job.epoch, *_document(job),
+    )  # fmt: skip
+
+
+def attempt_row(attempt: Attempt) -> Row:
+    """As `put_attempt` takes it."""
+    return (attempt.job_id, attempt.epoch, attempt.state.value, *_document(attempt))
+
+
+def idempotency_row(key: Idempotency) -> Row:
+    """As `put_idempotency` takes it."""
+    return (key.user, key.key, key.job_id, *_document(key))
+
+
+def story_row(line: StoryLine) -> Row:
+    """As `add_story` takes it."""
+    return (line.seq, line.job_id, line.node_id, *_document(line))
+
+
+def _document(record: Record | StoryLine) -> tuple[str, int]:
+    """The JSON of a record and its CRC-32.
+
+    Raises:
+        StoreRefused: it holds what JSON cannot: half a surrogate pair, or a number beyond 64 bits.
+    """
+    try:
+        content = _encoder.encode(record)
+    except (UnicodeEncodeError, OverflowError, TypeError, ValueError) as error:
+        raise StoreRefused(
+            f"a record of kind {type(record).__name__} cannot be written ({error}): {str(record)[:80]!r}"
+        ) from error
+    return content.decode(), zlib.crc32(content)

@@ -1,0 +1,26 @@
+"""SQL by name: each dialect's folder holds `reads.sql` and `writes.sql` with the same names, so that another database can come beside."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.resources import files
+from typing import Final
+
+_NAME: Final = re.compile(r"^-- name: ([a-z_]+)\n", re.MULTILINE)
+
+
+@cache
+def queries(dialect: str, file: str) -> dict[str, str]:
+    """The statements of one file by name, without their comments."""
+    text = files("phalanx.store.sql").joinpath(dialect, file).read_text(encoding="utf-8")
+    _, *parts = _NAME.split(text)
+    found = {name: _bare(statement) for name, statement in zip(parts[::2], parts[1::2], strict=True)}
+    if len(found) * 2 != len(parts):
+        raise ValueError(f"{dialect}/{file}: a name stands twice")
+    return found
+
+
+def _bare(statement: str) -> str:
+    lines = [line for line in statement.splitlines() if line.strip() and not line.startswith("--")]
+    return " ".join(line.strip() for line in lines).rstrip(";")

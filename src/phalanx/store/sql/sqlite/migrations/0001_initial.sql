@@ -1,0 +1,90 @@
+-- The first schema. A record is one JSON document made by msgspec; beside it stand the columns that are searched or constrained.
+-- `crc` is the CRC-32 of the document's bytes: SQLite has no checksum on its pages, so a flipped bit would otherwise be read as truth.
+
+CREATE TABLE users (
+    id       TEXT PRIMARY KEY NOT NULL,
+    role     TEXT NOT NULL,
+    disabled INTEGER NOT NULL,
+    doc      TEXT NOT NULL,
+    crc      INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE projects (
+    id  TEXT PRIMARY KEY NOT NULL,
+    doc TEXT NOT NULL,
+    crc INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE tokens (
+    id        TEXT PRIMARY KEY NOT NULL,
+    user      TEXT NOT NULL,
+    sha256    TEXT NOT NULL UNIQUE,
+    created_s REAL NOT NULL,
+    doc       TEXT NOT NULL,
+    crc       INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE queues (
+    id  TEXT PRIMARY KEY NOT NULL,
+    doc TEXT NOT NULL,
+    crc INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE nodes (
+    id    TEXT PRIMARY KEY NOT NULL,
+    state TEXT NOT NULL,
+    doc   TEXT NOT NULL,
+    crc   INTEGER NOT NULL
+) STRICT;
+
+-- `seq` is the rowid, and every index ends in it: "newest first" is the order in which each index is read.
+CREATE TABLE jobs (
+    seq      INTEGER PRIMARY KEY,
+    id       TEXT NOT NULL UNIQUE,
+    state    TEXT NOT NULL,
+    user     TEXT NOT NULL,
+    project  TEXT NOT NULL,
+    queue    TEXT NOT NULL,
+    name     TEXT NOT NULL,
+    submit_s REAL NOT NULL,
+    ended_s  REAL,
+    epoch    INTEGER NOT NULL,
+    doc      TEXT NOT NULL,
+    crc      INTEGER NOT NULL
+) STRICT;
+-- A list always asks state by state (reads.sql), so that no list has to sort or to pass over jobs it does not want.
+CREATE INDEX jobs_by_state ON jobs (state);
+CREATE INDEX jobs_by_user ON jobs (user, state);
+CREATE INDEX jobs_by_project ON jobs (project, state);
+CREATE INDEX jobs_by_queue ON jobs (queue, state);
+CREATE INDEX jobs_by_name ON jobs (name, state);
+
+CREATE TABLE attempts (
+    job_id TEXT NOT NULL REFERENCES jobs (id),
+    epoch  INTEGER NOT NULL,
+    state  TEXT NOT NULL,
+    doc    TEXT NOT NULL,
+    crc    INTEGER NOT NULL,
+    PRIMARY KEY (job_id, epoch)
+) STRICT;
+-- At most one live attempt of a job (DESIGN 3, invariant 4), and the list that a starting head reads.
+CREATE UNIQUE INDEX attempts_live ON attempts (job_id) WHERE state <> 'ended';
+
+CREATE TABLE story (
+    seq     INTEGER PRIMARY KEY,
+    job_id  TEXT,
+    node_id TEXT,
+    doc     TEXT NOT NULL,
+    crc     INTEGER NOT NULL
+) STRICT;
+CREATE INDEX story_by_job ON story (job_id) WHERE job_id IS NOT NULL;
+CREATE INDEX story_by_node ON story (node_id) WHERE node_id IS NOT NULL;
+
+CREATE TABLE idempotency (
+    user   TEXT NOT NULL,
+    key    TEXT NOT NULL,
+    job_id TEXT NOT NULL REFERENCES jobs (id),
+    doc    TEXT NOT NULL,
+    crc    INTEGER NOT NULL,
+    PRIMARY KEY (user, key)
+) STRICT;

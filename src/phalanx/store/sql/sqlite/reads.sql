@@ -1,0 +1,72 @@
+-- What readers and a starting head ask, by name.
+
+-- name: standing
+SELECT jobs.seq, jobs.state, jobs.epoch, attempts.epoch
+FROM jobs LEFT JOIN attempts ON attempts.job_id = jobs.id AND attempts.state <> 'ended'
+WHERE jobs.id = ?;
+
+-- name: last_story_seq
+SELECT max(seq) FROM story;
+
+-- name: last_job_seq
+SELECT max(seq) FROM jobs;
+
+-- name: live_jobs
+SELECT doc, crc, seq, id, state, epoch FROM jobs WHERE state IN ('pending', 'running') ORDER BY seq;
+
+-- name: newest_jobs_in_state
+SELECT doc, crc, seq, id, state, epoch FROM jobs WHERE state = ? ORDER BY seq DESC LIMIT ?;
+
+-- name: live_attempts
+SELECT attempts.doc, attempts.crc
+FROM attempts JOIN jobs ON jobs.id = attempts.job_id
+WHERE attempts.state <> 'ended' ORDER BY jobs.seq;
+
+-- name: newest_idempotency
+SELECT doc, crc FROM idempotency ORDER BY rowid DESC LIMIT ?;
+
+-- name: job
+SELECT doc, crc FROM jobs WHERE id = ?;
+
+-- name: jobs_in_state
+-- One state's part of a list; `{where}` takes further conditions out of a fixed set (sqlite reads), never a caller's text.
+SELECT seq, doc, crc FROM jobs WHERE state = ?{where} ORDER BY seq DESC LIMIT ?;
+
+-- name: job_counts
+SELECT state, count(*) FROM jobs GROUP BY state;
+
+-- name: attempts_of_job
+SELECT doc, crc FROM attempts WHERE job_id = ? ORDER BY epoch;
+
+-- name: story
+SELECT doc, crc FROM story WHERE seq > ? ORDER BY seq LIMIT ?;
+
+-- name: story_of_job
+SELECT doc, crc FROM story WHERE job_id = ? AND seq > ? ORDER BY seq LIMIT ?;
+
+-- name: story_of_node
+SELECT doc, crc FROM story WHERE node_id = ? AND seq > ? ORDER BY seq LIMIT ?;
+
+-- name: story_of_job_and_node
+SELECT doc, crc FROM story WHERE job_id = ? AND node_id = ? AND seq > ? ORDER BY seq LIMIT ?;
+
+-- name: nodes
+SELECT doc, crc FROM nodes ORDER BY id;
+
+-- name: queues
+SELECT doc, crc FROM queues ORDER BY id;
+
+-- name: projects
+SELECT doc, crc FROM projects ORDER BY id;
+
+-- name: users
+SELECT doc, crc FROM users ORDER BY id;
+
+-- name: user
+SELECT doc, crc FROM users WHERE id = ?;
+
+-- name: tokens
+SELECT doc, crc FROM tokens ORDER BY created_s, id;
+
+-- name: token_by_hash
+SELECT doc, crc FROM tokens WHERE sha256 = ?;

@@ -1,0 +1,43 @@
+-- What `commit` runs, by name. Every statement is idempotent but `add_story`: a story line is written once or refused.
+
+-- name: put_user
+INSERT INTO users (id, role, disabled, doc, crc) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (id) DO UPDATE SET role = excluded.role, disabled = excluded.disabled, doc = excluded.doc, crc = excluded.crc;
+
+-- name: put_project
+INSERT INTO projects (id, doc, crc) VALUES (?, ?, ?)
+ON CONFLICT (id) DO UPDATE SET doc = excluded.doc, crc = excluded.crc;
+
+-- name: put_queue
+INSERT INTO queues (id, doc, crc) VALUES (?, ?, ?)
+ON CONFLICT (id) DO UPDATE SET doc = excluded.doc, crc = excluded.crc;
+
+-- name: put_token
+INSERT INTO tokens (id, user, sha256, created_s, doc, crc) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (id) DO UPDATE SET
+    user = excluded.user, sha256 = excluded.sha256, created_s = excluded.created_s, doc = excluded.doc, crc = excluded.crc;
+
+-- name: put_node
+INSERT INTO nodes (id, state, doc, crc) VALUES (?, ?, ?, ?)
+ON CONFLICT (id) DO UPDATE SET state = excluded.state, doc = excluded.doc, crc = excluded.crc;
+
+-- name: remove_node
+DELETE FROM nodes WHERE id = ?;
+
+-- name: put_job
+INSERT INTO jobs (seq, id, state, user, project, queue, name, submit_s, ended_s, epoch, doc, crc)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (id) DO UPDATE SET
+    state = excluded.state, user = excluded.user, project = excluded.project, queue = excluded.queue, name = excluded.name,
+    submit_s = excluded.submit_s, ended_s = excluded.ended_s, epoch = excluded.epoch, doc = excluded.doc, crc = excluded.crc;
+
+-- name: put_attempt
+INSERT INTO attempts (job_id, epoch, state, doc, crc) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (job_id, epoch) DO UPDATE SET state = excluded.state, doc = excluded.doc, crc = excluded.crc;
+
+-- name: put_idempotency
+INSERT INTO idempotency (user, key, job_id, doc, crc) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (user, key) DO UPDATE SET job_id = excluded.job_id, doc = excluded.doc, crc = excluded.crc;
+
+-- name: add_story
+INSERT INTO story (seq, job_id, node_id, doc, crc) VALUES (?, ?, ?, ?, ?);
