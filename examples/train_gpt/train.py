@@ -29,7 +29,7 @@ import phalanx.torch
 WARMUP_STEPS = 10
 LAST_RATE_SHARE = 0.1
 OWN_SHARD_PARAMETERS = 1_000_000
-"""With 4 CPU ranks a step of the default model takes 73 ms as one group and 107 ms block by block (November 2026)."""
+"""With 4 CPU ranks a step of the default model took 73 ms as one group, 107 to 159 ms block by block (two runs, busy machine)."""
 TABLE_RATE = 8.0
 """Embeddings and head learn so much faster than the blocks: few of their rows are touched in a step."""
 

@@ -70,8 +70,8 @@ def test_superseded_rank_exits_while_it_waits_at_the_fence(tmp_path):
         assert gang.finish() == [EXIT_SUPERSEDED]
 
 
-def test_nothing_is_committed_past_the_lease(tmp_path):
-    """The lease ends before the first step: the rank may not even begin, and no checkpoint appears."""
+def test_rank_started_past_its_lease_neither_steps_nor_saves(tmp_path):
+    """The fence at the start. The one before a commit is the same call, made in the saving thread; no test here times it."""
     checkpoints = tmp_path / "checkpoints"
     with Gang(tmp_path, LOOP, "--every-steps", "1", checkpoints=checkpoints, lease_s=0.0) as gang:
         time.sleep(1.0)

@@ -6,7 +6,7 @@ from phalanx.cli.demo.outcome import judge
 from phalanx.cli.demo.scene import Scene
 from phalanx.cli.demo.stopwatch import Kill
 from phalanx.core.accounting.receipt import build_receipt
-from phalanx.core.fleet.node import NodeState
+from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId, ProjectId, QueueId, UserId
 from phalanx.core.state.story import StoryLine
 from phalanx.core.work.allocation import Allocation, Grant
@@ -140,7 +140,7 @@ def make_receipt(scene, *, state=JobState.SUCCEEDED, extra_steps=()):
         attempt(1, ["n0", "n1"], 1.0, KILL_S + 0.2, Cause.NODE_FAIL),
         attempt(2, ["n0", "n2"], KILL_S + 0.3, END_S + 0.5, Cause.SUCCEEDED),
     ]
-    reports = {}
+    reports: dict[Epoch, list[dict]] = {}
     for view in [*scene.curve.steps, *extra_steps]:
         reports.setdefault(view.epoch, []).append({
             "k": "step", "rank": 0, "epoch": view.epoch, "generation": 0, "step": view.step, "loss": view.loss, "tokens": view.tokens,
@@ -149,7 +149,22 @@ def make_receipt(scene, *, state=JobState.SUCCEEDED, extra_steps=()):
     reports.setdefault(Epoch(2), []).append(
         {"k": "resumed", "rank": 0, "epoch": 2, "generation": 0, "step": SAVED, "load_s": 0.2}
     )
-    return build_receipt(job, attempts, reports, now_s=T + END_S + 1)
+    return build_receipt(
+        job, attempts, reports, nodes={NodeId(f"n{n}"): record(n) for n in range(3)}, now_s=T + END_S + 1
+    )
+
+
+def record(n):
+    return Node(
+        id=NodeId(f"n{n}"),
+        engine="local",
+        devices=(),
+        cpus=2,
+        memory_bytes=1,
+        state=NodeState.UP,
+        boot_id="b",
+        virtual=True,
+    )
 
 
 def make_outcome(scene, *, kill_wanted=True, **changes):

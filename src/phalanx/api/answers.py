@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ class Answers:
         self._loop = asyncio.get_running_loop()
         self._done: deque[tuple[asyncio.Future[Any], Future[Any]]] = deque()
         self._woken = False
+        self._wake = self.soon(self._deliver)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -34,15 +36,23 @@ class Answers:
         future.add_done_callback(lambda done: self._ended(waiter, done))
         return await waiter
 
+    def soon(self, act: Callable[[], None]) -> Callable[[], None]:
+        """What another thread may call to have `act` done on the loop; nothing happens once the loop is closed."""
+
+        def call() -> None:
+            try:
+                self._loop.call_soon_threadsafe(act)
+            except RuntimeError:  # the loop is closed: nobody waits any more
+                pass
+
+        return call
+
     def _ended(self, waiter: asyncio.Future[Any], done: Future[Any]) -> None:
         self._done.append((waiter, done))
         # The order is what makes a lost wake-up impossible: append before the test here, clear before the emptying in _deliver.
         if not self._woken:
             self._woken = True
-            try:
-                self._loop.call_soon_threadsafe(self._deliver)
-            except RuntimeError:  # the loop is closed: nobody waits any more
-                self._done.clear()
+            self._wake()
 
     def _deliver(self) -> None:
         self._woken = False

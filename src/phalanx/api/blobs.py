@@ -6,6 +6,7 @@ import asyncio
 import queue
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from starlette.requests import ClientDisconnect, Request
@@ -15,12 +16,17 @@ from phalanx.api.bodies import reply
 from phalanx.api.parts import HeadParts
 from phalanx.api.routes import Declared, Routes, Shown, too_large
 from phalanx.api.runtime import off_loop, runtime_of
-from phalanx.core.errors import BadRequest, NotFound
+from phalanx.core.errors import BadRequest, NotFound, TryLater
 from phalanx.core.work.people import Action
 from phalanx.wire.api import BlobReply
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _AHEAD: Final = 16  # pieces of at most 64 KiB between the socket and the disk
+_CATCH_UP_S: Final = 0.005  # how often a full queue is tried again: some pieces' worth of a slow disk
+_STALL_S: Final = 60.0  # an upload that sends nothing for so long has been given up
+UPLOADS_MAX: Final = 8  # at once; each holds a thread of its own for as long as it sends
+_THREADS: Final = ThreadPoolExecutor(max_workers=UPLOADS_MAX, thread_name_prefix="upload")
+_uploads: Final = asyncio.Semaphore(UPLOADS_MAX)
 
 routes = Routes()
 
@@ -62,35 +68,49 @@ def checked(sha256: str) -> str:
 async def _stream_in(request: Request, parts: HeadParts, sha256: str) -> int:
     """Hand the body to the blob store's thread piece by piece, no more than a few ahead of the disk."""
     pieces: queue.Queue[bytes | Exception | None] = queue.Queue(maxsize=_AHEAD)
-    writing = asyncio.ensure_future(off_loop(lambda: parts.blobs.put(sha256, _drain(pieces))))
-    ending: Exception | None = None
-    size, limit = 0, parts.limits.blob_bytes
-    try:
-        async for piece in request.stream():
-            size += len(piece)
-            if size > limit:
-                ending = too_large(request, limit)
-                break
-            if piece and not await _hand(pieces, piece, writing):
-                break
-    except ClientDisconnect:
-        ending = BadRequest(f"blob {sha256[:12]}: the caller left before its body was here")
-    await _hand(pieces, ending, writing)
-    return await writing
-
-
-async def _hand(
-    pieces: queue.Queue[bytes | Exception | None], piece: bytes | Exception | None, writing: asyncio.Future[int]
-) -> bool:
-    """Give the writer a piece once it has room; False when it has ended already."""
-    while not writing.done():
+    if _uploads.locked():
+        raise TryLater(f"{UPLOADS_MAX} uploads are under way", hint="try again in a moment")
+    async with _uploads:
+        writing = asyncio.get_running_loop().run_in_executor(_THREADS, lambda: parts.blobs.put(sha256, _drain(pieces)))
+        ending: Exception | None = BadRequest(f"blob {sha256[:12]}: the upload broke off", hint="send it again")
         try:
-            pieces.put_nowait(piece)
-        except queue.Full:
-            await asyncio.sleep(0.005)  # the disk is slower than the socket: let it catch up
-        else:
-            return True
-    return False
+            ending = await _pass_on(request, parts.limits.blob_bytes, pieces, writing)
+        finally:
+            # Whatever happened here, the writer must not wait for ever.
+            while not writing.done():
+                try:
+                    pieces.put_nowait(ending)
+                    break
+                except queue.Full:
+                    pieces.get_nowait() if ending is not None else await asyncio.sleep(_CATCH_UP_S)
+        return await writing
+
+
+async def _pass_on(
+    request: Request, limit: int, pieces: queue.Queue[bytes | Exception | None], writing: asyncio.Future[int]
+) -> Exception | None:
+    """Pass the body on until it ends; answers what is wrong with it, or None."""
+    size = 0
+    stream = request.stream()
+    while True:
+        try:
+            async with asyncio.timeout(_STALL_S):
+                piece = await anext(stream)
+        except StopAsyncIteration:
+            return None
+        except (ClientDisconnect, TimeoutError):
+            return BadRequest(f"{request.url.path}: the caller left before its body was here", hint="send it again")
+        size += len(piece)
+        if size > limit:
+            return too_large(request, limit)
+        while piece and not writing.done():
+            try:
+                pieces.put_nowait(piece)
+                break
+            except queue.Full:
+                await asyncio.sleep(_CATCH_UP_S)
+        if writing.done():
+            return None
 
 
 def _drain(pieces: queue.Queue[bytes | Exception | None]) -> Iterator[bytes]:

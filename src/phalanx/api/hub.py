@@ -15,17 +15,17 @@ from phalanx.core.ids import JobId
 class Watch:
     """One follower's bell. `wait` returns when it rang since the last call, when time is up, or when the head closes."""
 
-    def __init__(self, hub: Hub, job_id: JobId | None) -> None:
+    def __init__(self, hub: Hub, key: object) -> None:
         self._hub = hub
-        self._job_id = job_id
+        self._key = key
         self._bell = asyncio.Event()
 
     def __enter__(self) -> Self:
-        self._hub.enter(self, self._job_id)
+        self._hub.enter(self, self._key)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._hub.leave(self, self._job_id)
+        self._hub.leave(self, self._key)
 
     def ring(self) -> None:
         """Wake the follower."""
@@ -45,13 +45,17 @@ class Hub:
     """All followers. Used on the event loop alone."""
 
     def __init__(self) -> None:
-        self._watches: dict[JobId | None, set[Watch]] = {}
+        self._watches: dict[object, set[Watch]] = {}
         self.closing = False
         self.followers = 0
 
     def watch(self, job_id: JobId | None) -> Watch:
         """A bell for one job, or for all of them with None; use it as a context manager."""
         return Watch(self, job_id)
+
+    def bell(self) -> Watch:
+        """A bell that only its owner and the head's closing ring."""
+        return Watch(self, object())
 
     def tell(self, job_ids: Iterable[JobId]) -> None:
         """Something happened to these jobs."""
@@ -68,15 +72,15 @@ class Hub:
             for watch in watches:
                 watch.ring()
 
-    def enter(self, watch: Watch, job_id: JobId | None) -> None:
+    def enter(self, watch: Watch, key: object) -> None:
         """Add a follower."""
-        self._watches.setdefault(job_id, set()).add(watch)
+        self._watches.setdefault(key, set()).add(watch)
         self.followers += 1
 
-    def leave(self, watch: Watch, job_id: JobId | None) -> None:
+    def leave(self, watch: Watch, key: object) -> None:
         """Take a follower out."""
-        watches = self._watches[job_id]
+        watches = self._watches[key]
         watches.discard(watch)
         if not watches:
-            del self._watches[job_id]
+            del self._watches[key]
         self.followers -= 1

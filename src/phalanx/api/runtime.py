@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Final, ParamSpec, TypeVar
 
+from fastapi import FastAPI
 from starlette.requests import Request
 
 from phalanx.api.answers import Answers
@@ -25,6 +28,9 @@ from phalanx.core.work.spec import Role
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+# Threads sleep in the disk, not on the processor: asyncio's own pool (cores + 4) would let six slow reads stop all others.
+_THREADS: Final = ThreadPoolExecutor(max_workers=24, thread_name_prefix="api")
 
 
 class Runtime:
@@ -83,6 +89,12 @@ def runtime_of(request: Request) -> Runtime:
     return runtime
 
 
+def runtime_in(app: FastAPI) -> Runtime:
+    """The runtime of an app."""
+    runtime: Runtime = app.state.runtime
+    return runtime
+
+
 def caller_of(request: Request) -> Caller:
     """Whom the gate admitted."""
     caller: Caller = request.state.caller
@@ -91,4 +103,4 @@ def caller_of(request: Request) -> Caller:
 
 async def off_loop(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Run what may block (disk, long queries) on a thread."""
-    return await asyncio.to_thread(work, *args, **kwargs)
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, partial(work, *args, **kwargs))

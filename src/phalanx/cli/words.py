@@ -13,7 +13,7 @@ from phalanx.core.units import parse_duration_s, parse_memory_bytes
 from phalanx.core.work.gpus import parse_gpus
 
 
-class Checked(click.ParamType):
+class Checked(click.ParamType[str]):
     """Text that a grammar of `core` accepts. The text is passed on as typed: the head reads it with the same grammar."""
 
     def __init__(self, name: str, check: Callable[[str], object]) -> None:
@@ -36,7 +36,7 @@ class Checked(click.ParamType):
         return text
 
 
-class Pair(click.ParamType):
+class Pair(click.ParamType[tuple[str, str]]):
     """`NAME=VALUE`; a bare NAME takes the value it has here."""
 
     name = "K=V"
@@ -57,7 +57,7 @@ class Pair(click.ParamType):
         return name, text if equals else os.environ[name]
 
 
-class Rank(click.ParamType):
+class Rank(click.ParamType[str]):
     """A rank's number, `all`, or `supervisor` for the notes of the supervisors."""
 
     name = "RANK"

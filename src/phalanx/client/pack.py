@@ -13,7 +13,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Final, cast
 
 from phalanx.core.errors import BadFile, TooLarge
 from phalanx.core.units import format_bytes
@@ -193,7 +193,7 @@ def _check_size(entries: list[_Entry], folder: str, limit_bytes: int) -> None:
 def _write(entries: list[_Entry], file: IO[bytes]) -> str:
     hashing = _Hashing(file)
     # PAX: the one format with long names, any encoding and a stable form.
-    with tarfile.open(fileobj=hashing, mode="w|", format=tarfile.PAX_FORMAT) as archive:
+    with tarfile.open(fileobj=cast("IO[bytes]", hashing), mode="w|", format=tarfile.PAX_FORMAT) as archive:
         for entry in entries:
             _add(archive, entry)
     return hashing.hexdigest()

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import enum
 import json
+import math
 import mmap
 import os
 import struct
@@ -139,11 +140,16 @@ class LeasePage:
 def encode_report(kind: ReportKind, *, rank: int, epoch: int, generation: int, **fields: Any) -> bytes:
     """One report as bytes for a single write.
 
+    JSON knows no NaN and no infinity: such a value travels as null, and its field is named under `not_finite`.
+
     Raises:
         ValueError: it is longer than REPORT_BYTES_MAX and would not be atomic.
     """
+    odd = [name for name, value in fields.items() if isinstance(value, float) and not math.isfinite(value)]
     record = {"k": kind.value, "rank": rank, "epoch": epoch, "generation": generation, **fields}
-    line = json.dumps(record, separators=(",", ":"), allow_nan=True).encode() + b"\n"
+    if odd:
+        record |= {"not_finite": odd, **dict.fromkeys(odd)}
+    line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
     if len(line) > REPORT_BYTES_MAX:
         raise ValueError(f"a report of {len(line)} bytes; at most {REPORT_BYTES_MAX} reach the supervisor whole")
     return line

@@ -84,7 +84,12 @@ def undrain(names: str) -> int:
 @_NODES
 def forget(names: str) -> int:
     """Remove nodes that are down and hold nothing."""
-    return _each(names, lambda head, name: (head.send("DELETE", f"/v1/nodes/{name}"), f"node {name} is forgotten")[1])
+    return _each(names, _forget)
+
+
+def _forget(head: Head, name: str) -> str:
+    head.send("DELETE", f"/v1/nodes/{name}")
+    return f"node {name} is forgotten"
 
 
 def _each(names: str, act: Callable[[Head, str], str]) -> int:

@@ -12,11 +12,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from phalanx.cli.demo.fault import kill_marked, kill_node
-from phalanx.client import Client
 from phalanx.core.errors import PhalanxError, Unreachable
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
 
 _UP_S: Final = 30.0  # a head is up in a second; a machine under load needs patience
 _DOWN_S: Final = 20.0
@@ -51,6 +53,8 @@ class Cluster:
         Raises:
             Unreachable: it ended, or does not answer; with what it printed last.
         """
+        from phalanx.client import Client
+
         words = [
             sys.executable,
             "-m",

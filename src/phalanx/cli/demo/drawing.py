@@ -173,19 +173,23 @@ def ledger_bar(spent: GpuSeconds) -> str:
                 f'<rect class="{kind}" x="{x:.2f}" y="0" width="{max(1.0, width - 2):.2f}" height="34"><title>{kind}: {seconds:.1f}</title></rect>'
             )
         x += width
-    return _svg(36, parts, least="")
+    return _svg(36, parts, kind="narrow")
 
 
 def _redone(frame: Frame, redone: Sequence[Redone], *, radius: float) -> list[str]:
     if not redone:
         return []
     first = _path("first", [(frame.x(each.step), frame.y(each.first)) for each in redone])
+    rings = "".join(
+        f'<circle class="first" cx="{frame.x(each.step)}" cy="{frame.y(each.first)}" r="{radius * 1.7:.1f}"/>'
+        for each in redone
+    )
     dots = "".join(
         f'<circle class="again" cx="{frame.x(each.step)}" cy="{frame.y(each.again)}" r="{radius}">'
         f"<title>step {each.step}: first {each.first:.6f}, again {each.again:.6f}</title></circle>"
         for each in redone
     )
-    return [first, dots]
+    return [first, rings, dots]
 
 
 def _axes(frame: Frame, unit: str) -> str:
@@ -202,8 +206,10 @@ def _x_axis(frame: Frame, unit: str) -> str:
     parts = [f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{base}" y2="{base}"/>']
     ticks = _ticks(frame.x_low, frame.x_high, 10)
     for value in ticks:
-        word = f"{value:g} {unit}" if value == ticks[-1] else f"{value:g}"
-        parts.append(f'<text x="{frame.x(value)}" y="{frame.height - 6}" text-anchor="middle">{word}</text>')
+        x, last = frame.x(value), value == ticks[-1]
+        word = f"{value:g} {unit}" if last else f"{value:g}"
+        anchor = "end" if last and x > _WIDTH - 40 else "middle"
+        parts.append(f'<text x="{x}" y="{frame.height - 6}" text-anchor="{anchor}">{word}</text>')
     return "".join(parts)
 
 
@@ -228,5 +234,5 @@ def _path(kind: str, points: Sequence[tuple[float, float]]) -> str:
     return f'<path class="{kind}" d="M{" L".join(f"{x} {y}" for x, y in points)}"/>' if points else ""
 
 
-def _svg(height: float, parts: Sequence[str], *, least: str = ' role="img"') -> str:
-    return f'<svg viewBox="0 0 {_WIDTH} {height}"{least}>{"".join(parts)}</svg>'
+def _svg(height: float, parts: Sequence[str], *, kind: str = "wide") -> str:
+    return f'<svg class="{kind}" role="img" viewBox="0 0 {_WIDTH} {height}">{"".join(parts)}</svg>'

@@ -42,9 +42,7 @@ def build_page(scene: Scene, outcome: Outcome, *, version: str, command: str) ->
     template = Template(files("phalanx.cli.demo").joinpath("page.html").read_text(encoding="utf-8"))
     return template.substitute(
         title=escape(_title(scene, outcome)),
-        lead=escape(
-            f"{scene.fleet}; `{command}` as job {receipt.job_id}, {receipt.gpus} {'virtual devices' if receipt.virtual else 'GPUs'}."
-        ),
+        lead=f"{escape(scene.fleet)}; <code>{escape(command)}</code> as job {escape(receipt.job_id)} on {receipt.gpus} {'virtual devices' if receipt.virtual else 'GPUs'}.",
         faults="".join(f'<p class="fault">{escape(fault)}</p>' for fault in outcome.faults),
         tiles=_tiles(outcome),
         loss_words=escape(_loss_words(outcome)),
@@ -163,7 +161,10 @@ def _story_row(scene: Scene) -> Iterable[str]:
 
 
 def _row(label: str, value: str) -> str:
-    return f'<tr{" class=sub" if label.startswith(" ") else ""}><td>{escape(label.strip())}</td><td class="n">{escape(value.strip())}</td></tr>'
+    """Label, amount, and for a part its share."""
+    amount, _, share = value.strip().partition("  ")
+    kind = " class=sub" if label.startswith(" ") else ""
+    return f'<tr{kind}><td>{escape(label.strip())}</td><td class="n">{escape(amount)}</td><td class="n">{escape(share.strip())}</td></tr>'
 
 
 def _key(entries: Iterable[tuple[str, str]]) -> str:

@@ -194,11 +194,13 @@ def _device(device: DeviceView, width: int) -> Text:
         return _pad(Text(f"{device.index} ", "dim").append("free", "dim"), width)
     ranks = "r" + "+".join(map(str, device.ranks)) if device.ranks else f"#{device.job_id}"
     text = Text(f"{device.index} ", "dim").append(f"{ranks:<3} ", "cyan")
-    columns = width - text.cell_len - 5
-    if device.utilization is None or columns < 2:
+    columns = width - text.cell_len - 1
+    if device.utilization is None:
         return _pad(text.append("…", "dim"), width)
+    if columns < _BAR_AND_FIGURE_COLUMNS:
+        return _pad(text.append_text(bar(device.utilization, columns)), width)
     return _pad(
-        text.append_text(bar(device.utilization, columns)).append(f"{100 * device.utilization:4.0f}", ""), width
+        text.append_text(bar(device.utilization, columns - 4)).append(f"{100 * device.utilization:4.0f}"), width
     )
 
 

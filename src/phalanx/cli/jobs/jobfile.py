@@ -176,7 +176,7 @@ class _Reader:
     def _key(self, event: Event) -> str:
         if _kind(event) != "Scalar":
             self._refuse(event, "a key must be a word")
-        return _scalar(event).value
+        return str(_scalar(event).value)
 
     def _value(self, key: str) -> object:
         event = next(self._events)
@@ -191,7 +191,8 @@ class _Reader:
                 return self._keep(event, self._table(key))
             case Kind.TABLE, "Scalar" if _is_null(event):
                 return None
-        self._refuse(event, f"{key}: {_WANTED[KEYS[key]]}")
+            case _:
+                self._refuse(event, f"{key}: {_WANTED[KEYS[key]]}")
 
     def _words(self, key: str) -> list[str]:
         words: list[str] = []

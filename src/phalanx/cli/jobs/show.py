@@ -132,7 +132,7 @@ def _attempts(attempts: Sequence[AttemptView], screen: Terminal, now_s: float) -
         Column(title="FROM STEP", right=True, hide_empty=True), Column(title="RESTARTS", right=True, hide_empty=True),
         Column(title="TIME", right=True), Column(title="NODES", least=6), Column(title="WHY", least=16, hide_empty=True),
     )  # fmt: skip
-    rows = [
+    rows: list[list[Cell | str]] = [
         [
             str(attempt.epoch),
             cells.state(str(attempt.state)),

@@ -21,7 +21,7 @@ from phalanx.core.units import format_bytes, parse_duration_s
 @click.option("--json", "as_json", is_flag=True, help="Print the job as JSON.")
 @click.option("--quiet", is_flag=True, help="Print the job's number alone.")
 @click.pass_context
-def submit(context: click.Context, wait: bool, timeout: str | None, as_json: bool, quiet: bool, **given: Any) -> int:
+def submit(context: click.Context, /, wait: bool, timeout: str | None, as_json: bool, quiet: bool, **given: Any) -> int:
     """Hand in a command or a job file, and go on.
 
     \b

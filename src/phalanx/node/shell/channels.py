@@ -7,8 +7,8 @@ the loop's inbox, what the loop reports is sent until it is acknowledged.
 from __future__ import annotations
 
 import logging
+import os
 import threading
-import time
 from collections.abc import Callable
 from typing import Final
 
@@ -229,7 +229,7 @@ class Events:
                 self._greeter.greet(seen)
             except Rejected as error:
                 if alone or len(batch) == 1:
-                    _log.error("the head refuses event %d (%s): %s", batch[0][0], type(batch[0][1]).__name__, error)  # noqa: TRY400
+                    _log.error("the head refuses event %d (%s): %s", batch[0][0], type(batch[0][1]).__name__, error)
                     with self._some:
                         self._outgoing.discard(batch[0][0])
                 alone = not alone
@@ -256,11 +256,8 @@ def start_thread(name: str, run: Callable[[], None]) -> threading.Thread:
     def guarded() -> None:
         try:
             run()
-        except BaseException:
+        except BaseException:  # noqa: BLE001  whatever it was, this thread is gone
             _log.critical("thread %s failed; the supervisor ends, and its ranks with it", name, exc_info=True)
-            time.sleep(0.1)  # the log's own handlers
-            import os
-
             os._exit(70)  # EX_SOFTWARE: half a supervisor would be worse than none
 
     thread = threading.Thread(target=guarded, name=name, daemon=True)

@@ -34,6 +34,7 @@ from phalanx.node.shell.proctable import (
 )
 
 CONTAINMENT_VARIABLE: Final = "PHALANX_CONTAINMENT"
+_LAST_WORD_LIMIT_S: Final = 1.0  # a keeper reaps and tells within milliseconds, unless it was stopped with its node
 _JOB_ID: Final = re.compile(r"[A-Za-z0-9_-]+")
 _NODE_KEY: Final = re.compile(r"[A-Za-z0-9_.-]+")
 
@@ -183,7 +184,10 @@ class Containment:
                 self._cgroup.kill()
             return self._members(table)
 
-        return sweeps.kill_until_none(doomed, timeout_s, certain=self._certainly_empty, pause=self._pause)
+        leftover = sweeps.kill_until_none(doomed, timeout_s, certain=self._certainly_empty, pause=self._pause)
+        if not leftover and not self._keeper_lost:
+            self._settled.wait(_LAST_WORD_LIMIT_S)  # so that the exits are told before this returns
+        return leftover
 
     def close(self) -> bool:
         """Remove the cgroup, with those made inside it; False while something lives in it."""

@@ -149,15 +149,15 @@ class Connection:
             self.close()
             self._url = url
             self._http = _open(url, self._access.ca_file)
-        self._http.timeout = timeout_s
-        if self._http.sock is not None:
-            self._http.sock.settimeout(timeout_s)
-        else:
+        if self._http.sock is None:
             self._http.timeout = min(timeout_s, _CONNECT_S)
             self._http.connect()
-            if self._http.sock is not None:
-                self._http.sock.settimeout(timeout_s)
+        _set_timeout(self._http, timeout_s)
         return self._http
+
+
+def _set_timeout(connection: http.client.HTTPConnection, timeout_s: float) -> None:
+    connection.sock.settimeout(timeout_s)
 
 
 def _open(url: str, ca_file: str | None) -> http.client.HTTPConnection:

@@ -53,17 +53,18 @@ class Sampler:
         self._ended = ended
         self._wake = threading.Event()
         self._fresh = threading.Condition()
-        self._taken = 0
+        self._asked = 0  # wishes for a fresh sample
+        self._answered = 0  # of which so many were made before the newest sample began
         self._latest: dict[int, DeviceSample] = {}
         self._bound: dict[int, tuple[int, ...]] = {}
 
     def fresh(self, timeout_s: float) -> dict[int, DeviceSample]:
         """Samples taken after this call, by index; the latest known when none comes in time."""
         with self._fresh:
-            before = self._taken
+            self._asked += 1
+            asked = self._asked
             self._wake.set()
-            # A sample may be under way already: the one after it surely began later.
-            self._fresh.wait_for(lambda: self._taken > before + 1 or self._ended.is_set(), timeout_s)
+            self._fresh.wait_for(lambda: self._answered >= asked or self._ended.is_set(), timeout_s)
             return self._latest
 
     def wake(self) -> None:
@@ -73,16 +74,18 @@ class Sampler:
     def run(self) -> None:
         """Until the supervisor ends."""
         while not self._ended.is_set():
+            with self._fresh:
+                asked = self._asked
+                self._wake.clear()
             jobs = self._busy()
             self._bind()
             taken = self._probe.sample()
             with self._fresh:
                 self._latest = {sample.index: sample for sample in taken}
-                self._taken += 1
+                self._answered = asked
                 self._fresh.notify_all()
             self._tell(taken, jobs)
             self._wake.wait(BUSY_S if jobs else IDLE_S)
-            self._wake.clear()
 
     def _bind(self) -> None:
         if not isinstance(self._probe, VirtualProbe):

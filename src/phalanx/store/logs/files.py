@@ -1,13 +1,223 @@
 """The Logs port on files: <root>/<job>/<epoch>/<stream>.log, appended at an offset, synced before anything is acknowledged.
 
 A file may be longer than what was acknowledged (a crash between write and sync): its end is the truth, and what is sent again is
-trimmed to what is new. Bytes of a file that another life of the head wrote count as held only after they were synced once.
+trimmed to what is new. Bytes that another life of the head wrote are acknowledged only after they were synced once more.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from itertools import batched
+from typing import Final
+
+from phalanx.core.ids import Epoch, JobId
+from phalanx.ports.logs import StreamKey
+from phalanx.ports.store import StoreRefused
+from phalanx.store.failpoints import hit, write
+from phalanx.store.logs.names import STREAM, checked, checked_job, order
+from phalanx.store.logs.open_files import OpenFile, OpenFiles
+
+_AT_ONCE: Final = 64  # streams written before they are synced; bounds the locks and descriptors held by one call
+_SUFFIX: Final = ".log"
+Pieces = list[tuple[int, bytes]]  # (offset, bytes)
+
+
+class FileLogs:
+    """Streams in files. May be called from any thread; one stream is written by one thread at a time.
+
+    Args:
+        root: the folder, made when it is not there.
+
+    Raises:
+        StoreRefused: the folder cannot be made.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._root = os.path.abspath(root)
+        self._files = OpenFiles()
+        try:
+            hit("logs.open.directory")
+            os.makedirs(self._root, mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise _refusal(error, self._root) from error
+
+    def append(self, chunks: list[tuple[StreamKey, int, bytes]]) -> dict[StreamKey, int]:
+        """Append what is new of each chunk and answer where each stream ends, durable when this returns.
+
+        Raises:
+            StoreRefused: the disk took nothing more; streams are cut back to where they ended before.
+            BadRequest: a name that cannot be a stream's.
+        """
+        pieces: dict[StreamKey, Pieces] = {checked(key): [] for key, _, _ in chunks}
+        for key, offset, content in chunks:
+            pieces[key].append((offset, content))
+        keys = sorted(pieces)  # the order in which locks are taken
+        ends: dict[StreamKey, int] = {}
+        for first in range(0, len(keys), _AT_ONCE):
+            with ExitStack() as held:
+                entries = [held.enter_context(self._files.hold(key)) for key in keys[first : first + _AT_ONCE]]
+                self._append(entries, pieces)
+                ends.update((entry.key, entry.end if entry.fd >= 0 else 0) for entry in entries)
+        hit("logs.append.done")
+        return ends
+
+    def end(self, key: StreamKey) -> int:
+        """Bytes held; 0 for an unknown stream."""
+        durable = self._files.durable_end(checked(key))
+        if durable is not None:
+            return durable
+        try:
+            return os.stat(self._path(key), follow_symlinks=False).st_size
+        except FileNotFoundError:
+            return 0
+
+    def read(self, key: StreamKey, offset: int, limit: int) -> bytes:
+        """At most `limit` bytes from `offset`; empty at the end. Nothing that is still being written is seen."""
+        durable = self._files.durable_end(checked(key))
+        start = max(0, offset)
+        wanted = max(0, limit if durable is None else min(limit, durable - start))
+        try:
+            fd = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return b""
+        try:
+            return os.pread(fd, wanted, start)
+        finally:
+            os.close(fd)
+
+    def streams(self, job_id: JobId) -> list[StreamKey]:
+        """All streams of a job, ordered by epoch and by stream with its number read as a number."""
+        folder = os.path.join(self._root, checked_job(job_id))
+        found: list[StreamKey] = []
+        for epoch in _listed(folder):
+            if not epoch.isdecimal():
+                continue
+            for name in _listed(os.path.join(folder, epoch)):
+                stream = name.removesuffix(_SUFFIX)
+                if stream != name and STREAM.fullmatch(stream):
+                    found.append(StreamKey(job_id=job_id, epoch=Epoch(int(epoch)), stream=stream))
+        return sorted(found, key=order)
+
+    def delete(self, job_id: JobId) -> None:
+        """Remove all streams of a job. Harmless twice.
+
+        Raises:
+            StoreRefused: something of it could not be removed.
+        """
+        checked_job(job_id)
+        with ExitStack() as held:
+            for key in self._files.of(job_id):
+                held.enter_context(self._files.hold(key)).shut()
+            try:
+                hit("logs.delete.remove")
+                shutil.rmtree(os.path.join(self._root, job_id))
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                raise _refusal(error, os.path.join(self._root, job_id)) from error
+
+    def close(self) -> None:
+        """Close what is open; harmless twice."""
+        self._files.close()
+
+    # ---- appending, with the streams' locks held --------------------------------------------------------------------
+
+    def _append(self, entries: Sequence[OpenFile], pieces: dict[StreamKey, Pieces]) -> None:
+        ends_before: dict[StreamKey, int | None] = {}  # None: there was no file
+        try:
+            for entry in entries:
+                there = entry.fd >= 0 or self._open(entry)
+                ends_before[entry.key] = entry.end if there else None
+                self._write(entry, pieces[entry.key])
+            self._sync([entry for entry in entries if entry.fd >= 0 and entry.durable != entry.end])
+        except OSError as error:
+            for entry in entries:
+                if entry.durable != entry.end and entry.key in ends_before:
+                    self._take_back(entry, ends_before[entry.key])
+            raise _refusal(error, self._root) from error
+
+    def _open(self, entry: OpenFile) -> bool:
+        try:
+            entry.fd = os.open(self._path(entry.key), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return False
+        entry.end = os.fstat(entry.fd).st_size
+        return True
+
+    def _create(self, entry: OpenFile) -> None:
+        path = self._path(entry.key)
+        hit("logs.append.directory")
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        hit("logs.append.create")
+        entry.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        entry.end = 0
+
+    def _write(self, entry: OpenFile, pieces: Pieces) -> None:
+        for offset, content in pieces:
+            held = entry.end if entry.fd >= 0 else 0
+            if 0 <= offset <= held < offset + len(content):
+                if entry.fd < 0:
+                    self._create(entry)
+                new = memoryview(content)[held - offset :]
+                write("logs.append.write", entry.fd, new, held)
+                entry.end = held + len(new)
+
+    def _sync(self, entries: Sequence[OpenFile]) -> None:
+        """Sync files, and the folders of those that this life of the head has not synced before; nobody is told otherwise until all are."""
+        folders: set[str] = set()
+        for entry in entries:
+            hit("logs.append.sync")
+            os.fdatasync(entry.fd)
+            if entry.durable is None:
+                epoch_folder = os.path.dirname(self._path(entry.key))
+                folders.update((epoch_folder, os.path.dirname(epoch_folder), self._root))
+        for folder in sorted(folders, reverse=True):
+            _sync_directory(folder)
+        for entry in entries:
+            entry.durable = entry.end
+
+    def _take_back(self, entry: OpenFile, end_before: int | None) -> None:
+        """Best effort: a disk that refuses even this leaves a longer file, and its end is asked for again."""
+        try:
+            hit("logs.append.take_back")
+            if entry.fd < 0:
+                return
+            if end_before is None:
+                os.unlink(self._path(entry.key))
+            else:
+                os.ftruncate(entry.fd, end_before)
+        except OSError:
+            pass
+        finally:
+            entry.shut()
+
+    def _path(self, key: StreamKey) -> str:
+        return os.path.join(self._root, key.job_id, str(key.epoch), key.stream + _SUFFIX)
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _sync_directory(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        hit("logs.append.sync_directory")
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _refusal(error: OSError, path: str) -> StoreRefused:
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return StoreRefused(
+            f"the disk is full: {path} takes no more output",
+            hint="free some space; supervisors send again by themselves",
+        )
+    return StoreRefused(f"{path} cannot be written: {error}", hint="look after the disk")

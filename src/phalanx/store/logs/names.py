@@ -35,7 +35,10 @@ def checked(key: StreamKey) -> StreamKey:
     if not 0 < key.epoch < _EPOCH_MAX:
         raise BadRequest(f"job {key.job_id}: epoch {key.epoch} is not one of an attempt")
     if not STREAM.fullmatch(key.stream):
-        raise BadRequest(f"job {key.job_id}: {key.stream[:40]!r} is not a stream", hint="streams are named as in rank-3, steps-0, supervisor-0")
+        raise BadRequest(
+            f"job {key.job_id}: {key.stream[:40]!r} is not a stream",
+            hint="streams are named as in rank-3, steps-0, supervisor-0",
+        )
     return key
 
 

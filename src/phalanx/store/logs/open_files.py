@@ -18,25 +18,25 @@ OPEN_MAX: Final = 256  # descriptors; a process has 1024 unless told otherwise
 
 @dataclass(slots=True, eq=False)
 class OpenFile:
-    """One stream's file. Fields are read and written under `lock`, but `durable`, which anyone may read.
+    """One stream's file. Whoever holds `lock` changes it.
 
     Attributes:
-        fd: -1 while the stream has no file.
-        durable: bytes known to be on disk; readers see no more than these.
-        sure: `durable` is also where the file ends. Not so for a file found at the start, or after a failed write.
+        fd: -1 while the file is not open; it may not exist.
+        end: bytes in the file.
+        durable: how much of it this process has synced; None before the first sync, for what another life wrote may not be on disk.
     """
 
     key: StreamKey
     lock: threading.Lock = field(default_factory=threading.Lock)
     fd: int = -1
-    durable: int = 0
-    sure: bool = False
+    end: int = 0
+    durable: int | None = None
     users: int = 0
 
     def shut(self) -> None:
         """Close the descriptor and know nothing any more."""
         fd, self.fd = self.fd, -1
-        self.sure = False
+        self.durable = None
         if fd >= 0:
             os.close(fd)
 
@@ -69,7 +69,7 @@ class OpenFiles:
         """How far the stream is known to be on disk; None if nothing is known here."""
         with self._lock:
             entry = self._files.get(key)
-            return None if entry is None or entry.fd < 0 else entry.durable
+            return None if entry is None else entry.durable
 
     def of(self, job_id: JobId) -> list[StreamKey]:
         """Streams of a job that have an entry."""

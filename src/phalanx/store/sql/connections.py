@@ -21,7 +21,9 @@ from phalanx.store.sql.migrations import migrate, migrations
 
 BUSY_TIMEOUT_MS: Final = 5000  # a checkpoint may hold others up; a reader never holds the writer
 WAL_KEPT_BYTES: Final = 64 * 1024 * 1024  # a WAL that grew beyond it is cut at the next checkpoint
-CHECKED_AT_OPEN_BYTES: Final = 128 * 1024 * 1024  # `integrity_check` reads 400 MB/s (2 cores, file cached): a third of a second
+CHECKED_AT_OPEN_BYTES: Final = (
+    128 * 1024 * 1024
+)  # `integrity_check` reads 400 MB/s (2 cores, file cached): a third of a second
 READERS_IDLE_MAX: Final = 8  # connections kept open between reads; more come and go with a burst
 _DAMAGED: Final = (apsw.CorruptError, apsw.NotADBError)
 _RESTORE: Final = "restore the database from a copy; nothing was written to this one"
@@ -61,7 +63,9 @@ def open_writer(path: str, vfs: str) -> apsw.Connection:
     connection = None
     try:
         hit("store.open.begin")
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # jobs carry environments; WAL and index inherit the mode
+        os.close(
+            os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        )  # jobs carry environments; WAL and index inherit the mode
         connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE, vfs=vfs or None)
         _settings(connection)
         if connection.pragma("journal_mode", "wal") != "wal":

@@ -1,0 +1,80 @@
+"""The head itself: health, its description, and its planned stop."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from starlette.background import BackgroundTask
+from starlette.requests import Request
+from starlette.responses import Response
+
+from phalanx.api.bodies import read_record, reply
+from phalanx.api.routes import Routes, Shown
+from phalanx.api.runtime import Runtime, caller_of, off_loop, runtime_of
+from phalanx.core.errors import BadRequest, Conflict
+from phalanx.core.state.events import CancelAll, PlanStop
+from phalanx.core.work.job import JobState
+from phalanx.core.work.people import Action
+from phalanx.wire.api import Health, StopBody, StopReply
+
+_LEASES_WAIT_S: Final = 5.0  # three renewals of the default interval; a supervisor that missed them is not there
+_LOOK_AGAIN_S: Final = 0.1
+
+routes = Routes()
+
+
+@routes.get("/v1/health", Action.SEE, reply=Health, open_to_all=True)
+async def health(request: Request) -> Response:
+    """Whether a head answers here, and which."""
+    parts = runtime_of(request).parts
+    return reply(Health(status="ok", version=parts.version, head_id=parts.driver.head_id))
+
+
+@routes.get("/v1/openapi.json", Action.SEE, reply=Shown.ANY_JSON)
+async def describe_api(request: Request) -> Response:
+    """This description."""
+    return reply(request.app.openapi())
+
+
+@routes.post("/v1/stop", Action.OPERATE, body=StopBody, reply=StopReply)
+async def stop_head(request: Request) -> Response:
+    """Stop the head. With running jobs it is refused unless they shall be kept (their supervisors get long leases) or cancelled.
+
+    `cancel_jobs` cancels all jobs and answers `stopping: false` while some still end: ask again until it is true.
+    """
+    runtime = runtime_of(request)
+    body = await read_record(request, StopBody, runtime.parts.limits.body_bytes)
+    if body.keep_jobs and body.cancel_jobs:
+        raise BadRequest("keep_jobs and cancel_jobs contradict each other", hint="send one of the two")
+    if body.cancel_jobs:
+        await runtime.ask(CancelAll(by=caller_of(request).user))
+        runtime.hub.tell(())
+    counts = await off_loop(runtime.parts.store.job_counts)
+    running = counts.get(JobState.RUNNING, 0)
+    if running and not body.keep_jobs:
+        if body.cancel_jobs:
+            return reply(StopReply(stopping=False, running=running))
+        raise Conflict(f"{running} job{'s run' if running > 1 else ' runs'}", hint="say --keep-jobs or --cancel-jobs")
+    if running:
+        await _lengthen_leases(runtime)
+    answer = reply(StopReply(stopping=True, running=running))
+    answer.background = BackgroundTask(_stop, runtime)
+    return answer
+
+
+async def _lengthen_leases(runtime: Runtime) -> None:
+    """Grant long leases from now on, and wait until every supervisor that still renews has got one."""
+    lease_s = runtime.parts.limits.plan_stop_lease_s
+    await runtime.ask(PlanStop(lease_s=lease_s))
+    leases = runtime.parts.driver.leases
+    leases.lengthen(lease_s)
+    until_s = runtime.parts.clock.boottime_s() + _LEASES_WAIT_S
+    while not leases.all_lengthened() and runtime.parts.clock.boottime_s() < until_s:
+        await asyncio.sleep(_LOOK_AGAIN_S)
+
+
+async def _stop(runtime: Runtime) -> None:
+    """After the answer is out: end streams and polls, then the head."""
+    runtime.close()
+    runtime.parts.on_stop()

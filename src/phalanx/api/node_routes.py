@@ -1,0 +1,327 @@
+"""The supervisors' channel (wire.supervisor): hello, lease, commands, events, streams, samples, blobs, exec.
+
+A token speaks for one node. A supervisor may speak only for its own node and of jobs whose attempt has a grant there, and only write
+the streams of its own ranks. Until it has said hello in this life of the head it is told to (409, code "say_hello").
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final
+
+import msgspec
+from fastapi import Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from phalanx.api.blobs import send_blob
+from phalanx.api.bodies import decoded, nothing, read_body, reply
+from phalanx.api.gate import own_node
+from phalanx.api.routes import Routes, Shown
+from phalanx.api.runtime import Runtime, caller_of, off_loop, runtime_of
+from phalanx.core.errors import BadRequest, NotPermitted, PhalanxError, TryLater
+from phalanx.core.ids import NodeId
+from phalanx.core.state.events import CheckpointSaved, Hello, NodeDead, Progressed, Report, TaskExited
+from phalanx.core.work.people import Action
+from phalanx.ports.logs import StreamKey
+from phalanx.wire.supervisor import (
+    EXEC_CHUNK_BYTES_MAX,
+    STREAM_CHUNK_BYTES_MAX,
+    WIRE_VERSION,
+    CommandsReply,
+    EventsReply,
+    EventsRequest,
+    ExecInput,
+    ExecOutput,
+    Framed,
+    HelloReply,
+    HelloRequest,
+    LeaseReply,
+    LeaseRequest,
+    SamplesRequest,
+    StreamChunk,
+    StreamEnd,
+    StreamsReply,
+    StreamsRequest,
+    UnknownKind,
+    event_of,
+)
+
+_STREAM: Final = re.compile(r"(rank|steps|supervisor)-(\d{1,7})")
+_EXEC_ROOM_WAIT_S: Final = (
+    20.0  # how long a chatty command is held back while its user reads slowly, before it is told to try again
+)
+
+routes = Routes()
+
+
+@routes.post("/v1/node/lease", Action.SUPERVISE, body=LeaseRequest, reply=LeaseReply, bare=True)
+async def renew_lease(request: Request) -> Response:
+    """Renew a supervisor's lease. Answered from memory."""
+    runtime = runtime_of(request)
+    wish = decoded(await read_body(request, runtime.parts.limits.body_bytes), LeaseRequest)
+    own_node(caller_of(request), wish.node_id)
+    driver = runtime.parts.driver
+    granted = driver.leases.renew(wish.node_id, wish.supervisor_id, wish.epochs, runtime.parts.clock.boottime_s())
+    runtime.count("lease_renewals")
+    return reply(
+        LeaseReply(
+            head_id=driver.head_id,
+            lease_s=granted.lease_s,
+            renew_in_s=granted.renew_in_s,
+            superseded=granted.superseded,
+        )
+    )
+
+
+@routes.post(
+    "/v1/node/streams", Action.SUPERVISE, body=StreamsRequest, reply=StreamsReply, body_limit="streams_bytes", bare=True
+)
+async def take_streams(request: Request) -> Response:
+    """Keep log and step bytes. Answered once they are durable, with where each stream ends."""
+    runtime = runtime_of(request)
+    node_id = _node_of(request)
+    sent = decoded(await read_body(request, runtime.parts.limits.streams_bytes), StreamsRequest)
+    known = runtime.supervisors.speaking(node_id, sent.supervisor_id)
+    for chunk in sent.chunks:
+        _check_chunk(runtime, node_id, chunk)
+    chunks = [(StreamKey(job_id=c.job_id, epoch=c.epoch, stream=c.stream), c.offset, c.data) for c in sent.chunks]
+    async with known.streams:
+        before = {key: runtime.parts.logs.end(key) for key, _, _ in chunks}
+        ends = await off_loop(runtime.parts.logs.append, chunks)
+        runtime.count("stream_bytes", sum(ends[key] - before[key] for key in before))
+        _hear_steps(runtime, chunks, before, ends)
+    runtime.hub.tell(key.job_id for key in ends)
+    return reply(
+        StreamsReply(
+            ends=[StreamEnd(job_id=k.job_id, epoch=k.epoch, stream=k.stream, end=end) for k, end in ends.items()]
+        )
+    )
+
+
+@routes.post("/v1/node/events", Action.SUPERVISE, body=EventsRequest, reply=EventsReply, bare=True)
+async def take_events(request: Request) -> Response:
+    """Hear what happened on a node. Answered once it is durable; what was heard already is acknowledged again.
+
+    An event that this head does not understand, or that the supervisor may not tell, is refused once (400 or 403) after the others
+    were heard; it then counts as acknowledged, so that it never stands in the way of those behind it.
+    """
+    runtime = runtime_of(request)
+    node_id = _node_of(request)
+    sent = decoded(await read_body(request, runtime.parts.limits.body_bytes), EventsRequest)
+    known = runtime.supervisors.speaking(node_id, sent.supervisor_id)
+    async with known.events:
+        fresh = [framed for framed in sent.events if framed.seq > known.acked]
+        reports: list[Report] = []
+        refusal: PhalanxError | None = None
+        for framed in sorted(fresh, key=lambda framed: framed.seq):
+            try:
+                reports.append(_report_of(runtime, node_id, framed))
+            except PhalanxError as error:
+                refusal = refusal or error
+        if reports:
+            answers = await runtime.report(reports)
+            again = next(
+                (answer for answer in answers if isinstance(answer, PhalanxError) and answer.retry_helps), None
+            )
+            if again is not None:
+                raise again
+        known.acked = max([known.acked, *(framed.seq for framed in fresh)])
+    runtime.count("events", len(reports))
+    runtime.hub.tell(job_id for report in reports if (job_id := getattr(report, "job_id", None)) is not None)
+    if refusal is not None:
+        raise refusal
+    return reply(EventsReply(acked=known.acked))
+
+
+@routes.post("/v1/node/hello", Action.SUPERVISE, body=HelloRequest, reply=HelloReply)
+async def hello(request: Request) -> Response:
+    """A supervisor presents itself, its node and what it carries. Answered once that is durable, with its lease."""
+    runtime = runtime_of(request)
+    parts = runtime.parts
+    said = decoded(await read_body(request, parts.limits.body_bytes), HelloRequest)
+    own_node(caller_of(request), said.node.id)
+    if said.version not in (WIRE_VERSION, WIRE_VERSION - 1):
+        raise BadRequest(f"node {said.node.id} speaks version {said.version}, this head {WIRE_VERSION} and the one before",
+                         hint="install the head's release there")  # fmt: skip
+    node_id, supervisor_id = said.node.id, said.supervisor_id
+    # Before the hello is heard: what the controller commands because of it must stay.
+    after = parts.mailboxes.reset(node_id)
+    answers = await runtime.report([Hello(node=said.node, supervisor_id=supervisor_id, carries=tuple(said.carries))])
+    for answer in answers:
+        if isinstance(answer, PhalanxError):
+            raise answer
+    runtime.supervisors.greet(node_id, supervisor_id)
+    epochs = [(job_id, epoch) for job_id, epoch, _ in said.carries]
+    granted = parts.driver.leases.renew(node_id, supervisor_id, epochs, parts.clock.boottime_s())
+    runtime.hub.tell(job_id for job_id, _ in epochs)
+    return reply(
+        HelloReply(
+            version=WIRE_VERSION,
+            head_id=parts.driver.head_id,
+            lease_s=granted.lease_s,
+            renew_in_s=granted.renew_in_s,
+            after=after,
+        )
+    )
+
+
+@routes.get("/v1/node/commands", Action.SUPERVISE, reply=CommandsReply)
+async def give_commands(
+    request: Request, after: Annotated[int, Query(ge=0)] = 0, wait_s: Annotated[float, Query(ge=0)] = 0.0
+) -> Response:
+    """Commands after a seq, waiting for one up to `wait_s`. Asking after a seq acknowledges all up to it."""
+    runtime = runtime_of(request)
+    node_id = _node_of(request)
+    mailboxes, clock = runtime.parts.mailboxes, runtime.parts.clock
+    runtime.supervisors.speaking(node_id)
+    until_s = clock.boottime_s() + min(wait_s, runtime.parts.limits.wait_s)
+    with runtime.hub.bell() as watch:
+        stop = mailboxes.listen(node_id, runtime.answers.soon(watch.ring))
+        try:
+            commands, last = mailboxes.take(node_id, after)
+            while not commands and not runtime.hub.closing:
+                left_s = until_s - clock.boottime_s()
+                if left_s <= 0:
+                    break
+                await watch.wait(left_s)
+                commands, last = mailboxes.take(node_id, after)
+        finally:
+            stop()
+    runtime.supervisors.speaking(node_id)
+    return reply(CommandsReply(head_id=runtime.parts.driver.head_id, commands=commands, last=last))
+
+
+@routes.post("/v1/node/samples", Action.SUPERVISE, body=SamplesRequest, reply=Shown.NOTHING, status=204)
+async def take_samples(request: Request) -> Response:
+    """Keep the newest samples of a node's devices, in memory."""
+    runtime = runtime_of(request)
+    sample = decoded(await read_body(request, runtime.parts.limits.body_bytes), SamplesRequest)
+    own_node(caller_of(request), sample.node_id)
+    runtime.supervisors.speaking(sample.node_id, sample.supervisor_id)
+    runtime.parts.telemetry.samples(sample)
+    return nothing()
+
+
+@routes.get("/v1/node/blobs/{sha256}", Action.SUPERVISE, reply=Shown.BYTES)
+async def give_blob(request: Request, sha256: str) -> Response:
+    """An uploaded working directory."""
+    runtime = runtime_of(request)
+    runtime.supervisors.speaking(_node_of(request))
+    return await send_blob(runtime.parts, sha256)
+
+
+@routes.get("/v1/node/exec/{session_name}/input", Action.SUPERVISE, reply=ExecInput)
+async def give_exec_input(
+    request: Request,
+    session_name: str,
+    after: Annotated[int, Query(ge=0)] = 0,
+    wait_s: Annotated[float, Query(ge=0)] = 0.0,
+) -> Response:
+    """What the user typed from byte `after` on, or a new size, waiting for either up to `wait_s`. 404 once the user has left."""
+    runtime = runtime_of(request)
+    clock = runtime.parts.clock
+    session = runtime.sessions.of_node(session_name, _node_of(request))
+    until_s = clock.boottime_s() + min(wait_s, runtime.parts.limits.wait_s)
+    while True:
+        data = session.typed.get(after, EXEC_CHUNK_BYTES_MAX)
+        at_end = session.typed.base + len(data) == session.typed.end
+        left_s = until_s - clock.boottime_s()
+        if data or session.resized or (session.typed_closed and at_end) or left_s <= 0:
+            break
+        await session.hear(min(left_s, 1.0))
+        session = runtime.sessions.of_node(session_name, _node_of(request))
+    session.resized = False
+    return reply(ExecInput(data=data, closed=session.typed_closed and at_end, rows=session.rows, cols=session.cols))
+
+
+@routes.post("/v1/node/exec/{session_name}/output", Action.SUPERVISE, body=ExecOutput, reply=Shown.NOTHING, status=204)
+async def take_exec_output(request: Request, session_name: str) -> Response:
+    """What the command printed. Answered once there is room for it, so that a slow reader slows the command."""
+    runtime = runtime_of(request)
+    clock, limits = runtime.parts.clock, runtime.parts.limits
+    session = runtime.sessions.of_node(session_name, _node_of(request))
+    said = decoded(await read_body(request, limits.body_bytes), ExecOutput)
+    if len(said.data) > EXEC_CHUNK_BYTES_MAX or said.offset < 0:
+        raise BadRequest(
+            f"exec output of {len(said.data)} bytes at {said.offset}", hint=f"at most {EXEC_CHUNK_BYTES_MAX} at once"
+        )
+    until_s = clock.boottime_s() + _EXEC_ROOM_WAIT_S
+    while not session.printed.put(said.offset, said.data, limits.exec_buffer_bytes):
+        left_s = until_s - clock.boottime_s()
+        if left_s <= 0:
+            raise TryLater("the user reads slower than the command prints", hint="send the same piece again")
+        await session.hear(min(left_s, 1.0))
+        session = runtime.sessions.of_node(session_name, _node_of(request))
+    if said.exit_code is not None or said.error:
+        session.exit_code, session.error, session.over = said.exit_code, said.error, True
+    session.tell()
+    return nothing()
+
+
+def _node_of(request: Request) -> NodeId:
+    node_id = caller_of(request).node_id
+    assert node_id is not None, "the gate lets only node tokens supervise"
+    return node_id
+
+
+def _report_of(runtime: Runtime, node_id: NodeId, framed: Framed) -> Report:
+    """The event inside, if this node may tell it.
+
+    Raises:
+        BadRequest: this head does not understand it.
+        NotPermitted: it is about another node, or a job that this node does not carry.
+    """
+    try:
+        event = event_of(framed)
+    except UnknownKind as error:
+        raise BadRequest(f"event {framed.seq}: {error}", hint="the head is of an older release") from error
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise BadRequest(f"event {framed.seq} ({framed.kind}): {error}") from error
+    assert not isinstance(event, (Hello, NodeDead)), "neither travels as an event"
+    match event:
+        case TaskExited():
+            told_by, epoch = event.exit.node_id, event.epoch
+        case CheckpointSaved():
+            told_by, epoch = event.node_id, event.resume.epoch
+        case Progressed():
+            told_by, epoch = node_id, event.epoch
+        case _:
+            told_by, epoch = event.node_id, event.epoch
+    if told_by != node_id:
+        raise NotPermitted(f"event {framed.seq}: node {node_id} does not speak for {told_by}")
+    runtime.supervisors.grant(node_id, event.job_id, epoch)
+    return event
+
+
+def _check_chunk(runtime: Runtime, node_id: NodeId, chunk: StreamChunk) -> None:
+    """Nothing, if the chunk is one that this node may send."""
+    name = _STREAM.fullmatch(chunk.stream)
+    if name is None or chunk.offset < 0 or len(chunk.data) > STREAM_CHUNK_BYTES_MAX:
+        raise BadRequest(f"stream {chunk.stream[:40]!r}: {len(chunk.data)} bytes at {chunk.offset}",
+                         hint=f"rank-K, steps-K or supervisor-K, at most {STREAM_CHUNK_BYTES_MAX} bytes a chunk")  # fmt: skip
+    grant = runtime.supervisors.grant(node_id, chunk.job_id, chunk.epoch)
+    number = int(name[2])
+    own = range(grant.first_rank, grant.first_rank + grant.tasks) if name[1] == "rank" else (grant.node_rank,)
+    if number not in own:
+        raise NotPermitted(f"node {node_id} may not write {chunk.stream} of job {chunk.job_id} epoch {chunk.epoch}")
+
+
+def _hear_steps(
+    runtime: Runtime,
+    chunks: list[tuple[StreamKey, int, bytes]],
+    before: dict[StreamKey, int],
+    ends: dict[StreamKey, int],
+) -> None:
+    """Tell telemetry, and sparsely the controller, of step reports that have just become durable; nobody waits for that."""
+    heard = dict(before)
+    told: list[Report] = []
+    for key, offset, data in chunks:
+        kind, _, number = key.stream.partition("-")
+        start, end = heard[key], min(offset + len(data), ends[key])
+        if kind != "steps" or offset > start or end <= start:
+            continue
+        heard[key] = end
+        told += runtime.parts.telemetry.steps(key.job_id, key.epoch, int(number), data[start - offset : end - offset])
+    if told:
+        runtime.parts.driver.report(told)

@@ -1,0 +1,104 @@
+"""The description of the API: FastAPI knows paths and parameters, msgspec the bodies; here they meet. Each operation names its action."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from phalanx.api.routes import Body, GatedRoute, Shown
+from phalanx.wire.api import (
+    IDEMPOTENCY_HEADER,
+    EndEvent,
+    ErrorReply,
+    LogChunk,
+    StateEvent,
+)
+
+ACTION_KEY: Final = "x-phalanx-action"
+_REF: Final = "#/components/schemas/{name}"
+_REFUSALS: Final = {
+    "400": "The request contradicts itself or the grammar.",
+    "401": "No token, or one that is not good.",
+    "403": "The caller may not do this, or not to this job.",
+    "404": "There is no such thing.",
+    "409": "It is in a state in which this cannot be done.",
+    "413": "The body is over its limit.",
+    "422": "A job file cannot be read, or the job can never fit.",
+    "503": "Nothing was done; try again.",
+}  # fmt: skip
+_EVENTS: Final = (LogChunk, StateEvent, EndEvent)
+
+
+def describe(app: FastAPI, version: str) -> dict[str, Any]:
+    """The OpenAPI document of the app, made once."""
+    if app.openapi_schema is None:
+        routes = [route for route in app.router.routes if isinstance(route, GatedRoute)]
+        document = get_openapi(title="Phalanx", version=version, description=__doc__, routes=routes)
+        schemas = _schemas(routes)
+        for route in routes:
+            for method in route.methods:
+                _describe(document["paths"][route.path_format][method.lower()], route, schemas)
+        document["components"] = {
+            "schemas": schemas.components,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        }
+        app.openapi_schema = document
+    return app.openapi_schema
+
+
+class _Schemas:
+    """Schemas of all bodies, made together so that they share components."""
+
+    def __init__(self, kinds: Iterable[type[Any]]) -> None:
+        unique = list(dict.fromkeys(kinds))
+        schemas, components = msgspec.json.schema_components(unique, ref_template=_REF)
+        self.components: dict[str, Any] = dict(components)
+        self._of = dict(zip(unique, schemas, strict=True))
+
+    def content(self, body: Body) -> dict[str, Any]:
+        """The `content` of a body."""
+        if isinstance(body, Shown):
+            schema: dict[str, Any] = {"type": "object"} if body is Shown.ANY_JSON else {"type": "string"}
+            if body in (Shown.BYTES, Shown.TAR):
+                schema["format"] = "binary"
+            if body is Shown.EVENTS:
+                schema["x-event-data"] = [self._of[kind] for kind in _EVENTS]
+            return {body.value: {"schema": schema}}
+        return {"application/json": {"schema": self._of[body]}}
+
+
+def _schemas(routes: list[GatedRoute]) -> _Schemas:
+    bodies = [kind for route in routes for kind in (route.declared.body, route.declared.reply, *route.declared.also)]
+    return _Schemas([ErrorReply, *_EVENTS, *(kind for kind in bodies if not isinstance(kind, Shown))])
+
+
+def _describe(operation: dict[str, Any], route: GatedRoute, schemas: _Schemas) -> None:
+    """Complete one operation in place."""
+    declared = route.declared
+    operation[ACTION_KEY] = declared.action.value
+    operation["security"] = [] if declared.open_to_all else [{"token": []}]
+    if declared.body is not Shown.NOTHING:
+        operation["requestBody"] = {"content": schemas.content(declared.body)}
+    reply: dict[str, Any] = {"description": "Done."}
+    shown = {kind: schemas.content(kind) for kind in (declared.reply, *declared.also) if kind is not Shown.NOTHING}
+    if shown:
+        reply["content"] = {name: content for part in shown.values() for name, content in part.items()}
+    refused = {"application/json": {"schema": {"$ref": _REF.format(name="ErrorReply")}}}
+    operation["responses"] = {
+        str(declared.status): reply,
+        **{status: {"description": text, "content": refused} for status, text in _REFUSALS.items()},
+        "default": {"description": "A fault of the head.", "content": refused},
+    }
+    if route.endpoint.__name__ == "submit_job":
+        operation.setdefault("parameters", []).append(
+            {
+                "name": IDEMPOTENCY_HEADER,
+                "in": "header",
+                "required": False,
+                "schema": {"type": "string", "maxLength": 200},
+            }
+        )

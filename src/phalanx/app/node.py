@@ -1,0 +1,121 @@
+"""The supervisor process: `python -m phalanx.app.node`, one for each node, started by an engine.
+
+Settings come by environment, and leave it before anything else is started, so that no rank ever sees them:
+
+    PHALANX_NODE_ID       the node's name
+    PHALANX_NODE_KEY      marks every process of this node; unique on the machine. Stays in the environment: the engine's sweep looks for it
+    PHALANX_NODE_DIR      the node's folder: log, scratch
+    PHALANX_NODE_TOKEN    its token at the head
+    PHALANX_NODE_VIRTUAL  number of virtual devices; 0 for the GPUs that NVML finds
+    PHALANX_NODE_ADDRESS  where other nodes reach its ranks
+    PHALANX_NODE_ENGINE   the engine's word for itself; "local" without
+    PHALANX_HEAD_URL      where the head was when the supervisor started
+    PHALANX_HEAD_FILE     a JSON file with "url", read again when the head is not where it was
+    PHALANX_HEAD_CA       the head's CA, where it speaks TLS
+    PHALANX_LOG           log level; INFO without
+
+SIGTERM stops all it carries with grace and ends; a second one ends at once. When it dies, all its ranks die with it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import sys
+from typing import Final
+
+from phalanx.core.fleet.device import Device
+from phalanx.core.fleet.node import Node, NodeState
+from phalanx.core.ids import NodeId, SupervisorId
+from phalanx.node.shell import scratch
+from phalanx.node.shell.link import HeadAccess, HeadAddress
+from phalanx.node.shell.logbook import log_to
+from phalanx.node.shell.loop import Loop, NodeSettings
+from phalanx.node.shell.probes import DeviceProbe, NodeFacts, node_facts
+
+_KEPT: Final = "PHALANX_NODE_KEY"
+_USAGE: Final = 64
+
+
+def main() -> int:
+    """Run until told to end."""
+    try:
+        given = _take_settings()
+    except KeyError as missing:
+        print(f"phalanx node: {missing} is not set; supervisors are started by an engine (`phalanx up`)", file=sys.stderr)
+        return _USAGE
+    if os.getsid(0) != os.getpid():
+        try:
+            os.setsid()
+        except PermissionError:  # already leads a process group; the engine's sweep goes by the key, not by the session
+            pass
+    folder = given["PHALANX_NODE_DIR"]
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    log_to(os.path.join(folder, "supervisor.log"), given.get("PHALANX_LOG", "INFO").upper())
+    scratch.sweep(folder)
+    facts = node_facts(folder)
+    probe, virtual = _probe(given, facts)
+    loop = Loop(_settings(given, facts, probe, virtual=virtual), probe)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: loop.terminate())
+    loop.run()
+    probe.close()
+    return 0
+
+
+def _take_settings() -> dict[str, str]:
+    """Our own variables, taken out of the environment.
+
+    Raises:
+        KeyError: one that must be there is not.
+    """
+    given = {name: value for name, value in os.environ.items() if name.startswith("PHALANX_")}
+    for name in given:
+        if name.startswith(("PHALANX_NODE_", "PHALANX_HEAD_", "PHALANX_TOKEN", "PHALANX_LOG")) and name != _KEPT:
+            del os.environ[name]
+    for name in ("PHALANX_NODE_ID", _KEPT, "PHALANX_NODE_DIR", "PHALANX_NODE_TOKEN", "PHALANX_HEAD_URL"):
+        if name not in given and not (name == "PHALANX_HEAD_URL" and "PHALANX_HEAD_FILE" in given):
+            raise KeyError(name)
+    return given
+
+
+def _probe(given: dict[str, str], facts: NodeFacts) -> tuple[DeviceProbe, bool]:
+    """What tells of the devices, and whether they are virtual; a machine without GPUs has none, unless told how many to pretend."""
+    from phalanx.node.shell.virtual import VirtualProbe
+
+    slots = int(given.get("PHALANX_NODE_VIRTUAL") or 0)
+    if slots > 0:
+        return VirtualProbe(given[_KEPT], slots, facts.memory_bytes // slots), True
+    from phalanx.node.shell.nvml import open_nvml
+
+    real = open_nvml()
+    return (VirtualProbe(given[_KEPT], 0, 0), False) if real is None else (real, False)
+
+
+def _settings(given: dict[str, str], facts: NodeFacts, probe: DeviceProbe, *, virtual: bool) -> NodeSettings:
+    node_id = NodeId(given["PHALANX_NODE_ID"])
+    supervisor_id = SupervisorId(f"{node_id}-{secrets.token_hex(8)}")
+    devices = tuple(
+        Device(index=d.index, uuid=d.uuid, model=d.model, memory_bytes=d.memory_bytes, virtual=d.virtual)
+        for d in probe.devices()
+    )
+    node = Node(
+        id=node_id, engine=given.get("PHALANX_NODE_ENGINE", "local"), devices=devices, cpus=facts.cpus,
+        memory_bytes=facts.memory_bytes, state=NodeState.UP, supervisor_id=supervisor_id,
+        address=given.get("PHALANX_NODE_ADDRESS", "127.0.0.1"), hostname=facts.hostname, boot_id=facts.boot_id,
+        virtual=virtual,
+    )  # fmt: skip
+    access = HeadAccess(
+        address=HeadAddress(given.get("PHALANX_HEAD_URL", ""), given.get("PHALANX_HEAD_FILE")),
+        token=given["PHALANX_NODE_TOKEN"], ca_file=given.get("PHALANX_HEAD_CA"),
+    )  # fmt: skip
+    return NodeSettings(
+        node=node, supervisor_id=supervisor_id, node_key=given[_KEPT], folder=given["PHALANX_NODE_DIR"], access=access,
+        base=dict(os.environ),
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    code = main()
+    os._exit(code)  # the threads are daemons blocked on the head; nothing is left to be written

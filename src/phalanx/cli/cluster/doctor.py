@@ -1,0 +1,101 @@
+"""`phalanx doctor`: this machine and its head, looked over; each line ok, warn or fail, with what to do."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Final
+
+import click
+
+from phalanx import __version__
+from phalanx.cli import cells
+from phalanx.cli.cluster.findings import Finding, Level, machine_findings
+from phalanx.cli.cluster.home import alive, home_folder, recorded
+from phalanx.cli.connect import Head, connect
+from phalanx.cli.lists import encoded
+from phalanx.cli.terminal import clean, terminal
+from phalanx.core.errors import NotSignedIn, PhalanxError, Unreachable
+from phalanx.core.fleet.node import NodeState
+from phalanx.wire.api import Health, Me, NodeList
+
+_STYLE: Final = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red"}
+_PORT_DEFAULT: Final = 7600
+_SICK: Final = 1
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+@click.option("--port", type=click.IntRange(1, 65535), default=_PORT_DEFAULT, show_default=True, help="The port that a head would take.")
+def doctor(as_json: bool, port: int) -> int:
+    """Check this machine and its head, and say what to mend. Ends with 1 if a check failed."""
+    screen, found = terminal(), []
+    for finding in _all(home_folder(), port):
+        found.append(finding)
+        if not as_json:
+            mark = screen.paint(f"{finding.level:<4}", _STYLE[finding.level])
+            print(f"{mark}  {finding.what:<13} {clean(finding.says)}", flush=True)
+            if finding.mend:
+                print(f"{'':21}-> {clean(finding.mend)}", flush=True)
+    failed = sum(finding.level is Level.FAIL for finding in found)
+    warned = sum(finding.level is Level.WARN for finding in found)
+    if as_json:
+        print(encoded(found, indent=2))
+    else:
+        summary = "all is well" if not failed and not warned else f"{cells.count(failed, 'failure')}, {cells.count(warned, 'warning')}"
+        up_now = any(finding.what == "head" and finding.level is Level.OK for finding in found)
+        print(f"{summary}; next: phalanx {'run --gpus 1 -- python train.py' if up_now else 'up'}")
+    return _SICK if failed else 0
+
+
+def _all(home: str, port: int) -> Iterator[Finding]:
+    yield from machine_findings(home, port)
+    yield from _head_findings(home)
+
+
+def _head_findings(home: str) -> Iterator[Finding]:
+    record = recorded(home)
+    if record is None and not os.environ.get("PHALANX_URL"):
+        yield Finding(what="head", level=Level.WARN, says="none runs here", mend="phalanx up")
+        return
+    try:
+        head = connect()
+        begun = time.monotonic()
+        health = head.get(Health, "/v1/health")
+        took_s = time.monotonic() - begun
+    except Unreachable as error:
+        dead = record is not None and not alive(record.pid)
+        yield Finding(what="head", level=Level.FAIL, says="it died" if dead else error.message, mend="phalanx up" if dead else error.hint)
+        return
+    yield Finding(what="head", level=Level.OK, says=f"{head.url} is {health.status}, answers in {took_s * 1000:.0f} ms")
+    yield _versions(health)
+    try:
+        yield _token(head)
+        yield _nodes(head)
+    except NotSignedIn as error:
+        yield Finding(what="token", level=Level.FAIL, says=error.message, mend=error.hint or "set PHALANX_TOKEN, or ask an admin for one")
+    except PhalanxError as error:
+        yield Finding(what="head", level=Level.FAIL, says=error.message, mend=error.hint)
+
+
+def _versions(health: Health) -> Finding:
+    if health.version == __version__:
+        return Finding(what="versions", level=Level.OK, says=f"head and command line are both {__version__}")
+    return Finding(what="versions", level=Level.WARN, says=f"the head is {health.version}, this is {__version__}", mend="phalanx down --keep-jobs, then phalanx up")
+
+
+def _token(head: Head) -> Finding:
+    me = head.get(Me, "/v1/me")
+    narrowed = f", narrowed to {' '.join(me.scope)}" if me.scope else ""
+    return Finding(what="token", level=Level.OK, says=f"speaks for {me.user}, {me.role}{narrowed}")
+
+
+def _nodes(head: Head) -> Finding:
+    nodes = head.get(NodeList, "/v1/nodes").nodes
+    down = [node.id for node in nodes if node.state is NodeState.DOWN]
+    devices = sum(len(node.devices) for node in nodes if node.state is NodeState.UP)
+    says = f"{len(nodes) - len(down)} of {cells.count(len(nodes), 'node')} up, {cells.count(devices, 'device')}"
+    if down or not nodes:
+        return Finding(what="nodes", level=Level.WARN, says=says, mend=f"phalanx nodes show {down[0]}" if down else "phalanx down, then phalanx up")
+    return Finding(what="nodes", level=Level.OK, says=says)

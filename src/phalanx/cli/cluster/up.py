@@ -1,0 +1,170 @@
+"""`phalanx up`: a head on this machine, in a session of its own; back when it is ready."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from typing import Final
+
+import click
+
+from phalanx.cli.cluster.home import alive, home_folder, recorded
+from phalanx.cli.cluster.unit import unit
+from phalanx.cli.connect import Head, connect, healthy
+from phalanx.cli.faults import warn
+from phalanx.cli.terminal import clean
+from phalanx.core.errors import BadRequest, PhalanxError, TryLater, Unreachable
+from phalanx.core.fleet.node import NodeState
+from phalanx.wire.api import NodeList, NodeView
+
+_READY_S: Final = 60.0  # a head with 10,000 jobs loads in 2 s; a busy machine gets thirty times that
+_NODES_S: Final = 20.0  # for the nodes to say hello; the head is ready without them
+_POLL_S: Final = 0.03
+_PORT_DEFAULT: Final = 7600  # DESIGN 4
+
+
+@click.command()
+@click.option("--port", type=click.IntRange(0, 65535), metavar="PORT", help=f"On 127.0.0.1; {_PORT_DEFAULT}, or that of the last time.")
+@click.option("--virtual", metavar="NxD", help="N virtual nodes of D devices: ranks run on CPUs, all else is real.")
+@click.option("--foreground", is_flag=True, help="Stay; Ctrl-C stops the head.")
+@click.option("--systemd", is_flag=True, help="Print a unit for systemd and do nothing.")
+@click.option("--lease", type=float, metavar="SECONDS", help="How long a node may be silent before its jobs freeze.")
+def up(port: int | None, virtual: str | None, foreground: bool, systemd: bool, lease: float | None) -> None:
+    """Bring a cluster up on this machine: its GPUs, or virtual devices where it has none. Harmless when it is up already."""
+    home = home_folder()
+    arguments = _arguments(port, virtual, lease)
+    if systemd:
+        print(unit(python=sys.executable, home=home, arguments=arguments), end="")
+        print("next: save it as ~/.config/systemd/user/phalanx.service, then systemctl --user enable --now phalanx", file=sys.stderr)
+        return
+    running = _running(home)
+    if running is not None:
+        if arguments:
+            warn("it is up already, so the options count for nothing; phalanx down first")
+        _tell(connect(), running, "is up already")
+        return
+    if foreground:
+        print("the head stays in the foreground; Ctrl-C stops it", file=sys.stderr, flush=True)
+        os.environ["PHALANX_HOME"] = home
+        os.execv(sys.executable, _command(arguments))
+    url = _start(home, arguments)
+    head = connect()
+    _await_nodes(head)
+    _tell(head, url, "is up")
+
+
+def _arguments(port: int | None, virtual: str | None, lease: float | None) -> list[str]:
+    arguments: list[str] = []
+    for name, value in (("--port", port), ("--virtual", virtual), ("--lease", lease)):
+        if value is not None:
+            arguments += [name, str(value)]
+    return arguments
+
+
+def _command(arguments: list[str]) -> list[str]:
+    # -P: no module of the folder we stand in may take the place of one of ours.
+    return [sys.executable, "-P", "-m", "phalanx.app.head", *arguments]
+
+
+def _running(home: str) -> str | None:
+    """The URL of this folder's head, if it runs and answers.
+
+    Raises:
+        TryLater: its process runs but does not answer.
+    """
+    record = recorded(home)
+    if record is None or not alive(record.pid):
+        return None
+    for _ in range(20):  # it may be starting, or busy for a moment
+        if healthy(record.url) == record.head_id:
+            return record.url
+        if not alive(record.pid):
+            return None
+        time.sleep(0.1)
+    # The number may have gone to another process since: then the head's lock is free, and a new head may start.
+    if _lock_is_free(home):
+        return None
+    raise TryLater(f"the head (pid {record.pid}) runs but does not answer at {record.url}", hint=f"look into {home}/head.log")
+
+
+def _lock_is_free(home: str) -> bool:
+    import fcntl
+
+    try:
+        with open(os.path.join(home, "head.lock"), "rb+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
+def _start(home: str, arguments: list[str]) -> str:
+    """Start the head and wait until it is ready; its URL.
+
+    Raises:
+        PhalanxError: it ended instead; says its last words.
+        TryLater: it is not ready in time; it is left alone.
+    """
+    os.makedirs(home, mode=0o700, exist_ok=True)
+    words = os.path.join(home, "head.out")
+    with open(os.open(words, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "rb+") as out:
+        child = subprocess.Popen(
+            _command(arguments), stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, cwd=home,
+            env={**os.environ, "PHALANX_HOME": home},
+        )  # fmt: skip
+    until = time.monotonic() + _READY_S
+    while time.monotonic() < until:
+        record = recorded(home)
+        if record is not None and record.pid == child.pid and healthy(record.url) == record.head_id:
+            return record.url
+        code = child.poll()
+        if code is not None:
+            raise _ended(words, code)
+        time.sleep(_POLL_S)
+    raise TryLater(f"the head (pid {child.pid}) is not ready after {_READY_S:.0f} s; it is still starting", hint=f"look into {home}/head.log")
+
+
+def _ended(words: str, code: int) -> PhalanxError:
+    """The head's refusal as our own: it has said it in our manner already."""
+    with open(words, encoding="utf-8", errors="replace") as file:
+        lines = [line.strip() for line in file.read()[-65536:].splitlines() if line.strip()]
+    last = lines[-1] if lines else f"exit code {code}"
+    message, _, hint = last.removeprefix("phalanx: error: ").partition(" (")
+    refusal = Unreachable(f"the head did not start: {message}", hint=hint.removesuffix(")") or f"its last words are in {words}")
+    if code == int(BadRequest.exit_code):
+        return BadRequest(message, hint=hint.removesuffix(")"))
+    return refusal
+
+
+def _await_nodes(head: Head) -> None:
+    """Until every node said hello; the list grows while they start, so it must have stood still for a moment."""
+    until, last, since = time.monotonic() + _NODES_S, -1, time.monotonic()
+    while time.monotonic() < until:
+        nodes = head.get(NodeList, "/v1/nodes").nodes
+        up_now = sum(node.state is NodeState.UP for node in nodes)
+        if up_now != last:
+            last, since = up_now, time.monotonic()
+        if nodes and up_now == len(nodes) and time.monotonic() - since > 0.3:
+            return
+        time.sleep(_POLL_S * 2)
+
+
+def _tell(head: Head, url: str, what: str) -> None:
+    nodes = head.get(NodeList, "/v1/nodes").nodes
+    print(f"Phalanx {what}: {url}")
+    for node in nodes:
+        print(clean(f"  {_node(node)}"))
+    if not nodes:
+        print("  no node has joined yet")
+    print("next: phalanx run --gpus 1 -- python train.py")
+
+
+def _node(node: NodeView) -> str:
+    model = node.devices[0].model if node.devices else ""
+    virtual = "" if not node.virtual or "virtual" in model else "virtual "
+    devices = f"{len(node.devices)} {virtual}x {model}" if node.devices else "no devices"
+    return f"{node.id}: {devices}, {node.cpus} CPUs, {node.state}"

@@ -1,0 +1,100 @@
+"""What `top` draws, as rich text: pure, from one Overview to lines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from phalanx.cli import cells
+from phalanx.cli.cluster.nodes import state_of
+from phalanx.cli.terminal import Terminal, clean, cut
+from phalanx.core.fleet.node import NodeState
+from phalanx.core.units import format_bytes, format_duration
+from phalanx.core.work.job import JobState
+from phalanx.wire.api import DeviceView, JobView, NodeView, Overview
+
+SCREEN = Terminal(width=10_000, height=24, interactive=True, colour=False, blocks=True)  # textual draws blocks everywhere
+JOB_TITLES = ("JOB", "NAME", "STATE", "GPUS", "UTIL", "STEP", "LOSS", "TOKENS", "TIME", "WHERE OR WHY")
+_DEVICE_COLUMNS = 14  # of one device, its gap included
+_STYLE = {"pending": "yellow", "held": "yellow", "running": "green", "failed": "red", "timeout": "red", "cancelled": "dim", "succeeded": "blue"}
+
+
+def headline(seen: Overview) -> Text:
+    """One line over all."""
+    up = [node for node in seen.nodes if node.state is NodeState.UP]
+    devices = [device for node in up for device in node.devices]
+    held = [device for device in devices if device.job_id is not None]
+    used = [device.utilization for device in held if device.utilization is not None]
+    mean = f", {cells.percent(sum(used) / len(used))} busy" if used else ""
+    virtual = " virtual" if devices and all(device.virtual for device in devices) else ""
+    return Text.assemble(
+        ("Phalanx ", "bold"), f"{seen.version}   {len(up)}/{len(seen.nodes)} nodes   {len(held)}/{len(devices)}{virtual} devices held{mean}   ",
+        f"{seen.counts.get(JobState.RUNNING, len(seen.running))} running, {seen.counts.get(JobState.PENDING, len(seen.pending))} waiting   ",
+        (time.strftime("%H:%M:%S", time.localtime(seen.now_s)), "dim"),
+    )  # fmt: skip
+
+
+def fleet(nodes: Sequence[NodeView], width: int) -> Text:
+    """Every device of every node; as many a line as fit."""
+    if not nodes:
+        return Text("no node has joined yet", style="dim")
+    label = max(len(node.id) for node in nodes) + 11
+    a_line = max(1, (width - label) // _DEVICE_COLUMNS)
+    text = Text(no_wrap=True)
+    for node in nodes:
+        state = state_of(node)
+        head = f"{cut(clean(node.id), label - 11):<{label - 10}}{state:<9}"
+        text.append(head, style={"up": "bold", "down": "red"}.get(state, "yellow"))
+        if node.state is NodeState.DOWN:
+            text.append(clean(node.down_cause)[: max(0, width - label)], style="red")
+        for place, device in enumerate(node.devices if node.state is NodeState.UP else []):
+            if place and place % a_line == 0:
+                text.append("\n" + " " * (label - 1))
+            text.append_text(_device(device))
+        text.append("\n")
+    text.rstrip()
+    return text
+
+
+def _device(device: DeviceView) -> Text:
+    """`3 ████▌  87% `: its index, a bar in its colour, its use or what else there is to say."""
+    index = f"{device.index:>2} "
+    if not device.healthy:
+        return Text(f"{index}broken     ", style="red")
+    if device.job_id is None:
+        return Text(f"{index}·····      ", style="dim")
+    share = device.utilization or 0.0
+    colour = "red" if device.throttle else "green" if share >= 0.5 else "yellow" if share >= 0.1 else "dim"
+    bar = Text(f"{index}{cells.bar(device.utilization, 5, SCREEN)}", style=colour)
+    return bar.append(f"{cells.percent(device.utilization) or '?':>5} ", style="")
+
+
+def node_facts(node: NodeView) -> str:
+    """One line on a node, for the line under the fleet."""
+    memory = sum(device.memory_used_bytes or 0 for device in node.devices)
+    power = sum(device.power_w or 0.0 for device in node.devices)
+    return clean(f"{node.id}: {format_bytes(memory)} used" + (f", {power:.0f} W" if power else "") + (f", load {node.load_1m:.1f}" if node.load_1m else ""))
+
+
+def job_row(job: JobView, now_s: float) -> list[Text]:
+    """One job as cells under `JOB_TITLES`."""
+    state = "held" if job.held and job.state is JobState.PENDING else str(job.attempt_state or job.state) if job.state is JobState.RUNNING else str(job.state)
+    progress = job.progress
+    running = job.state is JobState.RUNNING
+    step = ""
+    if progress is not None:
+        step = cells.step(progress.step, progress.steps_total)
+        if progress.steps_total:
+            step = f"{cells.bar(progress.step / progress.steps_total, 8, SCREEN)} {step}"
+    begun = job.started_s if job.started_s is not None and job.state is not JobState.PENDING else job.submit_s
+    where = ", ".join(job.nodes) if running else job.detail or (job.reason if job.state is JobState.PENDING else "")
+    return [
+        Text(job.id, justify="right"), Text(cut(clean(job.name), 24)), Text(state, style=_STYLE.get(str(job.state), "")),
+        Text(job.shape.replace(" ", "") if job.gpu_count else "cpu"),
+        Text("" if job.utilization is None or not running else f"{cells.bar(job.utilization, 5, SCREEN)} {cells.percent(job.utilization)}"),
+        Text(step), Text("" if progress is None or progress.loss is None else f"{progress.loss:.3f}"),
+        Text("" if progress is None or not running else cells.rate(progress.tokens_per_s)),
+        Text(format_duration(max(0.0, (job.ended_s or now_s) - begun))), Text(clean(where), style="yellow" if job.state is JobState.PENDING else ""),
+    ]  # fmt: skip

@@ -1,0 +1,187 @@
+"""The live screen of `phalanx top`. One thread asks the head once a second; everything drawn comes from its newest answer."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from typing import ClassVar, Final
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import DataTable, Footer, Label, Static
+from textual.worker import get_current_worker
+
+from phalanx.cli.connect import Head, connect
+from phalanx.cli.jobs.change import stop
+from phalanx.cli.terminal import clean
+from phalanx.cli.top.drawing import JOB_TITLES, fleet, headline, job_row
+from phalanx.core.errors import PhalanxError
+from phalanx.core.work.job import JobState
+from phalanx.wire.api import JobView, Overview
+
+_INTERVAL_S: Final = 1.0
+
+
+class Confirm(ModalScreen[bool]):
+    """Asks before something cannot be undone."""
+
+    CSS: ClassVar[str] = """
+    Confirm { align: center middle; }
+    Confirm > Vertical { width: auto; max-width: 90%; height: auto; border: round $warning; padding: 1 2; background: $surface; }
+    Confirm Label { width: auto; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "answer(True)", "Yes"),
+        Binding("n,escape,q", "answer(False)", "No"),
+    ]
+
+    def __init__(self, question: str) -> None:
+        super().__init__()
+        self._question = question
+
+    def compose(self) -> ComposeResult:
+        """The question and its keys."""
+        yield Vertical(Label(Text(self._question)), Label(Text("y: yes   n: no", style="dim")))
+
+    def action_answer(self, answer: bool) -> None:
+        """Close with the answer."""
+        self.dismiss(answer)
+
+
+class Top(App[None]):
+    """Nodes above, jobs below, keys at the foot."""
+
+    CSS: ClassVar[str] = """
+    Screen { layout: vertical; }
+    #headline { height: 1; padding: 0 1; background: $panel; }
+    #fleet { height: auto; max-height: 50%; padding: 0 1; }
+    #jobs { height: 1fr; }
+    #trouble { height: auto; padding: 0 1; color: $error; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q,ctrl+c", "quit", "Quit"),
+        Binding("l,enter", "logs", "Log"),
+        Binding("c", "cancel", "Cancel job"),
+        Binding("a", "toggle_ended", "Ended jobs"),
+    ]
+    ENABLE_COMMAND_PALETTE = False
+
+    def __init__(self, head: Head, first: Overview) -> None:
+        super().__init__()
+        self._head = head
+        self._seen = first
+        self._jobs: list[JobView] = []
+        self._ended = True
+
+    def compose(self) -> ComposeResult:
+        """The parts of the screen."""
+        yield Static(id="headline")
+        yield VerticalScroll(Static(id="fleet_lines"), id="fleet")
+        yield DataTable(id="jobs", cursor_type="row", zebra_stripes=True)
+        yield Static(id="trouble")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Draw what is known, then keep asking."""
+        table = self._table()
+        for title in JOB_TITLES:
+            table.add_column(title, key=title)
+        table.focus()
+        self._draw(self._seen)
+        self.run_worker(self._watch, thread=True, exclusive=True)
+
+    def on_resize(self) -> None:
+        """Devices are laid out anew."""
+        self._draw(self._seen)
+
+    # ---- asking -----------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        worker = get_current_worker()
+        while not worker.is_cancelled:
+            try:
+                seen = self._head.get(Overview, "/v1/overview")
+            except PhalanxError as error:
+                self.call_from_thread(self._trouble, f"{error.message} {f'({error.hint})' if error.hint else ''}")
+            else:
+                self.call_from_thread(self._draw, seen)
+            time.sleep(_INTERVAL_S)
+
+    def _trouble(self, text: str) -> None:
+        self.query_one("#trouble", Static).update(Text(clean(text)))
+
+    # ---- drawing ----------------------------------------------------------------------------------------------------
+
+    def _draw(self, seen: Overview) -> None:
+        self._seen = seen
+        self._trouble("")
+        self.query_one("#headline", Static).update(headline(seen))
+        self.query_one("#fleet_lines", Static).update(fleet(seen.nodes, self.size.width - 4))
+        chosen = self._chosen()
+        self._jobs = [*seen.running, *seen.pending, *(seen.recent if self._ended else [])]
+        table = self._table()
+        table.clear()
+        for job in self._jobs:
+            table.add_row(*job_row(job, seen.now_s), key=job.id)
+        place = next((place for place, job in enumerate(self._jobs) if chosen is not None and job.id == chosen.id), 0)
+        if self._jobs:
+            table.move_cursor(row=place)
+
+    def _table(self) -> DataTable[Text]:
+        return self.query_one("#jobs", DataTable)
+
+    def _chosen(self) -> JobView | None:
+        row = self._table().cursor_row
+        return self._jobs[row] if 0 <= row < len(self._jobs) else None
+
+    # ---- keys -------------------------------------------------------------------------------------------------------
+
+    def on_data_table_row_selected(self) -> None:
+        """Enter on a job opens its log."""
+        self.action_logs()
+
+    def action_logs(self) -> None:
+        """Leave the screen to the job's log; Ctrl-C or its end comes back."""
+        job = self._chosen()
+        if job is None:
+            return
+        follow = [] if job.state.terminal else ["-f"]
+        with self.suspend():
+            # A handler, not SIG_IGN: what is ignored here would be ignored by the child too.
+            before = signal.signal(signal.SIGINT, lambda *_: None)
+            try:
+                print(f"log of job {job.id} ({clean(job.name)}); Ctrl-C comes back", flush=True)
+                subprocess.run([sys.executable, "-P", "-m", "phalanx.app.cli", "logs", "--tail", "200", *follow, job.id], check=False)
+                if not follow:
+                    input("Enter comes back ")
+            finally:
+                signal.signal(signal.SIGINT, before)
+        self.refresh()
+
+    def action_cancel(self) -> None:
+        """Cancel the chosen job, once confirmed."""
+        job = self._chosen()
+        if job is None or job.state not in (JobState.RUNNING, JobState.PENDING):
+            return
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self.run_worker(lambda: self._cancel(job.id), thread=True)
+
+        self.push_screen(Confirm(f"Cancel job {job.id} ({clean(job.name)})? It cannot be undone."), answered)
+
+    def action_toggle_ended(self) -> None:
+        """Show or hide jobs that ended."""
+        self._ended = not self._ended
+        self._draw(self._seen)
+
+    def _cancel(self, job_id: str) -> None:
+        try:
+            stop(connect(), job_id, "cancelled in phalanx top")
+        except PhalanxError as error:
+            self.call_from_thread(self._trouble, error.message)

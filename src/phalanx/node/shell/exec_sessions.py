@@ -1,0 +1,266 @@
+"""Exec sessions: a command beside a job's ranks, in their environment, working directory and containment, with a user at the other end.
+
+The command is a task of the member like a rank, so it ends with the member and is killed with it. Two threads a session carry bytes: one
+from the command to the head, one back. On a terminal the command opens it itself, as leader of its session, and so gets it as its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import pty
+import select
+import signal
+import struct
+import termios
+import threading
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from phalanx.node.shell.channels import Backoff
+from phalanx.node.shell.link import Connection, HeadAccess, HeadAway, HelloWanted, Rejected
+from phalanx.node.shell.present import Present
+from phalanx.node.shell.processes import TaskNotStarted, TaskSpec
+from phalanx.wire import supervisor as wire
+
+SESSIONS_MAX: Final = 32  # on a node; each costs two threads and a terminal
+_TASK: Final = "exec-"
+_POLL_S: Final = 20.0
+_ASK_S: Final = 10.0
+_AFTER_END_S: Final = 0.3  # for output of what the command left behind
+_HANGUP_S: Final = 5.0  # from SIGHUP to SIGKILL when the user is gone
+_END_OF_TRANSMISSION: Final = b"\x04"
+# The command's own files by the shell's redirections: opening a terminal as session leader makes it the controlling one.
+_ON_TERMINAL: Final = 'exec "$@" <"$0" >"$0" 2>&1'
+_ON_PIPES: Final = 'exec "$@" <"$0"'
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Session:
+    order: wire.OpenExec
+    present: Present
+    read_fd: int  # what the command prints
+    write_fd: int  # what the user types
+    pid: int = 0
+    exit_code: int | None = None
+    ended: threading.Event = field(default_factory=threading.Event)  # the command
+    over: threading.Event = field(default_factory=threading.Event)  # the session
+
+
+class ExecSessions:
+    """All sessions of a supervisor. Calls may come from any thread."""
+
+    def __init__(self, access: HeadAccess, ended: threading.Event) -> None:
+        self._access = access
+        self._ended = ended
+        self._lock = threading.Lock()
+        self._open: dict[str, _Session] = {}
+
+    def open(self, order: wire.OpenExec, present: Present | None) -> None:
+        """Start the command, or tell the user why not. Blocks until it runs; called on a hand."""
+        with self._lock:
+            if order.session in self._open:
+                return
+            full = len(self._open) >= SESSIONS_MAX
+        if present is None or present.processes is None or present.start is None or present.cancelled.is_set():
+            self._refuse(order, f"job {order.job_id} runs no ranks on this node now")
+            return
+        if full:
+            self._refuse(order, f"{SESSIONS_MAX} exec sessions are open on this node; close one")
+            return
+        try:
+            session = self._start(order, present)
+        except (TaskNotStarted, OSError) as error:
+            self._refuse(order, str(error))
+            return
+        for name, run in (("output", self._pump_output), ("input", self._pump_input)):
+            threading.Thread(target=run, args=(session,), name=f"exec-{name}", daemon=True).start()
+
+    def task_ended(self, task: str, code: int | None, signal_number: int | None) -> bool:
+        """A task of some member ended; True if it was an exec session's."""
+        if not task.startswith(_TASK):
+            return False
+        with self._lock:
+            session = self._open.get(task.removeprefix(_TASK))
+        if session is not None:
+            session.exit_code = code if code is not None else 128 + (signal_number or 9)
+            session.ended.set()
+        return True
+
+    def _start(self, order: wire.OpenExec, present: Present) -> _Session:
+        assert present.processes is not None
+        if order.tty:
+            read_fd, slave = pty.openpty()
+            _resize(read_fd, order.rows, order.cols)
+            stdin, script, output, write_fd = os.ttyname(slave), _ON_TERMINAL, slave, os.dup(read_fd)
+        else:
+            read_fd, output = os.pipe2(os.O_CLOEXEC)
+            stdin = os.path.join(present.scratch.path, f"exec-{order.session}")
+            os.mkfifo(stdin, 0o600)
+            # For reading too, so that neither side waits for the other to open it; closing it is the end of the user's input.
+            script, write_fd = _ON_PIPES, os.open(stdin, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        session = _Session(order=order, present=present, read_fd=read_fd, write_fd=write_fd)
+        with self._lock:
+            self._open[order.session] = session
+        environment = {**present.environment, "TERM": present.environment.get("TERM", "xterm-256color")}
+        task = TaskSpec(
+            task_id=f"{_TASK}{order.session}", command=("/bin/sh", "-c", script, stdin, *order.argv), cwd=present.workdir,
+            env=environment,
+        )  # fmt: skip
+        try:
+            session.pid = present.processes.spawn(task, output)
+        except TaskNotStarted:
+            self._close(session)
+            os.close(read_fd)
+            raise
+        finally:
+            os.close(output)
+        return session
+
+    # ------------------------------------------------------------------------------------------------------- the threads
+
+    def _pump_output(self, session: _Session) -> None:
+        """From the command to the user, and last its exit code."""
+        connection, offset = Connection(self._access), 0
+        try:
+            while not self._ended.is_set():
+                data = _read(session)
+                if data is None:
+                    continue
+                last = not data
+                code = self._code(session) if last else None
+                output = wire.ExecOutput(offset=offset, data=data, exit_code=code)
+                if not self._deliver(connection, session.order.session, output) or last:
+                    return
+                offset += len(data)
+        finally:
+            self._close(session)
+            os.close(session.read_fd)
+            connection.close()
+
+    def _pump_input(self, session: _Session) -> None:
+        """From the user to the command; a user who is gone is a terminal hung up."""
+        connection, after, size = Connection(self._access), 0, (session.order.rows, session.order.cols)
+        backoff = Backoff(session.over)
+        while not session.over.is_set() and not self._ended.is_set():
+            path = f"/v1/node/exec/{session.order.session}/input?after={after}&wait_s={_POLL_S:g}"
+            try:
+                typed = wire.decode(connection.call("GET", path, timeout_s=_POLL_S + _ASK_S), wire.ExecInput)
+            except Rejected:
+                self._hang_up(session)
+                break
+            except (HeadAway, HelloWanted, msgspec.MsgspecError) as error:
+                _log.debug("exec %s: %s", session.order.session, error)
+                backoff.pause()
+                continue
+            backoff.reset()
+            if session.order.tty and (typed.rows, typed.cols) != size:
+                size = (typed.rows, typed.cols)
+                _resize(session.read_fd, *size)
+            after += len(typed.data)
+            if not _write(session, typed.data):
+                break
+            if typed.closed and not typed.data:
+                if session.order.tty:
+                    _write(session, _END_OF_TRANSMISSION)
+                break
+        self._end_input(session)
+        connection.close()
+
+    def _deliver(self, connection: Connection, name: str, output: wire.ExecOutput) -> bool:
+        """Until the head has it; False when the session is over at the head."""
+        backoff = Backoff(self._ended)
+        while not self._ended.is_set():
+            try:
+                connection.call("POST", f"/v1/node/exec/{name}/output", wire.encode(output), timeout_s=_ASK_S)
+            except Rejected:
+                return False
+            except (HeadAway, HelloWanted) as error:  # also "too much unread": the user's terminal is slow
+                _log.debug("exec %s: %s", name, error)
+                backoff.pause()
+            else:
+                return True
+        return False
+
+    # -------------------------------------------------------------------------------------------------------------- ends
+
+    def _code(self, session: _Session) -> int:
+        session.ended.wait(_HANGUP_S)
+        return 137 if session.exit_code is None else session.exit_code
+
+    def _hang_up(self, session: _Session) -> None:
+        """The user is gone: SIGHUP to the command's session, SIGKILL to what ignores it."""
+        for number in (signal.SIGHUP, signal.SIGKILL):
+            if session.ended.is_set():
+                return
+            with contextlib.suppress(OSError):
+                os.killpg(session.pid, number)
+            session.ended.wait(_HANGUP_S)
+
+    def _end_input(self, session: _Session) -> None:
+        """No more input: on pipes the command sees the end of its file."""
+        with self._lock:
+            write_fd, session.write_fd = session.write_fd, -1
+        if write_fd >= 0:
+            os.close(write_fd)
+
+    def _close(self, session: _Session) -> None:
+        session.over.set()
+        self._end_input(session)
+        with self._lock:
+            self._open.pop(session.order.session, None)
+        if not session.order.tty:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(session.present.scratch.path, f"exec-{session.order.session}"))
+
+    def _refuse(self, order: wire.OpenExec, why: str) -> None:
+        """Tell the user, in a thread of its own: the head may be away."""
+        output = wire.ExecOutput(offset=0, data=b"", exit_code=127, error=why)
+        connection = Connection(self._access)
+        threading.Thread(
+            target=self._deliver, args=(connection, order.session, output), name="exec-refusal", daemon=True
+        ).start()
+
+
+def _read(session: _Session) -> bytes | None:
+    """What the command printed; None for "nothing yet"; empty at its end."""
+    wait_s = _AFTER_END_S if session.ended.is_set() else 1.0
+    poll = select.poll()
+    poll.register(session.read_fd, select.POLLIN | select.POLLHUP)
+    if not poll.poll(wait_s * 1000):
+        return b"" if session.ended.is_set() and wait_s == _AFTER_END_S else None
+    try:
+        return os.read(session.read_fd, wire.EXEC_CHUNK_BYTES_MAX)
+    except OSError as error:
+        if error.errno == errno.EIO:  # the last process let the terminal go
+            return b""
+        raise
+
+
+def _write(session: _Session, data: bytes) -> bool:
+    """Write all of it; False when the command reads no more."""
+    view = memoryview(data)
+    while view and not session.over.is_set():
+        write_fd = session.write_fd
+        if write_fd < 0:
+            return False
+        try:
+            view = view[os.write(write_fd, view) :]
+        except BlockingIOError:
+            poll = select.poll()
+            poll.register(write_fd, select.POLLOUT)
+            poll.poll(1000)
+        except OSError:
+            return False
+    return not view
+
+
+def _resize(terminal: int, rows: int, cols: int) -> None:
+    with contextlib.suppress(OSError, struct.error):
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))

@@ -1,0 +1,94 @@
+"""Start the tasks of a prepared member, and close it when nothing of it runs any more."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Final
+
+from phalanx.node.logic import environment, rendezvous
+from phalanx.node.logic.actions import SpawnTasks
+from phalanx.node.logic.happenings import Spawned, Unfit
+from phalanx.node.logic.warm import warm_argv
+from phalanx.node.shell.preparation import Workshop
+from phalanx.node.shell.present import Present
+from phalanx.node.shell.processes import TaskNotStarted, TaskSpec
+
+_DRAIN_S: Final = 5.0  # for what stands in a pipe whose writers are dead: a moment, unless the disk hangs
+_TASK: Final = "rank-"
+
+
+def task_id(rank: int) -> str:
+    """The name of a rank among the member's tasks, and of its stream."""
+    return f"{_TASK}{rank}"
+
+
+def rank_of(task: str) -> int | None:
+    """The rank that has this name; None for another task."""
+    return int(task.removeprefix(_TASK)) if task.startswith(_TASK) else None
+
+
+def spawn(present: Present, order: SpawnTasks, shop: Workshop) -> Spawned | Unfit:
+    """Make the page and start every rank; the first that does not start ends it."""
+    role, start, grant = present.prepare.spec.role, order.start, present.grant
+    assert present.processes is not None
+    present.start = start
+    command: tuple[str, ...] | str = role.script or role.argv
+    warm = warm_argv(command) if present.prepare.spec.warm else None
+    try:
+        present.make_page(deadline_ns=order.deadline_ns, job_deadline_ns=order.job_deadline_ns)
+        view = shop.view(present)
+        for local_rank in range(grant.tasks):
+            rank = grant.first_rank + local_rank
+            variables, notes = environment.rank_environment(present.prepare, start, grant, local_rank, view)
+            if local_rank == 0:
+                present.environment = variables
+                for text in notes:
+                    shop.note(present, text)
+            task = TaskSpec(task_id=task_id(rank), command=command, cwd=present.workdir, env=variables, warm=warm)
+            present.pids[rank] = _spawn_one(present, rank, task, shop)
+    except TaskNotStarted as error:
+        return Unfit(key=present.key, why=str(error), charge=error.user_error)
+    except (OSError, KeyError) as error:
+        return Unfit(key=present.key, why=f"starting failed on this node: {error}", charge=False)
+    return Spawned(key=present.key)
+
+
+def _spawn_one(present: Present, rank: int, task: TaskSpec, shop: Workshop) -> int:
+    assert present.processes is not None
+    stream = shop.stream(present, task.task_id)
+    present.spawned_at[rank] = shop.spool.end(stream)
+    output = shop.spool.open_pipe(stream)
+    try:
+        return present.processes.spawn(task, output)
+    finally:
+        os.close(output)
+
+
+def wind_up(present: Present, tail_of: int | None, shop: Workshop) -> bytes:
+    """Close the member's processes, drain what they printed and reported, and give back the tail asked for."""
+    with present.containing:
+        if present.processes is not None:
+            present.processes.close()
+    until_s = time.monotonic() + _DRAIN_S
+    for rank in present.spawned_at:
+        stream = shop.stream(present, task_id(rank))
+        if not shop.spool.closed(stream):
+            shop.spool.drain(stream, max(0.0, until_s - time.monotonic()))
+    if present.reports is not None:
+        present.reports.drain(max(0.0, until_s - time.monotonic()))
+        present.reports.close()
+    present.close_page()
+    present.pids.clear()
+    if tail_of is None or tail_of not in present.spawned_at:
+        return b""
+    stream = shop.stream(present, task_id(tail_of))
+    begin = max(present.spawned_at[tail_of], shop.spool.end(stream) - rendezvous.TAIL_BYTES)
+    return shop.spool.read(stream, begin, rendezvous.TAIL_BYTES)
+
+
+def streams_of(present: Present) -> list[str]:
+    """The spool's keys of everything the member may have written."""
+    rank = present.grant.node_rank
+    names = [*map(task_id, present.spawned_at), f"steps-{rank}", f"supervisor-{rank}"]
+    return [f"{present.key.job_id}.{present.key.epoch}.{name}" for name in names if os.path.exists(present.scratch.log(name))]

@@ -1,0 +1,45 @@
+"""The supervisor's own log: one file that never grows past its cap, with the one before it kept."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Final
+
+CAP_BYTES: Final = 8 << 20
+_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class CappedFile(logging.Handler):
+    """Appends lines; at the cap the file becomes `<path>.1` and a new one begins."""
+
+    def __init__(self, path: str, cap_bytes: int = CAP_BYTES) -> None:
+        super().__init__()
+        self._path = path
+        self._cap_bytes = cap_bytes
+        self._open()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line; a full disk loses it rather than the supervisor."""
+        try:
+            line = (self.format(record) + "\n").encode(errors="replace")
+            if self._size + len(line) > self._cap_bytes:
+                os.close(self._fd)
+                os.replace(self._path, f"{self._path}.1")
+                self._open()
+            self._size += os.write(self._fd, line)
+        except OSError:
+            self.handleError(record)
+
+    def _open(self) -> None:
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._size = os.fstat(self._fd).st_size
+
+
+def log_to(path: str, level: str) -> None:
+    """Send this process's log there."""
+    handler = CappedFile(path)
+    handler.setFormatter(logging.Formatter(_FORMAT))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(level)

@@ -1,0 +1,400 @@
+"""The supervisor's shell: one thread that feeds `Supervisor.step` and performs what it decides; whatever may wait is done by hands.
+
+Two sets of hands, each in order for a member: *work* (prepare, spawn, wind up, clean up) and *fence* (signal, freeze, thaw, kill), so that
+a freeze at the end of a lease never stands behind a checkpoint being verified.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from dataclasses import dataclass
+from typing import Final, assert_never
+
+from phalanx.core.fleet.node import Node
+from phalanx.core.ids import Epoch, JobId, SupervisorId
+from phalanx.core.state.commands import Command
+from phalanx.core.state.events import Report as ReportedEvent
+from phalanx.node.logic.actions import (
+    Action,
+    Carry,
+    CleanUp,
+    DeleteCheckpoints,
+    Exit,
+    Freeze,
+    Kill,
+    Note,
+    PrepareMember,
+    ProbeEmpty,
+    RenewLease,
+    Report,
+    Signal,
+    SpawnTasks,
+    Thaw,
+    WindUp,
+    WritePage,
+)  # fmt: skip
+from phalanx.node.logic.happenings import (
+    CheckpointReported,
+    Commanded,
+    Emptied,
+    FreezeDone,
+    Happening,
+    Killed,
+    MemberKey,
+    TaskEnded,
+    Terminated,
+    WoundUp,
+)  # fmt: skip
+from phalanx.node.logic.lease import NS_PER_S
+from phalanx.node.logic.supervisor import Supervisor
+from phalanx.node.shell import checkpoints, launching, preparation
+from phalanx.node.shell.channels import Commands, Events, Greeter, Renewer, start_thread
+from phalanx.node.shell.containment import AttemptKey
+from phalanx.node.shell.exec_sessions import ExecSessions
+from phalanx.node.shell.hands import Hands
+from phalanx.node.shell.link import HeadAccess
+from phalanx.node.shell.preparation import SETUP_TASK, Workshop
+from phalanx.node.shell.present import Present, Presents, member_key
+from phalanx.node.shell.probes import DeviceProbe
+from phalanx.node.shell.processes import ProcessHost, TaskExit
+from phalanx.node.shell.reports import RankReport
+from phalanx.node.shell.sampling import Sampler
+from phalanx.node.shell.scratch import scratch_of
+from phalanx.node.shell.shipping import Shipper
+from phalanx.node.shell.spool import Spool
+from phalanx.node.shell.zygote import Zygotes
+from phalanx.wire import supervisor as wire
+from phalanx.wire.rank import ReportKind, boottime_ns
+
+WORK_HANDS: Final = 4  # a slow file system may hold one or two
+FENCE_HANDS: Final = 4
+WAKE_MAX_S: Final = 0.5  # a queue's timeout does not count the time a host sleeps; the lease does
+INBOX_BATCH: Final = 1024  # happenings in one step
+SHIP_LIMIT_S: Final = 30.0  # how long the end of a member waits for its last lines to reach the head
+FLUSH_S: Final = 2.0  # for the last events before the supervisor exits
+REAP_EVERY_S: Final = 10.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSettings:
+    """What a supervisor is told when it starts. `base` is the environment that ranks inherit."""
+
+    node: Node
+    supervisor_id: SupervisorId
+    node_key: str
+    folder: str
+    access: HeadAccess
+    base: dict[str, str]
+
+
+class Loop:
+    """One life of a supervisor."""
+
+    def __init__(self, settings: NodeSettings, probe: DeviceProbe) -> None:
+        self._settings = settings
+        self._ended = threading.Event()
+        self._inbox: queue.SimpleQueue[Happening] = queue.SimpleQueue()
+        self._supervisor = Supervisor(settings.node.id)
+        self._presents = Presents()
+        self._carried: tuple[MemberKey, ...] = ()
+        access, ended, who = settings.access, self._ended, settings.supervisor_id
+        self._greeter = Greeter(access, self._hello, ended)
+        self._renewer = Renewer(
+            access, self._greeter, node_id=settings.node.id, supervisor_id=who, epochs=self._epochs, heard=self._inbox.put,
+            ended=ended,
+        )  # fmt: skip
+        self._events = Events(access, self._greeter, supervisor_id=who, ended=ended)
+        self._commands = Commands(access, self._greeter, obey=self._obey, ended=ended)
+        self._shipper = Shipper(access, self._greeter, supervisor_id=who, ended=ended)
+        self._sampler = Sampler(
+            access, probe, node_id=settings.node.id, supervisor_id=who, folder=settings.folder, busy=self._presents.jobs,
+            pids=self._presents.pids, ended=ended,
+        )  # fmt: skip
+        self._exec = ExecSessions(access, ended)
+        self._probe = probe
+        self._work = Hands("work", WORK_HANDS)
+        self._fence = Hands("fence", FENCE_HANDS)
+        self._shop: Workshop | None = None
+        self._reaped_s = time.monotonic()
+
+    def run(self) -> None:
+        """Until the supervisor was told to end and nothing of it is left."""
+        start_thread("renewer", self._renewer.run)  # says hello first, while the rest is still being set up
+        self._shop = self._open_workshop()
+        for name, run in (
+            ("commands", self._commands.run), ("events", self._events.run), ("shipper", self._shipper.run),
+            ("sampler", self._sampler.run),
+        ):  # fmt: skip
+            start_thread(name, run)
+        wake_ns: int | None = None
+        while not self._ended.is_set():
+            outbox = self._supervisor.step(boottime_ns(), self._collect(wake_ns), unix_s=time.time())
+            for action in outbox.actions:
+                self._perform(action)
+            wake_ns = outbox.wake_ns
+            self._reap()
+        self._close()
+
+    def terminate(self) -> None:
+        """Stop everything and end; the second time at once. Safe in a signal handler."""
+        self._inbox.put(Terminated())
+
+    # ------------------------------------------------------------------------------------------------------------ the loop
+
+    def _collect(self, wake_ns: int | None) -> list[Happening]:
+        timeout_s = WAKE_MAX_S if wake_ns is None else min(WAKE_MAX_S, max(0.0, (wake_ns - boottime_ns()) / NS_PER_S))
+        try:
+            found = [self._inbox.get(timeout=timeout_s)]
+            while len(found) < INBOX_BATCH:
+                found.append(self._inbox.get_nowait())
+        except queue.Empty:
+            pass
+        return found
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case Report(event=event):
+                self._report([event])
+            case WritePage(key=key):
+                if (present := self._presents.get(key)) is not None:
+                    present.write_page(action)
+            case PrepareMember():
+                self._prepare(action)
+            case SpawnTasks() | WindUp():
+                self._do_work(action)
+            case Signal() | Freeze() | Thaw() | Kill() | ProbeEmpty():
+                self._do_fence(action)
+            case CleanUp(job_id=job_id, epoch=epoch):
+                self._clean_up(job_id, epoch)
+            case DeleteCheckpoints(job_id=job_id, paths=paths):
+                self._work.submit(("delete", job_id), lambda: _delete(job_id, paths))
+            case Note(job_id=job_id, epoch=epoch, text=text):
+                for present in self._presents.of_attempt(job_id, epoch)[:1]:
+                    self._the_shop.note(present, text)
+            case Carry(members=members):
+                self._carried = members
+            case RenewLease():
+                self._renewer.renew_now()
+            case Exit():
+                self._ended.set()
+            case _:
+                assert_never(action)
+
+    @property
+    def _the_shop(self) -> Workshop:
+        assert self._shop is not None
+        return self._shop
+
+    def _report(self, events: list[ReportedEvent]) -> None:
+        self._events.put(events)
+
+    # ---------------------------------------------------------------------------------------------------------- work lane
+
+    def _prepare(self, action: PrepareMember) -> None:
+        order = action.prepare
+        grant = order.allocation.on(self._settings.node.id)
+        assert grant is not None
+        scratch = scratch_of(self._settings.folder, order.job_id, order.epoch)
+        workdir = scratch.workdir if order.spec.upload else order.spec.workdir
+        for older in self._presents.of_attempt(order.job_id, order.epoch):
+            self._presents.remove(older.key)
+        present = Present(key=action.key, prepare=order, grant=grant, scratch=scratch, workdir=workdir)
+        self._presents.add(present)
+
+        def work() -> None:
+            self._inbox.put(preparation.prepare(present, self._the_shop))
+
+        self._work.submit(_lane(action.key), work)
+
+    def _do_work(self, action: SpawnTasks | WindUp) -> None:
+        present = self._presents.get(action.key)
+        assert present is not None
+
+        def work() -> None:
+            if isinstance(action, SpawnTasks):
+                self._inbox.put(launching.spawn(present, action, self._the_shop))
+                self._sampler.wake()
+                return
+            tail = launching.wind_up(present, action.tail_of, self._the_shop)
+            over = WoundUp(key=action.key, tail=tail)
+            self._shipper.when_shipped(launching.streams_of(present), SHIP_LIMIT_S, lambda: self._inbox.put(over))
+
+        self._work.submit(_lane(action.key), work)
+
+    def _clean_up(self, job_id: JobId, epoch: Epoch) -> None:
+        gone = self._presents.of_attempt(job_id, epoch)
+        for present in gone:
+            self._presents.remove(present.key)
+        scratch = scratch_of(self._settings.folder, job_id, epoch)
+        shop = self._the_shop
+
+        def remove(keys: list[str]) -> None:
+            self._shipper.forget(keys)
+            for key in keys:
+                shop.spool.remove(key)
+            scratch.remove()
+
+        def work() -> None:
+            keys = sorted({key for present in gone for key in launching.streams_of(present)})
+            lane = ("remove", job_id, epoch)
+            self._shipper.when_shipped(keys, SHIP_LIMIT_S, lambda: self._work.submit(lane, lambda: remove(keys)))
+
+        self._work.submit((job_id, epoch), work)
+
+    # --------------------------------------------------------------------------------------------------------- fence lane
+
+    def _do_fence(self, action: Signal | Freeze | Thaw | Kill | ProbeEmpty) -> None:
+        present = self._presents.get(action.key)
+        assert present is not None
+        if isinstance(action, Kill):
+            present.cancelled.set()
+            present.setup_done.set()
+        self._fence.submit(action.key, lambda: self._fence_work(present, action))
+
+    def _fence_work(self, present: Present, action: Signal | Freeze | Thaw | Kill | ProbeEmpty) -> None:
+        with present.containing:
+            processes = present.processes
+            match action:
+                case Kill(key=key):
+                    if processes is not None:
+                        processes.kill()
+                    self._work.submit(_lane(key), lambda: self._confirm_kill(present))
+                case Freeze(key=key):
+                    still = processes is None or processes.freeze()
+                    self._inbox.put(FreezeDone(key=key, still=still))
+                case Signal():
+                    if processes is not None:
+                        processes.signal(15)
+                case Thaw():
+                    if processes is not None:
+                        processes.thaw()
+                case ProbeEmpty(key=key):
+                    if processes is None or processes.empty():
+                        self._inbox.put(Emptied(key=key))
+                case _:
+                    assert_never(action)
+
+    def _confirm_kill(self, present: Present) -> None:
+        """In the work lane, hence after whatever was being prepared or started: only now is it sure that nothing comes after."""
+        with present.containing:
+            leftover = [] if present.processes is None else present.processes.kill()
+        self._inbox.put(Killed(key=present.key, leftover=tuple(leftover)))
+
+    # --------------------------------------------------------------------------------------------- callbacks of other threads
+
+    def _obey(self, commands: list[Command | wire.OpenExec]) -> None:
+        for command in commands:
+            if isinstance(command, wire.OpenExec):
+                order = command
+                self._work.submit(("exec", order.session), lambda order=order: self._open_exec(order))  # type: ignore[misc]  # mypy infers no lambda with a default
+            else:
+                self._inbox.put(Commanded(command=command))
+
+    def _open_exec(self, order: wire.OpenExec) -> None:
+        found = self._presents.of_attempt(order.job_id, order.epoch)
+        self._exec.open(order, found[0] if found else None)
+
+    def _task_exit(self, exit: TaskExit) -> None:
+        if self._exec.task_ended(exit.task_id, exit.code, exit.signal):
+            return
+        present = self._presents.of_process(exit.key)
+        if exit.task_id == SETUP_TASK:
+            if present is not None:
+                present.setup_code = exit.code if exit.code is not None else 128 + (exit.signal or 9)
+                present.setup_done.set()
+            return
+        rank = launching.rank_of(exit.task_id)
+        assert rank is not None
+        if present is not None:
+            present.pids.pop(rank, None)
+        at_s = time.time() - (boottime_ns() - exit.ended_ns) / NS_PER_S
+        self._inbox.put(
+            TaskEnded(
+                key=member_key(exit.key), rank=rank, code=exit.code, signal=exit.signal, ended_ns=exit.ended_ns, at_s=at_s,
+                lost=exit.lost,
+            )
+        )  # fmt: skip
+
+    def _emptied(self, key: AttemptKey) -> None:
+        self._inbox.put(Emptied(key=member_key(key)))
+
+    def _heard(self, present: Present, report: RankReport) -> None:
+        """A rank reported: keep it as it came, and pass on what is more than a number."""
+        key = present.key
+        if report.epoch != key.epoch or report.generation != key.generation:
+            return
+        try:
+            stream = self._the_shop.stream(present, f"steps-{present.grant.node_rank}")
+            self._the_shop.spool.write(stream, report.line + b"\n")
+        except (OSError, KeyError) as error:
+            _log.warning("job %s: a report of rank %d is lost: %s", key.job_id, report.rank, error)
+        if report.kind is not ReportKind.CHECKPOINT:
+            return
+        try:
+            fields = report.fields
+            self._inbox.put(
+                CheckpointReported(
+                    key=key, step=int(fields["step"]), path=str(fields["path"]), digest=str(fields["digest"]),
+                    size_bytes=int(fields.get("bytes", 0)), stall_s=float(fields.get("stall_s", 0.0)),
+                    write_s=float(fields.get("write_s", 0.0)), at_s=time.time(),
+                )
+            )  # fmt: skip
+        except (KeyError, ValueError, TypeError) as error:
+            _log.warning("job %s: rank %d reports a checkpoint without %s", key.job_id, report.rank, error)
+
+    def _hello(self) -> wire.HelloRequest:
+        carries = [(key.job_id, key.epoch, key.generation) for key in self._carried]
+        return wire.HelloRequest(
+            version=wire.WIRE_VERSION, supervisor_id=self._settings.supervisor_id, node=self._settings.node, carries=carries
+        )
+
+    def _epochs(self) -> list[tuple[JobId, Epoch]]:
+        return [(key.job_id, key.epoch) for key in self._carried]
+
+    # ------------------------------------------------------------------------------------------------------ begin and end
+
+    def _open_workshop(self) -> Workshop:
+        settings = self._settings
+        spool = Spool(on_bytes=self._shipper.grown)
+        self._shipper.set_spool(spool)
+        host = ProcessHost(node_key=settings.node_key, on_exit=self._task_exit, on_empty=self._emptied)
+        _log.info("containment: %s%s", host.kind.value, f" ({host.why_not_cgroup})" if host.why_not_cgroup else "")
+        return Workshop(
+            node_key=settings.node_key, access=settings.access, base=settings.base, virtual=settings.node.virtual,
+            devices=self._probe.devices(), fresh=self._sampler.fresh, host=host, zygotes=Zygotes(node_key=settings.node_key),
+            spool=spool, shipper=self._shipper, heard=self._heard,
+        )  # fmt: skip
+
+    def _reap(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._reaped_s >= REAP_EVERY_S:
+            self._reaped_s = now_s
+            self._the_shop.zygotes.reap(now_s)
+
+    def _close(self) -> None:
+        """Nothing of any member is left: send the last words, and let go of everything."""
+        shop = self._the_shop
+        self._events.flushed(FLUSH_S)
+        self._ended.set()
+        self._work.close(FLUSH_S)
+        self._fence.close(FLUSH_S)
+        shop.zygotes.close()
+        leftover = shop.host.close()
+        if leftover:
+            _log.error("processes %s survive SIGKILL", leftover)
+        for present in self._presents.all():
+            present.scratch.remove()
+
+
+def _lane(key: MemberKey) -> tuple[JobId, Epoch]:
+    """Generations of an attempt share a folder, so they share a lane."""
+    return (key.job_id, key.epoch)
+
+
+def _delete(job_id: JobId, paths: tuple[str, ...]) -> None:
+    for path in checkpoints.delete(job_id, paths):
+        _log.warning("checkpoint %s of job %s is not deleted: it is no checkpoint folder of that job", path, job_id)

@@ -1,0 +1,151 @@
+"""What is live on this node: one Present for each member that the supervisor's logic carries, with its processes, page and pipe.
+
+The table is written by the loop; hands and callbacks look things up in it. A Present outlives its processes until the logic cleans up.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Final
+
+from phalanx.core.ids import Epoch, Generation, JobId
+from phalanx.core.state.commands import Prepare, StartTasks
+from phalanx.core.work.allocation import Grant
+from phalanx.node.logic.actions import WritePage
+from phalanx.node.logic.happenings import MemberKey
+from phalanx.node.shell.containment import AttemptKey
+from phalanx.node.shell.processes import AttemptProcesses
+from phalanx.node.shell.reports import ReportPipe
+from phalanx.node.shell.scratch import Scratch
+from phalanx.node.shell.zygote import Zygote
+from phalanx.wire.rank import LeasePage, StopReason
+
+_FIRST_DEADLINE: Final = 1  # past at any time: a page without a lease lets no step begin
+
+
+@dataclass(slots=True, kw_only=True)
+class Present:
+    """One member. `cancelled` breaks off whatever is being prepared or started; `containing` keeps containment calls one at a time.
+
+    Attributes:
+        setup_code: set with `setup_done` when the setup text ended: its code as a shell says it.
+        pids: of tasks exec'd, by rank; the sampler's, not the truth about what lives.
+        spawned_at: where rank 0's stream ended when this generation began.
+    """
+
+    key: MemberKey
+    prepare: Prepare
+    grant: Grant
+    scratch: Scratch
+    workdir: str
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    containing: threading.RLock = field(default_factory=threading.RLock)
+    processes: AttemptProcesses | None = None
+    reports: ReportPipe | None = None
+    zygote: Zygote | None = None
+    start: StartTasks | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    setup_done: threading.Event = field(default_factory=threading.Event)
+    setup_code: int = 0
+    pids: dict[int, int] = field(default_factory=dict)
+    spawned_at: dict[int, int] = field(default_factory=dict)
+    _page_lock: threading.Lock = field(default_factory=threading.Lock)
+    _page: LeasePage | None = None
+    _page_fields: dict[str, int] = field(default_factory=dict)
+
+    def make_page(self, *, deadline_ns: int, job_deadline_ns: int) -> None:
+        """Create the lease page; what was to be written meanwhile is in it.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        with self._page_lock:
+            fields = dict(self._page_fields)
+            deadline_ns = fields.pop("deadline_ns", deadline_ns)
+            self._page = LeasePage.create(
+                self.scratch.page, epoch=self.key.epoch, generation=self.key.generation,
+                deadline_ns=max(deadline_ns, _FIRST_DEADLINE), job_deadline_ns=job_deadline_ns,
+            )  # fmt: skip
+            self._page.write(**fields)
+
+    def write_page(self, order: WritePage) -> None:
+        """Write fields, or keep them for the page to come. The limit goes before the stop, so that no rank sees one without the other."""
+        fields: dict[str, int] = {}
+        if order.stop_by_ns is not None:
+            fields["stop_by_ns"] = order.stop_by_ns
+        if order.stop is not None and order.stop is not StopReason.NONE:
+            fields["stop"] = int(order.stop)
+        if order.deadline_ns is not None:
+            fields["deadline_ns"] = order.deadline_ns
+        with self._page_lock:
+            if order.save_now:
+                fields["checkpoint_now"] = self._page_fields.get("checkpoint_now", 0) + 1
+            self._page_fields |= fields
+            if self._page is not None:
+                self._page.write(**fields)
+
+    def close_page(self) -> None:
+        """Unmap it; ranks of this generation are gone."""
+        with self._page_lock:
+            if self._page is not None:
+                self._page.close()
+                self._page = None
+
+
+class Presents:
+    """All Presents, by member; thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_key: dict[MemberKey, Present] = {}
+
+    def add(self, present: Present) -> None:
+        """A member begins."""
+        with self._lock:
+            self._by_key[present.key] = present
+
+    def get(self, key: MemberKey) -> Present | None:
+        """The member, or None when it is gone."""
+        return self._by_key.get(key)
+
+    def of_process(self, key: AttemptKey) -> Present | None:
+        """The member whose processes have this key."""
+        return self._by_key.get(member_key(key))
+
+    def of_attempt(self, job_id: JobId, epoch: Epoch) -> list[Present]:
+        """All generations of an attempt that are here."""
+        return [p for p in self.all() if p.key.job_id == job_id and p.key.epoch == epoch]
+
+    def remove(self, key: MemberKey) -> Present | None:
+        """The member is gone."""
+        with self._lock:
+            return self._by_key.pop(key, None)
+
+    def all(self) -> list[Present]:
+        """Every member now."""
+        with self._lock:
+            return list(self._by_key.values())
+
+    def jobs(self) -> dict[int, JobId]:
+        """Which job is on each device index."""
+        return {index: present.key.job_id for present in self._live() for index in present.grant.devices}
+
+    def pids(self) -> dict[int, tuple[int, ...]]:
+        """Which ranks are on each device index: rank by rank where there are as many, else all on all."""
+        found: dict[int, tuple[int, ...]] = {}
+        for present in self._live():
+            pids = tuple(pid for _, pid in sorted(present.pids.copy().items()))
+            devices = present.grant.devices
+            paired = present.grant.tasks == len(devices)
+            for local_rank, index in enumerate(devices):
+                found[index] = pids[local_rank : local_rank + 1] if paired else pids
+        return found
+
+    def _live(self) -> list[Present]:
+        return [present for present in self.all() if present.pids]
+
+
+def member_key(key: AttemptKey) -> MemberKey:
+    """The logic's name for what the processes layer names."""
+    return MemberKey(JobId(key.job_id), Epoch(key.epoch), Generation(key.generation))

@@ -1,0 +1,1 @@
+"""Uploaded archives, by their hash."""

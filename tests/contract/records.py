@@ -1,0 +1,115 @@
+"""Records as small as the store's tests need them, and a dump of all that a store says."""
+
+import hashlib
+
+from phalanx.core.fleet.device import Device
+from phalanx.core.fleet.node import Node, NodeState
+from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, TokenId, UserId
+from phalanx.core.state.story import StoryLine
+from phalanx.core.state.world import Idempotency
+from phalanx.core.work.allocation import Allocation, Grant
+from phalanx.core.work.attempt import Attempt, AttemptState, Cause
+from phalanx.core.work.gpus import GpuRequest
+from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.people import Action, Token, User, UserRole
+from phalanx.core.work.queue import Project, Queue
+from phalanx.core.work.spec import JobSpec, Role
+from phalanx.ports.store import Batch, JobFilter
+
+PENDING, RUNNING, SUCCEEDED, FAILED = JobState.PENDING, JobState.RUNNING, JobState.SUCCEEDED, JobState.FAILED
+
+
+def job(seq, state=PENDING, *, epoch=0, user="ann", project="vision", queue="default", name="train", **more):
+    spec = JobSpec(
+        name=name, role=Role(argv=("python", "train.py"), gpus=GpuRequest(total=8)), workdir="/work/ünïcode",
+        env=(("SEED", "1"),),
+    )  # fmt: skip
+    return Job(
+        id=JobId(str(seq)), seq=seq, spec=spec, user=UserId(user), project=ProjectId(project), queue=QueueId(queue),
+        submit_s=1000.5 + seq, state=state, epoch=Epoch(epoch), ended_s=2000.0 + seq if state.terminal else None, **more,
+    )  # fmt: skip
+
+
+def attempt(seq, epoch=1, state=AttemptState.RUNNING, *, node="n0", devices=(0, 1)):
+    grant = Grant(
+        node_id=NodeId(node),
+        node_rank=0,
+        devices=tuple(devices),
+        cpus=4,
+        memory_bytes=2**30,
+        tasks=len(devices),
+        first_rank=0,
+    )
+    return Attempt(
+        job_id=JobId(str(seq)), epoch=Epoch(epoch), allocation=Allocation(grants=(grant,)), placed_s=1100.0, state=state,
+        causes=(Cause.NODE_FAIL,) if state is AttemptState.ENDED else (),
+    )  # fmt: skip
+
+
+def node(name="n0", **more):
+    devices = tuple(
+        Device(index=i, uuid=f"{name}-{i}", model="h200", memory_bytes=2**37, virtual=True) for i in range(4)
+    )
+    return Node(
+        id=NodeId(name), engine="local", devices=devices, cpus=16, memory_bytes=2**36, state=NodeState.UP,
+        labels={"rack": "r1"}, **more,
+    )  # fmt: skip
+
+
+def user(name="ann", role=UserRole.USER):
+    return User(id=UserId(name), role=role, created_s=1.0)
+
+
+def token(name="t1", owner="ann", **more):
+    sha256 = more.pop("sha256", hashlib.sha256(name.encode()).hexdigest())
+    return Token(id=TokenId(name), user=UserId(owner), sha256=sha256, created_s=more.pop("created_s", 5.0), **more)
+
+
+def scoped_token():
+    return token("t9", scope=frozenset({Action.SEE, Action.SUBMIT}), expires_s=9.5)
+
+
+def project(name="vision"):
+    return Project(id=ProjectId(name), members=frozenset({UserId("ann"), UserId("bob")}), created_s=2.0)
+
+
+def queue(name="default", **more):
+    return Queue(id=QueueId(name), **more)
+
+
+def key(seq, owner="ann", word=None):
+    return Idempotency(
+        user=UserId(owner), key=word or f"key-{seq}", body_sha256="0" * 64, job_id=JobId(str(seq)), at_s=3.0
+    )
+
+
+def line(seq, job_id=None, node_id=None, kind="submitted"):
+    return StoryLine(
+        seq=seq, at_s=1000.0 + seq, kind=kind, text=f"line {seq}", job_id=JobId(str(job_id)) if job_id else None,
+        node_id=NodeId(node_id) if node_id else None, facts={"step": 7, "loss": 0.25, "none": None, "word": "x"},
+    )  # fmt: skip
+
+
+def submitted(first, count=1):
+    """The batch that submits jobs `first ... first + count - 1`, when as many story lines stand before it as jobs."""
+    seqs = range(first, first + count)
+    return Batch(
+        records=[record for seq in seqs for record in (job(seq), key(seq))], story=[line(seq, seq) for seq in seqs]
+    )
+
+
+def dump(store):
+    """All that a store answers."""
+    jobs = store.jobs(JobFilter(limit=10_000))
+    return {
+        "world": store.load(),
+        "jobs": jobs,
+        "counts": store.job_counts(),
+        "attempts": {job.id: store.attempts(job.id) for job in jobs},
+        "story": store.story(limit=100_000),
+        "nodes": store.nodes(),
+        "queues": store.queues(),
+        "projects": store.projects(),
+        "users": store.users(),
+        "tokens": store.tokens(),
+    }

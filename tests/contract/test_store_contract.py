@@ -1,0 +1,360 @@
+"""What every store must do: the same suite for SQLite and for memory."""
+
+import itertools
+import threading
+
+import pytest
+
+from phalanx.core.ids import Epoch, JobId, NodeId, UserId
+from phalanx.core.work.attempt import AttemptState
+from phalanx.core.work.job import JobState
+from phalanx.core.work.people import UserRole
+from phalanx.ports.store import Batch, JobFilter, StaleEpoch, Store, StoreRefused
+from phalanx.store.memory import MemoryStore
+from phalanx.store.sql.store import SqliteStore
+from tests.contract.records import (
+    FAILED,
+    PENDING,
+    RUNNING,
+    SUCCEEDED,
+    attempt,
+    dump,
+    job,
+    key,
+    line,
+    node,
+    project,
+    queue,
+    scoped_token,
+    submitted,
+    token,
+    user,
+)  # fmt: skip
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request, tmp_path):
+    opened: Store = MemoryStore() if request.param == "memory" else SqliteStore(str(tmp_path / "phalanx.db"))
+    yield opened
+    opened.close()
+
+
+def put(store, *records, **more):
+    store.commit(Batch(records=records, **more))
+
+
+def seqs(jobs):
+    return [job.seq for job in jobs]
+
+
+# ---- what is committed is read ---------------------------------------------------------------------------------------
+
+
+def test_every_kind_of_record_comes_back_as_it_was(store):
+    records = [user(), project(), queue(), token(), scoped_token(), node(), job(1), attempt(1)]
+    put(store, *records, key(1))
+    assert [*store.users(), *store.projects(), *store.queues(), *store.tokens(), *store.nodes()] == records[:6]
+    assert store.job(JobId("1")) == job(1)
+    assert store.attempts(JobId("1")) == [attempt(1)]
+
+
+def test_the_last_of_several_states_of_one_record_counts(store):
+    put(store, job(1), job(1, RUNNING, epoch=1), attempt(1), job(1, detail="later", state=RUNNING, epoch=1))
+    assert store.job(JobId("1")) == job(1, RUNNING, epoch=1, detail="later")
+
+
+def test_what_is_unknown_is_none_or_empty(store):
+    assert store.job(JobId("7")) is None
+    assert store.token("0" * 64) is None
+    assert store.user(UserId("nobody")) is None
+    assert store.attempts(JobId("7")) == []
+    assert store.story(job_id=JobId("7")) == []
+    assert store.jobs(JobFilter()) == []
+
+
+def test_an_empty_batch_changes_nothing(store):
+    before = dump(store)
+    store.commit(Batch())
+    assert dump(store) == before
+
+
+def test_a_removed_node_is_gone_also_when_the_same_batch_put_it(store):
+    put(store, node("n0"), node("n1"))
+    put(store, node("n1", hostname="again"), removed_nodes=[NodeId("n1"), NodeId("never-there")])
+    assert [held.id for held in store.nodes()] == ["n0"]
+
+
+def test_a_token_is_found_by_its_hash_also_when_revoked(store):
+    put(store, user(), token("t1", sha256="a" * 64))
+    put(store, token("t1", sha256="a" * 64, revoked_s=9.0))
+    held = store.token("a" * 64)
+    assert held is not None
+    assert held.revoked_s == 9.0
+
+
+def test_tokens_are_listed_oldest_first(store):
+    put(store, token("b", created_s=2.0), token("a", created_s=2.0), token("z", created_s=1.0))
+    assert [held.id for held in store.tokens()] == ["z", "a", "b"]
+
+
+def test_attempts_are_listed_by_epoch_as_a_number(store):
+    put(
+        store,
+        job(1, RUNNING, epoch=11),
+        *(attempt(1, epoch, AttemptState.ENDED) for epoch in range(10, 0, -1)),
+        attempt(1, 11),
+    )
+    assert [held.epoch for held in store.attempts(JobId("1"))] == list(range(1, 12))
+
+
+# ---- lists of jobs ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def many(store):
+    put(
+        store,
+        *(job(seq, [PENDING, RUNNING, SUCCEEDED, FAILED][seq % 4], user="ann" if seq % 3 else "bob", queue="q" if seq % 2 else "r",
+              project="p" if seq % 5 else "o", name="a" if seq % 7 else "b") for seq in range(1, 41)),
+    )  # fmt: skip
+    return store
+
+
+def test_jobs_are_listed_newest_first_and_paged(many):
+    assert seqs(many.jobs(JobFilter(limit=3))) == [40, 39, 38]
+    assert seqs(many.jobs(JobFilter(limit=3, before_seq=38))) == [37, 36, 35]
+    assert seqs(many.jobs(JobFilter(before_seq=1))) == []
+    assert many.jobs(JobFilter(limit=0)) == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "matches"),
+    [
+        (JobFilter(states=frozenset({PENDING})), lambda seq: seq % 4 == 0),
+        (JobFilter(states=frozenset({SUCCEEDED, FAILED})), lambda seq: seq % 4 in (2, 3)),
+        (JobFilter(user=UserId("bob")), lambda seq: seq % 3 == 0),
+        (JobFilter(name="b"), lambda seq: seq % 7 == 0),
+        (JobFilter(project="o", queue="q"), lambda seq: seq % 5 == 0 and seq % 2 == 1),
+        (JobFilter(user=UserId("ann"), states=frozenset({PENDING, RUNNING}), before_seq=30),
+         lambda seq: seq % 3 and seq % 4 in (0, 1) and seq < 30),
+        (JobFilter(user=UserId("x' OR '1'='1")), lambda seq: False),
+    ],
+)  # fmt: skip
+def test_jobs_are_filtered(many, wanted, matches):
+    assert seqs(many.jobs(wanted)) == [seq for seq in range(40, 0, -1) if matches(seq)]
+
+
+def test_counts_name_every_state(many):
+    assert many.job_counts() == {**dict.fromkeys(JobState, 0), PENDING: 10, RUNNING: 10, SUCCEEDED: 10, FAILED: 10}
+
+
+# ---- the story -------------------------------------------------------------------------------------------------------
+
+
+def test_the_story_is_read_by_job_by_node_and_whole(store):
+    put(store, job(1), job(2), story=[line(1, 1), line(2, 2), line(3, node_id="n0"), line(4, 1, "n0")])
+    assert store.story() == [line(1, 1), line(2, 2), line(3, node_id="n0"), line(4, 1, "n0")]
+    assert [told.seq for told in store.story(job_id=JobId("1"))] == [1, 4]
+    assert [told.seq for told in store.story(node_id=NodeId("n0"))] == [3, 4]
+    assert [told.seq for told in store.story(job_id=JobId("1"), node_id=NodeId("n0"))] == [4]
+    assert [told.seq for told in store.story(after=1, limit=2)] == [2, 3]
+
+
+@pytest.mark.parametrize("wrong", [[line(3)], [line(1)], [line(2), line(4)], [line(3), line(2)]])
+def test_a_story_with_a_hole_or_a_repetition_is_refused(store, wrong):
+    put(store, story=[line(1)])
+    with pytest.raises(StoreRefused, match="does not follow"):
+        put(store, node(), story=wrong)
+    assert store.story() == [line(1)]
+    assert store.nodes() == []
+
+
+# ---- fences ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_of_an_old_epoch_is_refused_whole(store):
+    put(store, job(1, RUNNING, epoch=2), attempt(1, 2))
+    before = dump(store)
+    with pytest.raises(StaleEpoch, match="epoch 1 is over, the store is at epoch 2"):
+        put(store, job(2), attempt(1, 1, AttemptState.ENDED), epochs={JobId("1"): Epoch(1)}, story=[line(1)])
+    assert dump(store) == before
+
+
+def test_the_present_epoch_and_the_next_are_taken(store):
+    put(store, job(1, RUNNING, epoch=1), attempt(1, 1), epochs={JobId("1"): Epoch(1)})
+    put(
+        store, attempt(1, 1, AttemptState.ENDED), job(1, RUNNING, epoch=2), attempt(1, 2), epochs={JobId("1"): Epoch(2)}
+    )
+    put(store, epochs={JobId("1"): Epoch(2)})
+    assert store.load().attempts == {JobId("1"): attempt(1, 2)}
+
+
+def test_an_epoch_never_goes_back(store):
+    put(store, job(1, epoch=2))
+    with pytest.raises(StaleEpoch):
+        put(store, job(1, epoch=1))
+
+
+def test_a_job_has_one_live_attempt(store):
+    put(store, job(1, RUNNING, epoch=1), attempt(1, 1))
+    with pytest.raises(StoreRefused, match="2 live attempts"):
+        put(store, job(1, RUNNING, epoch=2), attempt(1, 2))
+    with pytest.raises(StoreRefused, match="2 live attempts"):
+        put(store, job(2, RUNNING, epoch=2), attempt(2, 1), attempt(2, 2))
+
+
+def test_the_end_of_one_attempt_and_the_next_may_come_in_any_order(store):
+    put(store, job(1, RUNNING, epoch=1), attempt(1, 1))
+    put(store, job(1, RUNNING, epoch=2), attempt(1, 2), attempt(1, 1, AttemptState.ENDED))
+    assert store.load().attempts == {JobId("1"): attempt(1, 2)}
+
+
+def test_an_end_is_for_good(store):
+    put(store, job(1, SUCCEEDED))
+    put(store, job(1, SUCCEEDED, exit_code=0))
+    for other in (PENDING, RUNNING, FAILED):
+        with pytest.raises(StoreRefused, match="for good"):
+            put(store, job(1, other))
+
+
+def test_orphans_are_refused(store):
+    with pytest.raises(StoreRefused, match="no such job"):
+        put(store, attempt(1))
+    with pytest.raises(StoreRefused, match="does not exist"):
+        put(store, key(1))
+
+
+def test_a_submit_number_is_given_once(store):
+    put(store, job(1))
+    with pytest.raises(StoreRefused):
+        put(store, job(1, id=JobId("2")) if False else _renamed(job(1), "2"))
+    with pytest.raises(StoreRefused):
+        put(store, _renamed(job(5), "1"))
+    assert seqs(store.jobs(JobFilter())) == [1]
+
+
+def _renamed(held, name):
+    from dataclasses import replace
+
+    return replace(held, id=JobId(name))
+
+
+def test_two_tokens_never_share_a_hash(store):
+    put(store, token("t1", sha256="a" * 64))
+    with pytest.raises(StoreRefused):
+        put(store, token("t2", sha256="a" * 64))
+    assert [held.id for held in store.tokens()] == ["t1"]
+
+
+# ---- loading ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_world_is_loaded_with_its_indexes(store):
+    put(store, node("n0"), node("n1"), queue(), user(), project(), token())
+    put(
+        store,
+        job(1, RUNNING, epoch=2),
+        attempt(1, 1, AttemptState.ENDED),
+        attempt(1, 2, node="n1", devices=(2, 3)),
+        job(2),
+        key(2),
+    )
+    put(store, job(3, SUCCEEDED), story=[line(1), line(2)])
+    world = store.load()
+    assert list(world.jobs) == ["1", "2", "3"]
+    assert list(world.pending) == ["2"]
+    assert world.attempts == {JobId("1"): attempt(1, 2, node="n1", devices=(2, 3))}
+    assert world.usage[NodeId("n1")].devices == {2, 3}
+    assert world.usage[NodeId("n1")].cpus == 4
+    assert world.held(NodeId("n0")) if hasattr(world, "held") else world.snapshot(0.0).held(NodeId("n0")).cpus == 0
+    assert world.attempts_on(NodeId("n1")) == [attempt(1, 2, node="n1", devices=(2, 3))]
+    assert list(world.idempotency) == [("ann", "key-2")]
+    assert (world.next_job_seq, world.next_story_seq) == (4, 3)
+    assert set(world.nodes) == {"n0", "n1"}
+    assert (set(world.queues), set(world.users), set(world.projects), set(world.tokens)) == (
+        {"default"},
+        {"ann"},
+        {"vision"},
+        {"t1"},
+    )
+
+
+def test_an_empty_store_loads_an_empty_world(store):
+    world = store.load()
+    assert (world.next_job_seq, world.next_story_seq, world.jobs) == (1, 1, {})
+
+
+def test_of_ended_jobs_the_newest_thousand_are_loaded(store):
+    put(store, *(job(seq, SUCCEEDED if seq % 2 else FAILED) for seq in range(2, 1203)), job(1))
+    world = store.load()
+    assert list(world.jobs) == ["1", *(str(seq) for seq in range(203, 1203))]
+    assert world.next_job_seq == 1203
+
+
+def test_a_loaded_world_goes_on_where_the_store_stands(store):
+    from phalanx.core.state.world import Change
+
+    store.commit(submitted(1, 2))
+    world = store.load()
+    change = Change(world=world)
+    seq = change.new_job_seq()
+    change.put(job(seq))
+    change.tell(line(0, seq))
+    store.commit(Batch(records=change.records, story=change.story, epochs=change.epochs))
+    assert seq == 3
+    assert dump(store)["world"].jobs == world.jobs
+
+
+# ---- what the API hangs on -------------------------------------------------------------------------------------------
+
+
+def test_access_version_grows_with_users_tokens_and_projects_alone(store):
+    seen = [store.access_version]
+    for records in ([user()], [token()], [project()], [node(), queue(), job(1)], [user(role=UserRole.ADMIN)]):
+        put(store, *records)
+        seen.append(store.access_version)
+    assert [after - before for before, after in itertools.pairwise(seen)] == [1, 1, 1, 0, 1]
+
+
+def test_a_refused_batch_leaves_the_access_version(store):
+    with pytest.raises(StoreRefused):
+        put(store, user(), story=[line(7)])
+    assert store.access_version == 0
+    assert store.users() == []
+
+
+def test_readers_in_many_threads_see_whole_batches_while_the_writer_commits(store):
+    stop = threading.Event()
+    torn: list[str] = []
+
+    def read():
+        while not stop.is_set():
+            jobs = store.jobs(JobFilter(limit=1000))
+            if len(jobs) % 5 or seqs(jobs) != list(range(len(jobs), 0, -1)):
+                torn.append(str(seqs(jobs)))
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for first in range(1, 101, 5):
+        store.commit(submitted(first, 5))
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert torn == []
+    assert len(store.jobs(JobFilter(limit=1000))) == 100
+
+
+def test_a_record_that_json_cannot_hold_is_refused_and_nothing_of_its_batch_is_there(tmp_path):
+    store = SqliteStore(str(tmp_path / "phalanx.db"))
+    with pytest.raises(StoreRefused, match="cannot be written"):
+        put(store, job(1), job(2, detail="\ud800"))
+    assert store.jobs(JobFilter()) == []
+    store.close()
+
+
+def test_a_closed_store_refuses_and_closes_twice(store):
+    store.close()
+    store.close()
+    with pytest.raises(StoreRefused, match="closed"):
+        put(store, job(1))
