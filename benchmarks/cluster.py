@@ -46,7 +46,8 @@ class Cluster:
             self.head = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True, env=self.environment)
         until(self.serves, "the head serves", every_s=0.005)
         if wait_nodes:
-            until(lambda: all(node["state"] == "up" for node in self.nodes()) and self.nodes(), "all nodes are up")
+            expected = int(self.virtual.split("x")[0])
+            until(lambda: sum(node["state"] == "up" for node in self.nodes()) == expected, "all nodes are up")
 
     def kill_head(self) -> None:
         """SIGKILL to the head alone; the nodes go on."""

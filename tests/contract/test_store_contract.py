@@ -2,10 +2,12 @@
 
 import itertools
 import threading
+from dataclasses import replace
 
 import pytest
 
 from phalanx.core.ids import Epoch, JobId, NodeId, UserId
+from phalanx.core.state.world import Change
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import JobState
 from phalanx.core.work.people import UserRole
@@ -227,16 +229,10 @@ def test_orphans_are_refused(store):
 def test_a_submit_number_is_given_once(store):
     put(store, job(1))
     with pytest.raises(StoreRefused):
-        put(store, job(1, id=JobId("2")) if False else _renamed(job(1), "2"))
+        put(store, replace(job(1), id=JobId("2")))
     with pytest.raises(StoreRefused):
-        put(store, _renamed(job(5), "1"))
+        put(store, replace(job(5), id=JobId("1")))
     assert seqs(store.jobs(JobFilter())) == [1]
-
-
-def _renamed(held, name):
-    from dataclasses import replace
-
-    return replace(held, id=JobId(name))
 
 
 def test_two_tokens_never_share_a_hash(store):
@@ -266,7 +262,7 @@ def test_a_world_is_loaded_with_its_indexes(store):
     assert world.attempts == {JobId("1"): attempt(1, 2, node="n1", devices=(2, 3))}
     assert world.usage[NodeId("n1")].devices == {2, 3}
     assert world.usage[NodeId("n1")].cpus == 4
-    assert world.held(NodeId("n0")) if hasattr(world, "held") else world.snapshot(0.0).held(NodeId("n0")).cpus == 0
+    assert world.snapshot(0.0).held(NodeId("n0")).cpus == 0
     assert world.attempts_on(NodeId("n1")) == [attempt(1, 2, node="n1", devices=(2, 3))]
     assert list(world.idempotency) == [("ann", "key-2")]
     assert (world.next_job_seq, world.next_story_seq) == (4, 3)
@@ -292,8 +288,6 @@ def test_of_ended_jobs_the_newest_thousand_are_loaded(store):
 
 
 def test_a_loaded_world_goes_on_where_the_store_stands(store):
-    from phalanx.core.state.world import Change
-
     store.commit(submitted(1, 2))
     world = store.load()
     change = Change(world=world)

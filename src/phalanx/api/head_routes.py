@@ -69,8 +69,9 @@ async def _lengthen_leases(runtime: Runtime) -> None:
     await runtime.ask(PlanStop(lease_s=lease_s))
     leases = runtime.parts.driver.leases
     leases.lengthen(lease_s)
-    until_s = runtime.parts.clock.boottime_s() + _LEASES_WAIT_S
-    while not leases.all_lengthened() and runtime.parts.clock.boottime_s() < until_s:
+    for _ in range(int(_LEASES_WAIT_S / _LOOK_AGAIN_S)):
+        if leases.all_lengthened():
+            return
         await asyncio.sleep(_LOOK_AGAIN_S)
 
 

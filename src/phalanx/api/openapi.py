@@ -40,7 +40,7 @@ def describe(app: FastAPI, version: str) -> dict[str, Any]:
         document = get_openapi(title="Phalanx", version=version, description=__doc__, routes=routes)
         schemas = _schemas(routes)
         for route in routes:
-            for method in route.methods:
+            for method in route.methods or ():
                 _describe(document["paths"][route.path_format][method.lower()], route, schemas)
         document["components"] = {
             "schemas": schemas.components,

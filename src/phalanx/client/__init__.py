@@ -1,1 +1,6 @@
-"""The typed HTTP client that scripts and the CLI use."""
+"""How Python programs and the command line speak to a head. Standard library alone until a record is decoded."""
+
+from phalanx.client.client import Client, Submission
+from phalanx.client.following import Event
+
+__all__ = ["Client", "Event", "Submission"]

@@ -103,7 +103,9 @@ def _listed(path: str) -> list[os.DirEntry[str]]:
         with os.scandir(path) as found:
             return list(found)
     except OSError as error:
-        raise BadFile(f"{path}: cannot be read: {os.strerror(error.errno or 0)}", hint="mend it, or name it in .gitignore") from None
+        raise BadFile(
+            f"{path}: cannot be read: {os.strerror(error.errno or 0)}", hint="mend it, or name it in .gitignore"
+        ) from None
 
 
 def _unfit(root: str, name: str, found: os.stat_result) -> str:
@@ -120,7 +122,9 @@ def _unfit(root: str, name: str, found: os.stat_result) -> str:
 
 # ---- .gitignore -----------------------------------------------------------------------------------------------------
 
-_Rules = list[tuple[str, "GitIgnoreSpec"]]  # (folder relative to the root; "../" steps above it as "^n", its rules), outermost first
+_Rules = list[
+    tuple[str, "GitIgnoreSpec"]
+]  # (folder relative to the root; "../" steps above it as "^n", its rules), outermost first
 
 
 def _ignored(name: str, rules: _Rules, *, folder: bool) -> bool:
@@ -185,7 +189,10 @@ def _check_size(entries: list[_Entry], folder: str, limit_bytes: int) -> None:
     if total > limit_bytes:
         largest = sorted(files, key=lambda entry: (-entry.found.st_size, entry.name))[:_NAMED]
         named = ", ".join(f"{entry.name} ({format_bytes(entry.found.st_size)})" for entry in largest)
-        raise TooLarge(f"{folder}: a copy of {format_bytes(total)} is over {format_bytes(limit_bytes)}; the largest: {named}", hint=hint)
+        raise TooLarge(
+            f"{folder}: a copy of {format_bytes(total)} is over {format_bytes(limit_bytes)}; the largest: {named}",
+            hint=hint,
+        )
     if len(entries) > _FILES_MAX:
         raise TooLarge(f"{folder}: a copy of {len(entries)} files is over {_FILES_MAX}", hint=hint)
 

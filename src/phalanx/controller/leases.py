@@ -57,15 +57,26 @@ class LeaseBook:
     @property
     def terms(self) -> tuple[float, float]:
         """Lease and renewal interval for the fleet's present size, in seconds."""
-        interval = max(self.lease_s / RENEWALS_PER_LEASE, len(self._leases) / RENEWALS_PER_S_MAX)
+        return self.terms_for(len(self._leases))
+
+    def terms_for(self, nodes: int) -> tuple[float, float]:
+        """The same for a fleet of so many nodes."""
+        interval = max(self.lease_s / RENEWALS_PER_LEASE, nodes / RENEWALS_PER_S_MAX)
         lease = interval * RENEWALS_PER_LEASE
         return (lease if self._long_s is None else max(lease, self._long_s)), interval
 
     def grant(self, node_id: NodeId, supervisor_id: SupervisorId, now_s: float, *, until_s: float = 0.0) -> None:
-        """Begin a lease: at hello, and for every node believed up when a head starts; it ends no sooner than `until_s`."""
+        """Begin a lease: at hello, and for every node believed up when a head starts; it ends no sooner than `until_s`.
+
+        A supervisor that says hello again keeps what it holds: a lease longer than today's, and the epochs that count.
+        """
         with self.guard:
             ends_s = max(now_s + self.terms[0] + MARGIN_S, until_s)
-            self._leases[node_id] = _Lease(supervisor_id=supervisor_id, ends_s=ends_s)
+            held = self._leases.get(node_id)
+            if held is not None and held.supervisor_id == supervisor_id and not held.over:
+                held.ends_s = max(held.ends_s, ends_s)
+            else:
+                self._leases[node_id] = _Lease(supervisor_id=supervisor_id, ends_s=ends_s)
 
     def renew(
         self,
@@ -74,13 +85,14 @@ class LeaseBook:
         epochs: list[tuple[JobId, Epoch]],
         now_s: float,
         *,
-        held_s: float = 0.0,
+        held_s: float | None = None,
     ) -> Renewal:
         """Renew, and name what the supervisor carries that no longer counts.
 
         Args:
             held_s: how long the lease that the supervisor holds still lasts. A long one (from a planned stop) is only believed over
-                once the supervisor has shown that it took the shorter one: an answer may be lost.
+                once the supervisor has shown that it took the shorter one: an answer may be lost. None, from one that does not say:
+                whatever was granted may still be held.
 
         Raises:
             SayHello: another supervisor, or none, holds this node's lease, or it is over.
@@ -90,7 +102,8 @@ class LeaseBook:
             if lease is None or lease.over or lease.supervisor_id != supervisor_id:
                 raise SayHello(f"supervisor {supervisor_id} holds no lease for {node_id}", hint="say hello again")
             lease_s, renew_in_s = self.terms
-            lease.ends_s = now_s + max(lease_s, held_s) + MARGIN_S
+            granted_s = lease.ends_s - now_s - MARGIN_S
+            lease.ends_s = now_s + max(lease_s, granted_s if held_s is None else min(held_s, granted_s)) + MARGIN_S
             lease.renewed_long = self._long_s is not None
             superseded = [(job, epoch) for job, epoch in epochs if lease.current.get(job) != epoch]
         return Renewal(lease_s=lease_s, renew_in_s=renew_in_s, superseded=superseded)

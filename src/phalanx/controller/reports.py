@@ -39,6 +39,7 @@ def lose_node(turn: Turn, node_id: NodeId, why: str) -> None:
 
 def _hello(turn: Turn, hello: Hello) -> None:
     node_id = hello.node.id
+    turn.lost.pop(node_id, None)
     known = turn.world.nodes.get(node_id)
     if known is not None and known.supervisor_id not in (None, hello.supervisor_id):
         for attempt in turn.world.attempts_on(node_id):
@@ -74,5 +75,6 @@ def _dead(turn: Turn, dead: NodeDead) -> None:
         return
     if dead.confirmed:
         lose_node(turn, dead.node_id, dead.why)
+        turn.lost[dead.node_id] = None  # should anybody still speak for it (the word came late), he says hello first
     else:
         turn.tell("node_silent", f"{dead.node_id}: {dead.why}; its lease decides", node_id=dead.node_id)

@@ -26,7 +26,14 @@ class Settings:
 
 @dataclass(slots=True, kw_only=True)
 class Turn:
-    """One step in the making. `freed` is set when room or eligibility may have grown, `submitted` holds new job ids."""
+    """One step in the making.
+
+    Attributes:
+        freed: room or eligibility may have grown.
+        submitted: new job ids.
+        lost: nodes whose lease ends with this step.
+        ages_s: how long each live attempt has lasted on CLOCK_BOOTTIME.
+    """
 
     world: World
     settings: Settings
@@ -34,14 +41,17 @@ class Turn:
     change: Change
     commands: list[Command] = field(default_factory=list)
     submitted: list[JobId] = field(default_factory=list)
+    lost: dict[NodeId, None] = field(default_factory=dict)
+    ages_s: Mapping[JobId, float] = field(default_factory=dict)
     freed: bool = False
+    _mtbf: float | None = None
 
     @property
     def facts(self) -> Facts:
         """The surroundings of a transition in this step."""
         return Facts(
             now_s=self.now.wall_s, addresses=_Addresses(self.world), checkpoint_root=self.settings.checkpoint_root,
-            output_root=self.settings.output_root, mtbf_s=self._mtbf_s(),
+            output_root=self.settings.output_root, mtbf_s=self._mtbf_s(), ages_s=self.ages_s,
         )  # fmt: skip
 
     def case(self, job_id: JobId) -> Case:
@@ -74,9 +84,11 @@ class Turn:
         self.change.tell(StoryLine(seq=0, at_s=self.now.wall_s, kind=kind, text=text, node_id=node_id, by=by))
 
     def _mtbf_s(self) -> float:
-        nodes = self.world.nodes.values()
-        exposure_s = sum(max(0.0, self.now.wall_s - node.joined_s) for node in nodes)
-        return node_mtbf_s(sum(node.failures for node in nodes), exposure_s)
+        if self._mtbf is None:  # once a step: a sum over the fleet for each of a thousand events would be most of its cost
+            nodes = self.world.nodes.values()
+            exposure_s = sum(max(0.0, self.now.wall_s - node.joined_s) for node in nodes)
+            self._mtbf = node_mtbf_s(sum(node.failures for node in nodes), exposure_s)
+        return self._mtbf
 
 
 class _Addresses(Mapping[NodeId, str]):

@@ -10,9 +10,10 @@ from phalanx.core.errors import BadRequest
 GIB: Final = 1 << 30
 MIB: Final = 1 << 20
 _UNIT_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-_PART: Final = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
-_CLOCK: Final = re.compile(r"(?:(\d+)-)?(\d{1,3}):(\d{2})(?::(\d{2}))?")
-_MEMORY: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(k|m|g|t)?(i?b)?", re.IGNORECASE)
+# Digits are bounded: past 4,300 of them Python's int() itself refuses, and past 308 a float is infinite.
+_PART: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)([smhdw])")
+_CLOCK: Final = re.compile(r"(?:([0-9]{1,6})-)?([0-9]{1,3}):([0-9]{2})(?::([0-9]{2}))?")
+_MEMORY: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*(?:(k|m|g|t)(?:i?b)?)?", re.IGNORECASE)
 _MEMORY_UNIT: Final = {"k": 1 << 10, "m": MIB, "g": GIB, "t": 1 << 40}
 
 
@@ -22,7 +23,7 @@ def parse_duration_s(text: object, *, what: str = "time") -> float:
     Raises:
         BadRequest: a bare number (minutes for Slurm, seconds elsewhere: nobody can tell), or no duration at all.
     """
-    if isinstance(text, (int, float)) or (isinstance(text, str) and re.fullmatch(r"\d+(\.\d+)?", text.strip())):
+    if isinstance(text, (int, float)) or (isinstance(text, str) and re.fullmatch(r"[0-9]+(\.[0-9]+)?", text.strip())):
         raise BadRequest(f"{what}: {text!r} has no unit", hint=f"write {text}m for minutes, {text}h for hours or {text}s for seconds")
     if not isinstance(text, str):
         raise BadRequest(f"{what}: {text!r} is not a duration", hint="write 90m, 2h, 1-12:00:00")
@@ -61,7 +62,7 @@ def parse_memory_bytes(text: object, *, what: str = "memory") -> int:
     match = _MEMORY.fullmatch(str(text).strip()) if isinstance(text, (int, float, str)) and not isinstance(text, bool) else None
     if match is None:
         raise BadRequest(f"{what}: {text!r} is not an amount of memory", hint="write 64 for 64 GiB, or 512M")
-    number, unit, _ = match.groups()
+    number, unit = match.groups()
     return int(float(number) * _MEMORY_UNIT[(unit or "g").lower()])
 
 
@@ -69,6 +70,7 @@ def format_bytes(count: float) -> str:
     """In the largest binary unit that leaves at least 1: `512 B`, `3.2 MiB`, `80 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+            text = f"{count:.0f}" if unit == "B" or abs(count) >= 100 else f"{count:.1f}"
+            return f"{text.removesuffix('.0')} {unit}"
         count /= 1024
-    return f"{count:.1f} TiB"
+    return f"{count:.1f}".removesuffix(".0") + " TiB"

@@ -48,6 +48,7 @@ FAILPOINTS: Final[dict[str, frozenset[Failure]]] = {
     "store.commit.done": _DONE,  # durable, and nobody knows yet
     "store.commit.rollback": frozenset({Failure.KILL}),
     "store.settle.checkpoint": frozenset({Failure.KILL}),
+    "store.close.checkpoint": frozenset({Failure.KILL}),
     "logs.open.directory": _BEFORE,
     "logs.append.directory": _BEFORE,
     "logs.append.create": _BEFORE,

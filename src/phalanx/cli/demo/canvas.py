@@ -111,11 +111,8 @@ def plot(
     lines = [_words_above(marks, place, columns)] if marks else []
     for number in range(rows):
         label = {0: window.y_high, rows // 2: (window.y_high + window.y_low) / 2, rows - 1: window.y_low}.get(number)
-        lines.append(
-            Text(("" if label is None else f"{label:.2f}").rjust(_LABEL_COLUMNS - 1) + " ", "dim")
-            + Text("│" if braille else "|", "dim")
-        )
-        lines[-1].append_text(canvas.row(number, braille=braille))
+        axis = ("" if label is None else f"{label:.2f}").rjust(_LABEL_COLUMNS - 1) + (" │" if braille else " |")
+        lines.append(Text().append(axis, "dim").append_text(canvas.row(number, braille=braille)))
     lines.append(_below(window, columns))
     return lines
 

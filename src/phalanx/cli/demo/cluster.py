@@ -12,13 +12,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from phalanx.cli.connect import Head
 from phalanx.cli.demo.fault import kill_marked, kill_node
 from phalanx.core.errors import PhalanxError, Unreachable
-
-if TYPE_CHECKING:
-    from phalanx.client import Client
+from phalanx.wire.api import StopBody, StopReply
 
 _UP_S: Final = 30.0  # a head is up in a second; a machine under load needs patience
 _DOWN_S: Final = 20.0
@@ -37,15 +36,15 @@ class Cluster:
         self.home = tempfile.mkdtemp(prefix="phalanx-demo-")
         self._virtual = virtual
         self._revive_s = revive_s
-        self._head: subprocess.Popen[bytes] | None = None
-        self._client: Client | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._line: Head | None = None
         self._marks = {self.home}
 
     @property
-    def client(self) -> Client:
+    def head(self) -> Head:
         """Speaks to the head; there is one once `open` has returned."""
-        assert self._client is not None
-        return self._client
+        assert self._line is not None
+        return self._line
 
     def open(self) -> None:
         """Start the head and wait until it answers.
@@ -53,8 +52,6 @@ class Cluster:
         Raises:
             Unreachable: it ended, or does not answer; with what it printed last.
         """
-        from phalanx.client import Client
-
         words = [
             sys.executable,
             "-m",
@@ -70,13 +67,13 @@ class Cluster:
             words += ["--virtual", self._virtual]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PHALANX_")}
         with open(self._output_path, "wb") as output:
-            self._head = subprocess.Popen(
+            self._process = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
                 env={**environment, "PHALANX_HOME": self.home}, cwd=self.home,
             )  # fmt: skip
         record = self._await(self._told, _UP_S, "did not say where it is")
         with open(os.path.join(self.home, "token"), encoding="utf-8") as file:
-            self._client = Client(url=str(record["url"]), token=file.read().strip())
+            self._line = Head(str(record["url"]), file.read().strip(), True)
 
     def kill(self, node: str) -> int:
         """Kill a node; returns how many processes died.
@@ -94,14 +91,14 @@ class Cluster:
             Conflict: a process cannot be killed.
         """
         self._remember_keys()
-        head = self._head
-        if head is not None:
-            self._stop_politely(head)
+        process = self._process
+        if process is not None:
+            self._stop_politely(process)
             for number in (signal.SIGTERM, signal.SIGKILL):
                 if head.poll() is None:
                     head.send_signal(number)
                     self._wait(lambda: head.poll() is not None, 5.0)
-            self._head = None
+            self._process = None
         try:
             kill_marked(self._marks)
         finally:
@@ -113,12 +110,12 @@ class Cluster:
         def stopping() -> bool:
             if head.poll() is not None:
                 return True
-            return self._client is not None and bool(
-                self._client.call("POST", "/v1/stop", {"cancel_jobs": True})["stopping"]
+            return self._line is not None and bool(
+                self._line.call("POST", "/v1/stop", {"cancel_jobs": True})["stopping"]
             )
 
         try:
-            if self._client is not None and self._wait(stopping, _DOWN_S):
+            if self._line is not None and self._wait(stopping, _DOWN_S):
                 self._wait(lambda: head.poll() is not None, _DOWN_S)
         except (PhalanxError, OSError):
             pass  # it is gone, or does not listen: signals follow
@@ -137,7 +134,7 @@ class Cluster:
             found = ask()
             if found is not None:
                 return found
-            if self._head is not None and self._head.poll() is not None:
+            if self._process is not None and self._process.poll() is not None:
                 break
             time.sleep(_POLL_S)
         with open(self._output_path, encoding="utf-8", errors="replace") as file:

@@ -6,8 +6,6 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
-
 from phalanx.cli.demo.audience import Audience
 from phalanx.cli.demo.cluster import Cluster
 from phalanx.cli.demo.scene import Scene
@@ -16,7 +14,7 @@ from phalanx.core.accounting.receipt import Receipt
 from phalanx.core.errors import Conflict, WaitTimedOut
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import JobState
-from phalanx.wire.api import JobDetail, NodeList, Overview, StepsReply, StoryReply, Submitted
+from phalanx.wire.api import NodeList, Overview, StepsReply, StoryReply, Submitted
 
 _WATCH_S: Final = 600.0  # a demo that takes longer hangs
 _NODES_S: Final = 30.0
@@ -51,7 +49,7 @@ class Conductor:
         until_s = time.monotonic() + _NODES_S
         while True:
             self.scene.now_s = time.time()
-            nodes = msgspec.convert(self.cluster.client.call("GET", "/v1/nodes"), NodeList).nodes
+            nodes = self.cluster.head.get(NodeList, "/v1/nodes").nodes
             self.scene.nodes = list(nodes)
             self.audience.show(self.scene)
             if len(self.scene.up()) >= count:
@@ -63,7 +61,7 @@ class Conductor:
 
     def submit(self, job: dict[str, object]) -> None:
         """Hand in the job."""
-        reply = msgspec.convert(self.cluster.client.call("POST", "/v1/jobs", job), Submitted)
+        reply = self.cluster.head.post(Submitted, "/v1/jobs", job)
         self.job_id = reply.job.id
         self.scene.see_job(reply.job)
         for note in reply.notes:
@@ -92,9 +90,9 @@ class Conductor:
 
     def poll(self) -> None:
         """Take over what the head shows now."""
-        client, scene = self.cluster.client, self.scene
+        scene = self.scene
         scene.now_s = time.time()
-        scene.see(msgspec.convert(client.call("GET", "/v1/overview"), Overview), self.job_id)
+        scene.see(self.cluster.head.get(Overview, "/v1/overview"), self.job_id)
         if scene.now_s - self._slow_s >= _SLOW_POLL_S or (scene.job is not None and scene.job.state.terminal):
             self._slow_s = scene.now_s
             self._read_steps()
@@ -184,24 +182,18 @@ class Conductor:
 
     def receipt(self) -> Receipt:
         """The job's receipt, as the head computes it."""
-        return msgspec.convert(self.cluster.client.call("GET", f"/v1/jobs/{self.job_id}/receipt"), Receipt)
-
-    def detail(self) -> JobDetail:
-        """The job with its attempts."""
-        return msgspec.convert(self.cluster.client.call("GET", f"/v1/jobs/{self.job_id}"), JobDetail)
+        return self.cluster.head.get(Receipt, f"/v1/jobs/{self.job_id}/receipt")
 
     def _read_steps(self) -> None:
         more = True
         while more:
-            path = f"/v1/jobs/{self.job_id}/steps?after={self._cursor}"
-            reply = msgspec.convert(self.cluster.client.call("GET", path), StepsReply)
+            reply = self.cluster.head.get(StepsReply, f"/v1/jobs/{self.job_id}/steps", after=self._cursor)
             self.scene.curve.add(reply.steps)
             self._cursor, more = reply.cursor, reply.more
 
     def _read_story(self) -> None:
         """The job's own lines and those of the fleet."""
         last = self.scene.story[-1].seq if self.scene.story else 0
-        path = f"/v1/jobs/{self.job_id}/story?after={last}"
-        lines = msgspec.convert(self.cluster.client.call("GET", path), StoryReply).story
+        lines = self.cluster.head.get(StoryReply, f"/v1/jobs/{self.job_id}/story", after=last).story
         for line in self.scene.hear(lines):
             self.audience.tell(line, self.scene)

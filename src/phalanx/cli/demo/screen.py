@@ -5,6 +5,7 @@ From 110 columns on there are two columns: training to the left, the fleet, the 
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Final
 
@@ -20,6 +21,7 @@ from phalanx.wire.api import DeviceView, NodeView
 
 _TWO_COLUMNS_FROM: Final = 110
 _GAP: Final = 3
+_TIME_COLUMNS: Final = 9
 _CHART_ROWS_MIN: Final = 6
 _DEVICE_COLUMNS_MIN: Final = 12
 _BAR_AND_FIGURE_COLUMNS: Final = 7
@@ -72,7 +74,10 @@ def _fleet_and_watch(scene: Scene, width: int) -> list[Text]:
 
 
 def _section(title: str, lines: list[Text], width: int) -> list[Text]:
-    return [Text("── ", "dim").append(title, "bold").append(" " + "─" * max(0, width - 4 - len(title)), "dim"), *lines]
+    return [
+        Text().append("── ", "dim").append(title, "bold").append(" " + "─" * max(0, width - 4 - len(title)), "dim"),
+        *lines,
+    ]
 
 
 def _side_by_side(left: Sequence[Text], right: Sequence[Text], left_width: int) -> list[Text]:
@@ -96,7 +101,9 @@ def cut(line: Text, width: int) -> Text:
 
 def _header(scene: Scene, width: int) -> Text:
     clock = f"{int(scene.elapsed_s) // 60:02d}:{int(scene.elapsed_s) % 60:02d}"
-    text = Text(" PHALANX ", "bold reverse").append("  " + scene.fleet, "bold").append("  " + scene.stage, "dim")
+    text = (
+        Text().append(" PHALANX ", "bold reverse").append("  " + scene.fleet, "bold").append("  " + scene.stage, "dim")
+    )
     text = cut(text, width - len(clock) - 2)
     return text.append(" " * max(1, width - text.cell_len - len(clock) - 1)).append(clock, "bold")
 
@@ -114,7 +121,7 @@ def _job(scene: Scene, width: int) -> list[Text]:
     job = scene.job
     if job is None:
         return [Text(" " + (scene.stage or "the cluster is coming up"), "dim"), Text("")]
-    first = Text(f" {job.name}  ", "bold").append(job.state.value.upper(), _STATE_STYLES[job.state])
+    first = Text().append(f" {job.name}  ", "bold").append(job.state.value.upper(), _STATE_STYLES[job.state])
     if job.epoch:
         first.append(f"  attempt {job.epoch}", "bold" if job.epoch > 1 else "")
     first.append(f"  {job.shape} on {' and '.join(job.nodes)}" if job.nodes else "")
@@ -171,7 +178,7 @@ def _fleet(scene: Scene, width: int) -> list[Text]:
 
 
 def _node(scene: Scene, node: NodeView, width: int) -> list[Text]:
-    name = Text(f" {node.id:<4} ", "bold")
+    name = Text().append(f" {node.id:<4} ", "bold")
     if node.state is not NodeState.UP:
         killed = any(kill.node == node.id for kill in scene.kills)
         return [name.append("DOWN", "bold red").append(f"  {'killed' if killed else node.down_cause}", "red")]
@@ -191,9 +198,9 @@ def _node(scene: Scene, node: NodeView, width: int) -> list[Text]:
 def _device(device: DeviceView, width: int) -> Text:
     """One device: its index, the ranks on it, a bar of its utilisation."""
     if device.job_id is None:
-        return _pad(Text(f"{device.index} ", "dim").append("free", "dim"), width)
+        return _pad(Text().append(f"{device.index} ", "dim").append("free", "dim"), width)
     ranks = "r" + "+".join(map(str, device.ranks)) if device.ranks else f"#{device.job_id}"
-    text = Text(f"{device.index} ", "dim").append(f"{ranks:<3} ", "cyan")
+    text = Text().append(f"{device.index} ", "dim").append(f"{ranks:<3} ", "cyan")
     columns = width - text.cell_len - 1
     if device.utilization is None:
         return _pad(text.append("…", "dim"), width)
@@ -209,7 +216,7 @@ def bar(share: float, columns: int, style: str = "green") -> Text:
     eighths = round(min(max(share, 0.0), 1.0) * columns * 8)
     whole, part = divmod(eighths, 8)
     filled = "█" * whole + (_EIGHTHS[part] if part else "")
-    return Text(filled, style).append("·" * (columns - cell_len(filled)), "dim")
+    return Text().append(filled, style).append("·" * (columns - cell_len(filled)), "dim")
 
 
 def _pad(text: Text, width: int) -> Text:
@@ -222,12 +229,13 @@ def _watch(scene: Scene, width: int) -> list[Text]:
     longest = max(peer.seconds for peer in PEERS)
     columns = max(8, width - 24)
     if kill is None:
-        first = Text(f" {'Phalanx':<11}", "bold").append("    nobody was killed yet", "dim")
+        first = Text().append(f" {'Phalanx':<11}", "bold").append("    nobody was killed yet", "dim")
     else:
         seconds = kill.seconds(scene.now_s)
         style = "bold yellow" if kill.open else "bold green"
         first = (
-            Text(f" {'Phalanx':<11}", "bold")
+            Text()
+            .append(f" {'Phalanx':<11}", "bold")
             .append(f"{seconds:6.1f} s ", style)
             .append_text(bar(max(seconds, 0.4) / longest, columns, style))
         )
@@ -241,16 +249,15 @@ def _watch(scene: Scene, width: int) -> list[Text]:
 
 
 def _story(scene: Scene, width: int, rows: int) -> list[Text]:
-    lines = [
-        cut(
-            Text(f" {line.at_s - scene.started_s:5.1f} s ", "dim").append(
-                plain_text(line.text), _LOUD.get(line.kind, "")
-            ),
-            width,
-        )
-        for line in scene.story[-rows:]
-    ]
-    return lines + [Text("")] * (rows - len(lines))
+    """The newest lines that fit, wrapped under their time."""
+    lines: list[Text] = []
+    for line in scene.story[-rows:]:
+        style = _LOUD.get(line.kind, "")
+        pieces = textwrap.wrap(plain_text(line.text), max(20, width - _TIME_COLUMNS)) or [""]
+        when = f" {line.at_s - scene.started_s:5.1f} s ".ljust(_TIME_COLUMNS)
+        lines.append(Text().append(when, "dim").append(pieces[0], style))
+        lines += [Text(" " * _TIME_COLUMNS).append(piece, style) for piece in pieces[1:]]
+    return lines[-rows:] + [Text("")] * (rows - len(lines))
 
 
 def plain_text(text: str) -> str:

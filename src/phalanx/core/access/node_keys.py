@@ -19,10 +19,12 @@ def node_of(secret: bytes, token: str) -> NodeId | None:
     """The node a token speaks for, or None. Compares in constant time."""
     prefix, _, rest = token.partition(".")
     name, _, mac = rest.rpartition(".")
-    if prefix != _PREFIX or not name or not hmac.compare_digest(mac, _mac(secret, NodeId(name))):
+    # As bytes: compare_digest refuses text outside ASCII, and a header may hold any.
+    given, wanted = mac.encode(errors="replace"), _mac(secret, NodeId(name)).encode()
+    if prefix != _PREFIX or not name or not hmac.compare_digest(given, wanted):
         return None
     return NodeId(name)
 
 
 def _mac(secret: bytes, node_id: NodeId) -> str:
-    return hmac.new(secret, b"phalanx node " + node_id.encode(), hashlib.sha256).hexdigest()
+    return hmac.new(secret, b"phalanx node " + node_id.encode(errors="surrogatepass"), hashlib.sha256).hexdigest()

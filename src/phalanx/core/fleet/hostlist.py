@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Final
 
 from phalanx.core.errors import BadRequest
 
 _BRACKET: Final = re.compile(r"([^\[\],]*)\[([^\[\]]+)\]([^\[\],]*)")
 _HOSTS_MAX: Final = 100_000  # more than any fleet; bounds a typo like [0-999999999]
+_TEXT_MAX: Final = 1 << 20  # characters: _HOSTS_MAX names of ten
+_NUMBER: Final = re.compile(r"[0-9]{1,9}")  # ASCII alone: "²" is a digit to str.isdigit and none to int()
+_TRAILING: Final = re.compile(r"(.*?)([0-9]{1,9})", re.DOTALL)
 
 
 def expand(text: str) -> tuple[str, ...]:
@@ -17,11 +21,15 @@ def expand(text: str) -> tuple[str, ...]:
     Raises:
         BadRequest: unbalanced brackets, an empty or backward range, or more than 100,000 names.
     """
+    if len(text) > _TEXT_MAX:
+        raise BadRequest(f"host list {text[:60]!r} ... is longer than {_TEXT_MAX} characters")
     names: dict[str, None] = {}
+    seen = 0
     for word in _split(text):
         for name in _expand_word(word.strip()):
             names[name] = None
-            if len(names) > _HOSTS_MAX:
+            seen += 1  # doubles count too: [0-99999,0-99999, ...] must not cost more than it says
+            if seen > _HOSTS_MAX:
                 raise BadRequest(f"host list {text[:60]!r} names more than {_HOSTS_MAX} nodes")
     if not names:
         raise BadRequest("the host list is empty", hint="write gpu[001-004,007] or n0,n1")
@@ -40,27 +48,27 @@ def _split(text: str) -> list[str]:
         else:
             current += char
     if depth != 0:
-        raise BadRequest(f"host list {text!r}: brackets do not match", hint="write gpu[001-004,007]")
+        raise BadRequest(f"host list {text[:60]!r}: brackets do not match", hint="write gpu[001-004,007]")
     return [word for word in [*words, current] if word.strip()]
 
 
-def _expand_word(word: str) -> list[str]:
+def _expand_word(word: str) -> Iterator[str]:
     match = _BRACKET.fullmatch(word)
     if match is None:
         if "[" in word or "]" in word:
-            raise BadRequest(f"host list word {word!r}: one bracket a name", hint="write gpu[001-004,007]")
-        return [word]
+            raise BadRequest(f"host list word {word[:60]!r}: one bracket a name", hint="write gpu[001-004,007]")
+        yield word
+        return
     head, inside, tail = match.groups()
-    names: list[str] = []
     for part in inside.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
-            raise BadRequest(f"host list word {word!r}: {part!r} is no number or range")
+        if not _NUMBER.fullmatch(first) or (dash and not _NUMBER.fullmatch(last)):
+            raise BadRequest(f"host list word {word[:60]!r}: {part[:30]!r} is no number or range")
         low, high = int(first), int(last) if dash else int(first)
         if high < low or high - low >= _HOSTS_MAX:
-            raise BadRequest(f"host list word {word!r}: range {part!r} is backward or too long")
-        names.extend(f"{head}{number:0{len(first)}d}{tail}" for number in range(low, high + 1))
-    return names
+            raise BadRequest(f"host list word {word[:60]!r}: range {part!r} is backward or too long")
+        for number in range(low, high + 1):
+            yield f"{head}{number:0{len(first)}d}{tail}"
 
 
 def fold(names: list[str]) -> str:
@@ -68,7 +76,7 @@ def fold(names: list[str]) -> str:
     groups: dict[tuple[str, int], list[int]] = {}
     plain: list[str] = []
     for name in names:
-        match = re.fullmatch(r"(.*?)(\d+)", name)
+        match = _TRAILING.fullmatch(name)
         if match is None:
             plain.append(name)
         else:

@@ -95,8 +95,13 @@ def _exited(case: Case, attempt: Attempt, happening: TaskExited, facts: Facts) -
     if any(known.rank == exit.rank for known in attempt.exits):
         return _same(case)
     attempt = replace(attempt, exits=(*attempt.exits, exit))
-    if not exit.failed or attempt.state is _S.STOPPING:
+    if attempt.state is _S.STOPPING or (exit.shell_code == 0 and not exit.by_us):
         return Outcome(job=case.job, attempt=attempt)
+    if exit.by_us:
+        # We have asked nothing of it: its supervisor is going away and takes the tasks along. Peers must not wait in a collective.
+        why = f"{exit.node_id}: its supervisor ended the tasks{f' ({exit.note})' if exit.note else ''}"
+        attempt = _with_member(attempt, exit.node_id, _member(attempt, exit.node_id).state, why=why)
+        return _stopping(case, attempt, Cause.NODE_FAIL, why, facts, line(case, facts, "node_left", why, node_id=exit.node_id))
     how = f"signal {exit.signal}" if exit.code is None else f"exit code {exit.code}"
     told = line(case, facts, "task_failed", f"rank {exit.rank} on {exit.node_id} ended: {how}", node_id=exit.node_id)
     return _stopping(case, attempt, None, f"rank {exit.rank} on {exit.node_id}: {how}", facts, told)
@@ -106,8 +111,20 @@ def _stopped(case: Case, attempt: Attempt, happening: MemberStopped, facts: Fact
     attempt = _with_member(attempt, happening.node_id, MemberState.STOPPED, unless=(MemberState.LOST,))
     if happening.port_in_use and attempt.ending is None:
         told = line(case, facts, "port_in_use", f"{happening.node_id}: the rendezvous port was taken; again on another")
-        return _stopping(case, attempt, Cause.FREEZE, "rendezvous port taken", facts, told)
+        return _stopping(case, attempt, Cause.PORT_TAKEN, "rendezvous port taken", facts, told)
+    if attempt.state is not _S.STOPPING and not _finished_on(attempt, happening.node_id):
+        # Nothing runs there, and its tasks did not end well: whatever it was, the rest of the gang would wait for them forever.
+        why = f"{happening.node_id}: nothing of the job runs there any more"
+        attempt = _with_member(attempt, happening.node_id, MemberState.STOPPED, why=why)
+        return _stopping(case, attempt, Cause.START_FAIL, why, facts, line(case, facts, "stopped", why, node_id=happening.node_id))
     return _settle_when_whole(case, attempt, facts)
+
+
+def _finished_on(attempt: Attempt, node_id: NodeId) -> bool:
+    """Whether every task of the node has ended, and well; so too for a node that has none."""
+    grant = attempt.allocation.on(node_id)
+    ended = sum(exit.node_id == node_id and exit.shell_code == 0 for exit in attempt.exits)
+    return grant is None or ended >= grant.tasks
 
 
 def _froze(case: Case, attempt: Attempt, happening: MemberFroze, facts: Facts) -> Outcome:
@@ -123,7 +140,9 @@ def _saved(case: Case, attempt: Attempt, happening: CheckpointSaved, facts: Fact
     fresh = replace(happening.resume, saved_s=facts.now_s)
     if any(kept.digest == fresh.digest and kept.path == fresh.path for kept in case.job.checkpoints):
         return _same(case)
-    known = sorted((*case.job.checkpoints, fresh), key=lambda kept: (kept.step, kept.epoch))
+    # By epoch first: what an earlier epoch saved past the step this one resumed from did not verify, and must not push out what does.
+    others = (kept for kept in case.job.checkpoints if kept.path != fresh.path)  # saved anew in the same folder: one of the two is left
+    known = sorted((*others, fresh), key=lambda kept: (kept.epoch, kept.step))
     kept, dropped = known[-CHECKPOINTS_KEPT:], known[:-CHECKPOINTS_KEPT]
     job = _progress(replace(case.job, checkpoints=tuple(kept)), fresh.step)
     text = f"checkpoint of step {fresh.step} published (stall {happening.stall_s:.2f} s, write {happening.write_s:.2f} s)"
@@ -150,7 +169,7 @@ def _lost(case: Case, attempt: Attempt, happening: MemberLost, facts: Facts) -> 
 
 
 def _stop_wanted(case: Case, attempt: Attempt, happening: StopWanted, facts: Facts) -> Outcome:
-    if attempt.ending is Cause.CANCELLED or (attempt.ending is happening.cause):
+    if attempt.state is _S.STOPPING and _ending(attempt, happening.cause) is attempt.ending:
         return _same(case)
     told = line(case, facts, "stopping", f"{happening.cause.value}: {happening.why}", by=happening.by)
     return _stopping(case, attempt, happening.cause, happening.why, facts, told)
@@ -179,14 +198,18 @@ def _remind(case: Case, attempt: Attempt, happening: Remind, facts: Facts) -> Ou
 
 def _stopping(case: Case, attempt: Attempt, cause: Cause | None, why: str, facts: Facts, told: StoryLine) -> Outcome:
     """Ask every member to stop; the first cause named stays unless a user's cancel overrides it."""
-    ending = attempt.ending
-    if ending is None or cause is Cause.CANCELLED or (ending in _OURS and cause in _USERS):
-        ending = cause
-    attempt = replace(attempt, state=_S.STOPPING, ending=ending, why=attempt.why or why)
+    attempt = replace(attempt, state=_S.STOPPING, ending=_ending(attempt, cause), why=attempt.why or why)
     outcome = Outcome(
         job=case.job, attempt=attempt, commands=orders.stop(Case(job=case.job, attempt=attempt), attempt), lines=(told,)
     )
     return outcome.then(_settle_when_whole(Case(job=case.job, attempt=attempt), attempt, facts))
+
+
+def _ending(attempt: Attempt, cause: Cause | None) -> Cause | None:
+    """Why it ends, with one more cause: a user's cancel goes before everything, a user's wish before what befell it, else the first."""
+    if attempt.ending is None or cause is Cause.CANCELLED or (attempt.ending in _OURS and cause in _USERS):
+        return cause
+    return attempt.ending
 
 
 def _settle_when_whole(case: Case, attempt: Attempt, facts: Facts) -> Outcome:
@@ -222,7 +245,7 @@ def _with_member(
 
 
 _USERS: Final = (Cause.CANCELLED, Cause.REQUEUED, Cause.TIMEOUT, Cause.PREEMPTED, Cause.DRAINED)
-_OURS: Final = (None, Cause.FREEZE, Cause.START_FAIL)
+_OURS: Final = (Cause.FREEZE, Cause.PORT_TAKEN, Cause.START_FAIL, Cause.NODE_FAIL)
 _ALL: Final = (_S.PLACED, _S.STARTING, _S.RUNNING, _S.STOPPING)
 Handler = Callable[[Case, Attempt, Any, Facts], Outcome]
 TABLE: Final[dict[tuple[AttemptState, type[Any]], Handler]] = {

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from phalanx.core.ids import NodeId
+from phalanx.core.ids import JobId, NodeId
 from phalanx.core.state.commands import Command
 from phalanx.core.state.story import StoryLine
 from phalanx.core.work.attempt import Attempt
@@ -16,6 +16,7 @@ NO_PROGRESS_BUDGET: Final = 5  # restarts without a new step kept; what Kubernet
 CRASH_GRACE_S: Final = 1.0  # peers of a dead rank hang in a collective; time for a traceback, no more
 BACKOFF_FIRST_S: Final = 2.0
 AVOID_MAX: Final = 8  # nodes remembered as bad for one job
+PORT_TRIES: Final = 5  # rendezvous ports in a row; past that it is the job that binds a port of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +26,11 @@ class Facts:
     Attributes:
         addresses: where each node's ranks are reached.
         mtbf_s: mean time between failures of one node; a gang of n nodes has 1/n of it.
+        ages_s: how long each live attempt has lasted by a clock that nobody sets; without one, by the difference of Unix times.
     """
 
     now_s: float
+    ages_s: Mapping[JobId, float] = field(default_factory=dict)
     addresses: Mapping[NodeId, str] = field(default_factory=dict)
     checkpoint_root: str = ""
     output_root: str = ""

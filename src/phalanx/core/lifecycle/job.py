@@ -76,13 +76,18 @@ def update(case: Case, event: Update, facts: Facts) -> Outcome:
     """Change what may change of a job that is not over.
 
     Raises:
-        Conflict: the job is over, or runs and would have to move to another queue.
+        Conflict: the job is over, or runs and would have to move to another queue or outlast what its supervisors were told.
     """
     job = case.job
     if job.state.terminal:
         raise Conflict(f"job {job.id} is {job.state.value} and cannot change any more")
     if event.queue is not None and job.state is not JobState.PENDING:
         raise Conflict(f"job {job.id} runs in queue {job.queue}", hint=f"phalanx requeue {job.id} first")
+    limit_s = job.spec.time_limit_s
+    if event.time_limit_s is not None and limit_s is not None and case.attempt is not None and event.time_limit_s > limit_s:
+        # Its supervisors end the tasks by the limit they were told at the start, also when no head is there.
+        raise Conflict(f"job {job.id} runs under a limit of {format_duration(limit_s)}; while it runs it can only be shortened",
+                       hint=f"phalanx requeue {job.id}, then update")  # fmt: skip
     changes = {
         "name": event.name, "priority": event.priority, "time_limit_s": event.time_limit_s, "queue": event.queue,
     }  # fmt: skip

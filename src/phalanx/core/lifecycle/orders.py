@@ -25,7 +25,8 @@ def prepare(job: Job, attempt: Attempt, facts: Facts, *, only: NodeId | None = N
     spec = job.spec
     root = spec.checkpoint or facts.checkpoint_root
     addresses = tuple(facts.addresses.get(grant.node_id, "127.0.0.1") for grant in attempt.allocation.grants)
-    deadline_s = None if spec.time_limit_s is None else attempt.placed_s + spec.time_limit_s
+    age_s = facts.ages_s.get(job.id, max(0.0, facts.now_s - attempt.placed_s))
+    deadline_s = None if spec.time_limit_s is None else facts.now_s + spec.time_limit_s - age_s
     common = Prepare(
         node_id=NodeId(""), job_id=job.id, epoch=attempt.epoch, generation=attempt.generation, spec=spec,
         allocation=attempt.allocation, addresses=addresses, candidates=tuple(reversed(job.checkpoints)),

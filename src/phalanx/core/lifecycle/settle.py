@@ -14,6 +14,7 @@ from phalanx.core.lifecycle.facts import (
     AVOID_MAX,
     BACKOFF_FIRST_S,
     NO_PROGRESS_BUDGET,
+    PORT_TRIES,
     Case,
     Facts,
     Outcome,
@@ -42,6 +43,11 @@ def settle(case: Case, attempt: Attempt, facts: Facts) -> Outcome:
             return _wait(after, attempt, cause, Reason.PREEMPTED if preempted else Reason.REQUEUED, 0.0, facts)
         case Cause.FREEZE:
             return _again(job, attempt, cause, facts)
+        case Cause.PORT_TAKEN:
+            if attempt.causes[-PORT_TRIES:] != (cause,) * PORT_TRIES:
+                return _again(job, attempt, cause, facts)
+            why = f"a port was taken {PORT_TRIES + 1} times in a row: does the job bind one of its own? The last: {attempt.why}"
+            return _end(case, replace(attempt, why=why), cause, JobState.FAILED, _first_failure_code(attempt), facts)
         case Cause.FAILED:
             if job.user_retries < spec.retry and attempt.exits:
                 return _again(replace(job, user_retries=job.user_retries + 1), attempt, cause, facts)

@@ -38,8 +38,12 @@ def device_fits(device: Device, model: str | None, device_memory_bytes: int) -> 
         return False
     if model is None:
         return True
-    words = device.model.lower().replace("-", " ").split()
-    return model.lower() in (device.model.lower(), *words, "-".join(words))
+    words, wanted = _words(device.model), _words(model)
+    return any(words[at : at + len(wanted)] == wanted for at in range(len(words) - len(wanted) + 1))
+
+
+def _words(model: str) -> list[str]:
+    return model.lower().replace("-", " ").replace("_", " ").split()
 
 
 def matching(node: Node, model: str | None, device_memory_bytes: int) -> tuple[int, ...]:
@@ -57,13 +61,17 @@ def shape_of(role: Role, nodes: Iterable[Node]) -> Shape:
     request = role.gpus
     memory = (request.memory_gib or 0) * GIB
     sizes = [len(matching(node, request.model, memory)) for node in fleet]
-    largest = max(sizes, default=0)
     if request.nodes is not None:
         count, each = request.nodes, request.per_node or 0
     elif request.total == 0:
         count, each = 1, 0
     else:
-        count, each = _fewest_nodes(request.total, largest) if fleet else (1, request.total)
+        roomy = [
+            size
+            for node, size in zip(fleet, sizes, strict=True)
+            if node.cpus >= role.cpus and node.memory_bytes >= role.memory_bytes
+        ]
+        count, each = _fewest_nodes(request.total, roomy) if fleet else (1, request.total)
     shape = Shape(
         nodes=count, devices=each, cpus=role.cpus or (0 if each else 1), memory_bytes=role.memory_bytes,
         tasks=tasks_per_node(role, each), model=request.model, device_memory_bytes=memory,
@@ -80,9 +88,16 @@ def tasks_per_node(role: Role, devices: int) -> int:
     return 1 if role.launch is Launch.PER_NODE else max(1, devices)
 
 
-def _fewest_nodes(total: int, largest: int) -> tuple[int, int]:
-    """Fewest equal parts that fit the largest node; a total that divides badly takes more, smaller parts (7 on nodes of 4: 7 x 1)."""
-    for count in range(max(1, -(-total // max(1, largest))), total + 1):
+def _fewest_nodes(total: int, sizes: list[int]) -> tuple[int, int]:
+    """Fewest equal parts for which there are nodes enough (12 on nodes of 8, 4 and 4: 3 x 4; 7 on nodes of 4: 7 x 1).
+
+    Where there is none, the fewest parts that fit the largest node, for the refusal to name.
+    """
+    largest_first = sorted(sizes, reverse=True)
+    for count in range(1, min(total, len(sizes)) + 1):
+        if total % count == 0 and largest_first[count - 1] >= total // count:
+            return count, total // count
+    for count in range(max(1, -(-total // max(1, max(sizes, default=0)))), total + 1):
         if total % count == 0:
             return count, total // count
     return total, 1

@@ -102,6 +102,7 @@ class Change:
                 self._put_attempt(record)
             case Node():
                 self._set(world.nodes, record.id, record)
+                self.removed = [gone for gone in self.removed if gone.id != record.id]  # it came back within the step
             case Queue():
                 self._set(world.queues, record.id, record)
             case Project():
@@ -151,7 +152,9 @@ class Change:
         elif before is not None:
             self._drop(world.attempts, attempt.job_id)
         for grant in attempt.allocation.grants:
-            on_node = world.on_node.setdefault(grant.node_id, {})
+            if grant.node_id not in world.on_node:
+                self._set(world.on_node, grant.node_id, {})
+            on_node = world.on_node[grant.node_id]
             if attempt.live:
                 self._set(on_node, attempt.job_id, attempt)
             else:

@@ -47,6 +47,7 @@ class Cause(enum.StrEnum):
     REQUEUED = "requeued"
     TIMEOUT = "timeout"
     FREEZE = "freeze"  # frozen longer than its collectives bear: restarted, uncharged
+    PORT_TAKEN = "port_taken"  # somebody else held the rendezvous port: again on another, uncharged a few times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,10 +14,12 @@ from typing import Final
 from phalanx.core.errors import BadRequest
 
 _GRAMMAR: Final = re.compile(
-    r"(?:(?P<nodes>\d+)x)?(?:(?P<model>[a-z][a-z0-9_.]*(?:-[a-z0-9_.]+)*?)(?:[-:](?P<memory>\d+)\s*g(?:i?b)?)?:)?(?P<count>\d+)",
+    r"(?:(?P<nodes>[0-9]{1,9})x)?(?:(?P<model>[a-z][a-z0-9_.]*(?:-[a-z0-9_.]+)*?)(?:[-:](?P<memory>[0-9]{1,6})\s*g(?:i?b)?)?:)?"
+    r"(?P<count>[0-9]{1,9})",
 )
 _HINT: Final = "write 8, 2x8, h200:8, a100-80gb:8 or 4xh200:8"
 GPUS_MAX: Final = 1_000_000  # past any fleet; bounds a typo
+_TEXT_MAX: Final = 120  # characters; the longest model name known has 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +51,12 @@ def parse_gpus(text: object) -> GpuRequest:
     """
     if isinstance(text, bool) or not isinstance(text, (int, str)):
         raise BadRequest(f"gpus: {text!r} is not a number of GPUs", hint=_HINT)
-    match = _GRAMMAR.fullmatch(str(text).strip().lower())
+    if isinstance(text, int) and not 0 <= text <= GPUS_MAX:
+        raise BadRequest(f"gpus: {'a negative number' if text < 0 else f'more than {GPUS_MAX}'} cannot be asked for", hint=_HINT)
+    words = str(text).strip().lower()
+    match = _GRAMMAR.fullmatch(words) if len(words) <= _TEXT_MAX else None
     if match is None:
-        raise BadRequest(f"gpus: {text!r} is not a number of GPUs", hint=_HINT)
+        raise BadRequest(f"gpus: {words[:_TEXT_MAX]!r} is not a number of GPUs", hint=_HINT)
     nodes, count = match["nodes"], int(match["count"])
     memory = int(match["memory"]) if match["memory"] else None
     total = count * (int(nodes) if nodes else 1)

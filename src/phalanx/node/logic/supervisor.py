@@ -52,6 +52,7 @@ from phalanx.node.logic.lease import Lease
 from phalanx.node.logic.member import Member, Now, Phase
 
 FLOORS_MAX: Final = 20_000  # jobs whose end is remembered against late commands; the head's mailboxes hold far fewer
+TERMINATE_GRACE_MAX_S: Final = 8.0  # engines wait 10 s from SIGTERM to a sweep of the node
 _LAST: Final = Generation(1 << 62)
 
 
@@ -272,7 +273,7 @@ class Supervisor:
             key = member.key
             command = StopTasks(
                 node_id=self._node_id, job_id=key.job_id, epoch=key.epoch, generation=key.generation, reason="drain",
-                grace_s=member.prepare.spec.grace_s,
+                grace_s=min(member.prepare.spec.grace_s, TERMINATE_GRACE_MAX_S),
             )  # fmt: skip
             self._turn(slot, members.stop(member, command, now))
 

@@ -13,8 +13,10 @@ from phalanx.node.logic.warm import warm_argv
 from phalanx.node.shell.preparation import Workshop
 from phalanx.node.shell.present import Present
 from phalanx.node.shell.processes import TaskNotStarted, TaskSpec
+from phalanx.node.shell.shipping import StreamName
 
 _DRAIN_S: Final = 5.0  # for what stands in a pipe whose writers are dead: a moment, unless the disk hangs
+_THAW_S: Final = 10.0  # the thaw is under way in another lane
 _TASK: Final = "rank-"
 
 
@@ -33,6 +35,7 @@ def spawn(present: Present, order: SpawnTasks, shop: Workshop) -> Spawned | Unfi
     role, start, grant = present.prepare.spec.role, order.start, present.grant
     assert present.processes is not None
     present.start = start
+    present.running.wait(_THAW_S)
     command: tuple[str, ...] | str = role.script or role.argv
     warm = warm_argv(command) if present.prepare.spec.warm else None
     try:
@@ -88,7 +91,5 @@ def wind_up(present: Present, tail_of: int | None, shop: Workshop) -> bytes:
 
 
 def streams_of(present: Present) -> list[str]:
-    """The spool's keys of everything the member may have written."""
-    rank = present.grant.node_rank
-    names = [*map(task_id, present.spawned_at), f"steps-{rank}", f"supervisor-{rank}"]
-    return [f"{present.key.job_id}.{present.key.epoch}.{name}" for name in names if os.path.exists(present.scratch.log(name))]
+    """The spool's keys of everything its attempt has written here."""
+    return [StreamName(present.key.job_id, present.key.epoch, stream).key for stream in present.scratch.streams()]

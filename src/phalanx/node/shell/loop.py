@@ -120,6 +120,7 @@ class Loop:
         self._fence = Hands("fence", FENCE_HANDS)
         self._shop: Workshop | None = None
         self._reaped_s = time.monotonic()
+        self._leaving = False
 
     def run(self) -> None:
         """Until the supervisor was told to end and nothing of it is left."""
@@ -131,7 +132,7 @@ class Loop:
         ):  # fmt: skip
             start_thread(name, run)
         wake_ns: int | None = None
-        while not self._ended.is_set():
+        while not self._leaving:
             outbox = self._supervisor.step(boottime_ns(), self._collect(wake_ns), unix_s=time.time())
             for action in outbox.actions:
                 self._perform(action)
@@ -147,8 +148,9 @@ class Loop:
 
     def _collect(self, wake_ns: int | None) -> list[Happening]:
         timeout_s = WAKE_MAX_S if wake_ns is None else min(WAKE_MAX_S, max(0.0, (wake_ns - boottime_ns()) / NS_PER_S))
+        found: list[Happening] = []
         try:
-            found = [self._inbox.get(timeout=timeout_s)]
+            found.append(self._inbox.get(timeout=timeout_s))
             while len(found) < INBOX_BATCH:
                 found.append(self._inbox.get_nowait())
         except queue.Empty:
@@ -180,7 +182,7 @@ class Loop:
             case RenewLease():
                 self._renewer.renew_now()
             case Exit():
-                self._ended.set()
+                self._leaving = True
             case _:
                 assert_never(action)
 
@@ -251,8 +253,7 @@ class Loop:
         present = self._presents.get(action.key)
         assert present is not None
         if isinstance(action, Kill):
-            present.cancelled.set()
-            present.setup_done.set()
+            present.cancel()
         self._fence.submit(action.key, lambda: self._fence_work(present, action))
 
     def _fence_work(self, present: Present, action: Signal | Freeze | Thaw | Kill | ProbeEmpty) -> None:
@@ -264,6 +265,7 @@ class Loop:
                         processes.kill()
                     self._work.submit(_lane(key), lambda: self._confirm_kill(present))
                 case Freeze(key=key):
+                    present.running.clear()
                     still = processes is None or processes.freeze()
                     self._inbox.put(FreezeDone(key=key, still=still))
                 case Signal():
@@ -272,6 +274,7 @@ class Loop:
                 case Thaw():
                     if processes is not None:
                         processes.thaw()
+                    present.running.set()
                 case ProbeEmpty(key=key):
                     if processes is None or processes.empty():
                         self._inbox.put(Emptied(key=key))

@@ -291,9 +291,11 @@ def _run_setup(present: Present, shop: Workshop) -> None:
     assert present.processes is not None
     key = shop.stream(present, f"supervisor-{present.grant.node_rank}")
     output = shop.spool.open_pipe(key)
+    present.running.wait()
     try:
         task = TaskSpec(task_id=SETUP_TASK, command=text, cwd=present.workdir, env=present.environment)
-        present.processes.spawn(task, output)
+        with present.containing:  # a freeze comes before or after, never while it is being started
+            present.processes.spawn(task, output)
     except TaskNotStarted as error:
         raise _Refusal(f"setup: {error}", charge=error.user_error) from error
     finally:

@@ -29,6 +29,7 @@ class Present:
     """One member. `cancelled` breaks off whatever is being prepared or started; `containing` keeps containment calls one at a time.
 
     Attributes:
+        running: cleared while the member is frozen; nothing is started then.
         setup_code: set with `setup_done` when the setup text ended: its code as a shell says it.
         pids: of tasks exec'd, by rank; the sampler's, not the truth about what lives.
         spawned_at: where rank 0's stream ended when this generation began.
@@ -40,6 +41,7 @@ class Present:
     scratch: Scratch
     workdir: str
     cancelled: threading.Event = field(default_factory=threading.Event)
+    running: threading.Event = field(default_factory=threading.Event)
     containing: threading.RLock = field(default_factory=threading.RLock)
     processes: AttemptProcesses | None = None
     reports: ReportPipe | None = None
@@ -53,6 +55,16 @@ class Present:
     _page_lock: threading.Lock = field(default_factory=threading.Lock)
     _page: LeasePage | None = None
     _page_fields: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Nothing is frozen at first."""
+        self.running.set()
+
+    def cancel(self) -> None:
+        """Break off what is being prepared or started, and let whoever waits for something of it go on."""
+        self.cancelled.set()
+        self.setup_done.set()
+        self.running.set()
 
     def make_page(self, *, deadline_ns: int, job_deadline_ns: int) -> None:
         """Create the lease page; what was to be written meanwhile is in it.

@@ -15,6 +15,7 @@ from typing import Final
 from phalanx.core.ids import Epoch, JobId
 
 _ATTEMPTS: Final = "attempts"
+_LOG: Final = ".log"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,15 @@ class Scratch:
 
     def log(self, stream: str) -> str:
         """The spool file of a stream."""
-        return os.path.join(self.path, f"{stream}.log")
+        return os.path.join(self.path, stream + _LOG)
+
+    def streams(self) -> list[str]:
+        """The streams that have a spool file, sorted."""
+        try:
+            names = os.listdir(self.path)
+        except FileNotFoundError:
+            return []
+        return sorted(name.removesuffix(_LOG) for name in names if name.endswith(_LOG))
 
     def make(self) -> None:
         """Create the folder. Harmless twice.

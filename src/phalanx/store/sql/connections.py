@@ -79,9 +79,9 @@ def open_writer(path: str, vfs: str) -> apsw.Connection:
         migrate(connection, migrations("sqlite"))
         hit("store.open.directory")
         _sync_directory(os.path.dirname(os.path.abspath(path)))
-    except (apsw.Error, OSError, StoreUnusable) as error:
+    except (apsw.Error, OSError, ValueError, StoreUnusable) as error:
         if connection is not None:
-            connection.close(force=True)
+            shut(connection)
         if isinstance(error, StoreUnusable):
             raise
         raise refusal(error, path) from error
@@ -109,7 +109,7 @@ class Readers:
         try:
             connection = self._take()
             yield connection
-        except apsw.Error as error:
+        except (apsw.Error, ValueError) as error:  # ValueError: text that is not UTF-8, a word that is no state
             raise refusal(error, self._path) from error
         finally:
             if connection is not None:
@@ -119,7 +119,7 @@ class Readers:
         """Close what is idle; what is lent is closed when it comes back."""
         self._closed.set()
         while self._idle:
-            self._idle.pop().close()
+            shut(self._idle.pop())
 
     def _take(self) -> apsw.Connection:
         if self._closed.is_set():
@@ -134,16 +134,25 @@ class Readers:
 
     def _give_back(self, connection: apsw.Connection) -> None:
         if self._closed.is_set() or len(self._idle) >= READERS_IDLE_MAX:
-            connection.close()
+            shut(connection)
         else:
             self._idle.append(connection)
             if self._closed.is_set():  # closed between the two lines
                 self.close()
 
 
+def shut(connection: apsw.Connection) -> None:
+    """Close a connection. The last one empties the WAL into the database; a disk that refuses leaves it to the next start."""
+    try:
+        hit("store.close.checkpoint")
+        connection.close(force=True)
+    except apsw.Error:
+        pass
+
+
 def refusal(error: Exception, path: str) -> StoreRefused | StoreUnusable:
     """What a failure of the disk or the database means to whoever asked."""
-    if isinstance(error, _DAMAGED):
+    if isinstance(error, (*_DAMAGED, ValueError)):
         return StoreUnusable(f"{path} is damaged: {error}", hint=_RESTORE)
     if isinstance(error, apsw.FullError) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
         return StoreRefused(

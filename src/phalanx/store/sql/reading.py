@@ -72,12 +72,11 @@ def list_jobs(connection: apsw.Connection, wanted: JobFilter) -> list[Job]:
             values.append(value)
     states = sorted(wanted.states or set(JobState))
     limit = max(0, min(wanted.limit, _INTEGER_MAX))
-    part = f"SELECT * FROM ({_READS['jobs_in_state'].format(where=where)})"  # noqa: S608  # all text is ours, values are bound
-    parts = " UNION ALL ".join([part] * len(states))
+    part = f"SELECT * FROM ({_READS['newest_seqs_in_state'].format(where=where)})"  # noqa: S608  # ours; values are bound
+    seqs = " UNION ALL ".join([part] * len(states))
     bound = [column for state in states for column in (state.value, *values, limit)]
-    newest = f"SELECT * FROM ({parts}) ORDER BY seq DESC LIMIT ?"  # noqa: S608  # as above
-    found = connection.execute(newest, (*bound, limit))
-    return [documents.JOB.read(doc, crc) for _, doc, crc in found]
+    found = connection.execute(_READS["jobs_of_seqs"].format(seqs=seqs), (*bound, limit))
+    return [documents.JOB.read(doc, crc) for doc, crc in found]
 
 
 def count_jobs(connection: apsw.Connection) -> dict[JobState, int]:

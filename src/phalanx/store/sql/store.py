@@ -21,7 +21,7 @@ from phalanx.store.batches import Rows, Standing, check, jobs_asked_about, newes
 from phalanx.store.errors import StoreUnusable
 from phalanx.store.failpoints import hit
 from phalanx.store.sql import documents, reading
-from phalanx.store.sql.connections import BUSY_TIMEOUT_MS, Readers, lock, open_writer, refusal
+from phalanx.store.sql.connections import BUSY_TIMEOUT_MS, Readers, lock, open_writer, refusal, shut
 from phalanx.store.sql.documents import Kind, Row
 from phalanx.store.sql.queries import queries
 
@@ -68,7 +68,7 @@ class SqliteStore:
         self._readers.close()
         writer, self._writer = self._writer, None
         if writer is not None:
-            writer.close(force=True)
+            shut(writer)
         held, self._lock = self._lock, -1
         if held >= 0:
             os.close(held)
@@ -99,7 +99,7 @@ class SqliteStore:
                 writer.executemany(sql, values)
             hit("store.commit.commit")
             writer.execute("COMMIT")
-        except (apsw.Error, OSError) as error:
+        except (apsw.Error, OSError, ValueError) as error:
             self._roll_back(writer)
             self._settle()
             raise _as_refused(refusal(error, self._path)) from error
@@ -126,7 +126,7 @@ class SqliteStore:
                 writer.execute("ROLLBACK")
         except apsw.Error:  # the connection is of no more use; the next commit opens another, and recovers
             self._writer = None
-            writer.close(force=True)
+            shut(writer)
 
     def _settle(self) -> None:
         """Empty the WAL after a failed commit.

@@ -28,9 +28,12 @@ SELECT doc, crc FROM idempotency ORDER BY rowid DESC LIMIT ?;
 -- name: job
 SELECT doc, crc FROM jobs WHERE id = ?;
 
--- name: jobs_in_state
--- One state's part of a list; `{where}` takes further conditions out of a fixed set (sqlite reads), never a caller's text.
-SELECT seq, doc, crc FROM jobs WHERE state = ?{where} ORDER BY seq DESC LIMIT ?;
+-- name: newest_seqs_in_state
+-- One state's part of a list; `{where}` takes further conditions out of a fixed set (reading.py), never a caller's text.
+SELECT seq FROM jobs WHERE state = ?{where} ORDER BY seq DESC LIMIT ?;
+
+-- name: jobs_of_seqs
+SELECT doc, crc FROM jobs WHERE seq IN (SELECT seq FROM ({seqs}) ORDER BY seq DESC LIMIT ?) ORDER BY seq DESC;
 
 -- name: job_counts
 SELECT state, count(*) FROM jobs GROUP BY state;

@@ -1,0 +1,435 @@
+"""The head's verbs as methods. Records of wire.api come back; what `submit` and `run` need on their way loads no msgspec.
+
+client = Client()
+done = client.submit({"run": ["python", "train.py"], "gpus": 8, "workdir": "/home/ada/project"})
+for event in client.follow_logs(done.id): ...
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import quote, urlencode
+
+from phalanx.client.following import Event, follow
+from phalanx.client.transport import PATIENCE_S, Retry, Transport, unreachable
+from phalanx.core.errors import BadRequest, TooLarge, Unreachable, WaitTimedOut
+
+if TYPE_CHECKING:
+    from phalanx.wire import api
+
+T = TypeVar("T")
+
+BODY_BYTES_MAX: Final = 1 << 20  # the head takes no larger job; told here before it is sent
+_COPY_BYTES: Final = 1 << 18
+
+
+class Submission:
+    """A job that was taken. `notes` is what the user is told: shape and number of tasks."""
+
+    __slots__ = ("_payload", "id", "notes")
+
+    def __init__(self, payload: bytes) -> None:
+        said = json.loads(payload)
+        self._payload = payload
+        self.id: str = said["job"]["id"]
+        self.notes: list[str] = said["notes"]
+
+    @property
+    def job(self) -> api.JobView:
+        """The job as it was taken."""
+        from phalanx.wire import api
+
+        return _record(self._payload, api.Submitted).job
+
+
+class Client:
+    """One head. Without arguments the one of this user's PHALANX_HOME, or PHALANX_URL and PHALANX_TOKEN. Threads may share it.
+
+    Args:
+        url: of the head.
+        token: of the caller.
+        home: state folder to look in instead of PHALANX_HOME.
+        patience_s: how long a head that was reached before is waited for.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        home: str | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self.transport = Transport(url, token, home=home, patience_s=patience_s)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close this thread's connection."""
+        self.transport.drop()
+
+    # ---- the head and the caller -----------------------------------------------------------------------------------------
+
+    def health(self) -> api.Health:
+        """Which head answers."""
+        return self._get("/v1/health", _api().Health)
+
+    def me(self) -> api.Me:
+        """Whose token this is."""
+        return self._get("/v1/me", _api().Me)
+
+    def overview(self) -> api.Overview:
+        """Nodes, running and pending jobs at one moment."""
+        return self._get("/v1/overview", _api().Overview)
+
+    def metrics(self) -> str:
+        """The text that Prometheus reads."""
+        return self.transport.json("GET", "/metrics").decode()
+
+    def stop(self, *, keep_jobs: bool = False, cancel_jobs: bool = False) -> api.StopReply:
+        """Stop the head; with `cancel_jobs` call again until `stopping`."""
+        body = {"keep_jobs": keep_jobs, "cancel_jobs": cancel_jobs}
+        return _record(self._post("/v1/stop", body, again=True), _api().StopReply)
+
+    # ---- jobs ------------------------------------------------------------------------------------------------------------
+
+    def submit(self, job: Mapping[str, object], *, key: str | None = None) -> Submission:
+        """Submit a job: the keys of a job file. Durable when this returns; sent again under one key if the head restarts.
+
+        Raises:
+            BadFile, BadRequest, NeverFits, TooLarge: the head does not take it.
+        """
+        try:
+            body = json.dumps(job, separators=(",", ":"), ensure_ascii=False).encode()
+        except (TypeError, ValueError) as error:
+            raise BadRequest(f"the job cannot be written as JSON: {error}") from error
+        if len(body) > BODY_BYTES_MAX:
+            raise TooLarge(
+                f"the job is {len(body)} bytes of JSON; a head takes {BODY_BYTES_MAX}", hint="put the data into files"
+            )
+        headers = {"Idempotency-Key": key or secrets.token_hex(16), "Content-Type": "application/json"}
+        return Submission(self.transport.send("POST", "/v1/jobs", body, again=True, headers=headers))
+
+    def jobs(
+        self,
+        *,
+        state: Iterable[str] = (),
+        user: str | None = None,
+        project: str | None = None,
+        queue: str | None = None,
+        name: str | None = None,
+        before_seq: int | None = None,
+        limit: int = 100,
+    ) -> api.JobList:
+        """One page of jobs, newest first; `next` of the reply goes into `before_seq`."""
+        asked = [("state", str(word)) for word in state]
+        rest = {
+            "user": user,
+            "project": project,
+            "queue": queue,
+            "name": name,
+            "before_seq": before_seq,
+            "limit": limit,
+        }
+        return self._get("/v1/jobs" + _query(rest, asked), _api().JobList)
+
+    def job(self, job_id: str) -> api.JobDetail:
+        """One job with its attempts."""
+        return self._get(f"/v1/jobs/{_name(job_id)}", _api().JobDetail)
+
+    def update(self, job_id: str, **changes: str | int | None) -> api.JobView:
+        """Change name, priority, time ("2h") or queue."""
+        given = {name: value for name, value in changes.items() if value is not None}
+        payload = self.transport.json("PATCH", f"/v1/jobs/{_name(job_id)}", _encode(given))
+        return _record(payload, _api().JobReply).job
+
+    def cancel(self, job_id: str, why: str = "") -> api.JobView:
+        """End a job for good."""
+        return self._change(job_id, "cancel", {"why": why})
+
+    def hold(self, job_id: str) -> api.JobView:
+        """Keep a pending job from starting."""
+        return self._change(job_id, "hold")
+
+    def release(self, job_id: str) -> api.JobView:
+        """Let a held job start."""
+        return self._change(job_id, "release")
+
+    def requeue(self, job_id: str) -> api.JobView:
+        """Save, stop and wait again."""
+        return self._change(job_id, "requeue")
+
+    def story(self, job_id: str, *, after: int = 0, limit: int = 1000) -> api.StoryReply:
+        """What happened to a job."""
+        return self._get(
+            f"/v1/jobs/{_name(job_id)}/story" + _query({"after": after, "limit": limit}), _api().StoryReply
+        )
+
+    def whole_story(self, *, after: int = 0, node: str | None = None, limit: int = 500) -> api.StoryReply:
+        """What happened to all jobs and nodes, or to one node."""
+        return self._get("/v1/story" + _query({"after": after, "node": node, "limit": limit}), _api().StoryReply)
+
+    def steps(self, job_id: str, *, after: str = "", rank: str = "0", limit: int = 10_000) -> api.StepsReply:
+        """Steps as reported; `cursor` of the reply goes into `after`."""
+        asked = {"after": after or None, "rank": rank, "limit": limit}
+        return self._get(f"/v1/jobs/{_name(job_id)}/steps" + _query(asked), _api().StepsReply)
+
+    def receipt(self, job_id: str) -> dict[str, Any]:
+        """What a job used and lost: the fields of core.accounting.receipt.Receipt."""
+        receipt: dict[str, Any] = json.loads(self.transport.json("GET", f"/v1/jobs/{_name(job_id)}/receipt"))
+        return receipt
+
+    def wait(self, job_id: str, timeout_s: float | None = None) -> api.JobView:
+        """The job once it is over.
+
+        Raises:
+            WaitTimedOut: it was not within `timeout_s`; the job goes on.
+        """
+        began = self.transport.now()
+        for _ in self.follow_events(job_id):
+            if timeout_s is not None and self.transport.now() - began > timeout_s:
+                raise WaitTimedOut(f"job {job_id} is not over after {timeout_s:g} s", hint=f"phalanx attach {job_id}")
+        return self.job(job_id).job
+
+    # ---- output ----------------------------------------------------------------------------------------------------------
+
+    def logs(
+        self,
+        job_id: str,
+        *,
+        rank: str = "all",
+        epoch: int | None = None,
+        cursor: str = "",
+        tail_bytes: int | None = None,
+    ) -> api.LogsReply:
+        """One page of output; `cursor` of the reply goes on."""
+        asked = {"rank": rank, "epoch": epoch, "cursor": cursor or None, "tail_bytes": tail_bytes}
+        return self._get(f"/v1/jobs/{_name(job_id)}/logs" + _query(asked), _api().LogsReply)
+
+    def follow_logs(
+        self,
+        job_id: str,
+        *,
+        rank: str = "all",
+        epoch: int | None = None,
+        cursor: str = "",
+        tail_bytes: int | None = None,
+    ) -> Iterator[Event]:
+        """Output as it comes: `log`, `state` and at last `end` events, without gap or double over restarts of head and job."""
+        asked = {"follow": 1, "rank": rank, "epoch": epoch, "tail_bytes": tail_bytes}
+        return follow(self.transport, f"/v1/jobs/{_name(job_id)}/logs" + _query(asked), cursor=cursor)
+
+    def follow_events(self, job_id: str, *, after: int = 0) -> Iterator[Event]:
+        """What happens to a job: `story`, `state` and at last `end` events."""
+        return follow(self.transport, f"/v1/jobs/{_name(job_id)}/events", cursor=str(after) if after else "")
+
+    def follow_all(self, *, after: int | None = None) -> Iterator[Event]:
+        """What happens to everything, from now on or from after a seq. It never ends by itself."""
+        return follow(self.transport, "/v1/events", cursor="" if after is None else str(after))
+
+    def files(self, job_id: str, path: str = "") -> api.FilesReply:
+        """One folder of a job's outputs."""
+        return self._get(f"/v1/jobs/{_name(job_id)}/files" + _query({"path": path or None}), _api().FilesReply)
+
+    def fetch_archive(self, job_id: str, out: IO[bytes], path: str = "") -> int:
+        """Write a tar archive of a job's outputs to `out`; answers its size in bytes.
+
+        Raises:
+            Unreachable: it broke off; what was written is not whole.
+        """
+        retry, written = Retry(self.transport), 0
+        while True:
+            try:
+                reply = self.transport.open(
+                    f"/v1/jobs/{_name(job_id)}/files/archive" + _query({"path": path or None}), {}
+                )
+                break
+            except (OSError, http.client.HTTPException, Unreachable) as error:
+                retry.after(error, again=True)
+        try:
+            while piece := reply.read(_COPY_BYTES):
+                out.write(piece)
+                written += len(piece)
+        except http.client.HTTPException as error:
+            raise unreachable(self.transport, error) from error
+        finally:
+            reply.close()
+        return written
+
+    # ---- exec ------------------------------------------------------------------------------------------------------------
+
+    def exec(
+        self, job_id: str, argv: Sequence[str], *, tty: bool = False, rows: int = 24, cols: int = 80, node_rank: int = 0
+    ) -> str:
+        """Start a command beside a job's ranks; answers the session's name."""
+        body = {"argv": list(argv), "tty": tty, "rows": rows, "cols": cols, "node_rank": node_rank}
+        session: str = json.loads(self._post(f"/v1/jobs/{_name(job_id)}/exec", body))["session"]
+        return session
+
+    def exec_output(self, session: str, after: int, *, wait_s: float = 20.0) -> api.ExecOutputReply:
+        """What it printed from byte `after` on."""
+        return self._get(
+            f"/v1/exec/{_name(session)}/output" + _query({"after": after, "wait_s": wait_s}), _api().ExecOutputReply
+        )
+
+    def exec_input(self, session: str, offset: int, data: bytes = b"", *, closed: bool = False) -> int:
+        """Type into it; answers up to which byte the input is taken."""
+        body = {"offset": offset, "data": base64.b64encode(data).decode(), "closed": closed}
+        end: int = json.loads(self._post(f"/v1/exec/{_name(session)}/input", body, again=True))["end"]
+        return end
+
+    def exec_resize(self, session: str, rows: int, cols: int) -> None:
+        """Tell it the terminal's new size."""
+        self._post(f"/v1/exec/{_name(session)}/resize", {"rows": rows, "cols": cols}, again=True)
+
+    def exec_close(self, session: str) -> None:
+        """Leave it."""
+        self.transport.json("DELETE", f"/v1/exec/{_name(session)}")
+
+    # ---- nodes -----------------------------------------------------------------------------------------------------------
+
+    def nodes(self) -> list[api.NodeView]:
+        """All nodes."""
+        return self._get("/v1/nodes", _api().NodeList).nodes
+
+    def node(self, node_id: str) -> api.NodeView:
+        """One node."""
+        return self._get(f"/v1/nodes/{_name(node_id)}", _api().NodeReply).node
+
+    def drain(self, node_id: str, why: str = "", *, cordon_only: bool = False) -> api.NodeView:
+        """Keep new work off a node, and move its jobs unless `cordon_only`."""
+        body = {"why": why, "cordon_only": cordon_only}
+        return _record(self._post(f"/v1/nodes/{_name(node_id)}/drain", body, again=True), _api().NodeReply).node
+
+    def undrain(self, node_id: str) -> api.NodeView:
+        """Let a node take work again."""
+        return _record(self._post(f"/v1/nodes/{_name(node_id)}/undrain", None, again=True), _api().NodeReply).node
+
+    def forget_node(self, node_id: str) -> None:
+        """Remove a node that is down and holds nothing."""
+        self.transport.json("DELETE", f"/v1/nodes/{_name(node_id)}")
+
+    # ---- users, projects, queues, tokens -----------------------------------------------------------------------------------
+
+    def users(self) -> list[api.UserView]:
+        """All users."""
+        return self._get("/v1/users", _api().UserList).users
+
+    def put_user(self, user_id: str, *, role: str | None = None, disabled: bool | None = None) -> api.UserView:
+        """Add a user or change one."""
+        return _record(
+            self._put(f"/v1/users/{_name(user_id)}", {"role": role, "disabled": disabled}), _api().UserReply
+        ).user
+
+    def projects(self) -> list[api.ProjectView]:
+        """All projects."""
+        return self._get("/v1/projects", _api().ProjectList).projects
+
+    def put_project(
+        self, project_id: str, *, members: Sequence[str] | None = None, admins: Sequence[str] | None = None
+    ) -> api.ProjectView:
+        """Add a project or change one."""
+        body = {"members": members, "admins": admins}
+        return _record(self._put(f"/v1/projects/{_name(project_id)}", body), _api().ProjectReply).project
+
+    def queues(self) -> list[api.QueueView]:
+        """All queues."""
+        return self._get("/v1/queues", _api().QueueList).queues
+
+    def put_queue(self, queue_id: str, *, priority: int | None = None, open: bool | None = None) -> api.QueueView:  # noqa: A002
+        """Add a queue or change one."""
+        return _record(
+            self._put(f"/v1/queues/{_name(queue_id)}", {"priority": priority, "open": open}), _api().QueueReply
+        ).queue
+
+    def tokens(self) -> list[api.TokenView]:
+        """One's tokens; all of them for an admin."""
+        return self._get("/v1/tokens", _api().TokenList).tokens
+
+    def make_token(
+        self, *, user: str | None = None, expires: str | None = None, scope: Sequence[str] = (), note: str = ""
+    ) -> api.TokenMade:
+        """Make a token; its secret is shown this once."""
+        body = {"user": user, "expires": expires, "scope": list(scope), "note": note}
+        return _record(self._post("/v1/tokens", body), _api().TokenMade)
+
+    def revoke_token(self, token_id: str) -> None:
+        """End a token."""
+        self.transport.json("DELETE", f"/v1/tokens/{_name(token_id)}")
+
+    # ---- uploads ---------------------------------------------------------------------------------------------------------
+
+    def has_blob(self, sha256: str) -> bool:
+        """Whether an upload is there already."""
+        from phalanx.core.errors import NotFound
+
+        try:
+            self.transport.json("HEAD", f"/v1/blobs/{_name(sha256)}")
+        except NotFound:
+            return False
+        return True
+
+    def upload(self, file: IO[bytes], sha256: str, size_bytes: int) -> None:
+        """Send bytes unless the head has them. `file` is read from where it stands."""
+        if self.has_blob(sha256):
+            return
+        headers = {"Content-Length": str(size_bytes), "Content-Type": "application/octet-stream"}
+        self.transport.send("PUT", f"/v1/blobs/{_name(sha256)}", file, again=False, headers=headers)
+
+    # ---- below -----------------------------------------------------------------------------------------------------------
+
+    def _get(self, path: str, kind: type[T]) -> T:
+        return _record(self.transport.json("GET", path), kind)
+
+    def _post(self, path: str, body: Mapping[str, object] | None, *, again: bool = False) -> bytes:
+        return self.transport.json("POST", path, _encode(body) if body is not None else b"", again=again)
+
+    def _put(self, path: str, body: Mapping[str, object]) -> bytes:
+        return self.transport.json("PUT", path, _encode(body))
+
+    def _change(self, job_id: str, verb: str, body: Mapping[str, object] | None = None) -> api.JobView:
+        # Cancel, hold, release and requeue are idempotent while the same attempt lives: sent again they change nothing more.
+        payload = self._post(f"/v1/jobs/{_name(job_id)}/{verb}", body, again=verb != "requeue")
+        return _record(payload, _api().JobReply).job
+
+
+def _api() -> Any:
+    """The records, loaded when first needed."""
+    from phalanx.wire import api
+
+    return api
+
+
+def _record(payload: bytes, kind: type[T]) -> T:
+    import msgspec
+
+    return msgspec.json.decode(payload, type=kind)
+
+
+def _encode(body: Mapping[str, object]) -> bytes:
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def _query(asked: Mapping[str, object], more: Sequence[tuple[str, str]] = ()) -> str:
+    pairs = [*more, *((name, str(value)) for name, value in asked.items() if value is not None)]
+    return "?" + urlencode(pairs) if pairs else ""
+
+
+def _name(text: str) -> str:
+    """A name as one segment of a path.
+
+    Raises:
+        BadRequest: it is empty or would be read as more than a name.
+    """
+    if not text or text in (".", ".."):
+        raise BadRequest(f"{text!r} is no name")
+    return quote(text, safe="")

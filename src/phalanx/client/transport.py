@@ -1,0 +1,214 @@
+"""One request and its reply, over http.client: kept connections, retries that cannot do a thing twice, errors as our classes.
+
+A request is sent again only if that is harmless: reading, setting, removing, and what carries an idempotency key. How long depends on
+whether this client has ever reached its head: a first contact fails within a second, a head that was there is waited for.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import IO, Any, Final
+
+from phalanx.client.discovery import find_token, find_url, split_url
+from phalanx.core.errors import BY_CODE, PhalanxError, Unreachable
+
+FIRST_PATIENCE_S: Final = 0.5  # a dead head is told within a second (issue: what must be seen)
+PATIENCE_S: Final = 30.0  # a head that restarts with 10,000 jobs is back in a few seconds
+REPLY_TIMEOUT_S: Final = 60.0  # over the longest poll that the head grants
+_PAUSE_S: Final = 0.05
+_PAUSE_MAX_S: Final = 1.0
+_SAFE: Final = frozenset({"GET", "HEAD", "PUT", "DELETE", "PATCH"})
+_BROKEN: Final = (OSError, http.client.HTTPException)
+
+Body = bytes | IO[bytes] | Iterable[bytes] | None
+
+
+class Transport:
+    """Requests to one head. Threads may share it; each has a connection of its own."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        home: str | None = None,
+        patience_s: float = PATIENCE_S,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._url, self._token, self._home = url, token, home
+        self._patience_s = patience_s
+        self._monotonic, self._sleep = monotonic, sleep
+        self._reached = False
+        self._own = threading.local()
+
+    def url(self) -> str:
+        """Where the head is now; a restarted one may be elsewhere."""
+        return self._url or find_url(self._home)
+
+    def headers(self) -> dict[str, str]:
+        """What every request carries."""
+        return {"Authorization": f"Bearer {self._token or find_token(self._home)}", "Accept": "application/json"}
+
+    def json(
+        self, method: str, path: str, body: bytes | None = None, *, again: bool | None = None, **headers: str
+    ) -> bytes:
+        """The body of the reply to a JSON request.
+
+        Args:
+            method: of HTTP.
+            path: with its query.
+            body: JSON.
+            again: whether the request may be sent twice; None lets the method decide.
+            headers: more of them, underscores for hyphens.
+
+        Raises:
+            PhalanxError: the head refused, or cannot be reached.
+        """
+        return self.send(method, path, body, again=method in _SAFE if again is None else again, headers=headers)
+
+    def send(
+        self, method: str, path: str, body: Body, *, again: bool, headers: Mapping[str, str] | None = None
+    ) -> bytes:
+        """The same for any body; one that is read only once must not be sent again."""
+        retry = Retry(self)
+        named = {name.replace("_", "-"): value for name, value in (headers or {}).items()}
+        while True:
+            try:
+                reply = self._exchange(method, path, body, {**self.headers(), **named}, fresh=not again)
+                payload = reply.read()
+            except (*_BROKEN, Unreachable) as error:
+                self.drop()
+                retry.after(error, again=again or _never_sent(error))
+                continue
+            self._reached = True
+            if reply.status < 400:
+                return payload
+            refusal = refusal_of(reply.status, payload, f"{method} {path.partition('?')[0]}")
+            if not (refusal.http_status == 503 and again):
+                raise refusal
+            retry.after(refusal, again=True)
+
+    def open(
+        self, path: str, headers: Mapping[str, str], *, timeout_s: float = REPLY_TIMEOUT_S
+    ) -> http.client.HTTPResponse:
+        """A reply to be read piece by piece, on a connection of its own that ends with it.
+
+        Raises:
+            PhalanxError: the head refused.
+            OSError, HTTPException: it cannot be reached; the caller knows whether another try helps.
+        """
+        connection = self._connect(timeout_s)
+        try:
+            connection.request("GET", path, headers={**self.headers(), **headers, "Connection": "close"})
+            reply = connection.getresponse()
+            if reply.status >= 400:
+                raise refusal_of(reply.status, reply.read(), f"GET {path.partition('?')[0]}")
+        except BaseException:
+            connection.close()
+            raise
+        self._reached = True
+        return reply
+
+    def drop(self) -> None:
+        """Close this thread's connection."""
+        connection = getattr(self._own, "connection", None)
+        if connection is not None:
+            connection.close()
+            self._own.connection = None
+
+    def patience(self) -> float:
+        """How long a head that does not answer is waited for."""
+        return self._patience_s if self._reached else min(FIRST_PATIENCE_S, self._patience_s)
+
+    def now(self) -> float:
+        """Seconds of the clock that patience is measured on."""
+        return self._monotonic()
+
+    def pause(self, seconds: float) -> None:
+        """Wait before another try."""
+        self._sleep(seconds)
+
+    def _exchange(
+        self, method: str, path: str, body: Body, headers: Mapping[str, str], *, fresh: bool
+    ) -> http.client.HTTPResponse:
+        """Send and get the reply's head. A connection kept open may have been closed by the head meanwhile, so `fresh` takes a new one."""
+        if fresh:
+            self.drop()
+        connection = getattr(self._own, "connection", None)
+        if connection is None:
+            connection = self._own.connection = self._connect(REPLY_TIMEOUT_S)
+        try:
+            connection.request(method, path, body=body, headers=dict(headers))
+        except (BrokenPipeError, ConnectionResetError):
+            # Refused before all was sent: what the head has to say is on its way, unless it is gone.
+            pass
+        reply: http.client.HTTPResponse = connection.getresponse()
+        return reply
+
+    def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
+        secure, name, port = split_url(self.url())
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        connection = kind(name, port, timeout=timeout_s)
+        connection.connect()
+        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+
+class Retry:
+    """Whether and when a request is tried again."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._began = transport.now()
+        self._pause_s = _PAUSE_S
+
+    def again_after_success(self) -> None:
+        """The head answered: patience begins anew."""
+        self._began = self._transport.now()
+        self._pause_s = _PAUSE_S
+
+    def after(self, error: BaseException, *, again: bool) -> None:
+        """Pause before the next try.
+
+        Raises:
+            PhalanxError: there is none: it may not be sent twice, or patience is over.
+        """
+        left_s = self._began + self._transport.patience() - self._transport.now()
+        if not again or left_s <= 0:
+            raise error if isinstance(error, PhalanxError) else unreachable(self._transport, error)
+        self._transport.pause(min(self._pause_s, left_s))
+        self._pause_s = min(self._pause_s * 2, _PAUSE_MAX_S)
+
+
+def unreachable(transport: Transport, error: BaseException) -> Unreachable:
+    """What a broken connection means to a user."""
+    try:
+        where = transport.url()
+    except PhalanxError as gone:
+        return Unreachable(gone.message, hint=gone.hint)
+    why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return Unreachable(
+        f"the head at {where} does not answer: {why}", hint="phalanx doctor looks into it; phalanx up starts one"
+    )
+
+
+def refusal_of(status: int, payload: bytes, what: str) -> PhalanxError:
+    """The error that a reply carries, as the class whose code it names."""
+    try:
+        body: dict[str, Any] = json.loads(payload)["error"]
+        code, message, hint = str(body["code"]), str(body["message"]), str(body.get("hint", ""))
+    except (ValueError, KeyError, TypeError):
+        code, message, hint = "", f"{what}: status {status} and no reason", ""
+    kind = BY_CODE.get(code) or next((k for k in BY_CODE.values() if k.http_status == status), PhalanxError)
+    return kind(message, hint=hint)
+
+
+def _never_sent(error: BaseException) -> bool:
+    """Whether the request certainly did not reach the head."""
+    return isinstance(error, (ConnectionRefusedError, Unreachable, socket.gaierror))
