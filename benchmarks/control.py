@@ -85,8 +85,8 @@ def _restart(runs: int) -> list[Figure]:
 
 
 def _ended(head: Cluster) -> int:
-    counts = head.call("GET", "/v1/overview").get("job_counts") or {}
-    return int(counts.get("succeeded", 0))
+    counts = head.call("GET", "/v1/overview")["counts"]
+    return int(counts["succeeded"])
 
 
 def _load(head: Cluster, count: int, connections: int, *, run_line: str = "sleep 1000", gpus: int = 4) -> float:

@@ -43,7 +43,7 @@ STORY = [
     (0.9, "submitted", "job 1 submitted by ada: 4 tasks: 2 nodes x 2, one per GPU"),
     (1.0, "placed", "attempt 1 placed on n0 and n1"),
     (5.1, "running", "all 4 tasks run"),
-    (KILL_S + 0.2, "node_fail", "n1 died: its supervisor died and nothing of it is left"),
+    (KILL_S + 0.2, "node_lost", "n1 is lost: its supervisor died and nothing of it is left"),
     (KILL_S + 0.3, "placed", "attempt 2 placed on n0 and n2, from the checkpoint of step 111"),
     (KILL_S + 2.9, "running", "all 4 tasks run"),
     (END_S + 0.5, "succeeded", "job 1 succeeded"),
@@ -55,7 +55,9 @@ def make_scene(at_s, *, drift=0.0):
     scene = Scene(started_s=T, now_s=T + at_s, fleet="3 nodes x 4 virtual devices", steps_total=STEPS, keys=True)
     scene.curve.add(step_views(at_s, drift=drift))
     scene.hear(
-        StoryLine(seq=i, at_s=T + when, kind=kind, text=text, job_id=JobId("1"))
+        StoryLine(
+            seq=i, at_s=T + when, kind=kind, text=text, job_id=JobId("1"), epoch=Epoch(2 if when > KILL_S + 0.25 else 1)
+        )
         for i, (when, kind, text) in enumerate(STORY, 1)
         if when <= at_s
     )

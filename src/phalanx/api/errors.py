@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from phalanx.core.errors import (
     BadRequest,
@@ -84,3 +85,10 @@ async def _http(request: Request, error: Exception) -> Response:
     else:
         refusal = _OF_STATUS.get(error.status_code, BadRequest)(f"{what}: {error.detail}")
     return error_response(refusal, status=error.status_code, headers=dict(error.headers or {}))
+
+
+def _methods_of(request: Request) -> str:
+    """All methods that some route of this path takes."""
+    routes = [route for route in request.app.router.routes if isinstance(route, Route)]
+    fitting = (route.methods or set() for route in routes if route.path_regex.match(request.url.path))
+    return ", ".join(sorted(set[str]().union(*fitting)))

@@ -12,7 +12,7 @@ import http.client
 import json
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Final, Self, TypeVar
 from urllib.parse import quote, urlencode
 
 from phalanx.client.following import Event, follow
@@ -21,6 +21,17 @@ from phalanx.core.errors import BadRequest, TooLarge, Unreachable, WaitTimedOut
 
 if TYPE_CHECKING:
     from phalanx.wire import api
+else:
+
+    class _Records:
+        """`phalanx.wire.api`, loaded when a record of it is first needed: msgspec and core's records cost 40 ms of a command's start."""
+
+        def __getattr__(self, name: str) -> object:
+            from phalanx.wire import api
+
+            return getattr(api, name)
+
+    api = _Records()
 
 T = TypeVar("T")
 
@@ -42,8 +53,6 @@ class Submission:
     @property
     def job(self) -> api.JobView:
         """The job as it was taken."""
-        from phalanx.wire import api
-
         return _record(self._payload, api.Submitted).job
 
 
@@ -67,7 +76,7 @@ class Client:
     ) -> None:
         self.transport = Transport(url, token, home=home, patience_s=patience_s)
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -81,15 +90,15 @@ class Client:
 
     def health(self) -> api.Health:
         """Which head answers."""
-        return self._get("/v1/health", _api().Health)
+        return self._get("/v1/health", api.Health)
 
     def me(self) -> api.Me:
         """Whose token this is."""
-        return self._get("/v1/me", _api().Me)
+        return self._get("/v1/me", api.Me)
 
     def overview(self) -> api.Overview:
         """Nodes, running and pending jobs at one moment."""
-        return self._get("/v1/overview", _api().Overview)
+        return self._get("/v1/overview", api.Overview)
 
     def metrics(self) -> str:
         """The text that Prometheus reads."""
@@ -98,7 +107,7 @@ class Client:
     def stop(self, *, keep_jobs: bool = False, cancel_jobs: bool = False) -> api.StopReply:
         """Stop the head; with `cancel_jobs` call again until `stopping`."""
         body = {"keep_jobs": keep_jobs, "cancel_jobs": cancel_jobs}
-        return _record(self._post("/v1/stop", body, again=True), _api().StopReply)
+        return _record(self._post("/v1/stop", body, again=True), api.StopReply)
 
     # ---- jobs ------------------------------------------------------------------------------------------------------------
 
@@ -140,17 +149,17 @@ class Client:
             "before_seq": before_seq,
             "limit": limit,
         }
-        return self._get("/v1/jobs" + _query(rest, asked), _api().JobList)
+        return self._get("/v1/jobs" + _query(rest, asked), api.JobList)
 
     def job(self, job_id: str) -> api.JobDetail:
         """One job with its attempts."""
-        return self._get(f"/v1/jobs/{_name(job_id)}", _api().JobDetail)
+        return self._get(f"/v1/jobs/{_name(job_id)}", api.JobDetail)
 
     def update(self, job_id: str, **changes: str | int | None) -> api.JobView:
         """Change name, priority, time ("2h") or queue."""
         given = {name: value for name, value in changes.items() if value is not None}
         payload = self.transport.json("PATCH", f"/v1/jobs/{_name(job_id)}", _encode(given))
-        return _record(payload, _api().JobReply).job
+        return _record(payload, api.JobReply).job
 
     def cancel(self, job_id: str, why: str = "") -> api.JobView:
         """End a job for good."""
@@ -170,18 +179,16 @@ class Client:
 
     def story(self, job_id: str, *, after: int = 0, limit: int = 1000) -> api.StoryReply:
         """What happened to a job."""
-        return self._get(
-            f"/v1/jobs/{_name(job_id)}/story" + _query({"after": after, "limit": limit}), _api().StoryReply
-        )
+        return self._get(f"/v1/jobs/{_name(job_id)}/story" + _query({"after": after, "limit": limit}), api.StoryReply)
 
     def whole_story(self, *, after: int = 0, node: str | None = None, limit: int = 500) -> api.StoryReply:
         """What happened to all jobs and nodes, or to one node."""
-        return self._get("/v1/story" + _query({"after": after, "node": node, "limit": limit}), _api().StoryReply)
+        return self._get("/v1/story" + _query({"after": after, "node": node, "limit": limit}), api.StoryReply)
 
     def steps(self, job_id: str, *, after: str = "", rank: str = "0", limit: int = 10_000) -> api.StepsReply:
         """Steps as reported; `cursor` of the reply goes into `after`."""
         asked = {"after": after or None, "rank": rank, "limit": limit}
-        return self._get(f"/v1/jobs/{_name(job_id)}/steps" + _query(asked), _api().StepsReply)
+        return self._get(f"/v1/jobs/{_name(job_id)}/steps" + _query(asked), api.StepsReply)
 
     def receipt(self, job_id: str) -> dict[str, Any]:
         """What a job used and lost: the fields of core.accounting.receipt.Receipt."""
@@ -213,7 +220,7 @@ class Client:
     ) -> api.LogsReply:
         """One page of output; `cursor` of the reply goes on."""
         asked = {"rank": rank, "epoch": epoch, "cursor": cursor or None, "tail_bytes": tail_bytes}
-        return self._get(f"/v1/jobs/{_name(job_id)}/logs" + _query(asked), _api().LogsReply)
+        return self._get(f"/v1/jobs/{_name(job_id)}/logs" + _query(asked), api.LogsReply)
 
     def follow_logs(
         self,
@@ -238,7 +245,7 @@ class Client:
 
     def files(self, job_id: str, path: str = "") -> api.FilesReply:
         """One folder of a job's outputs."""
-        return self._get(f"/v1/jobs/{_name(job_id)}/files" + _query({"path": path or None}), _api().FilesReply)
+        return self._get(f"/v1/jobs/{_name(job_id)}/files" + _query({"path": path or None}), api.FilesReply)
 
     def fetch_archive(self, job_id: str, out: IO[bytes], path: str = "") -> int:
         """Write a tar archive of a job's outputs to `out`; answers its size in bytes.
@@ -246,15 +253,8 @@ class Client:
         Raises:
             Unreachable: it broke off; what was written is not whole.
         """
-        retry, written = Retry(self.transport), 0
-        while True:
-            try:
-                reply = self.transport.open(
-                    f"/v1/jobs/{_name(job_id)}/files/archive" + _query({"path": path or None}), {}
-                )
-                break
-            except (OSError, http.client.HTTPException, Unreachable) as error:
-                retry.after(error, again=True)
+        path = f"/v1/jobs/{_name(job_id)}/files/archive" + _query({"path": path or None})
+        reply, written = self._open(path), 0
         try:
             while piece := reply.read(_COPY_BYTES):
                 out.write(piece)
@@ -278,7 +278,7 @@ class Client:
     def exec_output(self, session: str, after: int, *, wait_s: float = 20.0) -> api.ExecOutputReply:
         """What it printed from byte `after` on."""
         return self._get(
-            f"/v1/exec/{_name(session)}/output" + _query({"after": after, "wait_s": wait_s}), _api().ExecOutputReply
+            f"/v1/exec/{_name(session)}/output" + _query({"after": after, "wait_s": wait_s}), api.ExecOutputReply
         )
 
     def exec_input(self, session: str, offset: int, data: bytes = b"", *, closed: bool = False) -> int:
@@ -299,20 +299,20 @@ class Client:
 
     def nodes(self) -> list[api.NodeView]:
         """All nodes."""
-        return self._get("/v1/nodes", _api().NodeList).nodes
+        return self._get("/v1/nodes", api.NodeList).nodes
 
     def node(self, node_id: str) -> api.NodeView:
         """One node."""
-        return self._get(f"/v1/nodes/{_name(node_id)}", _api().NodeReply).node
+        return self._get(f"/v1/nodes/{_name(node_id)}", api.NodeReply).node
 
     def drain(self, node_id: str, why: str = "", *, cordon_only: bool = False) -> api.NodeView:
         """Keep new work off a node, and move its jobs unless `cordon_only`."""
         body = {"why": why, "cordon_only": cordon_only}
-        return _record(self._post(f"/v1/nodes/{_name(node_id)}/drain", body, again=True), _api().NodeReply).node
+        return _record(self._post(f"/v1/nodes/{_name(node_id)}/drain", body, again=True), api.NodeReply).node
 
     def undrain(self, node_id: str) -> api.NodeView:
         """Let a node take work again."""
-        return _record(self._post(f"/v1/nodes/{_name(node_id)}/undrain", None, again=True), _api().NodeReply).node
+        return _record(self._post(f"/v1/nodes/{_name(node_id)}/undrain", None, again=True), api.NodeReply).node
 
     def forget_node(self, node_id: str) -> None:
         """Remove a node that is down and holds nothing."""
@@ -322,45 +322,45 @@ class Client:
 
     def users(self) -> list[api.UserView]:
         """All users."""
-        return self._get("/v1/users", _api().UserList).users
+        return self._get("/v1/users", api.UserList).users
 
     def put_user(self, user_id: str, *, role: str | None = None, disabled: bool | None = None) -> api.UserView:
         """Add a user or change one."""
         return _record(
-            self._put(f"/v1/users/{_name(user_id)}", {"role": role, "disabled": disabled}), _api().UserReply
+            self._put(f"/v1/users/{_name(user_id)}", {"role": role, "disabled": disabled}), api.UserReply
         ).user
 
     def projects(self) -> list[api.ProjectView]:
         """All projects."""
-        return self._get("/v1/projects", _api().ProjectList).projects
+        return self._get("/v1/projects", api.ProjectList).projects
 
     def put_project(
         self, project_id: str, *, members: Sequence[str] | None = None, admins: Sequence[str] | None = None
     ) -> api.ProjectView:
         """Add a project or change one."""
         body = {"members": members, "admins": admins}
-        return _record(self._put(f"/v1/projects/{_name(project_id)}", body), _api().ProjectReply).project
+        return _record(self._put(f"/v1/projects/{_name(project_id)}", body), api.ProjectReply).project
 
     def queues(self) -> list[api.QueueView]:
         """All queues."""
-        return self._get("/v1/queues", _api().QueueList).queues
+        return self._get("/v1/queues", api.QueueList).queues
 
     def put_queue(self, queue_id: str, *, priority: int | None = None, open: bool | None = None) -> api.QueueView:  # noqa: A002
         """Add a queue or change one."""
         return _record(
-            self._put(f"/v1/queues/{_name(queue_id)}", {"priority": priority, "open": open}), _api().QueueReply
+            self._put(f"/v1/queues/{_name(queue_id)}", {"priority": priority, "open": open}), api.QueueReply
         ).queue
 
     def tokens(self) -> list[api.TokenView]:
         """One's tokens; all of them for an admin."""
-        return self._get("/v1/tokens", _api().TokenList).tokens
+        return self._get("/v1/tokens", api.TokenList).tokens
 
     def make_token(
         self, *, user: str | None = None, expires: str | None = None, scope: Sequence[str] = (), note: str = ""
     ) -> api.TokenMade:
         """Make a token; its secret is shown this once."""
         body = {"user": user, "expires": expires, "scope": list(scope), "note": note}
-        return _record(self._post("/v1/tokens", body), _api().TokenMade)
+        return _record(self._post("/v1/tokens", body), api.TokenMade)
 
     def revoke_token(self, token_id: str) -> None:
         """End a token."""
@@ -385,6 +385,14 @@ class Client:
         headers = {"Content-Length": str(size_bytes), "Content-Type": "application/octet-stream"}
         self.transport.send("PUT", f"/v1/blobs/{_name(sha256)}", file, again=False, headers=headers)
 
+    def _open(self, path: str) -> http.client.HTTPResponse:
+        retry = Retry(self.transport)
+        while True:
+            try:
+                return self.transport.open(path, {})
+            except (OSError, http.client.HTTPException, Unreachable) as error:
+                retry.after(error, again=True)
+
     # ---- below -----------------------------------------------------------------------------------------------------------
 
     def _get(self, path: str, kind: type[T]) -> T:
@@ -399,14 +407,7 @@ class Client:
     def _change(self, job_id: str, verb: str, body: Mapping[str, object] | None = None) -> api.JobView:
         # Cancel, hold, release and requeue are idempotent while the same attempt lives: sent again they change nothing more.
         payload = self._post(f"/v1/jobs/{_name(job_id)}/{verb}", body, again=verb != "requeue")
-        return _record(payload, _api().JobReply).job
-
-
-def _api() -> Any:
-    """The records, loaded when first needed."""
-    from phalanx.wire import api
-
-    return api
+        return _record(payload, api.JobReply).job
 
 
 def _record(payload: bytes, kind: type[T]) -> T:

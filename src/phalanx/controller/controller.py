@@ -7,17 +7,17 @@ It owns the world between steps; a step whose change the store refuses is undone
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from phalanx.controller import reports, requests
-from phalanx.controller.leases import LeaseBook
+from phalanx.controller.leases import MARGIN_S, LeaseBook
 from phalanx.controller.outbox import Answer, Now, Outbox
 from phalanx.controller.turn import Settings, Turn
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node import NodeState
-from phalanx.core.ids import JobId, NodeId
+from phalanx.core.ids import Epoch, Generation, JobId
 from phalanx.core.lifecycle.happenings import Remind, StartOverdue, StopWanted
 from phalanx.core.lifecycle.job import place
 from phalanx.core.lifecycle.verify import rejection
@@ -54,37 +54,55 @@ class Controller:
     waits: dict[JobId, Waiting] = field(default_factory=dict)
     stats: dict[str, float] = field(default_factory=dict)
     _placed_boot_s: dict[JobId, float] = field(default_factory=dict)
+    _generations: dict[JobId, tuple[Epoch, Generation, float]] = field(
+        default_factory=dict
+    )  # asked for on CLOCK_BOOTTIME
     _reminded_s: dict[JobId, float] = field(default_factory=dict)
     _unjudged: dict[JobId, None] = field(default_factory=dict)
     _judge_all: bool = True
     _ended: deque[JobId] = field(default_factory=deque)
 
     def begin(self, now: Now, *, leases_until_s: float = 0.0) -> None:
-        """Take over a loaded world: every limit goes on where it was, and every lease is presumed live for one full lease.
+        """Take over a loaded world: time limits go on where they were, and every lease is presumed live for one full lease.
+
+        The limit for getting ready starts anew: supervisors could not answer a head that was not there.
 
         Args:
+            now: the first moment of this life of the head.
             leases_until_s: CLOCK_BOOTTIME up to which a planned stop has granted leases; 0 for none.
         """
+        # Granted by a head that knew the whole fleet: the larger the fleet, the longer its leases.
+        full_s = now.boot_s + self.leases.terms_for(len(self.world.nodes))[0] + MARGIN_S
         for node in self.world.nodes.values():
             if node.state is NodeState.UP and node.supervisor_id is not None:
-                self.leases.grant(node.id, node.supervisor_id, now.boot_s, until_s=leases_until_s)
+                self.leases.grant(node.id, node.supervisor_id, now.boot_s, until_s=max(full_s, leases_until_s))
         for attempt in self.world.attempts.values():
             self._placed_boot_s[attempt.job_id] = now.boot_s - max(0.0, now.wall_s - attempt.placed_s)
+            self._generations[attempt.job_id] = (attempt.epoch, attempt.generation, now.boot_s)
             self._publish_epochs(attempt)
-        self._ended.extend(job.id for job in sorted(self.world.jobs.values(), key=lambda job: job.seq) if job.state.terminal)
+        self._ended.extend(
+            job.id for job in sorted(self.world.jobs.values(), key=lambda job: job.seq) if job.state.terminal
+        )
 
     def step(self, now: Now, inbox: Sequence[Event]) -> Outbox:
-        """One turn. Refused requests are answered with their error and change nothing."""
-        turn = Turn(world=self.world, settings=self.settings, now=now, change=Change(world=self.world))
-        answers = [self._hear(turn, event) for event in inbox]
-        lost = self._let_leases_end(turn)
-        self._timers(turn)
-        wake_in_s = self._cycle(turn)
+        """One turn. Refused requests are answered with their error and change nothing; nor does a step that breaks off."""
+        ages_s = _Ages(self._placed_boot_s, now.boot_s)
+        turn = Turn(world=self.world, settings=self.settings, now=now, change=Change(world=self.world), ages_s=ages_s)
+        try:
+            answers = [self._hear(turn, event) for event in inbox]
+            self._let_leases_end(turn)
+            self._timers(turn)
+            wake_in_s = self._cycle(turn)
+        except BaseException:
+            turn.change.undo()
+            self._judge_all = True
+            raise
         self._count("steps", 1)
         self._count("events", len(inbox))
         return Outbox(
-            change=turn.change, answers=answers, commands=turn.commands, lost=lost, wake_in_s=self._wake_in_s(now, wake_in_s)
-        )
+            change=turn.change, answers=answers, commands=turn.commands, lost=list(turn.lost),
+            wake_in_s=self._wake_in_s(now, wake_in_s),
+        )  # fmt: skip
 
     def committed(self, outbox: Outbox, now: Now) -> None:
         """The outbox's change is durable: publish what depends on it."""
@@ -94,8 +112,12 @@ class Controller:
                 self._publish_epochs(record)
                 if record.live:
                     self._placed_boot_s.setdefault(record.job_id, now.boot_s)
+                    if self._generations.get(record.job_id, (0, 0, 0.0))[:2] != (record.epoch, record.generation):
+                        self._generations[record.job_id] = (record.epoch, record.generation, now.boot_s)
+                        self._reminded_s.pop(record.job_id, None)
                 else:
                     self._placed_boot_s.pop(record.job_id, None)
+                    self._generations.pop(record.job_id, None)
                     self._reminded_s.pop(record.job_id, None)
         self._forget_old(outbox)
 
@@ -140,13 +162,12 @@ class Controller:
 
     # ---- time ---------------------------------------------------------------------------------------------------------
 
-    def _let_leases_end(self, turn: Turn) -> list[NodeId]:
-        ended = self.leases.close_ended(turn.now.boot_s)
-        for node_id in ended:
+    def _let_leases_end(self, turn: Turn) -> None:
+        for node_id in self.leases.close_ended(turn.now.boot_s):
             why = f"no word for {format_duration(self.leases.terms[0])}: its lease is over"
             reports.lose_node(turn, node_id, why)
+            turn.lost[node_id] = None
             self._judge_all = True
-        return ended
 
     def _timers(self, turn: Turn) -> None:
         for attempt in tuple(self.world.attempts.values()):
@@ -155,22 +176,25 @@ class Controller:
             if limit_s is not None and age_s >= limit_s and attempt.ending is not Cause.TIMEOUT:
                 why = f"time limit of {format_duration(limit_s)} reached"
                 turn.happen(attempt.job_id, StopWanted(cause=Cause.TIMEOUT, why=why))
-            elif attempt.state is AttemptState.PLACED:
-                self._start_limit(turn, attempt, age_s)
-            elif attempt.state is AttemptState.STOPPING:
+            elif attempt.state is AttemptState.PLACED and self._overdue(turn, attempt):
+                pass
+            elif attempt.state is not AttemptState.RUNNING:
                 self._remind(turn, attempt)
         if turn.freed:
             self._judge_all = True
             turn.freed = False
 
-    def _start_limit(self, turn: Turn, attempt: Attempt, age_s: float) -> None:
+    def _overdue(self, turn: Turn, attempt: Attempt) -> bool:
         limit_s = SETUP_LIMIT_S if self.world.jobs[attempt.job_id].spec.setup else START_LIMIT_S
-        waited_s = min(age_s, turn.now.wall_s - attempt.generation_s)
-        if waited_s >= limit_s:
-            silent = tuple(member.node_id for member in attempt.members if member.state is MemberState.ASKED)
-            turn.happen(attempt.job_id, StartOverdue(silent=silent, waited_s=waited_s))
+        waited_s = turn.now.boot_s - self._generations.get(attempt.job_id, (0, 0, turn.now.boot_s))[2]
+        if waited_s < limit_s:
+            return False
+        silent = tuple(member.node_id for member in attempt.members if member.state is MemberState.ASKED)
+        turn.happen(attempt.job_id, StartOverdue(silent=silent, waited_s=waited_s))
+        return True
 
     def _remind(self, turn: Turn, attempt: Attempt) -> None:
+        """Say again what has not been answered: a command may be lost, and nobody else would repeat it."""
         last_s = self._reminded_s.setdefault(attempt.job_id, turn.now.boot_s)
         if turn.now.boot_s - last_s < REMIND_EVERY_S:
             return
@@ -202,7 +226,12 @@ class Controller:
             pending = tuple(world.pending[job_id] for job_id in self._unjudged if job_id in world.pending)
             whole = world.snapshot(turn.now.wall_s)
             snapshot = Snapshot(
-                version=whole.version, now_s=whole.now_s, nodes=whole.nodes, usage=whole.usage, pending=pending, queues=whole.queues
+                version=whole.version,
+                now_s=whole.now_s,
+                nodes=whole.nodes,
+                usage=whole.usage,
+                pending=pending,
+                queues=whole.queues,
             )
         else:
             return IDLE_WAKE_S
@@ -228,7 +257,10 @@ class Controller:
         if placed >= self.policy.placements_max:
             self._judge_all = True
             return 0.0
-        soonest = min((job.not_before_s - snapshot.now_s for job in snapshot.pending if job.not_before_s > snapshot.now_s), default=None)
+        soonest = min(
+            (job.not_before_s - snapshot.now_s for job in snapshot.pending if job.not_before_s > snapshot.now_s),
+            default=None,
+        )
         if soonest is None:
             return IDLE_WAKE_S
         self._judge_all = True  # at the next step, whenever it is: backing-off jobs are few
@@ -247,3 +279,19 @@ class Controller:
 
     def _count(self, name: str, by: float) -> None:
         self.stats[name] = self.stats.get(name, 0) + by
+
+
+class _Ages(Mapping[JobId, float]):
+    """How long each live attempt has lasted, reckoned when asked."""
+
+    def __init__(self, placed_boot_s: Mapping[JobId, float], boot_s: float) -> None:
+        self._placed_boot_s, self._boot_s = placed_boot_s, boot_s
+
+    def __getitem__(self, job_id: JobId) -> float:
+        return self._boot_s - self._placed_boot_s[job_id]
+
+    def __iter__(self) -> Iterator[JobId]:
+        return iter(self._placed_boot_s)
+
+    def __len__(self) -> int:
+        return len(self._placed_boot_s)

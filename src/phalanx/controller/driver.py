@@ -28,13 +28,18 @@ from phalanx.ports.store import Batch, Store, StoreRefused
 
 INBOX_MAX: Final = 50_000  # letters waiting; past that requests are told to come back
 STEP_EVENTS_MAX: Final = 4096  # in one step, so that answers do not wait for the whole queue
+REFUSED_WAIT_S: Final = 0.5  # before what nobody repeats is tried again on a disk that took nothing
+BROKEN_WAIT_S: Final = 1.0  # after a turn that broke off: a fault that lasts must not fill the log
 OBSERVE_EVERY_S: Final = 0.1  # how late an engine's word of a death may be heard
 _log = logging.getLogger("phalanx.controller")
 
 
 @dataclass(slots=True)
 class _Letter:
-    """Events and where their answers go. `again`: heard anew after a refused commit, since nobody else would repeat it."""
+    """Events and where their answers go. `again`: heard anew after a refused commit, since nobody else would repeat it.
+
+    The future is marked as running at once: a caller who leaves must not be able to cancel what the loop will answer.
+    """
 
     events: Sequence[Event]
     future: Future[list[Answer | PhalanxError]]
@@ -57,6 +62,7 @@ class Driver:
     head_id: str
     engines: Sequence[Engine] = ()
     _inbox: deque[_Letter] = field(default_factory=deque)
+    _unheard: list[_Letter] = field(default_factory=list)  # whose commit was refused; first in the next turn
     _wake: threading.Condition = field(default_factory=threading.Condition)
     _stopping: bool = False
     _thread: threading.Thread | None = None
@@ -93,6 +99,7 @@ class Driver:
     def request(self, event: Request) -> Future[Answer]:
         """Ask for something; the future holds the answer once it is durable, or the refusal."""
         answer: Future[Answer] = Future()
+        answer.set_running_or_notify_cancel()
 
         def hand_over(done: Future[list[Answer | PhalanxError]]) -> None:
             error = done.exception()
@@ -111,6 +118,7 @@ class Driver:
 
     def _post(self, events: Sequence[Event]) -> Future[list[Answer | PhalanxError]]:
         future: Future[list[Answer | PhalanxError]] = Future()
+        future.set_running_or_notify_cancel()
         with self._wake:
             if self._stopping or len(self._inbox) >= INBOX_MAX:
                 why = "the head is stopping" if self._stopping else f"{INBOX_MAX} requests wait already"
@@ -138,7 +146,7 @@ class Driver:
                 self._wake.wait(min(wake_in_s, OBSERVE_EVERY_S) if self.engines else wake_in_s)
             if self._stopping:
                 return None
-            letters: list[_Letter] = []
+            letters, self._unheard = self._unheard, []
             events = 0
             while self._inbox and events < STEP_EVENTS_MAX:
                 letters.append(self._inbox.popleft())
@@ -150,19 +158,20 @@ class Driver:
 
     def _turn(self, letters: list[_Letter]) -> float:
         now = self._now()
-        outbox = self.controller.step(now, [event for letter in letters for event in letter.events])
+        try:
+            outbox = self.controller.step(now, [event for letter in letters for event in letter.events])
+        except Exception as error:  # noqa: BLE001  # a fault of ours, undone by the step; a dead thread would be a dead head
+            return self._one_by_one(letters, error)
         try:
             if not outbox.change.empty:
                 self.store.commit(_batch(outbox))
         except StoreRefused as error:
-            self.controller.refused(outbox)
-            _log.error("commit refused: %s", error)
-            for letter in letters:
-                if letter.again:
-                    self._inbox.append(letter)
-                else:
-                    letter.future.set_exception(error)
-            return 0.5  # deaths and leases are judged again then; requests are the caller's to repeat
+            return self._refused(letters, outbox, error)
+        except Exception as error:  # noqa: BLE001  # as above
+            _log.exception("the store failed in a way it does not promise")
+            return self._refused(
+                letters, outbox, StoreRefused(f"the store failed: {error!r}", hint="the head's log has the details")
+            )
         self.controller.committed(outbox, now)
         for command in outbox.commands:
             self.mailboxes.post(command.node_id, command)
@@ -171,6 +180,28 @@ class Driver:
             letter.future.set_result([next(answers) for _ in letter.events])
         return outbox.wake_in_s
 
+    def _refused(self, letters: list[_Letter], outbox: Outbox, error: StoreRefused) -> float:
+        """Nothing of the step happened. What nobody else would repeat is heard again; requests are the caller's to repeat."""
+        self.controller.refused(outbox)
+        _log.error("commit refused: %s", error)
+        for letter in letters:
+            if letter.again:
+                self._unheard.append(letter)
+            else:
+                letter.future.set_exception(error)
+        return REFUSED_WAIT_S
+
+    def _one_by_one(self, letters: list[_Letter], error: Exception) -> float:
+        """The step broke off: hear each letter on its own, so that the one at fault is answered and the others are heard."""
+        _log.error("a step with %d letters broke off", len(letters), exc_info=error)
+        if len(letters) > 1:
+            return min([self._turn([letter]) for letter in letters])
+        for letter in letters:
+            letter.future.set_exception(
+                PhalanxError(f"the head failed at this: {error!r}", hint="its log has the details")
+            )
+        return BROKEN_WAIT_S
+
     def _now(self) -> Now:
         return Now(wall_s=self.clock.now_s(), boot_s=self.clock.boottime_s())
 
@@ -178,5 +209,8 @@ class Driver:
 def _batch(outbox: Outbox) -> Batch:
     change = outbox.change
     return Batch(
-        records=change.records, removed_nodes=[node.id for node in change.removed], story=change.story, epochs=change.epochs
+        records=change.records,
+        removed_nodes=[node.id for node in change.removed],
+        story=change.story,
+        epochs=change.epochs,
     )

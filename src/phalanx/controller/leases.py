@@ -14,7 +14,9 @@ from typing import Final
 from phalanx.core.errors import Conflict
 from phalanx.core.ids import Epoch, JobId, NodeId, SupervisorId
 
-LEASE_DEFAULT_S: Final = 6.0  # with 4 renewals in it, a silent node is declared dead within 8 s: half of the 15 s promised
+LEASE_DEFAULT_S: Final = (
+    6.0  # with 4 renewals in it, a silent node is declared dead within 8 s: half of the 15 s promised
+)
 RENEWALS_PER_LEASE: Final = 4
 RENEWALS_PER_S_MAX: Final = 200.0  # of the whole fleet; past that the interval grows with the fleet
 MARGIN_S: Final = 1.0  # for the answer's way and for clocks that tick apart
@@ -90,6 +92,10 @@ class LeaseBook:
         """Renew, and name what the supervisor carries that no longer counts.
 
         Args:
+            node_id: whose lease.
+            supervisor_id: who asks.
+            epochs: what it carries, as (job, epoch).
+            now_s: when it is answered.
             held_s: how long the lease that the supervisor holds still lasts. A long one (from a planned stop) is only believed over
                 once the supervisor has shown that it took the shorter one: an answer may be lost. None, from one that does not say:
                 whatever was granted may still be held.

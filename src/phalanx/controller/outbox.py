@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from phalanx.core.work.people import Token, User
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import NodeId
 from phalanx.core.state.commands import Command
 from phalanx.core.state.world import Change
 from phalanx.core.work.job import Job
+from phalanx.core.work.people import Token, User
 from phalanx.core.work.queue import Project, Queue
 
 Answer = Job | Node | Queue | Project | User | Token | list[Job] | None

@@ -62,7 +62,9 @@ def _hello(turn: Turn, hello: Hello) -> None:
 def _merged(known: Node | None, hello: Hello, now_s: float) -> Node:
     """The node as it presents itself, with what the head alone knows of it."""
     if known is None:
-        return replace(hello.node, state=NodeState.UP, supervisor_id=hello.supervisor_id, joined_s=now_s, changed_s=now_s)
+        return replace(
+            hello.node, state=NodeState.UP, supervisor_id=hello.supervisor_id, joined_s=now_s, changed_s=now_s
+        )
     return replace(
         hello.node, state=NodeState.UP, supervisor_id=hello.supervisor_id, cordon=known.cordon, joined_s=known.joined_s,
         failures=known.failures, changed_s=now_s, labels={**known.labels, **hello.node.labels}, down_cause="",

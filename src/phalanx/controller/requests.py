@@ -7,7 +7,6 @@ from typing import assert_never
 
 from phalanx.controller.outbox import Answer
 from phalanx.controller.turn import Turn
-from phalanx.core.work.people import Token, User, UserRole
 from phalanx.core.errors import Conflict, NotFound, NotPermitted
 from phalanx.core.fleet.node import Cordon, Node, NodeState
 from phalanx.core.ids import JobId, NodeId
@@ -36,6 +35,7 @@ from phalanx.core.state.story import StoryLine
 from phalanx.core.state.world import Idempotency
 from phalanx.core.work.attempt import Cause
 from phalanx.core.work.job import Job, Reason
+from phalanx.core.work.people import Token, User, UserRole
 
 
 def hear(turn: Turn, request: Request) -> Answer:
@@ -115,10 +115,14 @@ def _submit(turn: Turn, submit: Submit) -> Job:
 
 def _same_again(turn: Turn, submit: Submit, earlier: Idempotency) -> Job:
     if earlier.body_sha256 != submit.body_sha256:
-        raise Conflict(f"idempotency key {submit.key!r} was used for another job ({earlier.job_id})", hint="use a fresh key")
+        raise Conflict(
+            f"idempotency key {submit.key!r} was used for another job ({earlier.job_id})", hint="use a fresh key"
+        )
     job = turn.world.jobs.get(earlier.job_id)
     if job is None:
-        raise Conflict(f"job {earlier.job_id} was made with this key and is long over", hint=f"phalanx show {earlier.job_id}")
+        raise Conflict(
+            f"job {earlier.job_id} was made with this key and is long over", hint=f"phalanx show {earlier.job_id}"
+        )
     return job
 
 
@@ -129,7 +133,9 @@ def _may_charge(turn: Turn, submit: Submit) -> None:
     user = turn.world.users.get(submit.user) or User(id=submit.user, role=UserRole.USER)
     member = not project.members or submit.user in project.members or submit.user in project.admins
     if not member and user.role not in (UserRole.OPERATOR, UserRole.ADMIN):
-        raise NotPermitted(f"{submit.user} is no member of project {project.id}", hint="ask one of its admins to add you")
+        raise NotPermitted(
+            f"{submit.user} is no member of project {project.id}", hint="ask one of its admins to add you"
+        )
 
 
 def _cancel(turn: Turn, job_id: JobId, by: str, why: str) -> Job:
@@ -173,7 +179,9 @@ def _operate(turn: Turn, request: CordonNode | UncordonNode | ForgetNode) -> Nod
             return node
         case ForgetNode():
             if node.state is NodeState.UP or turn.world.attempts_on(node.id):
-                raise Conflict(f"{node.id} is {node.state.value} or still holds jobs", hint=f"phalanx nodes drain {node.id} first")
+                raise Conflict(
+                    f"{node.id} is {node.state.value} or still holds jobs", hint=f"phalanx nodes drain {node.id} first"
+                )
             turn.change.remove_node(node)
             turn.tell("node_forgotten", f"{node.id} was removed from the fleet", node_id=node.id, by=request.by)
             return node

@@ -84,7 +84,9 @@ class Turn:
         self.change.tell(StoryLine(seq=0, at_s=self.now.wall_s, kind=kind, text=text, node_id=node_id, by=by))
 
     def _mtbf_s(self) -> float:
-        if self._mtbf is None:  # once a step: a sum over the fleet for each of a thousand events would be most of its cost
+        if (
+            self._mtbf is None
+        ):  # once a step: a sum over the fleet for each of a thousand events would be most of its cost
             nodes = self.world.nodes.values()
             exposure_s = sum(max(0.0, self.now.wall_s - node.joined_s) for node in nodes)
             self._mtbf = node_mtbf_s(sum(node.failures for node in nodes), exposure_s)

@@ -24,14 +24,18 @@ def parse_duration_s(text: object, *, what: str = "time") -> float:
         BadRequest: a bare number (minutes for Slurm, seconds elsewhere: nobody can tell), or no duration at all.
     """
     if isinstance(text, (int, float)) or (isinstance(text, str) and re.fullmatch(r"[0-9]+(\.[0-9]+)?", text.strip())):
-        raise BadRequest(f"{what}: {text!r} has no unit", hint=f"write {text}m for minutes, {text}h for hours or {text}s for seconds")
+        raise BadRequest(
+            f"{what}: {text!r} has no unit", hint=f"write {text}m for minutes, {text}h for hours or {text}s for seconds"
+        )
     if not isinstance(text, str):
         raise BadRequest(f"{what}: {text!r} is not a duration", hint="write 90m, 2h, 1-12:00:00")
     words = text.strip().lower()
     if clock := _CLOCK.fullmatch(words):
         days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
         if minutes > 59 or seconds > 59:
-            raise BadRequest(f"{what}: {text!r} has more than 59 minutes or seconds", hint="write HH:MM:SS or D-HH:MM:SS")
+            raise BadRequest(
+                f"{what}: {text!r} has more than 59 minutes or seconds", hint="write HH:MM:SS or D-HH:MM:SS"
+            )
         return days * 86400.0 + hours * 3600.0 + minutes * 60.0 + seconds
     parts = _PART.findall(words)
     if not parts or "".join(number + unit for number, unit in parts) != words.replace(" ", ""):
@@ -59,7 +63,11 @@ def parse_memory_bytes(text: object, *, what: str = "memory") -> int:
     Raises:
         BadRequest: not an amount of memory.
     """
-    match = _MEMORY.fullmatch(str(text).strip()) if isinstance(text, (int, float, str)) and not isinstance(text, bool) else None
+    match = (
+        _MEMORY.fullmatch(str(text).strip())
+        if isinstance(text, (int, float, str)) and not isinstance(text, bool)
+        else None
+    )
     if match is None:
         raise BadRequest(f"{what}: {text!r} is not an amount of memory", hint="write 64 for 64 GiB, or 512M")
     number, unit = match.groups()

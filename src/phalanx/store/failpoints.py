@@ -33,8 +33,10 @@ _WRITE: Final = _BEFORE | {Failure.TORN}
 _DONE: Final = frozenset({Failure.KILL})  # too late to fail: what was written is durable
 
 FAILPOINTS: Final[dict[str, frozenset[Failure]]] = {
+    "store.open.folder": _BEFORE,
     "store.open.lock": _BEFORE,  # before the lock file is made
-    "store.open.begin": _BEFORE,  # before the database file is made
+    "store.open.create": _BEFORE,  # before the database file is made
+    "store.open.begin": _BEFORE,  # it is there, and empty
     "store.open.directory": _BEFORE,  # it is made, its name is not synced
     "store.migrate.begin": _BEFORE,
     "store.migrate.statements": _BEFORE,
@@ -42,6 +44,7 @@ FAILPOINTS: Final[dict[str, frozenset[Failure]]] = {
     "store.migrate.ledger": _BEFORE,
     "store.migrate.commit": _BEFORE,
     "store.migrate.done": _DONE,
+    "store.migrate.rollback": frozenset({Failure.KILL}),
     "store.commit.begin": _BEFORE,
     "store.commit.rows": _BEFORE,  # hit once for each kind of record in the batch
     "store.commit.commit": _BEFORE,  # all is written, nothing is committed
@@ -56,7 +59,8 @@ FAILPOINTS: Final[dict[str, frozenset[Failure]]] = {
     "logs.append.sync": _BEFORE,  # written, not synced
     "logs.append.sync_directory": _BEFORE,
     "logs.append.done": _DONE,
-    "logs.append.take_back": frozenset({Failure.KILL}),
+    "logs.take_back.remove": frozenset({Failure.KILL}),
+    "logs.take_back.cut": frozenset({Failure.KILL}),
     "logs.delete.remove": _BEFORE,
     "blobs.open.directory": _BEFORE,
     "blobs.put.create": _BEFORE,
@@ -65,7 +69,7 @@ FAILPOINTS: Final[dict[str, frozenset[Failure]]] = {
     "blobs.put.directory": _BEFORE,
     "blobs.put.rename": _BEFORE,
     "blobs.put.sync_directory": _BEFORE,
-    "blobs.put.take_back": frozenset({Failure.KILL}),
+    "blobs.take_back.remove": frozenset({Failure.KILL}),
     "blobs.sweep.remove": _BEFORE,
 }
 
@@ -102,6 +106,20 @@ def write(name: str, fd: int, content: bytes | memoryview, offset: int) -> None:
     written = 0
     while written < len(view):
         written += os.pwrite(fd, view[written:], offset + written)
+
+
+def sync_directory(name: str, path: str) -> None:
+    """Sync a folder, so that names in it survive a power cut.
+
+    Raises:
+        OSError: the disk, or the point is armed.
+    """
+    hit(name)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def arm(name: str, failure: Failure, nth: int = 1) -> None:

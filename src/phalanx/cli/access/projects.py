@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import click
 
 from phalanx.cli import cells
-from phalanx.cli.connect import Head, connect
+from phalanx.cli.connect import connect
 from phalanx.cli.groups import NounGroup
 from phalanx.cli.lists import Shown, list_options, show
 from phalanx.cli.tables import Column, table
 from phalanx.cli.terminal import clean
+from phalanx.client import Client
 from phalanx.core.errors import BadRequest, Conflict
-from phalanx.core.ids import UserId
 from phalanx.core.work.nearest import nearest
-from phalanx.wire.api import ProjectBody, ProjectList, ProjectReply, ProjectView
+from phalanx.wire.api import ProjectView
 
 
 @click.group(cls=NounGroup, invoke_without_command=True)
@@ -42,10 +42,9 @@ def list_(as_json: bool, watch: bool) -> None:
 def add(name: str, members: tuple[str, ...], admins: tuple[str, ...]) -> None:
     """Add a project."""
     head = connect()
-    if any(project.id == name for project in head.get(ProjectList, "/v1/projects").projects):
+    if any(project.id == name for project in head.projects()):
         raise Conflict(f"project {name} is here already", hint=f"phalanx projects set {name} changes it")
-    body = ProjectBody(members=_users({*members, *admins}), admins=_users(admins))
-    print(clean(_said(head.put(ProjectReply, f"/v1/projects/{name}", body).project)))
+    print(clean(_said(head.put_project(name, members=sorted({*members, *admins}), admins=sorted(admins)))))
 
 
 @projects.command(name="set")
@@ -60,22 +59,17 @@ def set_(name: str, add_member: tuple[str, ...], remove_member: tuple[str, ...],
         raise BadRequest("there is nothing to change", hint="--add-member, --remove-member, --add-admin or --remove-admin")
     head = connect()
     project = _known(head, name)
-    members = ({*project.members} | {*_users(add_member), *_users(add_admin)}) - {*_users(remove_member)}
-    admins = ({*project.admins} | {*_users(add_admin)}) - {*_users(remove_admin), *_users(remove_member)}
-    body = ProjectBody(members=sorted(members), admins=sorted(admins))
-    print(clean(_said(head.put(ProjectReply, f"/v1/projects/{name}", body).project)))
+    members = {*map(str, project.members), *add_member, *add_admin} - {*remove_member}
+    admins = {*map(str, project.admins), *add_admin} - {*remove_admin, *remove_member}
+    print(clean(_said(head.put_project(name, members=sorted(members), admins=sorted(admins)))))
 
 
-def _known(head: Head, name: str) -> ProjectView:
-    found = {str(project.id): project for project in head.get(ProjectList, "/v1/projects").projects}
+def _known(head: Client, name: str) -> ProjectView:
+    found = {str(project.id): project for project in head.projects()}
     if name not in found:
         near = nearest(name, found)
         raise BadRequest(f"no project is called {name!r}", hint=f"did you mean {near}?" if near else f"phalanx projects add {name}")
     return found[name]
-
-
-def _users(names: Iterable[str]) -> list[UserId]:
-    return sorted(UserId(name) for name in names)
 
 
 def _said(project: ProjectView) -> str:
@@ -87,7 +81,7 @@ def _list(*, as_json: bool, watch: bool) -> None:
     head = connect()
 
     def fetch() -> Shown:
-        found: Sequence[ProjectView] = head.get(ProjectList, "/v1/projects").projects
+        found: Sequence[ProjectView] = head.projects()
         now_s = time.time()
         columns = (
             Column(title="PROJECT", least=8), Column(title="MEMBERS", least=12), Column(title="ADMINS", least=8, hide_empty=True),

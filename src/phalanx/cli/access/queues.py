@@ -11,7 +11,7 @@ from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import clean
 from phalanx.core.errors import BadRequest, Conflict
 from phalanx.core.work.nearest import nearest
-from phalanx.wire.api import QueueBody, QueueList, QueueReply, QueueView
+from phalanx.wire.api import QueueView
 
 _PRIORITY = click.option("--priority", type=int, metavar="N", help="Added to the priority of its jobs.")
 
@@ -38,9 +38,9 @@ def list_(as_json: bool, watch: bool) -> None:
 def add(name: str, priority: int | None) -> None:
     """Add a queue."""
     head = connect()
-    if any(queue.id == name for queue in head.get(QueueList, "/v1/queues").queues):
+    if any(queue.id == name for queue in head.queues()):
         raise Conflict(f"queue {name} is here already", hint=f"phalanx queues set {name} changes it")
-    print(clean(_said(head.put(QueueReply, f"/v1/queues/{name}", QueueBody(priority=priority, open=True)).queue)))
+    print(clean(_said(head.put_queue(name, priority=priority, open=True))))
 
 
 @queues.command(name="set")
@@ -52,11 +52,11 @@ def set_(name: str, priority: int | None, is_open: bool | None) -> None:
     if priority is None and is_open is None:
         raise BadRequest("there is nothing to change", hint="--priority, --open or --close")
     head = connect()
-    names = [queue.id for queue in head.get(QueueList, "/v1/queues").queues]
+    names = [queue.id for queue in head.queues()]
     if name not in names:
         near = nearest(name, names)
         raise BadRequest(f"no queue is called {name!r}", hint=f"did you mean {near}?" if near else f"phalanx queues add {name}")
-    print(clean(_said(head.put(QueueReply, f"/v1/queues/{name}", QueueBody(priority=priority, open=is_open)).queue)))
+    print(clean(_said(head.put_queue(name, priority=priority, open=is_open))))
 
 
 def _said(queue: QueueView) -> str:
@@ -67,7 +67,7 @@ def _list(*, as_json: bool, watch: bool) -> None:
     head = connect()
 
     def fetch() -> Shown:
-        found = head.get(QueueList, "/v1/queues").queues
+        found = head.queues()
         columns = (
             Column(title="QUEUE", least=8), Column(title="STATE"), Column(title="PRIORITY", right=True),
             Column(title="RUNNING", right=True), Column(title="WAITING", right=True),

@@ -13,10 +13,9 @@ from phalanx.cli.groups import NounGroup
 from phalanx.cli.lists import Shown, list_options, show
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.words import DURATION
-from phalanx.core.ids import UserId
 from phalanx.core.units import format_duration
 from phalanx.core.work.people import Action
-from phalanx.wire.api import TokenBody, TokenList, TokenMade, TokenView
+from phalanx.wire.api import TokenView
 
 
 @click.group(cls=NounGroup, invoke_without_command=True)
@@ -42,8 +41,7 @@ def list_(as_json: bool, watch: bool) -> None:
 @click.option("--note", default="", metavar="TEXT", help="What it is for.")
 def add(user: str | None, expires: str | None, scope: tuple[str, ...], note: str) -> None:
     """Make a token and print its secret: this once, never again."""
-    body = TokenBody(user=None if user is None else UserId(user), expires=expires, scope=[Action(word) for word in scope], note=note)
-    made = connect().post(TokenMade, "/v1/tokens", body)
+    made = connect().make_token(user=user, expires=expires, scope=scope, note=note)
     print(f"token {made.token.id} of {made.token.user}; its secret, shown this once:", file=sys.stderr)
     print(made.secret)
     print("next: give it as PHALANX_TOKEN", file=sys.stderr)
@@ -53,7 +51,7 @@ def add(user: str | None, expires: str | None, scope: tuple[str, ...], note: str
 @click.argument("token", metavar="ID")
 def revoke(token: str) -> None:
     """End a token. Harmless twice."""
-    connect().send("DELETE", f"/v1/tokens/{token}")
+    connect().revoke_token(token)
     print(f"token {token} is revoked")
 
 
@@ -69,7 +67,7 @@ def _list(*, as_json: bool, watch: bool) -> None:
     head = connect()
 
     def fetch() -> Shown:
-        found = head.get(TokenList, "/v1/tokens").tokens
+        found = head.tokens()
         now_s = time.time()
         columns = (
             Column(title="TOKEN"), Column(title="USER", least=6), Column(title="STATE"), Column(title="MADE", right=True),

@@ -12,10 +12,11 @@ from phalanx.cli.groups import NounGroup
 from phalanx.cli.lists import Shown, list_options, show
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import clean
+from phalanx.client import Client
 from phalanx.core.errors import BadRequest, Conflict
 from phalanx.core.ids import UserId
+from phalanx.core.work.nearest import nearest
 from phalanx.core.work.people import UserRole
-from phalanx.wire.api import UserBody, UserList, UserReply
 
 _ROLE = click.option(
     "--role", type=click.Choice([role.value for role in UserRole if role is not UserRole.NODE]), help="What the user is everywhere."
@@ -44,9 +45,9 @@ def list_(as_json: bool, watch: bool) -> None:
 def add(name: str, role: str | None) -> None:
     """Add a user; --role user unless told otherwise."""
     head = connect()
-    if any(user.id == name for user in head.get(UserList, "/v1/users").users):
+    if any(user.id == name for user in head.users()):
         raise Conflict(f"user {name} is here already", hint=f"phalanx users set {name} changes it")
-    user = head.put(UserReply, f"/v1/users/{name}", UserBody(role=UserRole(role or UserRole.USER))).user
+    user = head.put_user(name, role=role or UserRole.USER)
     print(clean(f"user {user.id} added as {user.role}"))
     print(f"next: phalanx tokens add --user {user.id}")
 
@@ -60,20 +61,18 @@ def set_(name: str, role: str | None, disabled: bool | None) -> None:
     if role is None and disabled is None:
         raise BadRequest("there is nothing to change", hint="--role, --disable or --enable")
     head = connect()
-    known_user(head.get(UserList, "/v1/users"), name)
-    user = head.put(UserReply, f"/v1/users/{name}", UserBody(role=None if role is None else UserRole(role), disabled=disabled)).user
+    _known(head, name)
+    user = head.put_user(name, role=role, disabled=disabled)
     print(clean(f"user {user.id}: {user.role}{', disabled' if user.disabled else ''}"))
 
 
-def known_user(found: UserList, name: str) -> None:
+def _known(head: Client, name: str) -> None:
     """Nothing, if there is such a user: a slip in a name must not make a new one.
 
     Raises:
         BadRequest: there is none; names the nearest.
     """
-    from phalanx.core.work.nearest import nearest
-
-    names = [user.id for user in found.users]
+    names = [user.id for user in head.users()]
     if UserId(name) not in names:
         near = nearest(name, names)
         raise BadRequest(f"no user is called {name!r}", hint=f"did you mean {near}?" if near else f"phalanx users add {name}")
@@ -83,7 +82,7 @@ def _list(*, as_json: bool, watch: bool) -> None:
     head = connect()
 
     def fetch() -> Shown:
-        found = head.get(UserList, "/v1/users").users
+        found = head.users()
         now_s = time.time()
         columns = (Column(title="USER", least=8), Column(title="ROLE"), Column(title="STATE", hide_empty=True), Column(title="SINCE", right=True))
         rows = [[user.id, str(user.role), Cell("disabled", "red") if user.disabled else "", cells.ago(user.created_s, now_s)] for user in found]

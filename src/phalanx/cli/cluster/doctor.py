@@ -13,12 +13,13 @@ from phalanx import __version__
 from phalanx.cli import cells
 from phalanx.cli.cluster.findings import Finding, Level, machine_findings
 from phalanx.cli.cluster.home import alive, home_folder, recorded
-from phalanx.cli.connect import Head, connect
+from phalanx.cli.connect import connect
 from phalanx.cli.lists import encoded
 from phalanx.cli.terminal import clean, terminal
+from phalanx.client import Client
 from phalanx.core.errors import NotSignedIn, PhalanxError, Unreachable
 from phalanx.core.fleet.node import NodeState
-from phalanx.wire.api import Health, Me, NodeList
+from phalanx.wire.api import Health
 
 _STYLE: Final = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red"}
 _PORT_DEFAULT: Final = 7600
@@ -62,13 +63,13 @@ def _head_findings(home: str) -> Iterator[Finding]:
     try:
         head = connect()
         begun = time.monotonic()
-        health = head.get(Health, "/v1/health")
+        health = head.health()
         took_s = time.monotonic() - begun
     except Unreachable as error:
         dead = record is not None and not alive(record.pid)
         yield Finding(what="head", level=Level.FAIL, says="it died" if dead else error.message, mend="phalanx up" if dead else error.hint)
         return
-    yield Finding(what="head", level=Level.OK, says=f"{head.url} is {health.status}, answers in {took_s * 1000:.0f} ms")
+    yield Finding(what="head", level=Level.OK, says=f"{head.transport.url()} is {health.status}, answers in {took_s * 1000:.0f} ms")
     yield _versions(health)
     try:
         yield _token(head)
@@ -85,14 +86,14 @@ def _versions(health: Health) -> Finding:
     return Finding(what="versions", level=Level.WARN, says=f"the head is {health.version}, this is {__version__}", mend="phalanx down --keep-jobs, then phalanx up")
 
 
-def _token(head: Head) -> Finding:
-    me = head.get(Me, "/v1/me")
+def _token(head: Client) -> Finding:
+    me = head.me()
     narrowed = f", narrowed to {' '.join(me.scope)}" if me.scope else ""
     return Finding(what="token", level=Level.OK, says=f"speaks for {me.user}, {me.role}{narrowed}")
 
 
-def _nodes(head: Head) -> Finding:
-    nodes = head.get(NodeList, "/v1/nodes").nodes
+def _nodes(head: Client) -> Finding:
+    nodes = head.nodes()
     down = [node.id for node in nodes if node.state is NodeState.DOWN]
     devices = sum(len(node.devices) for node in nodes if node.state is NodeState.UP)
     says = f"{len(nodes) - len(down)} of {cells.count(len(nodes), 'node')} up, {cells.count(devices, 'device')}"

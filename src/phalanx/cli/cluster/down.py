@@ -13,7 +13,7 @@ from phalanx.cli import cells
 from phalanx.cli.cluster.home import alive, home_folder, recorded
 from phalanx.cli.connect import connect
 from phalanx.core.errors import BadRequest, Conflict, TryLater, Unreachable
-from phalanx.wire.api import StopBody, StopReply
+from phalanx.wire.api import StopReply
 
 _STOP_S: Final = 30.0  # leases are granted, nodes end their ranks
 _CANCEL_S: Final = 120.0  # four times the default grace
@@ -33,7 +33,7 @@ def down(keep_jobs: bool, cancel_jobs: bool) -> None:
         return
     head = connect()
     try:
-        _ask(lambda: head.post(StopReply, "/v1/stop", StopBody(keep_jobs=keep_jobs, cancel_jobs=cancel_jobs)))
+        _ask(lambda: head.stop(keep_jobs=keep_jobs, cancel_jobs=cancel_jobs))
     except Conflict as error:
         raise TryLater(error.message, hint=error.hint or "--keep-jobs or --cancel-jobs says what becomes of them") from None
     except Unreachable:

@@ -9,18 +9,19 @@ from collections.abc import Callable, Sequence
 import click
 
 from phalanx.cli import cells
-from phalanx.cli.connect import Head, connect
+from phalanx.cli.connect import connect
 from phalanx.cli.faults import told
 from phalanx.cli.groups import NounGroup
 from phalanx.cli.lists import Shown, list_options, show
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, clean
 from phalanx.cli.words import HOSTS
+from phalanx.client import Client
 from phalanx.core.errors import NotFound, PhalanxError, Unreachable
 from phalanx.core.fleet.hostlist import expand
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.units import format_bytes
-from phalanx.wire.api import DeviceView, DrainBody, NodeList, NodeReply, NodeView
+from phalanx.wire.api import DeviceView, NodeView
 
 _NODES = click.argument("names", metavar="NODES", type=HOSTS)
 
@@ -50,7 +51,7 @@ def show_(names: str, as_json: bool, watch: bool) -> None:
     wanted = expand(names)
 
     def fetch() -> Shown:
-        found = {node.id: node for node in head.get(NodeList, "/v1/nodes").nodes}
+        found = {node.id: node for node in head.nodes()}
         missing = [name for name in wanted if name not in found]
         if missing:
             raise NotFound(f"no node is called {missing[0]!r}", hint=f"there are {', '.join(found) or 'none'}")
@@ -68,16 +69,15 @@ def show_(names: str, as_json: bool, watch: bool) -> None:
 @click.option("--cordon", is_flag=True, help="Keep new work off, leave running jobs where they are.")
 def drain(names: str, why: str, cordon: bool) -> int:
     """Keep new work off nodes, and move what runs there (after saving)."""
-    body = DrainBody(why=why, cordon_only=cordon)
     verb = "is cordoned" if cordon else "is draining"
-    return _each(names, lambda head, name: _said(head.post(NodeReply, f"/v1/nodes/{name}/drain", body).node, verb))
+    return _each(names, lambda head, name: _said(head.drain(name, why, cordon_only=cordon), verb))
 
 
 @nodes.command()
 @_NODES
 def undrain(names: str) -> int:
     """Let work onto nodes again."""
-    return _each(names, lambda head, name: _said(head.post(NodeReply, f"/v1/nodes/{name}/undrain", {}).node, "takes work again"))
+    return _each(names, lambda head, name: _said(head.undrain(name), "takes work again"))
 
 
 @nodes.command()
@@ -87,12 +87,12 @@ def forget(names: str) -> int:
     return _each(names, _forget)
 
 
-def _forget(head: Head, name: str) -> str:
-    head.send("DELETE", f"/v1/nodes/{name}")
+def _forget(head: Client, name: str) -> str:
+    head.forget_node(name)
     return f"node {name} is forgotten"
 
 
-def _each(names: str, act: Callable[[Head, str], str]) -> int:
+def _each(names: str, act: Callable[[Client, str], str]) -> int:
     """Do it for every node, also when one refuses; the exit code is that of the first refusal."""
     head, code = connect(), 0
     for name in expand(names):
@@ -116,7 +116,7 @@ def _list(*, as_json: bool, watch: bool) -> None:
     head = connect()
 
     def fetch() -> Shown:
-        found = head.get(NodeList, "/v1/nodes").nodes
+        found = head.nodes()
         now_s = time.time()
         return Shown(value=found, lines=lambda screen: node_lines(found, screen, now_s), next=_next(found))
 

@@ -12,12 +12,13 @@ import click
 
 from phalanx.cli.cluster.home import alive, home_folder, recorded
 from phalanx.cli.cluster.unit import unit
-from phalanx.cli.connect import Head, connect, healthy
+from phalanx.cli.connect import connect, healthy
 from phalanx.cli.faults import warn
 from phalanx.cli.terminal import clean
+from phalanx.client import Client
 from phalanx.core.errors import BadRequest, PhalanxError, TryLater, Unreachable
 from phalanx.core.fleet.node import NodeState
-from phalanx.wire.api import NodeList, NodeView
+from phalanx.wire.api import NodeView
 
 _READY_S: Final = 60.0  # a head with 10,000 jobs loads in 2 s; a busy machine gets thirty times that
 _NODES_S: Final = 20.0  # for the nodes to say hello; the head is ready without them
@@ -140,11 +141,11 @@ def _ended(words: str, code: int) -> PhalanxError:
     return refusal
 
 
-def _await_nodes(head: Head) -> None:
+def _await_nodes(head: Client) -> None:
     """Until every node said hello; the list grows while they start, so it must have stood still for a moment."""
     until, last, since = time.monotonic() + _NODES_S, -1, time.monotonic()
     while time.monotonic() < until:
-        nodes = head.get(NodeList, "/v1/nodes").nodes
+        nodes = head.nodes()
         up_now = sum(node.state is NodeState.UP for node in nodes)
         if up_now != last:
             last, since = up_now, time.monotonic()
@@ -153,8 +154,8 @@ def _await_nodes(head: Head) -> None:
         time.sleep(_POLL_S * 2)
 
 
-def _tell(head: Head, url: str, what: str) -> None:
-    nodes = head.get(NodeList, "/v1/nodes").nodes
+def _tell(head: Client, url: str, what: str) -> None:
+    nodes = head.nodes()
     print(f"Phalanx {what}: {url}")
     for node in nodes:
         print(clean(f"  {_node(node)}"))

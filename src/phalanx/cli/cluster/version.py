@@ -10,7 +10,6 @@ from phalanx import __version__
 from phalanx.cli.connect import connect
 from phalanx.cli.lists import encoded
 from phalanx.core.errors import Unreachable
-from phalanx.wire.api import Health
 
 
 @click.command()
@@ -18,7 +17,7 @@ from phalanx.wire.api import Health
 def version(as_json: bool) -> None:
     """Print the version of this command, and of the head."""
     try:
-        head = connect().get(Health, "/v1/health")
+        head = connect().health()
     except Unreachable:
         head = None
     python = ".".join(map(str, sys.version_info[:3]))

@@ -21,6 +21,7 @@ from phalanx.wire.api import StopBody, StopReply
 
 _UP_S: Final = 30.0  # a head is up in a second; a machine under load needs patience
 _DOWN_S: Final = 20.0
+_SIGNAL_S: Final = 5.0
 _POLL_S: Final = 0.05
 
 
@@ -52,17 +53,8 @@ class Cluster:
         Raises:
             Unreachable: it ended, or does not answer; with what it printed last.
         """
-        words = [
-            sys.executable,
-            "-m",
-            "phalanx.app.head",
-            "--home",
-            self.home,
-            "--port",
-            "0",
-            "--revive",
-            str(self._revive_s),
-        ]
+        words = [sys.executable, "-m", "phalanx.app.head", "--home", self.home, "--port", "0"]
+        words += ["--revive", str(self._revive_s)]
         if self._virtual:
             words += ["--virtual", self._virtual]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PHALANX_")}
@@ -95,28 +87,26 @@ class Cluster:
         if process is not None:
             self._stop_politely(process)
             for number in (signal.SIGTERM, signal.SIGKILL):
-                if head.poll() is None:
-                    head.send_signal(number)
-                    self._wait(lambda: head.poll() is not None, 5.0)
+                if process.poll() is None:
+                    process.send_signal(number)
+                    self._wait(lambda: process.poll() is not None, _SIGNAL_S)
             self._process = None
         try:
             kill_marked(self._marks)
         finally:
             shutil.rmtree(self.home, ignore_errors=True)
 
-    def _stop_politely(self, head: subprocess.Popen[bytes]) -> None:
+    def _stop_politely(self, process: subprocess.Popen[bytes]) -> None:
         """As `phalanx down --cancel-jobs`: asked again until the head says that it stops."""
 
         def stopping() -> bool:
-            if head.poll() is not None:
+            if process.poll() is not None or self._line is None:
                 return True
-            return self._line is not None and bool(
-                self._line.call("POST", "/v1/stop", {"cancel_jobs": True})["stopping"]
-            )
+            return self._line.post(StopReply, "/v1/stop", StopBody(cancel_jobs=True)).stopping
 
         try:
             if self._line is not None and self._wait(stopping, _DOWN_S):
-                self._wait(lambda: head.poll() is not None, _DOWN_S)
+                self._wait(lambda: process.poll() is not None, _DOWN_S)
         except (PhalanxError, OSError):
             pass  # it is gone, or does not listen: signals follow
 

@@ -142,17 +142,18 @@ def spans(attempt: AttemptLine, *, end_s: float) -> list[tuple[str, float, float
     return [(kind, begin_s, stop_s) for kind, begin_s, stop_s in found if stop_s > begin_s]
 
 
-def stopwatch_bars(figures: Sequence[tuple[str, float, bool]]) -> str:
-    """Horizontal bars of (name, seconds, ours), on one linear scale."""
+def stopwatch_bars(figures: Sequence[tuple[str, float, str]]) -> str:
+    """Horizontal bars of (name, seconds, words), on one linear scale; the first is ours."""
     longest = max(seconds for _, seconds, _ in figures)
     parts = []
-    for i, (name, seconds, ours) in enumerate(figures):
+    for i, (name, seconds, words) in enumerate(figures):
         y, width = 8 + i * 34, max(2.0, seconds / longest * (_WIDTH - 230))
         parts.append(f'<text class="strong" x="4" y="{y + 17}">{escape(name)}</text>')
         parts.append(
-            f'<rect class="{"ours" if ours else "peer"}" x="110" y="{y}" width="{width:.1f}" height="24" rx="3"/>'
+            f'<rect class="{"peer" if i else "ours"}" x="110" y="{y}" width="{width:.1f}" height="24" rx="3"/>'
         )
         parts.append(f'<text class="strong" x="{110 + width + 10:.1f}" y="{y + 17}">{seconds:.1f} s</text>')
+        parts.append(f'<text x="{110 + width + 62:.1f}" y="{y + 17}">{escape(words)}</text>')
     return _svg(8 + 34 * len(figures), parts)
 
 

@@ -10,7 +10,7 @@ from phalanx.cli.demo.canvas import Series, Window, plot
 from phalanx.cli.demo.curve import Redone
 from phalanx.cli.demo.outcome import Outcome, attempt_line, rows
 from phalanx.cli.demo.scene import Scene
-from phalanx.cli.demo.screen import AGAIN_STYLE, LOST_STYLE, bar, chart_of, plain_text
+from phalanx.cli.demo.screen import AGAIN_STYLE, LOST_STYLE, chart_of, plain_text
 from phalanx.cli.demo.stopwatch import PEERS, SOURCES, shown
 
 _CHART_ROWS: Final = 14
@@ -90,11 +90,11 @@ def _watch(scene: Scene, width: int, *, braille: bool) -> list[Text]:
     ]
     lines = []
     for name, seconds, style in figures:
-        line = Text(f"  {name:<11}{seconds:7.1f} s  ", "bold" if name == "Phalanx" else "")
-        share = max(seconds, 0.4) / longest
-        lines.append(
-            line.append_text(bar(share, columns, style) if braille else Text("#" * max(1, round(columns * share))))
-        )
+        cells = max(1, round(columns * seconds / longest))
+        line = Text().append(f"  {name:<11}{seconds:7.1f} s  ", "bold" if name == "Phalanx" else "")
+        lines.append(line.append(("█" if braille else "#") * cells, style))
+    if kill.to_running_s is not None:
+        lines[0].append(f" all ranks ran again after {kill.to_running_s:.1f} s", "dim")
     return _titled("From the dead node to the next step", [*lines, Text("  " + SOURCES, "dim")])
 
 

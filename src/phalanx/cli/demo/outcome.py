@@ -23,6 +23,7 @@ class Outcome:
         killed_at_step: the last step of the attempt whose node was killed; None when none was.
         resumed_from_step: where the attempt after it began; None for a fresh start.
         kill_to_first_step_s: what the stopwatch showed.
+        kill_to_running_s: the part of it until all ranks were exec'd again.
     """
 
     receipt: Receipt
@@ -30,6 +31,7 @@ class Outcome:
     killed_at_step: int | None
     resumed_from_step: int | None
     kill_to_first_step_s: float | None
+    kill_to_running_s: float | None
     wall_s: float
     sample: str = ""
 
@@ -57,6 +59,7 @@ def judge(scene: Scene, receipt: Receipt, *, sample: str, kill_wanted: bool) -> 
         killed_at_step=None if struck is None else struck.last_step,
         resumed_from_step=None if after is None else after.resumed_from_step,
         kill_to_first_step_s=None if kill is None or kill.open else kill.seconds(scene.now_s),
+        kill_to_running_s=None if kill is None else kill.to_running_s,
         wall_s=scene.elapsed_s,
         sample=sample,
     )
@@ -73,6 +76,7 @@ def as_json(outcome: Outcome, scene: Scene) -> bytes:
         "killed_at_step": outcome.killed_at_step,
         "resumed_from_step": outcome.resumed_from_step,
         "kill_to_first_step_s": outcome.kill_to_first_step_s,
+        "kill_to_running_s": outcome.kill_to_running_s,
         "others_s": {peer.name: peer.seconds for peer in PEERS},
         "kills": [asdict(kill) for kill in scene.kills],
         "largest_loss_difference": scene.curve.largest_difference(),

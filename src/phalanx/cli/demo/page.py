@@ -131,7 +131,8 @@ def _stopwatch(scene: Scene) -> str:
     kill = shown(scene.kills)
     if kill is None or kill.open:
         return ""
-    figures = [("Phalanx", kill.seconds(scene.now_s), True), *((peer.name, peer.seconds, False) for peer in PEERS)]
+    words = "" if kill.to_running_s is None else f"all ranks ran again after {kill.to_running_s:.1f} s"
+    figures = [("Phalanx", kill.seconds(scene.now_s), words), *((peer.name, peer.seconds, "") for peer in PEERS)]
     return f"<section><h2>From the dead node to the next step</h2><p>{escape(SOURCES)}.</p>{stopwatch_bars(figures)}</section>"
 
 

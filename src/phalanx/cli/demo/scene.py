@@ -69,6 +69,11 @@ class Scene:
         """Stop the watches of kills whose next step is made; gives back those that were stopped now."""
         stopped = []
         for kill in self.kills:
+            if kill.held and kill.running_s is None:
+                kill.running_s = next(
+                    (line.at_s for line in self.story if line.kind == "running" and (line.epoch or 0) > kill.epoch),
+                    None,
+                )
             after = self.curve.first_after(kill.epoch) if kill.open else None
             if after is not None:
                 kill.next_step_s = after.at_s

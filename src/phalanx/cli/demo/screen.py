@@ -32,12 +32,9 @@ _STATE_STYLES: Final = {
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉"
 FIRST_STYLE, LOST_STYLE, AGAIN_STYLE, KILL_STYLE = "cyan", "red", "bold yellow", "red"
 _LOUD: Final = {
-    "node_down": "bold red",
-    "node_dead": "bold red",
-    "node_silent": "red",
-    "succeeded": "bold blue",
-    "failed": "bold red",
-}
+    "node_lost": "bold red", "task_failed": "red", "refused": "red", "overdue": "red", "froze": "red", "failed": "bold red",
+    "checkpoint": "green", "restart": "yellow", "running": "bold", "succeeded": "bold blue",
+}  # fmt: skip
 
 
 def compose(scene: Scene, *, width: int, height: int) -> list[Text]:
@@ -228,17 +225,17 @@ def _watch(scene: Scene, width: int) -> list[Text]:
     kill = shown(scene.kills)
     longest = max(peer.seconds for peer in PEERS)
     columns = max(8, width - 24)
+    first = Text().append(f" {'Phalanx':<11}", "bold")
     if kill is None:
-        first = Text().append(f" {'Phalanx':<11}", "bold").append("    nobody was killed yet", "dim")
+        first.append("    nobody was killed yet", "dim")
     else:
-        seconds = kill.seconds(scene.now_s)
         style = "bold yellow" if kill.open else "bold green"
-        first = (
-            Text()
-            .append(f" {'Phalanx':<11}", "bold")
-            .append(f"{seconds:6.1f} s ", style)
-            .append_text(bar(max(seconds, 0.4) / longest, columns, style))
+        seconds = kill.seconds(scene.now_s)
+        first.append(f"{seconds:6.1f} s ", style).append_text(
+            bar(max(seconds, 0.4) / longest, 1 + round(seconds / longest * columns), style)
         )
+        if kill.to_running_s is not None:
+            first.append(f" all ranks ran again after {kill.to_running_s:.1f} s", "dim")
     others = [
         Text(f" {peer.name:<11}")
         .append(f"{peer.seconds:6.0f} s ", "")

@@ -39,6 +39,7 @@ class Kill:
         held: the job had tasks on it.
         epoch: the job's attempt at that moment.
         step: the last step known then.
+        running_s: when all ranks of the next attempt were exec'd.
         next_step_s: when the next attempt had made its first step.
     """
 
@@ -48,6 +49,7 @@ class Kill:
     held: bool
     epoch: int
     step: int | None
+    running_s: float | None = None
     next_step_s: float | None = None
 
     @property
@@ -58,6 +60,11 @@ class Kill:
     def seconds(self, now_s: float) -> float:
         """What the stopwatch shows."""
         return max(0.0, (now_s if self.next_step_s is None else self.next_step_s) - self.at_s)
+
+    @property
+    def to_running_s(self) -> float | None:
+        """Seconds until all ranks ran again; None before."""
+        return None if self.running_s is None else max(0.0, self.running_s - self.at_s)
 
 
 def shown(kills: list[Kill]) -> Kill | None:

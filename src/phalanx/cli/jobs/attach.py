@@ -9,7 +9,6 @@ from phalanx.cli.jobs.follow import follow
 from phalanx.cli.jobs.logs import print_tail
 from phalanx.cli.jobs.named import job_named
 from phalanx.cli.words import RANK
-from phalanx.wire.api import JobDetail
 
 
 @click.command()
@@ -20,7 +19,7 @@ def attach(job: str, rank: str | None, tail: int) -> int:
     """Come back to a job: its output from here on, and its exit code at the end."""
     head = connect()
     job_id = job_named(head, job)
-    attempts = head.get(JobDetail, f"/v1/jobs/{job_id}").attempts
+    attempts = head.job(job_id).attempts
     tasks = sum(grant.tasks for grant in attempts[-1].grants) if attempts else None
     cursor = print_tail(head, job_id, rank=rank, tail=tail, tasks=tasks)
     return follow(head, job_id, rank=rank, cursor=cursor, tasks=tasks)

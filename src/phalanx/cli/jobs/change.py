@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
 
-from phalanx.cli.connect import Head, connect
+from phalanx.cli.connect import connect
 from phalanx.cli.faults import told
 from phalanx.cli.jobs.named import job_named
 from phalanx.cli.lists import encoded
 from phalanx.cli.terminal import clean
 from phalanx.cli.words import DURATION
+from phalanx.client import Client
 from phalanx.core.errors import BadRequest, PhalanxError, Unreachable
 from phalanx.core.work.job import JobState
-from phalanx.wire.api import JobReply, JobView
+from phalanx.wire.api import JobView
 
 _JOBS = click.argument("jobs", metavar="JOB...", nargs=-1, required=True)
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print the jobs as JSON.")
@@ -33,8 +35,8 @@ def update(job: str, as_json: bool, **changes: Any) -> None:
     if not body:
         raise BadRequest("there is nothing to change", hint="--name, --priority, --time or --queue")
     head = connect()
-    reply = head.patch(JobReply, f"/v1/jobs/{job_named(head, job)}", body)
-    print(encoded(reply.job, indent=2) if as_json else f"job {reply.job.id} updated: {', '.join(body)}")
+    changed = head.update(job_named(head, job), **body)
+    print(encoded(changed, indent=2) if as_json else f"job {changed.id} updated: {', '.join(body)}")
 
 
 @click.command()
@@ -43,7 +45,7 @@ def update(job: str, as_json: bool, **changes: Any) -> None:
 @_JSON
 def cancel(jobs: tuple[str, ...], why: str, as_json: bool) -> int:
     """End jobs for good: SIGTERM, the grace, SIGKILL. A job that ended stays as it is."""
-    return _each(jobs, "cancel", {"why": why}, as_json=as_json)
+    return _each(jobs, "cancel", lambda head, job_id: head.cancel(job_id, why), as_json=as_json)
 
 
 @click.command()
@@ -51,7 +53,7 @@ def cancel(jobs: tuple[str, ...], why: str, as_json: bool) -> int:
 @_JSON
 def hold(jobs: tuple[str, ...], as_json: bool) -> int:
     """Keep waiting jobs from starting until `phalanx release`."""
-    return _each(jobs, "hold", {}, as_json=as_json)
+    return _each(jobs, "hold", Client.hold, as_json=as_json)
 
 
 @click.command()
@@ -59,25 +61,24 @@ def hold(jobs: tuple[str, ...], as_json: bool) -> int:
 @_JSON
 def release(jobs: tuple[str, ...], as_json: bool) -> int:
     """Let held jobs start."""
-    return _each(jobs, "release", {}, as_json=as_json)
+    return _each(jobs, "release", Client.release, as_json=as_json)
 
 
 @click.command()
 @_JOBS
-@click.option("--why", metavar="TEXT", default="", help="A reason, kept in the story.")
 @_JSON
-def requeue(jobs: tuple[str, ...], why: str, as_json: bool) -> int:
+def requeue(jobs: tuple[str, ...], as_json: bool) -> int:
     """Stop running jobs, after they saved, and let them wait again."""
-    return _each(jobs, "requeue", {"why": why}, as_json=as_json)
+    return _each(jobs, "requeue", Client.requeue, as_json=as_json)
 
 
-def _each(words: tuple[str, ...], verb: str, body: dict[str, str], *, as_json: bool) -> int:
+def _each(words: tuple[str, ...], verb: str, change: Callable[[Client, str], JobView], *, as_json: bool) -> int:
     """Do it for every job, also when one refuses; the exit code is that of the first refusal."""
     head = connect()
     code, done = 0, []
     for word in words:
         try:
-            job = head.post(JobReply, f"/v1/jobs/{job_named(head, word)}/{verb}", body).job
+            job = change(head, job_named(head, word))
         except Unreachable:
             raise
         except PhalanxError as error:
@@ -105,7 +106,3 @@ def _said(job: JobView, verb: str) -> str:
         case _:
             return f"job {job.id} is stopping and will wait again"
 
-
-def stop(head: Head, job_id: str, why: str) -> JobView:
-    """Cancel one job; for other screens."""
-    return head.post(JobReply, f"/v1/jobs/{job_id}/cancel", {"why": why}).job

@@ -12,11 +12,11 @@ from typing import Final
 
 import click
 
-from phalanx.cli.connect import Head, connect
+from phalanx.cli.connect import connect
 from phalanx.cli.jobs.named import job_named
 from phalanx.cli.terminal import terminal
+from phalanx.client import Client
 from phalanx.core.errors import BadRequest, Conflict, PhalanxError
-from phalanx.wire.api import ExecBody, ExecInputBody, ExecInputReply, ExecOpened, ExecOutputReply, ExecResizeBody
 
 _WAIT_S: Final = 20.0  # one long poll
 _INPUT_BYTES: Final = 16_384
@@ -53,12 +53,11 @@ def shell(job: str, node_rank: int) -> int:
 class Session:
     """One command on a node. Two flows, each by offsets: what is typed goes out on a thread, what is printed comes in here."""
 
-    def __init__(self, head: Head, job_id: str, argv: Sequence[str], *, node_rank: int, tty: bool) -> None:
+    def __init__(self, head: Client, job_id: str, argv: Sequence[str], *, node_rank: int, tty: bool) -> None:
         self._head = head
         self._tty = tty
         screen = terminal()
-        body = ExecBody(argv=list(argv), tty=tty, rows=screen.height, cols=min(screen.width, 1000), node_rank=node_rank)
-        self._path = "/v1/exec/" + head.post(ExecOpened, f"/v1/jobs/{job_id}/exec", body).session
+        self._name = head.exec(job_id, argv, tty=tty, rows=screen.height, cols=min(screen.width, 1000), node_rank=node_rank)
         self._resized = False
 
     def run(self) -> int:
@@ -71,7 +70,7 @@ class Session:
         after = 0
         while True:
             self._tell_size()
-            reply = self._head.get(ExecOutputReply, f"{self._path}/output", after=after, wait_s=_WAIT_S)
+            reply = self._head.exec_output(self._name, after, wait_s=_WAIT_S)
             fresh = reply.data[max(0, after - (reply.end - len(reply.data))) :]
             if fresh:
                 sys.stdout.buffer.write(fresh)
@@ -83,13 +82,12 @@ class Session:
                 return 0 if reply.exit_code is None else reply.exit_code
 
     def _send_input(self) -> None:
-        """Send what is typed until its end. A client of its own: the other one waits in a long poll."""
-        head, offset = connect(), 0
+        """Send what is typed until its end."""
+        offset = 0
         try:
             while True:
                 data = os.read(sys.stdin.fileno(), _INPUT_BYTES)
-                body = ExecInputBody(offset=offset, data=data, closed=not data)
-                offset = head.post(ExecInputReply, f"{self._path}/input", body).end
+                offset = self._head.exec_input(self._name, offset, data, closed=not data)
                 if not data:
                     return
         except (PhalanxError, OSError):
@@ -115,7 +113,7 @@ class Session:
         if self._resized:
             self._resized = False
             screen = terminal()
-            self._head.send("POST", f"{self._path}/resize", ExecResizeBody(rows=screen.height, cols=min(screen.width, 1000)))
+            self._head.exec_resize(self._name, screen.height, min(screen.width, 1000))
 
 
 @contextmanager

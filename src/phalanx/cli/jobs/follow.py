@@ -8,14 +8,14 @@ from typing import Final
 
 import msgspec
 
-from phalanx.cli.connect import Head
 from phalanx.cli.jobs.output import Output
 from phalanx.cli.jobs.waiting import ended, exit_code
 from phalanx.cli.terminal import clean, cut, terminal
+from phalanx.client import Client
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import JobState
 from phalanx.core.work.launchers import shape_note
-from phalanx.wire.api import EndEvent, JobDetail, JobReply, LogChunk, StateEvent
+from phalanx.wire.api import EndEvent, StateEvent
 
 SECOND_CTRL_C_S: Final = 2.0  # DESIGN 4
 _INTERRUPTED: Final = 130
@@ -53,14 +53,14 @@ class StatusLine:
         print(self._screen.paint(clean(text), "dim"), file=sys.stderr, flush=True)
 
 
-def follow(head: Head, job_id: str, *, rank: str | None, cursor: str | None = None, tasks: int | None = None) -> int:
+def follow(head: Client, job_id: str, *, rank: str | None, cursor: str = "", tasks: int | None = None) -> int:
     """Stream until the job ends and give its exit code; Ctrl-C as DESIGN 4 has it.
 
     Args:
         head: where the job is.
         job_id: the job.
         rank: "3", "all", or None for all with a prefix only where there is more than one task.
-        cursor: go on from here; None from the start.
+        cursor: go on from here; "" from the start.
         tasks: how many tasks it has, where that is known already.
     """
     status = StatusLine()
@@ -76,20 +76,20 @@ def follow(head: Head, job_id: str, *, rank: str | None, cursor: str | None = No
         status.clear()
 
 
-def _stream(head: Head, job_id: str, *, rank: str, cursor: str | None, output: Output, status: StatusLine) -> int:
+def _stream(head: Client, job_id: str, *, rank: str, cursor: str, output: Output, status: StatusLine) -> int:
     seen = _Seen(status)
-    for event in head.events(f"/v1/jobs/{job_id}/logs", cursor=cursor, follow=1, rank=rank):
-        match event.name:
+    for event in head.follow_logs(job_id, rank=rank, cursor=cursor):
+        match event.kind:
             case "log":
                 status.clear()
-                output.write(msgspec.json.decode(event.data, type=LogChunk))
+                output.write(event.fields["epoch"], event.fields["stream"], event.fields["text"])
                 output.flush()
             case "state":
-                seen.state(msgspec.json.decode(event.data, type=StateEvent), head, job_id)
+                seen.state(msgspec.convert(event.fields, StateEvent), head, job_id)
             case "end":
                 output.finish()
                 status.clear()
-                return _end(head, job_id, msgspec.json.decode(event.data, type=EndEvent))
+                return _end(head, job_id, msgspec.convert(event.fields, EndEvent))
             case _:  # a later release may say more
                 pass
     return _end(head, job_id, None)
@@ -102,7 +102,7 @@ class _Seen:
         self._status = status
         self._placed: tuple[int, int] | None = None
 
-    def state(self, event: StateEvent, head: Head, job_id: str) -> None:
+    def state(self, event: StateEvent, head: Client, job_id: str) -> None:
         if event.state is JobState.PENDING:
             self._status.show(f"waiting: {event.detail or event.reason or 'not judged yet'}")
         elif event.state is JobState.RUNNING and event.attempt_state is AttemptState.RUNNING:
@@ -113,8 +113,8 @@ class _Seen:
         elif event.state is JobState.RUNNING and event.attempt_state is not None:
             self._status.show(f"{event.attempt_state} on {', '.join(event.nodes)}")
 
-    def _tell_placement(self, event: StateEvent, head: Head, job_id: str) -> None:
-        attempts = head.get(JobDetail, f"/v1/jobs/{job_id}").attempts
+    def _tell_placement(self, event: StateEvent, head: Client, job_id: str) -> None:
+        attempts = head.job(job_id).attempts
         grants = next((attempt.grants for attempt in attempts if attempt.epoch == event.epoch), [])
         again = "" if event.epoch == 1 and event.generation == 0 else f", attempt {event.epoch}" + (
             f" restarted in place ({event.generation})" if event.generation else ""
@@ -124,18 +124,18 @@ class _Seen:
         self._status.say(f"running on {where}{shape}{again}")
 
 
-def _end(head: Head, job_id: str, event: EndEvent | None) -> int:
-    job = head.get(JobDetail, f"/v1/jobs/{job_id}").job
+def _end(head: Client, job_id: str, event: EndEvent | None) -> int:
+    job = head.job(job_id).job
     print(ended(job), file=sys.stderr, flush=True)
     return exit_code(job.state if event is None else event.state, job.exit_code if event is None else event.exit_code)
 
 
-def _leave(head: Head, job_id: str) -> int:
+def _leave(head: Client, job_id: str) -> int:
     """After the first Ctrl-C. The job's outcome is unknown here, so the code is that of an interrupted command, never 0."""
     print(f"\ndetached, job {job_id} goes on: phalanx attach {job_id}   (Ctrl-C again within 2 s cancels it)", file=sys.stderr, flush=True)
     try:
         time.sleep(SECOND_CTRL_C_S)
     except KeyboardInterrupt:
-        head.post(JobReply, f"/v1/jobs/{job_id}/cancel", {"why": "Ctrl-C in phalanx run"})
+        head.cancel(job_id, "Ctrl-C in phalanx run")
         print(f"cancelled job {job_id}", file=sys.stderr, flush=True)
     return _INTERRUPTED

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tarfile
+import threading
 import time
 from typing import IO, Final
 
@@ -14,7 +15,8 @@ from phalanx.cli.connect import connect
 from phalanx.cli.faults import warn
 from phalanx.cli.jobs.named import job_named
 from phalanx.cli.terminal import clean, terminal
-from phalanx.core.errors import BadFile
+from phalanx.client import Client
+from phalanx.core.errors import BadFile, PhalanxError
 from phalanx.core.units import format_bytes
 
 _CHUNK_BYTES: Final = 1 << 20
@@ -30,14 +32,41 @@ def get(job: str, dest: str | None, path: str) -> None:
     head = connect()
     job_id = job_named(head, job)
     folder = dest or f"job-{job_id}"
-    with head.download(f"/v1/jobs/{job_id}/files/archive", path=path) as source:
-        fetched = Extraction(folder, Meter(source))
-        fetched.run()
+    fetched = _fetch(head, job_id, path, folder)
     if not fetched.files:
         print(f"job {job_id} put nothing into PHALANX_OUTPUT_DIR")
         return
     print(f"{fetched.files} {'file' if fetched.files == 1 else 'files'}, {format_bytes(fetched.bytes)}, in {folder}")
     print(f"next: ls {folder}")
+
+
+def _fetch(head: Client, job_id: str, path: str, folder: str) -> Extraction:
+    """Unpack while it comes: the client writes into one end of a pipe, on a thread, and the archive is read from the other."""
+    ours, theirs = os.pipe()
+    trouble: list[PhalanxError] = []
+
+    def receive() -> None:
+        with open(theirs, "wb", buffering=0) as out:
+            try:
+                head.fetch_archive(job_id, out, path)
+            except PhalanxError as error:
+                trouble.append(error)
+            except BrokenPipeError:
+                pass  # the reader gave up, and says why
+
+    thread = threading.Thread(target=receive, name="fetch", daemon=True)
+    thread.start()
+    with open(ours, "rb", buffering=0) as source:
+        fetched = Extraction(folder, Meter(source))
+        try:
+            fetched.run()
+        except BadFile:
+            if not trouble:
+                raise
+    thread.join()
+    if trouble:
+        raise trouble[0]
+    return fetched
 
 
 class Meter:

@@ -9,15 +9,15 @@ from typing import Final
 import click
 import msgspec
 
-from phalanx.cli.connect import Head, connect
+from phalanx.cli.connect import connect
 from phalanx.cli.jobs.named import job_named
 from phalanx.cli.jobs.output import Output
 from phalanx.cli.words import RANK
-from phalanx.wire.api import JobDetail, LogChunk, LogsReply
+from phalanx.client import Client
+from phalanx.wire.api import LogChunk, LogsReply
 
 _TAIL_BYTES_A_LINE: Final = 256  # first guess at a line's length; doubled until there are enough
 _TAIL_BYTES_MAX: Final = 16 << 20
-_PAGE_BYTES: Final = 1 << 20
 
 
 @click.command()
@@ -31,78 +31,90 @@ def logs(job: str, follow: bool, rank: str | None, tail: int | None, attempt: in
     """Print the output of a job's tasks; -f follows it."""
     head = connect()
     job_id = job_named(head, job)
-    output = _json if as_json else Output(prefix=_prefixed(head, job_id, rank)).write
+    printer = _Json() if as_json else Output(prefix=_prefixed(head, job_id, rank))
     cursor = ""
-    last: Output | None = None
-    if not as_json:
-        last = output.__self__  # type: ignore[attr-defined]  # the bound method's Output, to be finished below
-    query = {"rank": rank or "all", **({} if attempt is None else {"epoch": attempt})}
+    pages = _all_of(head, job_id, rank or "all", attempt) if tail is None else iter([_tail_of(head, job_id, rank or "all", attempt, tail)])
     try:
-        pages = _all_of(head, job_id, query) if tail is None else iter([_tail_of(head, job_id, query, tail)])
-        for reply in pages:
-            for chunk in reply.chunks:
-                output(chunk)
-            cursor = reply.cursor
+        for page in pages:
+            for chunk in page.chunks:
+                printer.write(chunk.epoch, chunk.stream, chunk.text)
+            cursor = page.cursor
         if follow:
-            for event in head.events(f"/v1/jobs/{job_id}/logs", cursor=cursor, follow=1, **query):
-                if event.name == "log":
-                    output(msgspec.json.decode(event.data, type=LogChunk))
-                    sys.stdout.flush()
-                elif event.name == "end":
-                    break
+            printer.flush()
+            for event in head.follow_logs(job_id, rank=rank or "all", epoch=attempt, cursor=cursor):
+                if event.kind == "log":
+                    printer.write(event.fields["epoch"], event.fields["stream"], event.fields["text"])
+                    printer.flush()
     finally:
-        if last is not None:
-            last.finish()
+        printer.finish()
     return 0
 
 
-def print_tail(head: Head, job_id: str, *, rank: str | None, tail: int, tasks: int | None) -> str:
+def print_tail(head: Client, job_id: str, *, rank: str | None, tail: int, tasks: int | None) -> str:
     """Print the last `tail` lines of each rank; the cursor to go on from."""
     output = Output(prefix=rank == "all" or (rank is None and tasks != 1))
-    reply = _tail_of(head, job_id, {"rank": rank or "all"}, tail)
+    reply = _tail_of(head, job_id, rank or "all", None, tail)
     for chunk in reply.chunks:
-        output.write(chunk)
+        output.write(chunk.epoch, chunk.stream, chunk.text)
     output.finish()
     return reply.cursor
 
 
-def _prefixed(head: Head, job_id: str, rank: str | None) -> bool:
+def _prefixed(head: Client, job_id: str, rank: str | None) -> bool:
     if rank is not None:
         return rank == "all"
-    attempts = head.get(JobDetail, f"/v1/jobs/{job_id}").attempts
+    attempts = head.job(job_id).attempts
     return not attempts or sum(grant.tasks for grant in attempts[-1].grants) != 1
 
 
-def _all_of(head: Head, job_id: str, query: dict[str, object]) -> Iterator[LogsReply]:
-    reply = head.get(LogsReply, f"/v1/jobs/{job_id}/logs", limit_bytes=_PAGE_BYTES, **query)
-    yield reply
-    while reply.more:
-        reply = head.get(LogsReply, f"/v1/jobs/{job_id}/logs", limit_bytes=_PAGE_BYTES, cursor=reply.cursor, **query)
-        yield reply
+def _all_of(head: Client, job_id: str, rank: str, epoch: int | None) -> Iterator[LogsReply]:
+    page = head.logs(job_id, rank=rank, epoch=epoch)
+    yield page
+    while page.more:
+        page = head.logs(job_id, rank=rank, epoch=epoch, cursor=page.cursor)
+        yield page
 
 
-def _tail_of(head: Head, job_id: str, query: dict[str, object], tail: int) -> LogsReply:
+def _tail_of(head: Client, job_id: str, rank: str, epoch: int | None, tail: int) -> LogsReply:
     """The last `tail` whole lines of every stream: asks for more bytes until each stream has them or is there from its start."""
     size = min(_TAIL_BYTES_MAX, max(4096, tail * _TAIL_BYTES_A_LINE))
     while True:
-        reply = head.get(LogsReply, f"/v1/jobs/{job_id}/logs", tail_bytes=size, **query)
+        chunks, page = [], head.logs(job_id, rank=rank, epoch=epoch, tail_bytes=size)
+        chunks += page.chunks
+        while page.more:
+            page = head.logs(job_id, rank=rank, epoch=epoch, cursor=page.cursor)
+            chunks += page.chunks
         streams: dict[tuple[int, str], list[LogChunk]] = {}
-        for chunk in reply.chunks:
+        for chunk in chunks:
             streams.setdefault((chunk.epoch, chunk.stream), []).append(chunk)
-        enough = all(chunks[0].offset == 0 or sum(chunk.text.count("\n") for chunk in chunks) > tail for chunks in streams.values())
+        enough = all(first[0].offset == 0 or sum(part.text.count("\n") for part in first) > tail for first in streams.values())
         if enough or size >= _TAIL_BYTES_MAX:
             break
         size = min(_TAIL_BYTES_MAX, size * 4)
-    return LogsReply(chunks=[cut for chunks in streams.values() if (cut := _last_lines(chunks, tail)) is not None], cursor=reply.cursor, more=reply.more)
+    return LogsReply(chunks=[cut for parts in streams.values() if (cut := _last_lines(parts, tail)) is not None], cursor=page.cursor)
 
 
 def _last_lines(chunks: list[LogChunk], tail: int) -> LogChunk | None:
     text = "".join(chunk.text for chunk in chunks)
-    lines = text.splitlines(keepends=True)[-tail:] if tail else []
-    if not lines:
+    # Split at line ends alone: a progress bar's \r stays inside its line.
+    lines = [line for line in text.split("\n")[-tail - 1 :] if tail]
+    kept = "\n".join(lines if lines and lines[-1] else lines[-tail - 1 :]) if text.endswith("\n") else "\n".join(lines[-tail:])
+    if not kept:
         return None
-    return msgspec.structs.replace(chunks[0], offset=chunks[0].offset + len(text.encode()) - len("".join(lines).encode()), text="".join(lines))
+    return msgspec.structs.replace(chunks[0], offset=chunks[-1].end - len(kept.encode()), end=chunks[-1].end, text=kept)
 
 
-def _json(chunk: LogChunk) -> None:
-    print(msgspec.json.encode(chunk).decode())
+class _Json:
+    """Prints pieces of streams as JSON, one a line."""
+
+    def write(self, epoch: int, stream: str, text: str) -> None:
+        """Print one piece."""
+        print(msgspec.json.encode({"epoch": epoch, "stream": stream, "text": text}).decode())
+
+    def flush(self) -> None:
+        """Hand it on now."""
+        sys.stdout.flush()
+
+    def finish(self) -> None:
+        """Nothing is held back."""
+        sys.stdout.flush()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from phalanx.cli.connect import Head
+from phalanx.client import Client
 from phalanx.core.errors import NotFound
-from phalanx.wire.api import JobList
 
 
-def job_named(head: Head, word: str) -> str:
+def job_named(head: Client, word: str) -> str:
     """The job's number. A number is taken as it is; the head knows whether there is such a job.
 
     Raises:
@@ -16,7 +15,7 @@ def job_named(head: Head, word: str) -> str:
     text = word.strip()
     if text.isdigit():
         return text
-    found = head.get(JobList, "/v1/jobs", name=text, limit=1).jobs if text else []
+    found = head.jobs(name=text, limit=1).jobs if text else []
     if not found:
         raise NotFound(f"no job is called {word!r}", hint="phalanx ps -a lists all")
     return found[0].id

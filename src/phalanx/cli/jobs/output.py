@@ -7,7 +7,6 @@ import sys
 from typing import Final, TextIO
 
 from phalanx.cli.terminal import Terminal, rank_style, terminal
-from phalanx.wire.api import LogChunk
 
 _HELD_MAX: Final = 64 * 1024  # characters of an unfinished line held back for its end
 # What a task may not do to the reader's screen: move the cursor up, clear, title, other screens. Colours (`m`) pass.
@@ -29,22 +28,22 @@ class Output:
         self._epoch = 0
         self._mid_line = False
 
-    def write(self, chunk: LogChunk) -> None:
-        """Print what is complete of a chunk; the rest waits for its end."""
-        if chunk.epoch != self._epoch:
-            self._new_attempt(chunk.epoch)
+    def write(self, epoch: int, stream: str, text: str) -> None:
+        """Print what is complete of a piece of a stream; the rest waits for its end."""
+        if epoch != self._epoch:
+            self._new_attempt(epoch)
         if not self.prefix:
-            self._out.write(chunk.text)
-            self._mid_line = not chunk.text.endswith("\n")
+            self._out.write(text)
+            self._mid_line = not text.endswith("\n")
             return
-        key = (chunk.epoch, chunk.stream)
-        *lines, rest = (self._open.pop(key, "") + chunk.text).split("\n")
+        key = (epoch, stream)
+        *lines, rest = (self._open.pop(key, "") + text).split("\n")
         if len(rest) > _HELD_MAX:
             lines, rest = [*lines, rest], ""
         if rest:
             self._open[key] = rest
         for line in lines:
-            self._line(chunk.stream, line)
+            self._line(stream, line)
 
     def flush(self) -> None:
         """Hand what was printed to the reader now."""

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import click
 
 from phalanx.cli import cells
-from phalanx.cli.connect import Head, connect
+from phalanx.cli.connect import connect
 from phalanx.cli.lists import Shown, list_options, show
 from phalanx.cli.tables import Cell, Column, table
-from phalanx.cli.terminal import Terminal
+from phalanx.cli.terminal import Terminal, clean
+from phalanx.client import Client
 from phalanx.core.errors import BadRequest
 from phalanx.core.units import format_duration
 from phalanx.core.work.job import JobState
 from phalanx.core.work.nearest import nearest
-from phalanx.wire.api import JobList, JobView
+from phalanx.wire.api import JobView
 
 _LIMIT: Final = 100  # jobs on a page
 _RECENT_S: Final = 600.0  # an ended job stays on the short list this long
 _RECENT_MAX: Final = 5
+_REASONS_MAX: Final = 3  # told in full below the table
 _STATES: Final = tuple(state.value for state in JobState)
 
 
@@ -45,14 +47,14 @@ def ps(everything: bool, states: tuple[str, ...], limit: int, as_json: bool, wat
     show(lambda: _shown(head, everything=everything, states=states, limit=limit, filters=filters), as_json=as_json, watch=watch)
 
 
-def _shown(head: Head, *, everything: bool, states: Sequence[str], limit: int, filters: dict[str, str]) -> Shown:
+def _shown(head: Client, *, everything: bool, states: Sequence[str], limit: int, filters: dict[str, Any]) -> Shown:
     now_s = time.time()
     if everything or states:
-        found = head.get(JobList, "/v1/jobs", state=list(states), limit=limit, **filters)
+        found = head.jobs(state=states, limit=limit, **filters)
         jobs, more = found.jobs, found.next is not None
     else:
-        alive = head.get(JobList, "/v1/jobs", state=["pending", "running"], limit=limit, **filters)
-        ended = head.get(JobList, "/v1/jobs", state=_ENDED, limit=_RECENT_MAX, **filters)
+        alive = head.jobs(state=["pending", "running"], limit=limit, **filters)
+        ended = head.jobs(state=_ENDED, limit=_RECENT_MAX, **filters)
         recent = [job for job in ended.jobs if now_s - (job.ended_s or 0.0) < _RECENT_S]
         jobs, more = [*alive.jobs, *recent], alive.next is not None
     jobs = sorted(jobs, key=lambda job: job.seq)
@@ -63,7 +65,7 @@ def _shown(head: Head, *, everything: bool, states: Sequence[str], limit: int, f
 _ENDED: Final = [state.value for state in JobState if state.terminal]
 _COLUMNS: Final = (
     Column(title="JOB", right=True),
-    Column(title="NAME", least=8),
+    Column(title="NAME", least=10),
     Column(title="STATE"),
     Column(title="GPUS"),
     Column(title="UTIL", hide_empty=True),
@@ -88,7 +90,16 @@ def job_lines(jobs: Sequence[JobView], screen: Terminal, now_s: float) -> list[s
     for job in jobs:
         row = _row(job, screen, now_s)
         rows.append(row if several_queues else [cell for cell, column in zip(row, _COLUMNS, strict=True) if column.title != "QUEUE"])
-    return table(columns, rows, screen)
+    lines = table(columns, rows, screen)
+    return [*lines, *_reasons_cut(jobs, lines)]
+
+
+def _reasons_cut(jobs: Sequence[JobView], lines: Sequence[str]) -> list[str]:
+    """Why jobs wait, in full, where the table had no room for it: the line a waiting user came for."""
+    waiting = [job for job in jobs if job.state is JobState.PENDING and job.detail]
+    cut = [job for job in waiting if not any(clean(job.detail) in line for line in lines)]
+    told = [f"job {job.id} waits: {clean(job.detail)}" for job in cut[:_REASONS_MAX]]
+    return [*told, *([f"and {len(cut) - _REASONS_MAX} more; phalanx show JOB tells"] if len(cut) > _REASONS_MAX else [])]
 
 
 def _row(job: JobView, screen: Terminal, now_s: float) -> list[Cell | str]:

@@ -30,15 +30,13 @@ def run(context: click.Context, /, detach: bool, rank: str | None, **given: Any)
     """
     wanted = asked(context, given)
     head = connect()
-    reply = hand_in(head, wanted)
-    job_id = reply["job"]["id"]
-    notes = "; ".join(reply.get("notes", []))
-    print(clean(f"job {job_id} ({reply['job']['name']}): {notes}"), file=sys.stderr, flush=True)
+    taken = hand_in(head, wanted)
+    print(clean(f"job {taken.id} ({wanted.spec.name}): {'; '.join(taken.notes)}"), file=sys.stderr, flush=True)
     if detach:
-        print(f"next: phalanx attach {job_id}", file=sys.stderr)
+        print(f"next: phalanx attach {taken.id}", file=sys.stderr)
         return 0
     # Imported while the head already works on the job.
     from phalanx.cli.jobs.follow import follow
     from phalanx.core.work.launchers import tasks_known
 
-    return follow(head, job_id, rank=rank, tasks=tasks_known(wanted.spec.role))
+    return follow(head, taken.id, rank=rank, tasks=tasks_known(wanted.spec.role))

@@ -8,19 +8,21 @@ from dataclasses import dataclass
 from typing import Final
 
 import click
+import msgspec
 
 from phalanx.cli import cells
-from phalanx.cli.connect import Head, connect
+from phalanx.cli.connect import connect
 from phalanx.cli.jobs.named import job_named
 from phalanx.cli.lists import Shown, list_options, show
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, clean, cut
+from phalanx.client import Client
 from phalanx.core.accounting.receipt import GpuSeconds, Receipt
 from phalanx.core.state.story import StoryLine
 from phalanx.core.units import format_bytes, format_duration
 from phalanx.core.work.job import JobState
 from phalanx.core.work.launchers import shape_note
-from phalanx.wire.api import AttemptView, JobDetail, JobView, StoryReply
+from phalanx.wire.api import AttemptView, JobView
 
 _STORY_MAX: Final = 12  # newest lines shown; --story shows all
 _STORY_PAGE: Final = 1000
@@ -48,19 +50,19 @@ def show_(job: str, whole_story: bool, as_json: bool, watch: bool) -> None:
     show(lambda: _shown(head, job_id, whole_story=whole_story), as_json=as_json, watch=watch)
 
 
-def _shown(head: Head, job_id: str, *, whole_story: bool) -> Shown:
-    detail = head.get(JobDetail, f"/v1/jobs/{job_id}")
-    receipt = head.get(Receipt, f"/v1/jobs/{job_id}/receipt") if detail.attempts else None
+def _shown(head: Client, job_id: str, *, whole_story: bool) -> Shown:
+    detail = head.job(job_id)
+    receipt = msgspec.convert(head.receipt(job_id), Receipt) if detail.attempts else None
     value = _Job(job=detail.job, attempts=detail.attempts, story=_story(head, job_id), receipt=receipt)
     now_s = time.time()
     return Shown(value=value, lines=lambda screen: job_page(value, screen, now_s, whole_story=whole_story), next=_next(detail.job))
 
 
-def _story(head: Head, job_id: str) -> list[StoryLine]:
+def _story(head: Client, job_id: str) -> list[StoryLine]:
     lines: list[StoryLine] = []
     after = 0
     while True:
-        reply = head.get(StoryReply, f"/v1/jobs/{job_id}/story", after=after, limit=_STORY_PAGE)
+        reply = head.story(job_id, after=after, limit=_STORY_PAGE)
         lines += reply.story
         if len(reply.story) < _STORY_PAGE or reply.last <= after:
             return lines

@@ -7,10 +7,12 @@ from typing import Any
 
 import click
 
-from phalanx.cli.connect import Head, connect
+from phalanx.cli.connect import connect, sees_our_files
 from phalanx.cli.faults import warn
 from phalanx.cli.jobs.asked import Asked, CommandAfterDashes, asked, check_script, job_options
+from phalanx.cli.terminal import clean
 from phalanx.cli.words import DURATION
+from phalanx.client import Client, Submission
 from phalanx.core.units import format_bytes, parse_duration_s
 
 
@@ -30,30 +32,29 @@ def submit(context: click.Context, /, wait: bool, timeout: str | None, as_json: 
     """
     wanted = asked(context, given)
     head = connect()
-    reply = hand_in(head, wanted)
-    job = reply["job"]
+    taken = hand_in(head, wanted)
     if as_json:
-        import json
+        from phalanx.cli.lists import encoded
 
-        print(json.dumps(reply, indent=2))
+        print(encoded({"job": taken.job, "notes": taken.notes}, indent=2))
     elif quiet:
-        print(job["id"])
+        print(taken.id)
     else:
-        print(f"job {job['id']} submitted: {job['name']}")
-        for note in reply.get("notes", []):
+        print(clean(f"job {taken.id} submitted: {wanted.spec.name}"))
+        for note in taken.notes:
             print(f"  {note}")
         if not wait:
-            print(f"next: phalanx attach {job['id']}")
+            print(f"next: phalanx attach {taken.id}")
     sys.stdout.flush()
     if not wait:
         return 0
     from phalanx.cli.jobs.waiting import wait_for_end
 
-    return wait_for_end(head, job["id"], None if timeout is None else parse_duration_s(timeout))
+    return wait_for_end(head, taken.id, None if timeout is None else parse_duration_s(timeout))
 
 
-def hand_in(head: Head, wanted: Asked) -> dict[str, Any]:
-    """Send a job, with a copy of its working directory where it needs one; the reply as JSON holds it.
+def hand_in(head: Client, wanted: Asked) -> Submission:
+    """Send a job, with a copy of its working directory where it needs one; the job as taken.
 
     The idempotency key is drawn once: however often the request is repeated, there is one job.
 
@@ -61,21 +62,22 @@ def hand_in(head: Head, wanted: Asked) -> dict[str, Any]:
         PhalanxError: the head refuses, or nobody answers.
     """
     mapping = wanted.mapping
-    if wanted.copy or not head.local:
+    if wanted.copy or not sees_our_files(head):
         mapping = {**mapping, "upload": _send_copy(head, wanted.spec.workdir)}
     else:
         check_script(wanted.spec)
     return head.submit(mapping)
 
 
-def _send_copy(head: Head, folder: str) -> str:
+def _send_copy(head: Client, folder: str) -> str:
     from phalanx.client.pack import pack
 
     packed = pack(folder)
     try:
         for name in packed.left_out:
             warn(f"left out of the copy: {name}")
-        if head.upload(packed.sha256, packed.file, packed.bytes):
+        if not head.has_blob(packed.sha256):
+            head.upload(packed.file, packed.sha256, packed.bytes)
             warn(f"sent a copy of {folder}: {packed.files} files, {format_bytes(packed.bytes)}")
         return packed.sha256
     finally:

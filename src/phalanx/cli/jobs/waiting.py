@@ -6,19 +6,19 @@ import sys
 import time
 from typing import Final
 
-from phalanx.cli.connect import Head
 from phalanx.cli.terminal import clean
+from phalanx.client import Client
 from phalanx.core.errors import WaitTimedOut
 from phalanx.core.units import format_duration
 from phalanx.core.work.job import JobState
-from phalanx.wire.api import JobDetail, JobView
+from phalanx.wire.api import JobView
 
 _POLL_FIRST_S: Final = 0.05
 _POLL_LAST_S: Final = 1.0
 _KILLED: Final = 143  # 128 + SIGTERM: what ends a job that is cancelled or over its time
 
 
-def wait_for_end(head: Head, job_id: str, timeout_s: float | None) -> int:
+def wait_for_end(head: Client, job_id: str, timeout_s: float | None) -> int:
     """Poll until the job is over; say how it ended on standard error and give its exit code.
 
     Raises:
@@ -27,7 +27,7 @@ def wait_for_end(head: Head, job_id: str, timeout_s: float | None) -> int:
     until = None if timeout_s is None else time.monotonic() + timeout_s
     pause, told = _POLL_FIRST_S, ""
     while True:
-        job = head.get(JobDetail, f"/v1/jobs/{job_id}").job
+        job = head.job(job_id).job
         if job.state.terminal:
             print(ended(job), file=sys.stderr)
             return exit_code(job.state, job.exit_code)

@@ -8,7 +8,6 @@ import click
 
 from phalanx.cli.connect import connect
 from phalanx.core.errors import BadRequest
-from phalanx.wire.api import Overview
 
 
 @click.command()
@@ -17,7 +16,7 @@ def top() -> None:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise BadRequest("top needs a terminal", hint="phalanx ps --watch, or phalanx nodes --json --watch")
     head = connect()
-    first = head.get(Overview, "/v1/overview")  # a head that is not there is told on one line, not on a screen
+    first = head.overview()  # a head that is not there is told on one line, not on a screen
     from phalanx.cli.top.screen import Top
 
     Top(head, first).run()

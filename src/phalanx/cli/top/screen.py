@@ -16,10 +16,9 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Label, Static
 from textual.worker import get_current_worker
 
-from phalanx.cli.connect import Head, connect
-from phalanx.cli.jobs.change import stop
 from phalanx.cli.terminal import clean
 from phalanx.cli.top.drawing import JOB_TITLES, fleet, headline, job_row
+from phalanx.client import Client
 from phalanx.core.errors import PhalanxError
 from phalanx.core.work.job import JobState
 from phalanx.wire.api import JobView, Overview
@@ -71,7 +70,7 @@ class Top(App[None]):
     ]
     ENABLE_COMMAND_PALETTE = False
 
-    def __init__(self, head: Head, first: Overview) -> None:
+    def __init__(self, head: Client, first: Overview) -> None:
         super().__init__()
         self._head = head
         self._seen = first
@@ -105,7 +104,7 @@ class Top(App[None]):
         worker = get_current_worker()
         while not worker.is_cancelled:
             try:
-                seen = self._head.get(Overview, "/v1/overview")
+                seen = self._head.overview()
             except PhalanxError as error:
                 self.call_from_thread(self._trouble, f"{error.message} {f'({error.hint})' if error.hint else ''}")
             else:
@@ -119,6 +118,8 @@ class Top(App[None]):
 
     def _draw(self, seen: Overview) -> None:
         self._seen = seen
+        if not self._table().columns:  # not mounted yet
+            return
         self._trouble("")
         self.query_one("#headline", Static).update(headline(seen))
         self.query_one("#fleet_lines", Static).update(fleet(seen.nodes, self.size.width - 4))
@@ -182,6 +183,6 @@ class Top(App[None]):
 
     def _cancel(self, job_id: str) -> None:
         try:
-            stop(connect(), job_id, "cancelled in phalanx top")
+            self._head.cancel(job_id, "cancelled in phalanx top")
         except PhalanxError as error:
             self.call_from_thread(self._trouble, error.message)

@@ -147,7 +147,7 @@ def build_receipt(
     held = sum_ledgers(spans[attempt.epoch] for attempt in ordered)
     weighed = ledger if ledger.total else held  # a job on CPUs alone is judged by time
     end_s = now_s if job.ended_s is None else job.ended_s
-    wall_s = max(0.0, end_s - job.submit_s)
+    wall_us = max(0, round(end_s * 1e6) - round(job.submit_s * 1e6))
     granted = [
         nodes[grant.node_id] for attempt in ordered for grant in attempt.allocation.grants if grant.node_id in nodes
     ]
@@ -161,8 +161,8 @@ def build_receipt(
         measured_by="steps" if lineage.kept or lineage.lost else "attempts",
         gpu_seconds=_seconds(ledger),
         goodput=weighed.productive / weighed.total if weighed.total else None,
-        wall_s=wall_s,
-        queued_s=max(0.0, wall_s - held.total / 1e6),
+        wall_s=wall_us / 1e6,
+        queued_s=max(0, wall_us - held.total) / 1e6,
         attempts=tuple(_line(attempt, read[attempt.epoch], lineage, spans[attempt.epoch]) for attempt in ordered),
         steps_total=max((each.steps_total for each in read.values() if each.steps_total is not None), default=None),
         steps_kept=len(lineage.kept),

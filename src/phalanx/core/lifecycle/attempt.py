@@ -101,7 +101,9 @@ def _exited(case: Case, attempt: Attempt, happening: TaskExited, facts: Facts) -
         # We have asked nothing of it: its supervisor is going away and takes the tasks along. Peers must not wait in a collective.
         why = f"{exit.node_id}: its supervisor ended the tasks{f' ({exit.note})' if exit.note else ''}"
         attempt = _with_member(attempt, exit.node_id, _member(attempt, exit.node_id).state, why=why)
-        return _stopping(case, attempt, Cause.NODE_FAIL, why, facts, line(case, facts, "node_left", why, node_id=exit.node_id))
+        return _stopping(
+            case, attempt, Cause.NODE_FAIL, why, facts, line(case, facts, "node_left", why, node_id=exit.node_id)
+        )
     how = f"signal {exit.signal}" if exit.code is None else f"exit code {exit.code}"
     told = line(case, facts, "task_failed", f"rank {exit.rank} on {exit.node_id} ended: {how}", node_id=exit.node_id)
     return _stopping(case, attempt, None, f"rank {exit.rank} on {exit.node_id}: {how}", facts, told)
@@ -116,7 +118,9 @@ def _stopped(case: Case, attempt: Attempt, happening: MemberStopped, facts: Fact
         # Nothing runs there, and its tasks did not end well: whatever it was, the rest of the gang would wait for them forever.
         why = f"{happening.node_id}: nothing of the job runs there any more"
         attempt = _with_member(attempt, happening.node_id, MemberState.STOPPED, why=why)
-        return _stopping(case, attempt, Cause.START_FAIL, why, facts, line(case, facts, "stopped", why, node_id=happening.node_id))
+        return _stopping(
+            case, attempt, Cause.START_FAIL, why, facts, line(case, facts, "stopped", why, node_id=happening.node_id)
+        )
     return _settle_when_whole(case, attempt, facts)
 
 
@@ -130,7 +134,9 @@ def _finished_on(attempt: Attempt, node_id: NodeId) -> bool:
 def _froze(case: Case, attempt: Attempt, happening: MemberFroze, facts: Facts) -> Outcome:
     if happening.thawed:
         text = f"{happening.node_id}: ranks were frozen for {happening.frozen_s:.1f} s without a lease and go on"
-        return Outcome(job=case.job, attempt=attempt, lines=(line(case, facts, "thawed", text, node_id=happening.node_id),))
+        return Outcome(
+            job=case.job, attempt=attempt, lines=(line(case, facts, "thawed", text, node_id=happening.node_id),)
+        )
     text = f"{happening.node_id}: frozen for {happening.frozen_s:.1f} s, longer than its collectives bear; the gang restarts, uncharged"
     told = line(case, facts, "froze", text, node_id=happening.node_id)
     return _stopping(case, attempt, Cause.FREEZE, text, facts, told)
@@ -141,11 +147,15 @@ def _saved(case: Case, attempt: Attempt, happening: CheckpointSaved, facts: Fact
     if any(kept.digest == fresh.digest and kept.path == fresh.path for kept in case.job.checkpoints):
         return _same(case)
     # By epoch first: what an earlier epoch saved past the step this one resumed from did not verify, and must not push out what does.
-    others = (kept for kept in case.job.checkpoints if kept.path != fresh.path)  # saved anew in the same folder: one of the two is left
+    others = (
+        kept for kept in case.job.checkpoints if kept.path != fresh.path
+    )  # saved anew in the same folder: one of the two is left
     known = sorted((*others, fresh), key=lambda kept: (kept.epoch, kept.step))
     kept, dropped = known[-CHECKPOINTS_KEPT:], known[:-CHECKPOINTS_KEPT]
     job = _progress(replace(case.job, checkpoints=tuple(kept)), fresh.step)
-    text = f"checkpoint of step {fresh.step} published (stall {happening.stall_s:.2f} s, write {happening.write_s:.2f} s)"
+    text = (
+        f"checkpoint of step {fresh.step} published (stall {happening.stall_s:.2f} s, write {happening.write_s:.2f} s)"
+    )
     told = line(case, facts, "checkpoint", text)
     commands = orders.drop_checkpoints(attempt, tuple(old.path for old in dropped))
     return Outcome(job=job, attempt=attempt, commands=commands, lines=(told,))
@@ -163,7 +173,9 @@ def _lost(case: Case, attempt: Attempt, happening: MemberLost, facts: Facts) -> 
     if _member(attempt, happening.node_id).state in _ACCOUNTED:
         return _same(case)
     attempt = _with_member(attempt, happening.node_id, MemberState.LOST, why=happening.why)
-    attempt = replace(attempt, why=f"{happening.node_id}: {happening.why}")  # a lost node explains what its peers reported before
+    attempt = replace(
+        attempt, why=f"{happening.node_id}: {happening.why}"
+    )  # a lost node explains what its peers reported before
     told = line(case, facts, "node_lost", f"{happening.node_id} is lost: {happening.why}", node_id=happening.node_id)
     return _stopping(case, attempt, None, f"{happening.node_id}: {happening.why}", facts, told)
 
@@ -223,7 +235,9 @@ def _progress(job: Job, step: int) -> Job:
 
 
 def _member(attempt: Attempt, node_id: NodeId) -> Member:
-    return next((m for m in attempt.members if m.node_id == node_id), Member(node_id=node_id, state=MemberState.STOPPED))
+    return next(
+        (m for m in attempt.members if m.node_id == node_id), Member(node_id=node_id, state=MemberState.STOPPED)
+    )
 
 
 def _with_member(

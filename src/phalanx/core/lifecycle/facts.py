@@ -12,7 +12,9 @@ from phalanx.core.state.story import StoryLine
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
 
-NO_PROGRESS_BUDGET: Final = 5  # restarts without a new step kept; what Kubernetes' backoffLimit (6) and Ray's max_failures users set
+NO_PROGRESS_BUDGET: Final = (
+    5  # restarts without a new step kept; what Kubernetes' backoffLimit (6) and Ray's max_failures users set
+)
 CRASH_GRACE_S: Final = 1.0  # peers of a dead rank hang in a collective; time for a traceback, no more
 BACKOFF_FIRST_S: Final = 2.0
 AVOID_MAX: Final = 8  # nodes remembered as bad for one job
@@ -67,4 +69,6 @@ class Outcome:
 def line(case: Case, facts: Facts, kind: str, text: str, *, node_id: NodeId | None = None, by: str = "") -> StoryLine:
     """A story line about this case, now."""
     epoch = case.attempt.epoch if case.attempt is not None else None
-    return StoryLine(seq=0, at_s=facts.now_s, kind=kind, text=text, job_id=case.job.id, epoch=epoch, node_id=node_id, by=by)
+    return StoryLine(
+        seq=0, at_s=facts.now_s, kind=kind, text=text, job_id=case.job.id, epoch=epoch, node_id=node_id, by=by
+    )

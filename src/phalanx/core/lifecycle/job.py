@@ -26,7 +26,9 @@ def place(job: Job, allocation: Allocation, facts: Facts) -> Outcome:
     job = replace(job, state=JobState.RUNNING, epoch=attempt.epoch, detail="")
     names = ", ".join(grant.node_id for grant in allocation.grants)
     waited = format_duration(max(0.0, facts.now_s - job.submit_s))
-    told = line(Case(job=job, attempt=attempt), facts, "placed", f"attempt {attempt.epoch} on {names} (submitted {waited} ago)")
+    told = line(
+        Case(job=job, attempt=attempt), facts, "placed", f"attempt {attempt.epoch} on {names} (submitted {waited} ago)"
+    )
     return Outcome(job=job, attempt=attempt, commands=orders.prepare(job, attempt, facts), lines=(told,))
 
 
@@ -37,9 +39,17 @@ def cancel(case: Case, by: str, why: str, facts: Facts) -> Outcome:
         return Outcome(job=job, attempt=case.attempt)
     job = replace(job, cancelled_by=by, held=False)
     if case.attempt is None:
-        told = line(case, facts, "cancelled", f"cancelled by {by} before it ran" if job.epoch == 0 else f"cancelled by {by}", by=by)
+        told = line(
+            case,
+            facts,
+            "cancelled",
+            f"cancelled by {by} before it ran" if job.epoch == 0 else f"cancelled by {by}",
+            by=by,
+        )
         return Outcome(
-            job=replace(job, state=JobState.CANCELLED, ended_s=facts.now_s, detail=why, exit_code=143), attempt=None, lines=(told,)
+            job=replace(job, state=JobState.CANCELLED, ended_s=facts.now_s, detail=why, exit_code=143),
+            attempt=None,
+            lines=(told,),
         )
     why = why or f"cancelled by {by}"
     return transition(Case(job=job, attempt=case.attempt), StopWanted(cause=Cause.CANCELLED, why=why, by=by), facts)
@@ -68,7 +78,9 @@ def requeue(case: Case, by: str, facts: Facts) -> Outcome:
         Conflict: it does not run.
     """
     if case.attempt is None:
-        raise Conflict(f"job {case.job.id} is {case.job.state.value} and has nothing to stop", hint="phalanx submit starts it anew")
+        raise Conflict(
+            f"job {case.job.id} is {case.job.state.value} and has nothing to stop", hint="phalanx submit starts it anew"
+        )
     return transition(case, StopWanted(cause=Cause.REQUEUED, why=f"requeued by {by}", by=by), facts)
 
 
@@ -84,7 +96,12 @@ def update(case: Case, event: Update, facts: Facts) -> Outcome:
     if event.queue is not None and job.state is not JobState.PENDING:
         raise Conflict(f"job {job.id} runs in queue {job.queue}", hint=f"phalanx requeue {job.id} first")
     limit_s = job.spec.time_limit_s
-    if event.time_limit_s is not None and limit_s is not None and case.attempt is not None and event.time_limit_s > limit_s:
+    if (
+        event.time_limit_s is not None
+        and limit_s is not None
+        and case.attempt is not None
+        and event.time_limit_s > limit_s
+    ):
         # Its supervisors end the tasks by the limit they were told at the start, also when no head is there.
         raise Conflict(f"job {job.id} runs under a limit of {format_duration(limit_s)}; while it runs it can only be shortened",
                        hint=f"phalanx requeue {job.id}, then update")  # fmt: skip
@@ -93,5 +110,7 @@ def update(case: Case, event: Update, facts: Facts) -> Outcome:
     }  # fmt: skip
     given = {key: value for key, value in changes.items() if value is not None}
     spec = replace(job.spec, **given)  # type: ignore[arg-type]  # the keys are JobSpec's own, of the types Update states
-    told = line(case, facts, "updated", ", ".join(f"{key} = {value}" for key, value in given.items()) or "nothing", by=event.by)
+    told = line(
+        case, facts, "updated", ", ".join(f"{key} = {value}" for key, value in given.items()) or "nothing", by=event.by
+    )
     return Outcome(job=replace(job, spec=spec, queue=event.queue or job.queue), attempt=case.attempt, lines=(told,))

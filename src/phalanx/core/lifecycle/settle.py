@@ -56,7 +56,9 @@ def settle(case: Case, attempt: Attempt, facts: Facts) -> Outcome:
             after = replace(job, stalls=job.stalls + 1)
             if after.stalls > NO_PROGRESS_BUDGET:
                 why = f"{NO_PROGRESS_BUDGET} restarts without progress; the last: {attempt.why}"
-                return _end(case, replace(attempt, why=why), cause, JobState.FAILED, _first_failure_code(attempt), facts)
+                return _end(
+                    case, replace(attempt, why=why), cause, JobState.FAILED, _first_failure_code(attempt), facts
+                )
             if cause is Cause.CRASH:
                 return _again(after, attempt, cause, facts)
             bad = tuple(member.node_id for member in attempt.members if member.why)
@@ -108,7 +110,11 @@ def _end(case: Case, attempt: Attempt, cause: Cause, state: JobState, code: int,
         case.job, state=state, ended_s=facts.now_s, exit_code=code, detail=attempt.why if state is not JobState.SUCCEEDED else "",
         reason=Reason.NEW,
     )  # fmt: skip
-    text = state.value if state is JobState.SUCCEEDED else f"{state.value} with exit code {code}: {attempt.why or cause.value}"
+    text = (
+        state.value
+        if state is JobState.SUCCEEDED
+        else f"{state.value} with exit code {code}: {attempt.why or cause.value}"
+    )
     told = line(case, facts, state.value, text)
     return Outcome(job=job, attempt=ended, commands=orders.forget(attempt), lines=(told,))
 
@@ -118,7 +124,12 @@ def _wait(job: Job, attempt: Attempt, cause: Cause, reason: Reason, not_before_s
     ended = _ended(attempt, cause, facts, None)
     after = replace(job, state=JobState.PENDING, reason=reason, detail=attempt.why, not_before_s=not_before_s)
     resume = f"; resumes from step {job.checkpoints[-1].step}" if job.checkpoints else ""
-    told = line(Case(job=job, attempt=attempt), facts, "requeued", f"attempt {attempt.epoch} ended ({cause.value}): {attempt.why}{resume}")
+    told = line(
+        Case(job=job, attempt=attempt),
+        facts,
+        "requeued",
+        f"attempt {attempt.epoch} ended ({cause.value}): {attempt.why}{resume}",
+    )
     return Outcome(job=after, attempt=ended, commands=orders.forget(attempt), lines=(told,))
 
 
@@ -140,7 +151,12 @@ def _again(job: Job, attempt: Attempt, cause: Cause, facts: Facts) -> Outcome:
 
 def _ended(attempt: Attempt, cause: Cause, facts: Facts, code: int | None) -> Attempt:
     return replace(
-        attempt, state=AttemptState.ENDED, ended_s=facts.now_s, ending=cause, causes=(*attempt.causes, cause), exit_code=code
+        attempt,
+        state=AttemptState.ENDED,
+        ended_s=facts.now_s,
+        ending=cause,
+        causes=(*attempt.causes, cause),
+        exit_code=code,
     )
 
 

@@ -68,7 +68,9 @@ def find(free: FreeRooms, shape: Shape, avoid: tuple[NodeId, ...] = ()) -> Alloc
     if len(fits) < shape.nodes:
         return None
     fits.sort(key=lambda fit: fit[:4])
-    chosen = sorted(fits[: shape.nodes], key=lambda fit: fit[3])  # ranks follow node names, so that logs and racks read in order
+    chosen = sorted(
+        fits[: shape.nodes], key=lambda fit: fit[3]
+    )  # ranks follow node names, so that logs and racks read in order
     return Allocation(grants=tuple(_grant(shape, rank, fit[3], fit[4]) for rank, fit in enumerate(chosen)))
 
 

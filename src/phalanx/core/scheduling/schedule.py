@@ -81,7 +81,13 @@ def _priority(job: Job, snapshot: Snapshot) -> int:
 
 def _placement_part(role: Role) -> Role:
     """The role without what does not matter to its place, so that equal requests are equal values."""
-    return Role(gpus=role.gpus, cpus=role.cpus, memory_bytes=role.memory_bytes, launch=role.launch, tasks_per_node=role.tasks_per_node)
+    return Role(
+        gpus=role.gpus,
+        cpus=role.cpus,
+        memory_bytes=role.memory_bytes,
+        launch=role.launch,
+        tasks_per_node=role.tasks_per_node,
+    )
 
 
 def _not_eligible(job: Job, snapshot: Snapshot) -> Waiting | None:
@@ -90,7 +96,9 @@ def _not_eligible(job: Job, snapshot: Snapshot) -> Waiting | None:
     queue = snapshot.queues.get(job.queue)
     if queue is not None and not queue.open:
         return Waiting(reason=Reason.QUEUE_CLOSED, detail=f"queue {queue.id} is closed")
-    if 0 < job.not_before_s - snapshot.now_s <= BACKOFF_MAX_S:  # further off means that the clock was set back meanwhile
+    if (
+        0 < job.not_before_s - snapshot.now_s <= BACKOFF_MAX_S
+    ):  # further off means that the clock was set back meanwhile
         return Waiting(reason=Reason.BACKOFF, detail=f"waits a moment after a failed start: {job.detail}")
     return None
 
@@ -111,7 +119,10 @@ def _shape(role: Role, snapshot: Snapshot) -> Shape | Waiting:
 
 def _explain(shape: Shape, free: FreeRooms) -> Waiting:
     if not shape.devices:
-        return Waiting(reason=Reason.RESOURCES, detail=f"needs {shape.cpus} CPUs on {shape.nodes} nodes; the free ones do not suffice")
+        return Waiting(
+            reason=Reason.RESOURCES,
+            detail=f"needs {shape.cpus} CPUs on {shape.nodes} nodes; the free ones do not suffice",
+        )
     return Waiting(
         reason=Reason.RESOURCES,
         detail=f"needs {shape.nodes} x {shape.devices} GPUs; {free.free_devices} free in all, at most {most_free(free, shape)} on one node",

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from phalanx.core.work.people import Token, User
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId, ProjectId, QueueId, SupervisorId, TokenId, UserId
 from phalanx.core.work.attempt import TaskExit
 from phalanx.core.work.job import Resume
+from phalanx.core.work.people import Token, User
 from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.spec import JobSpec
 

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from phalanx.core.work.people import Token, User
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, TokenId, UserId
 from phalanx.core.state.snapshot import EMPTY_USAGE, Snapshot, Usage
 from phalanx.core.state.story import StoryLine
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.people import Token, User
 from phalanx.core.work.queue import Project, Queue
 
 K = TypeVar("K")

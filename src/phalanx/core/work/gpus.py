@@ -39,7 +39,11 @@ class GpuRequest:
     memory_gib: int | None = None
 
     def __str__(self) -> str:
-        kind = "" if self.model is None else self.model + ("" if self.memory_gib is None else f"-{self.memory_gib}gb") + ":"
+        kind = (
+            ""
+            if self.model is None
+            else self.model + ("" if self.memory_gib is None else f"-{self.memory_gib}gb") + ":"
+        )
         return f"{kind}{self.total}" if self.nodes is None else f"{self.nodes}x{kind}{self.per_node}"
 
 
@@ -52,7 +56,9 @@ def parse_gpus(text: object) -> GpuRequest:
     if isinstance(text, bool) or not isinstance(text, (int, str)):
         raise BadRequest(f"gpus: {text!r} is not a number of GPUs", hint=_HINT)
     if isinstance(text, int) and not 0 <= text <= GPUS_MAX:
-        raise BadRequest(f"gpus: {'a negative number' if text < 0 else f'more than {GPUS_MAX}'} cannot be asked for", hint=_HINT)
+        raise BadRequest(
+            f"gpus: {'a negative number' if text < 0 else f'more than {GPUS_MAX}'} cannot be asked for", hint=_HINT
+        )
     words = str(text).strip().lower()
     match = _GRAMMAR.fullmatch(words) if len(words) <= _TEXT_MAX else None
     if match is None:
@@ -85,7 +91,9 @@ def combine(gpus: GpuRequest | None, nodes: int | None, gpus_per_node: int | Non
         return GpuRequest(total=(nodes or 1) * per_node, nodes=nodes or 1, per_node=per_node)
     if gpus.nodes is not None:
         if nodes not in (None, gpus.nodes) or gpus_per_node not in (None, gpus.per_node):
-            raise BadRequest(f"gpus {gpus} contradicts nodes={nodes}, gpus-per-node={gpus_per_node}", hint="give one of the two")
+            raise BadRequest(
+                f"gpus {gpus} contradicts nodes={nodes}, gpus-per-node={gpus_per_node}", hint="give one of the two"
+            )
         return gpus
     if nodes is None and gpus_per_node is None:
         return gpus
@@ -95,7 +103,13 @@ def combine(gpus: GpuRequest | None, nodes: int | None, gpus_per_node: int | Non
             raise BadRequest(f"{gpus.total} GPUs do not divide into nodes of {gpus_per_node}")
     per_node, rest = divmod(gpus.total, nodes or 1)
     if rest:
-        raise BadRequest(f"{gpus.total} GPUs do not divide over {nodes} nodes", hint=f"ask for {per_node * (nodes or 1)} or {(per_node + 1) * (nodes or 1)}")
+        raise BadRequest(
+            f"{gpus.total} GPUs do not divide over {nodes} nodes",
+            hint=f"ask for {per_node * (nodes or 1)} or {(per_node + 1) * (nodes or 1)}",
+        )
     if gpus_per_node not in (None, per_node):
-        raise BadRequest(f"{gpus.total} GPUs on {nodes} nodes are {per_node} a node, not {gpus_per_node}", hint="--gpus is the job's total")
+        raise BadRequest(
+            f"{gpus.total} GPUs on {nodes} nodes are {per_node} a node, not {gpus_per_node}",
+            hint="--gpus is the job's total",
+        )
     return GpuRequest(total=gpus.total, nodes=nodes, per_node=per_node, model=gpus.model, memory_gib=gpus.memory_gib)

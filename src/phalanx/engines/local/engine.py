@@ -7,6 +7,7 @@ brought back after a while as a server that was switched on again.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
@@ -98,9 +99,9 @@ class LocalEngine:
     def start(self, node_id: NodeId) -> None:
         """Start the node's supervisor unless it lives."""
         with self._guard:
-            watched = self._watched[node_id]
-            if watched.living is not None:
-                return
+            watched = self._watched.get(node_id)
+            if watched is None or watched.living is not None:
+                return  # it was taken from us meanwhile, or lives
             watched.process, watched.living = self._spawn(watched.node)
             watched.started_s = time.monotonic()
             watched.revive_at_s = None
@@ -162,7 +163,12 @@ class LocalEngine:
             if self.revive_after_s is not None:
                 watched.revive_at_s = now_s + self.revive_after_s * 2 ** min(watched.failed_starts, 5)
         self._deaths.append(
-            NodeDead(node_id=living.id, supervisor_id=None, why="its supervisor died and nothing of it is left", confirmed=True)
+            NodeDead(
+                node_id=living.id,
+                supervisor_id=None,
+                why="its supervisor died and nothing of it is left",
+                confirmed=True,
+            )
         )
 
     def _sweep(self, living: LivingNode) -> None:
@@ -197,7 +203,10 @@ class LocalEngine:
 
     def _end(self, living: LivingNode, process: subprocess.Popen[bytes] | None) -> None:
         if alive(living.identity):
-            os.kill(living.identity.pid, 15)
+            with contextlib.suppress(
+                ProcessLookupError
+            ):  # it may end by itself just now; the sweep below must come all the same
+                os.kill(living.identity.pid, 15)
         until = time.monotonic() + _STOP_GRACE_S
         while alive(living.identity) and time.monotonic() < until:
             if process is not None:

@@ -84,7 +84,8 @@ class Member:
         ready: what preparing found; repeated when the head asks again.
         start: the barrier is passed; kept while there is no lease to start under.
         spawned_ns: when the tasks were started.
-        ended: ranks whose end has been seen.
+        ended: ranks whose end has been told.
+        held: ends seen while others still started.
         asked_ns: when we first asked the tasks to end, so that their ends are our doing.
         frozen_ns: the end of the lease for want of which it is frozen; 0 while it is not.
         bind_failed: rank 0 ended badly within the first seconds, and its output may tell of the port.
@@ -103,6 +104,7 @@ class Member:
     start: StartTasks | None = None
     spawned_ns: int = 0
     ended: frozenset[int] = field(default=frozenset())
+    held: tuple[TaskEnded, ...] = ()
     asked_ns: int = 0
     stop_why: str = ""
     frozen_ns: int = 0
@@ -171,9 +173,10 @@ def spawned(member: Member, now: Now) -> Turn:
         return member, []
     member = replace(member, phase=Phase.RUNNING)
     actions: list[Action] = [say_started(member, now)]
+    member, ends = _release(member, now)
+    actions += ends
     if member.all_ended:
         # The last "empty" may have come before the last task: ask, rather than trust it.
-        member = replace(member, phase=Phase.LINGERING, timer_ns=now.after(LINGER_S))
         actions.append(ProbeEmpty(key=member.key))
     return member, actions
 
@@ -185,6 +188,8 @@ def task_ended(member: Member, end: TaskEnded, now: Now) -> Turn:
     """One task ended: report it; when it was the last, wait for what it left behind."""
     if member.phase in {Phase.CLOSING, Phase.STOPPED} or end.rank in member.ended:
         return member, []
+    if member.phase is Phase.STARTING:  # told once the start of all is, so that the story reads in order
+        return replace(member, held=(*member.held, end)), []
     by_us = member.asked_ns != 0 and end.ended_ns >= member.asked_ns
     bad = end.code != 0
     early = end.ended_ns - member.spawned_ns < rendezvous.BIND_WINDOW_S * NS_PER_S
@@ -199,6 +204,16 @@ def task_ended(member: Member, end: TaskEnded, now: Now) -> Turn:
         timer_ns = linger_ns if member.phase is Phase.RUNNING else min(member.timer_ns, linger_ns)
         phase = Phase.LINGERING if member.phase is Phase.RUNNING else Phase.STOPPING
         member = replace(member, phase=phase, timer_ns=timer_ns)
+    return member, actions
+
+
+def _release(member: Member, now: Now) -> Turn:
+    """Tell of the tasks that ended before the last one had begun."""
+    held, member = member.held, replace(member, held=())
+    actions: list[Action] = []
+    for end in held:
+        member, told = task_ended(member, end, now)
+        actions += told
     return member, actions
 
 
@@ -253,7 +268,9 @@ def killed(member: Member, leftover: tuple[int, ...], now: Now) -> Turn:
     if member.phase is not Phase.KILLING:
         return member, []
     if not leftover:
-        return _wind_up(member)
+        member, ends = _release(member, now)
+        member, actions = _wind_up(member)
+        return member, [*ends, *actions]
     pids = ", ".join(str(pid) for pid in leftover[:8])
     text = f"processes {pids} survive SIGKILL (an uninterruptible call?); their devices stay taken, trying again"
     return replace(member, timer_ns=now.after(KILL_AGAIN_S)), [_note(member, text)]

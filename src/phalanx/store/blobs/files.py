@@ -13,7 +13,7 @@ from typing import Final
 
 from phalanx.core.errors import BadRequest, NotFound
 from phalanx.ports.store import StoreRefused
-from phalanx.store.failpoints import hit, write
+from phalanx.store.failpoints import hit, sync_directory, write
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _COMING: Final = ".coming-"
@@ -104,8 +104,8 @@ class FileBlobs:
         return size
 
     def _sync_name(self, sha256: str) -> None:
-        _sync_directory(os.path.dirname(self._place(sha256)))
-        _sync_directory(self._root)
+        for folder in (os.path.dirname(self._place(sha256)), self._root):
+            sync_directory("blobs.put.sync_directory", folder)
 
     def _sweep(self) -> None:
         for name in os.listdir(self._root):
@@ -140,7 +140,7 @@ def _check_hash(wanted: str, found: str) -> None:
 
 def _take_back(coming: str) -> None:
     try:
-        hit("blobs.put.take_back")
+        hit("blobs.take_back.remove")
         os.unlink(coming)
     except OSError:  # named already, or the disk fails; a starting head sweeps
         pass
@@ -157,15 +157,6 @@ def _remove_unless_written(path: str) -> None:
         os.unlink(path)
     except BlockingIOError:
         pass
-    finally:
-        os.close(fd)
-
-
-def _sync_directory(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        hit("blobs.put.sync_directory")
-        os.fsync(fd)
     finally:
         os.close(fd)
 

@@ -16,7 +16,7 @@ from typing import Final
 from phalanx.core.ids import Epoch, JobId
 from phalanx.ports.logs import StreamKey
 from phalanx.ports.store import StoreRefused
-from phalanx.store.failpoints import hit, write
+from phalanx.store.failpoints import hit, sync_directory, write
 from phalanx.store.logs.names import STREAM, checked, checked_job, order
 from phalanx.store.logs.open_files import OpenFile, OpenFiles
 
@@ -175,19 +175,18 @@ class FileLogs:
                 epoch_folder = os.path.dirname(self._path(entry.key))
                 folders.update((epoch_folder, os.path.dirname(epoch_folder), self._root))
         for folder in sorted(folders, reverse=True):
-            _sync_directory(folder)
+            sync_directory("logs.append.sync_directory", folder)
         for entry in entries:
             entry.durable = entry.end
 
     def _take_back(self, entry: OpenFile, end_before: int | None) -> None:
         """Best effort: a disk that refuses even this leaves a longer file, and its end is asked for again."""
         try:
-            hit("logs.append.take_back")
-            if entry.fd < 0:
-                return
-            if end_before is None:
+            if entry.fd >= 0 and end_before is None:
+                hit("logs.take_back.remove")
                 os.unlink(self._path(entry.key))
-            else:
+            elif entry.fd >= 0 and end_before is not None:
+                hit("logs.take_back.cut")
                 os.ftruncate(entry.fd, end_before)
         except OSError:
             pass
@@ -203,15 +202,6 @@ def _listed(folder: str) -> list[str]:
         return os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
         return []
-
-
-def _sync_directory(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        hit("logs.append.sync_directory")
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _refusal(error: OSError, path: str) -> StoreRefused:

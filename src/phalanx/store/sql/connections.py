@@ -16,7 +16,7 @@ import apsw
 from phalanx.core.errors import Conflict
 from phalanx.ports.store import StoreRefused
 from phalanx.store.errors import StoreUnusable
-from phalanx.store.failpoints import hit
+from phalanx.store.failpoints import hit, sync_directory
 from phalanx.store.sql.migrations import migrate, migrations
 
 BUSY_TIMEOUT_MS: Final = 5000  # a checkpoint may hold others up; a reader never holds the writer
@@ -38,6 +38,8 @@ def lock(path: str) -> int:
     """
     fd = -1
     try:
+        hit("store.open.folder")
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         hit("store.open.lock")
         fd = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,10 +64,9 @@ def open_writer(path: str, vfs: str) -> apsw.Connection:
     """
     connection = None
     try:
+        hit("store.open.create")  # by us: jobs carry environments, and WAL and index inherit the mode
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         hit("store.open.begin")
-        os.close(
-            os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        )  # jobs carry environments; WAL and index inherit the mode
         connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE, vfs=vfs or None)
         _settings(connection)
         if connection.pragma("journal_mode", "wal") != "wal":
@@ -77,8 +78,7 @@ def open_writer(path: str, vfs: str) -> apsw.Connection:
         connection.pragma("journal_size_limit", WAL_KEPT_BYTES)
         _check(connection, path)
         migrate(connection, migrations("sqlite"))
-        hit("store.open.directory")
-        _sync_directory(os.path.dirname(os.path.abspath(path)))
+        sync_directory("store.open.directory", os.path.dirname(path))
     except (apsw.Error, OSError, ValueError, StoreUnusable) as error:
         if connection is not None:
             shut(connection)
@@ -181,11 +181,3 @@ def _check(connection: apsw.Connection, path: str) -> None:
     found = [str(row[0]) for row in connection.execute("PRAGMA integrity_check(3)")]
     if found != ["ok"]:
         raise StoreUnusable(f"{path} is damaged: {'; '.join(found)}", hint=_RESTORE)
-
-
-def _sync_directory(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -113,6 +113,7 @@ def _apply(connection: apsw.Connection, migration: Migration) -> None:
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
+            hit("store.migrate.rollback")
             connection.execute("ROLLBACK")
         raise
     hit("store.migrate.done")

@@ -1,0 +1,235 @@
+"""A head for API tests: the real controller, driver and routes over a memory store; supervisors are played by the test."""
+
+import hashlib
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import httpx
+import msgspec
+
+from phalanx.api.app import build_app
+from phalanx.api.parts import HeadParts, Limits
+from phalanx.api.server import ApiServer
+from phalanx.controller.controller import Controller
+from phalanx.controller.driver import Driver
+from phalanx.controller.leases import LeaseBook
+from phalanx.controller.mailboxes import Mailboxes
+from phalanx.controller.telemetry import Telemetry
+from phalanx.controller.turn import Settings
+from phalanx.core.access.node_keys import node_token
+from phalanx.core.fleet.device import Device
+from phalanx.core.fleet.node import Node, NodeState
+from phalanx.core.state.events import (
+    MemberReady,
+    MemberStarted,
+    MemberStopped,
+    PutProject,
+    PutQueue,
+    PutToken,
+    PutUser,
+    TaskExited,
+)
+from phalanx.core.work.attempt import TaskExit
+from phalanx.core.work.people import Token, User, UserRole
+from phalanx.core.work.queue import Project, Queue
+from phalanx.store.blobs.files import FileBlobs
+from phalanx.store.logs.memory import MemoryLogs
+from phalanx.store.memory import MemoryStore
+from phalanx.wire.supervisor import (
+    EventsRequest,
+    Framed,
+    HelloRequest,
+    LeaseRequest,
+    StreamChunk,
+    StreamsRequest,
+    frame,
+)
+
+SECRET = b"a secret of this test's head....."
+PEOPLE = {
+    "viewer": ("vic", UserRole.VIEWER), "user": ("ada", UserRole.USER), "other": ("bob", UserRole.USER),
+    "operator": ("opal", UserRole.OPERATOR), "admin": ("root", UserRole.ADMIN),
+}  # fmt: skip
+TOKENS = {role: f"secret-of-{name}" for role, (name, _) in PEOPLE.items()}
+JOB = {"run": ["python", "train.py"], "gpus": 2, "workdir": "/tmp", "name": "train"}
+
+
+class Clock:
+    """The machine's clocks, which a test may push on."""
+
+    def __init__(self):
+        self.ahead_s = 0.0
+
+    def now_s(self):
+        return time.time() + self.ahead_s
+
+    def boottime_s(self):
+        return time.monotonic() + self.ahead_s
+
+
+@dataclass
+class ApiHead:
+    """Everything that a test may want to look at."""
+
+    home: str
+    limits: Limits = field(default_factory=lambda: Limits(heartbeat_s=0.3, recheck_s=0.02, settle_s=0.0, wait_s=3.0))
+    store: MemoryStore = field(default_factory=MemoryStore)
+    head_id: str = "head-1"
+
+    def __post_init__(self):
+        self.clock, self.logs = Clock(), MemoryLogs()
+        self.mailboxes, self.telemetry = Mailboxes(), Telemetry()
+        self.stopped = threading.Event()
+        self.output_root = f"{self.home}/outputs"
+        settings = Settings(checkpoint_root=f"{self.home}/checkpoints", output_root=self.output_root)
+        controller = Controller(
+            world=self.store.load(), leases=LeaseBook(guard=threading.Lock()), settings=settings
+        )  # fmt: skip
+        self.driver = Driver(
+            controller=controller, store=self.store, mailboxes=self.mailboxes, telemetry=self.telemetry, clock=self.clock,
+            head_id=self.head_id,
+        )  # fmt: skip
+        self.driver.start()
+        if not controller.world.users:
+            self._people()
+        self.parts = HeadParts(
+            driver=self.driver, store=self.store, logs=self.logs, blobs=FileBlobs(f"{self.home}/blobs"), mailboxes=self.mailboxes,
+            telemetry=self.telemetry, clock=self.clock, node_secret=SECRET, version="0.1.0", output_root=self.output_root,
+            checkpoint_root=settings.checkpoint_root, on_stop=self.stopped.set, limits=self.limits,
+        )  # fmt: skip
+        self.app = build_app(self.parts)
+
+    def _people(self):
+        for role, (name, kind) in PEOPLE.items():
+            self.ask(PutUser(user=User(id=name, role=kind)))
+            self.ask(PutToken(token=token_of(name, TOKENS[role])))
+        self.ask(PutProject(project=Project(id="default")))
+        self.ask(PutQueue(queue=Queue(id="default")))
+
+    def ask(self, event):
+        return self.driver.request(event).result(timeout=10)
+
+    def close(self):
+        self.driver.stop()
+
+    @contextmanager
+    def calling(self):
+        """A caller: `call("user", "GET", "/v1/jobs")`."""
+        with self.served() as url, httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
+            yield Caller(client, url)
+
+    @contextmanager
+    def served(self, **options):
+        """A real server on loopback: its URL."""
+        server = ApiServer(self.app, host="127.0.0.1", port=0, **options)
+        thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.005)
+        try:
+            yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(timeout=20)
+            assert not thread.is_alive(), "the server did not stop"
+
+
+class Caller:
+    def __init__(self, client, url):
+        self.client, self.url = client, url
+
+    def __call__(self, role, method, path, json=None, **more):
+        headers = {**bearer(role), **more.pop("headers", {})}
+        if json is not None:
+            more["content"] = msgspec.json.encode(json)
+        return self.client.request(method, path, headers=headers, **more)
+
+    def submit(self, role="user", **changes):
+        reply = self(role, "POST", "/v1/jobs", {**JOB, **changes})
+        assert reply.status_code == 201, reply.text
+        return reply.json()["job"]["id"]
+
+
+class Supervisor:
+    """Plays the supervisor of one node over the caller's HTTP."""
+
+    def __init__(self, call, node_id="n0", supervisor_id="s1", devices=4):
+        self.call, self.node_id, self.id, self.devices, self.seq = call, node_id, supervisor_id, devices, 0
+
+    def post(self, route, message):
+        return self.call(f"node:{self.node_id}", "POST", f"/v1/node/{route}", message)
+
+    def hello(self, carries=()):
+        node = make_node(self.node_id, self.devices)
+        reply = self.post("hello", HelloRequest(version=1, supervisor_id=self.id, node=node, carries=list(carries)))
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    def lease(self, epochs=()):
+        return self.post("lease", LeaseRequest(supervisor_id=self.id, node_id=self.node_id, epochs=list(epochs)))
+
+    def framed(self, *events):
+        self.seq += len(events)
+        return [frame(self.seq - len(events) + number + 1, event) for number, event in enumerate(events)]
+
+    def tell(self, *events):
+        reply = self.post("events", EventsRequest(supervisor_id=self.id, events=self.framed(*events)))
+        assert reply.status_code == 200, reply.text
+        return reply.json()["acked"]
+
+    def ship(self, job_id, epoch, stream, offset, data):
+        chunk = StreamChunk(job_id=job_id, epoch=epoch, stream=stream, offset=offset, data=data)
+        return self.post("streams", StreamsRequest(supervisor_id=self.id, chunks=[chunk]))
+
+    def run(self, job_id, epoch=1):
+        """Bring the job's part on this node to run."""
+        place = {"job_id": job_id, "epoch": epoch, "generation": 0, "node_id": self.node_id}
+        self.tell(MemberReady(**place, port=29500))
+        self.tell(MemberStarted(**place, at_s=time.time()))
+
+    def end(self, job_id, epoch=1, code=0, ranks=2):
+        place = {"job_id": job_id, "epoch": epoch, "generation": 0}
+        exits = [
+            TaskExited(
+                **place,
+                exit=TaskExit(rank=rank, node_id=self.node_id, code=code, signal=None, by_us=False, at_s=time.time()),
+            )
+            for rank in range(ranks)
+        ]
+        self.tell(*exits, MemberStopped(**place, node_id=self.node_id, at_s=time.time()))
+
+
+def bearer(role):
+    if role is None:
+        return {}
+    secret = node_token(SECRET, role.removeprefix("node:")) if role.startswith("node:") else TOKENS.get(role, role)
+    return {"authorization": f"Bearer {secret}"}
+
+
+def token_of(name, secret, **more):
+    digest = hashlib.sha256(secret.encode()).hexdigest()
+    return Token(id=f"t-{name}-{len(secret)}", user=name, sha256=digest, created_s=0.0, **more)
+
+
+def make_node(node_id="n0", devices=4):
+    return Node(
+        id=node_id, engine="local", cpus=8, memory_bytes=8 << 30, state=NodeState.UP, virtual=True, hostname="here",
+        devices=tuple(
+            Device(index=i, uuid=f"VIRTUAL-{node_id}-{i}", model="virtual", memory_bytes=1 << 30, virtual=True) for i in range(devices)
+        ),
+    )  # fmt: skip
+
+
+def unknown_event(seq):
+    return Framed(seq=seq, kind="FromTheFuture", body=msgspec.Raw(b"{}"))
+
+
+def until(true, timeout_s=20.0):
+    """Wait for the controller's thread; a hang guard, never an assertion about time."""
+    end = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.005)

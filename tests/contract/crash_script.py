@@ -1,0 +1,68 @@
+"""What the child process of the crash tests does: write, and say each time what was acknowledged. The parent arms a failpoint.
+
+python -m tests.contract.crash_script store|logs|blobs FOLDER
+"""
+
+import hashlib
+import sys
+
+from phalanx.ports.logs import StreamKey
+from phalanx.store.blobs.files import FileBlobs
+from phalanx.store.logs.files import FileLogs
+from phalanx.store.sql.store import SqliteStore
+from tests.contract.records import submitted
+
+ROUNDS = 6
+JOBS_AT_ONCE = 4
+
+
+def piece(number):
+    """What is appended in one round; no two alike."""
+    return f"line {number} of the stream\n".encode() * (number + 1)
+
+
+def archive(number):
+    """What is uploaded in one round, in chunks."""
+    return [f"{number}-{chunk}".encode() * 1000 for chunk in range(4)]
+
+
+def digest(number):
+    """Its hash."""
+    return hashlib.sha256(b"".join(archive(number))).hexdigest()
+
+
+def say(number):
+    sys.stdout.write(f"{number}\n")
+    sys.stdout.flush()
+
+
+def write_store(folder):
+    store = SqliteStore(folder + "/phalanx.db")
+    say(0)
+    for number in range(ROUNDS):
+        store.commit(submitted(1 + number * JOBS_AT_ONCE, JOBS_AT_ONCE))
+        say(number + 1)
+    store.close()
+
+
+def write_logs(folder):
+    logs = FileLogs(folder + "/logs")
+    ends = dict.fromkeys((1, 2), 0)
+    say(0)
+    for number in range(ROUNDS):
+        chunks = [(StreamKey(job_id="7", epoch=epoch, stream="rank-0"), ends[epoch], piece(number)) for epoch in ends]
+        ends = {key.epoch: end for key, end in logs.append(chunks).items()}
+        say(number + 1)
+    logs.delete("7")
+
+
+def write_blobs(folder):
+    blobs = FileBlobs(folder + "/blobs")
+    say(0)
+    for number in range(ROUNDS):
+        blobs.put(digest(number), iter(archive(number)))
+        say(number + 1)
+
+
+if __name__ == "__main__":
+    {"store": write_store, "logs": write_logs, "blobs": write_blobs}[sys.argv[1]](sys.argv[2])

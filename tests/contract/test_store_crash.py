@@ -1,0 +1,95 @@
+"""Kill -9 at every failpoint, in a real process: what was acknowledged is there, and of what was not, nothing or all."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from phalanx.ports.logs import StreamKey
+from phalanx.ports.store import JobFilter
+from phalanx.store.blobs.files import FileBlobs
+from phalanx.store.failpoints import FAILPOINTS, VARIABLE, Failure
+from phalanx.store.logs.files import FileLogs
+from phalanx.store.sql.store import SqliteStore
+from tests.contract.crash_script import JOBS_AT_ONCE, ROUNDS, archive, digest, piece
+from tests.contract.records import submitted
+
+# Points that a child passes only after something else failed; their own tests arm them.
+AFTER_FAILURE = {
+    "store.migrate.rollback", "store.commit.rollback", "store.settle.checkpoint", "blobs.sweep.remove",
+}  # fmt: skip
+
+
+ONCE = {"store.open", "store.migrate", "store.close", "logs.open", "logs.delete", "blobs.open"}  # passed once in a life
+TWICE = {"logs.append.directory", "logs.append.create"}  # once for each of two streams
+
+
+def points(part):
+    """(point, failure, pass) for every way in which a part can die."""
+    ways = []
+    for name, failures in FAILPOINTS.items():
+        if name.startswith(part + ".") and name not in AFTER_FAILURE and ".take_back." not in name:
+            passes = (1,) if name.rpartition(".")[0] in ONCE else (1, 2) if name in TWICE else (1, 4)
+            for failure in sorted(failures & {Failure.KILL, Failure.TORN}):
+                ways.extend(pytest.param(name, failure, nth, id=f"{name}-{failure.value}-{nth}") for nth in passes)
+    return ways
+
+
+def die(part, folder, name, failure, nth):
+    """Run the child until it dies at the point; the number of rounds it had acknowledged, -1 for none at all."""
+    environment = {**os.environ, VARIABLE: f"{name}={failure.value}:{nth}"}
+    child = subprocess.run(
+        [sys.executable, "-m", "tests.contract.crash_script", part, str(folder)],
+        env=environment, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert child.returncode == -signal.SIGKILL, f"{name} was not passed {nth} times: {child.stderr}"
+    return int(child.stdout.split()[-1]) if child.stdout else -1
+
+
+@pytest.mark.parametrize(("name", "failure", "nth"), points("store"))
+def test_store_survives_a_kill(tmp_path, name, failure, nth):
+    rounds = die("store", tmp_path, name, failure, nth)
+    store = SqliteStore(str(tmp_path / "phalanx.db"))
+    held = len(store.jobs(JobFilter(limit=1000)))
+    assert held in {max(0, rounds) * JOBS_AT_ONCE, (max(0, rounds) + 1) * JOBS_AT_ONCE if 0 <= rounds < ROUNDS else 0}
+    assert [line.seq for line in store.story()] == list(range(1, held + 1))
+    assert len(store.load().idempotency) == held
+    store.commit(submitted(held + 1))
+    store.close()
+
+
+@pytest.mark.parametrize(("name", "failure", "nth"), points("logs"))
+def test_logs_survive_a_kill(tmp_path, name, failure, nth):
+    rounds = die("logs", tmp_path, name, failure, nth)
+    logs = FileLogs(str(tmp_path / "logs"))
+    if name == "logs.delete.remove":
+        logs.delete("7")
+        assert logs.streams("7") == []
+        return
+    whole = b"".join(piece(number) for number in range(ROUNDS))
+    acknowledged = sum(len(piece(number)) for number in range(max(0, rounds)))
+    for epoch in (1, 2):
+        key = StreamKey(job_id="7", epoch=epoch, stream="rank-0")
+        end = logs.end(key)
+        assert acknowledged <= end
+        assert logs.read(key, 0, 10**6) == whole[:end]
+        # The supervisor sends again from what it knows to be acknowledged; neither gap nor double comes of it.
+        assert logs.append([(key, acknowledged, whole[acknowledged:])]) == {key: len(whole)}
+        assert logs.read(key, 0, 10**6) == whole
+    logs.close()
+
+
+@pytest.mark.parametrize(("name", "failure", "nth"), points("blobs"))
+def test_blobs_survive_a_kill(tmp_path, name, failure, nth):
+    rounds = die("blobs", tmp_path, name, failure, nth)
+    blobs = FileBlobs(str(tmp_path / "blobs"))
+    for number in range(max(0, rounds)):
+        assert blobs.has(digest(number))
+    for number in range(ROUNDS):
+        if blobs.has(digest(number)):
+            with open(blobs.path(digest(number)), "rb") as file:
+                assert file.read() == b"".join(archive(number))
+        assert blobs.put(digest(number), iter(archive(number))) == sum(map(len, archive(number)))
+    assert [name for name in os.listdir(tmp_path / "blobs") if name.startswith(".")] == []

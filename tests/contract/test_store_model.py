@@ -1,0 +1,130 @@
+"""SQLite against memory: whatever batches come, sound or not, both answer alike, also after the database was opened anew."""
+
+import shutil
+import tempfile
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from phalanx.core.ids import Epoch, JobId, NodeId, UserId
+from phalanx.core.work.attempt import AttemptState
+from phalanx.core.work.job import JobState
+from phalanx.ports.store import Batch, JobFilter, StoreRefused
+from phalanx.store.memory import MemoryStore
+from phalanx.store.sql.store import SqliteStore
+from tests.contract.records import attempt, dump, job, key, line, node, project, queue, token, user
+
+SEQS = st.integers(1, 6)  # few, so that records meet
+EPOCHS = st.integers(0, 3)
+NAMES = st.sampled_from(["ann", "bob", "ünï", "x'--"])
+JOBS = st.builds(
+    lambda seq, state, epoch, owner, name: job(seq, state, epoch=epoch, user=owner, name=name),
+    SEQS, st.sampled_from(JobState), EPOCHS, NAMES, st.sampled_from(["a", "b"]),
+)  # fmt: skip
+ATTEMPTS = st.builds(
+    lambda seq, epoch, state, place: attempt(seq, epoch, state, node=place),
+    SEQS, st.integers(1, 3), st.sampled_from([AttemptState.RUNNING, AttemptState.STOPPING, AttemptState.ENDED]), st.sampled_from(["n0", "n1"]),
+)  # fmt: skip
+OTHERS = st.one_of(
+    st.builds(lambda name, host: node(name, hostname=host), st.sampled_from(["n0", "n1", "n10", "n2"]), NAMES),
+    st.builds(queue, NAMES),
+    st.builds(project, NAMES),
+    st.builds(user, NAMES),
+    st.builds(token, st.sampled_from(["t1", "t2"]), NAMES),
+    st.builds(key, SEQS, NAMES, st.sampled_from(["k1", "k2"])),
+)
+RECORDS = st.lists(st.one_of(JOBS, JOBS, ATTEMPTS, OTHERS), max_size=8)
+
+
+class Stores(RuleBasedStateMachine):
+    """Two stores, told the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.folder = tempfile.mkdtemp(prefix="phalanx-model-")
+        self.memory = MemoryStore()
+        self.sqlite = SqliteStore(self.folder + "/phalanx.db")
+        self.lines = 0
+
+    def commit(self, batch):
+        answers = []
+        for store in (self.memory, self.sqlite):
+            try:
+                store.commit(batch)
+                answers.append("taken")
+            except StoreRefused as error:
+                answers.append((type(error), error.message))
+        assert answers[0] == answers[1]
+        if answers[0] == "taken":
+            self.lines += len(batch.story)
+
+    @initialize()
+    def people(self):
+        self.commit(Batch(records=[user(), queue(), project()]))
+
+    @rule(
+        records=RECORDS,
+        lines=st.integers(0, 3),
+        skip=st.sampled_from([0, 0, 0, 0, 1]),
+        epochs=st.dictionaries(SEQS, EPOCHS, max_size=2),
+    )
+    def any_batch(self, records, lines, skip, epochs):
+        story = [line(self.lines + skip + n + 1, (n + lines) % 4, "n0" if n % 2 else None) for n in range(lines)]
+        self.commit(
+            Batch(records=records, story=story, epochs={JobId(str(seq)): Epoch(epoch) for seq, epoch in epochs.items()})
+        )
+
+    @rule(seq=SEQS)
+    def run_again(self, seq):
+        held = self.memory.job(JobId(str(seq)))
+        if held is not None and not held.state.terminal:
+            epoch = held.epoch + 1
+            ends = [attempt(seq, past.epoch, AttemptState.ENDED) for past in self.memory.attempts(held.id)]
+            self.commit(
+                Batch(
+                    records=[*ends, job(seq, JobState.RUNNING, epoch=epoch), attempt(seq, epoch)],
+                    epochs={held.id: Epoch(epoch)},
+                )
+            )
+
+    @rule(names=st.sets(st.sampled_from(["n0", "n1", "n10", "never"])))
+    def remove_nodes(self, names):
+        self.commit(Batch(removed_nodes=[NodeId(name) for name in sorted(names)]))
+
+    @rule()
+    def open_anew(self):
+        self.sqlite.close()
+        self.sqlite = SqliteStore(self.folder + "/phalanx.db")
+
+    @rule(
+        states=st.sets(st.sampled_from(JobState)), owner=st.none() | NAMES, name=st.sampled_from([None, "a"]),
+        before=st.none() | SEQS, limit=st.integers(-1, 4),
+    )  # fmt: skip
+    def list_jobs(self, states, owner, name, before, limit):
+        wanted = JobFilter(
+            states=frozenset(states),
+            user=None if owner is None else UserId(owner),
+            name=name,
+            before_seq=before,
+            limit=limit,
+        )
+        assert self.sqlite.jobs(wanted) == self.memory.jobs(wanted)
+
+    @rule(seq=st.none() | SEQS, place=st.sampled_from([None, "n0"]), after=st.integers(-1, 9), limit=st.integers(-1, 5))
+    def read_the_story(self, seq, place, after, limit):
+        about = {"job_id": JobId(str(seq)) if seq else None, "node_id": place, "after": after, "limit": limit}
+        assert self.sqlite.story(**about) == self.memory.story(**about)
+
+    @invariant()
+    def same_content(self):
+        assert dump(self.sqlite) == dump(self.memory)
+
+    def teardown(self):
+        assert self.sqlite.examine() == []
+        self.sqlite.close()
+        shutil.rmtree(self.folder)
+
+
+TestStoresAgree = Stores.TestCase
+TestStoresAgree.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
