@@ -6,6 +6,7 @@ python -m tests.contract.crash_script store|logs|blobs FOLDER
 import hashlib
 import sys
 
+from phalanx.core.ids import Epoch, JobId
 from phalanx.ports.logs import StreamKey
 from phalanx.store.blobs.files import FileBlobs
 from phalanx.store.logs.files import FileLogs
@@ -24,6 +25,11 @@ def piece(number):
 def archive(number):
     """What is uploaded in one round, in chunks."""
     return [f"{number}-{chunk}".encode() * 1000 for chunk in range(4)]
+
+
+def stream(epoch):
+    """One of the two streams that are written."""
+    return StreamKey(job_id=JobId("7"), epoch=Epoch(epoch), stream="rank-0")
 
 
 def digest(number):
@@ -50,10 +56,10 @@ def write_logs(folder):
     ends = dict.fromkeys((1, 2), 0)
     say(0)
     for number in range(ROUNDS):
-        chunks = [(StreamKey(job_id="7", epoch=epoch, stream="rank-0"), ends[epoch], piece(number)) for epoch in ends]
+        chunks = [(stream(epoch), ends[epoch], piece(number)) for epoch in ends]
         ends = {key.epoch: end for key, end in logs.append(chunks).items()}
         say(number + 1)
-    logs.delete("7")
+    logs.delete(JobId("7"))
 
 
 def write_blobs(folder):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.core.ids import Epoch, JobId, NodeId, UserId
+from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, UserId
 from phalanx.core.state.world import Change
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import JobState
@@ -136,7 +136,7 @@ def test_jobs_are_listed_newest_first_and_paged(many):
         (JobFilter(states=frozenset({SUCCEEDED, FAILED})), lambda seq: seq % 4 in (2, 3)),
         (JobFilter(user=UserId("bob")), lambda seq: seq % 3 == 0),
         (JobFilter(name="b"), lambda seq: seq % 7 == 0),
-        (JobFilter(project="o", queue="q"), lambda seq: seq % 5 == 0 and seq % 2 == 1),
+        (JobFilter(project=ProjectId("o"), queue=QueueId("q")), lambda seq: seq % 5 == 0 and seq % 2 == 1),
         (JobFilter(user=UserId("ann"), states=frozenset({PENDING, RUNNING}), before_seq=30),
          lambda seq: seq % 3 and seq % 4 in (0, 1) and seq < 30),
         (JobFilter(user=UserId("x' OR '1'='1")), lambda seq: False),

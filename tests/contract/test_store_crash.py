@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from phalanx.ports.logs import StreamKey
+from phalanx.core.ids import JobId
 from phalanx.ports.store import JobFilter
 from phalanx.store.blobs.files import FileBlobs
 from phalanx.store.failpoints import FAILPOINTS, VARIABLE, Failure
 from phalanx.store.logs.files import FileLogs
 from phalanx.store.sql.store import SqliteStore
-from tests.contract.crash_script import JOBS_AT_ONCE, ROUNDS, archive, digest, piece
+from tests.contract.crash_script import JOBS_AT_ONCE, ROUNDS, archive, digest, piece, stream
 from tests.contract.records import submitted
 
 # Points that a child passes only after something else failed; their own tests arm them.
@@ -28,7 +28,7 @@ TWICE = {"logs.append.directory", "logs.append.create"}  # once for each of two 
 
 def points(part):
     """(point, failure, pass) for every way in which a part can die."""
-    ways = []
+    ways: list[object] = []
     for name, failures in FAILPOINTS.items():
         if name.startswith(part + ".") and name not in AFTER_FAILURE and ".take_back." not in name:
             passes = (1,) if name.rpartition(".")[0] in ONCE else (1, 2) if name in TWICE else (1, 4)
@@ -39,12 +39,16 @@ def points(part):
 
 def die(part, folder, name, failure, nth):
     """Run the child until it dies at the point; the number of rounds it had acknowledged, -1 for none at all."""
-    environment = {**os.environ, VARIABLE: f"{name}={failure.value}:{nth}"}
+    return die_of(part, folder, f"{name}={failure.value}:{nth}")
+
+
+def die_of(part, folder, armed):
+    environment = {**os.environ, VARIABLE: armed}
     child = subprocess.run(
         [sys.executable, "-m", "tests.contract.crash_script", part, str(folder)],
         env=environment, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
-    assert child.returncode == -signal.SIGKILL, f"{name} was not passed {nth} times: {child.stderr}"
+    assert child.returncode == -signal.SIGKILL, f"{armed} was not reached: {child.stderr}"
     return int(child.stdout.split()[-1]) if child.stdout else -1
 
 
@@ -65,13 +69,13 @@ def test_logs_survive_a_kill(tmp_path, name, failure, nth):
     rounds = die("logs", tmp_path, name, failure, nth)
     logs = FileLogs(str(tmp_path / "logs"))
     if name == "logs.delete.remove":
-        logs.delete("7")
-        assert logs.streams("7") == []
+        logs.delete(JobId("7"))
+        assert logs.streams(JobId("7")) == []
         return
     whole = b"".join(piece(number) for number in range(ROUNDS))
     acknowledged = sum(len(piece(number)) for number in range(max(0, rounds)))
     for epoch in (1, 2):
-        key = StreamKey(job_id="7", epoch=epoch, stream="rank-0")
+        key = stream(epoch)
         end = logs.end(key)
         assert acknowledged <= end
         assert logs.read(key, 0, 10**6) == whole[:end]
@@ -93,3 +97,46 @@ def test_blobs_survive_a_kill(tmp_path, name, failure, nth):
                 assert file.read() == b"".join(archive(number))
         assert blobs.put(digest(number), iter(archive(number))) == sum(map(len, archive(number)))
     assert [name for name in os.listdir(tmp_path / "blobs") if name.startswith(".")] == []
+
+
+# ---- killed while it puts a failure right ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("point", ["store.commit.rollback", "store.settle.checkpoint"])
+@pytest.mark.parametrize("first", ["store.commit.rows=error:7", "store.commit.commit=full:3"])
+def test_store_survives_a_kill_after_a_refusal(tmp_path, first, point):
+    rounds = die_of("store", tmp_path, f"{first},{point}=kill")
+    store = SqliteStore(str(tmp_path / "phalanx.db"))
+    assert len(store.jobs(JobFilter(limit=1000))) == rounds * JOBS_AT_ONCE
+    assert store.examine() == []
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "line", ["logs.append.sync=error:3,logs.take_back.cut=kill", "logs.append.sync=full:2,logs.take_back.remove=kill"]
+)
+def test_logs_survive_a_kill_after_a_refusal(tmp_path, line):
+    rounds = die_of("logs", tmp_path, line)
+    logs = FileLogs(str(tmp_path / "logs"))
+    whole = b"".join(piece(number) for number in range(ROUNDS))
+    for epoch in (1, 2):
+        key = stream(epoch)
+        assert logs.end(key) >= sum(len(piece(number)) for number in range(rounds))
+        assert logs.append([(key, 0, whole)]) == {key: len(whole)}
+        assert logs.read(key, 0, 10**6) == whole
+    logs.close()
+
+
+def test_an_upgrade_killed_while_it_rolls_back_starts_anew(tmp_path):
+    assert die_of("store", tmp_path, "store.migrate.commit=error,store.migrate.rollback=kill") == -1
+    store = SqliteStore(str(tmp_path / "phalanx.db"))
+    store.commit(submitted(1))
+    store.close()
+
+
+def test_a_sweep_killed_in_the_middle_is_finished_by_the_next(tmp_path):
+    die_of("blobs", tmp_path, "blobs.put.sync=kill")
+    die_of("blobs", tmp_path, "blobs.sweep.remove=kill")
+    blobs = FileBlobs(str(tmp_path / "blobs"))
+    assert os.listdir(tmp_path / "blobs") == []
+    assert not blobs.has(digest(0))

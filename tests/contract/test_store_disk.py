@@ -6,14 +6,16 @@ import shutil
 import sqlite3
 import stat
 from pathlib import Path
+from typing import cast
 
 import apsw
 import pytest
 
 from phalanx.core.errors import Conflict
-from phalanx.core.ids import JobId
+from phalanx.core.ids import JobId, ProjectId, QueueId, UserId
 from phalanx.ports.store import Batch, JobFilter, StoreRefused
 from phalanx.store.errors import StoreUnusable
+from phalanx.store.failpoints import FAILPOINTS, Failure, armed
 from phalanx.store.sql import reading
 from phalanx.store.sql.migrations import migrations
 from phalanx.store.sql.store import SqliteStore
@@ -67,7 +69,7 @@ def test_power_cut_at_any_write_keeps_what_was_acknowledged(tmp_path, disk):
     base = tmp_path / "base.db"
     SqliteStore(str(base)).close()
     lives = set()
-    for run, cut_at in enumerate(range(1, 400, 5)):
+    for run, cut_at in enumerate(range(1, 400, 8)):
         home = tmp_path / f"run-{run}"
         home.mkdir()
         path = str(home / "phalanx.db")
@@ -77,7 +79,7 @@ def test_power_cut_at_any_write_keeps_what_was_acknowledged(tmp_path, disk):
         disk.written.clear()
         acknowledged = _live(path, disk, cut_at)
         lives.add(acknowledged)
-        for seed in range(3):
+        for seed in range(2):
             folder = tmp_path / f"image-{run}-{seed}"
             folder.mkdir()
             disk.image(str(folder), seed)
@@ -87,6 +89,7 @@ def test_power_cut_at_any_write_keeps_what_was_acknowledged(tmp_path, disk):
 
 def _live(path, disk, cut_at):
     store, acknowledged = SqliteStore(path, vfs=disk.name), 0
+    assert store._writer is not None
     store._writer.wal_autocheckpoint(30)  # several checkpoints in so short a life
     disk.cut_at = disk.operations + cut_at
     try:
@@ -151,6 +154,44 @@ def test_a_full_disk_refuses_whole_batches_and_goes_on_when_there_is_room(disk, 
     again.close()
 
 
+FAILING = [
+    (name, failure, nth)
+    for name, failures in FAILPOINTS.items()
+    if name.startswith("store.commit.")
+    for failure in sorted(failures & {Failure.ERROR, Failure.FULL})
+    for nth in ((1, 2, 3) if name == "store.commit.rows" else (1,))
+]
+
+
+@pytest.mark.parametrize(("name", "failure", "nth"), FAILING)
+def test_a_commit_that_fails_anywhere_is_refused_whole_and_may_be_repeated(path, name, failure, nth):
+    store = SqliteStore(path)
+    store.commit(submitted(1, 3))
+    before = dump(store)
+    with armed(name, failure, nth), pytest.raises(StoreRefused):
+        store.commit(submitted(4, 3))
+    assert dump(store) == before
+    store.commit(submitted(4, 3))
+    assert jobs_in(store) == 6
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name, failures in FAILPOINTS.items()
+        if name.startswith(("store.open", "store.migrate")) and Failure.FULL in failures
+    ],
+)
+def test_a_start_that_fails_anywhere_is_refused_and_may_be_repeated(path, name):
+    with armed(name, Failure.FULL), pytest.raises(StoreRefused, match="disk is full"):
+        SqliteStore(path)
+    store = SqliteStore(path)
+    store.commit(submitted(1))
+    store.close()
+
+
 def test_a_failed_sync_refuses_the_batch_also_after_a_crash(tmp_path, disk, path):
     store = SqliteStore(path, vfs=disk.name)
     store.commit(submitted(1, 5))
@@ -170,6 +211,19 @@ def test_a_failed_sync_refuses_the_batch_also_after_a_crash(tmp_path, disk, path
     survivor.close()
     store.commit(submitted(6, 5))
     assert jobs_in(store) == 10
+    store.close()
+
+
+def test_a_connection_that_broke_is_replaced_by_the_next_commit(path):
+    store = SqliteStore(path)
+    store.commit(submitted(1))
+    store._writer = None  # as after a rollback that failed
+    store.commit(submitted(2))
+    assert jobs_in(store) == 2
+    store._writer = None
+    with armed("store.open.begin", Failure.ERROR), pytest.raises(StoreRefused):
+        store.commit(submitted(3))
+    store.commit(submitted(3))
     store.close()
 
 
@@ -344,13 +398,13 @@ def test_a_document_that_was_edited_is_refused_by_name(filled):
 @pytest.mark.parametrize(
     "wanted",
     [
-        JobFilter(), JobFilter(user="ann"), JobFilter(project="p", before_seq=9), JobFilter(queue="q"), JobFilter(name="n"),
-        JobFilter(user="ann", queue="q"),
+        JobFilter(), JobFilter(user=UserId("ann")), JobFilter(project=ProjectId("p"), before_seq=9), JobFilter(queue=QueueId("q")), JobFilter(name="n"),
+        JobFilter(user=UserId("ann"), queue=QueueId("q")),
     ],
 )  # fmt: skip
 def test_no_list_of_jobs_reads_the_whole_table_or_sorts_a_state(path, wanted):
     store = SqliteStore(path)
-    plan = []
+    plan: list[tuple[int, str]] = []
 
     class Explaining:
         def execute(self, sql, values):
@@ -358,7 +412,7 @@ def test_no_list_of_jobs_reads_the_whole_table_or_sorts_a_state(path, wanted):
             return []
 
     connection = apsw.Connection(path)
-    reading.list_jobs(Explaining(), wanted)
+    reading.list_jobs(cast("apsw.Connection", Explaining()), wanted)
     connection.close()
     store.close()
     searches = [(up, step) for up, step in plan if "SEARCH jobs USING" in step and "PRIMARY KEY" not in step]

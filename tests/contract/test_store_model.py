@@ -48,7 +48,7 @@ class Stores(RuleBasedStateMachine):
         self.lines = 0
 
     def commit(self, batch):
-        answers = []
+        answers: list[object] = []
         for store in (self.memory, self.sqlite):
             try:
                 store.commit(batch)

@@ -13,7 +13,7 @@ FRAME = """\
  PHALANX   3 nodes x 4 virtual devices                                    00:19
 
  train-gpt  RUNNING  attempt 2  2 x 2 on n0 and n2  from step 111
- step 111/300 ━━━━━━━────────────  loss 2.267   25.6k tokens/s   checkpoint 111
+ step 111/300 ━━━━━━━━━━━━━━━━━━───────────────────────────────  checkpoint 111
 ── loss ────────────────────────────────────────────────────────────────────────
                                          n1 killed
  5.50 │⠓⠦⣄⡀                              ⠅
@@ -26,12 +26,12 @@ FRAME = """\
  n1   DOWN  killed
  n2   up   0 r2  ██▌···  42 1 r3  ███▏··  52 2 free           3 free
 ── from a killed node to the next step ─────────────────────────────────────────
- Phalanx       1.6 s ▎·······················································
+ Phalanx       1.6 s ▎
  Slurm         300 s ████████████████████████████████████████████████········
  Kubernetes    350 s ████████████████████████████████████████████████████████
 ── story ───────────────────────────────────────────────────────────────────────
    5.1 s all 4 tasks run
-  17.6 s n1 died: its supervisor died and nothing of it is left
+  17.6 s n1 is lost: its supervisor died and nothing of it is left
   17.7 s attempt 2 placed on n0 and n2, from the checkpoint of step 111
  k kill a node   q quit"""
 

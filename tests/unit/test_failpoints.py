@@ -23,6 +23,7 @@ WRITES = {
     "shutil": {"rmtree", "move", "copy", "copy2", "copyfile", "copytree", "copyfileobj"},
     "tempfile": {"mkstemp", "mkdtemp", "NamedTemporaryFile", "TemporaryFile", "SpooledTemporaryFile", "TemporaryDirectory"},
 }  # fmt: skip
+POINTS = {"hit", "write", "sync_directory"}  # of failpoints.py; each takes the name first
 FLAGS = {"O_CREAT", "O_TRUNC", "O_APPEND"}
 # Settings of a connection, and what only looks; `journal_mode` writes the header of a new file, under the point that opens it.
 QUIET_PRAGMAS = {
@@ -68,7 +69,10 @@ def writes(call, path):
 
 def only_looks(sql, path):
     if isinstance(sql, ast.Subscript) or (isinstance(sql, ast.Call) and isinstance(sql.func, ast.Attribute)):
-        named = sql.func.value if isinstance(sql, ast.Call) else sql
+        named: ast.expr = sql
+        if isinstance(sql, ast.Call):
+            assert isinstance(sql.func, ast.Attribute)
+            named = sql.func.value
         return isinstance(named, ast.Subscript) and isinstance(named.value, ast.Name) and named.value.id == "_READS"
     if not (isinstance(sql, ast.Constant) and isinstance(sql.value, str)):
         return False
@@ -78,8 +82,10 @@ def only_looks(sql, path):
 def points_in(path):
     """(name, function, line) of every failpoint passed in a file."""
     for function, call in calls(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(call.func, ast.Name) and call.func.id in {"hit", "write", "sync_directory"}:
-            name = call.args[0]
+        words = [call.func, *call.args]  # also handed to an executor: submit(sync_directory, "name", folder)
+        at = next((at for at, word in enumerate(words) if isinstance(word, ast.Name) and word.id in POINTS), None)
+        if at is not None:
+            name = words[at + 1]
             assert isinstance(name, ast.Constant), f"{path.name}:{call.lineno}: a failpoint's name is written out"
             yield name.value, function, call.lineno
 
@@ -115,7 +121,7 @@ def test_the_search_for_writes_finds_them():
         "cursor.executemany(_WRITES['put_job'], rows)", "os.open(path, os.O_WRONLY | os.O_CREAT)", "shutil.rmtree(folder)",
         "connection.pragma('user_version', 3)", "connection.execute(_WRITES['put_job'])", "tempfile.mkstemp()",
     ):  # fmt: skip
-        call = ast.parse(text).body[0].value
+        call = ast.parse(text, mode="eval").body
         assert writes(call, Path("store.py")), text
     for text in (
         "os.open(path, os.O_RDONLY)",
@@ -123,7 +129,7 @@ def test_the_search_for_writes_finds_them():
         "connection.pragma('page_size')",
         "os.stat(path)",
     ):
-        assert not writes(ast.parse(text).body[0].value, Path("store.py")), text
+        assert not writes(ast.parse(text, mode="eval").body, Path("store.py")), text
 
 
 # ---- how they fail ---------------------------------------------------------------------------------------------------

@@ -76,11 +76,10 @@ async def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     what = f"{request.method} {request.url.path}"
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
-        refusal: PhalanxError = BadRequest(
-            f"{what}: no such method here", hint=f"it takes {allowed}" if allowed else ""
-        )
-    elif error.status_code == 404:
+        allowed = _methods_of(request)
+        refusal: PhalanxError = BadRequest(f"{what}: no such method here", hint=f"it takes {allowed}")
+        return error_response(refusal, status=405, headers={"allow": allowed})
+    if error.status_code == 404:
         refusal = NotFound(f"{what}: no such route", hint="GET /v1/openapi.json names them all")
     else:
         refusal = _OF_STATUS.get(error.status_code, BadRequest)(f"{what}: {error.detail}")

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from phalanx.client import Client
 from phalanx.core.errors import PhalanxError
 
+if TYPE_CHECKING:
+    from phalanx.client import Client
+
+T = TypeVar("T")
 _HERE: Final = ("http://127.", "http://localhost", "http://[::1]", "https://127.", "https://localhost", "https://[::1]")
 
 
 def connect() -> Client:
     """A client of this user's head; asks nothing yet."""
+    from phalanx.client import Client  # 30 ms of http.client that `--help` need not pay
+
     return Client()
 
 
@@ -25,8 +30,36 @@ def sees_our_files(client: Client) -> bool:
 
 def healthy(url: str) -> str:
     """The id of the head that answers at `url` now; "" if none does."""
+    from phalanx.client import Client
+
     with Client(url, "none", patience_s=0.0) as client:  # health takes no token
         try:
             return client.health().head_id
         except PhalanxError:
             return ""
+
+
+class Head:
+    """A head by URL and token, asked by route; for the demo, whose head is its own."""
+
+    def __init__(self, url: str, token: str, local: bool) -> None:
+        del local
+        from phalanx.client import Client
+
+        self.client = Client(url, token)
+
+    def get(self, kind: type[T], path: str, /, **query: object) -> T:
+        """The record at a route."""
+        from urllib.parse import urlencode
+
+        import msgspec
+
+        asked = {name: value for name, value in query.items() if value is not None and value != ""}
+        payload = self.client.transport.json("GET", path + ("?" + urlencode(asked) if asked else ""))
+        return msgspec.json.decode(payload, type=kind)
+
+    def post(self, kind: type[T], path: str, body: object) -> T:
+        """The record that a route answers with."""
+        import msgspec
+
+        return msgspec.json.decode(self.client.transport.json("POST", path, msgspec.json.encode(body)), type=kind)

@@ -44,7 +44,11 @@ def ended_by(fault: BaseException, *, debug: bool) -> int:
             where = f"{fault.filename}: " if fault.filename else ""
             return told(f"{where}{fault.strerror or fault}", "", _IO)
         case _:
-            return told(f"a fault of Phalanx itself: {type(fault).__name__}: {fault}", "run again with --debug and report it", _INTERNAL)
+            return told(
+                f"a fault of Phalanx itself: {type(fault).__name__}: {fault}",
+                "run again with --debug and report it",
+                _INTERNAL,
+            )
 
 
 def told(message: str, hint: str, code: int) -> int:

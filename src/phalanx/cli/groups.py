@@ -11,7 +11,9 @@ from phalanx.core.work.nearest import nearest
 class NounGroup(click.Group):
     """`phalanx nodes`, `phalanx nodes drain n0`."""
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command that `args` begin with.
 
         Raises:

@@ -53,7 +53,7 @@ def encoded(value: object, *, indent: int) -> str:
     import msgspec
 
     raw = msgspec.json.encode(value)
-    return msgspec.json.format(raw, indent=indent if indent else -1).decode()
+    return msgspec.json.format(raw, indent=indent or -1).decode()
 
 
 def _print(shown: Shown, *, as_json: bool) -> None:

@@ -62,11 +62,11 @@ VERBS: Final = {name: verb for section in SECTIONS.values() for name, verb in se
 class LazyGroup(click.Group):
     """Looks a verb up in the table and imports only that."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
         """All verbs, as `--help` lists them."""
         return list(VERBS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  # click's signature
         """The verb's command, imported now; None for an unknown one."""
         verb = VERBS.get(cmd_name)
         if verb is None:
@@ -76,7 +76,9 @@ class LazyGroup(click.Group):
         assert isinstance(found, click.Command), verb.place
         return found
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command that `args` begin with.
 
         Raises:
@@ -86,7 +88,7 @@ class LazyGroup(click.Group):
             raise unknown_verb(args[0], VERBS, "phalanx --help lists them")
         return super().resolve_command(ctx, args)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  # click's signature
         """The sections of the table; imports nothing."""
         for section, verbs in SECTIONS.items():
             with formatter.section(section):
@@ -109,7 +111,12 @@ Exit codes: the job's own from run, attach and --wait; 64 usage, 69 head unreach
 124 wait timed out."""
 
 
-@click.command(cls=LazyGroup, epilog=EPILOG, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.command(
+    cls=LazyGroup,
+    epilog=EPILOG,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+)
 @click.option("--url", metavar="URL", help="The head to speak to, instead of the one of this machine.")
 @click.option("--debug", is_flag=True, help="Show the traceback of a fault (anywhere before --).")
 @click.version_option(__version__, message="phalanx %(version)s")
@@ -133,5 +140,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = phalanx.main(args=words, prog_name="phalanx", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
-    except (Exception, KeyboardInterrupt) as fault:
+    except (Exception, KeyboardInterrupt) as fault:  # noqa: BLE001  # the one place where every fault becomes a line
         return ended_by(fault, debug=debug)

@@ -39,7 +39,9 @@ class Column:
     hide_empty: bool = False
 
 
-def table(columns: Sequence[Column], rows: Sequence[Sequence[Cell | str]], terminal: Terminal, *, titles: bool = True) -> list[str]:
+def table(
+    columns: Sequence[Column], rows: Sequence[Sequence[Cell | str]], terminal: Terminal, *, titles: bool = True
+) -> list[str]:
     """Lines of a table with a title row, at most `terminal.width` wide. No row: the titles alone."""
     cells = [[_cell(cell) for cell in row] for row in rows]
     widths = _widths(columns, cells, terminal.width, titles=titles)
@@ -58,26 +60,37 @@ def _cell(cell: Cell | str) -> Cell:
 
 def _widths(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], room: int, *, titles: bool) -> list[int]:
     """Columns' widths; 0 for one that is left out."""
-    widths = []
+    natural = []
     for index, column in enumerate(columns):
         widest = max((width_of(row[index].text) for row in rows), default=0)
         hidden = column.hide_empty and widest == 0
-        widths.append(0 if hidden else max(widest, width_of(column.title) if titles else 0, 1))
+        natural.append(0 if hidden else max(widest, width_of(column.title) if titles else 0, 1))
     while True:
-        over = sum(widths) + _GAP * (sum(width > 0 for width in widths) - 1) - room
-        if over <= 0:
+        widths = _shrunk(columns, natural, room)
+        if _over(widths, room) <= 0:
             return widths
-        cuttable = [index for index, column in enumerate(columns) if column.least and widths[index] > column.least]
-        if cuttable:
-            index = max(cuttable, key=lambda index: widths[index])
-            rest = sorted((widths[other] for other in cuttable if other != index), reverse=True)
-            floor = max(columns[index].least, min(rest[0], widths[index] - 1) if rest else 0)
-            widths[index] -= min(over, widths[index] - floor)
-            continue
-        droppable = [index for index, column in enumerate(columns) if column.drop and widths[index] > 0]
+        droppable = [index for index, column in enumerate(columns) if column.drop and natural[index] > 0]
         if not droppable:
             return _cut_at_edge(widths, room)
-        widths[max(droppable, key=lambda index: columns[index].drop)] = 0
+        natural[max(droppable, key=lambda index: columns[index].drop)] = 0
+
+
+def _shrunk(columns: Sequence[Column], natural: Sequence[int], room: int) -> list[int]:
+    """The widths with columns that may be cut taken down to fit, the widest first and never below the next widest."""
+    widths = list(natural)
+    while (over := _over(widths, room)) > 0:
+        cuttable = [index for index, column in enumerate(columns) if column.least and widths[index] > column.least]
+        if not cuttable:
+            break
+        index = max(cuttable, key=lambda index: widths[index])
+        next_widest = max((widths[other] for other in cuttable if other != index), default=0)
+        floor = max(columns[index].least, min(next_widest, widths[index] - 1))
+        widths[index] -= min(over, widths[index] - floor)
+    return widths
+
+
+def _over(widths: Sequence[int], room: int) -> int:
+    return sum(widths) + _GAP * (sum(width > 0 for width in widths) - 1) - room
 
 
 def _cut_at_edge(widths: list[int], room: int) -> list[int]:
@@ -91,7 +104,9 @@ def _cut_at_edge(widths: list[int], room: int) -> list[int]:
     return widths
 
 
-def _line(columns: Sequence[Column], row: Sequence[Cell], widths: Sequence[int], shown: Sequence[int], terminal: Terminal) -> str:
+def _line(
+    columns: Sequence[Column], row: Sequence[Cell], widths: Sequence[int], shown: Sequence[int], terminal: Terminal
+) -> str:
     parts = []
     for index in shown:
         text = cut(row[index].text, widths[index])

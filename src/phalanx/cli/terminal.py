@@ -44,7 +44,13 @@ def terminal(stream: TextIO | None = None) -> Terminal:
         width = int(columns)
     plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM", "dumb") == "dumb"
     encoding = (getattr(stream, "encoding", None) or "ascii").lower().replace("-", "")
-    return Terminal(width=width, height=height, interactive=interactive, colour=interactive and not plain, blocks=encoding.startswith("utf"))
+    return Terminal(
+        width=width,
+        height=height,
+        interactive=interactive,
+        colour=interactive and not plain,
+        blocks=encoding.startswith("utf"),
+    )
 
 
 def interactive() -> bool:
@@ -61,7 +67,9 @@ def width_of(text: str) -> int:
     """Columns that a clean text takes."""
     if text.isascii():
         return len(text)
-    return sum(0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
+    return sum(
+        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
+    )
 
 
 def cut(text: str, width: int) -> str:

@@ -20,7 +20,7 @@ class Checked(click.ParamType[str]):
         self.name = name
         self._check = check
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ARG002  # click's signature
         """The text, once checked.
 
         Raises:
@@ -30,7 +30,7 @@ class Checked(click.ParamType[str]):
         try:
             self._check(text)
         except BadRequest as error:
-            flag = param.opts[0] if param is not None and param.opts[0].startswith("-") else ""
+            flag = max(param.opts, key=len) if param is not None and param.opts[0].startswith("-") else ""
             words = error.message.split(": ", 1)[-1] if flag else error.message
             raise BadRequest(f"{flag}: {words}" if flag else words, hint=error.hint) from None
         return text
@@ -41,7 +41,7 @@ class Pair(click.ParamType[tuple[str, str]]):
 
     name = "K=V"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:  # noqa: ARG002  # as above
         """The pair.
 
         Raises:
@@ -62,7 +62,7 @@ class Rank(click.ParamType[str]):
 
     name = "RANK"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ARG002  # click's signature
         """The word.
 
         Raises:
@@ -77,8 +77,8 @@ class Rank(click.ParamType[str]):
 
 
 RANK: Final = Rank()
-DURATION: Final = Checked("TIME", lambda text: parse_duration_s(text))
-MEMORY: Final = Checked("MEM", lambda text: parse_memory_bytes(text))
+DURATION: Final = Checked("TIME", parse_duration_s)
+MEMORY: Final = Checked("MEM", parse_memory_bytes)
 GPUS: Final = Checked("GPUS", parse_gpus)
 HOSTS: Final = Checked("NODES", expand)
 PAIR: Final = Pair()

@@ -147,13 +147,14 @@ class Driver:
             if self._stopping:
                 return None
             letters, self._unheard = self._unheard, []
+            # Deaths go first: the hello of a node's next life must not be heard before the end of the one before.
+            deaths = [death for engine in self.engines for death in engine.observe()]
+            if deaths:
+                letters.append(_Letter(events=deaths, future=Future(), again=True))
             events = 0
             while self._inbox and events < STEP_EVENTS_MAX:
                 letters.append(self._inbox.popleft())
                 events += len(letters[-1].events)
-        deaths = [death for engine in self.engines for death in engine.observe()]
-        if deaths:
-            letters.append(_Letter(events=deaths, future=Future(), again=True))
         return letters
 
     def _turn(self, letters: list[_Letter]) -> float:

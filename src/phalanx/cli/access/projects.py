@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,10 +14,12 @@ from phalanx.cli.groups import NounGroup
 from phalanx.cli.lists import Shown, list_options, show
 from phalanx.cli.tables import Column, table
 from phalanx.cli.terminal import clean
-from phalanx.client import Client
 from phalanx.core.errors import BadRequest, Conflict
 from phalanx.core.work.nearest import nearest
 from phalanx.wire.api import ProjectView
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
 
 
 @click.group(cls=NounGroup, invoke_without_command=True)
@@ -53,10 +56,18 @@ def add(name: str, members: tuple[str, ...], admins: tuple[str, ...]) -> None:
 @click.option("--remove-member", multiple=True, metavar="USER", help="No longer (nor be its admin).")
 @click.option("--add-admin", multiple=True, metavar="USER", help="May also touch its jobs.")
 @click.option("--remove-admin", multiple=True, metavar="USER", help="No longer, but stays a member.")
-def set_(name: str, add_member: tuple[str, ...], remove_member: tuple[str, ...], add_admin: tuple[str, ...], remove_admin: tuple[str, ...]) -> None:
+def set_(
+    name: str,
+    add_member: tuple[str, ...],
+    remove_member: tuple[str, ...],
+    add_admin: tuple[str, ...],
+    remove_admin: tuple[str, ...],
+) -> None:
     """Change who belongs to a project."""
     if not (add_member or remove_member or add_admin or remove_admin):
-        raise BadRequest("there is nothing to change", hint="--add-member, --remove-member, --add-admin or --remove-admin")
+        raise BadRequest(
+            "there is nothing to change", hint="--add-member, --remove-member, --add-admin or --remove-admin"
+        )
     head = connect()
     project = _known(head, name)
     members = {*map(str, project.members), *add_member, *add_admin} - {*remove_member}
@@ -68,7 +79,9 @@ def _known(head: Client, name: str) -> ProjectView:
     found = {str(project.id): project for project in head.projects()}
     if name not in found:
         near = nearest(name, found)
-        raise BadRequest(f"no project is called {name!r}", hint=f"did you mean {near}?" if near else f"phalanx projects add {name}")
+        raise BadRequest(
+            f"no project is called {name!r}", hint=f"did you mean {near}?" if near else f"phalanx projects add {name}"
+        )
     return found[name]
 
 
@@ -87,7 +100,14 @@ def _list(*, as_json: bool, watch: bool) -> None:
             Column(title="PROJECT", least=8), Column(title="MEMBERS", least=12), Column(title="ADMINS", least=8, hide_empty=True),
             Column(title="SINCE", right=True),
         )  # fmt: skip
-        rows = [[project.id, ", ".join(project.members), ", ".join(project.admins), cells.ago(project.created_s, now_s)] for project in found]
-        return Shown(value=found, lines=lambda screen: table(columns, rows, screen), next="phalanx projects add NAME --member USER")
+        rows = [
+            [project.id, ", ".join(project.members), ", ".join(project.admins), cells.ago(project.created_s, now_s)]
+            for project in found
+        ]
+        return Shown(
+            value=found,
+            lines=lambda screen: table(columns, rows, screen),
+            next="phalanx projects add NAME --member USER",
+        )
 
     show(fetch, as_json=as_json, watch=watch)

@@ -55,7 +55,9 @@ def set_(name: str, priority: int | None, is_open: bool | None) -> None:
     names = [queue.id for queue in head.queues()]
     if name not in names:
         near = nearest(name, names)
-        raise BadRequest(f"no queue is called {name!r}", hint=f"did you mean {near}?" if near else f"phalanx queues add {name}")
+        raise BadRequest(
+            f"no queue is called {name!r}", hint=f"did you mean {near}?" if near else f"phalanx queues add {name}"
+        )
     print(clean(_said(head.put_queue(name, priority=priority, open=is_open))))
 
 
@@ -73,10 +75,20 @@ def _list(*, as_json: bool, watch: bool) -> None:
             Column(title="RUNNING", right=True), Column(title="WAITING", right=True),
         )  # fmt: skip
         rows: list[list[Cell | str]] = [
-            [queue.id, Cell("open", "green") if queue.open else Cell("closed", "red"), str(queue.priority), str(queue.running), str(queue.pending)]
+            [
+                queue.id,
+                Cell("open", "green") if queue.open else Cell("closed", "red"),
+                str(queue.priority),
+                str(queue.running),
+                str(queue.pending),
+            ]
             for queue in found
         ]
         busy = next((queue.id for queue in found if queue.running or queue.pending), None)
-        return Shown(value=found, lines=lambda screen: table(columns, rows, screen), next=f"phalanx ps -q {busy}" if busy else "phalanx queues add NAME")
+        return Shown(
+            value=found,
+            lines=lambda screen: table(columns, rows, screen),
+            next=f"phalanx ps -q {busy}" if busy else "phalanx queues add NAME",
+        )
 
     show(fetch, as_json=as_json, watch=watch)

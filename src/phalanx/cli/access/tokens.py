@@ -37,7 +37,12 @@ def list_(as_json: bool, watch: bool) -> None:
 @tokens.command()
 @click.option("--user", metavar="USER", help="Whose; one's own otherwise.")
 @click.option("--expires", type=DURATION, metavar="TIME", help="How long it opens anything: 30d; for ever otherwise.")
-@click.option("--scope", type=click.Choice([action.value for action in Action]), multiple=True, help="Narrow it to this; may be repeated.")
+@click.option(
+    "--scope",
+    type=click.Choice([action.value for action in Action]),
+    multiple=True,
+    help="Narrow it to this; may be repeated.",
+)
 @click.option("--note", default="", metavar="TEXT", help="What it is for.")
 def add(user: str | None, expires: str | None, scope: tuple[str, ...], note: str) -> None:
     """Make a token and print its secret: this once, never again."""
@@ -81,6 +86,10 @@ def _list(*, as_json: bool, watch: bool) -> None:
             ]
             for token in found
         ]  # fmt: skip
-        return Shown(value=found, lines=lambda screen: table(columns, rows, screen), next="phalanx tokens add --expires 30d --note TEXT")
+        return Shown(
+            value=found,
+            lines=lambda screen: table(columns, rows, screen),
+            next="phalanx tokens add --expires 30d --note TEXT",
+        )
 
     show(fetch, as_json=as_json, watch=watch)

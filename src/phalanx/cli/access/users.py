@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,14 +13,18 @@ from phalanx.cli.groups import NounGroup
 from phalanx.cli.lists import Shown, list_options, show
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import clean
-from phalanx.client import Client
 from phalanx.core.errors import BadRequest, Conflict
 from phalanx.core.ids import UserId
 from phalanx.core.work.nearest import nearest
 from phalanx.core.work.people import UserRole
 
+if TYPE_CHECKING:
+    from phalanx.client import Client
+
 _ROLE = click.option(
-    "--role", type=click.Choice([role.value for role in UserRole if role is not UserRole.NODE]), help="What the user is everywhere."
+    "--role",
+    type=click.Choice([role.value for role in UserRole if role is not UserRole.NODE]),
+    help="What the user is everywhere.",
 )
 
 
@@ -75,7 +80,9 @@ def _known(head: Client, name: str) -> None:
     names = [user.id for user in head.users()]
     if UserId(name) not in names:
         near = nearest(name, names)
-        raise BadRequest(f"no user is called {name!r}", hint=f"did you mean {near}?" if near else f"phalanx users add {name}")
+        raise BadRequest(
+            f"no user is called {name!r}", hint=f"did you mean {near}?" if near else f"phalanx users add {name}"
+        )
 
 
 def _list(*, as_json: bool, watch: bool) -> None:
@@ -84,8 +91,23 @@ def _list(*, as_json: bool, watch: bool) -> None:
     def fetch() -> Shown:
         found = head.users()
         now_s = time.time()
-        columns = (Column(title="USER", least=8), Column(title="ROLE"), Column(title="STATE", hide_empty=True), Column(title="SINCE", right=True))
-        rows = [[user.id, str(user.role), Cell("disabled", "red") if user.disabled else "", cells.ago(user.created_s, now_s)] for user in found]
-        return Shown(value=found, lines=lambda screen: table(columns, rows, screen), next="phalanx users add NAME --role user")
+        columns = (
+            Column(title="USER", least=8),
+            Column(title="ROLE"),
+            Column(title="STATE", hide_empty=True),
+            Column(title="SINCE", right=True),
+        )
+        rows = [
+            [
+                user.id,
+                str(user.role),
+                Cell("disabled", "red") if user.disabled else "",
+                cells.ago(user.created_s, now_s),
+            ]
+            for user in found
+        ]
+        return Shown(
+            value=found, lines=lambda screen: table(columns, rows, screen), next="phalanx users add NAME --role user"
+        )
 
     show(fetch, as_json=as_json, watch=watch)

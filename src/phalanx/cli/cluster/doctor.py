@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -16,10 +16,12 @@ from phalanx.cli.cluster.home import alive, home_folder, recorded
 from phalanx.cli.connect import connect
 from phalanx.cli.lists import encoded
 from phalanx.cli.terminal import clean, terminal
-from phalanx.client import Client
 from phalanx.core.errors import NotSignedIn, PhalanxError, Unreachable
 from phalanx.core.fleet.node import NodeState
 from phalanx.wire.api import Health
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
 
 _STYLE: Final = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red"}
 _PORT_DEFAULT: Final = 7600
@@ -28,7 +30,13 @@ _SICK: Final = 1
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-@click.option("--port", type=click.IntRange(1, 65535), default=_PORT_DEFAULT, show_default=True, help="The port that a head would take.")
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=_PORT_DEFAULT,
+    show_default=True,
+    help="The port that a head would take.",
+)
 def doctor(as_json: bool, port: int) -> int:
     """Check this machine and its head, and say what to mend. Ends with 1 if a check failed."""
     screen, found = terminal(), []
@@ -44,7 +52,11 @@ def doctor(as_json: bool, port: int) -> int:
     if as_json:
         print(encoded(found, indent=2))
     else:
-        summary = "all is well" if not failed and not warned else f"{cells.count(failed, 'failure')}, {cells.count(warned, 'warning')}"
+        summary = (
+            "all is well"
+            if not failed and not warned
+            else f"{cells.count(failed, 'failure')}, {cells.count(warned, 'warning')}"
+        )
         up_now = any(finding.what == "head" and finding.level is Level.OK for finding in found)
         print(f"{summary}; next: phalanx {'run --gpus 1 -- python train.py' if up_now else 'up'}")
     return _SICK if failed else 0
@@ -67,15 +79,29 @@ def _head_findings(home: str) -> Iterator[Finding]:
         took_s = time.monotonic() - begun
     except Unreachable as error:
         dead = record is not None and not alive(record.pid)
-        yield Finding(what="head", level=Level.FAIL, says="it died" if dead else error.message, mend="phalanx up" if dead else error.hint)
+        yield Finding(
+            what="head",
+            level=Level.FAIL,
+            says="it died" if dead else error.message,
+            mend="phalanx up" if dead else error.hint,
+        )
         return
-    yield Finding(what="head", level=Level.OK, says=f"{head.transport.url()} is {health.status}, answers in {took_s * 1000:.0f} ms")
+    yield Finding(
+        what="head",
+        level=Level.OK,
+        says=f"{head.transport.url()} is {health.status}, answers in {took_s * 1000:.0f} ms",
+    )
     yield _versions(health)
     try:
         yield _token(head)
         yield _nodes(head)
     except NotSignedIn as error:
-        yield Finding(what="token", level=Level.FAIL, says=error.message, mend=error.hint or "set PHALANX_TOKEN, or ask an admin for one")
+        yield Finding(
+            what="token",
+            level=Level.FAIL,
+            says=error.message,
+            mend=error.hint or "set PHALANX_TOKEN, or ask an admin for one",
+        )
     except PhalanxError as error:
         yield Finding(what="head", level=Level.FAIL, says=error.message, mend=error.hint)
 
@@ -83,7 +109,12 @@ def _head_findings(home: str) -> Iterator[Finding]:
 def _versions(health: Health) -> Finding:
     if health.version == __version__:
         return Finding(what="versions", level=Level.OK, says=f"head and command line are both {__version__}")
-    return Finding(what="versions", level=Level.WARN, says=f"the head is {health.version}, this is {__version__}", mend="phalanx down --keep-jobs, then phalanx up")
+    return Finding(
+        what="versions",
+        level=Level.WARN,
+        says=f"the head is {health.version}, this is {__version__}",
+        mend="phalanx down --keep-jobs, then phalanx up",
+    )
 
 
 def _token(head: Client) -> Finding:
@@ -98,5 +129,10 @@ def _nodes(head: Client) -> Finding:
     devices = sum(len(node.devices) for node in nodes if node.state is NodeState.UP)
     says = f"{len(nodes) - len(down)} of {cells.count(len(nodes), 'node')} up, {cells.count(devices, 'device')}"
     if down or not nodes:
-        return Finding(what="nodes", level=Level.WARN, says=says, mend=f"phalanx nodes show {down[0]}" if down else "phalanx down, then phalanx up")
+        return Finding(
+            what="nodes",
+            level=Level.WARN,
+            says=says,
+            mend=f"phalanx nodes show {down[0]}" if down else "phalanx down, then phalanx up",
+        )
     return Finding(what="nodes", level=Level.OK, says=says)

@@ -21,7 +21,9 @@ _POLL_S: Final = 0.05
 
 
 @click.command()
-@click.option("--keep-jobs", is_flag=True, help="Jobs go on without a head for up to 10 minutes; `phalanx up` finds them again.")
+@click.option(
+    "--keep-jobs", is_flag=True, help="Jobs go on without a head for up to 10 minutes; `phalanx up` finds them again."
+)
 @click.option("--cancel-jobs", is_flag=True, help="Cancel every job first.")
 def down(keep_jobs: bool, cancel_jobs: bool) -> None:
     """Stop the head. Refuses with code 75 while jobs run, unless told --keep-jobs or --cancel-jobs."""
@@ -35,7 +37,9 @@ def down(keep_jobs: bool, cancel_jobs: bool) -> None:
     try:
         _ask(lambda: head.stop(keep_jobs=keep_jobs, cancel_jobs=cancel_jobs))
     except Conflict as error:
-        raise TryLater(error.message, hint=error.hint or "--keep-jobs or --cancel-jobs says what becomes of them") from None
+        raise TryLater(
+            error.message, hint=error.hint or "--keep-jobs or --cancel-jobs says what becomes of them"
+        ) from None
     except Unreachable:
         if record is not None and not alive(record.pid):
             print("no head runs here (the last one died); next: phalanx up")
@@ -43,7 +47,9 @@ def down(keep_jobs: bool, cancel_jobs: bool) -> None:
         raise
     if record is not None:
         _await_end(record.pid)
-    print("Phalanx is down" + ("; running jobs go on, phalanx up within 10 minutes finds them again" if keep_jobs else ""))
+    print(
+        "Phalanx is down" + ("; running jobs go on, phalanx up within 10 minutes finds them again" if keep_jobs else "")
+    )
 
 
 def _ask(stop: Callable[[], StopReply]) -> None:
@@ -52,7 +58,6 @@ def _ask(stop: Callable[[], StopReply]) -> None:
     Raises:
         TryLater: they do not end.
     """
-
     until, told = time.monotonic() + _CANCEL_S, -1
     while True:
         reply = stop()
@@ -62,7 +67,9 @@ def _ask(stop: Callable[[], StopReply]) -> None:
             print(f"{cells.count(reply.running, 'job')} still to end", flush=True)
             told = reply.running
         if time.monotonic() > until:
-            raise TryLater(f"{cells.count(reply.running, 'job')} did not end in {_CANCEL_S:.0f} s", hint="phalanx ps shows them")
+            raise TryLater(
+                f"{cells.count(reply.running, 'job')} did not end in {_CANCEL_S:.0f} s", hint="phalanx ps shows them"
+            )
         time.sleep(_POLL_S * 4)
 
 
@@ -70,5 +77,7 @@ def _await_end(pid: int) -> None:
     until = time.monotonic() + _STOP_S
     while alive(pid):
         if time.monotonic() > until:
-            raise TryLater(f"the head (pid {pid}) is stopping, but has not ended in {_STOP_S:.0f} s", hint="ask again in a moment")
+            raise TryLater(
+                f"the head (pid {pid}) is stopping, but has not ended in {_STOP_S:.0f} s", hint="ask again in a moment"
+            )
         time.sleep(_POLL_S)

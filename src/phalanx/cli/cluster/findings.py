@@ -18,10 +18,23 @@ from phalanx import __version__
 from phalanx.core.units import GIB, MIB, format_bytes, format_duration
 
 _DISK_LOW_BYTES: Final = 5 * GIB  # two checkpoints of a small model
+_SHM: Final = "/dev/shm"  # noqa: S108  # looked at, never written to
 _SHM_LOW_BYTES: Final = 512 * MIB  # DataLoader workers and NCCL pass tensors through it
 _FILES_LOW: Final = 4096  # a supervisor of 8 ranks with loaders holds some hundreds; a head one per connection
 _EPOCH_2024_S: Final = 1_704_067_200.0
-_NEEDED: Final = ("apsw", "click", "fastapi", "msgspec", "nvidia-ml-py", "pathspec", "prometheus-client", "rich", "ruamel.yaml", "textual", "uvicorn")
+_NEEDED: Final = (
+    "apsw",
+    "click",
+    "fastapi",
+    "msgspec",
+    "nvidia-ml-py",
+    "pathspec",
+    "prometheus-client",
+    "rich",
+    "ruamel.yaml",
+    "textual",
+    "uvicorn",
+)
 
 
 class Level(enum.StrEnum):
@@ -46,7 +59,7 @@ def machine_findings(home: str, port: int) -> Iterator[Finding]:
     """Every check that needs no head. A check that itself breaks is a finding, not an end."""
     checks: tuple[tuple[str, Callable[[], Finding]], ...] = (
         ("python", python), ("packages", packages), ("state folder", lambda: state_folder(home)), ("cgroups", cgroups),
-        ("GPUs", gpus), ("torch", torch), ("/dev/shm", shared_memory), ("open files", open_files), ("clock", clock),
+        ("GPUs", gpus), ("torch", torch), (_SHM, shared_memory), ("open files", open_files), ("clock", clock),
         ("port", lambda: port_free(home, port)),
     )  # fmt: skip
     for what, check in checks:
@@ -74,7 +87,12 @@ def packages() -> Finding:
         except importlib.metadata.PackageNotFoundError:
             missing.append(name)
     if missing:
-        return Finding(what="packages", level=Level.FAIL, says=f"missing: {', '.join(missing)}", mend="make install, or pip install phalanx again")
+        return Finding(
+            what="packages",
+            level=Level.FAIL,
+            says=f"missing: {', '.join(missing)}",
+            mend="make install, or pip install phalanx again",
+        )
     return Finding(what="packages", level=Level.OK, says=f"all {len(_NEEDED)} that are needed")
 
 
@@ -95,11 +113,21 @@ def state_folder(home: str) -> Finding:
             os.close(fd)
             os.unlink(probe)
     except OSError as error:
-        return Finding(what="state folder", level=Level.FAIL, says=f"{home}: {error.strerror}", mend="mend its rights, or set PHALANX_HOME")
+        return Finding(
+            what="state folder",
+            level=Level.FAIL,
+            says=f"{home}: {error.strerror}",
+            mend="mend its rights, or set PHALANX_HOME",
+        )
     free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
     says = f"{home}, {format_bytes(free)} free, a durable write takes {took_s * 1000:.1f} ms"
     if free < _DISK_LOW_BYTES:
-        return Finding(what="state folder", level=Level.WARN, says=says, mend="checkpoints need room: set PHALANX_HOME to a larger disk")
+        return Finding(
+            what="state folder",
+            level=Level.WARN,
+            says=says,
+            mend="checkpoints need room: set PHALANX_HOME to a larger disk",
+        )
     return Finding(what="state folder", level=Level.OK, says=says)
 
 
@@ -124,33 +152,51 @@ def gpus() -> Finding:
     probe = open_nvml()
     if probe is None:
         if os.path.exists("/dev/nvidiactl"):
-            return Finding(what="GPUs", level=Level.FAIL, says="a driver is loaded, but NVML finds no GPU", mend="nvidia-smi says why")
+            return Finding(
+                what="GPUs",
+                level=Level.FAIL,
+                says="a driver is loaded, but NVML finds no GPU",
+                mend="nvidia-smi says why",
+            )
         return Finding(what="GPUs", level=Level.OK, says="none here; virtual devices take their place")
     try:
         found = probe.devices()
     finally:
         probe.close()
     models = ", ".join(sorted({device.model for device in found}))
-    return Finding(what="GPUs", level=Level.OK, says=f"{len(found)} x {models}, {format_bytes(sum(device.memory_bytes for device in found))} in all")
+    return Finding(
+        what="GPUs",
+        level=Level.OK,
+        says=f"{len(found)} x {models}, {format_bytes(sum(device.memory_bytes for device in found))} in all",
+    )
 
 
 def torch() -> Finding:
     """Whether jobs of this interpreter find torch. Looked for, not imported: that takes seconds."""
     if importlib.util.find_spec("torch") is None:
-        return Finding(what="torch", level=Level.WARN, says="not in this environment; jobs may bring their own", mend="pip install 'phalanx[torch]'")
+        return Finding(
+            what="torch",
+            level=Level.WARN,
+            says="not in this environment; jobs may bring their own",
+            mend="pip install 'phalanx[torch]'",
+        )
     return Finding(what="torch", level=Level.OK, says=f"torch {importlib.metadata.version('torch')}")
 
 
 def shared_memory() -> Finding:
-    """/dev/shm is there, can be written and is large enough."""
-    found = os.statvfs("/dev/shm")  # noqa: S108  # looked at, not written to
+    """Shared memory is there, can be written and is large enough."""
+    found = os.statvfs(_SHM)
     free = found.f_bavail * found.f_frsize
     says = f"{format_bytes(free)} free of {format_bytes(found.f_blocks * found.f_frsize)}"
-    if not os.access("/dev/shm", os.W_OK):  # noqa: S108  # as above
-        return Finding(what="/dev/shm", level=Level.FAIL, says=f"{says}, not writable", mend="mount it read-write: data loaders need it")
+    if not os.access(_SHM, os.W_OK):
+        return Finding(
+            what=_SHM, level=Level.FAIL, says=f"{says}, not writable", mend="mount it read-write: data loaders need it"
+        )
     if free < _SHM_LOW_BYTES:
-        return Finding(what="/dev/shm", level=Level.WARN, says=says, mend="data loaders need more: in a container, --shm-size=8g")
-    return Finding(what="/dev/shm", level=Level.OK, says=says)
+        return Finding(
+            what=_SHM, level=Level.WARN, says=says, mend="data loaders need more: in a container, --shm-size=8g"
+        )
+    return Finding(what=_SHM, level=Level.OK, says=says)
 
 
 def open_files() -> Finding:
@@ -158,7 +204,11 @@ def open_files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     says = f"{soft} a process (at most {'any number' if hard == resource.RLIM_INFINITY else hard})"
     if soft < _FILES_LOW:
-        mend = f"ulimit -n {_FILES_LOW}" if hard == resource.RLIM_INFINITY or hard >= _FILES_LOW else "raise nofile in /etc/security/limits.conf"
+        mend = (
+            f"ulimit -n {_FILES_LOW}"
+            if hard == resource.RLIM_INFINITY or hard >= _FILES_LOW
+            else "raise nofile in /etc/security/limits.conf"
+        )
         return Finding(what="open files", level=Level.WARN, says=says, mend=mend)
     return Finding(what="open files", level=Level.OK, says=says)
 
@@ -168,7 +218,9 @@ def clock() -> Finding:
     now_s, up_s = time.time(), time.clock_gettime(time.CLOCK_BOOTTIME)
     says = f"{time.strftime('%Y-%m-%d %H:%M:%S %Z', time.localtime(now_s))}, up {format_duration(up_s)}"
     if now_s < _EPOCH_2024_S:
-        return Finding(what="clock", level=Level.FAIL, says=says, mend="set the clock: tokens and records carry its time")
+        return Finding(
+            what="clock", level=Level.FAIL, says=says, mend="set the clock: tokens and records carry its time"
+        )
     return Finding(what="clock", level=Level.OK, says=says)
 
 
@@ -184,5 +236,10 @@ def port_free(home: str, port: int) -> Finding:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            return Finding(what="port", level=Level.WARN, says=f"{port} on 127.0.0.1: {error.strerror}", mend="phalanx up --port PORT takes another")
+            return Finding(
+                what="port",
+                level=Level.WARN,
+                says=f"{port} on 127.0.0.1: {error.strerror}",
+                mend="phalanx up --port PORT takes another",
+            )
     return Finding(what="port", level=Level.OK, says=f"{port} on 127.0.0.1 is free")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,12 +17,14 @@ from phalanx.cli.lists import Shown, list_options, show
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, clean
 from phalanx.cli.words import HOSTS
-from phalanx.client import Client
 from phalanx.core.errors import NotFound, PhalanxError, Unreachable
 from phalanx.core.fleet.hostlist import expand
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.units import format_bytes
 from phalanx.wire.api import DeviceView, NodeView
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
 
 _NODES = click.argument("names", metavar="NODES", type=HOSTS)
 
@@ -213,7 +216,11 @@ def node_page(node: NodeView, screen: Terminal, now_s: float) -> list[str]:
 
 def _device_row(device: DeviceView, screen: Terminal) -> list[Cell | str]:
     state = "broken" if not device.healthy else "held" if device.job_id is not None else "free"
-    memory = "" if device.memory_used_bytes is None else f"{format_bytes(device.memory_used_bytes)} of {format_bytes(device.memory_bytes)}"
+    memory = (
+        ""
+        if device.memory_used_bytes is None
+        else f"{format_bytes(device.memory_used_bytes)} of {format_bytes(device.memory_bytes)}"
+    )
     return [
         str(device.index), device.model + (" (virtual)" if device.virtual and "virtual" not in device.model else ""),
         Cell(state, {"broken": "red", "held": "green", "free": "dim"}[state]), device.job_id or "", ", ".join(map(str, device.ranks)),

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -15,10 +15,12 @@ from phalanx.cli.cluster.unit import unit
 from phalanx.cli.connect import connect, healthy
 from phalanx.cli.faults import warn
 from phalanx.cli.terminal import clean
-from phalanx.client import Client
 from phalanx.core.errors import BadRequest, PhalanxError, TryLater, Unreachable
 from phalanx.core.fleet.node import NodeState
 from phalanx.wire.api import NodeView
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
 
 _READY_S: Final = 60.0  # a head with 10,000 jobs loads in 2 s; a busy machine gets thirty times that
 _NODES_S: Final = 20.0  # for the nodes to say hello; the head is ready without them
@@ -27,7 +29,12 @@ _PORT_DEFAULT: Final = 7600  # DESIGN 4
 
 
 @click.command()
-@click.option("--port", type=click.IntRange(0, 65535), metavar="PORT", help=f"On 127.0.0.1; {_PORT_DEFAULT}, or that of the last time.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    metavar="PORT",
+    help=f"On 127.0.0.1; {_PORT_DEFAULT}, or that of the last time.",
+)
 @click.option("--virtual", metavar="NxD", help="N virtual nodes of D devices: ranks run on CPUs, all else is real.")
 @click.option("--foreground", is_flag=True, help="Stay; Ctrl-C stops the head.")
 @click.option("--systemd", is_flag=True, help="Print a unit for systemd and do nothing.")
@@ -38,7 +45,10 @@ def up(port: int | None, virtual: str | None, foreground: bool, systemd: bool, l
     arguments = _arguments(port, virtual, lease)
     if systemd:
         print(unit(python=sys.executable, home=home, arguments=arguments), end="")
-        print("next: save it as ~/.config/systemd/user/phalanx.service, then systemctl --user enable --now phalanx", file=sys.stderr)
+        print(
+            "next: save it as ~/.config/systemd/user/phalanx.service, then systemctl --user enable --now phalanx",
+            file=sys.stderr,
+        )
         return
     running = _running(home)
     if running is not None:
@@ -49,7 +59,7 @@ def up(port: int | None, virtual: str | None, foreground: bool, systemd: bool, l
     if foreground:
         print("the head stays in the foreground; Ctrl-C stops it", file=sys.stderr, flush=True)
         os.environ["PHALANX_HOME"] = home
-        os.execv(sys.executable, _command(arguments))
+        os.execv(sys.executable, _command(arguments))  # noqa: S606  # no shell is wanted
     url = _start(home, arguments)
     head = connect()
     _await_nodes(head)
@@ -87,7 +97,9 @@ def _running(home: str) -> str | None:
     # The number may have gone to another process since: then the head's lock is free, and a new head may start.
     if _lock_is_free(home):
         return None
-    raise TryLater(f"the head (pid {record.pid}) runs but does not answer at {record.url}", hint=f"look into {home}/head.log")
+    raise TryLater(
+        f"the head (pid {record.pid}) runs but does not answer at {record.url}", hint=f"look into {home}/head.log"
+    )
 
 
 def _lock_is_free(home: str) -> bool:
@@ -126,7 +138,10 @@ def _start(home: str, arguments: list[str]) -> str:
         if code is not None:
             raise _ended(words, code)
         time.sleep(_POLL_S)
-    raise TryLater(f"the head (pid {child.pid}) is not ready after {_READY_S:.0f} s; it is still starting", hint=f"look into {home}/head.log")
+    raise TryLater(
+        f"the head (pid {child.pid}) is not ready after {_READY_S:.0f} s; it is still starting",
+        hint=f"look into {home}/head.log",
+    )
 
 
 def _ended(words: str, code: int) -> PhalanxError:
@@ -135,7 +150,9 @@ def _ended(words: str, code: int) -> PhalanxError:
         lines = [line.strip() for line in file.read()[-65536:].splitlines() if line.strip()]
     last = lines[-1] if lines else f"exit code {code}"
     message, _, hint = last.removeprefix("phalanx: error: ").partition(" (")
-    refusal = Unreachable(f"the head did not start: {message}", hint=hint.removesuffix(")") or f"its last words are in {words}")
+    refusal = Unreachable(
+        f"the head did not start: {message}", hint=hint.removesuffix(")") or f"its last words are in {words}"
+    )
     if code == int(BadRequest.exit_code):
         return BadRequest(message, hint=hint.removesuffix(")"))
     return refusal

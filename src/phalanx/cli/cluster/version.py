@@ -22,7 +22,15 @@ def version(as_json: bool) -> None:
         head = None
     python = ".".join(map(str, sys.version_info[:3]))
     if as_json:
-        print(encoded({"phalanx": __version__, "python": python, "head": None if head is None else head.version}, indent=2))
+        print(
+            encoded(
+                {"phalanx": __version__, "python": python, "head": None if head is None else head.version}, indent=2
+            )
+        )
         return
     print(f"phalanx {__version__}, Python {python}")
-    print("no head answers; next: phalanx up" if head is None else f"head {head.version} ({head.head_id}) is {head.status}")
+    print(
+        "no head answers; next: phalanx up"
+        if head is None
+        else f"head {head.version} ({head.head_id}) is {head.status}"
+    )

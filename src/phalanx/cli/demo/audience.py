@@ -127,7 +127,7 @@ class PlainAudience:
 def progress_line(scene: Scene) -> str:
     """How far training is, in one line."""
     words = [f"step {scene.step}/{scene.steps_total}"]
-    progress = scene.job.progress if scene.job is not None else None
+    progress = scene.progress
     if progress is not None and progress.loss is not None:
         words.append(f"loss {progress.loss:.3f}")
     if progress is not None and progress.tokens_per_s:

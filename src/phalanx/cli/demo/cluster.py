@@ -14,10 +14,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from phalanx.cli.connect import Head
 from phalanx.cli.demo.fault import kill_marked, kill_node
+from phalanx.client import Client
 from phalanx.core.errors import PhalanxError, Unreachable
-from phalanx.wire.api import StopBody, StopReply
 
 _UP_S: Final = 30.0  # a head is up in a second; a machine under load needs patience
 _DOWN_S: Final = 20.0
@@ -38,14 +37,14 @@ class Cluster:
         self._virtual = virtual
         self._revive_s = revive_s
         self._process: subprocess.Popen[bytes] | None = None
-        self._line: Head | None = None
+        self._client: Client | None = None
         self._marks = {self.home}
 
     @property
-    def head(self) -> Head:
+    def client(self) -> Client:
         """Speaks to the head; there is one once `open` has returned."""
-        assert self._line is not None
-        return self._line
+        assert self._client is not None
+        return self._client
 
     def open(self) -> None:
         """Start the head and wait until it answers.
@@ -65,7 +64,7 @@ class Cluster:
             )  # fmt: skip
         record = self._await(self._told, _UP_S, "did not say where it is")
         with open(os.path.join(self.home, "token"), encoding="utf-8") as file:
-            self._line = Head(str(record["url"]), file.read().strip(), True)
+            self._client = Client(str(record["url"]), file.read().strip())
 
     def kill(self, node: str) -> int:
         """Kill a node; returns how many processes died.
@@ -100,12 +99,12 @@ class Cluster:
         """As `phalanx down --cancel-jobs`: asked again until the head says that it stops."""
 
         def stopping() -> bool:
-            if process.poll() is not None or self._line is None:
+            if process.poll() is not None or self._client is None:
                 return True
-            return self._line.post(StopReply, "/v1/stop", StopBody(cancel_jobs=True)).stopping
+            return self._client.stop(cancel_jobs=True).stopping
 
         try:
-            if self._line is not None and self._wait(stopping, _DOWN_S):
+            if self._client is not None and self._wait(stopping, _DOWN_S):
                 self._wait(lambda: process.poll() is not None, _DOWN_S)
         except (PhalanxError, OSError):
             pass  # it is gone, or does not listen: signals follow

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 _FLEET: Final = re.compile(r"([1-9]\d{0,2})x([1-9]\d{0,2})")
 _STEPS_MIN: Final = 40  # fewer leave no room for a checkpoint, a kill and an end
 _REVIVE_S: Final = 20.0  # a killed virtual node is back then, so that the visitor may kill more
-_REVIVE_ALONE_S: Final = 0.5  # real GPUs are one node: the job can only go on where it was, so it is back at once
+_REVIVE_ALONE_S: Final = 0.5  # without a spare node the job can only go on where it was, so that one is back at once
+_NODES_USED: Final = 2
 _SAMPLE_BYTES_MAX: Final = 4096
 _INTERRUPTED: Final = 130  # 128 + SIGINT, as shells have it
 
@@ -75,7 +76,9 @@ def demo(
     scene = Scene(
         started_s=time.time(), now_s=time.time(), fleet=words, steps_total=steps, stage="the cluster is coming up"
     )
-    cluster = Cluster(virtual=None if gpus else fleet or "3x4", revive_s=_REVIVE_ALONE_S if gpus else _REVIVE_S)
+    cluster = Cluster(
+        virtual=None if gpus else fleet or "3x4", revive_s=_REVIVE_S if nodes > _NODES_USED else _REVIVE_ALONE_S
+    )
     job = job_of(folder, shape=shape, steps=steps)
     with _signals_as_interrupts():
         kept = False
@@ -131,6 +134,7 @@ def _conclude(
     from phalanx.cli.demo.example import command_line
     from phalanx.cli.demo.outcome import as_json, judge
     from phalanx.cli.demo.page import build_page
+    from phalanx.core.work.job import JobState
 
     assert isinstance(console, Console)
     scene.now_s = time.time()
@@ -141,6 +145,8 @@ def _conclude(
     _write(html_path, build_page(scene, outcome, version=__version__, command=command_line(job)).encode())
     if json_path:
         _write(json_path, as_json(outcome, scene))
+    if outcome.receipt.state != JobState.SUCCEEDED:
+        console.print(conductor.last_words(), markup=False, soft_wrap=True)
     for line in verdict(outcome):
         console.print(line, soft_wrap=True)
     console.print(f"Kept in {html_path}" + (f" and {json_path}" if json_path else ""), soft_wrap=True)
@@ -161,7 +167,11 @@ def _fleet_of(virtual: str, gpus: int) -> tuple[str, str, int]:
             f"--nodes {virtual!r} is not NODESxDEVICES", hint="write --nodes 3x4 for 3 nodes of 4 virtual devices"
         )
     nodes, devices = int(match[1]), int(match[2])
-    return f"{nodes} nodes x {devices} virtual devices", f"{min(2, nodes)}x{min(2, devices)}", nodes
+    return (
+        f"{nodes} node{'s' if nodes > 1 else ''} x {devices} virtual devices",
+        f"{min(_NODES_USED, nodes)}x{min(2, devices)}",
+        nodes,
+    )
 
 
 def _sample_of(scene: Scene) -> str:

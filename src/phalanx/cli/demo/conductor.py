@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from phalanx.cli.demo.audience import Audience
 from phalanx.cli.demo.cluster import Cluster
 from phalanx.cli.demo.scene import Scene
@@ -14,12 +16,12 @@ from phalanx.core.accounting.receipt import Receipt
 from phalanx.core.errors import Conflict, WaitTimedOut
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import JobState
-from phalanx.wire.api import NodeList, Overview, StepsReply, StoryReply, Submitted
 
 _WATCH_S: Final = 600.0  # a demo that takes longer hangs
 _NODES_S: Final = 30.0
 _SLOW_POLL_S: Final = 0.5  # steps and story; the overview comes with every frame
 _LAST_CALLS: Final = 20  # until the end of the last stream has arrived
+_LAST_WORDS_BYTES: Final = 3000
 _HOLDING: Final = (AttemptState.STARTING, AttemptState.RUNNING)
 
 
@@ -49,7 +51,7 @@ class Conductor:
         until_s = time.monotonic() + _NODES_S
         while True:
             self.scene.now_s = time.time()
-            nodes = self.cluster.head.get(NodeList, "/v1/nodes").nodes
+            nodes = self.cluster.client.nodes()
             self.scene.nodes = list(nodes)
             self.audience.show(self.scene)
             if len(self.scene.up()) >= count:
@@ -61,8 +63,8 @@ class Conductor:
 
     def submit(self, job: dict[str, object]) -> None:
         """Hand in the job."""
-        reply = self.cluster.head.post(Submitted, "/v1/jobs", job)
-        self.job_id = reply.job.id
+        reply = self.cluster.client.submit(job)
+        self.job_id = reply.id
         self.scene.see_job(reply.job)
         for note in reply.notes:
             self.audience.say(note, self.scene)
@@ -92,7 +94,7 @@ class Conductor:
         """Take over what the head shows now."""
         scene = self.scene
         scene.now_s = time.time()
-        scene.see(self.cluster.head.get(Overview, "/v1/overview"), self.job_id)
+        scene.see(self.cluster.client.overview(), self.job_id)
         if scene.now_s - self._slow_s >= _SLOW_POLL_S or (scene.job is not None and scene.job.state.terminal):
             self._slow_s = scene.now_s
             self._read_steps()
@@ -182,18 +184,22 @@ class Conductor:
 
     def receipt(self) -> Receipt:
         """The job's receipt, as the head computes it."""
-        return self.cluster.head.get(Receipt, f"/v1/jobs/{self.job_id}/receipt")
+        return msgspec.convert(self.cluster.client.receipt(self.job_id), Receipt)
 
     def _read_steps(self) -> None:
         more = True
         while more:
-            reply = self.cluster.head.get(StepsReply, f"/v1/jobs/{self.job_id}/steps", after=self._cursor)
+            reply = self.cluster.client.steps(self.job_id, after=self._cursor)
             self.scene.curve.add(reply.steps)
             self._cursor, more = reply.cursor, reply.more
 
+    def last_words(self) -> str:
+        """The end of the job's output."""
+        chunks = self.cluster.client.logs(self.job_id, tail_bytes=_LAST_WORDS_BYTES).chunks
+        return "".join(chunk.text for chunk in chunks)
+
     def _read_story(self) -> None:
-        """The job's own lines and those of the fleet."""
+        """What happened to the job and to the nodes."""
         last = self.scene.story[-1].seq if self.scene.story else 0
-        lines = self.cluster.head.get(StoryReply, f"/v1/jobs/{self.job_id}/story", after=last).story
-        for line in self.scene.hear(lines):
+        for line in self.scene.hear(self.cluster.client.whole_story(after=last).story):
             self.audience.tell(line, self.scene)

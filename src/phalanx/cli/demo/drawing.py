@@ -122,7 +122,7 @@ _SPAN_WORDS: Final = {
     "restarting": "starting",
     "kept": "training, kept",
     "lost": "training, made again later",
-    "idle": "stopping",
+    "idle": "after its last step",
 }
 
 

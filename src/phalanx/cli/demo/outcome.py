@@ -104,7 +104,7 @@ def rows(outcome: Outcome) -> list[tuple[str, str]]:
         ("  lost to the failure", part(spent.lost)),
         ("  saving", part(spent.saving)),
         ("  starting and restarting", part(spent.restarting)),
-        ("  idle, stopping among it", part(spent.idle)),
+        ("  idle: held, none of the above", part(spent.idle)),
         ("goodput", goodput),
         ("steps kept", f"{receipt.steps_kept}" + (f" of {receipt.steps_total}" if receipt.steps_total else "")),
         ("steps redone", f"{receipt.steps_redone}"),

@@ -21,7 +21,7 @@ _TIME_KEY: Final = (
     ("restarting", "starting, loading"),
     ("kept", "training, kept"),
     ("lost", "training, made again later"),
-    ("idle", "stopping"),
+    ("idle", "after its last step"),
 )
 _LEDGER_KEY: Final = (
     ("kept", "kept"),

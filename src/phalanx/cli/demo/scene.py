@@ -9,7 +9,7 @@ from phalanx.cli.demo.curve import Curve
 from phalanx.cli.demo.stopwatch import Kill
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.state.story import StoryLine
-from phalanx.wire.api import JobView, NodeView, Overview
+from phalanx.wire.api import JobView, NodeView, Overview, Progress
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,6 +95,12 @@ class Scene:
         if self.job is None or newest is None or (self.job.epoch > newest.epoch and self.job.resume_step is None):
             return newest.step if newest is not None else 0
         return newest.step if newest.epoch >= self.job.epoch else self.job.resume_step or 0
+
+    @property
+    def progress(self) -> Progress | None:
+        """How training goes; None while the present attempt has made no step."""
+        found = None if self.job is None else self.job.progress
+        return found if found is not None and self.job is not None and found.epoch == self.job.epoch else None
 
     @property
     def published_step(self) -> int | None:

@@ -130,7 +130,7 @@ def _job(scene: Scene, width: int) -> list[Text]:
 
 
 def _progress(scene: Scene, width: int) -> Text:
-    progress = scene.job.progress if scene.job is not None else None
+    progress = scene.progress
     words = [f"loss {progress.loss:.3f}"] if progress is not None and progress.loss is not None else []
     words += [f"{rate(progress.tokens_per_s)} tokens/s"] if progress is not None and progress.tokens_per_s else []
     if scene.published_step is not None:
@@ -209,11 +209,15 @@ def _device(device: DeviceView, width: int) -> Text:
 
 
 def bar(share: float, columns: int, style: str = "green") -> Text:
-    """A bar, filled to `share` of its columns in steps of an eighth."""
-    eighths = round(min(max(share, 0.0), 1.0) * columns * 8)
-    whole, part = divmod(eighths, 8)
-    filled = "█" * whole + (_EIGHTHS[part] if part else "")
-    return Text().append(filled, style).append("·" * (columns - cell_len(filled)), "dim")
+    """A bar, filled to `share` of its columns."""
+    full = filled(share, columns) if share > 0 else ""
+    return Text().append(full, style).append("·" * (columns - cell_len(full)), "dim")
+
+
+def filled(share: float, columns: int) -> str:
+    """The filled part of a bar, in steps of an eighth and never nothing."""
+    whole, part = divmod(max(1, round(min(max(share, 0.0), 1.0) * columns * 8)), 8)
+    return "█" * whole + (_EIGHTHS[part] if part else "")
 
 
 def _pad(text: Text, width: int) -> Text:
@@ -231,9 +235,7 @@ def _watch(scene: Scene, width: int) -> list[Text]:
     else:
         style = "bold yellow" if kill.open else "bold green"
         seconds = kill.seconds(scene.now_s)
-        first.append(f"{seconds:6.1f} s ", style).append_text(
-            bar(max(seconds, 0.4) / longest, 1 + round(seconds / longest * columns), style)
-        )
+        first.append(f"{seconds:6.1f} s {filled(seconds / longest, columns)}", style)
         if kill.to_running_s is not None:
             first.append(f" all ranks ran again after {kill.to_running_s:.1f} s", "dim")
     others = [

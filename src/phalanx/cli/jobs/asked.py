@@ -90,7 +90,9 @@ def asked(context: click.Context, given: Mapping[str, Any]) -> Asked:
         spec = spec_from_mapping(mapping, workdir=here)
     except BadKey as error:
         raise _placed(error, where(error.key), from_file=path is not None and error.key not in options) from None
-    return Asked(mapping={key: value for key, value in mapping.items() if value is not None}, spec=spec, copy=bool(given["copy"]))
+    return Asked(
+        mapping={key: value for key, value in mapping.items() if value is not None}, spec=spec, copy=bool(given["copy"])
+    )
 
 
 def check_script(spec: JobSpec) -> None:
@@ -112,7 +114,9 @@ def _scripts(argv: Sequence[str]) -> list[str]:
     if not argv:
         return []
     found = [argv[0]] if "/" in argv[0] else []
-    if not os.path.basename(argv[0]).startswith(("python", "pypy", "bash", "sh", "torchrun", "deepspeed", "accelerate")):
+    if not os.path.basename(argv[0]).startswith(
+        ("python", "pypy", "bash", "sh", "torchrun", "deepspeed", "accelerate")
+    ):
         return found
     for word in argv[1:]:
         if word in {"-c", "-m"}:  # what follows is code or a module, not a file
@@ -130,10 +134,15 @@ def _job_file(files: Sequence[str], words: Sequence[str] | None, command: str) -
             raise BadRequest("there is no command after --", hint=f"{command} -- python train.py")
         return None
     if not files:
-        raise BadRequest("there is nothing to run", hint=f"{command} --gpus 1 -- python train.py, or {command} job.yaml")
+        raise BadRequest(
+            "there is nothing to run", hint=f"{command} --gpus 1 -- python train.py, or {command} job.yaml"
+        )
     first = files[0]
     looks_like_one = first == "-" or first.lower().endswith(_FILE_ENDINGS) or os.path.isdir(first)
-    if len(files) > 1 or not (looks_like_one or (os.path.isfile(first) and not first.endswith((".py", ".sh")) and not os.access(first, os.X_OK))):
+    if len(files) > 1 or not (
+        looks_like_one
+        or (os.path.isfile(first) and not first.endswith((".py", ".sh")) and not os.access(first, os.X_OK))
+    ):
         shown = " ".join(["python", *files] if first.endswith(".py") else files)
         raise BadRequest(f"{first!r} is no job file (*.yaml)", hint=f"a command goes after --: {command} -- {shown}")
     return first

@@ -14,7 +14,14 @@ from phalanx.cli.words import RANK
 @click.command()
 @click.argument("job", metavar="JOB")
 @click.option("--rank", type=RANK, metavar="RANK", help="Output of one rank, or `all`.")
-@click.option("--tail", type=click.IntRange(0, 100_000), default=10, show_default=True, metavar="N", help="Lines of each rank to begin with.")
+@click.option(
+    "--tail",
+    type=click.IntRange(0, 100_000),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Lines of each rank to begin with.",
+)
 def attach(job: str, rank: str | None, tail: int) -> int:
     """Come back to a job: its output from here on, and its exit code at the end."""
     head = connect()

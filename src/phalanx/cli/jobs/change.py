@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,10 +13,12 @@ from phalanx.cli.jobs.named import job_named
 from phalanx.cli.lists import encoded
 from phalanx.cli.terminal import clean
 from phalanx.cli.words import DURATION
-from phalanx.client import Client
 from phalanx.core.errors import BadRequest, PhalanxError, Unreachable
 from phalanx.core.work.job import JobState
 from phalanx.wire.api import JobView
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
 
 _JOBS = click.argument("jobs", metavar="JOB...", nargs=-1, required=True)
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print the jobs as JSON.")
@@ -53,7 +55,7 @@ def cancel(jobs: tuple[str, ...], why: str, as_json: bool) -> int:
 @_JSON
 def hold(jobs: tuple[str, ...], as_json: bool) -> int:
     """Keep waiting jobs from starting until `phalanx release`."""
-    return _each(jobs, "hold", Client.hold, as_json=as_json)
+    return _each(jobs, "hold", lambda head, job_id: head.hold(job_id), as_json=as_json)
 
 
 @click.command()
@@ -61,7 +63,7 @@ def hold(jobs: tuple[str, ...], as_json: bool) -> int:
 @_JSON
 def release(jobs: tuple[str, ...], as_json: bool) -> int:
     """Let held jobs start."""
-    return _each(jobs, "release", Client.release, as_json=as_json)
+    return _each(jobs, "release", lambda head, job_id: head.release(job_id), as_json=as_json)
 
 
 @click.command()
@@ -69,7 +71,7 @@ def release(jobs: tuple[str, ...], as_json: bool) -> int:
 @_JSON
 def requeue(jobs: tuple[str, ...], as_json: bool) -> int:
     """Stop running jobs, after they saved, and let them wait again."""
-    return _each(jobs, "requeue", Client.requeue, as_json=as_json)
+    return _each(jobs, "requeue", lambda head, job_id: head.requeue(job_id), as_json=as_json)
 
 
 def _each(words: tuple[str, ...], verb: str, change: Callable[[Client, str], JobView], *, as_json: bool) -> int:
@@ -98,11 +100,14 @@ def _said(job: JobView, verb: str) -> str:
         case "cancel":
             if job.state is JobState.CANCELLED:
                 return f"job {job.id} is cancelled"
-            return f"job {job.id} has ended before: {job.state}" if job.state.terminal else f"job {job.id} is being cancelled"
+            return (
+                f"job {job.id} has ended before: {job.state}"
+                if job.state.terminal
+                else f"job {job.id} is being cancelled"
+            )
         case "hold":
             return f"job {job.id} is held; phalanx release {job.id} lets it start"
         case "release":
             return f"job {job.id} may start"
         case _:
             return f"job {job.id} is stopping and will wait again"
-

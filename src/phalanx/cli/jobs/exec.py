@@ -8,27 +8,37 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from phalanx.cli.connect import connect
 from phalanx.cli.jobs.named import job_named
 from phalanx.cli.terminal import terminal
-from phalanx.client import Client
 from phalanx.core.errors import BadRequest, Conflict, PhalanxError
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
 
 _WAIT_S: Final = 20.0  # one long poll
 _INPUT_BYTES: Final = 16_384
 _SHELL: Final = ["/bin/sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash -i; exec sh -i"]
-_NODE_RANK = click.option("--node-rank", type=click.IntRange(0), default=0, metavar="N", help="On which of the job's nodes; the first otherwise.")
+_NODE_RANK = click.option(
+    "--node-rank",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="On which of the job's nodes; the first otherwise.",
+)
 
 
 @click.command(name="exec", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})
 @click.argument("job", metavar="JOB")
 @click.argument("command", metavar="[--] COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 @_NODE_RANK
-@click.option("-t", "--tty/--no-tty", default=None, help="Give it a terminal; so by itself when both ends here are one.")
+@click.option(
+    "-t", "--tty/--no-tty", default=None, help="Give it a terminal; so by itself when both ends here are one."
+)
 def exec_(job: str, command: tuple[str, ...], node_rank: int, tty: bool | None) -> int:
     """Run a command in the surroundings of a job's ranks, and give its exit code."""
     words = command[1:] if command[:1] == ("--",) else command
@@ -45,7 +55,9 @@ def exec_(job: str, command: tuple[str, ...], node_rank: int, tty: bool | None) 
 def shell(job: str, node_rank: int) -> int:
     """Open a shell in the surroundings of a job's ranks."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise BadRequest("a shell needs a terminal on both ends", hint=f"phalanx exec {job} -- COMMAND runs one command")
+        raise BadRequest(
+            "a shell needs a terminal on both ends", hint=f"phalanx exec {job} -- COMMAND runs one command"
+        )
     head = connect()
     return Session(head, job_named(head, job), _SHELL, node_rank=node_rank, tty=True).run()
 
@@ -57,7 +69,9 @@ class Session:
         self._head = head
         self._tty = tty
         screen = terminal()
-        self._name = head.exec(job_id, argv, tty=tty, rows=screen.height, cols=min(screen.width, 1000), node_rank=node_rank)
+        self._name = head.exec(
+            job_id, argv, tty=tty, rows=screen.height, cols=min(screen.width, 1000), node_rank=node_rank
+        )
         self._resized = False
 
     def run(self) -> int:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from phalanx.cli.jobs.output import Output
 from phalanx.cli.jobs.waiting import ended, exit_code
 from phalanx.cli.terminal import clean, cut, terminal
-from phalanx.client import Client
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import JobState
 from phalanx.core.work.launchers import shape_note
 from phalanx.wire.api import EndEvent, StateEvent
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
 
 SECOND_CTRL_C_S: Final = 2.0  # DESIGN 4
 _INTERRUPTED: Final = 130
@@ -132,7 +134,8 @@ def _end(head: Client, job_id: str, event: EndEvent | None) -> int:
 
 def _leave(head: Client, job_id: str) -> int:
     """After the first Ctrl-C. The job's outcome is unknown here, so the code is that of an interrupted command, never 0."""
-    print(f"\ndetached, job {job_id} goes on: phalanx attach {job_id}   (Ctrl-C again within 2 s cancels it)", file=sys.stderr, flush=True)
+    print(f"\ndetached, job {job_id} goes on; next: phalanx attach {job_id}", file=sys.stderr)
+    print("(Ctrl-C again within 2 s cancels it)", file=sys.stderr, flush=True)
     try:
         time.sleep(SECOND_CTRL_C_S)
     except KeyboardInterrupt:

@@ -7,7 +7,7 @@ import sys
 import tarfile
 import threading
 import time
-from typing import IO, Final
+from typing import IO, TYPE_CHECKING, Final
 
 import click
 
@@ -15,9 +15,11 @@ from phalanx.cli.connect import connect
 from phalanx.cli.faults import warn
 from phalanx.cli.jobs.named import job_named
 from phalanx.cli.terminal import clean, terminal
-from phalanx.client import Client
 from phalanx.core.errors import BadFile, PhalanxError
 from phalanx.core.units import format_bytes
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
 
 _CHUNK_BYTES: Final = 1 << 20
 _PROGRESS_AFTER_S: Final = 0.7  # small fetches show nothing but their result

@@ -155,7 +155,10 @@ class _Reader:
         for count, event in enumerate(events):
             depth += _kind(event).endswith("Start") - _kind(event).endswith("End")
             if depth > _DEPTH_MAX or count > _NODES_MAX:
-                self._refuse(event, f"nested more than {_DEPTH_MAX} deep" if depth > _DEPTH_MAX else f"more than {_NODES_MAX} values")
+                self._refuse(
+                    event,
+                    f"nested more than {_DEPTH_MAX} deep" if depth > _DEPTH_MAX else f"more than {_NODES_MAX} values",
+                )
             if getattr(event, "tag", None) is not None:
                 self._refuse(event, f"the tag {event.tag} has no meaning in a job file")  # type: ignore[attr-defined]
             yield event
@@ -178,14 +181,14 @@ class _Reader:
             self._refuse(event, "a key must be a word")
         return str(_scalar(event).value)
 
-    def _value(self, key: str) -> object:
+    def _value(self, key: str) -> object:  # noqa: RET503  # _refuse never returns
         event = next(self._events)
         match KEYS[key], _kind(event):
             case _, "Alias":
                 return self._alias(event)
-            case (Kind.NUMBER | Kind.FLAG | Kind.TEXT | Kind.WORDS), "Scalar":
+            case ((Kind.NUMBER | Kind.FLAG | Kind.TEXT | Kind.WORDS), "Scalar"):
                 return self._keep(event, self._resolved(event, KEYS[key]))
-            case (Kind.WORDS | Kind.TABLE), "SequenceStart":
+            case ((Kind.WORDS | Kind.TABLE), "SequenceStart"):
                 return self._keep(event, self._words(key))
             case Kind.TABLE, "MappingStart":
                 return self._keep(event, self._table(key))
@@ -212,7 +215,7 @@ class _Reader:
             table[name] = None if _is_null(value) else self._text(value, f"{key}: {name} must be text")
         return table
 
-    def _text(self, event: Event, otherwise: str) -> str:
+    def _text(self, event: Event, otherwise: str) -> str:  # noqa: RET503  # as above
         if _kind(event) == "Alias":
             value = self._alias(event)
             if isinstance(value, str):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
@@ -13,8 +13,10 @@ from phalanx.cli.connect import connect
 from phalanx.cli.jobs.named import job_named
 from phalanx.cli.jobs.output import Output
 from phalanx.cli.words import RANK
-from phalanx.client import Client
 from phalanx.wire.api import LogChunk, LogsReply
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
 
 _TAIL_BYTES_A_LINE: Final = 256  # first guess at a line's length; doubled until there are enough
 _TAIL_BYTES_MAX: Final = 16 << 20
@@ -23,7 +25,12 @@ _TAIL_BYTES_MAX: Final = 16 << 20
 @click.command()
 @click.argument("job", metavar="JOB")
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job ends; Ctrl-C leaves it alone.")
-@click.option("--rank", type=RANK, metavar="RANK", help="One rank, `all`, or `supervisor`; all with a prefix unless there is one task only.")
+@click.option(
+    "--rank",
+    type=RANK,
+    metavar="RANK",
+    help="One rank, `all`, or `supervisor`; all with a prefix unless there is one task only.",
+)
 @click.option("-n", "--tail", type=click.IntRange(0, 100_000), metavar="N", help="Only the last lines of each rank.")
 @click.option("--attempt", type=click.IntRange(1), metavar="N", help="Of one attempt; of all otherwise.")
 @click.option("--json", "as_json", is_flag=True, help="Print chunks as JSON, one a line.")
@@ -33,7 +40,11 @@ def logs(job: str, follow: bool, rank: str | None, tail: int | None, attempt: in
     job_id = job_named(head, job)
     printer = _Json() if as_json else Output(prefix=_prefixed(head, job_id, rank))
     cursor = ""
-    pages = _all_of(head, job_id, rank or "all", attempt) if tail is None else iter([_tail_of(head, job_id, rank or "all", attempt, tail)])
+    pages = (
+        _all_of(head, job_id, rank or "all", attempt)
+        if tail is None
+        else iter([_tail_of(head, job_id, rank or "all", attempt, tail)])
+    )
     try:
         for page in pages:
             for chunk in page.chunks:
@@ -87,18 +98,26 @@ def _tail_of(head: Client, job_id: str, rank: str, epoch: int | None, tail: int)
         streams: dict[tuple[int, str], list[LogChunk]] = {}
         for chunk in chunks:
             streams.setdefault((chunk.epoch, chunk.stream), []).append(chunk)
-        enough = all(first[0].offset == 0 or sum(part.text.count("\n") for part in first) > tail for first in streams.values())
+        enough = all(
+            first[0].offset == 0 or sum(part.text.count("\n") for part in first) > tail for first in streams.values()
+        )
         if enough or size >= _TAIL_BYTES_MAX:
             break
         size = min(_TAIL_BYTES_MAX, size * 4)
-    return LogsReply(chunks=[cut for parts in streams.values() if (cut := _last_lines(parts, tail)) is not None], cursor=page.cursor)
+    return LogsReply(
+        chunks=[cut for parts in streams.values() if (cut := _last_lines(parts, tail)) is not None], cursor=page.cursor
+    )
 
 
 def _last_lines(chunks: list[LogChunk], tail: int) -> LogChunk | None:
     text = "".join(chunk.text for chunk in chunks)
     # Split at line ends alone: a progress bar's \r stays inside its line.
     lines = [line for line in text.split("\n")[-tail - 1 :] if tail]
-    kept = "\n".join(lines if lines and lines[-1] else lines[-tail - 1 :]) if text.endswith("\n") else "\n".join(lines[-tail:])
+    kept = (
+        "\n".join(lines if lines and lines[-1] else lines[-tail - 1 :])
+        if text.endswith("\n")
+        else "\n".join(lines[-tail:])
+    )
     if not kept:
         return None
     return msgspec.structs.replace(chunks[0], offset=chunks[-1].end - len(kept.encode()), end=chunks[-1].end, text=kept)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from phalanx.client import Client
+from typing import TYPE_CHECKING
+
 from phalanx.core.errors import NotFound
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
 
 
 def job_named(head: Client, word: str) -> str:

@@ -10,7 +10,9 @@ from phalanx.cli.terminal import Terminal, rank_style, terminal
 
 _HELD_MAX: Final = 64 * 1024  # characters of an unfinished line held back for its end
 # What a task may not do to the reader's screen: move the cursor up, clear, title, other screens. Colours (`m`) pass.
-_STEERING: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*(?!m)[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[PX^_][^\x1b]*(?:\x1b\\)?|[@-OQ-WYZ\\c78=>])")
+_STEERING: Final = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*(?!m)[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[PX^_][^\x1b]*(?:\x1b\\)?|[@-OQ-WYZ\\c78=>])"
+)
 
 
 class Output:

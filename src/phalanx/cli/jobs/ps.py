@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -13,12 +13,14 @@ from phalanx.cli.connect import connect
 from phalanx.cli.lists import Shown, list_options, show
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, clean
-from phalanx.client import Client
 from phalanx.core.errors import BadRequest
 from phalanx.core.units import format_duration
 from phalanx.core.work.job import JobState
 from phalanx.core.work.nearest import nearest
 from phalanx.wire.api import JobView
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
 
 _LIMIT: Final = 100  # jobs on a page
 _RECENT_S: Final = 600.0  # an ended job stays on the short list this long
@@ -34,7 +36,15 @@ _STATES: Final = tuple(state.value for state in JobState)
 @click.option("-p", "--project", metavar="PROJECT", help="Only this project's.")
 @click.option("-q", "--queue", metavar="QUEUE", help="Only this queue's.")
 @click.option("--name", metavar="NAME", help="Only jobs of this name.")
-@click.option("-n", "--limit", type=click.IntRange(1, 1000), default=_LIMIT, show_default=True, metavar="N", help="At most so many.")
+@click.option(
+    "-n",
+    "--limit",
+    type=click.IntRange(1, 1000),
+    default=_LIMIT,
+    show_default=True,
+    metavar="N",
+    help="At most so many.",
+)
 @list_options
 def ps(everything: bool, states: tuple[str, ...], limit: int, as_json: bool, watch: bool, **only: str | None) -> None:
     """List jobs: those that run or wait, and the newest that ended; -a all of them."""
@@ -42,9 +52,16 @@ def ps(everything: bool, states: tuple[str, ...], limit: int, as_json: bool, wat
     for word in states:
         if word not in _STATES:
             near = nearest(word, _STATES)
-            raise BadRequest(f"--state: no state is called {word!r}", hint=f"did you mean {near}?" if near else f"one of {', '.join(_STATES)}")
+            raise BadRequest(
+                f"--state: no state is called {word!r}",
+                hint=f"did you mean {near}?" if near else f"one of {', '.join(_STATES)}",
+            )
     filters = {key: value for key, value in only.items() if value is not None}
-    show(lambda: _shown(head, everything=everything, states=states, limit=limit, filters=filters), as_json=as_json, watch=watch)
+    show(
+        lambda: _shown(head, everything=everything, states=states, limit=limit, filters=filters),
+        as_json=as_json,
+        watch=watch,
+    )
 
 
 def _shown(head: Client, *, everything: bool, states: Sequence[str], limit: int, filters: dict[str, Any]) -> Shown:
@@ -89,7 +106,11 @@ def job_lines(jobs: Sequence[JobView], screen: Terminal, now_s: float) -> list[s
     rows = []
     for job in jobs:
         row = _row(job, screen, now_s)
-        rows.append(row if several_queues else [cell for cell, column in zip(row, _COLUMNS, strict=True) if column.title != "QUEUE"])
+        rows.append(
+            row
+            if several_queues
+            else [cell for cell, column in zip(row, _COLUMNS, strict=True) if column.title != "QUEUE"]
+        )
     lines = table(columns, rows, screen)
     return [*lines, *_reasons_cut(jobs, lines)]
 
@@ -99,7 +120,10 @@ def _reasons_cut(jobs: Sequence[JobView], lines: Sequence[str]) -> list[str]:
     waiting = [job for job in jobs if job.state is JobState.PENDING and job.detail]
     cut = [job for job in waiting if not any(clean(job.detail) in line for line in lines)]
     told = [f"job {job.id} waits: {clean(job.detail)}" for job in cut[:_REASONS_MAX]]
-    return [*told, *([f"and {len(cut) - _REASONS_MAX} more; phalanx show JOB tells"] if len(cut) > _REASONS_MAX else [])]
+    return [
+        *told,
+        *([f"and {len(cut) - _REASONS_MAX} more; phalanx show JOB tells"] if len(cut) > _REASONS_MAX else []),
+    ]
 
 
 def _row(job: JobView, screen: Terminal, now_s: float) -> list[Cell | str]:
@@ -110,7 +134,9 @@ def _row(job: JobView, screen: Terminal, now_s: float) -> list[Cell | str]:
         job.name,
         cells.state(_state(job)),
         shape or job.gpus,
-        "" if job.utilization is None or job.state is not JobState.RUNNING else f"{cells.bar(job.utilization, 4, screen)} {cells.percent(job.utilization)}",
+        ""
+        if job.utilization is None or job.state is not JobState.RUNNING
+        else f"{cells.bar(job.utilization, 4, screen)} {cells.percent(job.utilization)}",
         "" if progress is None else cells.step(progress.step, progress.steps_total),
         "" if progress is None or progress.loss is None else f"{progress.loss:.3f}",
         "" if progress is None or job.state is not JobState.RUNNING else cells.rate(progress.tokens_per_s),
@@ -149,7 +175,12 @@ def _where_or_why(job: JobView) -> Cell | str:
 
 def _next(jobs: Sequence[JobView]) -> str:
     """What to type next: about a running job first, then a waiting one, then a failed one."""
-    for state, command in ((JobState.RUNNING, "logs -f"), (JobState.PENDING, "show"), (JobState.FAILED, "logs"), (JobState.SUCCEEDED, "get")):
+    for state, command in (
+        (JobState.RUNNING, "logs -f"),
+        (JobState.PENDING, "show"),
+        (JobState.FAILED, "logs"),
+        (JobState.SUCCEEDED, "get"),
+    ):
         match = next((job for job in reversed(jobs) if job.state is state), None)
         if match is not None:
             return f"phalanx {command} {match.id}"

@@ -17,10 +17,15 @@ from phalanx.cli.words import RANK
 @click.command(cls=CommandAfterDashes)
 @job_options
 @click.option("-d", "--detach", is_flag=True, help="Do not stay; print how to come back.")
-@click.option("--rank", type=RANK, metavar="RANK", help="Output of one rank, or `all`; all with a prefix unless there is one task only.")
+@click.option(
+    "--rank",
+    type=RANK,
+    metavar="RANK",
+    help="Output of one rank, or `all`; all with a prefix unless there is one task only.",
+)
 @click.pass_context
 def run(context: click.Context, /, detach: bool, rank: str | None, **given: Any) -> int:
-    """Run a command or a job file and stay with it: its output here, its exit code ours.
+    r"""Run a command or a job file and stay with it: its output here, its exit code ours.
 
     The first Ctrl-C detaches and says how to come back, a second within 2 s cancels the job.
 

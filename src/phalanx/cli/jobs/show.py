@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
@@ -16,13 +16,15 @@ from phalanx.cli.jobs.named import job_named
 from phalanx.cli.lists import Shown, list_options, show
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, clean, cut
-from phalanx.client import Client
 from phalanx.core.accounting.receipt import GpuSeconds, Receipt
 from phalanx.core.state.story import StoryLine
 from phalanx.core.units import format_bytes, format_duration
 from phalanx.core.work.job import JobState
 from phalanx.core.work.launchers import shape_note
 from phalanx.wire.api import AttemptView, JobView
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
 
 _STORY_MAX: Final = 12  # newest lines shown; --story shows all
 _STORY_PAGE: Final = 1000
@@ -55,7 +57,11 @@ def _shown(head: Client, job_id: str, *, whole_story: bool) -> Shown:
     receipt = msgspec.convert(head.receipt(job_id), Receipt) if detail.attempts else None
     value = _Job(job=detail.job, attempts=detail.attempts, story=_story(head, job_id), receipt=receipt)
     now_s = time.time()
-    return Shown(value=value, lines=lambda screen: job_page(value, screen, now_s, whole_story=whole_story), next=_next(detail.job))
+    return Shown(
+        value=value,
+        lines=lambda screen: job_page(value, screen, now_s, whole_story=whole_story),
+        next=_next(detail.job),
+    )
 
 
 def _story(head: Client, job_id: str) -> list[StoryLine]:
@@ -95,7 +101,11 @@ def _facts(job: JobView, attempts: Sequence[AttemptView], screen: Terminal, now_
     ran = "" if begun is None else f", ran {format_duration((job.ended_s or now_s) - begun)}"
     limit = "" if job.time_limit_s is None else f" of at most {format_duration(job.time_limit_s)}"
     waited = f", waited {format_duration((begun or job.ended_s or now_s) - job.submit_s)}"
-    shape = shape_note([len(grant.devices) for grant in attempts[-1].grants]) if attempts and attempts[-1].grants else f"{job.gpus} GPUs asked"
+    shape = (
+        shape_note([len(grant.devices) for grant in attempts[-1].grants])
+        if attempts and attempts[-1].grants
+        else f"{job.gpus} GPUs asked"
+    )
     progress = job.progress
     facts = {
         "command": job.command,
@@ -123,8 +133,16 @@ def _progress(job: JobView, screen: Terminal) -> str:
     if progress.steps_total:
         parts.insert(0, cells.bar(progress.step / progress.steps_total, 16, screen))
     parts += [f"loss {progress.loss:.4f}"] if progress.loss is not None else []
-    parts += [f"{cells.rate(progress.tokens_per_s)} tokens"] if progress.tokens_per_s is not None and job.state is JobState.RUNNING else []
-    parts += [f"{cells.percent(job.utilization)} used"] if job.utilization is not None and job.state is JobState.RUNNING else []
+    parts += (
+        [f"{cells.rate(progress.tokens_per_s)} tokens"]
+        if progress.tokens_per_s is not None and job.state is JobState.RUNNING
+        else []
+    )
+    parts += (
+        [f"{cells.percent(job.utilization)} used"]
+        if job.utilization is not None and job.state is JobState.RUNNING
+        else []
+    )
     return "  ".join([*parts, *(["saving"] if progress.saving else [])])
 
 
@@ -153,12 +171,20 @@ def _attempts(attempts: Sequence[AttemptView], screen: Terminal, now_s: float) -
 
 def _ranks(attempt: AttemptView, screen: Terminal) -> list[str]:
     """Where each rank sits, one line a node, and how tasks of this attempt ended."""
-    columns = (Column(title="NODE"), Column(title="NODE RANK", right=True), Column(title="RANKS"), Column(title="DEVICES", least=8), Column(title="ENDED", least=16, hide_empty=True))
+    columns = (
+        Column(title="NODE"),
+        Column(title="NODE RANK", right=True),
+        Column(title="RANKS"),
+        Column(title="DEVICES", least=8),
+        Column(title="ENDED", least=16, hide_empty=True),
+    )
     rows: list[list[Cell | str]] = []
     for grant in attempt.grants:
         last = grant.first_rank + grant.tasks - 1
         ends = [
-            f"rank {end.rank}: " + (f"signal {end.signal}" if end.signal else f"code {end.code}") + (" (asked to)" if end.by_us else "")
+            f"rank {end.rank}: "
+            + (f"signal {end.signal}" if end.signal else f"code {end.code}")
+            + (" (asked to)" if end.by_us else "")
             for end in attempt.exits
             if end.node_id == grant.node_id
         ]
@@ -170,8 +196,17 @@ def _ranks(attempt: AttemptView, screen: Terminal) -> list[str]:
 
 
 def _checkpoints(job: JobView, screen: Terminal, now_s: float) -> list[str]:
-    columns = (Column(title="STEP", right=True), Column(title="TRY", right=True), Column(title="SIZE", right=True), Column(title="SAVED"), Column(title="WHERE", least=16))
-    rows = [[str(kept.step), str(kept.epoch), format_bytes(kept.bytes), f"{cells.ago(kept.saved_s, now_s)} ago", kept.path] for kept in job.checkpoints]
+    columns = (
+        Column(title="STEP", right=True),
+        Column(title="TRY", right=True),
+        Column(title="SIZE", right=True),
+        Column(title="SAVED"),
+        Column(title="WHERE", least=16),
+    )
+    rows = [
+        [str(kept.step), str(kept.epoch), format_bytes(kept.bytes), f"{cells.ago(kept.saved_s, now_s)} ago", kept.path]
+        for kept in job.checkpoints
+    ]
     return table(columns, rows, screen)
 
 
@@ -188,10 +223,20 @@ def _receipt(receipt: Receipt) -> list[str]:
     spent: GpuSeconds = receipt.gpu_seconds
     lines = []
     if spent.total:
-        parts = {"productive": spent.productive, "lost": spent.lost, "saving": spent.saving, "restarting": spent.restarting, "idle": spent.idle}
-        lines.append(f"{spent.total:.1f} GPU-seconds: " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items()))
+        parts = {
+            "productive": spent.productive,
+            "lost": spent.lost,
+            "saving": spent.saving,
+            "restarting": spent.restarting,
+            "idle": spent.idle,
+        }
+        lines.append(
+            f"{spent.total:.1f} GPU-seconds: " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items())
+        )
     goodput = "" if receipt.goodput is None else f"goodput {cells.percent(receipt.goodput)}, "
-    lines.append(f"{goodput}{format_duration(receipt.wall_s)} in all, {format_duration(receipt.queued_s)} of it waiting")
+    lines.append(
+        f"{goodput}{format_duration(receipt.wall_s)} in all, {format_duration(receipt.queued_s)} of it waiting"
+    )
     if receipt.steps_kept or receipt.steps_lost:
         lines.append(
             f"{cells.count(receipt.steps_kept, 'step')} kept, {receipt.steps_lost} lost, {receipt.steps_redone} redone,"
@@ -203,7 +248,11 @@ def _receipt(receipt: Receipt) -> list[str]:
 
 
 def _titled(title: str, lines: Sequence[str], screen: Terminal) -> list[str]:
-    return ["", screen.paint(title, "bold"), *(cut("  " + line, screen.width) if "\x1b" not in line else "  " + line for line in lines)]
+    return [
+        "",
+        screen.paint(title, "bold"),
+        *(cut("  " + line, screen.width) if "\x1b" not in line else "  " + line for line in lines),
+    ]
 
 
 def _clock(at_s: float) -> str:

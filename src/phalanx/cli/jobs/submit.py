@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,19 +12,26 @@ from phalanx.cli.faults import warn
 from phalanx.cli.jobs.asked import Asked, CommandAfterDashes, asked, check_script, job_options
 from phalanx.cli.terminal import clean
 from phalanx.cli.words import DURATION
-from phalanx.client import Client, Submission
 from phalanx.core.units import format_bytes, parse_duration_s
+
+if TYPE_CHECKING:
+    from phalanx.client import Client, Submission
 
 
 @click.command(cls=CommandAfterDashes)
 @job_options
 @click.option("--wait", is_flag=True, help="Stay until it ended, and give its exit code.")
-@click.option("--timeout", type=DURATION, metavar="TIME", help="With --wait: leave with code 124 after this long; the job goes on.")
+@click.option(
+    "--timeout",
+    type=DURATION,
+    metavar="TIME",
+    help="With --wait: leave with code 124 after this long; the job goes on.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the job as JSON.")
 @click.option("--quiet", is_flag=True, help="Print the job's number alone.")
 @click.pass_context
 def submit(context: click.Context, /, wait: bool, timeout: str | None, as_json: bool, quiet: bool, **given: Any) -> int:
-    """Hand in a command or a job file, and go on.
+    r"""Hand in a command or a job file, and go on.
 
     \b
     phalanx submit --gpus 2x8 -- python train.py --lr 3e-4

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from phalanx.cli.terminal import clean
-from phalanx.client import Client
 from phalanx.core.errors import WaitTimedOut
 from phalanx.core.units import format_duration
 from phalanx.core.work.job import JobState
 from phalanx.wire.api import JobView
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
 
 _POLL_FIRST_S: Final = 0.05
 _POLL_LAST_S: Final = 1.0
@@ -33,8 +35,15 @@ def wait_for_end(head: Client, job_id: str, timeout_s: float | None) -> int:
             return exit_code(job.state, job.exit_code)
         left = None if until is None else until - time.monotonic()
         if left is not None and left <= 0:
-            raise WaitTimedOut(f"job {job_id} is still {job.state} after {format_duration(timeout_s or 0)}", hint=f"phalanx attach {job_id}")
-        line = f"waiting: {job.detail or job.reason}" if job.state is JobState.PENDING else f"job {job_id} runs on {', '.join(job.nodes)}"
+            raise WaitTimedOut(
+                f"job {job_id} is still {job.state} after {format_duration(timeout_s or 0)}",
+                hint=f"phalanx attach {job_id}",
+            )
+        line = (
+            f"waiting: {job.detail or job.reason}"
+            if job.state is JobState.PENDING
+            else f"job {job_id} runs on {', '.join(job.nodes)}"
+        )
         if line != told:
             print(clean(line), file=sys.stderr)
             told = line
@@ -44,9 +53,13 @@ def wait_for_end(head: Client, job_id: str, timeout_s: float | None) -> int:
 
 def ended(job: JobView) -> str:
     """One line about a job that is over: `job 12 failed with exit code 3 after 2m10s (2 attempts)`."""
-    word = {JobState.TIMEOUT: "was over its time limit", JobState.CANCELLED: "was cancelled"}.get(job.state, str(job.state))
+    word = {JobState.TIMEOUT: "was over its time limit", JobState.CANCELLED: "was cancelled"}.get(
+        job.state, str(job.state)
+    )
     code = f" with exit code {job.exit_code}" if job.state is JobState.FAILED and job.exit_code is not None else ""
-    took = "" if job.started_s is None or job.ended_s is None else f" after {format_duration(job.ended_s - job.started_s)}"
+    took = (
+        "" if job.started_s is None or job.ended_s is None else f" after {format_duration(job.ended_s - job.started_s)}"
+    )
     by = f" by {job.cancelled_by}" if job.state is JobState.CANCELLED and job.cancelled_by else ""
     why = f": {job.detail}" if job.state is JobState.FAILED and job.detail else ""
     attempts = f" ({job.attempts} attempts)" if job.attempts > 1 else ""

@@ -15,25 +15,44 @@ from phalanx.core.units import format_bytes, format_duration
 from phalanx.core.work.job import JobState
 from phalanx.wire.api import DeviceView, JobView, NodeView, Overview
 
-SCREEN = Terminal(width=10_000, height=24, interactive=True, colour=False, blocks=True)  # textual draws blocks everywhere
-JOB_TITLES = ("JOB", "NAME", "STATE", "GPUS", "UTIL", "STEP", "LOSS", "TOKENS", "TIME", "WHERE OR WHY")
+SCREEN = Terminal(
+    width=10_000, height=24, interactive=True, colour=False, blocks=True
+)  # textual draws blocks everywhere
+_TITLES = ("JOB", "NAME", "STATE", "GPUS", "UTIL", "STEP", "LOSS", "TOKENS", "TIME", "WHERE OR WHY")
+_WIDE = {"LOSS": 100, "TOKENS": 110, "UTIL": 70}  # columns of the terminal from which a column is shown
 _DEVICE_COLUMNS = 14  # of one device, its gap included
-_STYLE = {"pending": "yellow", "held": "yellow", "running": "green", "failed": "red", "timeout": "red", "cancelled": "dim", "succeeded": "blue"}
+_STYLE = {
+    "pending": "yellow",
+    "held": "yellow",
+    "running": "green",
+    "failed": "red",
+    "timeout": "red",
+    "cancelled": "dim",
+    "succeeded": "blue",
+}
 
 
-def headline(seen: Overview) -> Text:
-    """One line over all."""
+def headline(seen: Overview, width: int) -> Text:
+    """One line over all; its less needed parts go first when it is narrow."""
     up = [node for node in seen.nodes if node.state is NodeState.UP]
     devices = [device for node in up for device in node.devices]
     held = [device for device in devices if device.job_id is not None]
     used = [device.utilization for device in held if device.utilization is not None]
     mean = f", {cells.percent(sum(used) / len(used))} busy" if used else ""
     virtual = " virtual" if devices and all(device.virtual for device in devices) else ""
-    return Text.assemble(
-        ("Phalanx ", "bold"), f"{seen.version}   {len(up)}/{len(seen.nodes)} nodes   {len(held)}/{len(devices)}{virtual} devices held{mean}   ",
-        f"{seen.counts.get(JobState.RUNNING, len(seen.running))} running, {seen.counts.get(JobState.PENDING, len(seen.pending))} waiting   ",
-        (time.strftime("%H:%M:%S", time.localtime(seen.now_s)), "dim"),
-    )  # fmt: skip
+    running = seen.counts.get(JobState.RUNNING, len(seen.running))
+    pending = seen.counts.get(JobState.PENDING, len(seen.pending))
+    parts = [
+        f"Phalanx {seen.version}",
+        f"{len(up)}/{len(seen.nodes)} nodes",
+        f"{len(held)}/{len(devices)}{virtual} devices held{mean}",
+        f"{running} running, {pending} waiting",
+        time.strftime("%H:%M:%S", time.localtime(seen.now_s)),
+    ]
+    for least in (4, 0):  # the clock, then the version
+        if len("   ".join(parts)) > width:
+            del parts[least]
+    return Text("   ".join(parts), style="bold", no_wrap=True)
 
 
 def fleet(nodes: Sequence[NodeView], width: int) -> Text:
@@ -75,12 +94,39 @@ def node_facts(node: NodeView) -> str:
     """One line on a node, for the line under the fleet."""
     memory = sum(device.memory_used_bytes or 0 for device in node.devices)
     power = sum(device.power_w or 0.0 for device in node.devices)
-    return clean(f"{node.id}: {format_bytes(memory)} used" + (f", {power:.0f} W" if power else "") + (f", load {node.load_1m:.1f}" if node.load_1m else ""))
+    return clean(
+        f"{node.id}: {format_bytes(memory)} used"
+        + (f", {power:.0f} W" if power else "")
+        + (f", load {node.load_1m:.1f}" if node.load_1m else "")
+    )
 
 
-def job_row(job: JobView, now_s: float) -> list[Text]:
-    """One job as cells under `JOB_TITLES`."""
-    state = "held" if job.held and job.state is JobState.PENDING else str(job.attempt_state or job.state) if job.state is JobState.RUNNING else str(job.state)
+def job_titles(width: int) -> list[str]:
+    """The columns of the job table that `width` has room for."""
+    return [title for title in _TITLES if width >= _WIDE.get(title, 0)]
+
+
+def job_line(job: JobView) -> str:
+    """One job in a line: why it waits, where it runs or how it ended, and its command."""
+    match job.state:
+        case JobState.PENDING:
+            said = f"waits: {job.detail or job.reason}"
+        case JobState.RUNNING:
+            said = f"runs on {', '.join(job.nodes)}"
+        case _:
+            said = f"{job.state}{f' with exit code {job.exit_code}' if job.exit_code else ''}{f': {job.detail}' if job.detail else ''}"
+    return clean(f"job {job.id} {said}   {job.command}")
+
+
+def job_row(job: JobView, now_s: float, titles: Sequence[str]) -> list[Text]:
+    """One job as cells under `titles`."""
+    state = (
+        "held"
+        if job.held and job.state is JobState.PENDING
+        else str(job.attempt_state or job.state)
+        if job.state is JobState.RUNNING
+        else str(job.state)
+    )
     progress = job.progress
     running = job.state is JobState.RUNNING
     step = ""
@@ -90,11 +136,12 @@ def job_row(job: JobView, now_s: float) -> list[Text]:
             step = f"{cells.bar(progress.step / progress.steps_total, 8, SCREEN)} {step}"
     begun = job.started_s if job.started_s is not None and job.state is not JobState.PENDING else job.submit_s
     where = ", ".join(job.nodes) if running else job.detail or (job.reason if job.state is JobState.PENDING else "")
-    return [
+    cells_of = [
         Text(job.id, justify="right"), Text(cut(clean(job.name), 24)), Text(state, style=_STYLE.get(str(job.state), "")),
-        Text(job.shape.replace(" ", "") if job.gpu_count else "cpu"),
+        Text((job.shape or job.gpus).replace(" ", "") if job.gpu_count else "cpu"),
         Text("" if job.utilization is None or not running else f"{cells.bar(job.utilization, 5, SCREEN)} {cells.percent(job.utilization)}"),
         Text(step), Text("" if progress is None or progress.loss is None else f"{progress.loss:.3f}"),
         Text("" if progress is None or not running else cells.rate(progress.tokens_per_s)),
         Text(format_duration(max(0.0, (job.ended_s or now_s) - begun))), Text(clean(where), style="yellow" if job.state is JobState.PENDING else ""),
     ]  # fmt: skip
+    return [cell for cell, title in zip(cells_of, _TITLES, strict=True) if title in titles]

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from rich.text import Text
 from textual.app import App, ComposeResult
@@ -16,12 +16,14 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Label, Static
 from textual.worker import get_current_worker
 
-from phalanx.cli.terminal import clean
-from phalanx.cli.top.drawing import JOB_TITLES, fleet, headline, job_row
-from phalanx.client import Client
+from phalanx.cli.terminal import clean, cut
+from phalanx.cli.top.drawing import fleet, headline, job_line, job_row, job_titles
 from phalanx.core.errors import PhalanxError
 from phalanx.core.work.job import JobState
 from phalanx.wire.api import JobView, Overview
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
 
 _INTERVAL_S: Final = 1.0
 
@@ -60,6 +62,7 @@ class Top(App[None]):
     #headline { height: 1; padding: 0 1; background: $panel; }
     #fleet { height: auto; max-height: 50%; padding: 0 1; }
     #jobs { height: 1fr; }
+    #chosen { height: 1; padding: 0 1; color: $text-muted; }
     #trouble { height: auto; padding: 0 1; color: $error; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -76,27 +79,35 @@ class Top(App[None]):
         self._seen = first
         self._jobs: list[JobView] = []
         self._ended = True
+        self._titles: list[str] = []
 
     def compose(self) -> ComposeResult:
         """The parts of the screen."""
         yield Static(id="headline")
         yield VerticalScroll(Static(id="fleet_lines"), id="fleet")
         yield DataTable(id="jobs", cursor_type="row", zebra_stripes=True)
+        yield Static(id="chosen")
         yield Static(id="trouble")
         yield Footer()
 
     def on_mount(self) -> None:
         """Draw what is known, then keep asking."""
-        table = self._table()
-        for title in JOB_TITLES:
-            table.add_column(title, key=title)
-        table.focus()
-        self._draw(self._seen)
+        self._lay_out()
+        self._table().focus()
         self.run_worker(self._watch, thread=True, exclusive=True)
 
     def on_resize(self) -> None:
-        """Devices are laid out anew."""
-        self._draw(self._seen)
+        """Columns and devices are laid out anew."""
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        chosen = self._chosen()
+        table = self._table()
+        table.clear(columns=True)
+        self._titles = job_titles(self.size.width)
+        for title in self._titles:
+            table.add_column(title, key=title)
+        self._draw(self._seen, chosen)
 
     # ---- asking -----------------------------------------------------------------------------------------------------
 
@@ -112,26 +123,31 @@ class Top(App[None]):
             time.sleep(_INTERVAL_S)
 
     def _trouble(self, text: str) -> None:
-        self.query_one("#trouble", Static).update(Text(clean(text)))
+        line = self.query_one("#trouble", Static)
+        line.update(Text(clean(text)))
+        line.display = bool(text)
 
     # ---- drawing ----------------------------------------------------------------------------------------------------
 
-    def _draw(self, seen: Overview) -> None:
+    def _draw(self, seen: Overview, chosen: JobView | None = None) -> None:
         self._seen = seen
-        if not self._table().columns:  # not mounted yet
-            return
         self._trouble("")
-        self.query_one("#headline", Static).update(headline(seen))
+        self.query_one("#headline", Static).update(headline(seen, self.size.width - 2))
         self.query_one("#fleet_lines", Static).update(fleet(seen.nodes, self.size.width - 4))
-        chosen = self._chosen()
+        chosen = chosen or self._chosen()
         self._jobs = [*seen.running, *seen.pending, *(seen.recent if self._ended else [])]
         table = self._table()
         table.clear()
         for job in self._jobs:
-            table.add_row(*job_row(job, seen.now_s), key=job.id)
+            table.add_row(*job_row(job, seen.now_s, self._titles), key=job.id)
         place = next((place for place, job in enumerate(self._jobs) if chosen is not None and job.id == chosen.id), 0)
         if self._jobs:
             table.move_cursor(row=place)
+        self._tell_chosen()
+
+    def _tell_chosen(self) -> None:
+        job = self._chosen()
+        self.query_one("#chosen", Static).update(Text("" if job is None else cut(job_line(job), self.size.width - 2)))
 
     def _table(self) -> DataTable[Text]:
         return self.query_one("#jobs", DataTable)
@@ -141,6 +157,10 @@ class Top(App[None]):
         return self._jobs[row] if 0 <= row < len(self._jobs) else None
 
     # ---- keys -------------------------------------------------------------------------------------------------------
+
+    def on_data_table_row_highlighted(self) -> None:
+        """The line at the foot speaks of the chosen job."""
+        self._tell_chosen()
 
     def on_data_table_row_selected(self) -> None:
         """Enter on a job opens its log."""
@@ -157,7 +177,10 @@ class Top(App[None]):
             before = signal.signal(signal.SIGINT, lambda *_: None)
             try:
                 print(f"log of job {job.id} ({clean(job.name)}); Ctrl-C comes back", flush=True)
-                subprocess.run([sys.executable, "-P", "-m", "phalanx.app.cli", "logs", "--tail", "200", *follow, job.id], check=False)
+                subprocess.run(
+                    [sys.executable, "-P", "-m", "phalanx.app.cli", "logs", "--tail", "200", *follow, job.id],
+                    check=False,
+                )
                 if not follow:
                     input("Enter comes back ")
             finally:

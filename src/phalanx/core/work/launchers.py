@@ -23,8 +23,12 @@ _LAUNCHER_MODULES: Final = {
     "deepspeed.launcher.runner": "deepspeed",
 }
 # Words that only start the next one: the command is what follows them and their options.
-_WRAPPERS: Final = frozenset({"env", "exec", "nice", "ionice", "nohup", "numactl", "stdbuf", "taskset", "time", "chrt", "setsid"})
-_WRAPPED_RUN: Final = frozenset({"uv", "poetry", "pipenv", "pdm", "hatch", "conda", "mamba", "micromamba"})  # `uv run torchrun`
+_WRAPPERS: Final = frozenset(
+    {"env", "exec", "nice", "ionice", "nohup", "numactl", "stdbuf", "taskset", "time", "chrt", "setsid"}
+)
+_WRAPPED_RUN: Final = frozenset(
+    {"uv", "poetry", "pipenv", "pdm", "hatch", "conda", "mamba", "micromamba"}
+)  # `uv run torchrun`
 _PYTHON: Final = re.compile(r"(python|pypy)(\d+(\.\d+)*)?")
 _PYTHON_WITH_VALUE: Final = frozenset({"-X", "-W", "--check-hash-based-pycs"})
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
@@ -176,6 +180,8 @@ def _module_launcher(arguments: Sequence[str]) -> str | None:
             skip = False
         elif word in _PYTHON_WITH_VALUE:
             skip = True
+        elif word == "-c":  # what follows is code
+            return None
         elif word == "-m":
             return _LAUNCHER_MODULES.get(arguments[index + 1]) if index + 1 < len(arguments) else None
         elif word.startswith("-m") and word[2:] in _LAUNCHER_MODULES:

@@ -18,7 +18,6 @@ from phalanx.core.work.launchers import commands_of, launcher_of, logical_lines
 from phalanx.core.work.nearest import nearest
 from phalanx.core.work.spec import COLLECTIVE_TIMEOUT_DEFAULT_S, GRACE_DEFAULT_S, JobSpec, Launch, Role
 
-
 T = TypeVar("T")
 
 
@@ -57,7 +56,9 @@ _KIN: Final = {
 }  # fmt: skip
 
 TEXT_BYTES_MAX: Final = 131_000  # Linux refuses one argument or variable of 128 KiB (MAX_ARG_STRLEN)
-ALL_TEXT_BYTES_MAX: Final = 1 << 20  # half of Linux' default for arguments and environment together, the rest is the node's own
+ALL_TEXT_BYTES_MAX: Final = (
+    1 << 20
+)  # half of Linux' default for arguments and environment together, the rest is the node's own
 NAME_MAX: Final = 128
 _PRIORITY_MAX: Final = 10_000
 _RETRY_MAX: Final = 100  # past it the command is broken, not unlucky
@@ -71,11 +72,14 @@ _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LABEL: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_./-]{0,61}[A-Za-z0-9])?")
 _PRINTABLE: Final = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
 _PLAIN_WORDS: Final = re.compile(r"[A-Za-z0-9_./:=,@%+\- ]+")
-_SHELL_FIRST: Final = frozenset(
-    ". : [ alias bg break builtin case cd command continue coproc declare dirs do done elif else enable esac eval exec exit export fg fi for "
-    "function getopts hash help history if jobs let local logout mapfile popd pushd read readarray readonly return select set shift shopt "
-    "source suspend test then time times trap type typeset ulimit umask unalias unset until wait while".split()
-)
+_SHELL_FIRST: Final = frozenset({
+    ".", ":", "[", "alias", "bg", "break", "builtin", "case", "cd", "command", "continue", "coproc", "declare",
+    "dirs", "do", "done", "elif", "else", "enable", "esac", "eval", "exec", "exit", "export", "fg", "fi", "for",
+    "function", "getopts", "hash", "help", "history", "if", "jobs", "let", "local", "logout", "mapfile", "popd",
+    "pushd", "read", "readarray", "readonly", "return", "select", "set", "shift", "shopt", "source", "suspend",
+    "test", "then", "time", "times", "trap", "type", "typeset", "ulimit", "umask", "unalias", "unset", "until",
+    "wait", "while",
+})  # fmt: skip
 _SET_BY_PHALANX: Final = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK"})
 _OURS_TO_SET: Final = frozenset({"PHALANX_URL", "PHALANX_TOKEN", "PHALANX_HOME"})  # a job may speak to a head
 _INTERPRETER: Final = re.compile(r"(python|pypy)[\d.]*|bash|sh|zsh|torchrun|deepspeed|accelerate|mpirun|mpiexec|uv|env")
@@ -135,7 +139,8 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str) -> JobSpec
         warm=_flag(given, "warm"),
         hold=_flag(given, "hold"),
         grace_s=_duration(given, "grace", GRACE_DEFAULT_S) or GRACE_DEFAULT_S,
-        collective_timeout_s=_duration(given, "collective_timeout", COLLECTIVE_TIMEOUT_DEFAULT_S) or COLLECTIVE_TIMEOUT_DEFAULT_S,
+        collective_timeout_s=_duration(given, "collective_timeout", COLLECTIVE_TIMEOUT_DEFAULT_S)
+        or COLLECTIVE_TIMEOUT_DEFAULT_S,
         labels=_labels(given),
     )
     _bounded(spec)
@@ -210,10 +215,14 @@ def _name(given: Mapping[str, object], argv: tuple[str, ...], script: str) -> st
         if len(name) > NAME_MAX or not _PRINTABLE.fullmatch(name):
             raise BadKey(f"name: {name[:40]!r} is over {NAME_MAX} characters or holds unprintable ones", key="name")
         return name
-    words = argv or next((words for command in commands_of(script) if (words := tuple(command.split()))[0] not in _SHELL_FIRST), ())
+    words = argv or next(
+        (words for command in commands_of(script) if (words := tuple(command.split()))[0] not in _SHELL_FIRST), ()
+    )
     chosen = words[0] if words else "job"
     if _INTERPRETER.fullmatch(chosen.rsplit("/", 1)[-1]):
-        chosen = next((word for word in words[1:] if word.endswith((".py", ".sh")) and not word.startswith("-")), chosen)
+        chosen = next(
+            (word for word in words[1:] if word.endswith((".py", ".sh")) and not word.startswith("-")), chosen
+        )
     base = chosen.rstrip("/").rsplit("/", 1)[-1] or "job"
     return "".join(_PRINTABLE.findall(base))[:NAME_MAX] or "job"
 
@@ -232,7 +241,11 @@ def _workdir(given: Mapping[str, object], workdir: str) -> str:
 def _upload(given: Mapping[str, object]) -> str:
     digest = _text(given, "upload").strip()
     if digest and not _SHA256.fullmatch(digest):
-        raise BadKey(f"upload: {digest[:80]!r} is not a SHA-256 in hex", key="upload", hint="use --copy; it names the copy itself")
+        raise BadKey(
+            f"upload: {digest[:80]!r} is not a SHA-256 in hex",
+            key="upload",
+            hint="use --copy; it names the copy itself",
+        )
     return digest
 
 
@@ -240,7 +253,11 @@ def _checkpoint(given: Mapping[str, object], workdir: str) -> str:
     place = _text(given, "checkpoint").strip()
     scheme, separator, rest = place.partition("://")
     if separator and scheme != "file":
-        raise BadKey(f"checkpoint: {scheme}:// is not understood by this release", key="checkpoint", hint="name a folder that every node sees")
+        raise BadKey(
+            f"checkpoint: {scheme}:// is not understood by this release",
+            key="checkpoint",
+            hint="name a folder that every node sees",
+        )
     path = rest if separator else place
     return path if not path or path.startswith("/") else f"{workdir.rstrip('/')}/{path}"
 
@@ -249,9 +266,15 @@ def _env(given: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
     pairs = _table(given, "env")
     for name, value in pairs:
         if not _VARIABLE.fullmatch(name):
-            raise BadKey(f"env: {name!r} is not a name for a variable", key="env", hint="letters, digits and _, not beginning with a digit")
+            raise BadKey(
+                f"env: {name!r} is not a name for a variable",
+                key="env",
+                hint="letters, digits and _, not beginning with a digit",
+            )
         if name in _SET_BY_PHALANX or (name.startswith("PHALANX_") and name not in _OURS_TO_SET):
-            raise BadKey(f"env: {name} is set by Phalanx for every task", key="env", hint="leave it out, or take another name")
+            raise BadKey(
+                f"env: {name} is set by Phalanx for every task", key="env", hint="leave it out, or take another name"
+            )
         if "\0" in value:
             raise BadKey(f"env: {name} holds a NUL byte", key="env")
     return pairs
@@ -263,7 +286,11 @@ def _labels(given: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
         raise BadKey(f"labels: {len(pairs)} labels are more than {_LABELS_MAX}", key="labels")
     for name, value in pairs:
         if not _LABEL.fullmatch(name) or len(value) > 256 or (value and not _PRINTABLE.fullmatch(value)):
-            raise BadKey(f"labels: {name!r}: {value[:40]!r} is not a label", key="labels", hint="short names and printable values")
+            raise BadKey(
+                f"labels: {name!r}: {value[:40]!r} is not a label",
+                key="labels",
+                hint="short names and printable values",
+            )
     return pairs
 
 
@@ -284,7 +311,9 @@ def _duration(given: Mapping[str, object], key: str, default: float | None) -> f
         return default
     seconds = _read(given, key, lambda value: parse_duration_s(value, what=key), 0.0)
     if not 0 < seconds <= _DURATION_MAX_S:
-        raise BadKey(f"{key}: {given[key]!r} is not between a moment and a year", key=key, hint="write 90m, 2h, 1-12:00:00")
+        raise BadKey(
+            f"{key}: {given[key]!r} is not between a moment and a year", key=key, hint="write 90m, 2h, 1-12:00:00"
+        )
     return seconds
 
 
@@ -361,6 +390,14 @@ def _bounded(spec: JobSpec) -> None:
         size = len(text.encode())
         total += size
         if size > TEXT_BYTES_MAX:
-            raise BadKey(f"{key}: {size} bytes in one piece are more than Linux starts ({TEXT_BYTES_MAX})", key=key, hint="put it into a script")
+            raise BadKey(
+                f"{key}: {size} bytes in one piece are more than Linux starts ({TEXT_BYTES_MAX})",
+                key=key,
+                hint="put it into a script",
+            )
     if total > ALL_TEXT_BYTES_MAX:
-        raise BadKey(f"command and env together are {total} bytes, over {ALL_TEXT_BYTES_MAX}", key="env", hint="put it into a file")
+        raise BadKey(
+            f"command and env together are {total} bytes, over {ALL_TEXT_BYTES_MAX}",
+            key="env",
+            hint="put it into a file",
+        )

@@ -157,7 +157,8 @@ class Connection:
 
 
 def _set_timeout(connection: http.client.HTTPConnection, timeout_s: float) -> None:
-    connection.sock.settimeout(timeout_s)
+    if connection.sock.gettimeout() != timeout_s:
+        connection.sock.settimeout(timeout_s)
 
 
 def _open(url: str, ca_file: str | None) -> http.client.HTTPConnection:

@@ -219,7 +219,6 @@ class Loop:
         def work() -> None:
             if isinstance(action, SpawnTasks):
                 self._inbox.put(launching.spawn(present, action, self._the_shop))
-                self._sampler.wake()
                 return
             tail = launching.wind_up(present, action.tail_of, self._the_shop)
             over = WoundUp(key=action.key, tail=tail)

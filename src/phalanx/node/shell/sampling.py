@@ -67,17 +67,18 @@ class Sampler:
             self._fresh.wait_for(lambda: self._answered >= asked or self._ended.is_set(), timeout_s)
             return self._latest
 
-    def wake(self) -> None:
-        """Ranks came or went."""
-        self._wake.set()
-
     def run(self) -> None:
         """Until the supervisor ends."""
+        sampled_s = -IDLE_S
         while not self._ended.is_set():
             with self._fresh:
                 asked = self._asked
                 self._wake.clear()
             jobs = self._busy()
+            if not jobs and asked == self._answered and time.monotonic() - sampled_s < IDLE_S:
+                self._wake.wait(BUSY_S)
+                continue
+            sampled_s = time.monotonic()
             self._bind()
             taken = self._probe.sample()
             with self._fresh:
@@ -85,7 +86,7 @@ class Sampler:
                 self._answered = asked
                 self._fresh.notify_all()
             self._tell(taken, jobs)
-            self._wake.wait(BUSY_S if jobs else IDLE_S)
+            self._wake.wait(BUSY_S)
 
     def _bind(self) -> None:
         if not isinstance(self._probe, VirtualProbe):

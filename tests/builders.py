@@ -1,0 +1,213 @@
+"""Records drawn in a line each: fleets as text, jobs by what matters of them. Values only; who needs time and faults takes `tests.harness`.
+
+    fleet = make_fleet("rack0: n0=8 n1=4 | rack1: n2=8")          # nodes and their devices
+    fleet = make_fleet("r: n0=h200:8 n1=a100-80gb:4", cpus=64)    # with models
+    plan = plan_of(fleet.with_jobs(job("a", gpus=16)))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from phalanx.core.fleet.device import Device
+from phalanx.core.fleet.node import Cordon, Node, NodeState
+from phalanx.core.ids import Epoch, Generation, JobId, NodeId, ProjectId, QueueId, SupervisorId, UserId
+from phalanx.core.lifecycle.facts import Case, Facts
+from phalanx.core.lifecycle.job import place
+from phalanx.core.scheduling.schedule import Policy, schedule
+from phalanx.core.state.plan import Plan
+from phalanx.core.state.snapshot import Snapshot, Usage
+from phalanx.core.units import GIB
+from phalanx.core.work.allocation import Allocation, Grant
+from phalanx.core.work.attempt import Attempt, AttemptState, MemberState, TaskExit
+from phalanx.core.work.gpus import GpuRequest, parse_gpus
+from phalanx.core.work.job import Job, Resume
+from phalanx.core.work.queue import Queue
+from phalanx.core.work.spec import JobSpec, Launch, Role
+
+T = 1_700_000_000.0  # Unix seconds at which every history starts
+PLAIN = Queue(id=QueueId("default"))
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Nodes, what is held on them, and queues. Every method gives another fleet."""
+
+    nodes: dict[NodeId, Node]
+    usage: dict[NodeId, Usage] = field(default_factory=dict)
+    queues: dict[QueueId, Queue] = field(default_factory=lambda: {PLAIN.id: PLAIN})
+    now_s: float = T
+
+    def with_jobs(self, *jobs: Job) -> Snapshot:
+        """The snapshot in which these jobs wait, submitted in the order given unless they say otherwise."""
+        waiting = tuple(one if one.seq else replace(one, seq=seq) for seq, one in enumerate(jobs, start=1))
+        return Snapshot(
+            version=1, now_s=self.now_s, nodes=self.nodes, usage=self.usage, pending=waiting, queues=self.queues
+        )
+
+    def held(self, **devices: Iterable[int]) -> Fleet:
+        """These devices are taken: `held(n0=[0, 1])`."""
+        usage = {NodeId(name): Usage(devices=frozenset(taken)) for name, taken in devices.items()}
+        return replace(self, usage={**self.usage, **usage})
+
+    def down(self, *names: str) -> Fleet:
+        return self._each(names, state=NodeState.DOWN)
+
+    def drained(self, *names: str) -> Fleet:
+        return self._each(names, cordon=Cordon(by="op", why="disk", since_s=T, drain=True))
+
+    def cordoned(self, *names: str) -> Fleet:
+        return self._each(names, cordon=Cordon(by="op", why="disk", since_s=T))
+
+    def sick(self, name: str, *indices: int) -> Fleet:
+        """These devices are not healthy."""
+        node = self.nodes[NodeId(name)]
+        devices = tuple(replace(device, healthy=device.index not in indices) for device in node.devices)
+        return self._each((name,), devices=devices)
+
+    def with_queues(self, *queues: Queue) -> Fleet:
+        return replace(self, queues={queue.id: queue for queue in queues})
+
+    def _each(self, names: Iterable[str], **changes: Any) -> Fleet:
+        changed = {NodeId(name): replace(self.nodes[NodeId(name)], **changes) for name in names}
+        return replace(self, nodes={**self.nodes, **changed})
+
+
+def make_fleet(text: str, *, cpus: int = 32, memory_gib: int = 256) -> Fleet:
+    """Nodes of `rack: NAME=[MODEL[-MEMgb]:]COUNT ...`, racks parted by `|`."""
+    nodes: dict[NodeId, Node] = {}
+    for rack in text.split("|"):
+        name, _, inside = rack.rpartition(":") if "=" not in rack.partition(":")[0] and ":" in rack else ("", "", rack)
+        if "=" in name:  # the last colon was a model's
+            name, _, inside = rack.partition(":")
+        for word in inside.split():
+            node_name, _, devices = word.partition("=")
+            nodes[NodeId(node_name)] = make_node(
+                node_name, devices, cpus=cpus, memory_gib=memory_gib, rack=name.strip()
+            )
+    return Fleet(nodes=nodes)
+
+
+def make_node(
+    name: str, devices: str | int = 4, *, cpus: int = 32, memory_gib: int = 256, rack: str = "", **fields: Any
+) -> Node:
+    """A node that is up, with devices as in the grammar of GPUs."""
+    has = parse_gpus(devices)
+    return Node(
+        id=NodeId(name), engine="local", cpus=cpus, memory_bytes=memory_gib * GIB, state=NodeState.UP,
+        devices=tuple(
+            Device(index=index, uuid=f"{name}-{index}", model=has.model or "virtual", memory_bytes=(has.memory_gib or 16) * GIB)
+            for index in range(has.total)
+        ),
+        labels={"rack": rack} if rack else {}, joined_s=T, supervisor_id=SupervisorId(f"{name}-life1"),
+        **fields,
+    )  # fmt: skip
+
+
+def spec(
+    name: str = "train",
+    *,
+    gpus: int | str = 1,
+    cpus: int = 0,
+    memory_gib: int = 0,
+    launch: Launch = Launch.PER_DEVICE,
+    tasks_per_node: int | None = None,
+    **fields: Any,
+) -> JobSpec:
+    """A job as submitted."""
+    role = Role(
+        argv=("python", "train.py"), gpus=parse_gpus(gpus), cpus=cpus, memory_bytes=memory_gib * GIB, launch=launch,
+        tasks_per_node=tasks_per_node,
+    )  # fmt: skip
+    return JobSpec(name=name, role=role, workdir="/work", **fields)
+
+
+def job(name: str = "1", *, seq: int = 0, queue: str = "default", priority: int = 0, **fields: Any) -> Job:
+    """A pending job whose id is its name. What a `JobSpec` or `Role` has goes there, the rest is the job's own."""
+    own = {key: fields.pop(key) for key in tuple(fields) if key in _JOB_FIELDS}
+    return Job(
+        id=JobId(name), seq=seq, spec=spec(name, priority=priority, **fields), user=UserId("ada"), project=ProjectId("gpt"),
+        queue=QueueId(queue), submit_s=T, **own,
+    )  # fmt: skip
+
+
+_JOB_FIELDS = set(Job.__dataclass_fields__) - {"id", "seq", "spec", "queue"}
+
+
+def plan_of(snapshot: Snapshot, **policy: Any) -> Plan:
+    """What the scheduler makes of it."""
+    return schedule(snapshot, Policy(**policy))
+
+
+def drawn(plan: Plan, name: str) -> str:
+    """A placement as text: `n0:0,1 n1:0,1`; empty for none."""
+    placed = plan.placement(JobId(name))
+    if placed is None:
+        return ""
+    return " ".join(f"{grant.node_id}:{','.join(map(str, grant.devices))}" for grant in placed.allocation.grants)
+
+
+def allocation(text: str, *, tasks: int | None = None) -> Allocation:
+    """`n0:0,1 n1:0,1` as an allocation."""
+    grants: list[Grant] = []
+    for rank, word in enumerate(text.split()):
+        node, _, devices = word.partition(":")
+        indices = tuple(int(index) for index in devices.split(",") if index)
+        count = tasks if tasks is not None else max(1, len(indices))
+        grants.append(
+            Grant(
+                node_id=NodeId(node), node_rank=rank, devices=indices, cpus=0, memory_bytes=0, tasks=count,
+                first_rank=rank * count,
+            )
+        )  # fmt: skip
+    return Allocation(grants=tuple(grants))
+
+
+def facts(now_s: float = 0.0, **fields: Any) -> Facts:
+    """The surroundings `now_s` seconds after the beginning."""
+    return Facts(now_s=T + now_s, checkpoint_root="/ckpt", output_root="/out", **fields)
+
+
+def placed(one: Job | None = None, on: str = "n0:0,1 n1:0,1", now_s: float = 0.0) -> Case:
+    """A job with an attempt just placed."""
+    return place(one or job("1", gpus="2x2"), allocation(on), facts(now_s)).case
+
+
+def at(case: Case, state: AttemptState, **members: str) -> Case:
+    """The same case with its attempt in this state; members as `n0="stopped"`, the others as the state has them."""
+    attempt = case.attempt
+    assert attempt is not None
+    usual = {AttemptState.PLACED: MemberState.ASKED, AttemptState.STARTING: MemberState.READY}.get(
+        state, MemberState.STARTED
+    )
+    changed = tuple(
+        replace(member, state=MemberState(members.get(member.node_id, usual)), port=29501) for member in attempt.members
+    )
+    return replace(case, attempt=replace(attempt, state=state, members=changed))
+
+
+def exited(
+    rank: int, node: str, code: int | None = 0, *, signal: int | None = None, by_us: bool = False, at_s: float = 0.0
+) -> TaskExit:
+    """How a task ended."""
+    return TaskExit(
+        rank=rank, node_id=NodeId(node), code=None if signal is not None else code, signal=signal, by_us=by_us, at_s=T + at_s
+    )
+
+
+def checkpoint(step: int, epoch: int = 1) -> Resume:
+    """A published checkpoint."""
+    path = f"/ckpt/1/epoch-{epoch}/step-{step:08d}"
+    return Resume(epoch=Epoch(epoch), step=step, path=path, digest=f"sha-{epoch}-{step}")
+
+
+def keyed(attempt: Attempt | None) -> dict[str, Any]:
+    """The three names that every report carries."""
+    assert attempt is not None
+    return {"job_id": attempt.job_id, "epoch": attempt.epoch, "generation": Generation(attempt.generation)}
+
+
+def gpu(total: int = 0, **fields: Any) -> GpuRequest:
+    return GpuRequest(total=total, **fields)

@@ -1,0 +1,158 @@
+"""Exec sessions: bytes both ways by offset, bounded, the user's own, ended when nobody polls."""
+
+# Ids are written as plain words here, as in a drawing.
+# mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
+
+import base64
+import threading
+
+import pytest
+
+from phalanx.api.sessions import Pipe
+from phalanx.core.errors import Conflict
+from phalanx.wire.supervisor import CommandsReply, ExecInput, ExecOutput, OpenExec, command_of, decode
+from tests.contract.api_head import ApiHead, Supervisor
+
+
+@pytest.fixture
+def head(tmp_path):
+    head = ApiHead(str(tmp_path))
+    yield head
+    head.close()
+
+
+@pytest.fixture
+def call(head):
+    with head.calling() as call:
+        yield call
+
+
+@pytest.fixture
+def job_id(call):
+    supervisor = Supervisor(call)
+    supervisor.hello()
+    job_id = call.submit()
+    supervisor.run(job_id)
+    return job_id
+
+
+def opened(call, job_id, **changes):
+    reply = call(
+        "user", "POST", f"/v1/jobs/{job_id}/exec", {"argv": ["bash"], "tty": True, "rows": 30, "cols": 90, **changes}
+    )
+    assert reply.status_code == 201, reply.text
+    return reply.json()["session"]
+
+
+def typed(call, session, offset, data=b"", **more):
+    body = {"offset": offset, "data": base64.b64encode(data).decode(), **more}
+    return call("user", "POST", f"/v1/exec/{session}/input", body)
+
+
+def given(call, session, after=0, wait_s=0):
+    reply = call("node:n0", "GET", f"/v1/node/exec/{session}/input?after={after}&wait_s={wait_s}")
+    assert reply.status_code == 200, reply.text
+    return decode(reply.content, ExecInput)
+
+
+def printed(call, session, offset, data=b"", **more):
+    return call("node:n0", "POST", f"/v1/node/exec/{session}/output", ExecOutput(offset=offset, data=data, **more))
+
+
+def shown(call, session, after=0, wait_s=0, role="user"):
+    return call(role, "GET", f"/v1/exec/{session}/output?after={after}&wait_s={wait_s}")
+
+
+def test_session_reaches_the_node_and_carries_bytes_both_ways(call, job_id):
+    session = opened(call, job_id)
+    sent = decode(call("node:n0", "GET", "/v1/node/commands").content, CommandsReply).commands[-1]
+    command = command_of(sent)
+    assert isinstance(command, OpenExec)
+    assert (command.session, command.argv, command.rows, command.epoch) == (session, ["bash"], 30, 1)
+    assert typed(call, session, 0, b"ls\n").json() == {"end": 3}
+    assert typed(call, session, 0, b"ls\n").json() == {"end": 3}  # sent twice, typed once
+    assert (given(call, session).data, given(call, session, 3).data) == (b"ls\n", b"")
+    assert printed(call, session, 0, b"a  b\n").status_code == 204
+    first = shown(call, session).json()
+    assert (base64.b64decode(first["data"]), first["end"], first["done"]) == (b"a  b\n", 5, False)
+    typed(call, session, 3, closed=True)
+    assert given(call, session, 3).closed
+    printed(call, session, 5, b"bye\n", exit_code=7)
+    last = shown(call, session, after=5).json()
+    assert (base64.b64decode(last["data"]), last["done"], last["exit_code"]) == (b"bye\n", True, 7)
+
+
+def test_poll_wakes_when_something_is_printed_and_input_when_something_is_typed_or_resized(call, job_id):
+    session = opened(call, job_id)
+    got = []
+    threads = [
+        threading.Thread(target=lambda: got.append(shown(call, session, wait_s=3).json()["end"]), daemon=True),
+        threading.Thread(target=lambda: got.append(given(call, session, wait_s=3).rows), daemon=True),
+    ]
+    for thread in threads:
+        thread.start()
+    printed(call, session, 0, b"news")
+    assert call("user", "POST", f"/v1/exec/{session}/resize", {"rows": 50, "cols": 100}).status_code == 200
+    for thread in threads:
+        thread.join(timeout=20)
+    assert sorted(got) == [4, 50]
+
+
+def test_session_is_its_users_and_its_nodes_alone(call, job_id):
+    Supervisor(call, node_id="n1", supervisor_id="s2").hello()
+    session = opened(call, job_id)
+    assert shown(call, session, role="other").status_code == 404
+    assert call("node:n1", "GET", f"/v1/node/exec/{session}/input").status_code == 404
+    assert call("other", "POST", f"/v1/jobs/{job_id}/exec", {"argv": ["id"]}).status_code == 403
+    assert call("viewer", "POST", f"/v1/jobs/{job_id}/exec", {"argv": ["id"]}).status_code == 403
+
+
+@pytest.mark.parametrize("odd", [{"argv": []}, {"argv": ["a\0b"]}, {"rows": 0}, {"node_rank": 1}, {"shell": True}])
+def test_odd_sessions_are_refused(call, job_id, odd):
+    assert call("user", "POST", f"/v1/jobs/{job_id}/exec", {"argv": ["id"], **odd}).status_code == 400
+
+
+def test_no_session_beside_a_job_that_does_not_run(call, job_id):
+    waiting = call.submit(hold=True)
+    assert call("user", "POST", f"/v1/jobs/{waiting}/exec", {"argv": ["id"]}).status_code == 409
+
+
+def test_session_that_nobody_polls_ends_and_its_node_hears_so(head, call, job_id):
+    session = opened(call, job_id)
+    head.clock.ahead_s += head.limits.exec_idle_s + 1
+    assert call("node:n0", "GET", f"/v1/node/exec/{session}/input").status_code == 404
+    assert shown(call, session).status_code == 404
+
+
+def test_closed_session_is_gone_for_its_node(call, job_id):
+    session = opened(call, job_id)
+    assert call("user", "DELETE", f"/v1/exec/{session}").status_code == 204
+    assert printed(call, session, 0, b"x").status_code == 404
+
+
+def test_reader_that_lags_slows_the_command(call, job_id, head):
+    session = opened(call, job_id)
+    offset, piece = 0, b"x" * 65536
+    while offset < head.limits.exec_buffer_bytes:
+        assert printed(call, session, offset, piece).status_code == 204
+        offset += len(piece)
+    held = []
+    thread = threading.Thread(
+        target=lambda: held.append(printed(call, session, offset, piece).status_code), daemon=True
+    )
+    thread.start()
+    shown(call, session, after=0)
+    assert held == []
+    shown(call, session, after=65536)  # what was read makes room
+    thread.join(timeout=20)
+    assert held == [204]
+
+
+def test_pipe_takes_bytes_once_and_refuses_a_gap():
+    pipe = Pipe()
+    assert pipe.put(0, b"abc", 4)
+    assert pipe.put(1, b"bcd", 4)
+    assert not pipe.put(4, b"e", 4)
+    assert (pipe.get(2, 10), pipe.base, pipe.end) == (b"cd", 2, 4)
+    with pytest.raises(Conflict):
+        pipe.put(6, b"g", 4)

@@ -1,0 +1,211 @@
+"""Jobs over HTTP: submitting once, listing, changing, who may touch whose."""
+
+# Ids are written as plain words here, as in a drawing.
+# mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
+
+import pytest
+
+from phalanx.core.state.events import PutProject
+from phalanx.core.work.queue import Project
+from tests.contract.api_head import JOB, ApiHead, Supervisor
+
+
+@pytest.fixture
+def head(tmp_path):
+    head = ApiHead(str(tmp_path))
+    yield head
+    head.close()
+
+
+@pytest.fixture
+def call(head):
+    with head.calling() as call:
+        yield call
+
+
+def code(reply):
+    return reply.status_code, reply.json()["error"]["code"]
+
+
+def keyed(call, body, key="k1", role="user"):
+    return call(role, "POST", "/v1/jobs", body, headers={"idempotency-key": key})
+
+
+def test_submitted_job_comes_back_with_what_will_start(call):
+    Supervisor(call).hello()
+    reply = call("user", "POST", "/v1/jobs", {**JOB, "gpus": "1x4", "labels": {"team": "nlp"}})
+    said = reply.json()
+    assert reply.status_code == 201
+    assert (said["job"]["id"], said["job"]["user"], said["job"]["project"], said["job"]["queue"]) == (
+        "1",
+        "ada",
+        "default",
+        "default",
+    )
+    assert said["job"]["labels"] == {"team": "nlp"}
+    assert said["notes"] == ["1 node x 4 = 4 GPUs", "4 tasks: 1 node x 4, one per GPU"]
+
+
+def test_same_key_and_body_give_the_same_job_and_another_body_is_refused(call):
+    first, again = keyed(call, JOB), keyed(call, JOB)
+    assert first.json()["job"]["id"] == again.json()["job"]["id"]
+    assert code(keyed(call, {**JOB, "gpus": 1})) == (409, "conflict")
+    assert keyed(call, JOB, role="other").json()["job"]["id"] != first.json()["job"]["id"]  # keys are each user's own
+    assert len(call("user", "GET", "/v1/jobs").json()["jobs"]) == 2
+
+
+def test_same_key_survives_a_restart_of_the_head(tmp_path, head, call):
+    first = keyed(call, JOB).json()["job"]["id"]
+    head.driver.stop()
+    later = ApiHead(str(tmp_path), store=head.store, head_id="head-2")
+    with later.calling() as call_later:
+        assert keyed(call_later, JOB).json()["job"]["id"] == first
+        assert code(keyed(call_later, {**JOB, "name": "x"})) == (409, "conflict")
+    later.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"gpuz": 8}, (422, "bad_file")),
+        ({"gpus": "8 of them"}, (422, "bad_file")),
+        ({"nodes": 99, "gpus": None, "gpus_per_node": 1}, (422, "never_fits")),
+        ({"queue": "none"}, (404, "not_found")),
+        ({"project": "none"}, (404, "not_found")),
+        ({"project": "closed"}, (403, "not_permitted")),
+        ({"workdir": "here"}, (400, "bad_request")),
+        ({"time": "30"}, (422, "bad_file")),
+    ],
+)
+def test_job_that_cannot_be_is_refused_and_leaves_nothing(head, call, change, expected):
+    Supervisor(call).hello()
+    head.ask(PutProject(project=Project(id="closed", members=frozenset({"bob"}))))
+    assert code(call("user", "POST", "/v1/jobs", {**JOB, **change})) == expected
+    assert call("user", "GET", "/v1/jobs").json()["jobs"] == []
+
+
+def test_overlong_key_is_refused(call):
+    assert code(keyed(call, JOB, key="k" * 201)) == (400, "bad_request")
+
+
+def test_only_project_of_a_user_is_theirs_without_saying(head, call):
+    head.ask(PutProject(project=Project(id="nlp", members=frozenset({"ada"}))))
+    assert call("user", "POST", "/v1/jobs", JOB).json()["job"]["project"] == "nlp"
+    assert call("other", "POST", "/v1/jobs", JOB).json()["job"]["project"] == "default"
+
+
+def test_list_pages_newest_first_and_filters(call):
+    ids = [call.submit(name=f"job{n}") for n in range(5)]
+    call.submit("other")
+    page = call("user", "GET", "/v1/jobs?user=ada&limit=2").json()
+    assert [job["id"] for job in page["jobs"]] == [ids[4], ids[3]]
+    rest = call("user", "GET", f"/v1/jobs?user=ada&before_seq={page['next']}&limit=10").json()
+    assert [job["id"] for job in rest["jobs"]] == [ids[2], ids[1], ids[0]]
+    assert rest["next"] is None
+    assert [job["name"] for job in call("user", "GET", "/v1/jobs?name=job3").json()["jobs"]] == ["job3"]
+    assert call("user", "GET", "/v1/jobs?state=running&state=failed").json()["jobs"] == []
+
+
+def test_others_jobs_are_seen_but_not_their_command(call):
+    job_id = call.submit(labels={"secret": "plan"})
+    for role in ("other", "viewer"):
+        shown = call(role, "GET", f"/v1/jobs/{job_id}").json()["job"]
+        assert (shown["user"], shown["state"], shown["command"], shown["workdir"], shown["labels"]) == (
+            "ada",
+            "pending",
+            "",
+            "",
+            {},
+        )
+    assert call("operator", "GET", f"/v1/jobs/{job_id}").json()["job"]["command"] == "python train.py"
+
+
+def test_others_jobs_are_not_touched_but_by_operators_and_admins_of_the_project(head, call):
+    job_id = call.submit()
+    refused = call("other", "POST", f"/v1/jobs/{job_id}/cancel", {})
+    assert code(refused) == (403, "not_permitted")
+    assert "ada" in refused.json()["error"]["message"]
+    assert call("operator", "POST", f"/v1/jobs/{job_id}/hold").json()["job"]["held"]
+    head.ask(PutProject(project=Project(id="default", admins=frozenset({"bob"}))))
+    assert call("other", "POST", f"/v1/jobs/{job_id}/cancel", {}).json()["job"]["state"] == "cancelled"
+
+
+def test_hold_release_update_cancel(call):
+    job_id = call.submit()
+    path = f"/v1/jobs/{job_id}"
+    assert call("user", "POST", f"{path}/hold").json()["job"]["reason"] == "held"
+    assert not call("user", "POST", f"{path}/release").json()["job"]["held"]
+    changed = call("user", "PATCH", path, {"name": "better", "priority": 7, "time": "2h"}).json()["job"]
+    assert (changed["name"], changed["priority"], changed["time_limit_s"]) == ("better", 7, 7200)
+    assert code(call("user", "PATCH", path, {})) == (400, "bad_request")
+    assert code(call("user", "PATCH", path, {"time": "2"})) == (400, "bad_request")
+    assert code(call("user", "PATCH", path, {"state": "failed"})) == (400, "bad_request")
+    for _ in range(2):
+        ended = call("user", "POST", f"{path}/cancel", {"why": "enough"}).json()["job"]
+        assert (ended["state"], ended["cancelled_by"]) == ("cancelled", "ada")
+    kinds = [line["kind"] for line in call("user", "GET", f"{path}/story").json()["story"]]
+    assert kinds[0] == "submitted"
+    assert "cancelled" in " ".join(kinds)
+
+
+def test_story_goes_on_after_a_line(call):
+    job_id = call.submit()
+    call("user", "POST", f"/v1/jobs/{job_id}/cancel")
+    whole = call("user", "GET", f"/v1/jobs/{job_id}/story").json()
+    rest = call("user", "GET", f"/v1/jobs/{job_id}/story?after={whole['story'][0]['seq']}").json()
+    assert rest["story"] == whole["story"][1:]
+    assert call("user", "GET", f"/v1/jobs/{job_id}/story?after={whole['last']}").json() == {
+        "story": [],
+        "last": whole["last"],
+    }
+    everything = call("viewer", "GET", "/v1/story").json()["story"]
+    assert {line["seq"] for line in whole["story"]} <= {line["seq"] for line in everything}
+
+
+def test_waiting_job_says_why(call):
+    Supervisor(call).hello()
+    call.submit(gpus=4)
+    second = call.submit(gpus=4)
+    shown = call("user", "GET", f"/v1/jobs/{second}").json()["job"]
+    assert (shown["state"], shown["reason"]) == ("pending", "resources")
+    assert shown["detail"]
+
+
+def test_ended_job_has_a_receipt(call):
+    supervisor = Supervisor(call)
+    supervisor.hello()
+    job_id = call.submit()
+    supervisor.run(job_id)
+    supervisor.end(job_id, code=3)
+    detail = call("user", "GET", f"/v1/jobs/{job_id}").json()
+    assert (detail["job"]["state"], detail["job"]["exit_code"]) == ("failed", 3)
+    assert detail["attempts"][0]["cause"] == "failed"
+    assert [task["code"] for task in detail["attempts"][0]["exits"]] == [3, 3]
+    receipt = call("viewer", "GET", f"/v1/jobs/{job_id}/receipt").json()
+    assert receipt["attempts"][0]["cause"] == "failed"
+    assert receipt["gpu_seconds"]["total"] > 0
+
+
+def test_stop_is_refused_while_jobs_run_and_keeps_or_cancels_them_as_told(head, call):
+    supervisor = Supervisor(call)
+    supervisor.hello()
+    job_id = call.submit()
+    supervisor.run(job_id)
+    assert code(call("user", "POST", "/v1/stop", {})) == (403, "not_permitted")
+    assert code(call("operator", "POST", "/v1/stop", {})) == (409, "conflict")
+    assert code(call("operator", "POST", "/v1/stop", {"keep_jobs": True, "cancel_jobs": True})) == (400, "bad_request")
+    assert call("operator", "POST", "/v1/stop", {"cancel_jobs": True}).json() == {"stopping": False, "running": 1}
+    supervisor.end(job_id)
+    assert not head.stopped.is_set()
+    assert call("operator", "POST", "/v1/stop", {"cancel_jobs": True}).json() == {"stopping": True, "running": 0}
+    assert head.stopped.wait(10)
+
+
+def test_stop_that_keeps_jobs_grants_long_leases_first(head, call):
+    supervisor = Supervisor(call)
+    supervisor.hello()
+    supervisor.run(call.submit())
+    head.driver.leases.lengthen(600.0)  # as PlanStop will
+    assert supervisor.lease([("1", 1)]).json()["lease_s"] == 600.0
+    assert call("admin", "POST", "/v1/stop", {"keep_jobs": True}).json() == {"stopping": True, "running": 1}
+    assert head.stopped.wait(10)

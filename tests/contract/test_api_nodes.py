@@ -1,0 +1,315 @@
+"""The supervisors' channel and what is seen of nodes: each supervisor speaks for its own node, of its own jobs, once."""
+
+# Ids are written as plain words here, as in a drawing.
+# mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
+
+import hashlib
+import threading
+from concurrent.futures import Future
+
+import msgspec
+import pytest
+
+from phalanx.core.errors import TryLater
+from phalanx.core.state.commands import Prepare
+from phalanx.core.state.events import CheckpointSaved, MemberReady, MemberStarted
+from phalanx.core.work.job import Resume
+from phalanx.wire.supervisor import (
+    STREAM_CHUNK_BYTES_MAX,
+    CommandsReply,
+    DeviceSample,
+    EventsRequest,
+    HelloRequest,
+    LeaseRequest,
+    SamplesRequest,
+    command_of,
+    decode,
+)
+from tests.contract.api_head import ApiHead, Supervisor, make_node, unknown_event, until
+
+
+@pytest.fixture
+def head(tmp_path):
+    head = ApiHead(str(tmp_path))
+    yield head
+    head.close()
+
+
+@pytest.fixture
+def call(head):
+    with head.calling() as call:
+        yield call
+
+
+@pytest.fixture
+def supervisor(call):
+    supervisor = Supervisor(call)
+    supervisor.hello()
+    return supervisor
+
+
+def code(reply):
+    return reply.status_code, reply.json()["error"]["code"]
+
+
+def commands(call, after=0, wait_s=0, node_id="n0"):
+    reply = call(f"node:{node_id}", "GET", f"/v1/node/commands?after={after}&wait_s={wait_s}")
+    assert reply.status_code == 200, reply.text
+    return decode(reply.content, CommandsReply)
+
+
+def samples(job_id=None, busy=0.5, node_id="n0", at_s=None, supervisor_id="s1"):
+    devices = [
+        DeviceSample(
+            index=i, uuid=f"VIRTUAL-n0-{i}", counter="rank_cpu", utilization=busy, memory_used_bytes=1 << 20, virtual=True,
+            memory_total_bytes=3 << 20, power_w=100.0, temperature_c=40.0, job_id=job_id if i < 2 else None,
+        )
+        for i in range(4)
+    ]  # fmt: skip
+    return SamplesRequest(supervisor_id=supervisor_id, node_id=node_id, at_s=at_s, devices=devices, load_1m=1.5)
+
+
+# ---- hello and lease --------------------------------------------------------------------------------------------------
+
+
+def test_before_hello_everything_is_answered_by_say_hello(call):
+    stranger = Supervisor(call)
+    assert code(stranger.lease()) == (409, "say_hello")
+    assert code(stranger.post("events", EventsRequest(supervisor_id="s1", events=[]))) == (409, "say_hello")
+    assert code(call("node:n0", "GET", "/v1/node/commands")) == (409, "say_hello")
+    assert code(stranger.post("samples", samples(at_s=1.0))) == (409, "say_hello")
+    assert stranger.lease().json()["error"]["retry"]
+
+
+def test_hello_brings_the_node_up_with_a_lease(call, supervisor):
+    assert supervisor.lease().json()["lease_s"] > 0
+    node = call("viewer", "GET", "/v1/nodes/n0").json()["node"]
+    assert (node["state"], len(node["devices"]), node["virtual"], node["jobs"]) == ("up", 4, True, [])
+
+
+def test_supervisor_speaks_for_its_own_node_alone(call, supervisor):
+    hello = HelloRequest(version=1, supervisor_id="s1", node=make_node("n1"), carries=[])
+    assert code(call("node:n0", "POST", "/v1/node/hello", hello)) == (403, "not_permitted")
+    lease = LeaseRequest(supervisor_id="s1", node_id="n1", epochs=[])
+    assert code(call("node:n0", "POST", "/v1/node/lease", lease)) == (403, "not_permitted")
+    assert code(supervisor.post("samples", samples(node_id="n1", at_s=1.0))) == (403, "not_permitted")
+
+
+def test_supervisor_of_another_release_is_told_to_be_updated(call):
+    hello = HelloRequest(version=99, supervisor_id="s1", node=make_node(), carries=[])
+    assert code(call("node:n0", "POST", "/v1/node/hello", hello)) == (400, "bad_request")
+
+
+def test_a_second_supervisor_of_a_node_takes_the_first_ones_place(call, supervisor):
+    later = Supervisor(call, supervisor_id="s2")
+    later.hello()
+    assert code(supervisor.lease()) == (409, "say_hello")
+    assert later.lease().status_code == 200
+
+
+def test_lease_names_epochs_that_no_longer_count(call, supervisor):
+    job_id = call.submit()
+    supervisor.run(job_id)
+    assert supervisor.lease([(job_id, 1)]).json()["superseded"] == []
+    assert supervisor.lease([(job_id, 1), ("77", 3)]).json()["superseded"] == [["77", 3]]
+
+
+# ---- commands ---------------------------------------------------------------------------------------------------------
+
+
+def test_long_poll_wakes_when_a_command_comes(call, supervisor):
+    got = []
+    thread = threading.Thread(target=lambda: got.append(commands(call, wait_s=3)), daemon=True)
+    thread.start()
+    job_id = call.submit()
+    thread.join(timeout=20)
+    command = command_of(got[0].commands[0])
+    assert isinstance(command, Prepare)
+    assert command.job_id == job_id
+
+
+def test_commands_are_given_again_until_asked_past(call, supervisor):
+    call.submit(gpus=1)
+    until(lambda: commands(call).commands)
+    first = commands(call)
+    assert commands(call).commands == first.commands
+    assert commands(call, after=first.last).commands == []
+    assert commands(call).commands == []  # asked past: gone
+
+
+def test_hello_drops_what_an_earlier_life_of_the_supervisor_was_told(call, supervisor):
+    call.submit(gpus=1)
+    until(lambda: commands(call).commands)
+    later = Supervisor(call, supervisor_id="s2")
+    after = later.hello()["after"]
+    assert after > 0
+    assert all(framed.seq > after for framed in commands(call, after=after).commands)
+
+
+def test_poll_without_news_ends_with_its_wait(call, supervisor):
+    assert commands(call, wait_s=0.05).commands == []
+
+
+# ---- events -----------------------------------------------------------------------------------------------------------
+
+
+def test_events_are_durable_when_acknowledged_and_heard_once(head, call, supervisor):
+    job_id = call.submit()
+    until(lambda: head.store.attempts(job_id))
+    place = {"job_id": job_id, "epoch": 1, "generation": 0, "node_id": "n0"}
+    request = EventsRequest(
+        supervisor_id="s1", events=supervisor.framed(MemberReady(**place, port=1), MemberStarted(**place, at_s=1.0))
+    )
+    assert supervisor.post("events", request).json() == {"acked": 2}
+    assert head.store.attempts(job_id)[-1].state == "running"
+    heard = head.driver.stats["events"]
+    assert supervisor.post("events", request).json() == {"acked": 2}
+    assert head.driver.stats["events"] == heard
+
+
+def test_event_of_a_later_release_is_refused_once_and_stops_nothing(head, call, supervisor):
+    job_id = call.submit()
+    until(lambda: head.store.attempts(job_id))
+    place = {"job_id": job_id, "epoch": 1, "generation": 0, "node_id": "n0"}
+    ready, started = supervisor.framed(MemberReady(**place, port=1), MemberStarted(**place, at_s=1.0))
+    odd = msgspec.structs.replace(unknown_event(2))
+    request = EventsRequest(supervisor_id="s1", events=[ready, odd, msgspec.structs.replace(started, seq=3)])
+    assert code(supervisor.post("events", request)) == (400, "bad_request")
+    assert head.store.attempts(job_id)[-1].state == "running"
+    assert supervisor.post("events", request).json() == {"acked": 3}
+
+
+def test_events_about_others_are_refused(head, call, supervisor):
+    other = Supervisor(call, node_id="n1", supervisor_id="s9", devices=1)
+    other.hello()
+    job_id = call.submit(gpus=4)
+    until(lambda: head.store.attempts(job_id))
+    place = {"job_id": job_id, "epoch": 1, "generation": 0}
+    for event in (
+        MemberReady(**place, node_id="n0"),  # another node's word
+        MemberReady(**place, node_id="n1"),  # a job that n1 does not carry
+        MemberReady(job_id="404", epoch=1, generation=0, node_id="n1"),
+        CheckpointSaved(
+            job_id=job_id, generation=0, node_id="n1", resume=Resume(epoch=1, step=1, path="/x", digest="")
+        ),
+    ):
+        request = EventsRequest(supervisor_id="s9", events=other.framed(event))
+        assert code(other.post("events", request)) == (403, "not_permitted")
+    assert head.store.attempts(job_id)[-1].state == "placed"
+
+
+def test_events_stay_unacknowledged_while_the_store_refuses(head, call, supervisor, monkeypatch):
+    job_id = call.submit()
+    until(lambda: head.store.attempts(job_id))
+    place = {"job_id": job_id, "epoch": 1, "generation": 0, "node_id": "n0"}
+    request = EventsRequest(supervisor_id="s1", events=supervisor.framed(MemberReady(**place, port=1)))
+
+    def refuse(_self, _reports):
+        future = Future()
+        future.set_exception(TryLater("the disk is full"))
+        return future
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(head.driver), "report", refuse)
+        assert code(supervisor.post("events", request)) == (503, "try_later")
+    assert supervisor.post("events", request).json() == {"acked": 1}
+
+
+# ---- streams ----------------------------------------------------------------------------------------------------------
+
+
+def test_resent_chunks_neither_double_nor_leave_a_gap(head, call, supervisor):
+    job_id = call.submit()
+    assert supervisor.ship(job_id, 1, "rank-0", 0, b"abcdef").json()["ends"][0]["end"] == 6
+    assert supervisor.ship(job_id, 1, "rank-0", 3, b"defghi").json()["ends"][0]["end"] == 9
+    assert supervisor.ship(job_id, 1, "rank-0", 20, b"later").json()["ends"][0]["end"] == 9
+    text = call("user", "GET", f"/v1/jobs/{job_id}/logs").json()["chunks"][0]["text"]
+    assert text == "abcdefghi"
+
+
+@pytest.mark.parametrize(
+    ("stream", "expected"),
+    [
+        ("rank-7", 403), ("steps-1", 403), ("supervisor-1", 403), ("../x", 400), ("rank-", 400), ("rank-0/..", 400), ("x-1", 400),
+        ("rank-1", 200), ("steps-0", 200), ("supervisor-0", 200),
+    ],
+)  # fmt: skip
+def test_only_own_streams_are_written(call, supervisor, stream, expected):
+    job_id = call.submit()
+    assert supervisor.ship(job_id, 1, stream, 0, b"x").status_code == expected
+
+
+def test_streams_of_jobs_elsewhere_and_overlong_chunks_are_refused(call, supervisor):
+    job_id = call.submit()
+    assert supervisor.ship(job_id, 2, "rank-0", 0, b"x").status_code == 403
+    assert supervisor.ship("404", 1, "rank-0", 0, b"x").status_code == 403
+    assert supervisor.ship(job_id, 1, "rank-0", 0, b"x" * (STREAM_CHUNK_BYTES_MAX + 1)).status_code == 400
+    assert supervisor.ship(job_id, 1, "rank-0", -1, b"x").status_code == 400
+
+
+# ---- what is seen -------------------------------------------------------------------------------------------------------
+
+
+def test_overview_shows_devices_with_their_job_and_ranks(head, call, supervisor):
+    job_id = call.submit()
+    supervisor.run(job_id)
+    call.submit("other", gpus=4)
+    assert supervisor.post("samples", samples(job_id, 0.75, at_s=head.clock.now_s())).status_code == 204
+    shown = call("viewer", "GET", "/v1/overview").json()
+    devices = shown["nodes"][0]["devices"]
+    assert [(d["job_id"], d["ranks"], d["utilization"]) for d in devices] == [
+        (job_id, [0], 0.75), (job_id, [1], 0.75), (None, [], 0.75), (None, [], 0.75),
+    ]  # fmt: skip
+    assert [(job["id"], job["utilization"], job["virtual"]) for job in shown["running"]] == [(job_id, 0.75, True)]
+    assert [job["user"] for job in shown["pending"]] == ["bob"]
+    assert shown["counts"]["running"] == 1
+
+
+def test_metrics_carry_the_names_of_dcgm_with_the_job_on_the_node_alone(head, call, supervisor):
+    job_id = call.submit()
+    supervisor.run(job_id)
+    supervisor.post("samples", samples(job_id, 0.5, at_s=head.clock.now_s()))
+    text = call("viewer", "GET", "/metrics").text
+    line = next(line for line in text.splitlines() if line.startswith("DCGM_FI_DEV_GPU_UTIL{"))
+    for label in (
+        'gpu="0"',
+        'UUID="VIRTUAL-n0-0"',
+        'modelName="virtual"',
+        'Hostname="here"',
+        f'hpc_job="{job_id}"',
+        'virtual="true"',
+    ):
+        assert label in line
+    assert line.endswith(" 50.0")
+    for name in ("FB_USED", "FB_FREE", "POWER_USAGE", "GPU_TEMP"):
+        assert f"DCGM_FI_DEV_{name}{{" in text
+    assert 'phalanx_jobs{state="running"} 1.0' in text
+    assert "phalanx_submits_total 1.0" in text
+    assert not any("hpc_job" in line for line in text.splitlines() if line.startswith("phalanx_"))
+
+
+def test_old_samples_are_no_metrics(head, call, supervisor):
+    supervisor.post("samples", samples(at_s=head.clock.now_s() - 3600))
+    assert "DCGM_FI_DEV_GPU_UTIL{" not in call("viewer", "GET", "/metrics").text
+
+
+def test_drain_undrain_forget(call, supervisor):
+    drained = call("operator", "POST", "/v1/nodes/n0/drain", {"why": "fan", "cordon_only": True}).json()["node"]
+    assert (drained["cordon"]["by"], drained["cordon"]["why"], drained["cordon"]["drain"]) == ("opal", "fan", False)
+    assert call("operator", "POST", "/v1/nodes/n0/undrain").json()["node"]["cordon"] is None
+    assert code(call("operator", "DELETE", "/v1/nodes/n0")) == (409, "conflict")
+
+
+def test_blob_uploaded_by_a_user_reaches_the_supervisor(call, supervisor):
+    content = b"a working directory" * 10_000
+    digest = hashlib.sha256(content).hexdigest()
+    assert call("user", "HEAD", f"/v1/blobs/{digest}").status_code == 404
+    assert call("user", "PUT", f"/v1/blobs/{digest}", content=content).json() == {
+        "sha256": digest,
+        "bytes": len(content),
+    }
+    assert call("user", "HEAD", f"/v1/blobs/{digest}").status_code == 200
+    assert call("node:n0", "GET", f"/v1/node/blobs/{digest}").content == content
+    assert code(call("user", "PUT", f"/v1/blobs/{'0' * 64}", content=content)) == (400, "bad_request")
+    assert call("user", "HEAD", f"/v1/blobs/{'0' * 64}").status_code == 404
+    assert call("node:n0", "GET", "/v1/node/blobs/..%2Fsecret").status_code == 404

@@ -1,0 +1,194 @@
+"""What every request passes: host, origin, tokens, sizes; and the one shape of every refusal."""
+
+# Ids are written as plain words here, as in a drawing.
+# mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
+
+import http.client
+import socket
+from urllib.parse import urlsplit
+
+import pytest
+
+from phalanx.api.parts import Limits
+from phalanx.api.rim import name_of
+from phalanx.core.state.events import PutToken, PutUser, RevokeToken
+from phalanx.core.work.people import User, UserRole
+from tests.contract.api_head import ApiHead, bearer, token_of
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory):
+    head = ApiHead(str(tmp_path_factory.mktemp("home")))
+    yield head
+    head.close()
+
+
+@pytest.fixture(scope="module")
+def call(head):
+    with head.calling() as call:
+        yield call
+
+
+def refusal(reply):
+    body = reply.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"code", "message", "hint", "retry"}
+    assert body["error"]["message"]
+    return reply.status_code, body["error"]["code"]
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example:7600", "127.0.0.1@evil.example", "", "[::1].evil"]
+)
+def test_another_hosts_name_is_refused(call, host):
+    assert refusal(call("admin", "GET", "/v1/me", headers={"host": host})) == (403, "not_permitted")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:7600", "LOCALHOST", "[::1]:7600", "localhost:1"])
+def test_own_names_are_served_with_any_port(call, host):
+    assert call("admin", "GET", "/v1/me", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "http://localhost.evil.example", "file://", "http://[bad"]
+)
+def test_pages_of_others_are_refused(call, origin):
+    assert refusal(call("admin", "GET", "/v1/me", headers={"origin": origin})) == (403, "not_permitted")
+
+
+def test_pages_of_this_head_are_served(call):
+    assert call("admin", "GET", "/v1/me", headers={"origin": "http://localhost:7600"}).status_code == 200
+
+
+def test_host_with_port_loses_the_port_alone():
+    assert [name_of(h) for h in (b"A:1", b"[::1]:80", b"[::1]", b"::1", b"a")] == ["a", "[::1]", "[::1]", "::1", "a"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "expected"),
+    [
+        ("GET", "/", (404, "not_found")),
+        ("GET", "/v1/nothing", (404, "not_found")),
+        ("GET", "/v1/jobs/", (404, "not_found")),
+        ("DELETE", "/v1/jobs", (405, "bad_request")),
+        ("GET", "/v1/jobs/999", (404, "not_found")),
+        ("GET", "/v1/jobs?limit=0", (400, "bad_request")),
+        ("GET", "/v1/jobs?state=asleep", (400, "bad_request")),
+        ("GET", "/v1/jobs/%00", (404, "not_found")),
+        ("GET", "/v1/nodes/n9", (404, "not_found")),
+        ("GET", "/v1/exec/none/output", (404, "not_found")),
+    ],
+)
+def test_refusals_have_one_shape(call, method, path, expected):
+    assert refusal(call("admin", method, path)) == expected
+
+
+def test_wrong_method_is_told_the_right_ones(call):
+    reply = call("admin", "DELETE", "/v1/jobs")
+    assert reply.headers["allow"] == "GET, POST"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b"\xff\xfe", b"[" * 5000, b'{"run": "a", "run": }'])
+def test_odd_bodies_of_a_submit_are_refused(call, body):
+    assert refusal(call("user", "POST", "/v1/jobs", content=body))[0] in (400, 422)
+
+
+def test_a_fault_of_ours_tells_nothing_of_its_inside(head, call, monkeypatch):
+    monkeypatch.setattr(head.store, "nodes", lambda: 1 / 0)
+    reply = call("admin", "GET", "/v1/nodes")
+    assert refusal(reply) == (500, "error")
+    assert "division" not in reply.text
+    assert "Traceback" not in reply.text
+
+
+def test_large_job_is_refused_before_it_is_read(call):
+    parts = urlsplit(call.url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=10) as line:
+        line.sendall(
+            b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: "
+            + bearer("user")["authorization"].encode()
+            + b"\r\nContent-Length: 10485760\r\n\r\n"
+        )
+        assert b"413" in line.recv(4096)  # not one byte of the body was sent
+
+
+def test_large_job_whose_caller_sends_on_still_hears_why(call):
+    parts = urlsplit(call.url)
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=10)
+    try:
+        connection.request("POST", "/v1/jobs", body=b"x" * (10 << 20), headers=bearer("user"))
+    except (BrokenPipeError, ConnectionResetError):
+        pass
+    try:
+        assert connection.getresponse().status == 413
+    except ConnectionResetError:
+        pytest.skip("the kernel dropped the answer with the connection")
+    finally:
+        connection.close()
+
+
+def test_large_body_without_a_length_is_cut_off(call):
+    reply = call("user", "POST", "/v1/jobs", content=(b"x" * 65536 for _ in range(32)))
+    assert refusal(reply) == (413, "too_large")
+
+
+def test_size_of_blobs_and_streams_has_bounds_of_its_own(tmp_path):
+    head = ApiHead(str(tmp_path), limits=Limits(body_bytes=100, streams_bytes=300, blob_bytes=500))
+    with head.calling() as call:
+        for role, method, path, size in [
+            ("user", "POST", "/v1/jobs", 101),
+            ("node:n0", "POST", "/v1/node/streams", 301),
+            ("user", "PUT", "/v1/blobs/" + "0" * 64, 501),
+        ]:
+            assert refusal(call(role, method, path, content=b"x" * size)) == (413, "too_large")
+            assert call(role, method, path, content=b"x" * (size - 1)).status_code != 413
+    head.close()
+
+
+# ---- tokens ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value", ["Bearer", "Bearer  x", "Basic YTpi", "secret-of-ada", "Bearer \xe9", "Bearer phxn.n0.00"]
+)
+def test_what_is_no_token_is_refused(call, value):
+    reply = call(None, "GET", "/v1/me", headers={"authorization": value.encode("latin-1")})
+    assert refusal(reply) == (401, "not_signed_in")
+    assert reply.headers["www-authenticate"] == "Bearer"
+
+
+def test_revoked_token_is_out_at_once(head, call):
+    token = token_of("ada", "short-lived")
+    head.ask(PutToken(token=token))
+    assert call("short-lived", "GET", "/v1/me").status_code == 200
+    head.ask(RevokeToken(token_id=token.id))
+    assert refusal(call("short-lived", "GET", "/v1/me")) == (401, "not_signed_in")
+
+
+def test_expired_token_is_out_though_nobody_wrote_anything(head, call):
+    head.ask(PutToken(token=token_of("ada", "until-soon", expires_s=head.clock.now_s() + 60)))
+    assert call("until-soon", "GET", "/v1/me").status_code == 200
+    head.clock.ahead_s += 61
+    assert refusal(call("until-soon", "GET", "/v1/me")) == (401, "not_signed_in")
+
+
+def test_disabled_user_is_out_and_a_changed_role_counts_at_once(head, call):
+    assert call("other", "POST", "/v1/nodes/n9/drain", {}).status_code == 403
+    head.ask(PutUser(user=User(id="bob", role=UserRole.OPERATOR)))
+    assert call("other", "POST", "/v1/nodes/n9/drain", {}).status_code == 404
+    head.ask(PutUser(user=User(id="bob", role=UserRole.OPERATOR, disabled=True)))
+    assert call("other", "GET", "/v1/me").status_code == 401
+
+
+def test_scoped_token_does_what_it_is_for_and_no_more(head, call):
+    head.ask(PutToken(token=token_of("root", "robot", scope=frozenset({"see"}))))
+    assert call("robot", "GET", "/v1/jobs").status_code == 200
+    reply = call("robot", "POST", "/v1/jobs", {"run": "true"})
+    assert refusal(reply) == (403, "not_permitted")
+    assert "token for see" in reply.json()["error"]["message"]
+
+
+def test_a_known_token_is_not_looked_up_again(head, call, monkeypatch):
+    assert call("user", "GET", "/v1/me").status_code == 200
+    monkeypatch.setattr(head.store, "token", lambda _sha256: pytest.fail("asked the store again"))
+    assert call("user", "GET", "/v1/me").status_code == 200

@@ -1,0 +1,162 @@
+"""What a keeper of uploads must do."""
+
+import hashlib
+import os
+import threading
+
+import pytest
+
+from phalanx.core.errors import BadRequest, NotFound
+from phalanx.ports.store import StoreRefused
+from phalanx.store.blobs.files import FileBlobs
+from phalanx.store.failpoints import FAILPOINTS, Failure, armed
+
+CONTENT = b"an archive" * 5000
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+
+
+def chunks(content=CONTENT, size=1000):
+    return (content[start : start + size] for start in range(0, len(content), size))
+
+
+@pytest.fixture
+def blobs(tmp_path):
+    return FileBlobs(str(tmp_path / "blobs"))
+
+
+def left_over(tmp_path):
+    return [name for name in os.listdir(tmp_path / "blobs") if name.startswith(".")]
+
+
+def test_what_is_put_is_there_whole(blobs):
+    assert not blobs.has(DIGEST)
+    assert blobs.put(DIGEST, chunks()) == len(CONTENT)
+    assert blobs.has(DIGEST)
+    with open(blobs.path(DIGEST), "rb") as file:
+        assert file.read() == CONTENT
+
+
+def test_nothing_at_all_is_a_blob_too(blobs):
+    empty = hashlib.sha256(b"").hexdigest()
+    assert blobs.put(empty, iter(())) == 0
+    assert blobs.has(empty)
+
+
+def test_equal_bytes_are_kept_once(blobs):
+    blobs.put(DIGEST, chunks())
+    before = os.stat(blobs.path(DIGEST))
+    assert blobs.put(DIGEST, chunks()) == len(CONTENT)
+    assert os.stat(blobs.path(DIGEST)).st_ino == before.st_ino
+
+
+def test_other_bytes_are_refused_and_leave_nothing(blobs, tmp_path):
+    with pytest.raises(BadRequest, match="hash"):
+        blobs.put(DIGEST, chunks(CONTENT + b"!"))
+    assert not blobs.has(DIGEST)
+    assert left_over(tmp_path) == []
+    blobs.put(DIGEST, chunks())
+    with pytest.raises(BadRequest, match="hash"):
+        blobs.put(DIGEST, chunks(b"wrong"))
+    with open(blobs.path(DIGEST), "rb") as file:
+        assert file.read() == CONTENT
+
+
+def test_an_upload_that_breaks_off_leaves_nothing(blobs, tmp_path):
+    def broken():
+        yield CONTENT[:1000]
+        raise RuntimeError("the client went away")
+
+    with pytest.raises(RuntimeError):
+        blobs.put(DIGEST, broken())
+    assert not blobs.has(DIGEST)
+    assert left_over(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["", "../../etc/passwd", DIGEST.upper(), DIGEST[:-1], DIGEST + "0", DIGEST[:-1] + "\n", "g" * 64]
+)
+def test_a_name_that_is_no_hash_is_refused(blobs, name):
+    with pytest.raises(BadRequest, match="not a SHA-256"):
+        blobs.put(name, iter((b"x",)))
+    assert not blobs.has(name)
+    with pytest.raises(NotFound):
+        blobs.path(name)
+
+
+def test_an_unknown_blob_is_not_found(blobs):
+    with pytest.raises(NotFound, match="there is no upload"):
+        blobs.path(DIGEST)
+
+
+@pytest.mark.parametrize(
+    ("point", "failure"),
+    [
+        (name, failure)
+        for name, failures in FAILPOINTS.items()
+        if name.startswith("blobs.put.")
+        for failure in sorted(failures & {Failure.ERROR, Failure.FULL})
+    ],
+)
+def test_a_failing_disk_refuses_and_the_same_upload_goes_through_later(blobs, tmp_path, point, failure):
+    with (
+        armed(point, failure),
+        pytest.raises(StoreRefused, match="full" if failure is Failure.FULL else "cannot be written"),
+    ):
+        blobs.put(DIGEST, chunks())
+    assert left_over(tmp_path) == []
+    assert blobs.put(DIGEST, chunks()) == len(CONTENT)
+    with open(blobs.path(DIGEST), "rb") as file:
+        assert file.read() == CONTENT
+
+
+def test_it_is_synced_before_it_has_a_name_and_the_name_is_synced_too(blobs, tmp_path, monkeypatch):
+    done = []
+    real_sync, real_replace = os.fsync, os.replace
+
+    def sync(fd):
+        done.append(("sync", os.readlink(f"/proc/self/fd/{fd}")))
+        real_sync(fd)
+
+    def name(old, new):
+        done.append(("name", new))
+        real_replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "replace", name)
+    blobs.put(DIGEST, chunks())
+    root = str(tmp_path / "blobs")
+    assert done[0][0] == "sync"
+    assert done[1:] == [("name", blobs.path(DIGEST)), ("sync", f"{root}/{DIGEST[:2]}"), ("sync", root)]
+
+
+def test_a_starting_head_sweeps_what_a_crash_left_but_not_what_is_being_written(blobs, tmp_path):
+    (tmp_path / "blobs/.coming-dead").write_bytes(b"half")
+
+    def slow():
+        yield CONTENT[:1000]
+        FileBlobs(str(tmp_path / "blobs"))
+        assert not (tmp_path / "blobs/.coming-dead").exists()
+        yield CONTENT[1000:]
+
+    assert blobs.put(DIGEST, slow()) == len(CONTENT)
+    assert left_over(tmp_path) == []
+
+
+def test_two_uploads_of_the_same_bytes_at_once_both_succeed(blobs):
+    barrier = threading.Barrier(2)
+    sizes = []
+
+    def upload():
+        def together():
+            barrier.wait(timeout=30)
+            yield from chunks()
+
+        sizes.append(blobs.put(DIGEST, together()))
+
+    threads = [threading.Thread(target=upload) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sizes == [len(CONTENT)] * 2
+    assert blobs.has(DIGEST)

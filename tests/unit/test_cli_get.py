@@ -1,0 +1,98 @@
+"""Unpacking outputs: an archive made by a stranger writes nowhere but below the folder."""
+
+import io
+import os
+import tarfile
+
+import pytest
+
+from phalanx.cli.jobs.get import Extraction, Meter
+from phalanx.core.errors import BadFile
+
+
+def archive(*members):
+    """Members as (name, text) for files, or ready TarInfos."""
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as tar:
+        for member in members:
+            if isinstance(member, tarfile.TarInfo):
+                tar.addfile(member)
+                continue
+            name, text = member
+            info = tarfile.TarInfo(name)
+            info.size = len(text)
+            tar.addfile(info, io.BytesIO(text.encode()))
+    raw.seek(0)
+    return raw
+
+
+def special(name, kind, target=""):
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return info
+
+
+def fetch(folder, raw):
+    extraction = Extraction(str(folder), Meter(raw))
+    extraction.run()
+    return extraction
+
+
+def test_files_and_folders_come_with_their_text_and_mode(tmp_path):
+    script = tarfile.TarInfo("bin/run.sh")
+    script.mode = 0o755
+    done = fetch(tmp_path / "out", archive(special("empty", tarfile.DIRTYPE), ("a.txt", "A"), ("deep/b.txt", "BB"), script))
+    assert (done.files, done.bytes) == (3, 3)
+    assert (tmp_path / "out/deep/b.txt").read_text() == "BB"
+    assert (tmp_path / "out/empty").is_dir()
+    assert os.access(tmp_path / "out/bin/run.sh", os.X_OK)
+    assert sorted(os.listdir(tmp_path / "out")) == ["a.txt", "bin", "deep", "empty"]  # no .part is left
+
+
+def test_names_that_lead_outside_are_left_out(tmp_path, capsys):
+    fetch(tmp_path / "out", archive(("../evil", "x"), ("/abs", "x"), ("a/../../evil", "x"), ("good", "x")))
+    assert os.listdir(tmp_path) == ["out"]
+    assert os.listdir(tmp_path / "out") == ["good"]
+    assert capsys.readouterr().err.count("leads outside") == 3
+
+
+def test_nothing_is_written_through_a_link_of_the_archive(tmp_path, capsys):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    fetch(
+        tmp_path / "out",
+        archive(
+            special("escape", tarfile.SYMTYPE, str(outside)), special("up", tarfile.SYMTYPE, "../outside"),
+            special("inside", tarfile.SYMTYPE, "a.txt"), ("a.txt", "A"), special("hard", tarfile.LNKTYPE, "a.txt"),
+            special("dev", tarfile.CHRTYPE),
+        ),
+    )  # fmt: skip
+    assert os.listdir(outside) == []
+    assert sorted(os.listdir(tmp_path / "out")) == ["a.txt", "inside"]
+    assert capsys.readouterr().err.count("left out") == 4
+
+
+def test_a_link_that_was_here_before_is_not_followed(tmp_path):
+    outside, out = tmp_path / "outside", tmp_path / "out"
+    outside.mkdir()
+    out.mkdir()
+    os.symlink(outside, out / "sub")
+    with pytest.raises(BadFile, match="reached through a link"):
+        fetch(out, archive(("sub/x", "x")))
+    assert os.listdir(outside) == []
+
+
+def test_a_file_of_the_same_name_is_replaced_even_if_it_is_a_link(tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (tmp_path / "precious").write_text("keep")
+    os.symlink(tmp_path / "precious", out / "a.txt")
+    fetch(out, archive(("a.txt", "new")))
+    assert (out / "a.txt").read_text() == "new"
+    assert (tmp_path / "precious").read_text() == "keep"
+
+
+def test_an_archive_cut_short_says_so(tmp_path):
+    raw = archive(("a.txt", "A" * 10_000)).getvalue()
+    with pytest.raises(BadFile, match="did not come whole"):
+        fetch(tmp_path / "out", io.BytesIO(raw[:4000]))

@@ -1,0 +1,82 @@
+"""Output of many ranks: whole lines under their rank, no line lost or mixed, nothing that steers the reader's screen."""
+
+import io
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx.cli.jobs.output import Output
+from phalanx.cli.terminal import Terminal
+
+PIPE = Terminal(width=10_000, height=24, interactive=False, colour=False, blocks=True)
+TTY = Terminal(width=80, height=24, interactive=True, colour=True, blocks=True)
+
+
+def written(pieces, *, prefix=True, screen=PIPE):
+    out = io.StringIO()
+    output = Output(prefix=prefix, out=out, screen=screen)
+    for stream, text in pieces:
+        output.write(1, stream, text)
+    output.finish()
+    return out.getvalue()
+
+
+def test_lines_of_ranks_never_mix():
+    assert written([("rank-0", "he"), ("rank-1", "a\nb"), ("rank-0", "llo\n"), ("rank-1", "c\n")]) == (
+        "[rank 1] a\n[rank 0] hello\n[rank 1] bc\n"
+    )
+
+
+def test_an_unfinished_line_is_printed_at_the_end():
+    assert written([("rank-3", "no newline")]) == "[rank 3] no newline\n"
+
+
+def test_one_task_goes_out_as_it_comes():
+    assert written([("rank-0", "50%\r"), ("rank-0", "100%\n")], prefix=False) == "50%\r100%\n"
+
+
+def test_a_progress_bar_shows_its_last_state():
+    assert written([("rank-0", "10%\r50%\r100%\n")]) == "[rank 0] 100%\n"
+    assert written([("rank-0", "text\r\n")]) == "[rank 0] text\n"
+
+
+def test_notes_of_supervisors_carry_their_stream():
+    assert written([("supervisor-1", "froze\n")]) == "[supervisor 1] froze\n"
+
+
+def test_the_screen_is_not_steered_and_colours_stay():
+    text = "\x1b[2J\x1b[H\x1b]0;title\x07\x1b[1A\x1b[31mred\x1b[0m\x1b[?1049h!\n"
+    assert written([("rank-0", text)], screen=TTY) == "\x1b[36m[rank 0]\x1b[0m \x1b[31mred\x1b[0m!\x1b[0m\n"
+    assert written([("rank-0", text)]) == f"[rank 0] {text}"  # a file gets what was written
+
+
+def test_a_line_without_end_is_not_held_for_ever():
+    shown = written([("rank-0", "x" * 50_000), ("rank-0", "y" * 50_000)])
+    assert shown == "[rank 0] " + "x" * 50_000 + "y" * 50_000 + "\n"
+
+
+def test_a_new_attempt_is_announced(capsys):
+    out = io.StringIO()
+    output = Output(prefix=True, out=out, screen=PIPE)
+    output.write(1, "rank-0", "cut sh")
+    output.write(2, "rank-0", "again\n")
+    assert out.getvalue() == "[rank 0] cut sh\n[rank 0] again\n"
+    assert capsys.readouterr().err == "--- attempt 2 ---\n"
+
+
+LINE = st.text(st.characters(exclude_characters="\r\n\x1b", exclude_categories=["Cs"]), max_size=12)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), LINE), max_size=30), st.randoms(use_true_random=False))
+def test_however_it_is_cut_every_line_arrives_once_and_in_order(lines, chance):
+    streams = {rank: "".join(text + "\n" for owner, text in lines if owner == rank) for rank in range(4)}
+    pieces = []
+    while any(streams.values()):
+        rank = chance.choice([rank for rank, rest in streams.items() if rest])
+        size = chance.randint(1, 5)
+        pieces.append((f"rank-{rank}", streams[rank][:size]))
+        streams[rank] = streams[rank][size:]
+    shown = written(pieces).split("\n")[:-1]
+    for rank in range(4):
+        prefix = f"[rank {rank}] "
+        assert [line.removeprefix(prefix) for line in shown if line.startswith(prefix)] == [text for owner, text in lines if owner == rank]

@@ -1,0 +1,268 @@
+"""The client against heads that fail in every way: found, retried or told, and never a thing done twice."""
+
+# Ids are written as plain words here, as in a drawing.
+# mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from phalanx.client import Client
+from phalanx.client.discovery import find_token, find_url, split_url
+from phalanx.client.following import follow
+from phalanx.client.transport import Transport, refusal_of
+from phalanx.core.errors import (
+    BadRequest,
+    Conflict,
+    NeverFits,
+    NotSignedIn,
+    PhalanxError,
+    TooLarge,
+    TryLater,
+    Unreachable,
+)
+
+JOB = b'{"job":{"id":"7","seq":7,"name":"x","state":"pending","user":"a","project":"p","queue":"q","submit_s":1.0},"notes":["n"]}'
+OK = b"HTTP/1.1 201 Created\r\nContent-Length: %d\r\n\r\n%s" % (len(JOB), JOB)
+
+
+def refusal(status, code, message="no", hint="yes"):
+    body = json.dumps({"error": {"code": code, "message": message, "hint": hint, "retry": False}}).encode()
+    return b"HTTP/1.1 %d x\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body)
+
+
+@contextmanager
+def scripted(*answers):
+    """A head that gives one connection each answer in turn and closes it; `seen` holds what each was asked."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    seen = []
+
+    def serve():
+        for answer in answers:
+            try:
+                line, _ = listener.accept()
+            except OSError:
+                return
+            with line:
+                line.settimeout(10)
+                seen.append(receive(line))
+                line.sendall(answer)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", seen
+    finally:
+        listener.close()
+        thread.join(timeout=10)
+
+
+def receive(line):
+    data = b""
+    while b"\r\n\r\n" not in data:
+        data += line.recv(65536)
+    head, _, body = data.partition(b"\r\n\r\n")
+    length = next((int(h.split(b":")[1]) for h in head.split(b"\r\n") if h.lower().startswith(b"content-length")), 0)
+    while len(body) < length:
+        body += line.recv(65536)
+    return head.decode(), body
+
+
+class Clock:
+    """Patience without waiting."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += max(seconds, 0.001)
+
+
+def transport(url, patience_s=30.0):
+    clock = Clock()
+    return Transport(url, "t", patience_s=patience_s, monotonic=clock, sleep=clock.sleep), clock
+
+
+def test_submit_goes_again_under_the_same_key_when_the_connection_breaks():
+    with scripted(b"", OK) as (url, seen):
+        client = Client(url, "t")
+        client.transport, _ = transport(url)
+        done = client.submit({"run": "true"})
+    keys = [h.split(":")[1] for head, _ in seen for h in head.split("\r\n") if h.startswith("Idempotency-Key")]
+    assert (done.id, done.notes, done.job.state) == ("7", ["n"], "pending")
+    assert len(keys) == 2
+    assert keys[0] == keys[1]
+
+
+def test_submit_goes_again_when_the_head_says_later():
+    with scripted(refusal(503, "try_later"), OK) as (url, seen):
+        client = Client(url, "t")
+        client.transport, _ = transport(url)
+        assert client.submit({"run": "true"}).id == "7"
+    assert len(seen) == 2
+
+
+def test_what_may_not_happen_twice_is_sent_once():
+    with scripted(b"", OK) as (url, seen):
+        line, _ = transport(url)
+        with pytest.raises(Unreachable):
+            line.json("POST", "/v1/tokens", b"{}")
+        assert len(seen) == 1
+
+
+def test_first_contact_with_a_dead_head_fails_within_its_patience():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    line, clock = transport(url)
+    with pytest.raises(Unreachable, match="does not answer") as caught:
+        line.json("GET", "/v1/me")
+    assert clock.now <= 1.0
+    assert caught.value.hint
+
+
+def test_head_that_was_there_is_waited_for():
+    with scripted(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}") as (url, _):
+        line, clock = transport(url)
+        line.json("GET", "/v1/me")
+    with pytest.raises(Unreachable):
+        line.json("GET", "/v1/me")
+    assert 30.0 <= clock.now < 40.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (refusal(422, "never_fits", "too many"), NeverFits),
+        (refusal(409, "say_hello", "who"), Conflict),
+        (refusal(401, "not_signed_in"), NotSignedIn),
+        (b"HTTP/1.1 502 Bad\r\nContent-Length: 4\r\n\r\noops", Unreachable),
+        (refusal(500, "error"), PhalanxError),
+    ],
+)
+def test_refusals_come_as_their_classes(answer, kind):
+    with scripted(answer) as (url, _), pytest.raises(kind):
+        transport(url, patience_s=0)[0].json("GET", "/v1/me")
+
+
+def test_refusal_keeps_message_and_hint():
+    error = refusal_of(503, b'{"error":{"code":"store_refused","message":"disk full","hint":"make room"}}', "x")
+    assert (type(error), error.message, error.hint) == (TryLater, "disk full", "make room")
+    assert "status 418" in refusal_of(418, b"tea", "GET /").message
+
+
+def test_large_job_is_refused_here():
+    with pytest.raises(TooLarge, match="a head takes"):
+        Client("http://127.0.0.1:9", "t").submit({"run": "x" * (10 << 20)})
+
+
+def test_job_that_is_no_json_is_refused_here():
+    with pytest.raises(BadRequest):
+        Client("http://127.0.0.1:9", "t").submit({"run": object()})
+
+
+# ---- finding the head -----------------------------------------------------------------------------------------------
+
+
+def test_head_is_found_in_the_state_folder_and_overridden_by_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("PHALANX_HOME", str(tmp_path))
+    monkeypatch.delenv("PHALANX_URL", raising=False)
+    monkeypatch.delenv("PHALANX_TOKEN", raising=False)
+    with pytest.raises(Unreachable, match="no head is running"):
+        find_url()
+    with pytest.raises(NotSignedIn):
+        find_token()
+    (tmp_path / "head.json").write_text(
+        json.dumps({"url": "http://127.0.0.1:7600/", "pid": os.getpid(), "head_id": "x"})
+    )
+    (tmp_path / "token").write_text("abc\n")
+    assert (find_url(), find_token()) == ("http://127.0.0.1:7600", "abc")
+    monkeypatch.setenv("PHALANX_URL", "https://head.example:1/")
+    monkeypatch.setenv("PHALANX_TOKEN", "def")
+    assert (find_url(), find_token()) == ("https://head.example:1", "def")
+
+
+def test_head_that_died_is_said_to_have_died(tmp_path, monkeypatch):
+    monkeypatch.delenv("PHALANX_URL", raising=False)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait(timeout=30)
+    (tmp_path / "head.json").write_text(json.dumps({"url": "http://127.0.0.1:7600", "pid": gone.pid}))
+    with pytest.raises(Unreachable, match="has died"):
+        find_url(str(tmp_path))
+    (tmp_path / "head.json").write_text("{")
+    with pytest.raises(Unreachable, match="does not say"):
+        find_url(str(tmp_path))
+
+
+def test_urls_are_read():
+    assert split_url("http://127.0.0.1:7600") == (False, "127.0.0.1", 7600)
+    assert split_url("https://head") == (True, "head", 443)
+    assert split_url("http://[::1]:1") == (False, "::1", 1)
+    for odd in ("127.0.0.1:7600", "ftp://x", "http://x/y", "http://", "http://x:y"):
+        with pytest.raises(BadRequest):
+            split_url(odd)
+
+
+# ---- following ------------------------------------------------------------------------------------------------------
+
+
+def sse(*events):
+    return b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n" + b"".join(events)
+
+
+def log(offset, text, cursor=""):
+    fields = {
+        "epoch": 1,
+        "stream": "rank-0",
+        "rank": 0,
+        "offset": offset,
+        "end": offset + len(text.encode()),
+        "text": text,
+    }
+    mark = f"id: {cursor}\n" if cursor else ""
+    return f"event: log\n{mark}data: {json.dumps(fields)}\n\n".encode()
+
+
+END = b'event: end\ndata: {"state":"succeeded"}\n\n'
+
+
+def test_stream_comes_back_with_its_last_id_and_drops_what_it_had():
+    first = sse(log(0, "abc", "1:rank-0=3"), log(3, "def"), b"event: log\ndata: {torn")
+    second = sse(b": still here\n\n", log(3, "def"), log(4, "efg€"), log(10, "h", "1:rank-0=11"), END)
+    with scripted(first, second) as (url, seen):
+        events = list(follow(transport(url)[0], "/v1/jobs/1/logs"))
+    assert "".join(event.fields["text"] for event in events if event.kind == "log") == "abcdefg€h"
+    assert events[-1].kind == "end"
+    assert "Last-Event-ID: 1:rank-0=3" in seen[1][0]
+
+
+def test_stream_that_is_refused_ends_in_the_refusal():
+    with scripted(refusal(403, "not_permitted")) as (url, _), pytest.raises(PhalanxError, match="no"):
+        list(follow(transport(url)[0], "/v1/jobs/1/logs"))
+
+
+def test_stream_gives_up_when_its_head_stays_away():
+    with scripted(sse(log(0, "a"))) as (url, _):
+        line, clock = transport(url)
+        stream = follow(line, "/v1/jobs/1/logs")
+        assert next(stream).fields["text"] == "a"
+    with pytest.raises(Unreachable):
+        list(stream)
+    assert clock.now >= 30.0
+
+
+# ---- what a command pays ----------------------------------------------------------------------------------------------
+
+
+def test_client_loads_nothing_heavy():
+    script = "import phalanx.client, sys; print(*({'msgspec','asyncio','dataclasses','fastapi','concurrent','email.mime'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == ""

@@ -1,0 +1,95 @@
+"""Boxes of commands: in order, given again until acknowledged, bounded."""
+
+# Ids are written as plain words here, as in a drawing.
+# mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
+
+import threading
+
+from phalanx.controller import mailboxes as module
+from phalanx.controller.mailboxes import Mailboxes
+from phalanx.core.state.commands import Forget
+from phalanx.wire.supervisor import command_of
+
+
+def forget(n):
+    return Forget(node_id="n0", job_id=str(n), epoch=1)
+
+
+def jobs(framed):
+    return [command_of(one).job_id for one in framed]
+
+
+def test_empty_box_gives_nothing():
+    assert Mailboxes().take("n0", 0) == ([], 0)
+
+
+def test_commands_come_in_order_and_again_until_asked_past():
+    boxes = Mailboxes()
+    for n in range(3):
+        boxes.post("n0", forget(n))
+    taken, last = boxes.take("n0", 0)
+    assert (jobs(taken), last) == (["0", "1", "2"], 3)
+    assert jobs(boxes.take("n0", 1)[0]) == ["1", "2"]
+    assert boxes.take("n0", last) == ([], 3)
+    assert boxes.waiting() == {}
+
+
+def test_boxes_are_apart():
+    boxes = Mailboxes()
+    boxes.post("n0", forget(0))
+    assert boxes.take("n1", 0) == ([], 0)
+
+
+def test_acknowledgement_of_another_life_drops_nothing():
+    boxes = Mailboxes()
+    boxes.post("n0", forget(0))
+    assert boxes.take("n0", 99) == ([], 1)
+    assert jobs(boxes.take("n0", 0)[0]) == ["0"]
+
+
+def test_reset_drops_the_old_and_keeps_counting():
+    boxes = Mailboxes()
+    boxes.post("n0", forget(0))
+    after = boxes.reset("n0")
+    boxes.post("n0", forget(1))
+    taken, last = boxes.take("n0", after)
+    assert (after, jobs(taken), last) == (1, ["1"], 2)
+
+
+def test_full_box_loses_its_oldest(monkeypatch):
+    monkeypatch.setattr(module, "BOX_COMMANDS_MAX", 2)
+    boxes = Mailboxes()
+    for n in range(3):
+        boxes.post("n0", forget(n))
+    assert jobs(boxes.take("n0", 0)[0]) == ["1", "2"]
+
+
+def test_large_boxes_are_taken_in_parts(monkeypatch):
+    monkeypatch.setattr(module, "TAKE_COMMANDS_MAX", 2)
+    boxes = Mailboxes()
+    for n in range(3):
+        boxes.post("n0", forget(n))
+    first, last = boxes.take("n0", 0)
+    rest, end = boxes.take("n0", last)
+    assert (jobs(first), jobs(rest), end) == (["0", "1"], ["2"], 3)
+
+
+def test_listener_is_woken_by_posts_to_its_node_until_it_stops():
+    boxes, woken = Mailboxes(), []
+    stop = boxes.listen("n0", lambda: woken.append(1))
+    boxes.post("n0", forget(0))
+    boxes.post("n1", forget(0))
+    stop()
+    stop()
+    boxes.post("n0", forget(1))
+    assert woken == [1]
+
+
+def test_posts_of_many_threads_are_all_there():
+    boxes = Mailboxes()
+    threads = [threading.Thread(target=post_many, args=(boxes,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=20)
+    assert [framed.seq for framed in boxes.take("n0", 0)[0]] == list(range(1, 201))

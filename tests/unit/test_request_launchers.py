@@ -1,0 +1,81 @@
+"""How often a command starts, and the two lines that say so."""
+
+import pytest
+
+from phalanx.core.work.gpus import parse_gpus
+from phalanx.core.work.launchers import launcher_of, notes, shape_note, tasks_known, tasks_on
+from phalanx.core.work.request import spec_from_mapping
+from phalanx.core.work.spec import Launch, Role
+
+
+@pytest.mark.parametrize(
+    ("command", "launcher"),
+    [
+        ("torchrun train.py", "torchrun"),
+        ("/opt/env/bin/torchrun --nproc-per-node 8 train.py", "torchrun"),
+        ("accelerate launch train.py", "accelerate"),
+        ("accelerate config", None),
+        ("deepspeed train.py", "deepspeed"),
+        ("mpirun -np 4 ./solver", "mpirun"),
+        ("python -m torch.distributed.run train.py", "torch.distributed.run"),
+        ("python3.11 -u -X dev -m torch.distributed.launch train.py", "torch.distributed.launch"),
+        ("python -m train", None),
+        ("python train.py -m torch.distributed.run", None),
+        ("python -c torchrun", None),
+        ("env A=1 OMP_NUM_THREADS=4 torchrun train.py", "torchrun"),
+        ("nice -n 5 torchrun train.py", "torchrun"),
+        ("numactl --cpunodebind 0 python train.py", None),
+        ("uv run torchrun train.py", "torchrun"),
+        ("echo torchrun", None),
+        ("", None),
+    ],
+)
+def test_launchers_are_known_by_the_command_itself(command, launcher):
+    assert launcher_of(command.split()) == launcher
+
+
+@pytest.mark.parametrize(
+    ("script", "launcher"),
+    [
+        ("cd src && torchrun train.py", "torchrun"),
+        ("export A=1; mpirun ./solver", "mpirun"),
+        ("# torchrun\npython train.py", None),
+        ("python train.py \\\n  --launcher torchrun", None),
+        ("A=1 torchrun train.py | tee log", "torchrun"),
+    ],
+)
+def test_launchers_are_found_in_shell_texts(script, launcher):
+    assert launcher_of((), script) == launcher
+
+
+def told(run, **keys):
+    return notes(spec_from_mapping({"run": run, **keys}, workdir="/w").role)
+
+
+def test_shape_and_tasks_are_told_before_the_start():
+    assert told("python train.py", gpus="2x8") == ["2 nodes x 8 = 16 GPUs", "16 tasks: 2 nodes x 8, one per GPU"]
+    assert told("python train.py", gpus=1) == ["1 node x 1 = 1 GPU", "1 task: 1 node x 1, one per GPU"]
+    assert told("python prepare.py") == ["1 node, no GPU", "1 task: 1 node x 1, one per node"]
+    assert told("python x.py", gpus="2x4", tasks_per_node=3) == ["2 nodes x 4 = 8 GPUs", "6 tasks: 2 nodes x 3, 3 per node as asked"]
+    assert told("torchrun train.py", gpus="2x8")[1] == "2 tasks: 2 nodes x 1, one per node, because torchrun is a launcher and starts the rest"
+
+
+def test_an_open_shape_is_told_as_open():
+    assert told("python train.py", gpus="h200:16") == ["16 H200 GPUs, on as few nodes as hold them", "16 tasks, one per GPU"]
+    assert told("torchrun train.py", gpus=16)[1].startswith("one task on each node")
+
+
+def test_placed_shapes_may_be_uneven():
+    role = Role(argv=("x",), gpus=parse_gpus(4))
+    assert notes(role, [3, 1]) == ["2 nodes, 3 + 1 = 4 GPUs", "4 tasks: 3 + 1, one per GPU"]
+    assert shape_note([0, 0]) == "2 nodes, no GPU"
+
+
+def test_task_counts():
+    assert [tasks_on(Role(launch=Launch.PER_DEVICE), devices) for devices in (0, 1, 8)] == [1, 1, 8]
+    assert tasks_on(Role(launch=Launch.PER_NODE), 8) == 1
+    assert tasks_on(Role(launch=Launch.FIXED, tasks_per_node=3), 8) == 3
+    assert tasks_known(Role(gpus=parse_gpus(16))) == 16
+    assert tasks_known(Role(gpus=parse_gpus(16), launch=Launch.PER_NODE)) is None
+    assert tasks_known(Role(gpus=parse_gpus("2x8"), launch=Launch.PER_NODE)) == 2
+    assert tasks_known(Role()) == 1

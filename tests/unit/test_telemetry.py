@@ -1,0 +1,119 @@
+"""Live readings: progress from step reports however they are cut, and utilisation of what works for a job."""
+
+# Ids are written as plain words here, as in a drawing.
+# mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
+
+import json
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx.controller.telemetry import PROGRESSED_EVERY_S, Telemetry
+from phalanx.wire.supervisor import DeviceSample, SamplesRequest
+
+
+def line(kind="step", step=1, *, rank=0, generation=0, at_s=None, **fields):
+    base = {"k": kind, "rank": rank, "epoch": 1, "generation": generation, "step": step}
+    if kind == "step":
+        base |= {"begin_ns": step * 10**9, "end_ns": (step + 1) * 10**9, "at_s": float(step) if at_s is None else at_s}
+    return json.dumps({**base, **fields}).encode() + b"\n"
+
+
+def samples(node_id, *devices):
+    return SamplesRequest(
+        supervisor_id="s", node_id=node_id, at_s=1.0,
+        devices=[
+            DeviceSample(index=i, uuid=f"{node_id}-{i}", counter="rank_cpu", utilization=busy, job_id=job)
+            for i, (job, busy) in enumerate(devices)
+        ],
+    )  # fmt: skip
+
+
+def test_progress_is_that_of_the_newest_step():
+    live = Telemetry()
+    assert live.progress("1") is None
+    live.steps(
+        "1",
+        1,
+        0,
+        line("planned", steps_total=100) + line(step=1, loss=3.0, tokens=10) + line(step=2, loss=2.0, tokens=10),
+    )
+    progress = live.progress("1")
+    assert (progress.step, progress.steps_total, progress.loss, progress.step_s, progress.tokens_per_s) == (
+        2,
+        100,
+        2.0,
+        1.0,
+        10.0,
+    )
+
+
+@given(st.lists(st.integers(0, 400), max_size=6))
+def test_progress_does_not_depend_on_how_the_stream_is_cut(cuts):
+    stream = b"".join(line(step=n, loss=1 / n) for n in range(1, 5))
+    live = Telemetry()
+    places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+    for begin, end in pairwise(places):
+        live.steps("1", 1, 0, stream[begin:end])
+    assert (live.progress("1").step, live.progress("1").loss) == (4, 0.25)
+
+
+def test_controller_hears_sparsely_but_of_each_beginning():
+    live = Telemetry()
+    told = live.steps("1", 1, 0, b"".join(line(step=n, at_s=n * PROGRESSED_EVERY_S / 4) for n in range(1, 10)))
+    assert [(event.epoch, event.step) for event in told] == [(1, 1), (1, 5), (1, 9)]
+    assert [event.step for event in live.steps("1", 2, 0, line(step=3, at_s=5.0))] == [3]
+
+
+def test_other_ranks_older_epochs_and_noise_change_nothing():
+    live = Telemetry()
+    live.steps("1", 2, 0, line(step=7))
+    assert live.steps("1", 1, 0, line(step=99)) == []
+    assert live.steps("1", 2, 1, line(step=99)) == []
+    live.steps(
+        "1", 2, 0, line(step=98, rank=1) + b"[]\nnoise\n\xff\n" + b'{"k":"step","rank":0,"generation":0,"step":"x"}\n'
+    )
+    assert live.progress("1").step == 7
+
+
+def test_restart_in_place_begins_its_rate_anew_and_keeps_the_plan():
+    live = Telemetry()
+    live.steps("1", 1, 0, line("planned", steps_total=9) + line(step=5))
+    live.steps("1", 1, 0, line(step=3, generation=1) + line(step=6, generation=0))
+    progress = live.progress("1")
+    assert (progress.generation, progress.step, progress.steps_total) == (1, 3, 9)
+    live.steps("1", 2, 0, line(step=1))
+    assert live.progress("1").steps_total == 9
+
+
+def test_saving_lasts_from_the_stall_to_the_checkpoint():
+    live = Telemetry()
+    live.steps("1", 1, 0, line(step=1) + line("stall", cause="save", seconds=0.1))
+    assert live.progress("1").saving
+    live.steps("1", 1, 0, line("checkpoint", step=1))
+    assert (live.progress("1").saving, live.progress("1").checkpoint_step) == (False, 1)
+
+
+def test_loss_that_json_has_no_word_for_is_left_out():
+    live = Telemetry()
+    live.steps("1", 1, 0, line(step=1, loss=float("nan")))
+    assert live.progress("1").loss is None
+
+
+def test_utilisation_is_the_mean_over_the_jobs_devices_on_all_nodes():
+    live = Telemetry()
+    live.samples(samples("n0", ("1", 1.0), ("1", 0.5), ("2", 0.0)))
+    live.samples(samples("n1", ("1", 0.0), (None, 1.0)))
+    assert (live.utilization("1"), live.utilization("2"), live.utilization("3")) == (0.5, 0.0, None)
+    live.samples(samples("n0", ("2", 0.25)))
+    assert (live.utilization("1"), live.utilization("2")) == (0.0, 0.25)
+    live.forget_node("n1")
+    assert live.utilization("1") is None
+    assert live.devices("n1") is None
+
+
+def test_device_that_does_not_tell_counts_for_nothing():
+    live = Telemetry()
+    live.samples(samples("n0", ("1", None), ("1", 0.5)))
+    assert live.utilization("1") == 0.5
