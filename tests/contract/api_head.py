@@ -77,7 +77,7 @@ class ApiHead:
     """Everything that a test may want to look at."""
 
     home: str
-    limits: Limits = field(default_factory=lambda: Limits(heartbeat_s=0.3, recheck_s=0.02, settle_s=0.0, wait_s=3.0))
+    limits: Limits = field(default_factory=lambda: Limits(heartbeat_s=0.3, recheck_s=0.02, wait_s=3.0))
     store: MemoryStore = field(default_factory=MemoryStore)
     head_id: str = "head-1"
 

@@ -30,7 +30,7 @@ def test_wide_enough_cuts_nothing():
 def test_narrow_cuts_the_widest_first_then_drops_columns():
     rows = [["1", "training", "abc", "waits for four more"]]
     assert table(COLUMNS, rows, screen(30)) == ["ID  NAME      X    WHY", " 1  training  abc  waits for …"]
-    assert table(COLUMNS, rows, screen(18)) == ["ID  NAME   WHY", " 1  trai…  waits …"]
+    assert table(COLUMNS, rows, screen(18)) == ["ID  NAME    WHY", " 1  train…  waits…"]
     assert table(COLUMNS, rows, screen(10)) == ["ID  NAME", " 1  tra…"]
 
 

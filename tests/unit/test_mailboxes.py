@@ -85,6 +85,11 @@ def test_listener_is_woken_by_posts_to_its_node_until_it_stops():
     assert woken == [1]
 
 
+def post_many(boxes):
+    for n in range(50):
+        boxes.post("n0", forget(n))
+
+
 def test_posts_of_many_threads_are_all_there():
     boxes = Mailboxes()
     threads = [threading.Thread(target=post_many, args=(boxes,)) for _ in range(4)]

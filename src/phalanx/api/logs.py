@@ -137,7 +137,7 @@ async def _follow(runtime: Runtime, job_id: JobId, wanted: Wanted, place: Cursor
     quiet_s = 0.0
     with runtime.hub.watch(job_id) as watch:
         while not runtime.hub.closing:
-            # The job is read before its output: what is there when it is over is all of it.
+            # The job is read before its output: supervisors ship all of it before they report the end, so what is there now is all.
             job = known_job(parts.store, job_id)
             attempts = parts.store.attempts(job_id) if job.epoch else []
             state = state_event(job, attempts[-1] if attempts else None, parts.driver.waits.get(job_id))
@@ -150,7 +150,7 @@ async def _follow(runtime: Runtime, job_id: JobId, wanted: Wanted, place: Cursor
                 for piece in _told(chunks, place):
                     yield piece
                 continue
-            if job.state.terminal and parts.clock.now_s() - (job.ended_s or 0.0) >= limits.settle_s:
+            if job.state.terminal:
                 chunks = await off_loop(read_batch, parts, job_id, wanted, place, BATCH_BYTES, over=True)
                 for piece in _told(chunks, place):
                     yield piece

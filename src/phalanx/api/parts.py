@@ -88,8 +88,6 @@ class Limits:
         wait_s: longest that a poll may hang; proxies cut at 60 s.
         heartbeat_s: between comments on an idle event stream.
         recheck_s: how late a change that passed no route of ours (a plan, an engine's word) reaches a follower.
-        settle_s: how long after a job's end a follower of its logs still waits for bytes; supervisors ship output before they report the
-            end, so this only covers two requests that overtake each other.
         streams_open: event streams at once, over all callers.
         exec_sessions: open at once; `exec_idle_s` ends one that nobody polls.
     """
@@ -100,7 +98,6 @@ class Limits:
     wait_s: float = 30.0
     heartbeat_s: float = 10.0
     recheck_s: float = 0.25
-    settle_s: float = 0.2
     streams_open: int = 1000
     exec_sessions: int = 200
     exec_idle_s: float = 60.0

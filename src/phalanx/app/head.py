@@ -194,6 +194,7 @@ class Head:
             self._home.write_private("planned_stop.json", json.dumps({"until_s": until_s, "boot_id": boot_id()}))
         self._driver.stop()
         self._engine.close(keep_nodes=running)
+        self._logs.close()
         self._store.close()
         self._home.remove("head.json")
         _log.info("head %s stopped; nodes %s", self._head_id, "go on" if running else "ended")

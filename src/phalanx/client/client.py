@@ -7,10 +7,9 @@ for event in client.follow_logs(done.id): ...
 
 from __future__ import annotations
 
-import base64
 import http.client
 import json
-import secrets
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, Final, Self, TypeVar
 from urllib.parse import quote, urlencode
@@ -125,7 +124,7 @@ class Client:
             raise TooLarge(
                 f"the job is {len(body)} bytes of JSON; a head takes {BODY_BYTES_MAX}", hint="put the data into files"
             )
-        headers = {"Idempotency-Key": key or secrets.token_hex(16), "Content-Type": "application/json"}
+        headers = {"Idempotency-Key": key or os.urandom(16).hex(), "Content-Type": "application/json"}
         return Submission(self.transport.send("POST", "/v1/jobs", body, again=True, headers=headers))
 
     def jobs(
@@ -283,6 +282,8 @@ class Client:
 
     def exec_input(self, session: str, offset: int, data: bytes = b"", *, closed: bool = False) -> int:
         """Type into it; answers up to which byte the input is taken."""
+        import base64
+
         body = {"offset": offset, "data": base64.b64encode(data).decode(), "closed": closed}
         end: int = json.loads(self._post(f"/v1/exec/{_name(session)}/input", body, again=True))["end"]
         return end

@@ -42,6 +42,10 @@ class Logs(Protocol):
         """All streams of a job, ordered by epoch and by stream with its number read as a number."""
         ...
 
+    def close(self) -> None:
+        """Release files; harmless twice."""
+        ...
+
     def delete(self, job_id: JobId) -> None:
         """Remove all streams of a job. Harmless twice."""
         ...

@@ -59,6 +59,11 @@ class JobFilter:
 class Store(Protocol):
     """The contract suite in tests/contract holds every store to it. `commit` and `load` are called by one thread, reads by any."""
 
+    @property
+    def access_version(self) -> int:
+        """Grows with every commit that touches users, tokens or projects, so that what was read of them may be kept until then."""
+        ...
+
     def load(self) -> World:
         """Everything alive: jobs not terminal (and the 1,000 newest terminal ones), live attempts, all else; indexes built."""
         ...

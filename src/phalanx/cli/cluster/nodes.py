@@ -205,7 +205,7 @@ def node_page(node: NodeView, screen: Terminal, now_s: float) -> list[str]:
         *([f"why: {_why(node)}"] if _why(node) else []),
     ]
     columns = (
-        Column(title="DEVICE", right=True), Column(title="MODEL", least=8), Column(title="STATE"), Column(title="JOB", hide_empty=True),
+        Column(title="DEVICE", right=True), Column(title="MODEL", least=21), Column(title="STATE"), Column(title="JOB", hide_empty=True),
         Column(title="RANKS", hide_empty=True), Column(title="USED", hide_empty=True), Column(title="MEMORY", right=True, hide_empty=True, drop=1),
         Column(title="POWER", right=True, hide_empty=True, drop=2), Column(title="TEMP", right=True, hide_empty=True, drop=3),
         Column(title="THROTTLE", hide_empty=True, least=8), Column(title="COUNTER", hide_empty=True, least=8, drop=4),

@@ -93,7 +93,7 @@ _COLUMNS: Final = (
     Column(title="TRY", right=True, hide_empty=True, drop=4),
     Column(title="USER", least=4, drop=6),
     Column(title="QUEUE", least=4, drop=7),
-    Column(title="WHERE OR WHY", least=24),
+    Column(title="WHERE OR WHY", least=16),
 )
 
 

@@ -131,7 +131,7 @@ def _progress(job: JobView, screen: Terminal) -> str:
     assert progress is not None  # asked only where there is some
     parts = [f"step {cells.step(progress.step, progress.steps_total)}"]
     if progress.steps_total:
-        parts.insert(0, cells.bar(progress.step / progress.steps_total, 16, screen))
+        parts.insert(0, cells.bar(progress.step / progress.steps_total, 10, screen))
     parts += [f"loss {progress.loss:.4f}"] if progress.loss is not None else []
     parts += (
         [f"{cells.rate(progress.tokens_per_s)} tokens"]
@@ -230,13 +230,10 @@ def _receipt(receipt: Receipt) -> list[str]:
             "restarting": spent.restarting,
             "idle": spent.idle,
         }
-        lines.append(
-            f"{spent.total:.1f} GPU-seconds: " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items())
-        )
-    goodput = "" if receipt.goodput is None else f"goodput {cells.percent(receipt.goodput)}, "
-    lines.append(
-        f"{goodput}{format_duration(receipt.wall_s)} in all, {format_duration(receipt.queued_s)} of it waiting"
-    )
+        goodput = "" if receipt.goodput is None else f", goodput {cells.percent(receipt.goodput)}"
+        lines.append(f"{spent.total:.1f} GPU-seconds{goodput}")
+        lines.append("  " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items()))
+    lines.append(f"{format_duration(receipt.wall_s)} in all, {format_duration(receipt.queued_s)} of it waiting")
     if receipt.steps_kept or receipt.steps_lost:
         lines.append(
             f"{cells.count(receipt.steps_kept, 'step')} kept, {receipt.steps_lost} lost, {receipt.steps_redone} redone,"

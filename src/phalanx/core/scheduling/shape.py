@@ -116,7 +116,9 @@ def _refuse_if_never(request: GpuRequest, shape: Shape, fleet: tuple[Node, ...],
         raise NeverFits(f"no node has a {request.model} GPU{f' of {request.memory_gib} GiB' if request.memory_gib else ''}",
                         hint=f"this fleet has: {', '.join(kinds) or 'no GPUs'}")  # fmt: skip
     total = sum(sizes)
-    wants = f"{shape}" if shape.devices else f"{shape.nodes} nodes with {shape.cpus} CPUs"
+    wants = f"{shape}" if shape.devices else f"{shape.nodes} node{'s' if shape.nodes > 1 else ''}"
+    if shape.cpus > max(node.cpus for node in fleet):
+        wants += f" with {shape.cpus} CPUs each"
     if shape.memory_bytes and max(node.memory_bytes for node in fleet) < shape.memory_bytes:
         wants += f" and {shape.memory_bytes / GIB:.0f} GiB a node"
     raise NeverFits(

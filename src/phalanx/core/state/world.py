@@ -102,6 +102,8 @@ class Change:
                 self._put_attempt(record)
             case Node():
                 self._set(world.nodes, record.id, record)
+                # A store applies removals last: a node that is back within the step must not be removed by it.
+                self.removed[:] = [node for node in self.removed if node.id != record.id]
                 self.removed = [gone for gone in self.removed if gone.id != record.id]  # it came back within the step
             case Queue():
                 self._set(world.queues, record.id, record)

@@ -24,7 +24,9 @@ _INTEGER_MAX: Final = 2**63 - 1  # SQLite's
 
 def records(connection: apsw.Connection, kind: Kind[T], name: str, values: tuple[Column, ...] = ()) -> list[T]:
     """All records that a named query finds."""
-    return [kind.read(doc, crc) for doc, crc in connection.execute(_READS[name], values)]
+    return [
+        kind.read(doc, crc) for doc, crc in list(connection.execute(_READS[name], values))
+    ]  # read to the end before one may fail
 
 
 def record(connection: apsw.Connection, kind: Kind[T], name: str, value: Column) -> T | None:
@@ -75,7 +77,7 @@ def list_jobs(connection: apsw.Connection, wanted: JobFilter) -> list[Job]:
     part = f"SELECT * FROM ({_READS['newest_seqs_in_state'].format(where=where)})"  # noqa: S608  # ours; values are bound
     seqs = " UNION ALL ".join([part] * len(states))
     bound = [column for state in states for column in (state.value, *values, limit)]
-    found = connection.execute(_READS["jobs_of_seqs"].format(seqs=seqs), (*bound, limit))
+    found = list(connection.execute(_READS["jobs_of_seqs"].format(seqs=seqs), (*bound, limit)))
     return [documents.JOB.read(doc, crc) for doc, crc in found]
 
 

@@ -1,0 +1,1 @@
+"""Screens of the command line, drawn from canned views and compared with files."""

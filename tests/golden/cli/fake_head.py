@@ -1,0 +1,137 @@
+"""A head made of canned views behind http.server: what the command line needs to be tried without a cluster."""
+
+import json
+import re
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from phalanx.wire.api import JobList, NodeList, QueueList, QueueView, TokenList, UserList, UserView
+from tests.golden.cli import views
+
+TOKEN = "right"
+
+
+class FakeHead:
+    """Answers on a port of its own; keeps every request. `refuse[path]` answers (status, code, message, hint) instead."""
+
+    def __init__(self):
+        self.requests = []
+        self.refuse = {}
+        self.log_events = []
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(self))
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+    def sent(self, method, path):
+        return [request for request in self.requests if request["method"] == method and request["path"] == path]
+
+    def answer(self, method, path, body):
+        detail = {"job": json.loads(views.encoded(views.training())), "attempts": json.loads(views.encoded(views.attempts()))}
+        match method, path:
+            case "GET", "/v1/health":
+                return {"status": "ok", "version": "0.1.0", "head_id": "h1"}
+            case "GET", "/v1/me":
+                return {"user": "ada", "role": "admin", "token_id": "t1"}
+            case "POST", "/v1/jobs":
+                job = views.job(21, body.get("name") or "train.py", "pending")
+                return {"job": json.loads(views.encoded(job)), "notes": ["2 nodes x 8 = 16 GPUs", "16 tasks: 2 nodes x 8, one per GPU"]}
+            case "GET", "/v1/jobs":
+                return JobList(jobs=views.jobs())
+            case "GET", "/v1/nodes":
+                return NodeList(nodes=views.nodes())
+            case "GET", "/v1/overview":
+                return views.overview()
+            case "GET", "/v1/users":
+                return UserList(users=[UserView(id="ada", role="admin"), UserView(id="bob", role="user")])
+            case "GET", "/v1/queues":
+                return QueueList(queues=[QueueView(id="default", running=1)])
+            case "GET", "/v1/tokens":
+                return TokenList(tokens=[])
+            case "POST", "/v1/stop":
+                return {"stopping": True, "running": 0}
+            case "GET", _ if re.fullmatch(r"/v1/jobs/\d+/receipt", path):
+                return views.receipt()
+            case "GET", _ if re.fullmatch(r"/v1/jobs/\d+/story", path):
+                return {"story": json.loads(views.encoded(views.story())), "last": 4}
+            case "GET", _ if re.fullmatch(r"/v1/jobs/\d+", path):
+                return self.ended() if self.log_events else detail
+            case "POST", _ if re.fullmatch(r"/v1/jobs/\d+/(cancel|hold|release|requeue)", path):
+                return {"job": detail["job"]}
+            case "PATCH", _ if re.fullmatch(r"/v1/jobs/\d+", path):
+                return {"job": detail["job"]}
+        return None
+
+    def ended(self):
+        end = self.log_events[-1][1]
+        job = views.job(21, "train.py", end["state"], exit_code=end["exit_code"], started_s=views.NOW_S, ended_s=views.NOW_S + 2)
+        return {"job": json.loads(views.encoded(job)), "attempts": []}
+
+
+def _handler_of(head):
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self):
+            self._serve("GET")
+
+        def do_POST(self):
+            self._serve("POST")
+
+        def do_PUT(self):
+            self._serve("PUT")
+
+        def do_PATCH(self):
+            self._serve("PATCH")
+
+        def do_DELETE(self):
+            self._serve("DELETE")
+
+        def _serve(self, method):
+            path, _, query = self.path.partition("?")
+            raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            body = json.loads(raw) if raw else {}
+            head.requests.append({
+                "method": method, "path": path, "query": query, "body": body, "key": self.headers.get("Idempotency-Key"), "at_s": time.monotonic(),
+            })  # fmt: skip
+            if path in head.refuse:
+                status, code, message, hint = head.refuse[path]
+                self._reply(status, {"error": {"code": code, "message": message, "hint": hint, "retry": False}})
+            elif path != "/v1/health" and self.headers.get("Authorization") != f"Bearer {TOKEN}":
+                self._reply(401, {"error": {"code": "not_signed_in", "message": "the token is unknown", "hint": "phalanx tokens add", "retry": False}})
+            elif path.endswith("/logs") and "follow=1" in query:
+                self._stream()
+            else:
+                found = head.answer(method, path, body)
+                if found is None:
+                    self._reply(404, {"error": {"code": "not_found", "message": f"no {path}", "hint": "", "retry": False}})
+                else:
+                    self._reply(200, found)
+
+        def _reply(self, status, value):
+            payload = value if isinstance(value, bytes) else views.encoded(value)
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(payload)))
+            self.end_headers()
+            self.wfile.write(payload)
+
+        def _stream(self):
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Connection", "close")
+            self.end_headers()
+            for number, (kind, fields) in enumerate(head.log_events, start=1):
+                self.wfile.write(f"id: {number}\nevent: {kind}\ndata: {json.dumps(fields)}\n\n".encode())
+                self.wfile.flush()
+            self.close_connection = True
+
+        def log_message(self, *_):
+            pass
+
+    return Handler

@@ -1,0 +1,89 @@
+"""Each screen at 80 and 140 columns, to the letter. After a wanted change: PHALANX_GOLDEN=write pytest tests/golden/cli."""
+
+import os
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from phalanx.cli.cluster.nodes import node_lines, node_page
+from phalanx.cli.cluster.unit import unit
+from phalanx.cli.jobs import show
+from phalanx.cli.jobs.ps import job_lines
+from phalanx.cli.root import main
+from phalanx.cli.terminal import Terminal
+from phalanx.cli.top.drawing import fleet, headline, job_line, job_row, job_titles
+from phalanx.core.accounting.receipt import Receipt
+from tests.golden.cli import views
+
+FOLDER = Path(__file__).parent
+
+
+def screen(width, *, colour=False):
+    return Terminal(width=width, height=40, interactive=True, colour=colour, blocks=True)
+
+
+def same_as(name, lines):
+    text = "\n".join(lines) + "\n"
+    path = FOLDER / f"{name}.txt"
+    if os.environ.get("PHALANX_GOLDEN") == "write":
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
+@pytest.fixture(autouse=True)
+def _in_utc(monkeypatch):
+    monkeypatch.setattr(show, "_clock", lambda at_s: f"{at_s - views.NOW_S:+.0f}s")
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_ps(width):
+    same_as(f"ps-{width}", job_lines(views.jobs(), screen(width), views.NOW_S))
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_nodes(width):
+    same_as(f"nodes-{width}", node_lines(views.nodes(), screen(width), views.NOW_S))
+
+
+def test_node_page():
+    lines = [line for node in views.nodes()[2:] for line in node_page(node, screen(100), views.NOW_S)]
+    same_as("node-100", lines)
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_show(width):
+    value = show._Job(
+        job=views.training(), attempts=views.attempts(), story=views.story(), receipt=msgspec.convert(views.receipt(), Receipt)
+    )
+    same_as(f"show-{width}", show.job_page(value, screen(width), views.NOW_S, whole_story=False))
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_top(width):
+    seen = views.overview()
+    titles = job_titles(width)
+    rows = [" | ".join(cell.plain for cell in job_row(job, seen.now_s, titles)) for job in [*seen.running, *seen.pending, *seen.recent]]
+    head = re.sub(r"\d\d:\d\d:\d\d", "HH:MM:SS", headline(seen, width).plain)
+    same_as(f"top-{width}", [head, *fleet(seen.nodes, width).plain.split("\n"), " | ".join(titles), *rows, *map(job_line, seen.pending)])
+
+
+def test_no_line_is_wider_than_its_screen():
+    for width in (40, 80, 140):
+        for lines in (job_lines(views.jobs(), screen(width), views.NOW_S)[:-1], node_lines(views.nodes(), screen(width), views.NOW_S)[:-1]):
+            assert max(map(len, lines)) <= width
+
+
+def test_strangers_text_steers_no_screen():
+    for lines in (job_lines(views.jobs(), screen(140), views.NOW_S), node_lines(views.nodes(), screen(140), views.NOW_S)):
+        assert not any("\x1b" in line for line in lines)
+
+
+def test_unit():
+    same_as("unit", unit(python="/opt/phalanx/bin/python", home="/home/ada/my state", arguments=["--port", "7700"]).splitlines())
+
+
+def test_help(capsys):
+    assert main(["--help"]) == 0
+    same_as("help", capsys.readouterr().out.splitlines())

@@ -1,0 +1,321 @@
+"""What a user types, against canned answers: words sent, words shown, exit codes. Nothing is ever a traceback."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from phalanx.cli.root import VERBS, main
+from tests.golden.cli.fake_head import TOKEN, FakeHead
+
+
+@pytest.fixture
+def head(monkeypatch, tmp_path):
+    fake = FakeHead()
+    monkeypatch.setenv("PHALANX_URL", fake.url)
+    monkeypatch.setenv("PHALANX_TOKEN", TOKEN)
+    monkeypatch.setenv("PHALANX_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("PHALANX_DEBUG", raising=False)
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "train.py").write_text("")
+    monkeypatch.chdir(folder)
+    yield fake
+    fake.close()
+
+
+@pytest.fixture
+def typed(capsys):
+    def run(*words):
+        code = main(list(words))
+        shown = capsys.readouterr()
+        assert "Traceback" not in shown.err
+        return code, shown.out, shown.err
+
+    return run
+
+
+# ------------------------------------------------------------------------------------------------------------ asking
+
+
+def test_submit_sends_what_was_asked_and_prints_both_shapes(head, typed):
+    code, out, _ = typed("submit", "--gpus", "2x8", "--name", "gpt", "--env", "A=1", "--time", "2h", "--retry", "2", "--warm", "--", "python", "train.py", "--lr", "1")
+    assert code == 0
+    assert head.sent("POST", "/v1/jobs")[0]["body"] == {
+        "run": ["python", "train.py", "--lr", "1"], "gpus": "2x8", "name": "gpt", "env": {"A": "1"}, "time": "2h", "retry": 2, "warm": True,
+        "workdir": os.getcwd(),
+    }  # fmt: skip
+    assert "2 nodes x 8 = 16 GPUs" in out
+    assert "16 tasks: 2 nodes x 8, one per GPU" in out
+    assert out.splitlines()[-1] == "next: phalanx attach 21"
+
+
+def test_every_submit_has_a_key_of_its_own(head, typed):
+    for _ in range(2):
+        typed("submit", "--", "true")
+    keys = [request["key"] for request in head.sent("POST", "/v1/jobs")]
+    assert len(set(keys)) == 2
+    assert all(len(key) >= 32 for key in keys)
+
+
+def test_options_go_over_the_job_file(head, typed, tmp_path):
+    (tmp_path / "work/job.yaml").write_text("name: a\nrun: python train.py\ngpus: 2x2\nenv: {A: 1, B: 2}\n")
+    assert typed("submit", "job.yaml", "--name", "b", "-e", "B=3", "--quiet") == (0, "21\n", "")
+    assert head.sent("POST", "/v1/jobs")[0]["body"] == {
+        "name": "b", "run": "python train.py", "gpus": "2x2", "env": {"A": "1", "B": "3"}, "workdir": os.getcwd(),
+    }  # fmt: skip
+
+
+def test_options_of_the_job_are_not_ours(head, typed):
+    typed("submit", "--", "python", "train.py", "--gpus", "4", "--help", "--debug", "--", "x")
+    assert head.sent("POST", "/v1/jobs")[0]["body"]["run"] == ["python", "train.py", "--gpus", "4", "--help", "--debug", "--", "x"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["sumbit"], 64, "did you mean submit?"),
+        (["frobnicate"], 64, "phalanx --help lists them"),
+        (["submit", "--gpuz", "2", "--", "true"], 64, "did you mean --gpus?"),
+        (["submit", "--gpus", "two", "--", "true"], 64, "--gpus: 'two' is not a number of GPUs"),
+        (["submit", "--gpus", "2x8", "--nodes", "3", "--", "true"], 64, "contradicts"),
+        (["submit", "--time", "90", "--", "true"], 64, "90m for minutes"),
+        (["submit", "--nodes", "x", "--", "true"], 64, "--nodes"),
+        (["submit"], 64, "nothing to run"),
+        (["submit", "--"], 64, "no command after --"),
+        (["submit", "job.yaml", "--", "true"], 64, "give one of the two"),
+        (["submit", "train.py"], 64, "phalanx submit -- python train.py"),
+        (["submit", "python", "train.py"], 64, "phalanx submit -- python train.py"),
+        (["submit", "missing.yaml"], 78, "missing.yaml: no such file"),
+        (["submit", "."], 78, "is a folder"),
+        (["run", "--", "python", "trian.py"], 78, "trian.py: no such file in"),
+        (["run", "--", "./missing"], 78, "./missing: no such file in"),
+        (["run", "--workdir", "/nowhere/at/all", "--", "true"], 78, "/nowhere/at/all: no such folder"),
+        (["run", "--env", "NOT_SET_HERE_EITHER", "--", "true"], 64, "has no value"),
+        (["nodes", "drian", "n0"], 64, "did you mean drain?"),
+        (["nodes", "show", "n[0-"], 64, "brackets"),
+        (["nodes", "show", "n9"], 64, "no node is called 'n9'"),
+        (["users", "set", "bbo", "--role", "admin"], 64, "did you mean bob?"),
+        (["users", "add", "bob"], 64, "is here already"),
+        (["ps", "--state", "runing"], 64, "did you mean running?"),
+        (["logs", "12", "--rank", "x"], 64, "is no rank"),
+        (["update", "12"], 64, "nothing to change"),
+        (["down", "--keep-jobs", "--cancel-jobs"], 64, "give one of the two"),
+        (["top"], 64, "needs a terminal"),
+        (["shell", "12"], 64, "needs a terminal"),
+        (["exec", "12"], 64, "missing argument"),
+        (["show"], 64, "missing argument"),
+    ],
+)  # fmt: skip
+def test_a_slip_is_one_line_with_its_code(head, typed, words, code, said):
+    got, out, err = typed(*words)
+    assert (got, out) == (code, "")
+    assert err.startswith("phalanx: error: ")
+    assert err.count("\n") == 1
+    assert said in err
+    assert not head.sent("POST", "/v1/jobs"), "nothing is half-made"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("run: true\ngpuz: 1\n", 2, "did you mean 'gpus'?"),
+        ("run: true\ntime: 7200\n", 2, "7200m for minutes"),
+        ("run: true\n\ngpus: many\n", 3, "not a number of GPUs"),
+        ("run: |\n  a\n  b\n", 1, "tasks_per_node"),
+    ],
+)
+def test_a_wrong_job_file_names_its_line(head, typed, tmp_path, text, line, said):
+    (tmp_path / "work/job.yaml").write_text(text)
+    code, _, err = typed("submit", "job.yaml")
+    assert code == 78
+    assert err.startswith(f"phalanx: error: job.yaml:{line}: ")
+    assert said in err
+    assert not head.requests
+
+
+def test_a_wrong_option_beside_a_job_file_is_the_options_fault(head, typed, tmp_path):
+    (tmp_path / "work/job.yaml").write_text("run: true\n")
+    code, _, err = typed("submit", "job.yaml", "--checkpoint", "s3://bucket")
+    assert (code, err.startswith("phalanx: error: --checkpoint: s3://")) == (64, True)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "exit_code"),
+    [(422, "never_fits", 64), (403, "not_permitted", 77), (503, "store_refused", 75), (413, "too_large", 78), (404, "not_found", 64)],
+)
+def test_refusals_of_the_head_keep_their_code(head, typed, status, code, exit_code, monkeypatch):
+    head.refuse["/v1/nodes/n0/drain"] = (status, code, "it cannot be", "do this")
+    monkeypatch.setattr("phalanx.client.transport.FIRST_PATIENCE_S", 0.0)
+    monkeypatch.setattr("phalanx.client.transport.PATIENCE_S", 0.0)
+    got, _, err = typed("nodes", "drain", "n0")
+    assert (got, err) == (exit_code, "phalanx: error: it cannot be (do this)\n")
+
+
+def test_an_unknown_token_is_77(head, typed, monkeypatch):
+    monkeypatch.setenv("PHALANX_TOKEN", "wrong")
+    assert typed("ps")[0] == 77
+
+
+def test_a_dead_head_is_69_within_a_second(head, typed):
+    head.close()
+    for words in (["ps"], ["submit", "--", "true"], ["nodes"], ["logs", "1"], ["cancel", "1"]):
+        begun = time.monotonic()
+        code, out, err = typed(*words)
+        assert (code, out) == (69, "")
+        assert "does not answer" in err
+        assert time.monotonic() - begun < 5  # a hang guard; a second is what it takes at most
+
+
+def test_no_head_at_all_is_69(typed, monkeypatch, tmp_path):
+    monkeypatch.delenv("PHALANX_URL", raising=False)
+    monkeypatch.setenv("PHALANX_HOME", str(tmp_path))
+    code, _, err = typed("ps")
+    assert code == 69
+    assert "phalanx up" in err
+
+
+# ---------------------------------------------------------------------------------------------------------- watching
+
+
+def run_events(*middle, state="succeeded", exit_code=0):
+    return [
+        ("state", {"job_id": "21", "state": "pending", "reason": "resources", "detail": "needs 16 GPUs; 8 free"}),
+        *middle,
+        ("end", {"job_id": "21", "state": state, "exit_code": exit_code}),
+    ]
+
+
+def log(rank, text, offset=0, epoch=1):
+    return ("log", {"epoch": epoch, "stream": f"rank-{rank}", "rank": rank, "offset": offset, "end": offset + len(text), "text": text})
+
+
+def test_run_streams_all_ranks_and_gives_the_jobs_code(head, typed):
+    head.log_events = run_events(log(0, "a\n"), log(3, "b\n"), state="failed", exit_code=3)
+    code, out, err = typed("run", "--gpus", "2x2", "--", "python", "train.py")
+    assert code == 3
+    assert out == "[rank 0] a\n[rank 3] b\n"
+    assert "waiting: needs 16 GPUs; 8 free" in err
+    assert "2 nodes x 8 = 16 GPUs; 16 tasks: 2 nodes x 8, one per GPU" in err
+    assert "job 21 failed with exit code 3 after 2.0s" in err
+
+
+def test_run_of_one_task_has_no_prefix_unless_asked(head, typed):
+    head.log_events = run_events(log(0, "a\n"))
+    assert typed("run", "--", "true")[:2] == (0, "a\n")
+    assert typed("run", "--rank", "all", "--", "true")[:2] == (0, "[rank 0] a\n")
+    assert typed("run", "--gpus", "4", "--rank", "0", "--", "true")[:2] == (0, "a\n")
+    assert "rank=0" in head.sent("GET", "/v1/jobs/21/logs")[-1]["query"]
+
+
+@pytest.mark.parametrize(
+    ("state", "exit_code", "ours"), [("failed", None, 1), ("cancelled", 0, 143), ("timeout", None, 143), ("failed", 137, 137), ("succeeded", 0, 0)]
+)
+def test_no_end_but_success_gives_0(head, typed, state, exit_code, ours):
+    head.log_events = run_events(state=state, exit_code=exit_code)
+    assert typed("run", "--", "true")[0] == ours
+
+
+def test_detached_run_does_not_stay(head, typed):
+    code, out, err = typed("run", "-d", "--", "true")
+    assert (code, out) == (0, "")
+    assert err.endswith("next: phalanx attach 21\n")
+    assert not head.sent("GET", "/v1/jobs/21/logs")
+
+
+def test_wait_times_out_with_124(head, typed):
+    code, _, err = typed("submit", "--wait", "--timeout", "0.1s", "--", "true")
+    assert code == 124
+    assert "phalanx attach 21" in err
+
+
+def test_lists_are_json_for_programs(head, typed):
+    for words, count in ((["ps", "-a"], 5), (["nodes"], 4), (["nodes", "list"], 4), (["users"], 2), (["queues"], 1), (["tokens"], 0)):
+        code, out, err = typed(*words, "--json")
+        assert (code, err) == (0, "")
+        assert len(json.loads(out)) == count
+    shown = json.loads(typed("show", "12", "--json")[1])
+    assert set(shown) == {"job", "attempts", "story", "receipt"}
+
+
+def test_lists_end_with_what_to_type_next(head, typed):
+    for words in (["ps"], ["nodes"], ["users"], ["queues"], ["tokens"], ["show", "12"]):
+        code, out, _ = typed(*words)
+        assert code == 0
+        assert out.splitlines()[-1].startswith("next: phalanx ")
+
+
+def test_a_pipe_gets_no_colour_and_no_cut(head, typed):
+    _, out, _ = typed("ps", "-a")
+    assert "\x1b" not in out
+    assert "a-name-that-is-rather-long-for-a-column" in out
+    assert "needs 16 GPUs; 8 free in all, at most 4 on one node" in out
+
+
+def test_changes_go_on_past_a_refusal_and_keep_its_code(head, typed):
+    head.refuse["/v1/jobs/13/cancel"] = (403, "not_permitted", "job 13 is bob's", "")
+    code, out, err = typed("cancel", "12", "13", "14")
+    assert code == 77
+    assert err == "phalanx: error: job 13 is bob's\n"
+    assert len(out.splitlines()) == 2
+
+
+def test_a_job_may_be_named(head, typed):
+    typed("cancel", "train-gpt")
+    assert "name=train-gpt" in head.sent("GET", "/v1/jobs")[0]["query"]
+
+
+def test_down_without_a_head_is_harmless(typed, monkeypatch, tmp_path):
+    monkeypatch.delenv("PHALANX_URL", raising=False)
+    monkeypatch.setenv("PHALANX_HOME", str(tmp_path))
+    assert typed("down")[0] == 0
+
+
+def test_down_refuses_with_75_while_jobs_run(head, typed):
+    head.refuse["/v1/stop"] = (409, "conflict", "2 jobs run", "")
+    code, _, err = typed("down")
+    assert code == 75
+    assert "--keep-jobs or --cancel-jobs" in err
+
+
+# ----------------------------------------------------------------------------------------------------------- itself
+
+
+@pytest.mark.parametrize("verb", sorted(set(VERBS) - {"demo"}))
+def test_every_verb_has_help(typed, verb):
+    code, out, _ = typed(verb, "--help")
+    assert code == 0
+    assert out.startswith(f"Usage: phalanx {verb}")
+
+
+def test_a_fault_of_ours_is_a_line_and_a_traceback_only_on_request(head, typed, monkeypatch, capsys):
+    monkeypatch.setattr("phalanx.cli.jobs.ps._shown", lambda *_, **__: 1 / 0)
+    code, _, err = typed("ps")
+    assert (code, err.count("\n")) == (70, 1)
+    assert "ZeroDivisionError" in err
+    assert main(["ps", "--debug"]) == 70
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_is_no_fault(head):
+    done = subprocess.run(
+        [sys.executable, "-m", "phalanx.app.cli", "ps", "-a"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False,
+        preexec_fn=lambda: os.dup2(os.open("/dev/full", os.O_WRONLY), 1),
+    )  # fmt: skip
+    assert done.returncode == 74
+    assert done.stderr.decode().startswith("phalanx: error: ")
+
+
+def loaded_by(*words):
+    script = f"import sys; from phalanx.cli.root import main; main({list(words)!r}); print(*sys.modules, file=sys.stderr)"
+    return set(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60).stderr.split())
+
+
+def test_help_and_submit_import_little(head):
+    heavy = {"rich", "textual", "ruamel.yaml", "msgspec", "asyncio", "subprocess", "shutil", "tempfile", "tarfile", "pathspec", "phalanx.wire.api"}
+    assert loaded_by("--help") & (heavy | {"http.client", "ssl", "socket"}) == set()
+    assert loaded_by("submit", "--gpus", "2", "--", "true") & heavy == set()
+    assert loaded_by("run", "-d", "--", "true") & heavy == set()

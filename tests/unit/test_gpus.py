@@ -1,0 +1,90 @@
+"""The grammar of GPUs: one wherever they are named."""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from phalanx.core.errors import BadRequest
+from phalanx.core.work.gpus import GPUS_MAX, GpuRequest, combine, parse_gpus
+
+
+@pytest.mark.parametrize(
+    ("text", "total", "nodes", "per_node", "model", "memory_gib"),
+    [
+        ("8", 8, None, None, None, None),
+        (8, 8, None, None, None, None),
+        ("0", 0, None, None, None, None),
+        ("2x8", 16, 2, 8, None, None),
+        ("2X8", 16, 2, 8, None, None),
+        ("h200:8", 8, None, None, "h200", None),
+        ("a100-80gb:8", 8, None, None, "a100", 80),
+        ("H100:80GB:8", 8, None, None, "h100", 80),
+        ("h100:80g:8", 8, None, None, "h100", 80),
+        ("H100-80GiB:8", 8, None, None, "h100", 80),
+        ("4xh200:8", 32, 4, 8, "h200", None),
+        ("2xa100-sxm4-80gb:4", 8, 2, 4, "a100-sxm4", 80),
+        ("rtx-a6000:2", 2, None, None, "rtx-a6000", None),
+        (" 2x8 ", 16, 2, 8, None, None),
+    ],
+)
+def test_every_example_of_the_design_is_read(text, total, nodes, per_node, model, memory_gib):
+    assert parse_gpus(text) == GpuRequest(
+        total=total, nodes=nodes, per_node=per_node, model=model, memory_gib=memory_gib
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "x8", "2x", "8x", "0x8", "2x0", "h200", "h200:", ":8", "80gb:8", "h200:80gb", "2x3x4", "-1", -1, 1.5, True, None, [8], "eight",
+     "8 8", "2 x 8", str(GPUS_MAX + 1), GPUS_MAX + 1, "9" * 5000, "9" * 5000 + "x1", "h200:" + "9" * 5000, "a-" * 5000, "٣", "1000000x2",
+     10**9],
+    ids=lambda text: repr(text)[:24],
+)  # fmt: skip
+def test_everything_else_is_refused_with_an_example(text):
+    with pytest.raises(BadRequest) as refused:
+        parse_gpus(text)
+    assert len(refused.value.message) < 200
+    assert refused.value.exit_code == 64
+
+
+def test_number_of_thousands_of_digits_is_refused():
+    with pytest.raises(BadRequest):
+        parse_gpus(10**5000)
+
+
+@given(st.integers(0, 999), st.integers(1, 99), st.sampled_from(("", "h200", "a100-80gb", "rtx-a6000")), st.booleans())
+def test_what_is_shown_reads_back(count, nodes, kind, fixed):
+    asked = parse_gpus(f"{f'{nodes}x' if fixed else ''}{kind + ':' if kind else ''}{max(1, count)}")
+    assert parse_gpus(str(asked)) == asked
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "each", "want"),
+    [
+        (None, None, None, "0"),
+        (None, 2, 8, "2x8"),
+        (None, None, 4, "1x4"),
+        (None, 3, None, "3x0"),
+        ("16", None, None, "16"),
+        ("16", 2, None, "2x8"),
+        ("16", None, 8, "2x8"),
+        ("16", 2, 8, "2x8"),
+        ("2x8", 2, 8, "2x8"),
+        ("2x8", None, None, "2x8"),
+        ("h200:16", 2, None, "2xh200:8"),
+        ("0", 2, None, "2x0"),
+    ],
+)
+def test_three_options_make_one_request(gpus, nodes, each, want):
+    assert str(combine(None if gpus is None else parse_gpus(gpus), nodes, each)) == want
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "each"),
+    [("2x8", 3, None), ("2x8", None, 4), ("16", 3, None), ("16", None, 5), ("16", 2, 4), ("8", 16, None), ("8", None, 16), ("8", 0, None),
+     ("8", -1, None), ("8", None, -1), ("8", None, 0), (None, 0, 8)],
+)  # fmt: skip
+def test_contradictions_are_error_64(gpus, nodes, each):
+    with pytest.raises(BadRequest) as refused:
+        combine(None if gpus is None else parse_gpus(gpus), nodes, each)
+    assert refused.value.exit_code == 64
