@@ -1,12 +1,14 @@
 """Changes of the world: whatever a step put, undoing it restores the world exactly, and loading what was stored gives it back."""
 
 import copy
+from dataclasses import replace
 
 import hypothesis.strategies as st
 from hypothesis import given
 
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.ids import NodeId, ProjectId, QueueId, TokenId, UserId
+from phalanx.core.lifecycle.job import place
 from phalanx.core.state.story import StoryLine
 from phalanx.core.state.world import Change, Idempotency, World
 from phalanx.core.work.allocation import Allocation
@@ -17,8 +19,6 @@ from phalanx.core.work.queue import Project, Queue
 from phalanx.ports.store import Batch
 from phalanx.store.memory import MemoryStore
 from tests.builders import T, allocation, facts, job, make_node
-from dataclasses import replace
-from phalanx.core.lifecycle.job import place
 
 NODES = ("n0", "n1", "n2")
 
@@ -137,21 +137,6 @@ def test_what_is_stored_loads_as_the_world_that_was(steps):
     for node_id in {*loaded.usage, *world.usage}:
         assert loaded.snapshot(T).held(node_id) == world.snapshot(T).held(node_id)
         assert loaded.attempts_on(node_id) == world.attempts_on(node_id)
-
-
-@given(st.lists(doings(), max_size=20))
-def test_usage_is_the_sum_of_live_grants(steps):
-    world = World()
-    change = Change(world=world)
-    for do in steps:
-        do(change)
-    for node_id in (NodeId(name) for name in NODES):
-        grants = [grant for attempt in world.attempts.values() if (grant := attempt.allocation.on(node_id)) is not None]
-        held = world.snapshot(T).held(node_id)
-        # These jobs are placed without a scheduler, so that two may hold one device; a set knows it once.
-        assert held.cpus == sum(grant.cpus for grant in grants)
-        if len({index for grant in grants for index in grant.devices}) == sum(len(grant.devices) for grant in grants):
-            assert held.devices >= set() and (not grants or True)
 
 
 def test_allocation_is_freed_whole():

@@ -28,7 +28,9 @@ def prepare(job="1", epoch=1, generation=0, *, tasks=TASKS, grace_s=5.0, collect
     spec = JobSpec(
         name="j", role=Role(argv=("train",)), workdir="/w", grace_s=grace_s, collective_timeout_s=collective_timeout_s
     )
-    grant = Grant(node_id=NODE, node_rank=0, devices=tuple(range(tasks)), cpus=1, memory_bytes=0, tasks=tasks, first_rank=0)
+    grant = Grant(
+        node_id=NODE, node_rank=0, devices=tuple(range(tasks)), cpus=1, memory_bytes=0, tasks=tasks, first_rank=0
+    )
     return commands.Prepare(
         **{
             "node_id": NODE, "job_id": JobId(job), "epoch": Epoch(epoch), "generation": Generation(generation), "spec": spec,
@@ -46,7 +48,12 @@ def start(job="1", epoch=1, generation=0, port=29500):
 
 def stop(job="1", epoch=1, generation=0, *, reason="cancelled", grace_s=5.0):
     return commands.StopTasks(
-        node_id=NODE, job_id=JobId(job), epoch=Epoch(epoch), generation=Generation(generation), reason=reason, grace_s=grace_s
+        node_id=NODE,
+        job_id=JobId(job),
+        epoch=Epoch(epoch),
+        generation=Generation(generation),
+        reason=reason,
+        grace_s=grace_s,
     )
 
 
@@ -85,7 +92,7 @@ class World:
         self.unkillable: set[int] = set()
         self.unfreezable = False
         self.exited = False
-        self.wake_ns = None
+        self.wake_ns: int | None = None
         if leased:
             self.renew()
 
@@ -122,7 +129,9 @@ class World:
             self._settle()
         return self
 
-    def end(self, rank: int, *, code: int | None = 0, signal: int | None = None, key: MemberKey | None = None, leaving=()) -> World:
+    def end(
+        self, rank: int, *, code: int | None = 0, signal: int | None = None, key: MemberKey | None = None, leaving=()
+    ) -> World:
         """A task ends by itself, perhaps leaving daemons."""
         self._end(key or key_of(), rank, code=code, signal=signal, leaving=leaving)
         self._settle()
@@ -142,7 +151,9 @@ class World:
     # ---- what a test asks
 
     def said(self, kind, job="1", generation=None):
-        return [r for r in self.reports if isinstance(r, kind) and r.job_id == job and generation in (None, r.generation)]
+        return [
+            r for r in self.reports if isinstance(r, kind) and r.job_id == job and generation in (None, r.generation)
+        ]
 
     def kinds(self) -> list[str]:
         return [type(report).__name__ for report in self.reports]
@@ -175,7 +186,11 @@ class World:
                 self.work.append(action)
             case act.WritePage(key=key):
                 page = self.pages[key]
-                page |= {name: getattr(action, name) for name in ("deadline_ns", "stop", "stop_by_ns") if getattr(action, name) is not None}
+                page |= {
+                    name: getattr(action, name)
+                    for name in ("deadline_ns", "stop", "stop_by_ns")
+                    if getattr(action, name) is not None
+                }
                 page["saves"] = page.get("saves", 0) + action.save_now
             case act.Signal(key=key):
                 if not self.deaf and key not in self.frozen:
@@ -218,7 +233,10 @@ class World:
                     self.inbox.append(hap.Unfit(key=key, why="closed", charge=False))
                     return
                 self.opened.append(key)
-                if any(r.epoch == key.epoch and r.generation == key.generation for r in self.said(events.MemberStopped, key.job_id)):
+                if any(
+                    r.epoch == key.epoch and r.generation == key.generation
+                    for r in self.said(events.MemberStopped, key.job_id)
+                ):
                     self.started_after_stopped.append(key)
                 self.pages[key].setdefault("deadline_ns", action.deadline_ns)
                 self.alive[key] |= set(range(order.allocation.grants[0].tasks))
@@ -237,7 +255,9 @@ class World:
         self.alive[key] = self.alive[key] - {rank} | set(leaving)
         if rank < 90:
             self.inbox.append(
-                hap.TaskEnded(key=key, rank=rank, code=code, signal=signal, ended_ns=self.now_ns, at_s=self.now_ns / NS_PER_S)
+                hap.TaskEnded(
+                    key=key, rank=rank, code=code, signal=signal, ended_ns=self.now_ns, at_s=self.now_ns / NS_PER_S
+                )
             )
         if not self.alive[key]:
             self.frozen.discard(key)

@@ -1,13 +1,16 @@
 """One node's part of a gang, from Prepare to Forget, in virtual time."""
 
+from dataclasses import replace
+
 import pytest
 
+from phalanx.core.state.commands import SaveNow
 from phalanx.core.state.events import MemberReady, MemberRefused, MemberStarted, MemberStopped, TaskExited
 from phalanx.node.logic import actions as act
 from phalanx.node.logic import happenings as hap
 from phalanx.node.logic.member import KILL_AGAIN_S, LINGER_S, Phase
 from phalanx.wire.rank import StopReason
-from tests.scenario.supervisor_world import World, forget, key_of, prepare, start, stop, with_deadline
+from tests.scenario.supervisor_world import NODE, World, forget, key_of, prepare, start, stop, with_deadline
 
 
 def test_life_of_a_member_reads_in_order():
@@ -147,9 +150,7 @@ def test_survivor_of_sigkill_is_tried_again_and_not_called_stopped():
 
 def test_save_now_counts_up():
     world = World().running()
-    from phalanx.core.state.commands import SaveNow
-
-    order = SaveNow(node_id=key_of() and "n0", job_id=key_of().job_id, epoch=key_of().epoch)
+    order = SaveNow(node_id=NODE, job_id=key_of().job_id, epoch=key_of().epoch)
     world.tell(order, order)
     assert world.pages[key_of()]["saves"] == 2
 
@@ -209,7 +210,13 @@ def test_next_generation_is_prepared_when_the_last_is_gone():
 
 
 def test_restart_in_place_keeps_the_scratch_folder():
-    world = World().running().tell(stop(grace_s=0, reason="restart")).wait(0.1).tell(prepare(generation=1), start(generation=1))
+    world = (
+        World()
+        .running()
+        .tell(stop(grace_s=0, reason="restart"))
+        .wait(0.1)
+        .tell(prepare(generation=1), start(generation=1))
+    )
     assert world.living() == [key_of(generation=1)]
     assert world.clean == []
 
@@ -224,7 +231,9 @@ def test_higher_epoch_kills_the_lower_and_cleans_it_up():
 
 
 def test_lower_epoch_and_older_generation_are_ignored():
-    world = World().running(epoch=2, generation=1).tell(prepare(epoch=1), prepare(epoch=2), start(epoch=2), start(epoch=1))
+    world = (
+        World().running(epoch=2, generation=1).tell(prepare(epoch=1), prepare(epoch=2), start(epoch=2), start(epoch=1))
+    )
     assert world.living() == [key_of(epoch=2, generation=1)]
     assert world.opened == [key_of(epoch=2, generation=1)]
 
@@ -269,8 +278,6 @@ def test_forget_under_living_ranks_kills_first():
 
 
 def test_other_nodes_commands_are_not_ours():
-    from dataclasses import replace
-
     assert World().tell(replace(prepare(), node_id="n9")).carried == ()
 
 

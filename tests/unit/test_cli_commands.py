@@ -316,6 +316,7 @@ def loaded_by(*words):
 
 def test_help_and_submit_import_little(head):
     heavy = {"rich", "textual", "ruamel.yaml", "msgspec", "asyncio", "subprocess", "shutil", "tempfile", "tarfile", "pathspec", "phalanx.wire.api"}
-    assert loaded_by("--help") & (heavy | {"http.client", "ssl", "socket"}) == set()
+    # click itself asks shutil how wide a help page may be
+    assert loaded_by("--help") & (heavy | {"http.client", "ssl", "socket"}) <= {"shutil"}
     assert loaded_by("submit", "--gpus", "2", "--", "true") & heavy == set()
     assert loaded_by("run", "-d", "--", "true") & heavy == set()

@@ -48,6 +48,7 @@ def build_app(head: HeadParts) -> FastAPI:
     app.state.runtime = Runtime(head)
     for noun in _NOUNS:
         app.router.routes.extend(noun.routes.declared)
+    app.router.on_startup.append(app.state.runtime.begin)
     add_error_handlers(app)
     app.add_middleware(Rim, hosts_allowed=head.hosts_allowed)
     app.openapi = partial(describe, app, head.version)  # type: ignore[method-assign]  # FastAPI's own way to describe otherwise

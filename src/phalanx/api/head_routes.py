@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Final
 
 from starlette.background import BackgroundTask
@@ -13,7 +12,7 @@ from phalanx.api.bodies import read_record, reply
 from phalanx.api.routes import Routes, Shown
 from phalanx.api.runtime import Runtime, caller_of, off_loop, runtime_of
 from phalanx.core.errors import BadRequest, Conflict
-from phalanx.core.state.events import CancelAll, PlanStop
+from phalanx.core.state.events import CancelAll
 from phalanx.core.work.job import JobState
 from phalanx.core.work.people import Action
 from phalanx.wire.api import Health, StopBody, StopReply
@@ -57,22 +56,10 @@ async def stop_head(request: Request) -> Response:
             return reply(StopReply(stopping=False, running=running))
         raise Conflict(f"{running} job{'s run' if running > 1 else ' runs'}", hint="say --keep-jobs or --cancel-jobs")
     if running:
-        await _lengthen_leases(runtime)
+        await runtime.lengthen_leases()
     answer = reply(StopReply(stopping=True, running=running))
     answer.background = BackgroundTask(_stop, runtime)
     return answer
-
-
-async def _lengthen_leases(runtime: Runtime) -> None:
-    """Grant long leases from now on, and wait until every supervisor that still renews has got one."""
-    lease_s = runtime.parts.limits.plan_stop_lease_s
-    await runtime.ask(PlanStop(lease_s=lease_s))
-    leases = runtime.parts.driver.leases
-    leases.lengthen(lease_s)
-    for _ in range(int(_LEASES_WAIT_S / _LOOK_AGAIN_S)):
-        if leases.all_lengthened():
-            return
-        await asyncio.sleep(_LOOK_AGAIN_S)
 
 
 async def _stop(runtime: Runtime) -> None:

@@ -76,6 +76,10 @@ class Driver(Protocol):
         """Hand over what supervisors said; the future ends once it is durable."""
         ...
 
+    def listen(self, listener: Callable[[frozenset[JobId]], None]) -> None:
+        """Call the listener, on the controller's thread, with the jobs that each commit touched."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -114,6 +118,7 @@ class HeadParts:
         hosts_allowed: names (without port) that a Host or Origin header may carry.
         output_root, checkpoint_root: one folder per job lies under each.
         on_stop: called once when a planned stop has been answered; it must return at once.
+        on_long_leases: called with their length, in seconds, before the first long lease is granted.
     """
 
     driver: Driver
@@ -128,5 +133,6 @@ class HeadParts:
     output_root: str
     checkpoint_root: str
     on_stop: Callable[[], None]
+    on_long_leases: Callable[[float], None] = lambda _: None
     hosts_allowed: frozenset[str] = frozenset({"127.0.0.1", "localhost", "[::1]"})
     limits: Limits = field(default_factory=Limits)

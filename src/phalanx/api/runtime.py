@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -22,7 +23,8 @@ from phalanx.controller.outbox import Answer
 from phalanx.core.access.roles import Caller
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node import Node
-from phalanx.core.state.events import Report
+from phalanx.core.ids import JobId
+from phalanx.core.state.events import PlanStop, Report
 from phalanx.core.state.events import Request as Wish
 from phalanx.core.work.spec import Role
 
@@ -30,6 +32,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 # Threads sleep in the disk, not on the processor: asyncio's own pool (cores + 4) would let six slow reads stop all others.
+_LEASES_WAIT_S: Final = 5.0  # three renewal intervals of a small fleet
+_LOOK_AGAIN_S: Final = 0.05
 _THREADS: Final = ThreadPoolExecutor(max_workers=24, thread_name_prefix="api")
 
 
@@ -53,6 +57,7 @@ class Runtime:
         self.fleet_read_s = -math.inf
         self.notes: dict[Role, list[str]] = {}
         self._answers: Answers | None = None
+        self._touched: deque[frozenset[JobId]] = deque()
 
     @property
     def answers(self) -> Answers:
@@ -72,6 +77,31 @@ class Runtime:
     async def report(self, reports: list[Report]) -> list[Answer | PhalanxError]:
         """Hand supervisors' reports over; returns when they are durable."""
         return await self.answers.of(self.parts.driver.report(reports))
+
+    async def lengthen_leases(self) -> None:
+        """Grant long leases from now on, and wait until every supervisor that still renews has got one."""
+        lease_s = self.parts.limits.plan_stop_lease_s
+        await off_loop(self.parts.on_long_leases, lease_s)
+        await self.ask(PlanStop(lease_s=lease_s))
+        for _ in range(int(_LEASES_WAIT_S / _LOOK_AGAIN_S)):
+            if self.parts.driver.leases.all_lengthened():
+                return
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    def begin(self) -> None:
+        """The loop runs: hear of every commit, so that followers wake for what passed no route of ours."""
+        wake = self.answers.soon(self._news)
+
+        def committed(job_ids: frozenset[JobId]) -> None:
+            if self.hub.followers:
+                self._touched.append(job_ids)
+                wake()
+
+        self.parts.driver.listen(committed)
+
+    def _news(self) -> None:
+        while self._touched:
+            self.hub.tell(self._touched.popleft())
 
     def count(self, what: str, by: int = 1) -> None:
         """Count for /metrics."""

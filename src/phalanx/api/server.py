@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from typing import Any
 
@@ -9,6 +10,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from phalanx.api.runtime import runtime_in
+from phalanx.core.errors import PhalanxError
+from phalanx.core.work.job import JobState
 
 
 class ApiServer(uvicorn.Server):
@@ -19,7 +22,10 @@ class ApiServer(uvicorn.Server):
         self._runtime = runtime_in(app)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End streams and long polls, then everything else."""
+        """While still serving, give running jobs long leases; then end streams and long polls, then everything else."""
+        if self._runtime.parts.store.job_counts().get(JobState.RUNNING, 0):
+            with contextlib.suppress(PhalanxError):
+                await self._runtime.lengthen_leases()
         self._runtime.close()
         await super().shutdown(sockets)
 

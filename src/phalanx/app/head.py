@@ -8,7 +8,6 @@ One process: uvicorn's event loop on the main thread, the controller on its own,
 from __future__ import annotations
 
 import argparse
-import contextlib
 import getpass
 import hashlib
 import json
@@ -24,11 +23,10 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-import uvicorn
-
 from phalanx import __version__
 from phalanx.api.app import build_app
 from phalanx.api.parts import HeadParts
+from phalanx.api.server import ApiServer
 from phalanx.app.clock import SystemClock
 from phalanx.app.fleet import this_machine, virtual_nodes
 from phalanx.app.home import Home, boot_id
@@ -40,8 +38,8 @@ from phalanx.controller.telemetry import Telemetry
 from phalanx.controller.turn import Settings
 from phalanx.core.access.node_keys import node_token
 from phalanx.core.errors import Conflict, PhalanxError
-from phalanx.core.ids import NodeId, ProjectId, QueueId, TokenId, UserId
-from phalanx.core.state.events import PlanStop, PutProject, PutQueue, PutToken, PutUser
+from phalanx.core.ids import ProjectId, QueueId, TokenId, UserId
+from phalanx.core.state.events import PutProject, PutQueue, PutToken, PutUser
 from phalanx.core.work.people import Token, User, UserRole
 from phalanx.core.work.queue import Project, Queue
 from phalanx.engines.local.engine import REVIVE_AFTER_S, LocalEngine
@@ -51,7 +49,7 @@ from phalanx.store.logs.files import FileLogs
 from phalanx.store.sql.store import SqliteStore
 
 PORT_DEFAULT: Final = 7600
-LONG_LEASE_S: Final = 600.0  # what a planned stop grants: an upgrade of the head takes less
+LEASES_GRANTED_WITHIN_S: Final = 10.0  # a stopping head grants long leases no longer than this
 LOG_BYTES_MAX: Final = 10_000_000
 _log = logging.getLogger("phalanx.head")
 
@@ -109,7 +107,7 @@ class Head:
             controller=controller, store=self._store, mailboxes=self._mailboxes, telemetry=self._telemetry,
             clock=self._clock, head_id=self._head_id, engines=(self._engine,),
         )  # fmt: skip
-        self._server = uvicorn.Server(self._server_config(settings))
+        self._server = self._api_server(settings)
 
     def run(self) -> None:
         """Serve until SIGTERM, SIGINT or a planned stop by the API."""
@@ -120,19 +118,17 @@ class Head:
         finally:
             self._shut()
 
-    def _server_config(self, settings: Settings) -> uvicorn.Config:
+    def _api_server(self, settings: Settings) -> ApiServer:
         app = build_app(
             HeadParts(
                 driver=self._driver, store=self._store, logs=self._logs, blobs=FileBlobs(self._home.at("blobs")),
                 mailboxes=self._mailboxes, telemetry=self._telemetry, clock=self._clock, node_secret=self._secret,
                 version=__version__, output_root=settings.output_root, checkpoint_root=settings.checkpoint_root,
-                on_stop=self._stop_soon,
+                on_stop=self._stop_soon, on_long_leases=self._remember_long_leases,
             )
         )  # fmt: skip
         app.router.on_startup.append(self._ready)
-        return uvicorn.Config(
-            app, log_config=None, access_log=False, timeout_graceful_shutdown=2, server_header=False, timeout_keep_alive=75
-        )
+        return ApiServer(app)
 
     def _ready(self) -> None:
         """The socket is bound and the world is loaded: say where the head is, then bring up the nodes."""
@@ -140,7 +136,6 @@ class Head:
             "url": self._url, "pid": os.getpid(), "head_id": self._head_id, "version": __version__, "started_s": time.time(),
         }  # fmt: skip
         self._home.write_private("head.json", json.dumps(record))
-        self._home.remove("planned_stop.json")
         threading.Thread(target=self._open_engine, name="engine-open", daemon=True).start()
         _log.info("head %s serves %s with %d nodes", self._head_id, self._url, len(self._options.nodes))
 
@@ -184,14 +179,14 @@ class Head:
     def _stop_soon(self) -> None:
         self._server.should_exit = True
 
+    def _remember_long_leases(self, lease_s: float) -> None:
+        """Before the first is granted: a head that starts within their time must not believe a silent node dead."""
+        until_s = self._clock.boottime_s() + lease_s + LEASES_GRANTED_WITHIN_S + MARGIN_S
+        self._home.write_private("planned_stop.json", json.dumps({"until_s": until_s, "boot_id": boot_id()}))
+
     def _shut(self) -> None:
-        """End in order: leases first, so that running jobs outlive the pause; nodes go too once nothing runs on them."""
+        """End in order. Nodes on which jobs run go on without the head; idle ones end with it."""
         running = bool(self._driver.controller.world.attempts)
-        if running:
-            with contextlib.suppress(Exception):
-                self._driver.request(PlanStop(lease_s=LONG_LEASE_S)).result(timeout=5)
-            until_s = self._clock.boottime_s() + LONG_LEASE_S + MARGIN_S
-            self._home.write_private("planned_stop.json", json.dumps({"until_s": until_s, "boot_id": boot_id()}))
         self._driver.stop()
         self._engine.close(keep_nodes=running)
         self._logs.close()

@@ -43,7 +43,9 @@ def main() -> int:
     try:
         given = _take_settings()
     except KeyError as missing:
-        print(f"phalanx node: {missing} is not set; supervisors are started by an engine (`phalanx up`)", file=sys.stderr)
+        print(
+            f"phalanx node: {missing} is not set; supervisors are started by an engine (`phalanx up`)", file=sys.stderr
+        )
         return _USAGE
     if os.getsid(0) != os.getpid():
         try:

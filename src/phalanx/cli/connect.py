@@ -15,10 +15,16 @@ _HERE: Final = ("http://127.", "http://localhost", "http://[::1]", "https://127.
 
 
 def connect() -> Client:
-    """A client of this user's head; asks nothing yet."""
+    """A client of this user's head; nothing is sent yet.
+
+    Raises:
+        Unreachable: no head is known here, or the one that was has died. Told before anything is said about tokens.
+    """
     from phalanx.client import Client  # 30 ms of http.client that `--help` need not pay
 
-    return Client()
+    client = Client()
+    client.transport.url()
+    return client
 
 
 def sees_our_files(client: Client) -> bool:

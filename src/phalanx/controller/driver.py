@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final
@@ -61,6 +61,7 @@ class Driver:
     clock: Clock
     head_id: str
     engines: Sequence[Engine] = ()
+    _listeners: list[Callable[[frozenset[JobId]], None]] = field(default_factory=list)
     _inbox: deque[_Letter] = field(default_factory=deque)
     _unheard: list[_Letter] = field(default_factory=list)  # whose commit was refused; first in the next turn
     _wake: threading.Condition = field(default_factory=threading.Condition)
@@ -115,6 +116,10 @@ class Driver:
     def report(self, reports: Sequence[Report]) -> Future[list[Answer | PhalanxError]]:
         """Hand over what supervisors said; the future ends once all of it is durable."""
         return self._post(reports)
+
+    def listen(self, listener: Callable[[frozenset[JobId]], None]) -> None:
+        """Call `listener` with the jobs that each commit touched, on the controller's thread: it must return at once."""
+        self._listeners.append(listener)
 
     def _post(self, events: Sequence[Event]) -> Future[list[Answer | PhalanxError]]:
         future: Future[list[Answer | PhalanxError]] = Future()
@@ -176,6 +181,10 @@ class Driver:
         self.controller.committed(outbox, now)
         for command in outbox.commands:
             self.mailboxes.post(command.node_id, command)
+        if self._listeners:
+            touched = frozenset(line.job_id for line in outbox.change.story if line.job_id is not None)
+            for listener in self._listeners:
+                listener(touched)
         answers = iter(outbox.answers)
         for letter in letters:
             letter.future.set_result([next(answers) for _ in letter.events])

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from phalanx.core.work.people import Token, User
 from phalanx.core.errors import TryLater
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, UserId
@@ -14,6 +13,7 @@ from phalanx.core.state.story import StoryLine
 from phalanx.core.state.world import Record, World
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.people import Token, User
 from phalanx.core.work.queue import Project, Queue
 
 

@@ -6,6 +6,7 @@ import click
 
 from phalanx.cli.connect import connect
 from phalanx.cli.jobs.follow import follow
+from phalanx.cli.jobs.leaving import leave
 from phalanx.cli.jobs.logs import print_tail
 from phalanx.cli.jobs.named import job_named
 from phalanx.cli.words import RANK
@@ -26,7 +27,10 @@ def attach(job: str, rank: str | None, tail: int) -> int:
     """Come back to a job: its output from here on, and its exit code at the end."""
     head = connect()
     job_id = job_named(head, job)
-    attempts = head.job(job_id).attempts
-    tasks = sum(grant.tasks for grant in attempts[-1].grants) if attempts else None
-    cursor = print_tail(head, job_id, rank=rank, tail=tail, tasks=tasks)
-    return follow(head, job_id, rank=rank, cursor=cursor, tasks=tasks)
+    try:
+        attempts = head.job(job_id).attempts
+        tasks = sum(grant.tasks for grant in attempts[-1].grants) if attempts else None
+        cursor = print_tail(head, job_id, rank=rank, tail=tail, tasks=tasks)
+        return follow(head, job_id, rank=rank, cursor=cursor, tasks=tasks)
+    except KeyboardInterrupt:
+        return leave(head, job_id)

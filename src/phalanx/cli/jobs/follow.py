@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,8 +18,6 @@ from phalanx.wire.api import EndEvent, StateEvent
 if TYPE_CHECKING:
     from phalanx.client import Client
 
-SECOND_CTRL_C_S: Final = 2.0  # DESIGN 4
-_INTERRUPTED: Final = 130
 
 
 class StatusLine:
@@ -56,7 +53,7 @@ class StatusLine:
 
 
 def follow(head: Client, job_id: str, *, rank: str | None, cursor: str = "", tasks: int | None = None) -> int:
-    """Stream until the job ends and give its exit code; Ctrl-C as DESIGN 4 has it.
+    """Stream until the job ends and give its exit code. Ctrl-C passes through: see `leaving`.
 
     Args:
         head: where the job is.
@@ -68,13 +65,9 @@ def follow(head: Client, job_id: str, *, rank: str | None, cursor: str = "", tas
     status = StatusLine()
     output = Output(prefix=rank == "all" or (rank is None and tasks != 1))
     try:
-        try:
-            return _stream(head, job_id, rank=rank or "all", cursor=cursor, output=output, status=status)
-        except KeyboardInterrupt:
-            output.finish()
-            status.clear()
-            return _leave(head, job_id)
-    finally:
+        return _stream(head, job_id, rank=rank or "all", cursor=cursor, output=output, status=status)
+    finally:  # at its end, a fault or Ctrl-C alike
+        output.finish()
         status.clear()
 
 
@@ -130,15 +123,3 @@ def _end(head: Client, job_id: str, event: EndEvent | None) -> int:
     job = head.job(job_id).job
     print(ended(job), file=sys.stderr, flush=True)
     return exit_code(job.state if event is None else event.state, job.exit_code if event is None else event.exit_code)
-
-
-def _leave(head: Client, job_id: str) -> int:
-    """After the first Ctrl-C. The job's outcome is unknown here, so the code is that of an interrupted command, never 0."""
-    print(f"\ndetached, job {job_id} goes on; next: phalanx attach {job_id}", file=sys.stderr)
-    print("(Ctrl-C again within 2 s cancels it)", file=sys.stderr, flush=True)
-    try:
-        time.sleep(SECOND_CTRL_C_S)
-    except KeyboardInterrupt:
-        head.cancel(job_id, "Ctrl-C in phalanx run")
-        print(f"cancelled job {job_id}", file=sys.stderr, flush=True)
-    return _INTERRUPTED

@@ -40,8 +40,13 @@ def run(context: click.Context, /, detach: bool, rank: str | None, **given: Any)
     if detach:
         print(f"next: phalanx attach {taken.id}", file=sys.stderr)
         return 0
-    # Imported while the head already works on the job.
-    from phalanx.cli.jobs.follow import follow
-    from phalanx.core.work.launchers import tasks_known
+    try:
+        # Imported while the head already works on the job.
+        from phalanx.cli.jobs.follow import follow
+        from phalanx.core.work.launchers import tasks_known
 
-    return follow(head, taken.id, rank=rank, tasks=tasks_known(wanted.spec.role))
+        return follow(head, taken.id, rank=rank, tasks=tasks_known(wanted.spec.role))
+    except KeyboardInterrupt:
+        from phalanx.cli.jobs.leaving import leave
+
+        return leave(head, taken.id)

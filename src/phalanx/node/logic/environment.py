@@ -16,7 +16,17 @@ from phalanx.core.work.spec import Launch
 from phalanx.wire.rank import EPOCH_VARIABLE, GENERATION_VARIABLE, LEASE_PAGE_VARIABLE, REPORT_PIPE_VARIABLE
 
 # What another launcher or scheduler left in the supervisor's own environment would mislead libraries that look for it.
-_NOT_INHERITED: Final = ("PHALANX_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "PRTE_", "PET_", "TORCHELASTIC_", "JAX_COORDINATOR_")
+_NOT_INHERITED: Final = (
+    "PHALANX_",
+    "SLURM_",
+    "OMPI_",
+    "PMI_",
+    "PMIX_",
+    "PRTE_",
+    "PET_",
+    "TORCHELASTIC_",
+    "JAX_COORDINATOR_",
+)
 _NOT_INHERITED_NAMES: Final = frozenset({
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "TF_CONFIG",
     "CUDA_VISIBLE_DEVICES", "INVOCATION_ID", "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID",
@@ -61,7 +71,9 @@ def rank_environment(
     ours = _fixed(prepare, start, grant, local_rank, node)
     defaults = _defaults(prepare, start, grant)
     asked = dict(prepare.spec.env)
-    notes = [f"env: {name} is set by Phalanx; the job's value is not used" for name in sorted(asked) if _yields(name, ours)]
+    notes = [
+        f"env: {name} is set by Phalanx; the job's value is not used" for name in sorted(asked) if _yields(name, ours)
+    ]
     kept = {name: value for name, value in asked.items() if not _yields(name, ours)}
     return {**inherited(node.base), **defaults, **kept, **ours}, notes
 
@@ -137,7 +149,9 @@ def _defaults(prepare: Prepare, start: StartTasks, grant: Grant) -> dict[str, st
     """What a job may set otherwise."""
     variables = _defaults_of_python()
     if grant.tasks > 1:
-        variables["OMP_NUM_THREADS"] = "1"  # as torchrun has it: several ranks with a pool each would fight over the cores
+        variables["OMP_NUM_THREADS"] = (
+            "1"  # as torchrun has it: several ranks with a pool each would fight over the cores
+        )
     if all(address.startswith(_LOOPBACK) for address in prepare.addresses):
         # Gloo looks the host's own name up, which sandboxes and laptops often cannot resolve.
         variables |= {"GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo"}

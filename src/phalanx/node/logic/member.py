@@ -162,7 +162,11 @@ def pass_barrier(member: Member, start: StartTasks, *, lease_over: bool, deadlin
         return replace(member, start=start), []
     member = replace(member, phase=Phase.STARTING, start=start, spawned_ns=now.ns)
     order = SpawnTasks(
-        key=member.key, prepare=member.prepare, start=start, deadline_ns=deadline_ns, job_deadline_ns=member.job_deadline_ns
+        key=member.key,
+        prepare=member.prepare,
+        start=start,
+        deadline_ns=deadline_ns,
+        job_deadline_ns=member.job_deadline_ns,
     )
     return member, [order]
 
@@ -196,7 +200,8 @@ def task_ended(member: Member, end: TaskEnded, now: Now) -> Turn:
     member = replace(
         member,
         ended=member.ended | {end.rank},
-        bind_failed=member.bind_failed or (end.rank == 0 and bad and early and not by_us and member.grant.node_rank == 0),
+        bind_failed=member.bind_failed
+        or (end.rank == 0 and bad and early and not by_us and member.grant.node_rank == 0),
     )
     actions: list[Action] = [] if member.superseded else [Report(event=_task_exited(member, end, by_us=by_us))]
     if member.all_ended and member.phase in {Phase.RUNNING, Phase.STOPPING}:
@@ -221,7 +226,9 @@ def stop(member: Member, command: StopTasks, now: Now) -> Turn:
     """Ask the tasks to end, SIGKILL after the grace. Where none has run yet there is nothing to be gentle with. Idempotent."""
     match member.phase:
         case Phase.RUNNING:
-            return _terminate(member, reason=_reason(command.reason), grace_s=command.grace_s, why=command.reason, now=now)
+            return _terminate(
+                member, reason=_reason(command.reason), grace_s=command.grace_s, why=command.reason, now=now
+            )
         case Phase.STOPPING:
             # Asked again, perhaps for a more urgent reason: the grace may shrink, it never grows.
             timer_ns = min(member.timer_ns, now.after(command.grace_s))
@@ -319,7 +326,12 @@ def renew(member: Member, deadline_ns: int, now: Now, *, decided: bool) -> Turn:
     """The lease holds. `decided`: the answer speaks of this very epoch, and says that it is current."""
     if not member.frozen_ns:
         page = WritePage(key=member.key, deadline_ns=deadline_ns)
-        return member, [page] if member.phase in {Phase.STARTING, Phase.RUNNING, Phase.STOPPING, Phase.LINGERING} else []
+        return member, [page] if member.phase in {
+            Phase.STARTING,
+            Phase.RUNNING,
+            Phase.STOPPING,
+            Phase.LINGERING,
+        } else []
     if not decided or member.phase in {Phase.KILLING, Phase.CLOSING, Phase.STOPPED}:
         return member, []
     frozen_ns = max(0, now.ns - member.frozen_ns)
@@ -410,7 +422,11 @@ def _froze(member: Member, frozen_ns: int, *, thawed: bool) -> MemberFroze:
 def _terminate(member: Member, *, reason: StopReason, grace_s: float, why: str, now: Now) -> Turn:
     by_ns = now.after(grace_s)
     member = replace(
-        member, phase=Phase.STOPPING, timer_ns=max(1, by_ns), asked_ns=member.asked_ns or now.ns, stop_why=member.stop_why or why
+        member,
+        phase=Phase.STOPPING,
+        timer_ns=max(1, by_ns),
+        asked_ns=member.asked_ns or now.ns,
+        stop_why=member.stop_why or why,
     )
     page = WritePage(key=member.key, stop=reason, stop_by_ns=by_ns)
     return member, [page, Signal(key=member.key)]

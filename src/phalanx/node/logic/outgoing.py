@@ -7,7 +7,9 @@ from typing import Final
 
 from phalanx.core.state.events import MemberStopped, Report
 
-KEPT_MAX: Final = 100_000  # without a lease nothing runs and nothing new happens, so this holds far more than an outage can make
+KEPT_MAX: Final = (
+    100_000  # without a lease nothing runs and nothing new happens, so this holds far more than an outage can make
+)
 BATCH_MAX: Final = 512  # events in one request
 
 

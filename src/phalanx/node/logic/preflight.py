@@ -127,7 +127,11 @@ class _Scan(ast.NodeVisitor):
 
     def _address(self, line: int, address: str | None, what: str) -> None:
         """A fixed address holds for no placement but one; on a single node its own loopback still works."""
-        if address is None or self._around.world_size == 1 or (self._around.nodes == 1 and address.startswith(_LOOPBACK)):
+        if (
+            address is None
+            or self._around.world_size == 1
+            or (self._around.nodes == 1 and address.startswith(_LOOPBACK))
+        ):
             return
         hint = "leave it out: Phalanx sets MASTER_ADDR and MASTER_PORT, and init_process_group() reads them"
         if what == "init_method":
@@ -138,12 +142,17 @@ class _Scan(ast.NodeVisitor):
         if backend is None or self._around.cuda or backend.lower() != "nccl":
             return
         self.objections.append(
-            (line, 'backend "nccl" needs GPUs, and this job has none here (virtual devices are slots on the CPU); use "gloo", or let torch choose')
+            (
+                line,
+                'backend "nccl" needs GPUs, and this job has none here (virtual devices are slots on the CPU); use "gloo", or let torch choose',
+            )
         )
 
 
 def _is_environ(node: ast.expr) -> bool:
-    return (isinstance(node, ast.Attribute) and node.attr == "environ") or (isinstance(node, ast.Name) and node.id == "environ")
+    return (isinstance(node, ast.Attribute) and node.attr == "environ") or (
+        isinstance(node, ast.Name) and node.id == "environ"
+    )
 
 
 def _text(node: ast.expr | None) -> str | None:

@@ -6,7 +6,9 @@ import re
 from typing import Final
 
 BIND_WINDOW_S: Final = 30.0  # the store is bound in the first seconds; later the words are about some other port
-TAIL_BYTES: Final = 1 << 16  # a traceback through torch's C++ frames is some 10 KiB, of which several ranks may print one
+TAIL_BYTES: Final = (
+    1 << 16
+)  # a traceback through torch's C++ frames is some 10 KiB, of which several ranks may print one
 _SIGNS: Final = (b"eaddrinuse", b"address already in use")
 _FIVE_DIGITS: Final = re.compile(rb"(?<!\d)\d{5}(?!\d)")
 

@@ -123,7 +123,15 @@ class Supervisor:
     def _happened(
         self,
         slot: _Slot,
-        happening: Prepared | Unfit | Spawned | TaskEnded | Emptied | Killed | FreezeDone | WoundUp | CheckpointReported,
+        happening: Prepared
+        | Unfit
+        | Spawned
+        | TaskEnded
+        | Emptied
+        | Killed
+        | FreezeDone
+        | WoundUp
+        | CheckpointReported,
         now: Now,
     ) -> None:
         member = slot.member
@@ -217,7 +225,11 @@ class Supervisor:
     def _stop(self, command: StopTasks, now: Now) -> None:
         place = Place(command.epoch, command.generation)
         slot = self._slots.get(command.job_id)
-        if slot is None or place < slot.member.place or (place == slot.member.place and slot.member.phase is Phase.STOPPED):
+        if (
+            slot is None
+            or place < slot.member.place
+            or (place == slot.member.place and slot.member.phase is Phase.STOPPED)
+        ):
             self._say_stopped(command.job_id, place, now)
             return
         slot.owed.add(place)

@@ -31,7 +31,7 @@ from phalanx.wire import supervisor as wire
 SESSIONS_MAX: Final = 32  # on a node; each costs two threads and a terminal
 _TASK: Final = "exec-"
 _POLL_S: Final = 20.0
-_ASK_S: Final = 10.0
+_ASK_S: Final = 30.0  # the head holds a piece back for up to 20 s while the user reads slowly
 _AFTER_END_S: Final = 0.3  # for output of what the command left behind
 _HANGUP_S: Final = 5.0  # from SIGHUP to SIGKILL when the user is gone
 _END_OF_TRANSMISSION: Final = b"\x04"

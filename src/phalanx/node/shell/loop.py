@@ -351,7 +351,10 @@ class Loop:
     def _hello(self) -> wire.HelloRequest:
         carries = [(key.job_id, key.epoch, key.generation) for key in self._carried]
         return wire.HelloRequest(
-            version=wire.WIRE_VERSION, supervisor_id=self._settings.supervisor_id, node=self._settings.node, carries=carries
+            version=wire.WIRE_VERSION,
+            supervisor_id=self._settings.supervisor_id,
+            node=self._settings.node,
+            carries=carries,
         )
 
     def _epochs(self) -> list[tuple[JobId, Epoch]]:

@@ -33,7 +33,9 @@ from phalanx.node.shell.spool import Spool
 from phalanx.node.shell.zygote import Zygotes
 
 SETUP_TASK: Final = "setup"
-PORT_FIRST: Final = 20_000  # below Linux' ephemeral range (32768 on), so that no outgoing connection takes it in between
+PORT_FIRST: Final = (
+    20_000  # below Linux' ephemeral range (32768 on), so that no outgoing connection takes it in between
+)
 PORT_LAST: Final = 31_999
 _PORT_TRIES: Final = 200
 _FREE_SHARE: Final = 0.9  # of a GPU's memory must be free; drivers and a display server hold a little
@@ -200,7 +202,11 @@ def _check_command(present: Present, shop: Workshop) -> None:
             _judge_script(preflight.script_of(shlex.split(command)), present, must_exist=False)
     if spec.warm:
         warm = warm_argv(command)
-        present.zygote = None if warm is None else shop.zygotes.request(warm, env=_first_environment(present, shop), cwd=present.workdir)
+        present.zygote = (
+            None
+            if warm is None
+            else shop.zygotes.request(warm, env=_first_environment(present, shop), cwd=present.workdir)
+        )
 
 
 def _first_environment(present: Present, shop: Workshop) -> dict[str, str]:
@@ -209,7 +215,12 @@ def _first_environment(present: Present, shop: Workshop) -> dict[str, str]:
 
     order, key = present.prepare, present.key
     start = StartTasks(
-        node_id=present.grant.node_id, job_id=key.job_id, epoch=key.epoch, generation=key.generation, port=0, resume=None
+        node_id=present.grant.node_id,
+        job_id=key.job_id,
+        epoch=key.epoch,
+        generation=key.generation,
+        port=0,
+        resume=None,
     )
     return environment.rank_environment(order, start, present.grant, 0, shop.view(present))[0]
 
@@ -223,7 +234,9 @@ def _resolve(program: str, workdir: str, variables: Mapping[str, str]) -> None:
             raise _Refusal(f"{program}: is not executable; chmod +x it, or name its interpreter", charge=True)
         return
     folders = variables.get("PATH", os.defpath)
-    path = shutil.which(program, path=os.pathsep.join(os.path.join(workdir, part) for part in folders.split(os.pathsep)))
+    path = shutil.which(
+        program, path=os.pathsep.join(os.path.join(workdir, part) for part in folders.split(os.pathsep))
+    )
     if path is None:
         raise _Refusal(f"{program}: command not found; looked along PATH={folders}", charge=True)
 

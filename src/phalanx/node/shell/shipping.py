@@ -179,7 +179,9 @@ class Shipper:
             name = shipped.name
             keys.append(key)
             chunks.append(
-                wire.StreamChunk(job_id=name.job_id, epoch=name.epoch, stream=name.stream, offset=shipped.end, data=data)
+                wire.StreamChunk(
+                    job_id=name.job_id, epoch=name.epoch, stream=name.stream, offset=shipped.end, data=data
+                )
             )
             size += len(data)
             if size >= REQUEST_BYTES_MAX or len(chunks) >= CHUNKS_MAX:

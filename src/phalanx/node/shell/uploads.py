@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import tarfile
 import threading
 from typing import Final
@@ -35,6 +36,7 @@ def fetch_and_unpack(access: HeadAccess, sha256: str, folder: str, cancelled: th
         Connection(access).fetch(f"/v1/node/blobs/{sha256}", fd, timeout_s=_FETCH_S)
         if _digest(packed) != sha256:
             raise UploadInvalid(f"upload {sha256[:12]}: other bytes arrived than were uploaded; submit again")
+        shutil.rmtree(fresh, ignore_errors=True)  # a try that was broken off
         unpack(packed, fresh, cancelled)
         os.rename(fresh, folder)
     finally:
@@ -58,7 +60,9 @@ def unpack(packed: str, folder: str, cancelled: threading.Event) -> None:
             for entry in archive:
                 count, size = count + 1, size + entry.size
                 if count > MEMBERS_MAX or size > UNPACKED_BYTES_MAX:
-                    raise UploadInvalid(f"upload: more than {MEMBERS_MAX} entries or {UNPACKED_BYTES_MAX >> 30} GiB unpacked")
+                    raise UploadInvalid(
+                        f"upload: more than {MEMBERS_MAX} entries or {UNPACKED_BYTES_MAX >> 30} GiB unpacked"
+                    )
                 if cancelled.is_set():
                     raise UploadInvalid("upload: the job was stopped while it was unpacked")
                 path = _inside(folder, entry.name)
@@ -75,7 +79,10 @@ def unpack(packed: str, folder: str, cancelled: threading.Event) -> None:
         raise UploadInvalid(f"upload: no readable tar archive ({error})") from error
     for target, path in links:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        os.symlink(target, path)
+        try:
+            os.symlink(target, path)
+        except FileExistsError as error:
+            raise UploadInvalid(f"upload: {os.path.basename(path)!r} is in it twice, once as a link") from error
     root = os.path.realpath(folder)
     for target, path in links:  # a link through another link may climb higher than its words do
         if not (os.path.realpath(path) + os.sep).startswith(root + os.sep):

@@ -1,0 +1,230 @@
+"""The command line against a real head with virtual nodes, as a user types it."""
+
+import contextlib
+import json
+import os
+import pty
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.timeout(300)]
+
+RANKS = """
+import os, sys, time
+rank = os.environ["RANK"]
+print("hello from", rank, "of", os.environ["WORLD_SIZE"], flush=True)
+with open(os.path.join(os.environ["PHALANX_OUTPUT_DIR"], f"rank-{rank}.txt"), "w") as file:
+    file.write(rank)
+if "fail" in sys.argv and rank == "1":
+    sys.exit(3)
+if "die" in sys.argv and rank == "1":
+    os.kill(os.getpid(), 9)
+if "stay" in sys.argv:
+    time.sleep(120)
+"""
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Shell:
+    """Types commands with a PHALANX_HOME of its own."""
+
+    def __init__(self, folder):
+        self.work = folder / "work"
+        self.work.mkdir()
+        (self.work / "ranks.py").write_text(RANKS)
+        self.home = folder / "home"
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("PHALANX_")}
+        self.env = {**kept, "PHALANX_HOME": str(self.home)}
+
+    def argv(self, *words):
+        return [sys.executable, "-m", "phalanx.app.cli", *words]
+
+    def __call__(self, *words, code=0, stdin=""):
+        done = subprocess.run(self.argv(*words), cwd=self.work, env=self.env, capture_output=True, text=True, input=stdin, timeout=120, check=False)
+        assert done.returncode == code, (words, done.returncode, done.stdout, done.stderr)
+        return done
+
+    def json(self, *words):
+        return json.loads(self(*words, "--json").stdout)
+
+    def until(self, job, *states):
+        for _ in range(600):
+            found = self.json("show", job)["job"]
+            if found["state"] in states:
+                return found
+            time.sleep(0.1)
+        raise AssertionError(f"job {job} never became {states}: {found}")
+
+
+@pytest.fixture(scope="module")
+def phalanx(tmp_path_factory):
+    shell = Shell(tmp_path_factory.mktemp("cli"))
+    up = shell("up", "--virtual", "2x2", "--port", str(free_port()))
+    assert up.stdout.splitlines()[-1].startswith("next: ")
+    yield shell
+    shell("down", "--cancel-jobs")
+
+
+PYTHON = sys.executable
+
+
+def test_up_again_is_harmless(phalanx):
+    assert "is up already" in phalanx("up").stdout
+
+
+def test_a_second_head_on_a_taken_port_says_so(phalanx, tmp_path):
+    other = Shell(tmp_path)
+    port = json.loads((phalanx.home / "cluster.json").read_text())["port"]
+    refused = other("up", "--port", str(port), "--virtual", "1x1", code=64)
+    assert str(port) in refused.stderr
+    assert refused.stderr.count("\n") == 1
+
+
+def test_run_prints_every_rank_and_get_fetches_what_they_wrote(phalanx):
+    done = phalanx("run", "--gpus", "2x2", "--", PYTHON, "ranks.py")
+    assert sorted(done.stdout.splitlines()) == [f"[rank {rank}] hello from {rank} of 4" for rank in range(4)]
+    assert "2 nodes x 2 = 4 GPUs; 4 tasks: 2 nodes x 2, one per GPU" in done.stderr
+    job = phalanx.json("ps", "-a")[-1]["id"]
+    phalanx("get", job, "outputs")
+    assert sorted(os.listdir(phalanx.work / "outputs")) == [f"rank-{rank}.txt" for rank in range(4)]
+    assert phalanx("logs", job, "--rank", "2").stdout == "hello from 2 of 4\n"
+    assert len(phalanx("logs", job, "--tail", "1").stdout.splitlines()) == 4
+    shown = phalanx("show", job).stdout
+    for part in ("attempts", "ranks", "story", "receipt", "succeeded"):
+        assert part in shown
+
+
+@pytest.mark.parametrize(("how", "code"), [("fail", 3), ("die", 137)])
+def test_run_gives_the_code_of_the_task_that_failed_by_itself(phalanx, how, code):
+    phalanx("run", "--gpus", "2", "--retry", "0", "--", PYTHON, "ranks.py", how, code=code)
+
+
+def test_what_can_never_fit_is_refused_and_leaves_nothing(phalanx):
+    before = len(phalanx.json("ps", "-a"))
+    assert "never fit" in phalanx("submit", "--nodes", "99", "--gpus-per-node", "1", "--", "true", code=64).stderr
+    assert len(phalanx.json("ps", "-a")) == before
+
+
+def test_a_copy_travels_and_the_job_runs_in_it(phalanx):
+    (phalanx.work / ".gitignore").write_text("outputs/\nsecret.txt\n")
+    (phalanx.work / "secret.txt").write_text("x")
+    out = phalanx("run", "--copy", "--", PYTHON, "-c", "import os; print(os.getcwd(), sorted(os.listdir()))").stdout
+    assert "ranks.py" in out
+    assert "secret.txt" not in out
+    assert not out.startswith(str(phalanx.work))
+
+
+def test_held_released_updated_cancelled(phalanx):
+    job = phalanx("submit", "--hold", "--quiet", "--gpus", "1", "--", "sleep", "120").stdout.strip()
+    assert phalanx.until(job, "pending")["held"] is True
+    phalanx("update", job, "--name", "renamed", "--priority", "7")
+    assert phalanx.json("show", job)["job"]["priority"] == 7
+    phalanx("release", "renamed")
+    phalanx.until(job, "running")
+    assert "job runs" in phalanx("down", code=75).stderr
+    phalanx("cancel", job)
+    assert phalanx.until(job, "cancelled")["exit_code"] is not None
+    phalanx("cancel", job)
+
+
+def test_exec_runs_beside_the_ranks(phalanx):
+    job = phalanx("submit", "--quiet", "--gpus", "2", "--env", "COLOUR=green", "--", PYTHON, "ranks.py", "stay").stdout.strip()
+    phalanx.until(job, "running")
+    try:
+        assert phalanx("exec", job, "--", "sh", "-c", "echo $COLOUR $PHALANX_JOB_ID; exit 5", code=5).stdout == f"green {job}\n"
+        assert phalanx("exec", job, "--", "cat", stdin="through\n").stdout == "through\n"
+    finally:
+        phalanx("cancel", job)
+
+
+def test_drained_nodes_take_nothing_until_undrained(phalanx):
+    phalanx("nodes", "drain", "n[0-1]", "--why", "test")
+    job = phalanx("submit", "--quiet", "--gpus", "1", "--", "true").stdout.strip()
+    assert {node["cordon"]["why"] for node in phalanx.json("nodes")} == {"test"}
+    phalanx("submit", "--wait", "--timeout", "0.5s", "--gpus", "1", "--", "true", code=124)
+    phalanx("nodes", "undrain", "n[0-1]")
+    phalanx.until(job, "succeeded")
+
+
+def test_wrong_token_is_77(phalanx):
+    other = {**phalanx.env, "PHALANX_TOKEN": "wrong"}
+    done = subprocess.run(phalanx.argv("ps"), env=other, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 77
+
+
+def test_doctor_finds_the_head(phalanx):
+    found = {finding["what"]: finding["level"] for finding in json.loads(phalanx("doctor", "--json").stdout)}
+    assert found["head"] == found["token"] == found["nodes"] == "ok"
+
+
+class Terminal:
+    """A command on a pseudo-terminal, so that Ctrl-C is what a user presses."""
+
+    def __init__(self, shell, *words):
+        ours, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            shell.argv(*words), cwd=shell.work, env={**shell.env, "TERM": "xterm"}, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+            preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
+        )  # fmt: skip
+        os.close(theirs)
+        self.fd, self.seen = ours, ""
+
+    def until(self, text):
+        end = time.monotonic() + 60
+        while text not in self.seen:
+            assert time.monotonic() < end, self.seen
+            if select.select([self.fd], [], [], 0.5)[0]:
+                with contextlib.suppress(OSError):
+                    self.seen += os.read(self.fd, 65536).decode(errors="replace")
+        return self
+
+    def press(self, keys):
+        os.write(self.fd, keys.encode())
+        return self
+
+    def code(self):
+        try:
+            return self.process.wait(60)
+        finally:
+            os.close(self.fd)
+
+
+def test_first_ctrl_c_detaches_and_the_job_goes_on(phalanx):
+    run = Terminal(phalanx, "run", "--gpus", "2", "--", PYTHON, "ranks.py", "stay")
+    assert run.until("hello from 1").press("\x03").until("detached").code() == 130
+    job = run.seen.split("phalanx attach ")[1].split()[0]
+    assert phalanx.json("show", job)["job"]["state"] == "running"
+    again = Terminal(phalanx, "attach", job)
+    again.until("hello from 0").press("\x03").until("detached").press("\x03")
+    assert again.until("cancelled job").code() == 130
+    phalanx.until(job, "cancelled")
+
+
+def test_the_live_screen_draws_and_quits(phalanx):
+    top = Terminal(phalanx, "top")
+    assert top.until("n1").press("q").code() == 0
+
+
+def test_a_head_killed_is_told_at_once_and_up_brings_it_back(phalanx):
+    job = phalanx("submit", "--quiet", "--gpus", "2", "--", PYTHON, "ranks.py", "stay").stdout.strip()
+    phalanx.until(job, "running")
+    record = json.loads((phalanx.home / "head.json").read_text())
+    os.kill(record["pid"], signal.SIGKILL)
+    while os.path.exists(f"/proc/{record['pid']}"):
+        time.sleep(0.02)
+    dead = phalanx("ps", code=69)
+    assert "phalanx up" in dead.stderr
+    assert "is up" in phalanx("up").stdout
+    assert phalanx.until(job, "running")["epoch"] == 1
+    phalanx("cancel", job)

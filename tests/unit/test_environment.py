@@ -1,0 +1,155 @@
+"""The environment of a rank: complete, the same for every framework, and free of what it must not see."""
+
+import json
+from dataclasses import replace
+
+from phalanx.core.ids import Epoch, Generation, JobId, NodeId
+from phalanx.core.state.commands import Prepare, StartTasks
+from phalanx.core.work.allocation import Allocation, Grant
+from phalanx.core.work.job import Resume
+from phalanx.core.work.spec import JobSpec, Launch, Role
+from phalanx.node.logic.environment import Folders, NodeView, hostfile, rank_environment, setup_environment
+
+FOLDERS = Folders(hostfile="/s/hostfile", page="/s/page", reports="/s/reports")
+BASE = {"PATH": "/bin", "HOME": "/root"}
+
+
+def job(nodes=2, per_node=2, *, launch=Launch.PER_DEVICE, env=(), tasks=None, addresses=None):
+    tasks = tasks or per_node
+    grants = tuple(
+        Grant(
+            node_id=NodeId(f"n{rank}"), node_rank=rank, devices=tuple(range(per_node)), cpus=1, memory_bytes=0, tasks=tasks,
+            first_rank=rank * tasks,
+        )
+        for rank in range(nodes)
+    )  # fmt: skip
+    return Prepare(
+        node_id=NodeId("n1"), job_id=JobId("7"), epoch=Epoch(3), generation=Generation(1),
+        spec=JobSpec(name="j", role=Role(argv=("t",), launch=launch), workdir="/w", env=tuple(env), collective_timeout_s=90.0),
+        allocation=Allocation(grants=grants), addresses=addresses or tuple(f"10.0.0.{rank + 1}" for rank in range(nodes)),
+        candidates=(), checkpoint_dir="/c/7/epoch-3", output_dir="/o/7", deadline_s=1234.5, restarts=4, mtbf_s=86400.0,
+    )  # fmt: skip
+
+
+def env_of(order, *, node_rank=1, local_rank=1, base=BASE, virtual=False, resume=None):
+    start = StartTasks(
+        node_id=order.node_id,
+        job_id=order.job_id,
+        epoch=order.epoch,
+        generation=order.generation,
+        port=29500,
+        resume=resume,
+    )
+    grant = order.allocation.grants[node_rank]
+    devices = tuple(f"GPU-{index}" for index in grant.devices)
+    view = NodeView(base=base, devices=devices, virtual=virtual, folders=FOLDERS)
+    return rank_environment(order, start, grant, local_rank, view)
+
+
+def test_torch_finds_its_rendezvous():
+    env, _ = env_of(job())
+    names = (
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "WORLD_SIZE",
+        "RANK",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "NODE_RANK",
+        "GROUP_RANK",
+    )
+    assert [env[name] for name in names] == ["10.0.0.1", "29500", "4", "3", "1", "2", "1", "1"]
+
+
+def test_tensorflow_and_jax_find_theirs():
+    env, _ = env_of(job())
+    config = json.loads(env["TF_CONFIG"])
+    assert config["task"] == {"type": "worker", "index": 3}
+    assert config["cluster"]["worker"] == ["10.0.0.1:29501", "10.0.0.1:29502", "10.0.0.2:29503", "10.0.0.2:29504"]
+    assert (env["JAX_COORDINATOR_ADDRESS"], env["JAX_NUM_PROCESSES"], env["JAX_PROCESS_ID"]) == (
+        "10.0.0.1:29500",
+        "4",
+        "3",
+    )
+
+
+def test_job_finds_its_place_and_folders():
+    env, _ = env_of(job(), resume=Resume(epoch=Epoch(2), step=10, path="/c/7/epoch-2/step-00000010", digest="d"))
+    expected = {
+        "JOB_ID": "7", "NODE_RANK": "1", "NNODES": "2", "NODE_IPS": "10.0.0.1\n10.0.0.2", "GPUS_PER_NODE": "2", "NUM_GPUS": "4",
+        "HOSTFILE": "/s/hostfile", "CHECKPOINT_DIR": "/c/7/epoch-3", "RESUME_FROM": "/c/7/epoch-2/step-00000010",
+        "OUTPUT_DIR": "/o/7", "RESTART_COUNT": "4", "DEADLINE": "1234.500", "EPOCH": "3", "GENERATION": "1",
+        "LEASE_PAGE": "/s/page", "REPORT_PIPE": "/s/reports", "MTBF_S": "86400", "COLLECTIVE_TIMEOUT_S": "90",
+        "VIRTUAL": "0", "DEVICES": "GPU-0,GPU-1",
+    }  # fmt: skip
+    assert {
+        name.removeprefix("PHALANX_"): value for name, value in env.items() if name.startswith("PHALANX_")
+    } == expected
+
+
+def test_without_a_checkpoint_nothing_is_resumed():
+    assert "PHALANX_RESUME_FROM" not in env_of(job())[0]
+
+
+def test_devices_are_those_of_the_grant_by_uuid():
+    assert env_of(job())[0]["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-1"
+    assert env_of(job(), virtual=True)[0]["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_supervisors_secrets_and_foreign_gangs_stay_behind():
+    base = BASE | {
+        "PHALANX_NODE_TOKEN": "s", "PHALANX_HEAD_URL": "u", "PHALANX_TOKEN": "t", "SLURM_PROCID": "5", "OMPI_COMM_WORLD_RANK": "2",
+        "PET_NNODES": "9", "TORCHELASTIC_RUN_ID": "x", "NOTIFY_SOCKET": "/n",
+    }  # fmt: skip
+    env, _ = env_of(job(), base=base)
+    assert (base.keys() - BASE.keys()) & env.keys() == set()
+    assert env["PATH"] == "/bin"
+
+
+def test_jobs_own_variables_win_over_defaults_and_yield_to_the_gang():
+    env, notes = env_of(
+        job(env=(("OMP_NUM_THREADS", "8"), ("PATH", "/mine"), ("RANK", "0"), ("PHALANX_X", "1"), ("A", "b")))
+    )
+    assert (env["OMP_NUM_THREADS"], env["PATH"], env["A"]) == ("8", "/mine", "b")
+    assert env["RANK"] == "3"
+    assert "PHALANX_X" not in env
+    assert len(notes) == 2
+    assert "RANK is set by Phalanx" in notes[1]
+
+
+def test_threads_are_bounded_only_where_ranks_share_a_node():
+    assert env_of(job())[0]["OMP_NUM_THREADS"] == "1"
+    assert "OMP_NUM_THREADS" not in env_of(job(per_node=1), local_rank=0)[0]
+
+
+def test_output_is_unbuffered_unless_the_job_wants_it_so():
+    assert env_of(job())[0]["PYTHONUNBUFFERED"] == "1"
+    assert env_of(job(env=(("PYTHONUNBUFFERED", ""),)))[0]["PYTHONUNBUFFERED"] == ""
+
+
+def test_bare_torchrun_is_right():
+    env, _ = env_of(job(per_node=4, tasks=1, launch=Launch.PER_NODE), local_rank=0)
+    assert {name: env[name] for name in env if name.startswith("PET_")} == {
+        "PET_NNODES": "2", "PET_NPROC_PER_NODE": "4", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "10.0.0.1",
+        "PET_MASTER_PORT": "29500", "PET_RDZV_BACKEND": "static", "PET_RDZV_ENDPOINT": "10.0.0.1:29500",
+        "PET_RDZV_ID": "7.3.1", "PET_MAX_RESTARTS": "0", "PET_LOCAL_ADDR": "10.0.0.2",
+    }  # fmt: skip
+    assert not [name for name in env_of(job())[0] if name.startswith("PET_")]
+
+
+def test_loopback_gangs_need_no_resolvable_hostname():
+    assert env_of(job(addresses=("127.0.0.1", "127.0.0.1")))[0]["GLOO_SOCKET_IFNAME"] == "lo"
+    assert "GLOO_SOCKET_IFNAME" not in env_of(job())[0]
+
+
+def test_hostfile_names_every_node_with_its_slots():
+    assert hostfile(job()) == "10.0.0.1 slots=2\n10.0.0.2 slots=2\n"
+    assert hostfile(job(per_node=8, tasks=1, launch=Launch.PER_NODE)) == "10.0.0.1 slots=8\n10.0.0.2 slots=8\n"
+
+
+def test_setup_knows_its_node_and_no_rendezvous():
+    order = replace(job(), spec=replace(job().spec, env=(("A", "b"),)))
+    view = NodeView(base=BASE, devices=("GPU-0",), virtual=False, folders=FOLDERS)
+    env = setup_environment(order, order.allocation.grants[1], view)
+    assert (env["A"], env["PHALANX_NODE_RANK"]) == ("b", "1")
+    assert "MASTER_PORT" not in env

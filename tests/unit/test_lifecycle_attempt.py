@@ -1,0 +1,380 @@
+"""The attempt machine: every edge of its table, and that all the rest changes nothing.
+
+The gang of these drawings: job 1 on n0 (ranks 0, 1) and n1 (ranks 2, 3), unless said otherwise.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from phalanx.core.ids import Epoch, Generation, NodeId
+from phalanx.core.lifecycle.attempt import TABLE, transition
+from phalanx.core.lifecycle.happenings import MemberLost, Remind, StartOverdue, StopWanted
+from phalanx.core.state.commands import DeleteCheckpoints, Forget, Prepare, StartTasks, StopTasks
+from phalanx.core.state.events import (
+    CheckpointSaved,
+    MemberFroze,
+    MemberReady,
+    MemberRefused,
+    MemberStarted,
+    MemberStopped,
+    Progressed,
+    TaskExited,
+)
+from phalanx.core.work.attempt import AttemptState, Cause, MemberState
+from phalanx.core.work.job import JobState
+from tests.builders import T, at, checkpoint, exited, facts, job, keyed, placed
+
+S = AttemptState
+N0, N1 = NodeId("n0"), NodeId("n1")
+
+
+def one_of_each(attempt):
+    """A happening of each kind, about n0, as it would come at this attempt."""
+    key = keyed(attempt)
+    saved = {name: key[name] for name in ("job_id", "generation")}
+    return {
+        MemberReady: MemberReady(**key, node_id=N0, port=29500),
+        MemberRefused: MemberRefused(**key, node_id=N0, why="device 1 is sick", charge=False),
+        MemberStarted: MemberStarted(**key, node_id=N0, at_s=T),
+        TaskExited: TaskExited(**key, exit=exited(0, "n0", 1)),
+        MemberStopped: MemberStopped(**key, node_id=N0, at_s=T),
+        MemberFroze: MemberFroze(**key, node_id=N0, frozen_s=400.0, thawed=False),
+        CheckpointSaved: CheckpointSaved(**saved, node_id=N0, resume=checkpoint(10, attempt.epoch)),
+        Progressed: Progressed(**key, step=5),
+        MemberLost: MemberLost(node_id=N0, why="it died"),
+        StopWanted: StopWanted(cause=Cause.REQUEUED, why="requeued by ada"),
+        StartOverdue: StartOverdue(silent=(N0,), waited_s=60.0),
+        Remind: Remind(node_id=N0),
+    }
+
+
+KINDS = list(one_of_each(placed().attempt))
+
+# What follows, and which commands go out (P prepare, S start, K stop); "." for nothing at all. With n1 as the state has it.
+EDGES = {
+    #               PLACED          STARTING        RUNNING         STOPPING
+    MemberReady:   ("PLACED -",    ".",            ".",            "."),
+    MemberRefused: ("STOPPING K1", "STOPPING K1",  ".",            "."),
+    MemberStarted: (".",           "STARTING -",   ".",            "."),
+    TaskExited:    (".",           "STOPPING K0K1", "STOPPING K0K1", "STOPPING -"),
+    MemberStopped: ("STOPPING K1", "STOPPING K1",  "STOPPING K1",  "STOPPING -"),
+    MemberFroze:   ("STOPPING K0K1", "STOPPING K0K1", "STOPPING K0K1", "."),
+    CheckpointSaved: ("PLACED -",  "STARTING -",   "RUNNING -",    "STOPPING -"),
+    Progressed:    ("PLACED -",    "STARTING -",   "RUNNING -",    "STOPPING -"),
+    MemberLost:    ("STOPPING K1", "STOPPING K1",  "STOPPING K1",  "STOPPING K1"),
+    StopWanted:    ("STOPPING K0K1", "STOPPING K0K1", "STOPPING K0K1", "STOPPING K0K1"),
+    StartOverdue:  ("STOPPING K0K1", ".",          ".",            "."),
+    Remind:        ("PLACED P0",   "STARTING S0",  "RUNNING -",    "STOPPING K0"),
+}  # fmt: skip
+LETTER = {Prepare: "P", StartTasks: "S", StopTasks: "K", Forget: "F", DeleteCheckpoints: "D"}
+
+
+def commands(outcome):
+    return "".join(LETTER[type(one)] + one.node_id[1:] for one in outcome.commands) or "-"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("state", [S.PLACED, S.STARTING, S.RUNNING, S.STOPPING])
+def test_edge_of_the_table(state, kind):
+    case = at(placed(), state)
+    outcome = transition(case, one_of_each(case.attempt)[kind], facts(1))
+    expected = EDGES[kind][list(S).index(state)]
+    assert ((state, kind) in TABLE) == (expected != ".")
+    if expected == ".":
+        assert outcome.job is case.job
+        assert outcome.attempt is case.attempt
+        assert not outcome.commands
+        assert not outcome.lines
+    else:
+        assert f"{outcome.attempt.state.name} {commands(outcome)}" == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_happens_to_a_job_without_an_attempt_or_with_an_ended_one(kind):
+    case = placed()
+    happening = one_of_each(case.attempt)[kind]
+    ended = replace(case, attempt=replace(case.attempt, state=S.ENDED))
+    for none in (replace(case, attempt=None), ended):
+        outcome = transition(none, happening, facts(1))
+        assert (outcome.job, outcome.attempt, outcome.commands, outcome.lines) == (none.job, none.attempt, (), ())
+
+
+REPORTS = [kind for kind in KINDS if kind not in (MemberLost, StopWanted, StartOverdue, Remind)]
+
+
+@pytest.mark.parametrize("kind", REPORTS)
+@pytest.mark.parametrize("state", [S.PLACED, S.STARTING, S.RUNNING, S.STOPPING])
+@pytest.mark.parametrize("epoch", [1, 3])
+def test_report_of_another_epoch_changes_nothing(state, kind, epoch):
+    case = at(placed(job("1", gpus="2x2", epoch=1)), state)
+    assert case.attempt.epoch == 2
+    other = replace(case.attempt, epoch=Epoch(epoch))
+    outcome = transition(case, one_of_each(other)[kind], facts(1))
+    assert outcome.attempt is case.attempt
+    assert outcome.job is case.job
+
+
+@pytest.mark.parametrize("kind", [kind for kind in REPORTS if kind not in (CheckpointSaved, Progressed)])
+@pytest.mark.parametrize("generation", [0, 2])
+def test_report_of_another_generation_changes_nothing(kind, generation):
+    case = at(placed(), S.RUNNING)
+    case = replace(case, attempt=replace(case.attempt, generation=Generation(1)))
+    outcome = transition(
+        case, one_of_each(replace(case.attempt, generation=Generation(generation)))[kind], facts(1)
+    )
+    assert outcome.attempt is case.attempt
+
+
+# ---- the way up -----------------------------------------------------------------------------------------------------
+
+
+def test_barrier_opens_when_the_last_node_is_ready():
+    case = at(placed(), S.PLACED, n1="ready")
+    resume = checkpoint(7)
+    outcome = transition(case, MemberReady(**keyed(case.attempt), node_id=N0, port=29777, resume=resume), facts(1))
+    assert outcome.attempt.state is S.STARTING
+    assert [(one.node_id, one.port, one.resume) for one in outcome.commands] == [(N0, 29777, resume), (N1, 29777, resume)]
+
+
+def test_only_node_rank_zero_chooses_port_and_checkpoint():
+    case = placed()
+    after = transition(case, MemberReady(**keyed(case.attempt), node_id=N1, port=1, resume=checkpoint(99)), facts(1))
+    assert after.attempt.resume is None
+    assert [member.port for member in after.attempt.members] == [None, None]
+
+
+def test_attempt_runs_when_the_last_node_has_started():
+    case = at(placed(), S.STARTING, n1="started")
+    outcome = transition(case, MemberStarted(**keyed(case.attempt), node_id=N0, at_s=T), facts(3))
+    assert outcome.attempt.state is S.RUNNING
+    assert outcome.attempt.running_s == outcome.attempt.first_running_s == outcome.job.started_s == T + 3
+
+
+def test_node_that_finished_before_the_others_started_does_not_hold_them_up():
+    case = at(placed(), S.STARTING)
+    for happening in (
+        TaskExited(**keyed(case.attempt), exit=exited(0, "n0")),
+        TaskExited(**keyed(case.attempt), exit=exited(1, "n0")),
+        MemberStarted(**keyed(case.attempt), node_id=N0, at_s=T),
+        MemberStopped(**keyed(case.attempt), node_id=N0, at_s=T),
+        MemberStarted(**keyed(case.attempt), node_id=N1, at_s=T),
+    ):
+        case = transition(case, happening, facts(1)).case
+    assert case.attempt.state is S.RUNNING
+
+
+def test_restart_keeps_when_the_job_first_ran():
+    case = at(placed(), S.STARTING, n1="started")
+    case = replace(case, attempt=replace(case.attempt, first_running_s=T + 1), job=replace(case.job, started_s=T + 1))
+    outcome = transition(case, MemberStarted(**keyed(case.attempt), node_id=N0, at_s=T), facts(9))
+    assert (outcome.attempt.first_running_s, outcome.attempt.running_s, outcome.job.started_s) == (T + 1, T + 9, T + 1)
+
+
+# ---- ends, doubled and out of order ---------------------------------------------------------------------------------
+
+
+def test_exit_reported_twice_counts_once():
+    case = at(placed(), S.RUNNING)
+    once = transition(case, TaskExited(**keyed(case.attempt), exit=exited(0, "n0")), facts(1))
+    twice = transition(once.case, TaskExited(**keyed(case.attempt), exit=exited(0, "n0", 1)), facts(2))
+    assert twice.attempt is once.attempt
+
+
+@pytest.mark.parametrize("order", ["0123", "3210", "2031", "0011223300"])
+def test_exits_in_any_order_and_doubled_make_a_success(order):
+    case = at(placed(), S.RUNNING)
+    for rank in map(int, order):
+        case = transition(case, TaskExited(**keyed(case.attempt), exit=exited(rank, f"n{rank // 2}")), facts(1)).case
+        assert case.attempt.state is S.RUNNING
+    for node in (N1, N1, N0):
+        outcome = transition(case, MemberStopped(**keyed(case.attempt), node_id=node, at_s=T), facts(2))
+        case = outcome.case
+    assert outcome.job.state is JobState.SUCCEEDED
+    assert [type(one) for one in outcome.commands] == [Forget, Forget]
+
+
+def test_members_that_end_well_leave_the_others_alone():
+    case = at(placed(), S.RUNNING)
+    for rank in (0, 1):
+        case = transition(case, TaskExited(**keyed(case.attempt), exit=exited(rank, "n0")), facts(1)).case
+    outcome = transition(case, MemberStopped(**keyed(case.attempt), node_id=N0, at_s=T), facts(1))
+    assert outcome.attempt.state is S.RUNNING
+    assert not outcome.commands
+
+
+def test_first_failing_task_stops_the_gang_at_a_short_grace():
+    case = at(placed(), S.RUNNING)
+    outcome = transition(case, TaskExited(**keyed(case.attempt), exit=exited(2, "n1", 1)), facts(1))
+    assert [(one.reason, one.grace_s) for one in outcome.commands] == [("restart", 1.0), ("restart", 1.0)]
+
+
+@pytest.mark.parametrize("code", [143, 0])
+def test_node_whose_supervisor_leaves_takes_the_gang_down_and_the_job_elsewhere(code):
+    """Found by reading: tasks that their own supervisor ended (it got SIGTERM) left the peers in a collective until its timeout,
+    and their exit code 1 was then the user's fault."""
+    case = at(placed(), S.RUNNING)
+    outcome = transition(case, TaskExited(**keyed(case.attempt), exit=exited(2, "n1", code, by_us=True)), facts(1))
+    assert outcome.attempt.state is S.STOPPING
+    assert commands(outcome) == "K0K1"
+    case = transition(outcome.case, TaskExited(**keyed(case.attempt), exit=exited(0, "n0", 1)), facts(2)).case
+    case = transition(case, MemberStopped(**keyed(case.attempt), node_id=N1, at_s=T), facts(2)).case
+    outcome = transition(case, MemberStopped(**keyed(case.attempt), node_id=N0, at_s=T), facts(2))
+    assert (outcome.job.state, outcome.attempt.ending, outcome.job.avoid) == (JobState.PENDING, Cause.NODE_FAIL, (N1,))
+
+
+@pytest.mark.parametrize("state", [S.PLACED, S.STARTING, S.RUNNING])
+def test_node_that_has_nothing_of_the_job_any_more_stops_the_gang(state):
+    """Found by reading: a supervisor that had lost its Prepare said "stopped", and the others waited at the rendezvous."""
+    case = at(placed(), state)
+    outcome = transition(case, MemberStopped(**keyed(case.attempt), node_id=N1, at_s=T), facts(1))
+    assert (outcome.attempt.state, outcome.attempt.ending) == (S.STOPPING, Cause.START_FAIL)
+    assert commands(outcome) == "K0"
+
+
+def test_lost_node_explains_what_its_peers_reported_before():
+    case = at(placed(), S.RUNNING)
+    case = transition(case, TaskExited(**keyed(case.attempt), exit=exited(0, "n0", 1)), facts(1)).case
+    outcome = transition(case, MemberLost(node_id=N1, why="its lease is over"), facts(8))
+    assert outcome.attempt.why == "n1: its lease is over"
+
+
+def test_node_is_lost_once():
+    case = at(placed(), S.RUNNING)
+    once = transition(case, MemberLost(node_id=N1, why="it died"), facts(1))
+    assert transition(once.case, MemberLost(node_id=N1, why="again"), facts(2)).attempt is once.attempt
+
+
+def test_node_of_no_part_of_the_gang_changes_nothing():
+    case = at(placed(), S.RUNNING)
+    assert transition(case, MemberLost(node_id=NodeId("n9"), why="it died"), facts(1)).attempt is case.attempt
+
+
+# ---- stops ----------------------------------------------------------------------------------------------------------
+
+USERS = [Cause.CANCELLED, Cause.REQUEUED, Cause.TIMEOUT, Cause.PREEMPTED, Cause.DRAINED]
+
+
+@pytest.mark.parametrize("cause", USERS)
+def test_orderly_stop_gives_the_grace_the_user_set(cause):
+    case = at(placed(job("1", gpus="2x2", grace_s=45.0)), S.RUNNING)
+    outcome = transition(case, StopWanted(cause=cause, why="because"), facts(1))
+    assert {one.grace_s for one in outcome.commands} == {45.0}
+    assert outcome.attempt.ending is cause
+
+
+@pytest.mark.parametrize("first", [*USERS, Cause.FREEZE, Cause.START_FAIL, Cause.NODE_FAIL, Cause.PORT_TAKEN, None])
+@pytest.mark.parametrize("then", USERS)
+def test_which_wish_counts_when_there_are_two(first, then):
+    """A cancel goes before everything; else the first wish of a user; what merely befell the attempt gives way to any wish."""
+    case = at(placed(), S.STOPPING)
+    case = replace(case, attempt=replace(case.attempt, ending=first))
+    outcome = transition(case, StopWanted(cause=then, why="because"), facts(1))
+    wins = then if then is Cause.CANCELLED or first not in USERS else first
+    assert outcome.attempt.ending is wins
+
+
+def test_stop_wanted_again_and_again_tells_one_line():
+    """Found by reading: a time limit reached while a requeue was under way told a line and stopped anew at every step."""
+    case = at(placed(), S.RUNNING)
+    case = transition(case, StopWanted(cause=Cause.REQUEUED, why="requeued by ada"), facts(1)).case
+    for second in range(3):
+        outcome = transition(case, StopWanted(cause=Cause.TIMEOUT, why="time limit"), facts(second))
+        assert not outcome.lines
+        assert not outcome.commands
+
+
+def test_reminder_says_again_only_what_is_unanswered():
+    waiting = at(placed(), S.PLACED, n1="ready")
+    assert commands(transition(waiting, Remind(node_id=N1), facts(1))) == "-"
+    starting = at(placed(), S.STARTING, n1="started")
+    assert commands(transition(starting, Remind(node_id=N1), facts(1))) == "-"
+    stopping = at(placed(), S.STOPPING, n1="stopped")
+    assert commands(transition(stopping, Remind(node_id=N1), facts(1))) == "-"
+    lost = at(placed(), S.STOPPING, n1="lost")
+    assert commands(transition(lost, Remind(node_id=N1), facts(1))) == "-"
+
+
+def test_overdue_start_blames_the_silent_nodes():
+    case = at(placed(), S.PLACED, n1="ready")
+    outcome = transition(case, StartOverdue(silent=(N0,), waited_s=60.0), facts(60))
+    assert [member.why for member in outcome.attempt.members] == ["not ready in time", ""]
+    assert outcome.attempt.ending is Cause.START_FAIL
+
+
+def test_short_freeze_is_only_told():
+    case = at(placed(), S.RUNNING)
+    outcome = transition(case, MemberFroze(**keyed(case.attempt), node_id=N0, frozen_s=2.0, thawed=True), facts(1))
+    assert outcome.attempt is case.attempt
+    assert [line.kind for line in outcome.lines] == ["thawed"]
+
+
+# ---- checkpoints and progress ---------------------------------------------------------------------------------------
+
+
+def saving(case, *saved):
+    """Report these checkpoints; answers the job and the paths that were dropped."""
+    dropped = []
+    for one in saved:
+        event = CheckpointSaved(job_id=case.job.id, generation=case.attempt.generation, node_id=N0, resume=one)
+        outcome = transition(case, event, facts(5))
+        dropped += [path for command in outcome.commands for path in command.paths]
+        case = outcome.case
+    return case.job, dropped
+
+
+def test_last_two_checkpoints_are_kept_and_the_older_deleted():
+    kept, dropped = saving(at(placed(), S.RUNNING), checkpoint(10), checkpoint(20), checkpoint(30))
+    assert [one.step for one in kept.checkpoints] == [20, 30]
+    assert kept.checkpoints[-1].saved_s == T + 5
+    assert dropped == [checkpoint(10).path]
+
+
+def test_checkpoint_reported_twice_or_late_changes_nothing_kept():
+    kept, dropped = saving(at(placed(), S.RUNNING), checkpoint(10), checkpoint(10), checkpoint(20), checkpoint(30), checkpoint(10))
+    assert [one.step for one in kept.checkpoints] == [20, 30]
+    assert set(dropped) == {checkpoint(10).path}
+
+
+def test_checkpoint_saved_anew_in_the_same_folder_is_never_deleted():
+    """Found by reading: two entries for one folder, of which the older was dropped, and the folder with it."""
+    again = replace(checkpoint(20), digest="sha-other")
+    kept, dropped = saving(at(placed(), S.RUNNING), checkpoint(10), checkpoint(20), again, checkpoint(30))
+    assert [one.digest for one in kept.checkpoints] == ["sha-other", "sha-1-30"]
+    assert again.path not in dropped
+
+
+def test_corrupt_checkpoint_of_an_earlier_epoch_does_not_push_out_valid_ones():
+    """Found by reading: sorted by step, an unreadable step 100 stayed for ever and left room for a single valid checkpoint."""
+    before = (checkpoint(90), checkpoint(100))
+    case = at(placed(job("1", gpus="2x2", epoch=1, checkpoints=before)), S.RUNNING)
+    kept, _ = saving(case, checkpoint(92, epoch=2), checkpoint(94, epoch=2))
+    assert [(one.epoch, one.step) for one in kept.checkpoints] == [(2, 92), (2, 94)]
+
+
+def test_checkpoint_of_a_superseded_epoch_is_not_published():
+    case = at(placed(job("1", gpus="2x2", epoch=1)), S.RUNNING)
+    job_after, _ = saving(case, checkpoint(500, epoch=1))
+    assert job_after.checkpoints == ()
+
+
+@pytest.mark.parametrize(("step", "stalls"), [(11, 0), (10, 3), (4, 3)])
+def test_only_a_new_step_in_a_checkpoint_is_progress(step, stalls):
+    case = at(placed(job("1", gpus="2x2", stalls=3, progress_step=10, avoid=(N1,), checkpoints=(checkpoint(10),))), S.RUNNING)
+    after, _ = saving(case, checkpoint(step, epoch=case.attempt.epoch))
+    assert after.stalls == stalls
+    assert after.avoid == (() if stalls == 0 else (N1,))
+
+
+def test_reported_steps_are_progress_only_for_a_job_that_never_saves():
+    bare = at(placed(job("1", gpus="2x2", stalls=3, progress_step=10)), S.RUNNING)
+    saves = at(placed(job("1", gpus="2x2", stalls=3, progress_step=10, checkpoints=(checkpoint(10),))), S.RUNNING)
+    for case, stalls in ((bare, 0), (saves, 3)):
+        outcome = transition(case, Progressed(**keyed(case.attempt), step=12), facts(1))
+        assert outcome.job.stalls == stalls
+
+
+def test_states_are_all_in_the_table_but_the_last():
+    assert {state for state, _ in TABLE} == set(S) - {S.ENDED}
+    assert {kind for _, kind in TABLE} == set(KINDS)
+    assert MemberState.LOST not in {member.state for member in placed().attempt.members}

@@ -1,0 +1,82 @@
+"""What a look at the script can tell before anything starts, and what it must leave alone."""
+
+import pytest
+
+from phalanx.node.logic.preflight import Surroundings, objection, script_of
+
+VIRTUAL = Surroundings(nodes=2, world_size=4, cuda=False)
+GPUS = Surroundings(nodes=2, world_size=4, cuda=True)
+ONE_NODE = Surroundings(nodes=1, world_size=4, cuda=True)
+
+
+@pytest.mark.parametrize(
+    ("argv", "script"),
+    [
+        (("python", "train.py", "--x"), "train.py"),
+        (("/venv/bin/python3.11", "-u", "-X", "dev", "train.py"), "train.py"),
+        (("python", "-m", "pkg"), None),
+        (("python", "-um", "pkg"), None),
+        (("python", "-c", "print(1)"), None),
+        (("torchrun", "--nnodes", "2", "train.py"), "train.py"),
+        (("bash", "run.sh"), "run.sh"),
+        (("bash", "-c", "x.sh"), None),
+        (("./train.py",), "./train.py"),
+        (("true",), None),
+        ((), None),
+    ],
+)
+def test_script_is_found_in_the_command(argv, script):
+    assert script_of(argv) == script
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('import os\nos.environ["MASTER_ADDR"] = "10.0.0.9"\n', "t.py, line 2: MASTER_ADDR is fixed to '10.0.0.9'"),
+        ('from os import environ\nenviron["MASTER_ADDR"] = "localhost"\n', "line 2: MASTER_ADDR"),
+        ('os.environ.update(MASTER_ADDR="10.0.0.9")\n', "line 1: MASTER_ADDR"),
+        ('os.putenv("MASTER_ADDR", "10.0.0.9")\n', "line 1: MASTER_ADDR"),
+        (
+            'dist.init_process_group("gloo", init_method="tcp://10.0.0.9:23456")\n',
+            "line 1: init_method is fixed to '10.0.0.9:23456'",
+        ),
+        ('\n\ndist.init_process_group(backend="nccl")\n', 'line 3: backend "nccl" needs GPUs'),
+        ('def main():\n    init_process_group("NCCL")\n', "line 2: backend"),
+    ],
+)
+def test_what_cannot_work_is_named_by_line(text, words):
+    assert words in (objection("/w/t.py", text.encode(), VIRTUAL) or "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'os.environ.setdefault("MASTER_ADDR", "localhost")\n',
+        'if "MASTER_ADDR" not in os.environ:\n    os.environ["MASTER_ADDR"] = "localhost"\n',
+        'os.environ["MASTER_ADDR"] = sys.argv[1]\n',
+        'dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")\n',
+        'if torch.cuda.is_available():\n    dist.init_process_group("nccl")\nelse:\n    dist.init_process_group("gloo")\n',
+        'dist.init_process_group(init_method="env://")\n',
+        "dist.init_process_group(backend=args.backend)\n",
+        "def broken(:\n",
+        "match x:\n    case _: pass\n",
+        "",
+    ],
+)
+def test_what_may_work_is_left_alone(text):
+    assert objection("t.py", text.encode(), VIRTUAL) is None
+
+
+def test_nccl_is_fine_where_there_are_gpus():
+    assert objection("t.py", b'dist.init_process_group("nccl")\n', GPUS) is None
+
+
+def test_loopback_is_fine_on_a_single_node_only():
+    text = b'os.environ["MASTER_ADDR"] = "localhost"\n'
+    assert objection("t.py", text, ONE_NODE) is None
+    assert objection("t.py", text, GPUS) is not None
+
+
+def test_wrong_encoding_is_named_by_line_unless_declared():
+    assert "t.py, line 2: byte 0xe9 is not UTF-8" in (objection("t.py", b"x = 1\ny = '\xe9'\n", GPUS) or "")
+    assert objection("t.py", b"# -*- coding: latin-1 -*-\ny = '\xe9'\n", GPUS) is None
