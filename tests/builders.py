@@ -109,7 +109,7 @@ def make_node(
 def spec(
     name: str = "train",
     *,
-    gpus: int | str = 1,
+    gpus: int | str | GpuRequest = 1,
     cpus: int = 0,
     memory_gib: int = 0,
     launch: Launch = Launch.PER_DEVICE,
@@ -118,7 +118,7 @@ def spec(
 ) -> JobSpec:
     """A job as submitted."""
     role = Role(
-        argv=("python", "train.py"), gpus=parse_gpus(gpus), cpus=cpus, memory_bytes=memory_gib * GIB, launch=launch,
+        argv=("python", "train.py"), gpus=gpus if isinstance(gpus, GpuRequest) else parse_gpus(gpus), cpus=cpus, memory_bytes=memory_gib * GIB, launch=launch,
         tasks_per_node=tasks_per_node,
     )  # fmt: skip
     return JobSpec(name=name, role=role, workdir="/work", **fields)

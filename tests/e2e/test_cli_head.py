@@ -51,7 +51,16 @@ class Shell:
         return [sys.executable, "-m", "phalanx.app.cli", *words]
 
     def __call__(self, *words, code=0, stdin=""):
-        done = subprocess.run(self.argv(*words), cwd=self.work, env=self.env, capture_output=True, text=True, input=stdin, timeout=120, check=False)
+        done = subprocess.run(
+            self.argv(*words),
+            cwd=self.work,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            input=stdin,
+            timeout=120,
+            check=False,
+        )
         assert done.returncode == code, (words, done.returncode, done.stdout, done.stderr)
         return done
 
@@ -59,6 +68,7 @@ class Shell:
         return json.loads(self(*words, "--json").stdout)
 
     def until(self, job, *states):
+        found = {}
         for _ in range(600):
             found = self.json("show", job)["job"]
             if found["state"] in states:
@@ -139,10 +149,15 @@ def test_held_released_updated_cancelled(phalanx):
 
 
 def test_exec_runs_beside_the_ranks(phalanx):
-    job = phalanx("submit", "--quiet", "--gpus", "2", "--env", "COLOUR=green", "--", PYTHON, "ranks.py", "stay").stdout.strip()
+    job = phalanx(
+        "submit", "--quiet", "--gpus", "2", "--env", "COLOUR=green", "--", PYTHON, "ranks.py", "stay"
+    ).stdout.strip()
     phalanx.until(job, "running")
     try:
-        assert phalanx("exec", job, "--", "sh", "-c", "echo $COLOUR $PHALANX_JOB_ID; exit 5", code=5).stdout == f"green {job}\n"
+        assert (
+            phalanx("exec", job, "--", "sh", "-c", "echo $COLOUR $PHALANX_JOB_ID; exit 5", code=5).stdout
+            == f"green {job}\n"
+        )
         assert phalanx("exec", job, "--", "cat", stdin="through\n").stdout == "through\n"
     finally:
         phalanx("cancel", job)
@@ -173,9 +188,10 @@ class Terminal:
 
     def __init__(self, shell, *words):
         ours, theirs = pty.openpty()
+        # setsid --ctty makes the pseudo-terminal the command's own, so that \x03 becomes SIGINT
         self.process = subprocess.Popen(
-            shell.argv(*words), cwd=shell.work, env={**shell.env, "TERM": "xterm"}, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-            preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
+            ["setsid", "--ctty", "--wait", *shell.argv(*words)], cwd=shell.work, env={**shell.env, "TERM": "xterm"}, stdin=theirs, stdout=theirs,
+            stderr=theirs,
         )  # fmt: skip
         os.close(theirs)
         self.fd, self.seen = ours, ""

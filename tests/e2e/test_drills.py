@@ -145,3 +145,34 @@ def test_a_script_that_knows_only_torch_distributed_runs_unchanged():
         job = head.submit(run=[sys.executable, script], gpus="2x2", name="bare")
         assert head.wait(job, "succeeded", "failed")["state"] == "succeeded", log_of(head, job, 0)
         assert "loss" in log_of(head, job, 0)
+
+
+def test_planned_stop_of_the_head_is_not_noticed_by_a_job_even_past_the_lease():
+    counting = ["sh", "-c", "i=0; while true; do i=$((i+1)); echo $i; sleep 0.05; done"]
+    with cluster("2x1", lease_s=2.0) as head:
+        job = head.submit(run=counting, gpus="2x1", name="count", grace="1s")
+        until(lambda: len(log_of(head, job, 1).split()) > 5, "it counts")
+        assert head.head is not None
+        head.head.send_signal(signal.SIGTERM)
+        head.head.wait(timeout=30)
+        assert not os.path.exists(os.path.join(head.home, "head.json"))
+        before = len(log_of_spool(head.home, job))
+        time.sleep(4.0)  # twice the lease
+        assert len(log_of_spool(head.home, job)) > before
+        head.start()
+        assert (head.job(job)["attempts"], head.job(job)["restarts"]) == (1, 0)
+        head.call("POST", f"/v1/jobs/{job}/cancel")
+        head.wait(job, "cancelled")
+        counted = log_of(head, job, 1).split()
+        assert counted == [str(number) for number in range(1, len(counted) + 1)]
+
+
+def log_of_spool(home: str, job: str) -> bytes:
+    """What the supervisors have of the job's output, whether shipped or not."""
+    found = b""
+    for path, _, names in os.walk(os.path.join(home, "nodes")):
+        for name in names:
+            if name.startswith("rank-") and f"{os.sep}{job}" in path:
+                with open(os.path.join(path, name), "rb") as file:
+                    found += file.read()
+    return found

@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -118,7 +119,7 @@ class Head:
             )
         if path == "commands":
             after, until = int(query["after"]), time.monotonic() + 2.0
-            while len(self.framed) <= after and not self.deaf and not self.unknown and time.monotonic() < until:
+            while len(self.framed) <= after and time.monotonic() < until and not (self.deaf or self.unknown):
                 self.changed.wait(0.1)
             return 200, wire.encode(
                 wire.CommandsReply(head_id="h", commands=self.framed[after:], last=len(self.framed))
@@ -249,7 +250,7 @@ def node(head, tmp_path):
 
 
 def prepare(tmp_path: Path, *argv: str, job="1", epoch=1, generation=0, tasks=1, devices=(0,), script="", **given):
-    spec_fields = {
+    spec_fields: dict[str, Any] = {
         name: given.pop(name)
         for name in ("env", "setup", "upload", "workdir", "grace_s", "collective_timeout_s", "image", "warm")
         if name in given
@@ -376,6 +377,14 @@ def test_setup_runs_once_for_an_attempt(head, node, tmp_path):
     run(head, second)
     assert text(head) == "x\nx\n"
     assert text(head, "supervisor-0") == "setting up\n"
+
+
+@pytest.mark.torch
+def test_warm_ranks_fork_from_a_parent_that_has_torch(head, node, tmp_path):
+    pytest.importorskip("torch")
+    (tmp_path / "warm.py").write_text("import sys, os\nprint('torch' in sys.modules, os.environ['RANK'], __name__)\n")
+    run(head, prepare(tmp_path, sys.executable, "warm.py", warm=True, tasks=2, devices=(0, 1)))
+    assert [text(head, f"rank-{rank}") for rank in (0, 1)] == ["True 0 __main__\n", "True 1 __main__\n"]
 
 
 # -------------------------------------------------------------------------------------------------------------- refusals

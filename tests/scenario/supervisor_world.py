@@ -248,6 +248,8 @@ class World:
             case act.WindUp(key=key):
                 assert not self.alive[key], "wound up under living processes"
                 self.inbox.append(hap.WoundUp(key=key, tail=self.tail))
+            case _:
+                raise AssertionError(f"{action} is no work")
 
     def _end(self, key: MemberKey, rank: int, *, code, signal, leaving=()) -> None:
         if rank not in self.alive[key]:

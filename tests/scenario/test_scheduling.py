@@ -15,7 +15,7 @@ from phalanx.core.state.snapshot import Usage
 from phalanx.core.units import GIB
 from phalanx.core.work.job import Reason
 from phalanx.core.work.queue import Queue
-from tests.builders import T, drawn, job, make_fleet, plan_of, spec
+from tests.builders import T, drawn, gpu, job, make_fleet, plan_of, spec
 
 TWO = "rack0: n0=4 n1=4"
 THREE = "rack0: n0=8 n1=4 | rack1: n2=8"
@@ -37,7 +37,7 @@ PLACES = [
     ("r: n0=8 n1=4 n2=4", {}, {"gpus": 12}, "n0:0,1,2,3 n1:0,1,2,3 n2:0,1,2,3"),
     ("r: n0=4 n1=4 n2=4 n3=4 n4=4 n5=4 n6=4", {}, {"gpus": 7}, "n0:0 n1:0 n2:0 n3:0 n4:0 n5:0 n6:0"),
     (TWO, {"n0": [0, 1, 2, 3], "n1": [0, 1, 2, 3]}, {"gpus": 0}, "n0:"),  # CPUs alone
-    (TWO, {}, {"gpus": "2x0"}, "n0: n1:"),
+    (TWO, {}, {"gpus": gpu(nodes=2, per_node=0)}, "n0: n1:"),
 ]
 
 
@@ -220,7 +220,7 @@ def test_no_node_up_and_none_at_all():
 
 @pytest.mark.parametrize(
     ("gpus", "fields"),
-    [("99x1", {}), ("1x5", {}), (16, {}), ("h200:1", {}), ("1", {"cpus": 33}), ("1", {"memory_gib": 257}), ("3x0", {}), ("virtual-80gb:1", {})],
+    [("99x1", {}), ("1x5", {}), (16, {}), ("h200:1", {}), ("1", {"cpus": 33}), ("1", {"memory_gib": 257}), (gpu(nodes=3, per_node=0), {}), ("virtual-80gb:1", {})],
 )  # fmt: skip
 def test_what_can_never_fit_is_refused_at_submit(gpus, fields):
     with pytest.raises(NeverFits) as refused:

@@ -42,7 +42,25 @@ def typed(capsys):
 
 
 def test_submit_sends_what_was_asked_and_prints_both_shapes(head, typed):
-    code, out, _ = typed("submit", "--gpus", "2x8", "--name", "gpt", "--env", "A=1", "--time", "2h", "--retry", "2", "--warm", "--", "python", "train.py", "--lr", "1")
+    code, out, _ = typed(
+        "submit",
+        "--gpus",
+        "2x8",
+        "--name",
+        "gpt",
+        "--env",
+        "A=1",
+        "--time",
+        "2h",
+        "--retry",
+        "2",
+        "--warm",
+        "--",
+        "python",
+        "train.py",
+        "--lr",
+        "1",
+    )
     assert code == 0
     assert head.sent("POST", "/v1/jobs")[0]["body"] == {
         "run": ["python", "train.py", "--lr", "1"], "gpus": "2x8", "name": "gpt", "env": {"A": "1"}, "time": "2h", "retry": 2, "warm": True,
@@ -71,7 +89,16 @@ def test_options_go_over_the_job_file(head, typed, tmp_path):
 
 def test_options_of_the_job_are_not_ours(head, typed):
     typed("submit", "--", "python", "train.py", "--gpus", "4", "--help", "--debug", "--", "x")
-    assert head.sent("POST", "/v1/jobs")[0]["body"]["run"] == ["python", "train.py", "--gpus", "4", "--help", "--debug", "--", "x"]
+    assert head.sent("POST", "/v1/jobs")[0]["body"]["run"] == [
+        "python",
+        "train.py",
+        "--gpus",
+        "4",
+        "--help",
+        "--debug",
+        "--",
+        "x",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +172,13 @@ def test_a_wrong_option_beside_a_job_file_is_the_options_fault(head, typed, tmp_
 
 @pytest.mark.parametrize(
     ("status", "code", "exit_code"),
-    [(422, "never_fits", 64), (403, "not_permitted", 77), (503, "store_refused", 75), (413, "too_large", 78), (404, "not_found", 64)],
+    [
+        (422, "never_fits", 64),
+        (403, "not_permitted", 77),
+        (503, "store_refused", 75),
+        (413, "too_large", 78),
+        (404, "not_found", 64),
+    ],
 )
 def test_refusals_of_the_head_keep_their_code(head, typed, status, code, exit_code, monkeypatch):
     head.refuse["/v1/nodes/n0/drain"] = (status, code, "it cannot be", "do this")
@@ -190,7 +223,17 @@ def run_events(*middle, state="succeeded", exit_code=0):
 
 
 def log(rank, text, offset=0, epoch=1):
-    return ("log", {"epoch": epoch, "stream": f"rank-{rank}", "rank": rank, "offset": offset, "end": offset + len(text), "text": text})
+    return (
+        "log",
+        {
+            "epoch": epoch,
+            "stream": f"rank-{rank}",
+            "rank": rank,
+            "offset": offset,
+            "end": offset + len(text),
+            "text": text,
+        },
+    )
 
 
 def test_run_streams_all_ranks_and_gives_the_jobs_code(head, typed):
@@ -212,7 +255,8 @@ def test_run_of_one_task_has_no_prefix_unless_asked(head, typed):
 
 
 @pytest.mark.parametrize(
-    ("state", "exit_code", "ours"), [("failed", None, 1), ("cancelled", 0, 143), ("timeout", None, 143), ("failed", 137, 137), ("succeeded", 0, 0)]
+    ("state", "exit_code", "ours"),
+    [("failed", None, 1), ("cancelled", 0, 143), ("timeout", None, 143), ("failed", 137, 137), ("succeeded", 0, 0)],
 )
 def test_no_end_but_success_gives_0(head, typed, state, exit_code, ours):
     head.log_events = run_events(state=state, exit_code=exit_code)
@@ -233,7 +277,14 @@ def test_wait_times_out_with_124(head, typed):
 
 
 def test_lists_are_json_for_programs(head, typed):
-    for words, count in ((["ps", "-a"], 5), (["nodes"], 4), (["nodes", "list"], 4), (["users"], 2), (["queues"], 1), (["tokens"], 0)):
+    for words, count in (
+        (["ps", "-a"], 5),
+        (["nodes"], 4),
+        (["nodes", "list"], 4),
+        (["users"], 2),
+        (["queues"], 1),
+        (["tokens"], 0),
+    ):
         code, out, err = typed(*words, "--json")
         assert (code, err) == (0, "")
         assert len(json.loads(out)) == count
@@ -300,22 +351,55 @@ def test_a_fault_of_ours_is_a_line_and_a_traceback_only_on_request(head, typed, 
     assert "Traceback" in capsys.readouterr().err
 
 
+def ps_into(stdout):
+    return subprocess.run(
+        [sys.executable, "-m", "phalanx.app.cli", "ps", "-a"],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_full_disk_under_our_output_is_told(head):
+    with open("/dev/full", "wb") as full:
+        done = ps_into(full)
+    assert (done.returncode, done.stderr) == (74, "phalanx: error: No space left on device\n")
+
+
 def test_a_reader_that_leaves_is_no_fault(head):
-    done = subprocess.run(
-        [sys.executable, "-m", "phalanx.app.cli", "ps", "-a"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False,
-        preexec_fn=lambda: os.dup2(os.open("/dev/full", os.O_WRONLY), 1),
-    )  # fmt: skip
-    assert done.returncode == 74
-    assert done.stderr.decode().startswith("phalanx: error: ")
+    ours, theirs = os.pipe()
+    os.close(ours)
+    done = ps_into(theirs)
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def loaded_by(*words):
-    script = f"import sys; from phalanx.cli.root import main; main({list(words)!r}); print(*sys.modules, file=sys.stderr)"
-    return set(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60).stderr.split())
+    script = (
+        f"import sys; from phalanx.cli.root import main; main({list(words)!r}); print(*sys.modules, file=sys.stderr)"
+    )
+    return set(
+        subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+        ).stderr.split()
+    )
 
 
 def test_help_and_submit_import_little(head):
-    heavy = {"rich", "textual", "ruamel.yaml", "msgspec", "asyncio", "subprocess", "shutil", "tempfile", "tarfile", "pathspec", "phalanx.wire.api"}
+    heavy = {
+        "rich",
+        "textual",
+        "ruamel.yaml",
+        "msgspec",
+        "asyncio",
+        "subprocess",
+        "shutil",
+        "tempfile",
+        "tarfile",
+        "pathspec",
+        "phalanx.wire.api",
+    }
     # click itself asks shutil how wide a help page may be
     assert loaded_by("--help") & (heavy | {"http.client", "ssl", "socket"}) <= {"shutil"}
     assert loaded_by("submit", "--gpus", "2", "--", "true") & heavy == set()

@@ -41,7 +41,9 @@ def fetch(folder, raw):
 def test_files_and_folders_come_with_their_text_and_mode(tmp_path):
     script = tarfile.TarInfo("bin/run.sh")
     script.mode = 0o755
-    done = fetch(tmp_path / "out", archive(special("empty", tarfile.DIRTYPE), ("a.txt", "A"), ("deep/b.txt", "BB"), script))
+    done = fetch(
+        tmp_path / "out", archive(special("empty", tarfile.DIRTYPE), ("a.txt", "A"), ("deep/b.txt", "BB"), script)
+    )
     assert (done.files, done.bytes) == (3, 3)
     assert (tmp_path / "out/deep/b.txt").read_text() == "BB"
     assert (tmp_path / "out/empty").is_dir()

@@ -79,4 +79,6 @@ def test_however_it_is_cut_every_line_arrives_once_and_in_order(lines, chance):
     shown = written(pieces).split("\n")[:-1]
     for rank in range(4):
         prefix = f"[rank {rank}] "
-        assert [line.removeprefix(prefix) for line in shown if line.startswith(prefix)] == [text for owner, text in lines if owner == rank]
+        assert [line.removeprefix(prefix) for line in shown if line.startswith(prefix)] == [
+            text for owner, text in lines if owner == rank
+        ]

@@ -15,7 +15,12 @@ def screen(width=80, *, colour=False, blocks=True):
     return Terminal(width=width, height=24, interactive=colour, colour=colour, blocks=blocks)
 
 
-COLUMNS = (Column(title="ID", right=True), Column(title="NAME", least=4), Column(title="X", drop=1), Column(title="WHY", least=6))
+COLUMNS = (
+    Column(title="ID", right=True),
+    Column(title="NAME", least=4),
+    Column(title="X", drop=1),
+    Column(title="WHY", least=6),
+)
 
 
 def test_wide_enough_cuts_nothing():
@@ -40,7 +45,7 @@ def test_columns_with_nothing_in_them_are_left_out():
 
 
 def test_colour_never_changes_the_layout():
-    rows = [[Cell("1", "bold"), Cell("running", "green"), "", Cell("x", "red")]]
+    rows: list[list[Cell | str]] = [[Cell("1", "bold"), Cell("running", "green"), "", Cell("x", "red")]]
     plain = table(COLUMNS, rows, screen())
     painted = table(COLUMNS, rows, screen(colour=True))
     assert [re.sub(r"\x1b\[\d*m", "", line).rstrip() for line in painted] == plain

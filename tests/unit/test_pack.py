@@ -38,7 +38,17 @@ def test_gitignore_is_obeyed_at_every_level(tmp_path):
 
 
 def test_rules_above_a_subfolder_of_a_repository_hold_too(tmp_path):
-    lay(tmp_path, {".git/info/exclude": "*.tmp\n", ".gitignore": "*.pt\n/job/private/\n", "job/a.py": "", "job/m.pt": "", "job/b.tmp": "", "job/private/x": ""})
+    lay(
+        tmp_path,
+        {
+            ".git/info/exclude": "*.tmp\n",
+            ".gitignore": "*.pt\n/job/private/\n",
+            "job/a.py": "",
+            "job/m.pt": "",
+            "job/b.tmp": "",
+            "job/private/x": "",
+        },
+    )
     assert names(pack(str(tmp_path / "job"))) == ["a.py"]
 
 

@@ -56,12 +56,21 @@ def test_shape_and_tasks_are_told_before_the_start():
     assert told("python train.py", gpus="2x8") == ["2 nodes x 8 = 16 GPUs", "16 tasks: 2 nodes x 8, one per GPU"]
     assert told("python train.py", gpus=1) == ["1 node x 1 = 1 GPU", "1 task: 1 node x 1, one per GPU"]
     assert told("python prepare.py") == ["1 node, no GPU", "1 task: 1 node x 1, one per node"]
-    assert told("python x.py", gpus="2x4", tasks_per_node=3) == ["2 nodes x 4 = 8 GPUs", "6 tasks: 2 nodes x 3, 3 per node as asked"]
-    assert told("torchrun train.py", gpus="2x8")[1] == "2 tasks: 2 nodes x 1, one per node, because torchrun is a launcher and starts the rest"
+    assert told("python x.py", gpus="2x4", tasks_per_node=3) == [
+        "2 nodes x 4 = 8 GPUs",
+        "6 tasks: 2 nodes x 3, 3 per node as asked",
+    ]
+    assert (
+        told("torchrun train.py", gpus="2x8")[1]
+        == "2 tasks: 2 nodes x 1, one per node, because torchrun is a launcher and starts the rest"
+    )
 
 
 def test_an_open_shape_is_told_as_open():
-    assert told("python train.py", gpus="h200:16") == ["16 H200 GPUs, on as few nodes as hold them", "16 tasks, one per GPU"]
+    assert told("python train.py", gpus="h200:16") == [
+        "16 H200 GPUs, on as few nodes as hold them",
+        "16 tasks, one per GPU",
+    ]
     assert told("torchrun train.py", gpus=16)[1].startswith("one task on each node")
 
 

@@ -82,7 +82,11 @@ def test_lane_keeps_its_order_while_others_go_on():
 
 def test_failed_work_takes_no_hand_away(caplog):
     hands, done = Hands("t", 1), threading.Event()
-    hands.submit("a", lambda: [][0])
+
+    def fail() -> None:
+        raise ValueError("on purpose")
+
+    hands.submit("a", fail)
     hands.submit("a", done.set)
     assert done.wait(10)
     hands.close(10)

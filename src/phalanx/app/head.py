@@ -111,6 +111,9 @@ class Head:
 
     def run(self) -> None:
         """Serve until SIGTERM, SIGINT or a planned stop by the API."""
+        # uvicorn stops on these by handlers of its own, restores ours, and raises the signal again: it must not end us before `_shut`.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
         self._driver.start(leases_until_s=self._long_leases_until_s())
         try:
             self._bootstrap()

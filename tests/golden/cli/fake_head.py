@@ -32,7 +32,10 @@ class FakeHead:
         return [request for request in self.requests if request["method"] == method and request["path"] == path]
 
     def answer(self, method, path, body):
-        detail = {"job": json.loads(views.encoded(views.training())), "attempts": json.loads(views.encoded(views.attempts()))}
+        detail = {
+            "job": json.loads(views.encoded(views.training())),
+            "attempts": json.loads(views.encoded(views.attempts())),
+        }
         match method, path:
             case "GET", "/v1/health":
                 return {"status": "ok", "version": "0.1.0", "head_id": "h1"}
@@ -40,7 +43,10 @@ class FakeHead:
                 return {"user": "ada", "role": "admin", "token_id": "t1"}
             case "POST", "/v1/jobs":
                 job = views.job(21, body.get("name") or "train.py", "pending")
-                return {"job": json.loads(views.encoded(job)), "notes": ["2 nodes x 8 = 16 GPUs", "16 tasks: 2 nodes x 8, one per GPU"]}
+                return {
+                    "job": json.loads(views.encoded(job)),
+                    "notes": ["2 nodes x 8 = 16 GPUs", "16 tasks: 2 nodes x 8, one per GPU"],
+                }
             case "GET", "/v1/jobs":
                 return JobList(jobs=views.jobs())
             case "GET", "/v1/nodes":
@@ -48,9 +54,11 @@ class FakeHead:
             case "GET", "/v1/overview":
                 return views.overview()
             case "GET", "/v1/users":
-                return UserList(users=[UserView(id="ada", role="admin"), UserView(id="bob", role="user")])
+                return UserList(
+                    users=[views.make(UserView, id="ada", role="admin"), views.make(UserView, id="bob", role="user")]
+                )
             case "GET", "/v1/queues":
-                return QueueList(queues=[QueueView(id="default", running=1)])
+                return QueueList(queues=[views.make(QueueView, id="default", running=1)])
             case "GET", "/v1/tokens":
                 return TokenList(tokens=[])
             case "POST", "/v1/stop":
@@ -65,11 +73,14 @@ class FakeHead:
                 return {"job": detail["job"]}
             case "PATCH", _ if re.fullmatch(r"/v1/jobs/\d+", path):
                 return {"job": detail["job"]}
-        return None
+            case _:
+                return None
 
     def ended(self):
         end = self.log_events[-1][1]
-        job = views.job(21, "train.py", end["state"], exit_code=end["exit_code"], started_s=views.NOW_S, ended_s=views.NOW_S + 2)
+        job = views.job(
+            21, "train.py", end["state"], exit_code=end["exit_code"], started_s=views.NOW_S, ended_s=views.NOW_S + 2
+        )
         return {"job": json.loads(views.encoded(job)), "attempts": []}
 
 
@@ -103,13 +114,25 @@ def _handler_of(head):
                 status, code, message, hint = head.refuse[path]
                 self._reply(status, {"error": {"code": code, "message": message, "hint": hint, "retry": False}})
             elif path != "/v1/health" and self.headers.get("Authorization") != f"Bearer {TOKEN}":
-                self._reply(401, {"error": {"code": "not_signed_in", "message": "the token is unknown", "hint": "phalanx tokens add", "retry": False}})
+                self._reply(
+                    401,
+                    {
+                        "error": {
+                            "code": "not_signed_in",
+                            "message": "the token is unknown",
+                            "hint": "phalanx tokens add",
+                            "retry": False,
+                        }
+                    },
+                )
             elif path.endswith("/logs") and "follow=1" in query:
                 self._stream()
             else:
                 found = head.answer(method, path, body)
                 if found is None:
-                    self._reply(404, {"error": {"code": "not_found", "message": f"no {path}", "hint": "", "retry": False}})
+                    self._reply(
+                        404, {"error": {"code": "not_found", "message": f"no {path}", "hint": "", "retry": False}}
+                    )
                 else:
                     self._reply(200, found)
 

@@ -55,7 +55,10 @@ def test_node_page():
 @pytest.mark.parametrize("width", [80, 140])
 def test_show(width):
     value = show._Job(
-        job=views.training(), attempts=views.attempts(), story=views.story(), receipt=msgspec.convert(views.receipt(), Receipt)
+        job=views.training(),
+        attempts=views.attempts(),
+        story=views.story(),
+        receipt=msgspec.convert(views.receipt(), Receipt),
     )
     same_as(f"show-{width}", show.job_page(value, screen(width), views.NOW_S, whole_story=False))
 
@@ -64,24 +67,39 @@ def test_show(width):
 def test_top(width):
     seen = views.overview()
     titles = job_titles(width)
-    rows = [" | ".join(cell.plain for cell in job_row(job, seen.now_s, titles)) for job in [*seen.running, *seen.pending, *seen.recent]]
+    rows = [
+        " | ".join(cell.plain for cell in job_row(job, seen.now_s, titles))
+        for job in [*seen.running, *seen.pending, *seen.recent]
+    ]
     head = re.sub(r"\d\d:\d\d:\d\d", "HH:MM:SS", headline(seen, width).plain)
-    same_as(f"top-{width}", [head, *fleet(seen.nodes, width).plain.split("\n"), " | ".join(titles), *rows, *map(job_line, seen.pending)])
+    same_as(
+        f"top-{width}",
+        [head, *fleet(seen.nodes, width).plain.split("\n"), " | ".join(titles), *rows, *map(job_line, seen.pending)],
+    )
 
 
 def test_no_line_is_wider_than_its_screen():
     for width in (40, 80, 140):
-        for lines in (job_lines(views.jobs(), screen(width), views.NOW_S)[:-1], node_lines(views.nodes(), screen(width), views.NOW_S)[:-1]):
+        for lines in (
+            job_lines(views.jobs(), screen(width), views.NOW_S)[:-1],
+            node_lines(views.nodes(), screen(width), views.NOW_S)[:-1],
+        ):
             assert max(map(len, lines)) <= width
 
 
 def test_strangers_text_steers_no_screen():
-    for lines in (job_lines(views.jobs(), screen(140), views.NOW_S), node_lines(views.nodes(), screen(140), views.NOW_S)):
+    for lines in (
+        job_lines(views.jobs(), screen(140), views.NOW_S),
+        node_lines(views.nodes(), screen(140), views.NOW_S),
+    ):
         assert not any("\x1b" in line for line in lines)
 
 
 def test_unit():
-    same_as("unit", unit(python="/opt/phalanx/bin/python", home="/home/ada/my state", arguments=["--port", "7700"]).splitlines())
+    same_as(
+        "unit",
+        unit(python="/opt/phalanx/bin/python", home="/home/ada/my state", arguments=["--port", "7700"]).splitlines(),
+    )
 
 
 def test_help(capsys):

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from phalanx.client import Client
 
 
-
 class StatusLine:
     """One line on standard error that says what is waited for; on a terminal it is drawn over, elsewhere printed when it changes."""
 

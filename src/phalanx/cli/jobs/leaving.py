@@ -15,9 +15,9 @@ _INTERRUPTED: Final = 130  # 128 + SIGINT: the job's outcome is unknown here, so
 
 def leave(head: Client, job_id: str) -> int:
     """What follows the first Ctrl-C; our exit code."""
-    print(f"\ndetached, job {job_id} goes on; next: phalanx attach {job_id}", file=sys.stderr)
-    print(f"(Ctrl-C again within {SECOND_CTRL_C_S:.0f} s cancels it)", file=sys.stderr, flush=True)
     try:
+        print(f"\ndetached, job {job_id} goes on; next: phalanx attach {job_id}", file=sys.stderr)
+        print(f"(Ctrl-C again within {SECOND_CTRL_C_S:.0f} s cancels it)", file=sys.stderr, flush=True)
         time.sleep(SECOND_CTRL_C_S)
     except KeyboardInterrupt:
         head.cancel(job_id, "Ctrl-C")

@@ -209,10 +209,15 @@ class Supervisor:
     def _start(self, command: StartTasks, now: Now) -> None:
         place = Place(command.epoch, command.generation)
         slot = self._slots.get(command.job_id)
-        if slot is None or place > slot.member.place:
-            if slot is None or slot.waiting is None:
-                # Its Prepare never came, or is forgotten with an earlier life of this supervisor: nothing of it runs here.
-                self._say_stopped(command.job_id, place, now)
+        if slot is None:
+            # Its Prepare never came, or is forgotten with an earlier life of this supervisor: nothing of it runs here.
+            self._say_stopped(command.job_id, place, now)
+            return
+        if place > slot.member.place:
+            if slot.waiting is None:  # the head is past the one that is here
+                slot.owed.add(place)
+                self._raise_floor(command.job_id, place)
+                self._outlive(slot, place, now)
             return
         member = slot.member
         if place < member.place:
@@ -240,10 +245,17 @@ class Supervisor:
         self._raise_floor(command.job_id, place)
         if slot.waiting is not None and Place(slot.waiting.epoch, slot.waiting.generation) <= place:
             slot.waiting = None
+        if slot.member.phase is Phase.RUNNING and slot.member.key.epoch == place.epoch:
+            self._turn(slot, members.stop(slot.member, command, now))
+        else:
+            self._outlive(slot, place, now)
+
+    def _outlive(self, slot: _Slot, place: Place, now: Now) -> None:
+        """The head speaks of a later generation than the one here: end this one at once, then tell whom we owe it."""
         if slot.member.phase is Phase.STOPPED:
             self._tell_owed(slot, now)
         elif slot.member.key.epoch == place.epoch:
-            self._turn(slot, members.stop(slot.member, command, now))
+            self._turn(slot, members.kill(slot.member, now))
         else:
             self._turn(slot, members.supersede(slot.member, now))
 

@@ -1,0 +1,469 @@
+"""The life of jobs under the real controller and supervisors, in virtual time, and what users may ask meanwhile."""
+
+import pytest
+
+import phalanx.controller.controller as controller_module
+from phalanx.core.errors import Conflict, NeverFits, NotFound, NotPermitted
+from phalanx.core.ids import JobId, NodeId, ProjectId, QueueId, TokenId, UserId
+from phalanx.core.scheduling.schedule import Policy
+from phalanx.core.state.commands import DeleteCheckpoints, Forget, Prepare, StartTasks
+from phalanx.core.state.events import (
+    Cancel,
+    CancelAll,
+    CordonNode,
+    ForgetNode,
+    Hold,
+    PlanStop,
+    PutProject,
+    PutQueue,
+    PutToken,
+    PutUser,
+    Requeue,
+    RevokeToken,
+    Submit,
+    UncordonNode,
+    Update,
+)
+from phalanx.core.work.attempt import AttemptState, Cause
+from phalanx.core.work.job import JobState, Reason
+from phalanx.core.work.people import Token, User, UserRole
+from phalanx.core.work.queue import Project, Queue
+from tests.builders import T, spec
+from tests.harness import Harness
+from tests.simulated_node import Behaviour
+
+ADA, OP = UserId("ada"), UserId("op")
+LONG = Behaviour(run_s=1000.0)
+SAVING = Behaviour(run_s=60.0, save_every_s=2.0)
+
+
+@pytest.fixture
+def cluster():
+    return Harness("r: n0=4 n1=4 n2=4")
+
+
+def drain(cluster, name, *, drain=True):
+    return cluster.ask(CordonNode(node_id=NodeId(name), by=OP, why="disk", drain=drain))
+
+
+# ---- a life ---------------------------------------------------------------------------------------------------------
+
+
+def test_life_of_a_job_told_line_by_line(cluster):
+    job = cluster.submit(gpus="2x4", behaviour=Behaviour(run_s=5.0, save_every_s=2.0))
+    ended = cluster.ends(job)
+    assert cluster.kinds(job) == ["submitted", "placed", "starting", "running", "checkpoint", "checkpoint", "succeeded"]
+    assert (ended.state, ended.exit_code, ended.epoch) == (JobState.SUCCEEDED, 0, 1)
+    (attempt,) = cluster.attempts(job)
+    assert attempt.placed_s < attempt.running_s < attempt.ended_s
+    assert attempt.causes == (Cause.SUCCEEDED,)
+    assert cluster.world.attempts == {}
+    cluster.run(1.0)
+    assert all(not node.logic.present() for node in cluster.nodes.values()), "scratch folders are gone"
+
+
+def test_story_has_no_gap_over_all_jobs_and_nodes(cluster):
+    for _ in range(4):
+        cluster.submit(gpus=4)
+    cluster.run(30.0)
+    assert [line.seq for line in cluster.store.story()] == list(range(1, len(cluster.store.story()) + 1))
+
+
+def test_ranks_start_everywhere_or_nowhere(cluster):
+    cluster.behaviours["slow"] = Behaviour(prepare_s=3.0)
+    cluster.nodes[NodeId("n1")].latency_s = 1.0
+    job = cluster.submit(spec("slow", gpus="2x4"))
+    while cluster.job(job).started_s is None:
+        started = [command for command in cluster.commands if isinstance(command, StartTasks)]
+        assert len(started) in (0, 2)
+        cluster.run(0.1)
+
+
+def test_waiting_job_starts_when_room_is_freed(cluster):
+    first = cluster.submit(gpus=12)
+    second = cluster.submit(gpus=12)
+    assert cluster.head.controller.waits[second].reason is Reason.RESOURCES
+    cluster.ends(first)
+    cluster.run(0.5)
+    assert cluster.job(second).state is JobState.RUNNING
+    assert second not in cluster.head.controller.waits
+
+
+def test_jobs_beyond_one_cycles_share_start_in_the_next():
+    cluster = Harness("r: n0=8", policy=Policy(placements_max=2))
+    jobs = [cluster.submit(gpus=1) for _ in range(6)]
+    cluster.run(0.5)
+    assert [cluster.job(job).state for job in jobs] == [JobState.RUNNING] * 6
+
+
+def test_gpu_seconds_billed_are_what_was_held(cluster):
+    """18: the sum of attempt spans is the time in which devices were held."""
+    held_s, last_s = 0.0, cluster.boot_s
+    job = cluster.submit(gpus="2x4", behaviour=SAVING)
+    cluster.after(7.0, lambda: cluster.kill_node("n1"))
+    while not cluster.job(job).state.terminal:
+        before = sum(len(usage.devices) for usage in cluster.world.usage.values())
+        last_s = cluster.boot_s
+        cluster._one()
+        held_s += before * (cluster.boot_s - last_s)
+    spans_s = [(one.ended_s - one.placed_s) * one.allocation.gpus for one in cluster.attempts(job)]
+    assert len(spans_s) == 2
+    assert sum(spans_s) == pytest.approx(held_s, abs=0.01)
+
+
+# ---- submit ---------------------------------------------------------------------------------------------------------
+
+
+def test_same_key_and_body_give_the_same_job(cluster):
+    first = cluster.submit(spec("a"), key="k1")
+    assert cluster.submit(spec("a"), key="k1") == first
+    assert cluster.submit(spec("a"), key="k2") != first
+    assert cluster.submit(spec("a")) != cluster.submit(spec("a")), "without a key each is new"
+    with pytest.raises(Conflict, match="was used for another job"):
+        cluster.submit(spec("b"), key="k1")
+
+
+def test_same_key_holds_within_one_step_and_over_a_restart(cluster):
+    event = Submit(spec=spec("a"), user=ADA, project=ProjectId("gpt"), queue=QueueId("default"), key="k", body_sha256="x")
+    one, two = cluster.turn([event, event])
+    assert one.id == two.id
+    cluster.kill_head()
+    cluster.start_head()
+    assert cluster.ask(event).id == one.id
+
+
+def test_key_of_one_user_is_not_anothers(cluster):
+    event = Submit(spec=spec("a"), user=ADA, project=ProjectId("gpt"), queue=QueueId("default"), key="k")
+    other = Submit(spec=spec("a"), user=OP, project=ProjectId("gpt"), queue=QueueId("default"), key="k")
+    assert cluster.ask(event).id != cluster.ask(other).id
+
+
+def test_what_cannot_be_submitted_makes_nothing(cluster):
+    seq, lines = cluster.world.next_job_seq, len(cluster.store.story())
+    cluster.ask(PutProject(project=Project(id=ProjectId("closed"), members=frozenset({UserId("bob")}))))
+    good = {"spec": spec("a"), "user": ADA, "project": ProjectId("gpt"), "queue": QueueId("default"), "key": "k"}
+    for change, refusal in (
+        ({"spec": spec("a", gpus="99x1")}, NeverFits),
+        ({"project": ProjectId("none")}, NotFound),
+        ({"project": ProjectId("closed")}, NotPermitted),
+        ({"queue": QueueId("none")}, NotFound),
+    ):
+        with pytest.raises(refusal) as refused:
+            cluster.ask(Submit(**{**good, **change}))
+        assert refused.value.hint
+    assert (cluster.world.next_job_seq, len(cluster.store.story())) == (seq, lines)
+    assert cluster.ask(Submit(**good)).id == str(seq), "a refused key is not used up"
+    assert cluster.ask(Submit(**{**good, "user": OP, "project": ProjectId("closed")})), "operators submit anywhere"
+
+
+def test_what_never_fits_is_told_apart_from_what_waits_for_a_node(cluster):
+    cluster.kill_node("n2")
+    cluster.run(1.0)
+    waits = cluster.submit(gpus=12)
+    assert cluster.head.controller.waits[waits].reason is Reason.NODES_DOWN
+    with pytest.raises(NeverFits):
+        cluster.submit(gpus=16)
+    cluster.revive_node("n2")
+    cluster.runs(waits)
+
+
+# ---- cancel, hold, requeue, update ----------------------------------------------------------------------------------
+
+
+def test_cancel_of_a_waiting_job_is_final_at_once(cluster):
+    job = cluster.submit(gpus=12, hold=True)
+    assert cluster.cancel(job).state is JobState.CANCELLED
+    assert cluster.cancel(job).state is JobState.CANCELLED
+    cluster.run(10.0)
+    assert cluster.job(job).epoch == 0
+
+
+@pytest.mark.parametrize("at_s", [0.0, 0.02, 0.06, 0.075, 0.1, 1.0, 4.99])
+def test_cancelled_job_never_runs_again_whenever_it_was(cluster, at_s):
+    job = cluster.submit(gpus="2x4")
+    cluster.run(at_s)
+    assert cluster.cancel(job).cancelled_by == "ada"
+    ended = cluster.ends(job)
+    assert (ended.state, ended.exit_code) == (JobState.CANCELLED, 143)
+    cluster.run(20.0)
+    assert cluster.job(job).epoch == 1
+    cluster.watch.settled()
+
+
+def test_cancel_outlives_head_and_node(cluster):
+    job = cluster.submit(gpus="2x4", behaviour=LONG)
+    cluster.runs(job)
+    cluster.cancel(job)
+    cluster.kill_head()
+    cluster.kill_node("n1", silent=True)
+    cluster.run(1.0)
+    cluster.start_head()
+    assert cluster.ends(job).state is JobState.CANCELLED
+    assert len(cluster.attempts(job)) == 1
+
+
+def test_task_that_ignores_sigterm_is_killed_after_the_grace(cluster):
+    job = cluster.submit(gpus=4, grace_s=5.0, behaviour=Behaviour(run_s=1000.0, stubborn=True))
+    cluster.runs(job)
+    cluster.cancel(job)
+    assert 5.0 <= cluster.until(lambda: cluster.job(job).state.terminal) < 5.5
+
+
+def test_cancel_all_ends_every_job(cluster):
+    jobs = [cluster.submit(gpus=8, behaviour=LONG) for _ in range(3)]
+    cluster.run(2.0)
+    answer = cluster.ask(CancelAll(by=OP))
+    assert [job.id for job in answer] == jobs
+    cluster.run(5.0)
+    assert {cluster.job(job).state for job in jobs} == {JobState.CANCELLED}
+
+
+def test_held_job_starts_once_released(cluster):
+    job = cluster.submit(gpus=4, hold=True)
+    cluster.run(5.0)
+    assert cluster.head.controller.waits[job].reason is Reason.HELD
+    assert not cluster.ask(Hold(job_id=job, held=False, by=ADA)).held
+    cluster.runs(job)
+    with pytest.raises(Conflict):
+        cluster.ask(Hold(job_id=job, held=True, by=ADA))
+
+
+def test_requeue_saves_stops_and_waits_again(cluster):
+    job = cluster.submit(gpus="2x4", behaviour=SAVING)
+    cluster.runs(job)
+    cluster.run(5.0)
+    cluster.ask(Requeue(job_id=job, by=ADA))
+    cluster.ask(Requeue(job_id=job, by=ADA))
+    cluster.until(cluster.attempt_is(job, AttemptState.RUNNING))
+    cluster.until(lambda: cluster.job(job).epoch == 2)
+    cluster.runs(job)
+    assert cluster.live(job).resume.step == 4
+    assert (cluster.job(job).stalls, cluster.job(job).preemptions) == (0, 0)
+    assert cluster.attempts(job)[0].causes == (Cause.REQUEUED,)
+
+
+def test_update_moves_a_waiting_job_and_not_a_running_one(cluster):
+    cluster.ask(PutQueue(queue=Queue(id=QueueId("night"), open=False)))
+    job = cluster.submit(gpus=4, hold=True)
+    cluster.ask(Update(job_id=job, by=ADA, queue=QueueId("night"), name="new", priority=7))
+    assert (cluster.job(job).queue, cluster.job(job).name, cluster.job(job).spec.priority) == ("night", "new", 7)
+    cluster.ask(Hold(job_id=job, held=False, by=ADA))
+    cluster.run(1.0)
+    assert cluster.head.controller.waits[job].reason is Reason.QUEUE_CLOSED
+    cluster.ask(PutQueue(queue=Queue(id=QueueId("night"))))
+    cluster.runs(job)
+    with pytest.raises(Conflict):
+        cluster.ask(Update(job_id=job, by=ADA, queue=QueueId("default")))
+    with pytest.raises(NotFound):
+        cluster.ask(Update(job_id=job, by=ADA, queue=QueueId("none")))
+    cluster.cancel(job)
+    cluster.ends(job)
+    with pytest.raises(Conflict):
+        cluster.ask(Update(job_id=job, by=ADA, name="late"))
+
+
+@pytest.mark.parametrize("event", [Cancel, Requeue])
+def test_unknown_job_is_not_found(cluster, event):
+    with pytest.raises(NotFound):
+        cluster.ask(event(job_id=JobId("99"), by=ADA))
+
+
+def test_refused_request_in_a_full_step_leaves_the_others_alone(cluster):
+    answers = cluster.turn([
+        Cancel(job_id=JobId("99"), by=ADA),
+        Submit(spec=spec("a"), user=ADA, project=ProjectId("gpt"), queue=QueueId("default")),
+    ])  # fmt: skip
+    assert isinstance(answers[0], NotFound)
+    assert answers[1].id == "1"
+
+
+# ---- time limit -----------------------------------------------------------------------------------------------------
+
+
+def test_time_limit_ends_the_job(cluster):
+    job = cluster.submit(gpus=4, time_limit_s=10.0, behaviour=LONG)
+    took_s = cluster.until(lambda: cluster.job(job).state.terminal)
+    assert cluster.job(job).state is JobState.TIMEOUT
+    assert 10.0 <= took_s < 10.5
+
+
+def test_time_limit_goes_on_while_there_is_no_head(cluster):
+    job = cluster.submit(gpus=4, time_limit_s=10.0, behaviour=LONG)
+    cluster.run(4.0)
+    cluster.kill_head()
+    cluster.run(3.0)
+    cluster.start_head()
+    cluster.until(lambda: cluster.job(job).state.terminal)
+    assert cluster.boot_s == pytest.approx(1010.2, abs=0.5)
+
+
+def test_limit_told_once_however_long_the_grace(cluster):
+    job = cluster.submit(gpus=4, time_limit_s=3.0, grace_s=20.0, behaviour=Behaviour(run_s=1000.0, stubborn=True))
+    cluster.run(1.0)
+    cluster.ask(Requeue(job_id=job, by=ADA))
+    cluster.run(15.0)
+    assert cluster.kinds(job).count("stopping") == 1
+
+
+# ---- nodes ----------------------------------------------------------------------------------------------------------
+
+
+def test_drain_moves_the_job_after_its_stop_and_nothing_new_comes(cluster):
+    job = cluster.submit(gpus=4, behaviour=SAVING)
+    cluster.runs(job)
+    cluster.run(5.0)
+    (home,) = (grant.node_id for grant in cluster.live(job).allocation.grants)
+    drain(cluster, home)
+    drain(cluster, home)
+    cluster.until(lambda: cluster.job(job).epoch == 2)
+    first, second = cluster.attempts(job)
+    assert first.causes == (Cause.DRAINED,)
+    assert second.placed_s >= first.ended_s
+    assert second.allocation.grants[0].node_id != home
+    assert cluster.job(job).stalls == 0
+    assert [line.kind for line in cluster.store.story(node_id=home)].count("drained") == 1
+
+
+def test_cordon_lets_the_running_job_be(cluster):
+    job = cluster.submit(gpus=4)
+    cluster.runs(job)
+    drain(cluster, cluster.live(job).allocation.grants[0].node_id, drain=False)
+    assert cluster.ends(job).epoch == 1
+
+
+def test_cordon_becomes_drain_and_undrain_undoes_both(cluster):
+    assert not drain(cluster, "n0", drain=False).cordon.drain
+    assert drain(cluster, "n0").cordon.drain
+    assert drain(cluster, "n0", drain=False).cordon.drain, "a cordon does not weaken a drain"
+    waits = cluster.submit(gpus=12)
+    cluster.run(2.0)
+    assert cluster.head.controller.waits[waits].reason is Reason.NODES_DOWN
+    for _ in range(2):
+        assert cluster.ask(UncordonNode(node_id=NodeId("n0"), by=OP)).cordon is None
+    cluster.runs(waits)
+
+
+def test_cordon_outlives_the_nodes_restart(cluster):
+    drain(cluster, "n0")
+    cluster.kill_node("n0")
+    cluster.run(1.0)
+    cluster.revive_node("n0")
+    cluster.run(1.0)
+    assert cluster.world.nodes[NodeId("n0")].state == "up"
+    assert cluster.world.nodes[NodeId("n0")].cordon is not None
+
+
+def test_only_a_dead_empty_node_can_be_forgotten(cluster):
+    with pytest.raises(Conflict):
+        cluster.ask(ForgetNode(node_id=NodeId("n0"), by=OP))
+    with pytest.raises(NotFound):
+        cluster.ask(ForgetNode(node_id=NodeId("n9"), by=OP))
+    cluster.kill_node("n0")
+    cluster.run(1.0)
+    cluster.ask(ForgetNode(node_id=NodeId("n0"), by=OP))
+    assert [node.id for node in cluster.store.nodes()] == ["n1", "n2"]
+    cluster.revive_node("n0")
+    cluster.run(1.0)
+    assert [node.id for node in cluster.store.nodes()] == ["n0", "n1", "n2"]
+
+
+# ---- people ---------------------------------------------------------------------------------------------------------
+
+
+def test_people_and_tokens_are_kept(cluster):
+    cluster.ask(PutUser(user=User(id=UserId("bob"), role=UserRole.VIEWER)))
+    cluster.ask(PutToken(token=Token(id=TokenId("t1"), user=UserId("bob"), sha256="h", created_s=T)))
+    first = cluster.ask(RevokeToken(token_id=TokenId("t1")))
+    cluster.run(5.0)
+    assert cluster.ask(RevokeToken(token_id=TokenId("t1"))) == first
+    assert cluster.store.token("h").revoked_s == first.revoked_s
+    with pytest.raises(NotFound):
+        cluster.ask(RevokeToken(token_id=TokenId("t2")))
+
+
+# ---- the loop -------------------------------------------------------------------------------------------------------
+
+
+def test_rejected_placement_is_counted_and_judged_again(cluster, monkeypatch):
+    """Nomad's harness: every plan is rejected for a while."""
+    verify = controller_module.rejection
+    rejects = iter([True] * 3)
+    monkeypatch.setattr(controller_module, "rejection", lambda *wanted: "no" if next(rejects, False) else verify(*wanted))
+    job = cluster.submit(gpus="2x4")
+    assert cluster.job(job).state is JobState.PENDING
+    assert not any(isinstance(command, Prepare) for command in cluster.commands)
+    cluster.ends(job)
+    assert cluster.head.controller.stats["rejected_placements"] == 3
+
+
+def test_step_that_breaks_off_leaves_the_world_as_it_was(cluster, monkeypatch):
+    """Found by reading: an error in mid-step left the world changed by half, and the thread dead."""
+    version, jobs = cluster.world.next_job_seq, dict(cluster.world.jobs)
+
+    def broken(*_):
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(controller_module, "schedule", broken)
+    with pytest.raises(RuntimeError):
+        cluster.submit(gpus=4)
+    assert (cluster.world.next_job_seq, cluster.world.jobs) == (version, jobs)
+    monkeypatch.undo()
+    assert cluster.ends(cluster.submit(gpus=4)).state is JobState.SUCCEEDED
+
+
+def test_ended_jobs_leave_the_world_and_stay_in_the_store(cluster, monkeypatch):
+    monkeypatch.setattr(controller_module, "ENDED_JOBS_KEPT", 3)
+    jobs = [cluster.submit(gpus=1, hold=True) for _ in range(6)]
+    for job in jobs:
+        cluster.cancel(job)
+    assert set(cluster.world.jobs) == set(jobs[3:])
+    assert cluster.job(jobs[0]).state is JobState.CANCELLED
+
+
+def test_old_keys_are_forgotten_oldest_first(cluster, monkeypatch):
+    monkeypatch.setattr(controller_module, "KEYS_KEPT", 2)
+    for number in range(4):
+        cluster.submit(spec("a", hold=True), key=f"k{number}")
+    assert [key for _, key in cluster.world.idempotency] == ["k2", "k3"]
+
+
+def test_checkpoints_that_retention_drops_are_deleted_on_node_rank_zero(cluster):
+    job = cluster.submit(gpus="2x4", behaviour=Behaviour(run_s=9.0, save_every_s=2.0))
+    assert [one.step for one in cluster.ends(job).checkpoints] == [6, 8]
+    deletes = [command for command in cluster.commands if isinstance(command, DeleteCheckpoints)]
+    assert [(one.node_id, one.paths[0][-1]) for one in deletes] == [("n0", "2"), ("n0", "4")]
+    assert sum(isinstance(command, Forget) for command in cluster.commands) == 2
+
+
+def test_large_fleet_is_presumed_live_for_its_own_long_lease():
+    """Found by reading: a new head judged the first nodes of a large fleet by the lease of a small one, and lost them after 7 s."""
+    cluster = Harness("r: n0=1")
+    monkey = cluster.head.controller.leases
+    assert monkey.terms[0] == 6.0
+    names = " ".join(f"m{number}=1" for number in range(600))
+    from tests.builders import make_fleet
+    from phalanx.core.state.events import Hello
+
+    cluster.turn([Hello(node=node, supervisor_id=node.supervisor_id) for node in make_fleet(f"r: {names}").nodes.values()])
+    assert cluster.head.controller.leases.terms[0] > 12.0
+    cluster.kill_head()
+    begun_s = cluster.boot_s
+    cluster.start_head()
+    assert cluster.head.controller.leases.next_end_s() - begun_s > 12.0
+
+
+def test_planned_stop_lengthens_the_leases_and_a_late_head_believes_them(cluster):
+    job = cluster.submit(gpus="2x4", behaviour=Behaviour(run_s=90.0))
+    cluster.runs(job)
+    cluster.ask(PlanStop(lease_s=600.0))
+    cluster.run(2.0)
+    assert cluster.head.controller.leases.all_lengthened()
+    until_s = cluster.boot_s + 600.0 + 1.0
+    cluster.kill_head()
+    cluster.run(60.0)
+    assert len([task for node in cluster.nodes.values() for task in node.working()]) == 8, "no rank noticed"
+    cluster.start_head(leases_until_s=until_s)
+    ended = cluster.ends(job)
+    assert (ended.state, ended.epoch, ended.stalls) == (JobState.SUCCEEDED, 1, 0)
+    assert "froze" not in cluster.kinds(job)
+    assert "thawed" not in cluster.kinds(job)
