@@ -9,8 +9,9 @@ import pytest
 
 import phalanx.core.scheduling.schedule as scheduling
 from phalanx.core.errors import NeverFits
+from phalanx.core.fleet.device import Device
 from phalanx.core.ids import NodeId, QueueId
-from phalanx.core.scheduling.shape import shape_of
+from phalanx.core.scheduling.shape import device_fits, shape_of
 from phalanx.core.state.snapshot import Usage
 from phalanx.core.units import GIB
 from phalanx.core.work.job import Reason
@@ -127,16 +128,10 @@ def test_model_and_memory_constrain(gpus, where):
     ],
 )
 def test_model_names_whole_words_of_what_the_driver_says(device, asked, fits):
-    from phalanx.core.fleet.device import Device
-    from phalanx.core.scheduling.shape import device_fits
-
     assert device_fits(Device(index=0, uuid="u", model=device, memory_bytes=80 * GIB), asked, 0) is fits
 
 
 def test_eighty_gigabytes_of_a_vendor_are_a_little_less():
-    from phalanx.core.fleet.device import Device
-    from phalanx.core.scheduling.shape import device_fits
-
     card = Device(index=0, uuid="u", model="h100", memory_bytes=81_559 * (1 << 20))
     assert device_fits(card, "h100", 80 * GIB)
     assert not device_fits(card, "h100", 96 * GIB)

@@ -182,8 +182,7 @@ def test_a_wrong_option_beside_a_job_file_is_the_options_fault(head, typed, tmp_
 )
 def test_refusals_of_the_head_keep_their_code(head, typed, status, code, exit_code, monkeypatch):
     head.refuse["/v1/nodes/n0/drain"] = (status, code, "it cannot be", "do this")
-    monkeypatch.setattr("phalanx.client.transport.FIRST_PATIENCE_S", 0.0)
-    monkeypatch.setattr("phalanx.client.transport.PATIENCE_S", 0.0)
+    monkeypatch.setattr("phalanx.cli.connect.PATIENCE_S", 0.0)
     got, _, err = typed("nodes", "drain", "n0")
     assert (got, err) == (exit_code, "phalanx: error: it cannot be (do this)\n")
 

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from phalanx.core.errors import BadRequest, PhalanxError
 from phalanx.core.work.gpus import GpuRequest
+from phalanx.core.work.keys import KEYS, BadKey
 from phalanx.core.work.nearest import nearest
-from phalanx.core.work.request import KEYS, BadKey, spec_from_mapping
+from phalanx.core.work.request import spec_from_mapping
 from phalanx.core.work.spec import Launch
 
 

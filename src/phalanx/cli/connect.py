@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from phalanx.core.errors import PhalanxError
 
 if TYPE_CHECKING:
     from phalanx.client import Client
 
-T = TypeVar("T")
 _HERE: Final = ("http://127.", "http://localhost", "http://[::1]", "https://127.", "https://localhost", "https://[::1]")
 
 
-def connect() -> Client:
-    """A client of this user's head; nothing is sent yet.
+PATIENCE_S: Final = 10.0  # for a head that restarts; a person at a prompt waits no longer without a word
+FOLLOW_PATIENCE_S: Final = 600.0  # of `run` and `logs -f`: as long as jobs outlive their head (its long leases)
+
+
+def connect(patience_s: float | None = None) -> Client:
+    """A client of this user's head; nothing is sent yet. It waits `patience_s` for a head that was there and went.
 
     Raises:
         Unreachable: no head is known here, or the one that was has died. Told before anything is said about tokens.
     """
     from phalanx.client import Client  # 30 ms of http.client that `--help` need not pay
 
-    client = Client()
+    client = Client(patience_s=PATIENCE_S if patience_s is None else patience_s)
     client.transport.url()
     return client
 
@@ -43,29 +46,3 @@ def healthy(url: str) -> str:
             return client.health().head_id
         except PhalanxError:
             return ""
-
-
-class Head:
-    """A head by URL and token, asked by route; for the demo, whose head is its own."""
-
-    def __init__(self, url: str, token: str, local: bool) -> None:
-        del local
-        from phalanx.client import Client
-
-        self.client = Client(url, token)
-
-    def get(self, kind: type[T], path: str, /, **query: object) -> T:
-        """The record at a route."""
-        from urllib.parse import urlencode
-
-        import msgspec
-
-        asked = {name: value for name, value in query.items() if value is not None and value != ""}
-        payload = self.client.transport.json("GET", path + ("?" + urlencode(asked) if asked else ""))
-        return msgspec.json.decode(payload, type=kind)
-
-    def post(self, kind: type[T], path: str, body: object) -> T:
-        """The record that a route answers with."""
-        import msgspec
-
-        return msgspec.json.decode(self.client.transport.json("POST", path, msgspec.json.encode(body)), type=kind)

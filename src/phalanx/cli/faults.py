@@ -20,7 +20,7 @@ from phalanx.core.work.nearest import nearest
 _INTERNAL: Final = 70  # EX_SOFTWARE of sysexits.h
 _IO: Final = 74  # EX_IOERR
 _INTERRUPTED: Final = 130  # 128 + SIGINT
-_NO_READER: Final = 141  # 128 + SIGPIPE
+NO_READER: Final = 141  # 128 + SIGPIPE
 
 
 def ended_by(fault: BaseException, *, debug: bool) -> int:
@@ -39,7 +39,7 @@ def ended_by(fault: BaseException, *, debug: bool) -> int:
         case BrokenPipeError():
             # What Python still holds for the reader that left must not fail again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return _NO_READER
+            return NO_READER
         case OSError():
             where = f"{fault.filename}: " if fault.filename else ""
             return told(f"{where}{fault.strerror or fault}", "", _IO)

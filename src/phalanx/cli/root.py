@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import click
 
 from phalanx import __version__
-from phalanx.cli.faults import ended_by
+from phalanx.cli.faults import NO_READER, ended_by
 from phalanx.core.errors import BadRequest
 from phalanx.core.work.nearest import nearest
 
@@ -140,5 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = phalanx.main(args=words, prog_name="phalanx", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
+    except SystemExit:  # click's answer to a reader that went away (EPIPE); it ends by itself in no other case
+        return NO_READER
     except (Exception, KeyboardInterrupt) as fault:  # noqa: BLE001  # the one place where every fault becomes a line
         return ended_by(fault, debug=debug)

@@ -53,11 +53,6 @@ def terminal(stream: TextIO | None = None) -> Terminal:
     )
 
 
-def interactive() -> bool:
-    """Whether a person can be asked: both standard input and error are terminals."""
-    return sys.stdin.isatty() and sys.stderr.isatty()
-
-
 def clean(text: str) -> str:
     """One line without control characters: what others named must not move the cursor, ring or recolour our screen."""
     return _UNSAFE.sub(lambda found: " " if found[0] in "\t\n\r" else "\ufffd", text)

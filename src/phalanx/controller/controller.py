@@ -186,7 +186,10 @@ class Controller:
 
     def _overdue(self, turn: Turn, attempt: Attempt) -> bool:
         limit_s = SETUP_LIMIT_S if self.world.jobs[attempt.job_id].spec.setup else START_LIMIT_S
-        waited_s = turn.now.boot_s - self._generations.get(attempt.job_id, (0, 0, turn.now.boot_s))[2]
+        known = self._generations.get(attempt.job_id)
+        if known is None or known[:2] != (attempt.epoch, attempt.generation):
+            return False  # asked for in this very step
+        waited_s = turn.now.boot_s - known[2]
         if waited_s < limit_s:
             return False
         silent = tuple(member.node_id for member in attempt.members if member.state is MemberState.ASKED)

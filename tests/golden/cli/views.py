@@ -22,9 +22,9 @@ from phalanx.wire.api import (
 NOW_S = 1_800_000_000.0
 
 
-def make(kind, **fields):
+def make(record, /, **fields):
     """A record from plain values."""
-    return msgspec.convert(msgspec.to_builtins(fields), kind)
+    return msgspec.convert(msgspec.to_builtins(fields), record)
 
 
 def job(number, name, state, **more):

@@ -183,6 +183,8 @@ def _tell(head: Client, url: str, what: str) -> None:
 
 def _node(node: NodeView) -> str:
     model = node.devices[0].model if node.devices else ""
-    virtual = "" if not node.virtual or "virtual" in model else "virtual "
-    devices = f"{len(node.devices)} {virtual}x {model}" if node.devices else "no devices"
+    count = len(node.devices)
+    devices = (
+        f"{count} x {model}" if model and not node.virtual else f"{count} virtual devices" if count else "no devices"
+    )
     return f"{node.id}: {devices}, {node.cpus} CPUs, {node.state}"

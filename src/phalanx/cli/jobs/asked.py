@@ -11,7 +11,8 @@ import click
 
 from phalanx.cli.words import DURATION, GPUS, MEMORY, PAIR
 from phalanx.core.errors import BadFile, BadRequest
-from phalanx.core.work.request import BadKey, spec_from_mapping
+from phalanx.core.work.keys import BadKey
+from phalanx.core.work.request import spec_from_mapping
 from phalanx.core.work.spec import JobSpec
 
 F = TypeVar("F", bound=Callable[..., Any])

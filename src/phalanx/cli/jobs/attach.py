@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from phalanx.cli.connect import connect
+from phalanx.cli.connect import FOLLOW_PATIENCE_S, connect
 from phalanx.cli.jobs.follow import follow
 from phalanx.cli.jobs.leaving import leave
 from phalanx.cli.jobs.logs import print_tail
@@ -31,6 +31,6 @@ def attach(job: str, rank: str | None, tail: int) -> int:
         attempts = head.job(job_id).attempts
         tasks = sum(grant.tasks for grant in attempts[-1].grants) if attempts else None
         cursor = print_tail(head, job_id, rank=rank, tail=tail, tasks=tasks)
-        return follow(head, job_id, rank=rank, cursor=cursor, tasks=tasks)
+        return follow(connect(FOLLOW_PATIENCE_S), job_id, rank=rank, cursor=cursor, tasks=tasks)
     except KeyboardInterrupt:
         return leave(head, job_id)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from phalanx.core.errors import BadFile, TooLarge
-from phalanx.core.work.request import KEYS, BadKey, Kind, refuse_key
+from phalanx.core.work.keys import KEYS, BadKey, Kind, refuse_key
 
 if TYPE_CHECKING:
     from ruamel.yaml.events import Event, ScalarEvent

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
-from phalanx.cli.connect import connect
+from phalanx.cli.connect import FOLLOW_PATIENCE_S, connect
 from phalanx.cli.jobs.named import job_named
 from phalanx.cli.jobs.output import Output
 from phalanx.cli.words import RANK
@@ -52,7 +52,9 @@ def logs(job: str, follow: bool, rank: str | None, tail: int | None, attempt: in
             cursor = page.cursor
         if follow:
             printer.flush()
-            for event in head.follow_logs(job_id, rank=rank or "all", epoch=attempt, cursor=cursor):
+            for event in connect(FOLLOW_PATIENCE_S).follow_logs(
+                job_id, rank=rank or "all", epoch=attempt, cursor=cursor
+            ):
                 if event.kind == "log":
                     printer.write(event.fields["epoch"], event.fields["stream"], event.fields["text"])
                     printer.flush()

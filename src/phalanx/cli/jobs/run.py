@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from phalanx.cli.connect import connect
+from phalanx.cli.connect import FOLLOW_PATIENCE_S, connect
 from phalanx.cli.jobs.asked import CommandAfterDashes, asked, job_options
 from phalanx.cli.jobs.submit import hand_in
 from phalanx.cli.terminal import clean
@@ -45,7 +45,7 @@ def run(context: click.Context, /, detach: bool, rank: str | None, **given: Any)
         from phalanx.cli.jobs.follow import follow
         from phalanx.core.work.launchers import tasks_known
 
-        return follow(head, taken.id, rank=rank, tasks=tasks_known(wanted.spec.role))
+        return follow(connect(FOLLOW_PATIENCE_S), taken.id, rank=rank, tasks=tasks_known(wanted.spec.role))
     except KeyboardInterrupt:
         from phalanx.cli.jobs.leaving import leave
 

@@ -11,7 +11,7 @@ from phalanx.cli import cells
 from phalanx.cli.cluster.nodes import state_of
 from phalanx.cli.terminal import Terminal, clean, cut
 from phalanx.core.fleet.node import NodeState
-from phalanx.core.units import format_bytes, format_duration
+from phalanx.core.units import format_duration
 from phalanx.core.work.job import JobState
 from phalanx.wire.api import DeviceView, JobView, NodeView, Overview
 
@@ -88,17 +88,6 @@ def _device(device: DeviceView) -> Text:
     colour = "red" if device.throttle else "green" if share >= 0.5 else "yellow" if share >= 0.1 else "dim"
     bar = Text(f"{index}{cells.bar(device.utilization, 5, SCREEN)}", style=colour)
     return bar.append(f"{cells.percent(device.utilization) or '?':>5} ", style="")
-
-
-def node_facts(node: NodeView) -> str:
-    """One line on a node, for the line under the fleet."""
-    memory = sum(device.memory_used_bytes or 0 for device in node.devices)
-    power = sum(device.power_w or 0.0 for device in node.devices)
-    return clean(
-        f"{node.id}: {format_bytes(memory)} used"
-        + (f", {power:.0f} W" if power else "")
-        + (f", load {node.load_1m:.1f}" if node.load_1m else "")
-    )
 
 
 def job_titles(width: int) -> list[str]:

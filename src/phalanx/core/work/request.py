@@ -6,54 +6,18 @@ says so; `BadRequest` is left for what is contradictory rather than unreadable.
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NoReturn, TypeVar
 
-from phalanx.core.errors import BadFile, BadRequest
+from phalanx.core.errors import BadRequest
 from phalanx.core.units import parse_duration_s, parse_memory_bytes
 from phalanx.core.work.gpus import combine, parse_gpus
+from phalanx.core.work.keys import BadKey, refuse_key
 from phalanx.core.work.launchers import commands_of, launcher_of, logical_lines
-from phalanx.core.work.nearest import nearest
 from phalanx.core.work.spec import COLLECTIVE_TIMEOUT_DEFAULT_S, GRACE_DEFAULT_S, JobSpec, Launch, Role
 
 T = TypeVar("T")
-
-
-class Kind(enum.Enum):
-    """What a key holds. TEXT keeps the words as written, so that `1.10`, `010` and `no` stay what the user typed."""
-
-    TEXT = "text"
-    WORDS = "words"  # text, or a list of words
-    NUMBER = "number"  # a whole number
-    FLAG = "flag"
-    TABLE = "table"  # names and their texts, or a list of NAME=text
-
-
-KEYS: Final[Mapping[str, Kind]] = {
-    "name": Kind.TEXT, "run": Kind.WORDS, "gpus": Kind.TEXT, "nodes": Kind.NUMBER, "gpus_per_node": Kind.NUMBER,
-    "cpus": Kind.NUMBER, "memory": Kind.TEXT, "tasks_per_node": Kind.NUMBER, "workdir": Kind.TEXT, "env": Kind.TABLE,
-    "setup": Kind.TEXT, "image": Kind.TEXT, "project": Kind.TEXT, "queue": Kind.TEXT, "priority": Kind.NUMBER,
-    "time": Kind.TEXT, "retry": Kind.NUMBER, "checkpoint": Kind.TEXT, "warm": Kind.FLAG, "hold": Kind.FLAG,
-    "grace": Kind.TEXT, "collective_timeout": Kind.TEXT, "upload": Kind.TEXT, "labels": Kind.TABLE,
-}  # fmt: skip
-
-# Words of the design that no release understands yet: refused by name, never ignored.
-_NOT_YET: Final = {
-    "depends_on": "this release orders jobs by priority and submit order only; submit the second job when the first has ended",
-    "array": "this release starts one job for each submit; submit once for each element",
-    "image": "this release starts the command on the node itself; leave the key out",
-}
-# What the same thing is called elsewhere, so that a newcomer's first file is answered well.
-_KIN: Final = {
-    "accelerators": "gpus", "args": "run", "cmd": "run", "command": "run", "container": "image", "cpu": "cpus", "cwd": "workdir",
-    "dependencies": "depends_on", "dependency": "depends_on", "directory": "workdir", "entrypoint": "run", "environment": "env",
-    "env_vars": "env", "envs": "env", "gpu": "gpus", "gres": "gpus", "max_retries": "retry", "mem": "memory", "num_gpus": "gpus",
-    "num_nodes": "nodes", "nproc_per_node": "tasks_per_node", "ntasks_per_node": "tasks_per_node", "partition": "queue",
-    "restarts": "retry", "retries": "retry", "script": "run", "time_limit": "time", "timeout": "time", "walltime": "time",
-    "working_dir": "workdir",
-}  # fmt: skip
 
 TEXT_BYTES_MAX: Final = 131_000  # Linux refuses one argument or variable of 128 KiB (MAX_ARG_STRLEN)
 ALL_TEXT_BYTES_MAX: Final = (
@@ -84,14 +48,6 @@ _SET_BY_PHALANX: Final = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_W
 _OURS_TO_SET: Final = frozenset({"PHALANX_URL", "PHALANX_TOKEN", "PHALANX_HOME"})  # a job may speak to a head
 _INTERPRETER: Final = re.compile(r"(python|pypy)[\d.]*|bash|sh|zsh|torchrun|deepspeed|accelerate|mpirun|mpiexec|uv|env")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
-
-
-class BadKey(BadFile):
-    """One key's value, or the key itself, is wrong. `key` is as written, so that a line or a flag can be named."""
-
-    def __init__(self, message: str, *, key: str, hint: str = "") -> None:
-        super().__init__(message, hint=hint)
-        self.key = key
 
 
 def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str) -> JobSpec:
@@ -145,27 +101,6 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str) -> JobSpec
     )
     _bounded(spec)
     return spec
-
-
-def unknown_key(key: str) -> BadKey:
-    """The refusal of a key that no release knows, with the nearest match."""
-    near = _KIN.get(key.lower().replace("-", "_")) or nearest(key, [*KEYS, "depends_on", "array"])
-    hint = f"did you mean {near!r}?" if near else f"known keys: {' '.join(KEYS)}"
-    return BadKey(f"unknown key {key!r}", key=key, hint=hint)
-
-
-def refuse_key(key: object) -> None:
-    """Refuse a key that no job has.
-
-    Raises:
-        BadKey: an unknown one, or one of the design that no release understands yet.
-    """
-    if not isinstance(key, str):
-        raise BadKey(f"a key must be a word, not {key!r}", key=str(key))
-    if key in _NOT_YET:
-        raise BadKey(f"{key}: not understood by this release", key=key, hint=_NOT_YET[key])
-    if key not in KEYS:
-        raise unknown_key(key)
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------

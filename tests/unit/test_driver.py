@@ -1,0 +1,296 @@
+"""The thread around the controller: answers only what is durable, and dies of nothing."""
+
+import threading
+
+import pytest
+
+import phalanx.controller.controller as controller_module
+import phalanx.controller.driver as driver_module
+from phalanx.controller.controller import Controller
+from phalanx.controller.driver import Driver
+from phalanx.controller.leases import LeaseBook
+from phalanx.controller.mailboxes import Mailboxes
+from phalanx.controller.telemetry import Telemetry
+from phalanx.controller.turn import Settings
+from phalanx.core.errors import NotFound, PhalanxError, TryLater
+from phalanx.core.fleet.node import NodeState
+from phalanx.core.ids import JobId, NodeId, ProjectId, QueueId, UserId
+from phalanx.core.state.events import Cancel, Hello, NodeDead, PutProject, PutQueue, Submit
+from phalanx.core.work.queue import Project, Queue
+from phalanx.ports.store import StoreRefused
+from phalanx.store.memory import MemoryStore
+from tests.builders import T, make_node, spec
+
+GUARD_S = 20.0  # against a hang; no test waits for it
+ADA = UserId("ada")
+
+
+class FakeClock:
+    def __init__(self):
+        self.boot_s = 1000.0
+
+    def now_s(self):
+        return T + self.boot_s
+
+    def boottime_s(self):
+        return self.boot_s
+
+
+class FakeEngine:
+    name = "fake"
+
+    def __init__(self):
+        self.deaths = []
+
+    def observe(self):
+        seen, self.deaths = self.deaths, []
+        return seen
+
+
+class Gate(MemoryStore):
+    """A store whose commits wait, are counted, and can be refused."""
+
+    def __init__(self):
+        super().__init__()
+        self.open = threading.Event()
+        self.open.set()
+        self.entered = threading.Semaphore(0)
+        self.batches = []
+        self.refuse = []
+
+    def commit(self, batch):
+        self.entered.release()
+        assert self.open.wait(GUARD_S)
+        if self.refuse:
+            raise self.refuse.pop(0)
+        super().commit(batch)
+        self.batches.append(batch)
+
+
+class Rig:
+    def __init__(self, engines=()):
+        self.clock, self.store, self.mailboxes = FakeClock(), Gate(), Mailboxes()
+        controller = Controller(
+            world=self.store.load(), leases=LeaseBook(guard=threading.Lock()),
+            settings=Settings(checkpoint_root="/ckpt", output_root="/out"),
+        )  # fmt: skip
+        self.driver = Driver(
+            controller=controller, store=self.store, mailboxes=self.mailboxes, telemetry=Telemetry(), clock=self.clock, head_id="h1",
+            engines=engines,
+        )  # fmt: skip
+        self.driver.start()
+        self.ask(PutProject(project=Project(id=ProjectId("gpt"))))
+        self.ask(PutQueue(queue=Queue(id=QueueId("default"))))
+
+    def ask(self, event):
+        return self.driver.request(event).result(GUARD_S)
+
+    def hello(self, name="n0"):
+        node = make_node(name, 4)
+        return self.driver.report([Hello(node=node, supervisor_id=node.supervisor_id)])
+
+    def closed(self):
+        """No commit passes from now on. Waits until the loop stands in one; answers what it stands for."""
+        self.open_later = self.store.open
+        self.store.open.clear()
+        while self.store.entered.acquire(blocking=False):
+            pass
+        first = self.driver.request(submit("first", hold=True))
+        assert self.store.entered.acquire(timeout=GUARD_S)
+        return first
+
+
+@pytest.fixture
+def rig():
+    one = Rig()
+    yield one
+    one.store.open.set()
+    one.driver.stop()
+
+
+def submit(name="a", key="", **fields):
+    return Submit(spec=spec(name, **fields), user=ADA, project=ProjectId("gpt"), queue=QueueId("default"), key=key)
+
+
+def test_answer_comes_only_after_the_commit(rig):
+    first = rig.closed()
+    assert not first.done()
+    assert rig.store.job(JobId("1")) is None
+    rig.store.open.set()
+    assert first.result(GUARD_S).id == "1"
+    assert rig.store.job(JobId("1")) is not None
+
+
+def test_commands_leave_only_after_the_commit(rig):
+    rig.hello().result(GUARD_S)
+    rig.store.open.clear()
+    while rig.store.entered.acquire(blocking=False):
+        pass
+    future = rig.driver.request(submit(gpus=4))
+    assert rig.store.entered.acquire(timeout=GUARD_S)
+    assert rig.mailboxes.take(NodeId("n0"), 0) == ([], 0)
+    rig.store.open.set()
+    future.result(GUARD_S)
+    framed, _ = rig.mailboxes.take(NodeId("n0"), 0)
+    assert [one.kind for one in framed] == ["Prepare"]
+
+
+def test_what_queues_up_during_a_commit_goes_into_the_next_one(rig):
+    rig.closed()
+    before = len(rig.store.batches)
+    futures = [rig.driver.request(submit(f"j{number}", hold=True)) for number in range(50)]
+    rig.store.open.set()
+    assert [future.result(GUARD_S).id for future in futures] == [str(number) for number in range(2, 52)]
+    assert len(rig.store.batches) == before + 2, "the one under way, and one for all fifty"
+
+
+def test_refused_commit_answers_try_later_to_all_and_undoes_the_world(rig):
+    rig.closed()
+    rig.store.refuse = [StoreRefused("no space left")]
+    rig.store.open.set()
+    futures = [rig.driver.request(submit(f"j{number}", hold=True)) for number in range(3)]
+    done = [future.exception(GUARD_S) for future in futures]
+    assert {type(error) for error in done} <= {StoreRefused, type(None)}
+    rig.driver.request(submit("after", hold=True)).result(GUARD_S)
+    stored = sorted(int(job_id) for job_id in rig.driver.controller.world.jobs)
+    assert stored == list(range(1, len(stored) + 1)), "numbers of what was refused went back"
+    assert all(rig.store.job(job_id) is not None for job_id in rig.driver.controller.world.jobs)
+
+
+def test_refusal_of_one_is_not_anothers(rig):
+    rig.closed()
+    bad = rig.driver.request(Cancel(job_id=JobId("99"), by=ADA))
+    good = rig.driver.request(submit(hold=True))
+    rig.store.open.set()
+    assert isinstance(bad.exception(GUARD_S), NotFound)
+    assert good.result(GUARD_S).id == "2"
+
+
+def test_death_is_heard_again_after_a_refused_commit():
+    engine = FakeEngine()
+    rig = Rig([engine])
+    try:
+        rig.hello().result(GUARD_S)
+        rig.store.refuse = [StoreRefused("no space left"), StoreRefused("no space left")]
+        engine.deaths = [NodeDead(node_id=NodeId("n0"), supervisor_id=None, why="it died", confirmed=True)]
+        for _ in range(200):
+            if rig.store.nodes()[0].state is NodeState.DOWN:
+                break
+            rig.store.entered.acquire(timeout=0.1)
+        assert rig.store.nodes()[0].state is NodeState.DOWN
+        assert rig.store.refuse == []
+    finally:
+        rig.driver.stop()
+
+
+def test_refused_death_waits_a_moment_before_it_is_heard_again():
+    """Found by reading: on a full disk the letter went back into the inbox, and the loop span."""
+    engine = FakeEngine()
+    rig = Rig([engine])
+    rig.hello().result(GUARD_S)
+    rig.driver.stop()
+    rig.driver._stopping = False  # the test turns the loop from here
+    rig.store.refuse = [StoreRefused("no space left")]
+    engine.deaths = [NodeDead(node_id=NodeId("n0"), supervisor_id=None, why="it died", confirmed=True)]
+    wait_s = rig.driver._turn(rig.driver._collect(0.0))
+    assert wait_s == driver_module.REFUSED_WAIT_S
+    assert not rig.driver._inbox, "an inbox with something in it is not waited for"
+    rig.driver._turn(rig.driver._collect(0.0))
+    assert rig.store.nodes()[0].state is NodeState.DOWN
+
+
+def test_deaths_are_heard_before_the_hello_of_the_next_life():
+    engine = FakeEngine()
+    rig = Rig([engine])
+    rig.driver.stop()
+    rig.driver._stopping = False
+    engine.deaths = [NodeDead(node_id=NodeId("n0"), supervisor_id=None, why="it died", confirmed=True)]
+    rig.hello()
+    letters = rig.driver._collect(0.0)
+    assert [type(event) for letter in letters for event in letter.events] == [NodeDead, Hello]
+
+
+def test_caller_who_leaves_does_not_take_the_loop_along(rig):
+    """Found by reading: a cancelled future (a client that hung up) raised in the controller's thread, and the head was dead."""
+    rig.closed()
+    report, request = rig.hello(), rig.driver.request(submit(hold=True))
+    assert not report.cancel()
+    assert not request.cancel()
+    rig.store.open.set()
+    assert report.result(GUARD_S) == [None]
+    assert request.result(GUARD_S).id == "2"
+
+
+def test_fault_of_ours_is_answered_and_the_others_are_heard(rig, monkeypatch, caplog):
+    hear = controller_module.requests.hear
+
+    def broken(turn, request):
+        if getattr(request, "key", "") == "poison":
+            turn.change.new_job_seq()
+            raise RuntimeError("a fault of ours")
+        return hear(turn, request)
+
+    rig.closed()
+    monkeypatch.setattr(controller_module.requests, "hear", broken)
+    before, poison, after = (rig.driver.request(submit(key=key, hold=True)) for key in ("", "poison", "k"))
+    rig.store.open.set()
+    assert before.result(GUARD_S).id == "2"
+    assert type(poison.exception(GUARD_S)) is PhalanxError
+    assert after.result(GUARD_S).id == "3"
+    assert "broke off" in caplog.text
+
+
+def test_store_that_fails_as_it_never_should_refuses(rig):
+    rig.store.refuse = [OSError("the controller of the disk is gone")]
+    with pytest.raises(StoreRefused):
+        rig.ask(submit(hold=True))
+    assert rig.ask(submit(hold=True)).id == "1"
+
+
+def test_stop_answers_what_waits(rig):
+    first = rig.closed()
+    waiting = rig.driver.request(submit("late", hold=True))
+    stopper = threading.Thread(target=rig.driver.stop)
+    stopper.start()
+    while not rig.driver._stopping:
+        stopper.join(0.001)
+    refused = rig.driver.request(submit("later still", hold=True))
+    rig.store.open.set()
+    stopper.join(GUARD_S)
+    assert first.result(GUARD_S).id == "1", "the step under way is finished"
+    assert isinstance(waiting.exception(GUARD_S), TryLater)
+    assert isinstance(refused.exception(GUARD_S), TryLater)
+
+
+def test_full_inbox_says_come_back(rig, monkeypatch):
+    first = rig.closed()
+    monkeypatch.setattr(driver_module, "INBOX_MAX", 2)
+    futures = [rig.driver.request(submit(hold=True)) for _ in range(3)]
+    assert isinstance(futures[2].exception(GUARD_S), TryLater)
+    rig.store.open.set()
+    assert [future.result(GUARD_S).id for future in (first, *futures[:2])] == ["1", "2", "3"]
+
+
+def test_one_step_takes_a_bounded_number_of_events(rig, monkeypatch):
+    rig.closed()
+    monkeypatch.setattr(driver_module, "STEP_EVENTS_MAX", 10)
+    before = len(rig.store.batches)
+    futures = [rig.driver.request(submit(hold=True)) for _ in range(25)]
+    rig.store.open.set()
+    assert futures[-1].result(GUARD_S).id == "26"
+    assert len(rig.store.batches) - before == 4
+
+
+def test_lease_that_ends_wakes_the_loop():
+    """With nobody saying anything: the loop looks at the clock at least once a second."""
+    rig = Rig()
+    try:
+        rig.hello().result(GUARD_S)
+        rig.clock.boot_s += 100.0
+        for _ in range(200):
+            if rig.store.nodes()[0].state is NodeState.DOWN:
+                break
+            rig.store.entered.acquire(timeout=0.1)
+        assert rig.store.nodes()[0].state is NodeState.DOWN
+    finally:
+        rig.driver.stop()
