@@ -1,8 +1,8 @@
 """Records drawn in a line each: fleets as text, jobs by what matters of them. Values only; who needs time and faults takes `tests.harness`.
 
-    fleet = make_fleet("rack0: n0=8 n1=4 | rack1: n2=8")          # nodes and their devices
-    fleet = make_fleet("r: n0=h200:8 n1=a100-80gb:4", cpus=64)    # with models
-    plan = plan_of(fleet.with_jobs(job("a", gpus=16)))
+fleet = make_fleet("rack0: n0=8 n1=4 | rack1: n2=8")          # nodes and their devices
+fleet = make_fleet("r: n0=h200:8 n1=a100-80gb:4", cpus=64)    # with models
+plan = plan_of(fleet.with_jobs(job("a", gpus=16)))
 """
 
 from __future__ import annotations
@@ -193,7 +193,12 @@ def exited(
 ) -> TaskExit:
     """How a task ended."""
     return TaskExit(
-        rank=rank, node_id=NodeId(node), code=None if signal is not None else code, signal=signal, by_us=by_us, at_s=T + at_s
+        rank=rank,
+        node_id=NodeId(node),
+        code=None if signal is not None else code,
+        signal=signal,
+        by_us=by_us,
+        at_s=T + at_s,
     )
 
 

@@ -90,9 +90,9 @@ class Watch:
                 job = world.jobs[command.job_id]
                 best = newest_whole(job.checkpoints, self._harness.corrupt)
                 wanted, got = (best.step if best else None), (command.resume.step if command.resume else None)
-                assert wanted == got or (command.resume in job.checkpoints and attempt.state is not AttemptState.STARTING), (
-                    f"9: job {job.id} resumes from {got}, the newest valid is {wanted}"
-                )
+                assert wanted == got or (
+                    command.resume in job.checkpoints and attempt.state is not AttemptState.STARTING
+                ), f"9: job {job.id} resumes from {got}, the newest valid is {wanted}"
 
     def _devices(self) -> None:
         world = self._harness.world
@@ -130,7 +130,9 @@ class Watch:
                     other = on_device.setdefault(device, task.key.job_id)
                     assert other == task.key.job_id, f"1: jobs {other} and {task.key.job_id} on {node.id}:{device}"
         for job_id, places in epochs.items():
-            assert len(places) == 1, f"4: job {job_id} executes as {sorted(places)} at once\n{self._harness.told(job_id)}"
+            assert len(places) == 1, (
+                f"4: job {job_id} executes as {sorted(places)} at once\n{self._harness.told(job_id)}"
+            )
 
     def settled(self) -> None:
         """17, 10: after heal and quiet, head and nodes agree, and nothing of an ended attempt is left."""

@@ -379,7 +379,10 @@ class SimNode:
             if answer is not None:
                 self.hear(
                     Renewed(
-                        sent_ns=sent_ns, lease_s=answer.lease_s, asked=frozenset(epochs), superseded=frozenset(answer.superseded)
+                        sent_ns=sent_ns,
+                        lease_s=answer.lease_s,
+                        asked=frozenset(epochs),
+                        superseded=frozenset(answer.superseded),
                     )
                 )
             self.harness.after(RETRY_S if answer is None else answer.renew_in_s, again)

@@ -9,7 +9,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from phalanx.core.errors import Conflict, NeverFits
 from phalanx.core.ids import NodeId, UserId
-from phalanx.core.state.events import CordonNode, Hold, Hello, NodeDead, Requeue, UncordonNode
+from phalanx.core.state.events import CordonNode, Hello, Hold, NodeDead, Requeue, UncordonNode
 from phalanx.ports.store import StoreRefused
 from tests.builders import spec
 from tests.harness import Harness
@@ -158,7 +158,9 @@ class Cluster(RuleBasedStateMachine):
     @rule(data=st.data())
     def hear_something_old_again(self, data):
         reports = [
-            event for event in self.harness.heard if not isinstance(event, (Hello, NodeDead)) and hasattr(event, "generation")
+            event
+            for event in self.harness.heard
+            if not isinstance(event, (Hello, NodeDead)) and hasattr(event, "generation")
         ]
         if reports:
             self.ask(data.draw(st.sampled_from(reports[-40:])))

@@ -14,7 +14,7 @@ from phalanx.core.scheduling.shape import shape_of, tasks_per_node
 from phalanx.core.state.plan import Placement
 from phalanx.core.state.world import Change, World
 from phalanx.core.work.job import Reason
-from tests.builders import PLAIN, T, Fleet, job, make_node, plan_of
+from tests.builders import PLAIN, Fleet, T, job, make_node, plan_of
 
 NODES = [f"n{number}" for number in range(5)]
 
@@ -24,7 +24,9 @@ def fleets(draw):
     nodes = {}
     for name in NODES[: draw(st.integers(1, 5))]:
         kind = draw(st.sampled_from(("", "h200:", "a100-80gb:")))
-        nodes[NodeId(name)] = make_node(name, f"{kind}{draw(st.integers(0, 8))}", cpus=draw(st.sampled_from((2, 16))), memory_gib=64)
+        nodes[NodeId(name)] = make_node(
+            name, f"{kind}{draw(st.integers(0, 8))}", cpus=draw(st.sampled_from((2, 16))), memory_gib=64
+        )
     fleet = Fleet(nodes=nodes)
     names = st.lists(st.sampled_from(sorted(nodes)), max_size=2)
     fleet = fleet.down(*draw(names)).drained(*draw(names))
@@ -34,7 +36,11 @@ def fleets(draw):
 
 @st.composite
 def jobs(draw):
-    shape = draw(st.sampled_from(("0", "1", "2", "3", "4", "6", "8", "12", "2x1", "2x2", "3x2", "h200:2", "a100:1", "2xa100-80gb:2")))
+    shape = draw(
+        st.sampled_from(
+            ("0", "1", "2", "3", "4", "6", "8", "12", "2x1", "2x2", "3x2", "h200:2", "a100:1", "2xa100-80gb:2")
+        )
+    )
     avoid = tuple(NodeId(name) for name in draw(st.lists(st.sampled_from(NODES), max_size=2, unique=True)))
     return job(
         "x", gpus=shape, priority=draw(st.integers(-1, 2)), cpus=draw(st.sampled_from((0, 0, 1, 8))), avoid=avoid,
@@ -44,7 +50,9 @@ def jobs(draw):
 
 @st.composite
 def snapshots(draw):
-    waiting = [replace(one, id=JobId(str(number))) for number, one in enumerate(draw(st.lists(jobs(), max_size=12)), start=1)]
+    waiting = [
+        replace(one, id=JobId(str(number))) for number, one in enumerate(draw(st.lists(jobs(), max_size=12)), start=1)
+    ]
     return draw(fleets()).with_jobs(*waiting)
 
 
@@ -124,7 +132,11 @@ def test_no_lower_job_takes_what_a_higher_equal_one_waits_for(snapshot):
     for job_id, wait in plan.waits.items():
         if wait.reason is Reason.RESOURCES:
             for placement in plan.placements:
-                like = (roles[placement.job_id].gpus, roles[placement.job_id].cpus, roles[placement.job_id].memory_bytes)
+                like = (
+                    roles[placement.job_id].gpus,
+                    roles[placement.job_id].cpus,
+                    roles[placement.job_id].memory_bytes,
+                )
                 if like == (roles[job_id].gpus, roles[job_id].cpus, roles[job_id].memory_bytes):
                     assert rank[placement.job_id] < rank[job_id]
 

@@ -128,11 +128,21 @@ def test_what_is_stored_loads_as_the_world_that_was(steps):
         for do in step:
             do(change)
         removed = [node.id for node in change.removed]
-        store.commit(
-            Batch(records=change.records, removed_nodes=removed, story=change.story, epochs=change.epochs)
-        )
+        store.commit(Batch(records=change.records, removed_nodes=removed, story=change.story, epochs=change.epochs))
     loaded = store.load()
-    for table in ("jobs", "attempts", "nodes", "queues", "projects", "users", "tokens", "idempotency", "pending", "next_job_seq", "next_story_seq"):
+    for table in (
+        "jobs",
+        "attempts",
+        "nodes",
+        "queues",
+        "projects",
+        "users",
+        "tokens",
+        "idempotency",
+        "pending",
+        "next_job_seq",
+        "next_story_seq",
+    ):
         assert getattr(loaded, table) == getattr(world, table), table
     for node_id in {*loaded.usage, *world.usage}:
         assert loaded.snapshot(T).held(node_id) == world.snapshot(T).held(node_id)

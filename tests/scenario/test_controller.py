@@ -125,7 +125,9 @@ def test_same_key_and_body_give_the_same_job(cluster):
 
 
 def test_same_key_holds_within_one_step_and_over_a_restart(cluster):
-    event = Submit(spec=spec("a"), user=ADA, project=ProjectId("gpt"), queue=QueueId("default"), key="k", body_sha256="x")
+    event = Submit(
+        spec=spec("a"), user=ADA, project=ProjectId("gpt"), queue=QueueId("default"), key="k", body_sha256="x"
+    )
     one, two = cluster.turn([event, event])
     assert one.id == two.id
     cluster.kill_head()
@@ -389,7 +391,9 @@ def test_rejected_placement_is_counted_and_judged_again(cluster, monkeypatch):
     """Nomad's harness: every plan is rejected for a while."""
     verify = controller_module.rejection
     rejects = iter([True] * 3)
-    monkeypatch.setattr(controller_module, "rejection", lambda *wanted: "no" if next(rejects, False) else verify(*wanted))
+    monkeypatch.setattr(
+        controller_module, "rejection", lambda *wanted: "no" if next(rejects, False) else verify(*wanted)
+    )
     job = cluster.submit(gpus="2x4")
     assert cluster.job(job).state is JobState.PENDING
     assert not any(isinstance(command, Prepare) for command in cluster.commands)
@@ -441,7 +445,9 @@ def test_large_fleet_is_presumed_live_for_its_own_long_lease():
     cluster = Harness("r: n0=1")
     assert cluster.head.controller.leases.terms[0] == 6.0
     names = " ".join(f"m{number}=1" for number in range(600))
-    cluster.turn([Hello(node=node, supervisor_id=node.supervisor_id) for node in make_fleet(f"r: {names}").nodes.values()])
+    cluster.turn(
+        [Hello(node=node, supervisor_id=node.supervisor_id) for node in make_fleet(f"r: {names}").nodes.values()]
+    )
     assert cluster.head.controller.leases.terms[0] > 12.0
     cluster.kill_head()
     begun_s = cluster.boot_s

@@ -222,7 +222,11 @@ def test_corrupt_checkpoint_is_passed_over(cluster):
 def test_port_in_use_is_tried_again_uncharged(cluster):
     job = cluster.submit(gpus="2x4", behaviour=Behaviour(port_taken=3))
     ended = cluster.ends(job)
-    assert (ended.state, ended.stalls, cluster.attempts(job)[0].causes[:3]) == (JobState.SUCCEEDED, 0, (Cause.PORT_TAKEN,) * 3)
+    assert (ended.state, ended.stalls, cluster.attempts(job)[0].causes[:3]) == (
+        JobState.SUCCEEDED,
+        0,
+        (Cause.PORT_TAKEN,) * 3,
+    )
 
 
 def test_job_that_binds_a_taken_port_of_its_own_ends(cluster):
@@ -262,7 +266,9 @@ def test_head_away_for_longer_than_collectives_bear_restarts_in_place_uncharged(
     ended = cluster.ends(job)
     (attempt,) = cluster.attempts(job)
     assert (ended.state, ended.stalls, attempt.causes) == (JobState.SUCCEEDED, 0, (Cause.FREEZE, Cause.SUCCEEDED))
-    assert attempt.resume.step == 10, "what was saved before the lease ended is published late, and counts: the epoch is current"
+    assert attempt.resume.step == 10, (
+        "what was saved before the lease ended is published late, and counts: the epoch is current"
+    )
 
 
 def test_node_stopped_and_continued_fifty_times_never_runs_an_old_epoch(cluster):
@@ -326,6 +332,16 @@ def test_lost_command_is_said_again(cluster, kind):
     assert cluster.boot_s < 1030.0
 
 
+def test_stop_is_said_again_also_past_the_time_limit(cluster):
+    """Found by the machine: past its limit a job being cancelled was reminded no more, and a lost StopTasks stopped nothing for ever."""
+    job = running(cluster, LONG, time_limit_s=3.0)
+    cluster.drop_command = lambda command: isinstance(command, StopTasks)
+    cluster.cancel(job)
+    cluster.run(10.0)
+    cluster.drop_command = lambda _: False
+    assert cluster.ends(job).state is JobState.CANCELLED
+
+
 def test_every_report_again_after_the_end_changes_nothing(cluster):
     job = running(cluster)
     cluster.run(5.0)
@@ -344,7 +360,9 @@ def test_every_report_heard_twice_on_its_way_makes_the_same_story(cluster):
         again = Harness("r: n0=4 n1=4 n2=4")
         hear = again.turn
         if doubled:
-            again.turn = lambda events: hear([one for event in events for one in ([event, event] if hasattr(event, "generation") else [event])])
+            again.turn = lambda events: hear(
+                [one for event in events for one in ([event, event] if hasattr(event, "generation") else [event])]
+            )
         job = again.submit(spec("a", gpus="2x4"), behaviour=replace(SAVING, run_s=7.0))
         again.ends(job)
         return [line.text for line in again.store.story(job_id=job)]
@@ -363,7 +381,28 @@ def test_report_of_a_node_outside_the_gang_does_not_open_the_barrier(cluster):
 
 # ---- the head dies --------------------------------------------------------------------------------------------------
 
-MOMENTS = [0.0, 0.005, 0.015, 0.05, 0.065, 0.075, 0.085, 0.1, 0.115, 0.13, 0.5, 1.995, 2.005, 2.015, 4.9, 5.06, 5.08, 5.1, 5.12, 5.2]
+MOMENTS = [
+    0.0,
+    0.005,
+    0.015,
+    0.05,
+    0.065,
+    0.075,
+    0.085,
+    0.1,
+    0.115,
+    0.13,
+    0.5,
+    1.995,
+    2.005,
+    2.015,
+    4.9,
+    5.06,
+    5.08,
+    5.1,
+    5.12,
+    5.2,
+]
 
 
 @pytest.mark.parametrize("away_s", [0.0, 3.0, 15.0])
@@ -499,7 +538,9 @@ def test_lease_that_ends_while_the_disk_is_full_is_lost_later(cluster):
 
 
 @pytest.mark.parametrize("jump_s", [-86_400.0, 86_400.0])
-@pytest.mark.parametrize("moment_s", [0.015, 0.06, 0.09, 1.0, 3.0])  # not while Prepare travels: its deadline is Unix time
+@pytest.mark.parametrize(
+    "moment_s", [0.015, 0.06, 0.09, 1.0, 3.0]
+)  # not while Prepare travels: its deadline is Unix time
 def test_clock_set_by_a_day_kills_nothing(moment_s, jump_s):
     cluster = Harness("r: n0=4 n1=4 n2=4")
     job = cluster.submit(gpus="2x4", time_limit_s=60.0, behaviour=Behaviour(run_s=20.0, save_every_s=2.0))
@@ -518,7 +559,9 @@ def test_restart_in_place_after_the_clock_was_set_keeps_its_time(jump_s):
         return (70.0, None, 11) if rank == 0 and key.generation == 0 else None
 
     cluster = Harness("r: n0=4")
-    job = cluster.submit(gpus=4, time_limit_s=200.0, behaviour=Behaviour(run_s=100.0, save_every_s=10.0, prepare_s=2.0, ends=crash))
+    job = cluster.submit(
+        gpus=4, time_limit_s=200.0, behaviour=Behaviour(run_s=100.0, save_every_s=10.0, prepare_s=2.0, ends=crash)
+    )
     cluster.until(lambda: "restart" in cluster.kinds(job))
     cluster.run(0.5)
     cluster.jump_clock(jump_s)

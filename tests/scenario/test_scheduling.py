@@ -51,11 +51,15 @@ def test_place(fleet, held, wanted, where):
 def test_ranks_follow_node_names():
     plan = plan_of(make_fleet(TWO).held(n1=[0]).with_jobs(job("a", gpus="2x2")))
     grants = plan.placements[0].allocation.grants
-    assert [(grant.node_id, grant.node_rank, grant.first_rank, grant.tasks) for grant in grants] == [("n0", 0, 0, 2), ("n1", 1, 2, 2)]
+    assert [(grant.node_id, grant.node_rank, grant.first_rank, grant.tasks) for grant in grants] == [
+        ("n0", 0, 0, 2),
+        ("n1", 1, 2, 2),
+    ]
 
 
 @pytest.mark.parametrize(
-    ("launch", "tasks", "count"), [("per_device", None, 4), ("per_node", None, 1), ("fixed", 3, 3), ("per_device", 1, 1)]
+    ("launch", "tasks", "count"),
+    [("per_device", None, 4), ("per_node", None, 1), ("fixed", 3, 3), ("per_device", 1, 1)],
 )
 def test_how_many_tasks_start_on_a_node(launch, tasks, count):
     wanted = job("a", gpus="2x4", launch=scheduling.Role().launch.__class__(launch), tasks_per_node=tasks)
@@ -150,7 +154,9 @@ def test_cpus_and_memory_constrain():
 def test_shape_goes_to_nodes_with_cpus_enough():
     fleet = make_fleet("r: n0=8", cpus=4)
     nodes = {**fleet.nodes, **make_fleet("r: n1=4 n2=4", cpus=64).nodes}
-    assert drawn(plan_of(replace(fleet, nodes=nodes).with_jobs(job("a", gpus=8, cpus=32))), "a") == "n1:0,1,2,3 n2:0,1,2,3"
+    assert (
+        drawn(plan_of(replace(fleet, nodes=nodes).with_jobs(job("a", gpus=8, cpus=32))), "a") == "n1:0,1,2,3 n2:0,1,2,3"
+    )
 
 
 def test_sick_devices_are_not_given():
@@ -185,7 +191,13 @@ def test_closed_queue_holds_its_jobs_alone():
 
 @pytest.mark.parametrize(
     ("until_s", "starts"),
-    [(5.0, False), (0.0, True), (-5.0, True), (60.0, False), (86_400.0, True)],  # the last: the clock was set back by a day
+    [
+        (5.0, False),
+        (0.0, True),
+        (-5.0, True),
+        (60.0, False),
+        (86_400.0, True),
+    ],  # the last: the clock was set back by a day
 )
 def test_backoff_holds_for_a_moment_whatever_the_clock_does(until_s, starts):
     plan = plan_of(make_fleet(TWO).with_jobs(job("a", not_before_s=T + until_s, detail="n0: sick")))
@@ -244,7 +256,10 @@ def busy_snapshot():
 
 def picture(plan):
     return json.dumps(
-        [[(one.job_id, repr(one.allocation)) for one in plan.placements], [(name, repr(wait)) for name, wait in plan.waits.items()]]
+        [
+            [(one.job_id, repr(one.allocation)) for one in plan.placements],
+            [(name, repr(wait)) for name, wait in plan.waits.items()],
+        ]
     )
 
 
@@ -261,7 +276,12 @@ def test_equal_plans_under_other_hash_seeds():
     script = "from tests.scenario.test_scheduling import *; print(picture(plan_of(busy_snapshot())))"
     pictures = {
         subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60, env={"PYTHONHASHSEED": seed}
+            [sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+            env={"PYTHONHASHSEED": seed},
         ).stdout.strip()
         for seed in ("0", "1", "4242")
     }

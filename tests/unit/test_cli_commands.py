@@ -298,7 +298,8 @@ def test_lists_end_with_what_to_type_next(head, typed):
         assert out.splitlines()[-1].startswith("next: phalanx ")
 
 
-def test_a_pipe_gets_no_colour_and_no_cut(head, typed):
+def test_a_pipe_gets_no_colour_and_no_cut(head, typed, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
     _, out, _ = typed("ps", "-a")
     assert "\x1b" not in out
     assert "a-name-that-is-rather-long-for-a-column" in out

@@ -135,7 +135,9 @@ def test_long_lease_shrinks_once_the_supervisor_has_shown_that_it_took_the_short
     leases = LeaseBook()
     leases.grant(N0, A, 100.0, until_s=700.0)
     assert leases.renew(N0, A, [], 101.0, held_s=599.0).lease_s == 6.0
-    assert leases.next_end_s() == 701.0 - MARGIN_S, "the answer may be lost: what it said it holds counts, and no more than was granted"
+    assert leases.next_end_s() == 701.0 - MARGIN_S, (
+        "the answer may be lost: what it said it holds counts, and no more than was granted"
+    )
     leases.renew(N0, A, [], 102.5, held_s=4.5)
     assert leases.next_end_s() == 109.5
 
@@ -164,7 +166,9 @@ def test_interval_grows_with_the_fleet():
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(("renew", "lost answer", "lengthen", "hello")), st.floats(0.01, 3.0), st.floats(0.0, 0.4))
+        st.tuples(
+            st.sampled_from(("renew", "lost answer", "lengthen", "hello")), st.floats(0.01, 3.0), st.floats(0.0, 0.4)
+        )
     )
 )
 def test_head_never_believes_over_what_the_supervisor_holds(history):

@@ -120,9 +120,7 @@ def test_report_of_another_epoch_changes_nothing(state, kind, epoch):
 def test_report_of_another_generation_changes_nothing(kind, generation):
     case = at(placed(), S.RUNNING)
     case = replace(case, attempt=replace(case.attempt, generation=Generation(1)))
-    outcome = transition(
-        case, one_of_each(replace(case.attempt, generation=Generation(generation)))[kind], facts(1)
-    )
+    outcome = transition(case, one_of_each(replace(case.attempt, generation=Generation(generation)))[kind], facts(1))
     assert outcome.attempt is case.attempt
 
 
@@ -134,7 +132,10 @@ def test_barrier_opens_when_the_last_node_is_ready():
     resume = checkpoint(7)
     outcome = transition(case, MemberReady(**keyed(case.attempt), node_id=N0, port=29777, resume=resume), facts(1))
     assert outcome.attempt.state is S.STARTING
-    assert [(one.node_id, one.port, one.resume) for one in outcome.commands] == [(N0, 29777, resume), (N1, 29777, resume)]
+    assert [(one.node_id, one.port, one.resume) for one in outcome.commands] == [
+        (N0, 29777, resume),
+        (N1, 29777, resume),
+    ]
 
 
 def test_only_node_rank_zero_chooses_port_and_checkpoint():
@@ -331,7 +332,9 @@ def test_last_two_checkpoints_are_kept_and_the_older_deleted():
 
 
 def test_checkpoint_reported_twice_or_late_changes_nothing_kept():
-    kept, dropped = saving(at(placed(), S.RUNNING), checkpoint(10), checkpoint(10), checkpoint(20), checkpoint(30), checkpoint(10))
+    kept, dropped = saving(
+        at(placed(), S.RUNNING), checkpoint(10), checkpoint(10), checkpoint(20), checkpoint(30), checkpoint(10)
+    )
     assert [one.step for one in kept.checkpoints] == [20, 30]
     assert set(dropped) == {checkpoint(10).path}
 
@@ -360,7 +363,9 @@ def test_checkpoint_of_a_superseded_epoch_is_not_published():
 
 @pytest.mark.parametrize(("step", "stalls"), [(11, 0), (10, 3), (4, 3)])
 def test_only_a_new_step_in_a_checkpoint_is_progress(step, stalls):
-    case = at(placed(job("1", gpus="2x2", stalls=3, progress_step=10, avoid=(N1,), checkpoints=(checkpoint(10),))), S.RUNNING)
+    case = at(
+        placed(job("1", gpus="2x2", stalls=3, progress_step=10, avoid=(N1,), checkpoints=(checkpoint(10),))), S.RUNNING
+    )
     after, _ = saving(case, checkpoint(step, epoch=case.attempt.epoch))
     assert after.stalls == stalls
     assert after.avoid == (() if stalls == 0 else (N1,))

@@ -7,14 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.core.ids import NodeId
+from phalanx.core.errors import Conflict
+from phalanx.core.ids import NodeId, UserId
 from phalanx.core.lifecycle.attempt import transition
 from phalanx.core.lifecycle.facts import AVOID_MAX, BACKOFF_FIRST_S, NO_PROGRESS_BUDGET, PORT_TRIES
 from phalanx.core.lifecycle.happenings import MemberLost, StopWanted
 from phalanx.core.lifecycle.job import cancel, place, requeue, update
 from phalanx.core.lifecycle.settle import judge, settle
-from phalanx.core.errors import Conflict
-from phalanx.core.ids import UserId
 from phalanx.core.state.commands import Forget, Prepare
 from phalanx.core.state.events import CheckpointSaved, MemberFroze, MemberRefused, MemberStopped, TaskExited, Update
 from phalanx.core.work.attempt import AttemptState, Cause
@@ -27,7 +26,7 @@ N0, N1 = NodeId("n0"), NodeId("n1")
 
 def evidence(words, ending=None, lost="", one=None):
     """A case that is about to be settled."""
-    gone = {name: "lost" for name in lost.split()}
+    gone = dict.fromkeys(lost.split(), "lost")
     case = at(placed(one), S.STOPPING, **{"n0": "stopped", "n1": "stopped", **gone})
     exits = []
     for place_, word in enumerate(words.split()):
@@ -35,7 +34,9 @@ def evidence(words, ending=None, lost="", one=None):
         by_us, how = how.endswith("!"), how.removesuffix("!")
         signal = int(how[1:]) if how.startswith("s") else None
         exits.append(
-            exited(int(rank), f"n{int(rank) // 2}", None if signal else int(how), signal=signal, by_us=by_us, at_s=place_)
+            exited(
+                int(rank), f"n{int(rank) // 2}", None if signal else int(how), signal=signal, by_us=by_us, at_s=place_
+            )
         )
     return replace(case, attempt=replace(case.attempt, exits=tuple(exits), ending=ending, why="so it was"))
 
@@ -112,7 +113,9 @@ def test_what_follows_from_the_verdict(words, ending, lost, state, reason, charg
     else:
         assert (outcome.attempt.state, outcome.attempt.ended_s) == (S.ENDED, T + 10)
         assert outcome.attempt.causes[-1] is judge(case.attempt)
-        assert {one.node_id for one in outcome.commands if isinstance(one, Forget)} == {N0, N1} - {NodeId(n) for n in lost.split()}
+        assert {one.node_id for one in outcome.commands if isinstance(one, Forget)} == {N0, N1} - {
+            NodeId(n) for n in lost.split()
+        }
     if state.terminal:
         assert outcome.job.ended_s == T + 10
 
@@ -230,7 +233,9 @@ def stopped(case, node, **how):
 
 def test_peers_fail_with_code_1_before_the_node_is_known_to_be_lost():
     case = at(placed(), S.RUNNING)
-    outcome = run(case, exit_(case, 0), exit_(case, 1), stopped(case, N0), MemberLost(node_id=N1, why="its lease is over"))
+    outcome = run(
+        case, exit_(case, 0), exit_(case, 1), stopped(case, N0), MemberLost(node_id=N1, why="its lease is over")
+    )
     assert (outcome.attempt.ending, outcome.job.state, outcome.job.user_retries) == (C.NODE_FAIL, JobState.PENDING, 0)
 
 
@@ -244,7 +249,9 @@ def test_rendezvous_port_in_use_restarts_uncharged():
 def test_long_freeze_restarts_in_place_uncharged():
     case = at(placed(), S.RUNNING)
     froze = MemberFroze(**keyed(case.attempt), node_id=N1, frozen_s=400.0, thawed=False)
-    outcome = run(case, froze, exit_(case, 2, None, signal=9, by_us=True), stopped(case, N1), exit_(case, 0), stopped(case, N0))
+    outcome = run(
+        case, froze, exit_(case, 2, None, signal=9, by_us=True), stopped(case, N1), exit_(case, 0), stopped(case, N0)
+    )
     assert (outcome.attempt.generation, outcome.job.stalls, outcome.attempt.causes) == (1, 0, (C.FREEZE,))
 
 
@@ -286,7 +293,12 @@ def test_gang_with_a_lost_member_never_restarts_in_place():
 def test_cancel_of_a_waiting_job_is_at_once_and_idempotent():
     case = replace(placed(), attempt=None, job=job("1", held=True))
     once = cancel(case, "ada", "no need", facts(3))
-    assert (once.job.state, once.job.held, once.job.exit_code, once.job.ended_s) == (JobState.CANCELLED, False, 143, T + 3)
+    assert (once.job.state, once.job.held, once.job.exit_code, once.job.ended_s) == (
+        JobState.CANCELLED,
+        False,
+        143,
+        T + 3,
+    )
     twice = cancel(once.case, "bob", "", facts(4))
     assert twice.job is once.job
     assert not twice.lines
@@ -298,7 +310,11 @@ def test_requeue_of_a_waiting_job_is_a_conflict():
 
 
 def test_placed_attempt_has_the_next_epoch_and_asks_every_node():
-    outcome = place(job("7", gpus="2x2", epoch=3, time_limit_s=600.0, checkpoints=(checkpoint(1), checkpoint(2))), allocation("n0:0,1 n1:0,1"), facts(5))
+    outcome = place(
+        job("7", gpus="2x2", epoch=3, time_limit_s=600.0, checkpoints=(checkpoint(1), checkpoint(2))),
+        allocation("n0:0,1 n1:0,1"),
+        facts(5),
+    )
     assert (outcome.job.state, outcome.attempt.epoch) == (JobState.RUNNING, 4)
     first = outcome.commands[0]
     assert [one.step for one in first.candidates] == [2, 1]

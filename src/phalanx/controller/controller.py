@@ -176,25 +176,24 @@ class Controller:
             if limit_s is not None and age_s >= limit_s and attempt.ending is not Cause.TIMEOUT:
                 why = f"time limit of {format_duration(limit_s)} reached"
                 turn.happen(attempt.job_id, StopWanted(cause=Cause.TIMEOUT, why=why))
-            elif attempt.state is AttemptState.PLACED and self._overdue(turn, attempt):
-                pass
-            elif attempt.state is not AttemptState.RUNNING:
-                self._remind(turn, attempt)
+            elif attempt.state is AttemptState.PLACED:
+                self._start_limit(turn, attempt)
+            now = self.world.attempts.get(attempt.job_id)
+            if now is not None and now.state is not AttemptState.RUNNING:
+                self._remind(turn, now)
         if turn.freed:
             self._judge_all = True
             turn.freed = False
 
-    def _overdue(self, turn: Turn, attempt: Attempt) -> bool:
+    def _start_limit(self, turn: Turn, attempt: Attempt) -> None:
         limit_s = SETUP_LIMIT_S if self.world.jobs[attempt.job_id].spec.setup else START_LIMIT_S
         known = self._generations.get(attempt.job_id)
         if known is None or known[:2] != (attempt.epoch, attempt.generation):
-            return False  # asked for in this very step
+            return  # asked for in this very step
         waited_s = turn.now.boot_s - known[2]
-        if waited_s < limit_s:
-            return False
-        silent = tuple(member.node_id for member in attempt.members if member.state is MemberState.ASKED)
-        turn.happen(attempt.job_id, StartOverdue(silent=silent, waited_s=waited_s))
-        return True
+        if waited_s >= limit_s:
+            silent = tuple(member.node_id for member in attempt.members if member.state is MemberState.ASKED)
+            turn.happen(attempt.job_id, StartOverdue(silent=silent, waited_s=waited_s))
 
     def _remind(self, turn: Turn, attempt: Attempt) -> None:
         """Say again what has not been answered: a command may be lost, and nobody else would repeat it."""

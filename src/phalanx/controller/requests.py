@@ -7,7 +7,7 @@ from typing import assert_never
 
 from phalanx.controller.outbox import Answer
 from phalanx.controller.turn import Turn
-from phalanx.core.errors import Conflict, NotFound, NotPermitted
+from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted
 from phalanx.core.fleet.node import Cordon, Node, NodeState
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.lifecycle import job as jobs
@@ -35,7 +35,9 @@ from phalanx.core.state.story import StoryLine
 from phalanx.core.state.world import Idempotency
 from phalanx.core.work.attempt import Cause
 from phalanx.core.work.job import Job, Reason
+from phalanx.core.work.launchers import ONE_WORLD_PER_CALL, launcher_of
 from phalanx.core.work.people import Token, User, UserRole
+from phalanx.core.work.spec import Role
 
 
 def hear(turn: Turn, request: Request) -> Answer:
@@ -95,7 +97,8 @@ def _submit(turn: Turn, submit: Submit) -> Job:
     _may_charge(turn, submit)
     if submit.queue not in world.queues:
         raise NotFound(f"no queue {submit.queue!r}", hint=f"there are: {', '.join(sorted(world.queues))}")
-    shape_of(submit.spec.role, world.nodes.values())
+    shape = shape_of(submit.spec.role, world.nodes.values())
+    _refuse_many_worlds(submit.spec.role, shape.nodes)
     seq = turn.change.new_job_seq()
     job = Job(
         id=JobId(str(seq)), seq=seq, spec=submit.spec, user=submit.user, project=submit.project, queue=submit.queue,
@@ -111,6 +114,15 @@ def _submit(turn: Turn, submit: Submit) -> Job:
     turn.change.tell(StoryLine(seq=0, at_s=turn.now.wall_s, kind="submitted", text=text, job_id=job.id, by=submit.user))
     turn.submitted.append(job.id)
     return job
+
+
+def _refuse_many_worlds(role: Role, nodes: int) -> None:
+    launcher = launcher_of(role.argv, role.script)
+    if nodes > 1 and launcher in ONE_WORLD_PER_CALL:
+        raise BadRequest(
+            f"{launcher} is started once on each of the {nodes} nodes and would make {nodes} separate worlds",
+            hint="ask for one node (--nodes 1), or start the ranks without it: phalanx run -- python train.py",
+        )
 
 
 def _same_again(turn: Turn, submit: Submit, earlier: Idempotency) -> Job:

@@ -20,7 +20,7 @@ from phalanx.core.lifecycle.facts import (
     Outcome,
     line,
 )  # fmt: skip
-from phalanx.core.work.attempt import Attempt, AttemptState, Cause, Member, MemberState, TaskExit
+from phalanx.core.work.attempt import TIME_LIMIT_NOTE, Attempt, AttemptState, Cause, Member, MemberState, TaskExit
 from phalanx.core.work.job import BACKOFF_MAX_S, Job, JobState, Reason
 
 _SIGTERM_CODE = 143  # 128 + SIGTERM: what a shell says of a command that was asked to end
@@ -81,6 +81,8 @@ def judge(attempt: Attempt) -> Cause:
     lost = any(member.state is MemberState.LOST for member in attempt.members)
     if attempt.ending in (Cause.TIMEOUT, Cause.PREEMPTED, Cause.DRAINED, Cause.REQUEUED):
         return attempt.ending
+    if any(exit.note == TIME_LIMIT_NOTE for exit in attempt.exits):  # a supervisor kept the limit while the head was away
+        return Cause.TIMEOUT
     if lost:
         return Cause.NODE_FAIL
     if attempt.ending is not None:

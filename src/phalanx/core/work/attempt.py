@@ -13,6 +13,9 @@ from phalanx.core.work.job import Resume
 FIRST_GENERATION: Final = Generation(0)
 
 
+TIME_LIMIT_NOTE: Final = "time limit"  # on the exits of tasks that a supervisor ended at the job's time limit by itself
+
+
 class AttemptState(enum.StrEnum):
     """PLACED -> STARTING -> RUNNING -> STOPPING -> ENDED; an in-place restart goes back to PLACED under the same epoch."""
 

@@ -14,6 +14,8 @@ from phalanx.core.work.gpus import GpuRequest
 from phalanx.core.work.spec import Launch, Role
 
 _LAUNCHERS: Final = frozenset({"torchrun", "deepspeed", "mpirun", "mpiexec", "horovodrun"})
+ONE_WORLD_PER_CALL: Final = frozenset({"mpirun", "mpiexec", "horovodrun"})
+"""Launchers that start all nodes' ranks from one call; started once per node they would make as many separate worlds."""
 _LAUNCHER_MODULES: Final = {
     "torch.distributed.run": "torch.distributed.run",
     "torch.distributed.launch": "torch.distributed.launch",

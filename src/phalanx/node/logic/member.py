@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 from phalanx.core.state.commands import Prepare, StartTasks, StopTasks
 from phalanx.core.state.events import CheckpointSaved, MemberFroze, MemberReady, MemberStarted, TaskExited
 from phalanx.core.work.allocation import Grant
-from phalanx.core.work.attempt import TaskExit
+from phalanx.core.work.attempt import TIME_LIMIT_NOTE, TaskExit
 from phalanx.core.work.job import Resume
 from phalanx.node.logic import rendezvous
 from phalanx.node.logic.actions import (
@@ -291,9 +291,9 @@ def time_out(member: Member, now: Now) -> Turn:
         return kill(member, now)
     if now.ns >= limit_ns(member) > 0:
         if member.frozen_ns:
-            return kill(replace(member, stop_why="time limit"), now)
+            return kill(replace(member, stop_why=TIME_LIMIT_NOTE), now)
         grace_s = member.prepare.spec.grace_s
-        return _terminate(member, reason=StopReason.DEADLINE, grace_s=grace_s, why="time limit", now=now)
+        return _terminate(member, reason=StopReason.DEADLINE, grace_s=grace_s, why=TIME_LIMIT_NOTE, now=now)
     return member, []
 
 
