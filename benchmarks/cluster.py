@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from phalanx.node.shell.proctable import descendants, read_table
+from phalanx.node.shell.proctable import ProcessIdentity, descendants, read_table
+from phalanx.node.shell.sweeps import sweep_node
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 HANG_S = 120.0  # a guard against hanging, not a measurement
@@ -68,9 +69,9 @@ class Cluster:
                 self.head.kill()
                 self.head.wait()
             self.head = None
-        for name in self.node_records():
-            with contextlib.suppress(ProcessLookupError):
-                self.kill_node(name)
+        for record in self.node_records().values():  # nodes that outlived a head with jobs on them
+            root = ProcessIdentity(pid=int(record["pid"]), started_ticks=int(record["start_ticks"]))
+            sweep_node(str(record["node_key"]), root=root)
 
     def serves(self) -> bool:
         """Whether the head answers."""

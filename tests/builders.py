@@ -136,8 +136,8 @@ def job(name: str = "1", *, seq: int = 0, queue: str = "default", priority: int 
 _JOB_FIELDS = set(Job.__dataclass_fields__) - {"id", "seq", "spec", "queue"}
 
 
-def plan_of(snapshot: Snapshot, **policy: Any) -> Plan:
-    """What the scheduler makes of it."""
+def plan_of(snapshot: Snapshot, **policy: Any) -> Any:
+    """What the scheduler makes of it: a `Plan`, asked by plain names."""
     return schedule(snapshot, Policy(**policy))
 
 
@@ -170,12 +170,12 @@ def facts(now_s: float = 0.0, **fields: Any) -> Facts:
     return Facts(now_s=T + now_s, checkpoint_root="/ckpt", output_root="/out", **fields)
 
 
-def placed(one: Job | None = None, on: str = "n0:0,1 n1:0,1", now_s: float = 0.0) -> Case:
-    """A job with an attempt just placed."""
+def placed(one: Job | None = None, on: str = "n0:0,1 n1:0,1", now_s: float = 0.0) -> Any:
+    """A job with an attempt just placed: a `Case`, of which drawings look at what they know is there."""
     return place(one or job("1", gpus="2x2"), allocation(on), facts(now_s)).case
 
 
-def at(case: Case, state: AttemptState, **members: str) -> Case:
+def at(case: Case, state: AttemptState, **members: str) -> Any:
     """The same case with its attempt in this state; members as `n0="stopped"`, the others as the state has them."""
     attempt = case.attempt
     assert attempt is not None

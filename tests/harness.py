@@ -126,7 +126,8 @@ class Harness:
         """Let time pass until it holds; answers how long that took. Fails past the limit."""
         start_s = self.boot_s
         while not what():
-            assert self._heap and self.boot_s - start_s <= limit_s, f"not within {limit_s} s\n{self.told()}"
+            assert self._heap
+            assert self.boot_s - start_s <= limit_s, f"not within {limit_s} s\n{self.told()}"
             self._one()
         return self.boot_s - start_s
 

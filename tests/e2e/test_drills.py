@@ -105,19 +105,21 @@ def test_cancel_leaves_nothing_behind_even_of_a_double_fork(containment, monkeyp
         assert leftovers(marker) == []
         node = os.path.join(head.home, "nodes", "n0")
         until(lambda: not scratch_of(node, job), "the scratch folder is gone", limit_s=20)
-        assert not cgroups_of(job)
+        assert not cgroups_of(head.node_records()["n0"]["node_key"])
 
 
 def scratch_of(node: str, job: str) -> list[str]:
     return [os.path.join(path, name) for path, folders, _ in os.walk(node) for name in folders if name.split(".")[0] == job or name == f"job-{job}"]
 
 
-def cgroups_of(job: str) -> list[str]:
-    found = []
-    for root in ("/sys/fs/cgroup/unified", "/sys/fs/cgroup"):
-        for path, folders, _ in os.walk(root):
-            found += [os.path.join(path, name) for name in folders if name.startswith(f"{job}.1.")]
-    return found
+def cgroups_of(node_key: str) -> list[str]:
+    """cgroups of attempts of one node."""
+    return [
+        os.path.join(path, name)
+        for path, folders, _ in os.walk("/sys/fs/cgroup")
+        if path.endswith(node_key)
+        for name in folders
+    ]
 
 
 @pytest.mark.torch

@@ -169,16 +169,18 @@ class Cluster(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from((-86400.0, -3.0, 3.0, 86400.0)))
     def jump_clock(self, seconds):
         """15: nobody ends by it."""
-        endings = lambda: {job: attempt.ending for job, attempt in self.harness.world.attempts.items()}
         try:
             self.harness.turn([])  # what is due at this moment in any case
-            before = endings()
+            before = self.endings()
             self.harness.jump_clock(seconds)
             self.harness.turn([])
         except StoreRefused:
             return
-        after = endings()
+        after = self.endings()
         assert {job: after.get(job, "gone") for job in before} == before
+
+    def endings(self):
+        return {job: attempt.ending for job, attempt in self.harness.world.attempts.items()}
 
     # ---- the end ------------------------------------------------------------------------------------------------------
 
@@ -196,8 +198,10 @@ class Cluster(RuleBasedStateMachine):
             if job.held:
                 self.ask(Hold(job_id=job.id, held=False, by=OP))
         # 14: every job here fits the whole fleet; 40 s of work, budgets of restarts, and backoffs bound the rest.
-        left = lambda: [job.id for job in harness.world.jobs.values() if not job.state.terminal]
-        harness.until(lambda: not left(), limit_s=120.0 * (1 + len(harness.world.jobs)))
+        harness.until(
+            lambda: all(job.state.terminal for job in harness.world.jobs.values()),
+            limit_s=120.0 * (1 + len(harness.world.jobs)),
+        )
         harness.run(10.0)
         harness.watch.settled()
 

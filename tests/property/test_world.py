@@ -11,14 +11,13 @@ from phalanx.core.ids import NodeId, ProjectId, QueueId, TokenId, UserId
 from phalanx.core.lifecycle.job import place
 from phalanx.core.state.story import StoryLine
 from phalanx.core.state.world import Change, Idempotency, World
-from phalanx.core.work.allocation import Allocation
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import JobState
 from phalanx.core.work.people import Token, User, UserRole
 from phalanx.core.work.queue import Project, Queue
 from phalanx.ports.store import Batch
 from phalanx.store.memory import MemoryStore
-from tests.builders import T, allocation, facts, job, make_node
+from tests.builders import T, allocation, facts, job, make_node, placed
 
 NODES = ("n0", "n1", "n2")
 
@@ -154,7 +153,7 @@ def test_allocation_is_freed_whole():
     change = Change(world=world)
     change.put(make_node("n0"))
     one = job("1", seq=1, gpus=2)
-    after = place(one, Allocation(grants=allocation("n0:0,1").grants), facts())
+    after = placed(one, "n0:0,1")
     change.put(after.job)
     change.put(after.attempt)
     assert world.snapshot(T).held(NodeId("n0")).devices == {0, 1}

@@ -1,10 +1,13 @@
 """The life of jobs under the real controller and supervisors, in virtual time, and what users may ask meanwhile."""
 
+from typing import Any
+
 import pytest
 
-import phalanx.controller.controller as controller_module
+from phalanx.controller import controller as controller_module
 from phalanx.core.errors import Conflict, NeverFits, NotFound, NotPermitted
-from phalanx.core.ids import JobId, NodeId, ProjectId, QueueId, TokenId, UserId
+from phalanx.core.ids import JobId, NodeId, ProjectId, QueueId, SupervisorId, TokenId, UserId
+from phalanx.core.lifecycle.verify import rejection
 from phalanx.core.scheduling.schedule import Policy
 from phalanx.core.state.commands import DeleteCheckpoints, Forget, Prepare, StartTasks
 from phalanx.core.state.events import (
@@ -144,7 +147,13 @@ def test_key_of_one_user_is_not_anothers(cluster):
 def test_what_cannot_be_submitted_makes_nothing(cluster):
     seq, lines = cluster.world.next_job_seq, len(cluster.store.story())
     cluster.ask(PutProject(project=Project(id=ProjectId("closed"), members=frozenset({UserId("bob")}))))
-    good = {"spec": spec("a"), "user": ADA, "project": ProjectId("gpt"), "queue": QueueId("default"), "key": "k"}
+    good: dict[str, Any] = {
+        "spec": spec("a"),
+        "user": ADA,
+        "project": ProjectId("gpt"),
+        "queue": QueueId("default"),
+        "key": "k",
+    }
     for change, refusal in (
         ({"spec": spec("a", gpus="99x1")}, NeverFits),
         ({"project": ProjectId("none")}, NotFound),
@@ -389,10 +398,9 @@ def test_people_and_tokens_are_kept(cluster):
 
 def test_rejected_placement_is_counted_and_judged_again(cluster, monkeypatch):
     """Nomad's harness: every plan is rejected for a while."""
-    verify = controller_module.rejection
     rejects = iter([True] * 3)
     monkeypatch.setattr(
-        controller_module, "rejection", lambda *wanted: "no" if next(rejects, False) else verify(*wanted)
+        controller_module, "rejection", lambda *wanted: "no" if next(rejects, False) else rejection(*wanted)
     )
     job = cluster.submit(gpus="2x4")
     assert cluster.job(job).state is JobState.PENDING
@@ -443,16 +451,15 @@ def test_checkpoints_that_retention_drops_are_deleted_on_node_rank_zero(cluster)
 def test_large_fleet_is_presumed_live_for_its_own_long_lease():
     """Found by reading: a new head judged the first nodes of a large fleet by the lease of a small one, and lost them after 7 s."""
     cluster = Harness("r: n0=1")
-    assert cluster.head.controller.leases.terms[0] == 6.0
     names = " ".join(f"m{number}=1" for number in range(600))
-    cluster.turn(
-        [Hello(node=node, supervisor_id=node.supervisor_id) for node in make_fleet(f"r: {names}").nodes.values()]
-    )
-    assert cluster.head.controller.leases.terms[0] > 12.0
+    fleet = make_fleet(f"r: {names}").nodes.values()
+    cluster.turn([Hello(node=node, supervisor_id=SupervisorId(f"{node.id}-life1")) for node in fleet])
     cluster.kill_head()
-    begun_s = cluster.boot_s
-    cluster.start_head()
-    assert cluster.head.controller.leases.next_end_s() - begun_s > 12.0
+    leases = cluster.start_head().controller.leases
+    assert leases.terms[0] > 12.0
+    ends_s = leases.next_end_s()
+    assert ends_s is not None
+    assert ends_s - cluster.boot_s > 12.0
 
 
 def test_planned_stop_lengthens_the_leases_and_a_late_head_believes_them(cluster):

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-import phalanx.controller.controller as controller_module
-import phalanx.controller.driver as driver_module
+from phalanx.controller import driver as driver_module
+from phalanx.controller import requests
 from phalanx.controller.controller import Controller
 from phalanx.controller.driver import Driver
 from phalanx.controller.leases import LeaseBook
@@ -14,7 +14,7 @@ from phalanx.controller.telemetry import Telemetry
 from phalanx.controller.turn import Settings
 from phalanx.core.errors import NotFound, PhalanxError, TryLater
 from phalanx.core.fleet.node import NodeState
-from phalanx.core.ids import JobId, NodeId, ProjectId, QueueId, UserId
+from phalanx.core.ids import JobId, NodeId, ProjectId, QueueId, SupervisorId, UserId
 from phalanx.core.state.events import Cancel, Hello, NodeDead, PutProject, PutQueue, Submit
 from phalanx.core.work.queue import Project, Queue
 from phalanx.ports.store import StoreRefused
@@ -86,8 +86,7 @@ class Rig:
         return self.driver.request(event).result(GUARD_S)
 
     def hello(self, name="n0"):
-        node = make_node(name, 4)
-        return self.driver.report([Hello(node=node, supervisor_id=node.supervisor_id)])
+        return self.driver.report([Hello(node=make_node(name, 4), supervisor_id=SupervisorId(f"{name}-life1"))])
 
     def closed(self):
         """No commit passes from now on. Waits until the loop stands in one; answers what it stands for."""
@@ -192,10 +191,10 @@ def test_refused_death_waits_a_moment_before_it_is_heard_again():
     rig.driver._stopping = False  # the test turns the loop from here
     rig.store.refuse = [StoreRefused("no space left")]
     engine.deaths = [NodeDead(node_id=NodeId("n0"), supervisor_id=None, why="it died", confirmed=True)]
-    wait_s = rig.driver._turn(rig.driver._collect(0.0))
+    wait_s = rig.driver._turn(rig.driver._collect(0.0) or [])
     assert wait_s == driver_module.REFUSED_WAIT_S
     assert not rig.driver._inbox, "an inbox with something in it is not waited for"
-    rig.driver._turn(rig.driver._collect(0.0))
+    rig.driver._turn(rig.driver._collect(0.0) or [])
     assert rig.store.nodes()[0].state is NodeState.DOWN
 
 
@@ -206,7 +205,7 @@ def test_deaths_are_heard_before_the_hello_of_the_next_life():
     rig.driver._stopping = False
     engine.deaths = [NodeDead(node_id=NodeId("n0"), supervisor_id=None, why="it died", confirmed=True)]
     rig.hello()
-    letters = rig.driver._collect(0.0)
+    letters = rig.driver._collect(0.0) or []
     assert [type(event) for letter in letters for event in letter.events] == [NodeDead, Hello]
 
 
@@ -222,7 +221,7 @@ def test_caller_who_leaves_does_not_take_the_loop_along(rig):
 
 
 def test_fault_of_ours_is_answered_and_the_others_are_heard(rig, monkeypatch, caplog):
-    hear = controller_module.requests.hear
+    hear = requests.hear
 
     def broken(turn, request):
         if getattr(request, "key", "") == "poison":
@@ -231,7 +230,7 @@ def test_fault_of_ours_is_answered_and_the_others_are_heard(rig, monkeypatch, ca
         return hear(turn, request)
 
     rig.closed()
-    monkeypatch.setattr(controller_module.requests, "hear", broken)
+    monkeypatch.setattr(requests, "hear", broken)
     before, poison, after = (rig.driver.request(submit(key=key, hold=True)) for key in ("", "poison", "k"))
     rig.store.open.set()
     assert before.result(GUARD_S).id == "2"

@@ -9,11 +9,11 @@ import pytest
 
 from phalanx.core.errors import Conflict
 from phalanx.core.ids import NodeId, UserId
-from phalanx.core.lifecycle.attempt import transition
+from phalanx.core.lifecycle import attempt as machine
+from phalanx.core.lifecycle import job as requests
+from phalanx.core.lifecycle import settle as verdicts
 from phalanx.core.lifecycle.facts import AVOID_MAX, BACKOFF_FIRST_S, NO_PROGRESS_BUDGET, PORT_TRIES
 from phalanx.core.lifecycle.happenings import MemberLost, StopWanted
-from phalanx.core.lifecycle.job import cancel, place, requeue, update
-from phalanx.core.lifecycle.settle import judge, settle
 from phalanx.core.state.commands import Forget, Prepare
 from phalanx.core.state.events import CheckpointSaved, MemberFroze, MemberRefused, MemberStopped, TaskExited, Update
 from phalanx.core.work.attempt import AttemptState, Cause
@@ -21,6 +21,34 @@ from phalanx.core.work.job import BACKOFF_MAX_S, JobState, Reason
 from tests.builders import T, allocation, at, checkpoint, exited, facts, job, keyed, placed
 
 S = AttemptState
+judge = verdicts.judge
+
+
+# Untyped on purpose, as all drawings: they look at what they know is there.
+def transition(case, happening, surroundings):
+    return machine.transition(case, happening, surroundings)
+
+
+def settle(case, attempt, surroundings):
+    return verdicts.settle(case, attempt, surroundings)
+
+
+def cancel(*wanted):
+    return requests.cancel(*wanted)
+
+
+def place(*wanted):
+    return requests.place(*wanted)
+
+
+def requeue(*wanted):
+    return requests.requeue(*wanted)
+
+
+def update(*wanted):
+    return requests.update(*wanted)
+
+
 N0, N1 = NodeId("n0"), NodeId("n1")
 
 
@@ -217,10 +245,11 @@ def test_freezes_have_no_bound():
 
 
 def run(case, *happenings):
-    for happening in happenings:
-        outcome = transition(case, happening, facts(1))
-        case = outcome.case
-    return outcome
+    """The outcome of the last one."""
+    *before, last = happenings
+    for happening in before:
+        case = transition(case, happening, facts(1)).case
+    return transition(case, last, facts(1))
 
 
 def exit_(case, rank, code=1, **how):
