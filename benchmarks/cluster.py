@@ -44,7 +44,9 @@ class Cluster:
         ]  # fmt: skip
         self.environment = {**os.environ, "PHALANX_HOME": self.home, "PYTHONPATH": os.path.join(ROOT, "src")}
         with open(os.path.join(self.home, "head.out"), "ab") as output:
-            self.head = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True, env=self.environment)
+            self.head = subprocess.Popen(
+                command, stdout=output, stderr=output, start_new_session=True, env=self.environment
+            )
         until(self.serves, "the head serves", every_s=0.005)
         if wait_nodes:
             expected = int(self.virtual.split("x")[0])
@@ -134,7 +136,10 @@ class Cluster:
         records = {}
         root = os.path.join(self.home, "nodes")
         for name in sorted(os.listdir(root)) if os.path.isdir(root) else []:
-            with contextlib.suppress(OSError, ValueError), open(os.path.join(root, name, "engine.json"), encoding="utf-8") as file:
+            with (
+                contextlib.suppress(OSError, ValueError),
+                open(os.path.join(root, name, "engine.json"), encoding="utf-8") as file,
+            ):
                 records[name] = json.load(file)
         return records
 

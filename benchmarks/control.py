@@ -79,7 +79,13 @@ def _restart(runs: int) -> list[Figure]:
             to_judged.append(time.monotonic() - began)
             tell(f"restart with {PENDING} jobs, run {run + 1}: serving after {to_serving[-1]:.2f} s")
     return [
-        at_most(f"head killed, restarted with {PENDING} jobs: exec to serving", to_serving, "s", 2.0, peer="Ray loses all without Redis"),
+        at_most(
+            f"head killed, restarted with {PENDING} jobs: exec to serving",
+            to_serving,
+            "s",
+            2.0,
+            peer="Ray loses all without Redis",
+        ),
         shown("the same, to every pending job judged", to_judged, "s"),
     ]
 

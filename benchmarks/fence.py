@@ -61,7 +61,9 @@ def drill_round(number: int, *, bare: bool, lease_s: float) -> tuple[int, int, f
         time.sleep(0.2)  # a step begun meanwhile would have left its line by now
         late = sum(begin_ns > first_ns for rank in (0, 1) for begin_ns in _steps(folder, 1, rank))
         resumed = _resumed(head, job)
-        tell(f"round {number + 1}: {victim} slept {(first_ns - stopped_ns) / 1e9:.1f} s; late steps {late}, resumed {resumed}")
+        tell(
+            f"round {number + 1}: {victim} slept {(first_ns - stopped_ns) / 1e9:.1f} s; late steps {late}, resumed {resumed}"
+        )
         return late, resumed, (first_ns - stopped_ns) / 1e9
 
 

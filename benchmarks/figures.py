@@ -37,7 +37,14 @@ def at_most(name: str, runs: Sequence[float], unit: str, bound: float, *, peer: 
     """A figure that should not exceed `bound`."""
     middle = statistics.median(runs)
     return Figure(
-        name=name, value=middle, unit=unit, runs=list(runs), target=f"<= {bound:g} {unit}", met=middle <= bound, peer=peer, note=note
+        name=name,
+        value=middle,
+        unit=unit,
+        runs=list(runs),
+        target=f"<= {bound:g} {unit}",
+        met=middle <= bound,
+        peer=peer,
+        note=note,
     )
 
 
@@ -45,7 +52,14 @@ def at_least(name: str, runs: Sequence[float], unit: str, bound: float, *, peer:
     """A figure that should reach `bound`."""
     middle = statistics.median(runs)
     return Figure(
-        name=name, value=middle, unit=unit, runs=list(runs), target=f">= {bound:g} {unit}", met=middle >= bound, peer=peer, note=note
+        name=name,
+        value=middle,
+        unit=unit,
+        runs=list(runs),
+        target=f">= {bound:g} {unit}",
+        met=middle >= bound,
+        peer=peer,
+        note=note,
     )
 
 
@@ -72,7 +86,12 @@ def tell(text: str) -> None:
 def report(title: str, figures: Sequence[Figure], *, as_json: bool) -> None:
     """Print all figures."""
     if as_json:
-        machine = {"cpus": os.cpu_count(), "machine": platform.machine(), "kernel": platform.release(), "python": platform.python_version()}
+        machine = {
+            "cpus": os.cpu_count(),
+            "machine": platform.machine(),
+            "kernel": platform.release(),
+            "python": platform.python_version(),
+        }
         record: dict[str, Any] = {
             "title": title, "at": time.strftime("%Y-%m-%d %H:%M:%S"), "machine": machine,
             "figures": {figure.name: asdict(figure) for figure in figures},

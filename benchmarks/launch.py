@@ -45,7 +45,16 @@ def main() -> None:
 
 def _first_line(runs: int) -> list[Figure]:
     bare, launched, pairs = [], [], []
-    phalanx = [os.path.join(os.path.dirname(sys.executable), "phalanx"), "run", "--gpus", "1", "--", "sh", "-c", "echo ready"]
+    phalanx = [
+        os.path.join(os.path.dirname(sys.executable), "phalanx"),
+        "run",
+        "--gpus",
+        "1",
+        "--",
+        "sh",
+        "-c",
+        "echo ready",
+    ]
     with cluster("1x4") as head:
         for run in range(runs + 1):
             fork_s = _until_first_line(["sh", "-c", "echo ready"], head)
@@ -56,14 +65,18 @@ def _first_line(runs: int) -> list[Figure]:
                 pairs.append(phalanx_s - fork_s)
                 tell(f"first line, run {run}: {launched[-1]:.0f} ms, bare fork {bare[-1]:.1f} ms")
     return [
-        at_most("`phalanx run` exec to first line of output", launched, "ms", 250, peer="Slurm 1 to 3 s, Kubernetes 8 s"),
+        at_most(
+            "`phalanx run` exec to first line of output", launched, "ms", 250, peer="Slurm 1 to 3 s, Kubernetes 8 s"
+        ),
         shown("bare fork to first line", bare, "ms"),
     ]
 
 
 def _until_first_line(command: list[str], head: Cluster) -> float:
     began = time.monotonic()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=head.environment, cwd=head.home)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=head.environment, cwd=head.home
+    )
     if process.stdout is None or not process.stdout.readline():
         raise RuntimeError(f"{command} printed nothing, exit code {process.wait()}")
     seconds = time.monotonic() - began
@@ -122,7 +135,9 @@ def _by_hand(script: str, head: Cluster) -> float:
 
 def _launched(script: str, head: Cluster) -> float:
     out = os.path.join(head.home, "launched.json")
-    job = head.submit(run=[sys.executable, script, "--steps", "60", "--warmup", "10", "--out", out], gpus="1x2", name="ddp")
+    job = head.submit(
+        run=[sys.executable, script, "--steps", "60", "--warmup", "10", "--out", out], gpus="1x2", name="ddp"
+    )
     if head.wait(job, "succeeded", "failed")["state"] != "succeeded":
         raise RuntimeError(f"the launched script failed: {head.story(job)[-1]}")
     return _median_step(out)
@@ -150,7 +165,9 @@ def _crash(runs: int) -> list[Figure]:
             head.call("POST", f"/v1/jobs/{job}/cancel")
             head.wait(job, "cancelled")
     return [
-        at_most("rank crash to all ranks exec'd again", running, "s", 3.0, peer="torchrun 11 to 15 s, imports included"),
+        at_most(
+            "rank crash to all ranks exec'd again", running, "s", 3.0, peer="torchrun 11 to 15 s, imports included"
+        ),
         shown("the same, to a line from every rank", printed, "s"),
     ]
 
@@ -172,8 +189,24 @@ def _node_death(runs: int, *, silent: bool) -> list[Figure]:
                 for pid in pids:
                     os.kill(pid, signal.SIGCONT)
     if silent:
-        return [at_most("silent node (SIGSTOP) to running elsewhere", running, "s", 15.0, peer="Nomad 20 s, Slurm 300 s, Kubernetes 350 s")]
-    return [at_most("node killed (SIGKILL) to running elsewhere", running, "s", 5.0, peer="Nomad 20 s, Slurm 300 s, Kubernetes 350 s")]
+        return [
+            at_most(
+                "silent node (SIGSTOP) to running elsewhere",
+                running,
+                "s",
+                15.0,
+                peer="Nomad 20 s, Slurm 300 s, Kubernetes 350 s",
+            )
+        ]
+    return [
+        at_most(
+            "node killed (SIGKILL) to running elsewhere",
+            running,
+            "s",
+            5.0,
+            peer="Nomad 20 s, Slurm 300 s, Kubernetes 350 s",
+        )
+    ]
 
 
 def _all_run(head: Cluster, job: str, after_s: float) -> None:

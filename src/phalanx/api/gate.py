@@ -22,6 +22,12 @@ from phalanx.ports.clock import Clock
 from phalanx.ports.store import Store
 
 _KEPT_MAX: Final = 20_000  # callers kept; more tokens than this in use at once only cost look-ups
+_IN_WORDS: Final = {
+    Action.SEE: "see jobs and nodes", Action.SUBMIT: "submit", Action.CHANGE_OWN: "change jobs", Action.SEE_OUTPUT: "read output",
+    Action.OPERATE: "operate nodes, queues or the head", Action.ADMINISTER: "administer users, projects and tokens",
+    Action.OWN_TOKENS: "manage tokens", Action.SUPERVISE: "speak as a supervisor",
+}  # fmt: skip
+_OF_A_JOB: Final = {Action.CHANGE_OWN: "change", Action.SEE_OUTPUT: "read the output of"}
 _SCHEME: Final = "bearer "
 _HINT: Final = "send `Authorization: Bearer <token>`; `phalanx tokens` makes them"
 
@@ -46,7 +52,7 @@ class Gate:
         caller = self._caller(authorization)
         if not may(caller, action):
             scoped = f" with a token for {', '.join(sorted(caller.scope))}" if caller.scope else ""
-            raise NotPermitted(f"{caller.user} ({caller.role}{scoped}) may not {action.replace('_', ' ')}",
+            raise NotPermitted(f"{caller.user} ({caller.role}{scoped}) may not {_IN_WORDS[action]}",
                                hint="ask an admin for a role or token that may")  # fmt: skip
         return caller
 
@@ -66,7 +72,7 @@ class Gate:
             self._version = version
         caller, token = self._kept.get(digest) or self._look_up(digest)
         if not token.good(self._clock.now_s()):
-            raise NotSignedIn(f"token {token.id} is expired or revoked", hint="make another: phalanx tokens create")
+            raise NotSignedIn(f"token {token.id} is expired or revoked", hint="make another: phalanx tokens add")
         return caller
 
     def _look_up(self, digest: str) -> tuple[Caller, Token]:
@@ -111,7 +117,7 @@ def touch(store: Store, caller: Caller, action: Action, job_id: JobId) -> Job:
     """
     job = known_job(store, job_id)
     if not may_touch(caller, action, owner=job.user, project=job.project):
-        raise NotPermitted(f"job {job.id} belongs to {job.user} in {job.project}; {caller.user} may not {action.replace('_', ' ')} it",
+        raise NotPermitted(f"job {job.id} belongs to {job.user} in {job.project}; {caller.user} may not {_OF_A_JOB.get(action, 'touch')} it",
                            hint="its owner, an admin of its project or an operator may")  # fmt: skip
     return job
 

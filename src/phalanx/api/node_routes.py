@@ -21,7 +21,7 @@ from phalanx.api.routes import Routes, Shown
 from phalanx.api.runtime import Runtime, caller_of, off_loop, runtime_of
 from phalanx.core.errors import BadRequest, NotPermitted, PhalanxError, TryLater
 from phalanx.core.ids import NodeId
-from phalanx.core.state.events import CheckpointSaved, Hello, NodeDead, Progressed, Report, TaskExited
+from phalanx.core.state.events import CheckpointFailed, CheckpointSaved, Hello, NodeDead, Progressed, Report, TaskExited
 from phalanx.core.work.people import Action
 from phalanx.ports.logs import StreamKey
 from phalanx.wire.supervisor import (
@@ -62,7 +62,8 @@ async def renew_lease(request: Request) -> Response:
     wish = decoded(await read_body(request, runtime.parts.limits.body_bytes), LeaseRequest)
     own_node(caller_of(request), wish.node_id)
     driver = runtime.parts.driver
-    granted = driver.leases.renew(wish.node_id, wish.supervisor_id, wish.epochs, runtime.parts.clock.boottime_s())
+    now_s = runtime.parts.clock.boottime_s()
+    granted = driver.leases.renew(wish.node_id, wish.supervisor_id, wish.epochs, now_s, held_s=wish.held_s)
     runtime.count("lease_renewals")
     return reply(
         LeaseReply(
@@ -152,15 +153,14 @@ async def hello(request: Request) -> Response:
         if isinstance(answer, PhalanxError):
             raise answer
     runtime.supervisors.greet(node_id, supervisor_id)
-    epochs = [(job_id, epoch) for job_id, epoch, _ in said.carries]
-    granted = parts.driver.leases.renew(node_id, supervisor_id, epochs, parts.clock.boottime_s())
-    runtime.hub.tell(job_id for job_id, _ in epochs)
+    runtime.hub.tell(job_id for job_id, _, _ in said.carries)
+    lease_s, renew_in_s = parts.driver.leases.terms  # granted as the hello was heard
     return reply(
         HelloReply(
             version=WIRE_VERSION,
             head_id=parts.driver.head_id,
-            lease_s=granted.lease_s,
-            renew_in_s=granted.renew_in_s,
+            lease_s=lease_s,
+            renew_in_s=renew_in_s,
             after=after,
         )
     )
@@ -284,7 +284,7 @@ def _report_of(runtime: Runtime, node_id: NodeId, framed: Framed) -> Report:
             told_by, epoch = event.exit.node_id, event.epoch
         case CheckpointSaved():
             told_by, epoch = event.node_id, event.resume.epoch
-        case Progressed():
+        case Progressed() | CheckpointFailed():
             told_by, epoch = node_id, event.epoch
         case _:
             told_by, epoch = event.node_id, event.epoch

@@ -26,10 +26,21 @@ MIB = 1 << 20
 class Leases(Protocol):
     """The API's side of controller.leases.LeaseBook. Times are seconds of CLOCK_BOOTTIME."""
 
+    @property
+    def terms(self) -> tuple[float, float]:
+        """Lease and renewal interval, in seconds, for the fleet's present size."""
+        ...
+
     def renew(
-        self, node_id: NodeId, supervisor_id: SupervisorId, epochs: list[tuple[JobId, Epoch]], now_s: float
+        self,
+        node_id: NodeId,
+        supervisor_id: SupervisorId,
+        epochs: list[tuple[JobId, Epoch]],
+        now_s: float,
+        *,
+        held_s: float = 0.0,
     ) -> Renewal:
-        """Renew one supervisor's lease.
+        """Renew one supervisor's lease; `held_s` is how long the one it holds still lasts.
 
         Raises:
             SayHello: it holds none.

@@ -82,8 +82,9 @@ def fresh_job_view(job: Job, *, output_root: str) -> JobView:
 
 
 def _why_waiting(job: Job, waiting: Waiting | None) -> tuple[str, str]:
+    """Why it waits, as a word and a sentence; of an ended job the sentence alone, saying why it ended so."""
     if job.state is not JobState.PENDING:
-        return "", ""
+        return "", job.detail if job.state.terminal else ""
     if waiting is not None and not job.held:
         return waiting.reason.value, waiting.detail
     return job.reason.value, job.detail

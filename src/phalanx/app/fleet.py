@@ -23,7 +23,9 @@ def virtual_nodes(text: str) -> list[LocalNode]:
     """
     match = _VIRTUAL.fullmatch(text.strip().lower())
     if match is None:
-        raise BadRequest(f"--virtual {text!r} is not NODESxDEVICES", hint="write --virtual 3x4 for 3 nodes of 4 virtual devices")
+        raise BadRequest(
+            f"--virtual {text!r} is not NODESxDEVICES", hint="write --virtual 3x4 for 3 nodes of 4 virtual devices"
+        )
     nodes, devices = int(match[1]), int(match[2])
     if not 1 <= nodes <= VIRTUAL_NODES_MAX or not 1 <= devices <= VIRTUAL_NODES_MAX:
         raise BadRequest(f"--virtual {text}: 1 to {VIRTUAL_NODES_MAX} nodes of 1 to {VIRTUAL_NODES_MAX} devices")

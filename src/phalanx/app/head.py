@@ -38,8 +38,9 @@ from phalanx.controller.telemetry import Telemetry
 from phalanx.controller.turn import Settings
 from phalanx.core.access.node_keys import node_token
 from phalanx.core.errors import Conflict, PhalanxError
+from phalanx.core.fleet.node import NodeState
 from phalanx.core.ids import ProjectId, QueueId, TokenId, UserId
-from phalanx.core.state.events import PutProject, PutQueue, PutToken, PutUser
+from phalanx.core.state.events import NodeDead, PutProject, PutQueue, PutToken, PutUser
 from phalanx.core.work.people import Token, User, UserRole
 from phalanx.core.work.queue import Project, Queue
 from phalanx.engines.local.engine import REVIVE_AFTER_S, LocalEngine
@@ -101,7 +102,9 @@ class Head:
         )  # fmt: skip
         settings = Settings(checkpoint_root=self._home.at("checkpoints"), output_root=self._home.at("outputs"))
         controller = Controller(
-            world=self._store.load(), leases=LeaseBook(lease_s=options.lease_s, guard=threading.Lock()), settings=settings
+            world=self._store.load(),
+            leases=LeaseBook(lease_s=options.lease_s, guard=threading.Lock()),
+            settings=settings,
         )
         self._driver = Driver(
             controller=controller, store=self._store, mailboxes=self._mailboxes, telemetry=self._telemetry,
@@ -117,6 +120,7 @@ class Head:
         self._driver.start(leases_until_s=self._long_leases_until_s())
         try:
             self._bootstrap()
+            self._bury_dead_nodes()
             self._server.run(sockets=[self._socket])
         finally:
             self._shut()
@@ -144,9 +148,28 @@ class Head:
 
     def _open_engine(self) -> None:
         try:
-            self._engine.open(self._options.nodes)
+            self._engine.open()
         except OSError:
             _log.exception("the local nodes could not be started")
+
+    def _bury_dead_nodes(self) -> None:
+        """Before anyone can submit: nodes of this machine that the store believes up and that do not run are down.
+
+        They ended with an earlier head, or died while there was none; what is left of them has been swept.
+        """
+        living = set(self._engine.adopt(self._options.nodes))
+        deaths = [
+            NodeDead(
+                node_id=node.id,
+                supervisor_id=node.supervisor_id,
+                why="it did not run when the head started",
+                confirmed=True,
+            )
+            for node in self._driver.controller.world.nodes.values()
+            if node.engine == self._engine.name and node.state is NodeState.UP and node.id not in living
+        ]
+        if deaths:
+            self._driver.report(deaths).result(timeout=30)
 
     def _node_environment(self) -> dict[str, str]:
         return {
@@ -199,12 +222,16 @@ class Head:
 
 
 def _options(argv: list[str] | None) -> Options:
-    parser = argparse.ArgumentParser(prog="phalanx-head", description="Run a Phalanx head; `phalanx up` does this for you.")
+    parser = argparse.ArgumentParser(
+        prog="phalanx-head", description="Run a Phalanx head; `phalanx up` does this for you."
+    )
     parser.add_argument("--home")
     parser.add_argument("--port", type=int, default=None)
     parser.add_argument("--virtual", default=None, help="NODESxDEVICES, as 3x4")
     parser.add_argument("--lease", type=float, default=None, help="seconds a supervisor may be silent")
-    parser.add_argument("--revive", type=float, default=None, help="seconds until a dead local node is brought back; 0: never")
+    parser.add_argument(
+        "--revive", type=float, default=None, help="seconds until a dead local node is brought back; 0: never"
+    )
     given = parser.parse_args(argv)
     home = Home.open(given.home)
     before = home.read_json("cluster.json")
@@ -216,7 +243,9 @@ def _options(argv: list[str] | None) -> Options:
         raise Conflict(f"--lease {lease_s}: a lease lasts 1 s to 1 h")
     nodes = virtual_nodes(virtual) if virtual else this_machine()
     kept = {node.id for node in nodes}
-    nodes += [node for node in known(home.path) if node.id not in kept]  # still running from before: watched on until they end
+    nodes += [
+        node for node in known(home.path) if node.id not in kept
+    ]  # still running from before: watched on until they end
     home.write_private(
         "cluster.json", json.dumps({"port": port, "virtual": virtual, "lease_s": lease_s, "revive_s": revive_s})
     )
@@ -235,7 +264,9 @@ def _listen(port: int) -> socket.socket:
         listener.bind(("127.0.0.1", port))
     except OSError as error:
         listener.close()
-        raise Conflict(f"port {port} on 127.0.0.1: {error.strerror}", hint="phalanx up --port PORT takes another") from error
+        raise Conflict(
+            f"port {port} on 127.0.0.1: {error.strerror}", hint="phalanx up --port PORT takes another"
+        ) from error
     listener.listen(1024)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.set_inheritable(False)

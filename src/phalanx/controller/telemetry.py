@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId
-from phalanx.core.state.events import Progressed
+from phalanx.core.state.events import CheckpointFailed, Progressed
 from phalanx.wire.api import Progress
 from phalanx.wire.rank import REPORT_BYTES_MAX, ReportKind
 from phalanx.wire.supervisor import DeviceSample, SamplesRequest
@@ -24,6 +24,7 @@ NodeSamples = SamplesRequest
 JOBS_MAX: Final = 20_000  # jobs with progress in memory, least lately reporting out first; some 20 MB when full
 NODES_MAX: Final = 50_000  # four times the largest fleet of DESIGN 6
 RATE_STEPS: Final = 20  # steps that a rate is taken over: smooth, and honest again soon after a stall
+ERROR_CHARS_MAX: Final = 500  # of a rank's own words in the story
 PROGRESSED_EVERY_S: Final = 2.0  # at most one event per job and this span: 10,000 jobs stay under 5,000 events a second
 
 
@@ -41,6 +42,7 @@ class _Track:
     steps_total: int | None = None
     checkpoint_step: int | None = None
     saving: bool = False
+    save_failed: bool = False
     told_at_s: float = -math.inf
 
 
@@ -64,7 +66,7 @@ class Telemetry:
             if len(self._samples) > NODES_MAX:
                 self._index(self._samples.popitem(last=False)[1], present=False)
 
-    def steps(self, job_id: JobId, epoch: Epoch, node_rank: int, data: bytes) -> list[Progressed]:
+    def steps(self, job_id: JobId, epoch: Epoch, node_rank: int, data: bytes) -> list[Progressed | CheckpointFailed]:
         """Read new bytes of a `steps-<node rank>` stream, in the order written, and answer what the controller should hear.
 
         Only node rank 0 counts, as rank 0 sits there. A line torn at the end waits for its rest; one that is no report is passed over.
@@ -145,7 +147,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     return report if isinstance(report, dict) else None
 
 
-def _read(job_id: JobId, track: _Track, report: dict[str, Any]) -> Progressed | None:
+def _read(job_id: JobId, track: _Track, report: dict[str, Any]) -> Progressed | CheckpointFailed | None:
     """Take one report into the track; answers an event if the controller should hear of it."""
     generation = report.get("generation")
     if not isinstance(generation, int) or report.get("rank") != 0 or generation < track.generation:
@@ -163,16 +165,25 @@ def _read(job_id: JobId, track: _Track, report: dict[str, Any]) -> Progressed | 
             track.steps_total = total if isinstance(total, int) else track.steps_total
         case ReportKind.CHECKPOINT:
             step = report.get("step")
-            track.saving = False
+            track.saving = track.save_failed = False
             track.checkpoint_step = step if isinstance(step, int) else track.checkpoint_step
         case ReportKind.CHECKPOINT_FAILED:
-            track.saving = False
+            return _read_failed_save(job_id, track, report)
         case ReportKind.STALL:
             # The stall of a save is reported when it begins to be written behind the training; the CHECKPOINT ends it.
             track.saving = track.saving or report.get("cause") == "save"
         case _:
             pass
     return None
+
+
+def _read_failed_save(job_id: JobId, track: _Track, report: dict[str, Any]) -> CheckpointFailed | None:
+    step, told = report.get("step"), track.save_failed
+    track.saving, track.save_failed = False, True
+    if told or not isinstance(step, int):
+        return None
+    error = str(report.get("error", "no reason given"))[:ERROR_CHARS_MAX]
+    return CheckpointFailed(job_id=job_id, epoch=track.epoch, generation=track.generation, step=step, error=error)
 
 
 def _read_step(job_id: JobId, track: _Track, report: dict[str, Any]) -> Progressed | None:

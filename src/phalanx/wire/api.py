@@ -142,7 +142,7 @@ class JobView(View, frozen=True, kw_only=True):
 
     Attributes:
         seq: submit order; pages by `before_seq`.
-        reason, detail: why it waits; empty unless pending.
+        reason, detail: why it waits, as a word and a sentence; of an ended job only the sentence, why it ended so.
         gpus: as asked, "4xh200:8"; `gpu_count` is the number. `shape` is "nodes x GPUs a node", of the live attempt or as asked.
         nodes: names, of the live or last attempt, by node rank.
         epoch: of the newest attempt, which is also how many there were (`attempts`).

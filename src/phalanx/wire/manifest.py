@@ -79,9 +79,12 @@ def read(folder: str) -> tuple[Manifest, str]:
             encoded = file.read()
         record = json.loads(encoded)
         if record["format"] != MANIFEST_FORMAT:
-            raise CheckpointInvalid(f"{folder}: manifest format {record['format']}, this release reads {MANIFEST_FORMAT}")
+            raise CheckpointInvalid(
+                f"{folder}: manifest format {record['format']}, this release reads {MANIFEST_FORMAT}"
+            )
         files = tuple(
-            ManifestFile(path=str(f["path"]), size_bytes=int(f["size_bytes"]), crc32=int(f["crc32"])) for f in record["files"]
+            ManifestFile(path=str(f["path"]), size_bytes=int(f["size_bytes"]), crc32=int(f["crc32"]))
+            for f in record["files"]
         )
         manifest = Manifest(
             format=MANIFEST_FORMAT, step=int(record["step"]), epoch=int(record["epoch"]),

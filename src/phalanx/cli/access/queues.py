@@ -46,7 +46,7 @@ def add(name: str, priority: int | None) -> None:
 @queues.command(name="set")
 @click.argument("name")
 @_PRIORITY
-@click.option("--open/--close", "is_open", default=None, help="A closed queue takes no job and starts none.")
+@click.option("--open/--close", "is_open", default=None, help="A closed queue starts no job; what is submitted waits.")
 def set_(name: str, priority: int | None, is_open: bool | None) -> None:
     """Change a queue."""
     if priority is None and is_open is None:

@@ -25,14 +25,14 @@ from phalanx.cli.words import RANK
 )
 @click.pass_context
 def run(context: click.Context, /, detach: bool, rank: str | None, **given: Any) -> int:
-    r"""Run a command or a job file and stay with it: its output here, its exit code ours.
+    """Run a command or a job file and stay with it: its output here, its exit code ours.
 
     The first Ctrl-C detaches and says how to come back, a second within 2 s cancels the job.
 
     \b
     phalanx run --gpus 16 -- python train.py
     phalanx run job.yaml
-    """
+    """  # noqa: D301 - click reads the backspace character itself
     wanted = asked(context, given)
     head = connect()
     taken = hand_in(head, wanted)

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 @click.option("--quiet", is_flag=True, help="Print the job's number alone.")
 @click.pass_context
 def submit(context: click.Context, /, wait: bool, timeout: str | None, as_json: bool, quiet: bool, **given: Any) -> int:
-    r"""Hand in a command or a job file, and go on.
+    """Hand in a command or a job file, and go on.
 
     \b
     phalanx submit --gpus 2x8 -- python train.py --lr 3e-4
     phalanx submit job.yaml
-    """
+    """  # noqa: D301 - click reads the backspace character itself
     wanted = asked(context, given)
     head = connect()
     taken = hand_in(head, wanted)

@@ -16,6 +16,7 @@ from phalanx.core.lifecycle.facts import Case, Facts, Outcome, line
 from phalanx.core.lifecycle.happenings import Happening, MemberLost, Remind, StartOverdue, StopWanted
 from phalanx.core.lifecycle.settle import settle
 from phalanx.core.state.events import (
+    CheckpointFailed,
     CheckpointSaved,
     MemberFroze,
     MemberReady,
@@ -47,7 +48,7 @@ def transition(case: Case, happening: Happening, facts: Facts) -> Outcome:
 def _current(attempt: Attempt, happening: Happening) -> bool:
     if isinstance(happening, CheckpointSaved):
         return happening.resume.epoch == attempt.epoch
-    if isinstance(happening, Progressed):
+    if isinstance(happening, (Progressed, CheckpointFailed)):
         return happening.epoch == attempt.epoch
     if isinstance(happening, _FROM_A_NODE):
         return happening.epoch == attempt.epoch and happening.generation == attempt.generation
@@ -161,6 +162,11 @@ def _saved(case: Case, attempt: Attempt, happening: CheckpointSaved, facts: Fact
     return Outcome(job=job, attempt=attempt, commands=commands, lines=(told,))
 
 
+def _save_failed(case: Case, attempt: Attempt, happening: CheckpointFailed, facts: Facts) -> Outcome:
+    text = f"checkpoint of step {happening.step} failed and training goes on: {happening.error}"
+    return Outcome(job=case.job, attempt=attempt, lines=(line(case, facts, "checkpoint_failed", text),))
+
+
 def _progressed(case: Case, attempt: Attempt, happening: Progressed, facts: Facts) -> Outcome:
     del facts
     # A step counts as progress for the budget only once a checkpoint holds it, or if the job never saves.
@@ -271,6 +277,7 @@ TABLE: Final[dict[tuple[AttemptState, type[Any]], Handler]] = {
     **{(state, MemberFroze): _froze for state in (_S.PLACED, _S.STARTING, _S.RUNNING)},
     **{(state, MemberStopped): _stopped for state in _ALL},
     **{(state, CheckpointSaved): _saved for state in _ALL},
+    **{(state, CheckpointFailed): _save_failed for state in _ALL},
     **{(state, Progressed): _progressed for state in _ALL},
     **{(state, MemberLost): _lost for state in _ALL},
     **{(state, StopWanted): _stop_wanted for state in _ALL},

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from phalanx.core.ids import NodeId
 from phalanx.core.state.events import (
+    CheckpointFailed,
     CheckpointSaved,
     MemberFroze,
     MemberReady,
@@ -51,6 +52,6 @@ class Remind:
 
 
 Happening = (
-    MemberReady | MemberRefused | MemberStarted | TaskExited | MemberStopped | MemberFroze | CheckpointSaved | Progressed
+    MemberReady | MemberRefused | MemberStarted | TaskExited | MemberStopped | MemberFroze | CheckpointSaved | CheckpointFailed | Progressed
     | MemberLost | StopWanted | StartOverdue | Remind
 )  # fmt: skip

@@ -81,7 +81,9 @@ def judge(attempt: Attempt) -> Cause:
     lost = any(member.state is MemberState.LOST for member in attempt.members)
     if attempt.ending in (Cause.TIMEOUT, Cause.PREEMPTED, Cause.DRAINED, Cause.REQUEUED):
         return attempt.ending
-    if any(exit.note == TIME_LIMIT_NOTE for exit in attempt.exits):  # a supervisor kept the limit while the head was away
+    if any(
+        exit.note == TIME_LIMIT_NOTE for exit in attempt.exits
+    ):  # a supervisor kept the limit while the head was away
         return Cause.TIMEOUT
     if lost:
         return Cause.NODE_FAIL

@@ -7,7 +7,9 @@ from typing import Final
 # 6.5 failures per 1,000 node-days. Source: A. Kokolis et al., "Revisiting Reliability in Large-Scale Machine Learning Research
 # Clusters", HPCA 2025, section on mean time to failure (RSC-1).
 PRIOR_FAILURES_PER_NODE_DAY: Final = 6.5e-3
-PRIOR_WEIGHT_NODE_DAYS: Final = 1000.0  # as if the prior had been seen over this exposure, so that a small fleet's first failure
+PRIOR_WEIGHT_NODE_DAYS: Final = (
+    1000.0  # as if the prior had been seen over this exposure, so that a small fleet's first failure
+)
 # shifts the estimate without owning it
 _DAY_S: Final = 86400.0
 

@@ -256,6 +256,17 @@ class Progressed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFailed:
+    """A save did not come whole; training goes on. Told once until a save succeeds again."""
+
+    job_id: JobId
+    epoch: Epoch
+    generation: Generation
+    step: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDead:
     """An engine saw the node die. `confirmed`: nothing of it runs any more, no lease need be waited for."""
 
@@ -267,6 +278,6 @@ class NodeDead:
 
 Report = (
     Hello | MemberReady | MemberRefused | MemberStarted | TaskExited | MemberStopped | MemberFroze | CheckpointSaved
-    | Progressed | NodeDead
+    | CheckpointFailed | Progressed | NodeDead
 )  # fmt: skip
 Event = Request | Report

@@ -91,9 +91,7 @@ def combine(gpus: GpuRequest | None, nodes: int | None, gpus_per_node: int | Non
         return GpuRequest(total=(nodes or 1) * per_node, nodes=nodes or 1, per_node=per_node)
     if gpus.nodes is not None:
         if nodes not in (None, gpus.nodes) or gpus_per_node not in (None, gpus.per_node):
-            raise BadRequest(
-                f"gpus {gpus} contradicts nodes={nodes}, gpus-per-node={gpus_per_node}", hint="give one of the two"
-            )
+            raise BadRequest(f"gpus {gpus} contradicts {_stated(nodes, gpus_per_node)}", hint="give one of the two")
         return gpus
     if nodes is None and gpus_per_node is None:
         return gpus
@@ -113,3 +111,8 @@ def combine(gpus: GpuRequest | None, nodes: int | None, gpus_per_node: int | Non
             hint="--gpus is the job's total",
         )
     return GpuRequest(total=gpus.total, nodes=nodes, per_node=per_node, model=gpus.model, memory_gib=gpus.memory_gib)
+
+
+def _stated(nodes: int | None, gpus_per_node: int | None) -> str:
+    given = {"nodes": nodes, "gpus-per-node": gpus_per_node}
+    return ", ".join(f"{name} {value}" for name, value in given.items() if value is not None)

@@ -32,6 +32,7 @@ REVIVE_AFTER_S: Final = 20.0  # a killed virtual node comes back then; long enou
 START_ATTEMPT_S: Final = 2.0  # a supervisor that dies younger than this is retried with growing pauses
 _WATCH_EVERY_S: Final = 0.05
 _STOP_GRACE_S: Final = 10.0
+_HANDED_ON: Final = ("PHALANX_LOG", "PHALANX_CONTAINMENT")
 _log = logging.getLogger("phalanx.engines.local")
 
 
@@ -76,8 +77,8 @@ class LocalEngine:
         """Devices are picked by Phalanx, files are shared: it is one machine."""
         return Capabilities(picks_devices=True, shares_files=True, revives_nodes=self.revive_after_s is not None)
 
-    def open(self, nodes: Sequence[LocalNode]) -> None:
-        """Take charge of these nodes: adopt living supervisors, start the others, and watch."""
+    def adopt(self, nodes: Sequence[LocalNode]) -> list[NodeId]:
+        """Take charge of these nodes without starting any: sweep what the dead left, and answer whose supervisors live."""
         for node in nodes:
             watched = _Watched(node=node)
             living = records.read(self._folder(node.id))
@@ -86,9 +87,14 @@ class LocalEngine:
                 _log.info("adopted the supervisor of %s, pid %d", node.id, living.identity.pid)
             elif living is not None:
                 self._sweep(living)
+                records.remove(self._folder(node.id))
             self._watched[node.id] = watched
-        for node in nodes:
-            self.start(node.id)
+        return sorted(node_id for node_id, watched in self._watched.items() if watched.living is not None)
+
+    def open(self) -> None:
+        """Start the supervisors that do not live, and watch them all."""
+        for node_id in self.nodes():
+            self.start(node_id)
         self._thread = threading.Thread(target=self._watch, name="local-engine", daemon=True)
         self._thread.start()
 
@@ -182,7 +188,11 @@ class LocalEngine:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         node_key = f"{node.id}-{secrets.token_hex(6)}"
         environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("PHALANX_")},
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith("PHALANX_") or name in _HANDED_ON
+            },
             **self.environment(),
             "PHALANX_NODE_ID": node.id,
             "PHALANX_NODE_KEY": node_key,

@@ -31,6 +31,9 @@ _NOT_INHERITED_NAMES: Final = frozenset({
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "TF_CONFIG",
     "CUDA_VISIBLE_DEVICES", "INVOCATION_ID", "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID",
 })  # fmt: skip
+OF_CLIENTS: Final = frozenset(
+    {"PHALANX_URL", "PHALANX_TOKEN", "PHALANX_HOME"}
+)  # a job may speak to a head of its own choice
 _RESERVED: Final = "PHALANX_"  # a job's own variables may not begin so: they would pass for ours
 _LOOPBACK: Final = ("127.", "localhost", "::1")
 _TENSORFLOW_PORTS: Final = 1  # the first TensorFlow worker listens right above the rendezvous port
@@ -80,7 +83,7 @@ def rank_environment(
 
 def setup_environment(prepare: Prepare, grant: Grant, node: NodeView) -> dict[str, str]:
     """The environment of the setup text: the job's own, the node's place in it, and no rendezvous yet."""
-    asked = {name: value for name, value in prepare.spec.env if not name.startswith(_RESERVED)}
+    asked = {name: value for name, value in prepare.spec.env if not _yields(name, {})}
     return {**inherited(node.base), **_defaults_of_python(), **asked, **_place(prepare, grant, node)}
 
 
@@ -91,7 +94,7 @@ def hostfile(prepare: Prepare) -> str:
 
 
 def _yields(name: str, ours: Mapping[str, str]) -> bool:
-    return name in ours or name.startswith(_RESERVED)
+    return name in ours or (name.startswith(_RESERVED) and name not in OF_CLIENTS)
 
 
 def _fixed(prepare: Prepare, start: StartTasks, grant: Grant, local_rank: int, node: NodeView) -> dict[str, str]:

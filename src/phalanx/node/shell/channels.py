@@ -102,6 +102,7 @@ class Renewer:
         self._heard = heard
         self._ended = ended
         self._now = threading.Event()
+        self._held_until_ns = 0
 
     def renew_now(self) -> None:
         """Do not wait for the next one to be due."""
@@ -129,10 +130,14 @@ class Renewer:
 
     def _renew(self) -> float:
         epochs = self._epochs()
-        request = wire.LeaseRequest(supervisor_id=self._supervisor_id, node_id=self._node_id, epochs=epochs)
         sent_ns = boottime_ns()
+        request = wire.LeaseRequest(
+            supervisor_id=self._supervisor_id, node_id=self._node_id, epochs=epochs,
+            held_s=max(0, self._held_until_ns - sent_ns) / 1e9,
+        )  # fmt: skip
         body = self._connection.call("POST", "/v1/node/lease", wire.encode(request), timeout_s=_RENEW_S)
         reply = wire.decode(body, wire.LeaseReply)
+        self._held_until_ns = sent_ns + int(reply.lease_s * 1e9)
         self._heard(
             Renewed(
                 sent_ns=sent_ns, lease_s=reply.lease_s, asked=frozenset(epochs),

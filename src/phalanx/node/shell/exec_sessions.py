@@ -36,8 +36,8 @@ _AFTER_END_S: Final = 0.3  # for output of what the command left behind
 _HANGUP_S: Final = 5.0  # from SIGHUP to SIGKILL when the user is gone
 _END_OF_TRANSMISSION: Final = b"\x04"
 # The command's own files by the shell's redirections: opening a terminal as session leader makes it the controlling one.
-_ON_TERMINAL: Final = 'exec "$@" <"$0" >"$0" 2>&1'
-_ON_PIPES: Final = 'exec "$@" <"$0"'
+_ON_TERMINAL: Final = 'at="$1"; shift; exec "$@" <"$at" >"$at" 2>&1'
+_ON_PIPES: Final = 'at="$1"; shift; exec "$@" <"$at"'
 _log = logging.getLogger(__name__)
 
 
@@ -110,7 +110,7 @@ class ExecSessions:
             self._open[order.session] = session
         environment = {**present.environment, "TERM": present.environment.get("TERM", "xterm-256color")}
         task = TaskSpec(
-            task_id=f"{_TASK}{order.session}", command=("/bin/sh", "-c", script, stdin, *order.argv), cwd=present.workdir,
+            task_id=f"{_TASK}{order.session}", command=("/bin/sh", "-c", script, "phalanx exec", stdin, *order.argv), cwd=present.workdir,
             env=environment,
         )  # fmt: skip
         try:

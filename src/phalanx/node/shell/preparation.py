@@ -178,7 +178,7 @@ def _bring_files(present: Present, shop: Workshop) -> None:
             raise _Refusal(f"the uploaded working directory did not arrive: {error}", charge=False) from error
     if not os.path.isdir(present.workdir):
         raise _Refusal(
-            f"working directory {present.workdir} is not on this node; submit from a folder that every node sees, or with --upload",
+            f"working directory {present.workdir} is not on this node; submit from a folder that every node sees, or with --copy",
             charge=True,
         )
 

@@ -1,1 +1,0 @@
-"""Pages the head serves to a browser."""
