@@ -10,7 +10,7 @@ from phalanx.core.lifecycle.facts import NO_PROGRESS_BUDGET, PORT_TRIES
 from phalanx.core.state.commands import Prepare, StartTasks
 from phalanx.core.state.snapshot import EMPTY_USAGE
 from phalanx.core.work.attempt import Attempt, AttemptState, Cause, MemberState
-from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.job import Job, JobState, Resume
 from tests.simulated_node import newest_whole
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ class Watch:
         self._ended: dict[JobId, Job] = {}
         self._cancelled: dict[JobId, tuple[Epoch, Generation]] = {}
         self._epochs: dict[JobId, Epoch] = {}
+        self._started: dict[tuple[JobId, Epoch, Generation], Resume | None] = {}
         self._last_line = 0
 
     def acknowledged(self, job_id: JobId) -> None:
@@ -87,12 +88,13 @@ class Watch:
             attempt, job = world.attempts.get(command.job_id), world.jobs[command.job_id]
             assert attempt is not None, f"a command for job {command.job_id}, which has no attempt"
             assert (attempt.epoch, attempt.generation) == (command.epoch, command.generation)
-            if isinstance(command, StartTasks) and attempt.state is AttemptState.STARTING:
-                best = newest_whole(job.checkpoints, self._harness.corrupt)
-                wanted, got = (one.step if one else None for one in (best, command.resume))
-                # Said again later, it names what it named at first: a checkpoint may have been published since.
-                again = command.resume in (*job.checkpoints, None) and any(m.state != "ready" for m in attempt.members)
-                assert wanted == got or again, f"9: job {job.id} resumes from {got}, the newest valid is {wanted}"
+            if isinstance(command, StartTasks):
+                place = (job.id, command.epoch, command.generation)
+                if place not in self._started:
+                    best = newest_whole(job.checkpoints, self._harness.corrupt)
+                    assert command.resume == best, f"9: job {job.id} does not resume from its newest valid checkpoint"
+                # Said again later, it names what it named at first, whatever was published since.
+                assert self._started.setdefault(place, command.resume) == command.resume
 
     def _devices(self) -> None:
         world = self._harness.world

@@ -95,7 +95,7 @@ def leftovers(marker: str) -> list[list[str]]:
 def test_cancel_leaves_nothing_behind_even_of_a_double_fork(containment, monkeypatch):
     marker = f"marker-{containment}-{os.getpid()}"
     daemon = f"import os,sys,time\nif os.fork():\n os._exit(0)\nos.setsid()\nif os.fork():\n os._exit(0)\nos.execve(sys.executable,[sys.executable,'-c','import time; time.sleep(600)','{marker}'],{{}})"
-    script = f"{sys.executable} -c \"$DAEMON\"; exec {sys.executable} -c 'import socket,time; s=socket.socket(); s.bind((\"127.0.0.1\",0)); s.listen(); time.sleep(600)' {marker}"
+    script = f'{sys.executable} -c "$DAEMON"; exec {sys.executable} -c \'import socket,time; s=socket.socket(); s.bind(("127.0.0.1",0)); s.listen(); time.sleep(600)\' {marker}'
     monkeypatch.setenv("PHALANX_CONTAINMENT", containment)
     with cluster("1x2") as head:
         job = head.submit(run=script, gpus="1x2", tasks_per_node=2, env={"DAEMON": daemon}, grace="1s")
@@ -109,7 +109,12 @@ def test_cancel_leaves_nothing_behind_even_of_a_double_fork(containment, monkeyp
 
 
 def scratch_of(node: str, job: str) -> list[str]:
-    return [os.path.join(path, name) for path, folders, _ in os.walk(node) for name in folders if name.split(".")[0] == job or name == f"job-{job}"]
+    return [
+        os.path.join(path, name)
+        for path, folders, _ in os.walk(node)
+        for name in folders
+        if name.split(".")[0] == job or name == f"job-{job}"
+    ]
 
 
 def cgroups_of(node_key: str) -> list[str]:
