@@ -21,7 +21,8 @@ def train(head: Cluster, *, steps: int, every: int = 20, **body) -> str:
 
 
 def steps_of(head: Cluster, job: str) -> list[dict]:
-    return head.call("GET", f"/v1/jobs/{job}/steps?limit=10000")["steps"]
+    steps: list[dict] = head.call("GET", f"/v1/jobs/{job}/steps?limit=10000")["steps"]
+    return steps
 
 
 def kinds(head: Cluster, job: str) -> list[str]:

@@ -168,8 +168,12 @@ class Cluster(RuleBasedStateMachine):
     @rule(for_s=lasting, then_s=moments)
     def kill_head(self, for_s, then_s):
         self.harness.kill_head()
-        self.harness.after(for_s, lambda: None if self.head_is_up() else self.harness.start_head())
+        self.harness.after(for_s, self.bring_head_back)
         self.go(then_s)
+
+    def bring_head_back(self):
+        if not self.head_is_up():
+            self.harness.start_head()
 
     @rule(commits=st.integers(1, 4), then_s=moments)
     def fill_disk(self, commits, then_s):
