@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,6 +121,14 @@ class Harness:
         while self._heap and self._heap[0][0] <= end_s:
             self._one()
         self.boot_s = end_s
+
+    def events(self, while_: Callable[[], bool], limit_s: float = 200.0) -> Iterator[None]:
+        """One event after the other while it holds, for a look in between. Fails past the limit."""
+        start_s = self.boot_s
+        while while_():
+            assert self.boot_s - start_s <= limit_s, f"not within {limit_s} s\n{self.told()}"
+            yield
+            self._one()
 
     def until(self, what: Callable[[], bool], limit_s: float = 120.0) -> float:
         """Let time pass until it holds; answers how long that took. Fails past the limit."""

@@ -3,10 +3,15 @@
 # Ids are written as plain words here, as in a drawing.
 # mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
 
+from dataclasses import replace
+
+import msgspec
 import pytest
 
 from phalanx.core.state.events import PutProject
+from phalanx.core.work.job import Resume
 from phalanx.core.work.queue import Project
+from phalanx.ports.store import Batch
 from tests.contract.api_head import JOB, ApiHead, Supervisor
 
 
@@ -209,3 +214,77 @@ def test_stop_that_keeps_jobs_grants_long_leases_first(head, call):
     assert supervisor.lease([("1", 1)]).json()["lease_s"] == 600.0
     assert call("admin", "POST", "/v1/stop", {"keep_jobs": True}).json() == {"stopping": True, "running": 1}
     assert head.stopped.wait(10)
+
+
+@pytest.mark.parametrize("verb", ["hold", "release"])
+def test_job_that_is_over_is_neither_held_nor_released(call, verb):
+    job_id = call.submit()
+    call("user", "POST", f"/v1/jobs/{job_id}/cancel")
+    refused = call("user", "POST", f"/v1/jobs/{job_id}/{verb}")
+    assert code(refused) == (409, "conflict")
+    assert f"job {job_id} is cancelled" in refused.json()["error"]["message"]
+
+
+def test_release_of_a_running_job_that_is_not_held_is_harmless(call):
+    supervisor = Supervisor(call)
+    supervisor.hello()
+    job_id = call.submit()
+    supervisor.run(job_id)
+    assert call("user", "POST", f"/v1/jobs/{job_id}/release").json()["job"]["state"] == "running"
+    assert code(call("user", "POST", f"/v1/jobs/{job_id}/hold")) == (409, "conflict")
+
+
+def cancel_many(call, jobs, role="user", **more):
+    return call(role, "POST", "/v1/jobs/cancel", {"jobs": jobs, **more})
+
+
+def test_many_jobs_are_cancelled_in_one_step_and_none_starts_on_what_another_frees(head, call):
+    Supervisor(call).hello()
+    ids = [call.submit(gpus=4) for _ in range(20)]
+    steps = head.driver.stats["steps"]
+    heard = head.driver.stats["events"]
+    reply = cancel_many(call, [*ids, ids[0]], why="wrong data")
+    assert [job["id"] for job in reply.json()["jobs"]] == ids
+    assert {job["state"] for job in reply.json()["jobs"][1:]} == {"cancelled"}
+    assert {job["cancelled_by"] for job in reply.json()["jobs"]} == {"ada"}
+    assert [job["epoch"] for job in reply.json()["jobs"]] == [1] + [0] * 19
+    assert (head.driver.stats["events"] - heard, head.driver.stats["steps"] > steps) == (20, True)
+    again = cancel_many(call, ids)
+    assert again.status_code == 200
+    assert {job["cancelled_by"] for job in again.json()["jobs"]} == {"ada"}
+
+
+def test_cancel_of_many_is_refused_whole_if_one_is_unknown_or_anothers(call):
+    mine, theirs = call.submit(), call.submit("other")
+    assert code(cancel_many(call, [mine, theirs])) == (403, "not_permitted")
+    assert code(cancel_many(call, [mine, "999"])) == (404, "not_found")
+    assert code(cancel_many(call, [mine] * 5000)) == (400, "bad_request")
+    assert call("user", "GET", f"/v1/jobs/{mine}").json()["job"]["state"] == "pending"
+    assert cancel_many(call, []).json() == {"jobs": []}
+
+
+def test_progress_of_a_resumed_attempt_begins_at_the_step_it_resumed_from(head, call):
+    supervisor = Supervisor(call)
+    supervisor.hello()
+    job_id = call.submit()
+    supervisor.run(job_id)
+    head.telemetry.steps(job_id, 1, 0, step_line(900, generation=0))
+    assert shown_step(call, job_id) == 900
+    attempt = head.store.attempts(job_id)[-1]
+    resume = Resume(epoch=1, step=800, path="/c", saved_s=1.0)
+    restarted = replace(attempt, generation=1, generation_s=5.0, resume=resume)
+    head.store.commit(Batch(records=[restarted]))
+    head.telemetry.steps(job_id, 1, 0, b'{"k": "planned", "rank": 0, "generation": 1, "steps_total": 1000}\n')
+    assert shown_step(call, job_id) == 800
+    head.store.commit(Batch(records=[replace(restarted, resume=None)]))
+    assert call("user", "GET", f"/v1/jobs/{job_id}").json()["job"]["progress"] is None
+    head.telemetry.steps(job_id, 1, 0, step_line(801, generation=1))
+    assert shown_step(call, job_id) == 801
+
+
+def step_line(step, *, generation):
+    return msgspec.json.encode({"k": "step", "rank": 0, "generation": generation, "step": step, "at_s": 1.0}) + b"\n"
+
+
+def shown_step(call, job_id):
+    return call("user", "GET", f"/v1/jobs/{job_id}").json()["job"]["progress"]["step"]

@@ -5,6 +5,7 @@
 
 import http.client
 import socket
+from typing import Optional
 from urllib.parse import urlsplit
 
 import pytest
@@ -192,3 +193,53 @@ def test_a_known_token_is_not_looked_up_again(head, call, monkeypatch):
     assert call("user", "GET", "/v1/me").status_code == 200
     monkeypatch.setattr(head.store, "token", lambda _sha256: pytest.fail("asked the store again"))
     assert call("user", "GET", "/v1/me").status_code == 200
+
+
+def whole_number_parameters(app):
+    """(method, path, parameter) of every whole number in a query."""
+    names = {"job_id": "1", "node_id": "n0", "session_name": "none"}
+    return [
+        (method, route.path.format_map(names), param.alias)
+        for route in app.router.routes
+        for method in route.methods
+        for param in route.dependant.query_params
+        if param.field_info.annotation in (int, int | None, Optional[int])
+    ]
+
+
+def test_every_whole_number_in_a_query_is_bounded(head, call):
+    found = whole_number_parameters(head.app)
+    assert len(found) >= 12
+    for method, path, name in found:
+        role = "node:n0" if path.startswith("/v1/node/") else "admin"
+        for number in (10**24, 2**53 + 1, -1):
+            reply = call(role, method, f"{path}?{name}={number}")
+            assert (reply.status_code, name) == (400, name), (path, reply.text)
+            assert refusal(reply)[1] == "bad_request"
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs/{}/steps?rank=", "/v1/jobs/{}/logs?rank="])
+def test_rank_of_too_many_digits_is_refused(call, path):
+    job_id = call.submit()
+    assert refusal(call("user", "GET", path.format(job_id) + "9" * 5000)) == (400, "bad_request")
+
+
+def test_event_id_of_too_many_digits_is_refused(call):
+    reply = call("user", "GET", "/v1/events", headers={"last-event-id": "9" * 5000})
+    assert refusal(reply) == (400, "bad_request")
+
+
+def test_body_that_does_not_arrive_in_time_is_cut(tmp_path):
+    slow = ApiHead(str(tmp_path), limits=Limits(body_s=0.05))
+    with slow.served() as url:
+        where = urlsplit(url)
+        with socket.create_connection((where.hostname, where.port), timeout=20) as link:
+            head_lines = ["POST /v1/jobs HTTP/1.1", f"Host: {where.netloc}", "Content-Length: 100"]
+            head_lines += [f"{name}: {value}" for name, value in bearer("user").items()]
+            link.sendall("\r\n".join(head_lines).encode() + b"\r\n\r\n{")
+            said = b""
+            while piece := link.recv(65536):  # until the head closes
+                said += piece
+    slow.close()
+    assert said.startswith(b"HTTP/1.1 408 ")
+    assert b'"code":"try_later"' in said

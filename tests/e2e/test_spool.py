@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import queue
+import shutil
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -145,6 +148,63 @@ def test_a_full_disk_drops_with_a_count_and_stops_nobody(heard):
     assert (spool.end("rank-0"), spool.dropped("rank-0")) == (0, 1000)
     os.close(pipe)
     spool.close()
+
+
+_ON_A_SMALL_DISK = """
+import os, sys
+from phalanx.node.shell.spool import Spool
+MIB = 1 << 20
+told = []
+spool = Spool(on_bytes=lambda key: None, on_missing=lambda key, text: told.append(text), tail_bytes=64 << 10)
+spool.add("rank-0", sys.argv[1] + "/rank-0")
+def shout(data):
+    pipe = spool.open_pipe("rank-0")
+    while data:
+        data = data[os.write(pipe, data):]
+    assert spool.drain("rank-0")
+    return pipe
+os.close(shout((b"x" * 63 + b"\\n") * (40 * MIB // 64)))  # on 16 MiB
+assert spool.drain("rank-0")
+lost, end = spool.dropped("rank-0"), spool.end("rank-0")
+assert 24 * MIB < lost < 30 * MIB, lost
+assert os.statvfs(sys.argv[1]).f_bavail > 0  # room is left for whoever must take it over
+last = f"\\n[phalanx] the node's disk is full: output is missing here\\n[phalanx] {lost} bytes of output were dropped in all\\n".encode()
+assert spool.read("rank-0", end - len(last), MIB) == last
+assert "being dropped" in told[0] and str(lost) in told[1], told
+with open(sys.argv[1] + "/other", "wb", buffering=0) as other:  # now not a byte is left
+    try:
+        while True:
+            other.write(b"y" * 4096)
+    except OSError:
+        pass
+pipe = shout(b"lost\\n")
+assert spool.dropped("rank-0") == lost + 5
+assert spool.read("rank-0", end, MIB).endswith(b"output is missing here\\n")
+os.unlink(sys.argv[1] + "/other")
+spool.acked("rank-0", end)
+os.write(pipe, b"end\\n")
+assert spool.drain("rank-0")
+here = b"[phalanx] 5 bytes of output are missing here: the node's disk was full\\nend\\n"
+assert spool.read("rank-0", end, MIB).endswith(here)
+os.close(pipe)
+spool.close()
+print("well")
+"""
+
+
+def test_output_lost_on_a_full_disk_is_marked_and_counted(tmp_path):
+    mount = f"mount -t tmpfs -o size=16m small {tmp_path}"
+    unshare = shutil.which("unshare")
+    if unshare is None or subprocess.run([unshare, "-Urm", "sh", "-c", mount], capture_output=True).returncode:
+        pytest.skip("no file system of its own can be mounted here")
+    script = f'{mount} && exec "$0" -c "$1" {tmp_path}'
+    done = subprocess.run(
+        [unshare, "-Urm", "sh", "-c", script, sys.executable, _ON_A_SMALL_DISK],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr
 
 
 def test_removing_a_stream_ends_its_pipe(spool, tmp_path):

@@ -391,22 +391,24 @@ def test_warm_ranks_fork_from_a_parent_that_has_torch(head, node, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("argv", "given", "words"),
+    ("argv", "given", "words", "code"),
     [
-        (("no-such-program",), {}, "no-such-program: command not found"),
-        (("python3", "missing.py"), {}, "missing.py: no such file in"),
-        (("true",), {"workdir": "/no/such/dir"}, "working directory /no/such/dir is not on this node"),
-        (("true",), {"setup": "exit 4"}, "setup ended with code 4"),
-        (("true",), {"image": "docker://x"}, "image 'docker://x'"),
-        ((sys.executable, "nccl.py"), {}, 'nccl.py, line 2: backend "nccl" needs GPUs'),
+        (("no-such-program",), {}, "no-such-program: command not found", 127),
+        (("./nccl.py",), {}, "./nccl.py: is not executable", 126),
+        (("python3", "missing.py"), {}, "missing.py: no such file in", 1),
+        (("true",), {"workdir": "/no/such/dir"}, "working directory /no/such/dir is not on this node", 1),
+        (("true",), {"setup": "exit 4"}, "setup ended with code 4", 4),
+        (("true",), {"image": "docker://x"}, "image 'docker://x'", 1),
+        ((sys.executable, "nccl.py"), {}, 'nccl.py, line 2: backend "nccl" needs GPUs', 1),
     ],
 )
-def test_what_cannot_run_is_refused_with_its_name(head, node, tmp_path, argv, given, words):
+def test_what_cannot_run_is_refused_with_its_name(head, node, tmp_path, argv, given, words, code):
     (tmp_path / "nccl.py").write_text("import torch.distributed as dist\ndist.init_process_group('nccl')\n")
     head.say(prepare(tmp_path, *argv, **given))
     refused = head.heard(events.MemberRefused)[0]
     assert refused.charge
     assert words in refused.why
+    assert refused.exit_code == code
 
 
 def test_device_that_is_not_there_is_the_nodes_fault(head, node, tmp_path):

@@ -77,10 +77,8 @@ def test_ranks_start_everywhere_or_nowhere(cluster):
     cluster.behaviours["slow"] = Behaviour(prepare_s=3.0)
     cluster.nodes[NodeId("n1")].latency_s = 1.0
     job = cluster.submit(spec("slow", gpus="2x4"))
-    while cluster.job(job).started_s is None:
-        started = [command for command in cluster.commands if isinstance(command, StartTasks)]
-        assert len(started) in (0, 2)
-        cluster.run(0.1)
+    for _ in cluster.events(lambda: cluster.job(job).started_s is None):
+        assert sum(isinstance(command, StartTasks) for command in cluster.commands) in (0, 2)
 
 
 def test_waiting_job_starts_when_room_is_freed(cluster):
@@ -102,14 +100,13 @@ def test_jobs_beyond_one_cycles_share_start_in_the_next():
 
 def test_gpu_seconds_billed_are_what_was_held(cluster):
     """18: the sum of attempt spans is the time in which devices were held."""
-    held_s, last_s = 0.0, cluster.boot_s
+    held_s, held, last_s = 0.0, 0, cluster.boot_s
     job = cluster.submit(gpus="2x4", behaviour=SAVING)
     cluster.after(7.0, lambda: cluster.kill_node("n1"))
-    while not cluster.job(job).state.terminal:
-        before = sum(len(usage.devices) for usage in cluster.world.usage.values())
-        last_s = cluster.boot_s
-        cluster._one()
-        held_s += before * (cluster.boot_s - last_s)
+    for _ in cluster.events(lambda: bool(cluster.world.attempts) or cluster.job(job).state is JobState.PENDING):
+        held_s += held * (cluster.boot_s - last_s)
+        held, last_s = sum(len(usage.devices) for usage in cluster.world.usage.values()), cluster.boot_s
+    held_s += held * (cluster.boot_s - last_s)
     spans_s = [(one.ended_s - one.placed_s) * one.allocation.gpus for one in cluster.attempts(job)]
     assert len(spans_s) == 2
     assert sum(spans_s) == pytest.approx(held_s, abs=0.01)

@@ -68,8 +68,7 @@ def test_replacement_waits_for_every_member(cluster, silent):
     """The peer's tasks ignore SIGTERM: until the supervisor says that nothing is left, nothing new is placed."""
     job = running(cluster, Behaviour(run_s=20.0, save_every_s=2.0, stubborn=True))
     cluster.kill_node("n1", silent=silent)
-    while cluster.job(job).epoch == 1:
-        cluster._one()
+    cluster.until(lambda: cluster.job(job).epoch == 2)
     first = cluster.attempts(job)[0]
     assert {member.node_id: member.state for member in first.members} == {N0: "stopped", N1: "lost"}
     assert not cluster.nodes[N0].tasks

@@ -3,7 +3,7 @@
 import pytest
 from rich.cells import cell_len
 
-from phalanx.cli.demo.audience import progress_line
+from phalanx.cli.demo.audience import PlainAudience, progress_line
 from phalanx.cli.demo.scene import Scene
 from phalanx.cli.demo.screen import compose, rate
 from phalanx.core.state.story import StoryLine
@@ -103,3 +103,20 @@ def test_progress_in_one_line_names_step_loss_rate_and_devices():
 
 def test_rates_are_short():
     assert [rate(value) for value in (None, 950.0, 12_140.0, 3.4e6)] == ["?", "950", "12.1k", "3.4M"]
+
+
+def test_plain_lines_never_go_back_in_time(capsys):
+    scene, audience = make_scene(12.8), PlainAudience()
+    audience.say("step 40", scene)
+    audience.tell(StoryLine(seq=1, at_s=T + 12.4, kind="checkpoint", text="checkpoint 40"), scene)
+    audience.tell(StoryLine(seq=2, at_s=T + 13.0, kind="running", text="all tasks run"), scene)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["12.8", "12.8", "13.0"]
+
+
+def test_plain_lines_tell_the_loss_of_a_node_once(capsys):
+    scene, audience = make_scene(20.0), PlainAudience()
+    for at_s in (17.6, 40.0):
+        for seq, (kind, word) in enumerate([("node_down", "down"), ("node_lost", "lost")]):
+            line = StoryLine(seq=seq, at_s=T + at_s, kind=kind, text=f"n1 is {word}: it died", node_id="n1")
+            audience.tell(line, scene)
+    assert [line.split("s  ")[1] for line in capsys.readouterr().out.splitlines()] == ["n1 is down: it died"] * 2

@@ -13,6 +13,7 @@ from phalanx.core.lifecycle.attempt import TABLE
 from phalanx.core.lifecycle.happenings import MemberLost, Remind, StartOverdue, StopWanted
 from phalanx.core.state.commands import DeleteCheckpoints, Forget, Prepare, StartTasks, StopTasks
 from phalanx.core.state.events import (
+    CheckpointFailed,
     CheckpointSaved,
     MemberFroze,
     MemberReady,
@@ -49,6 +50,7 @@ def one_of_each(attempt):
         MemberStopped: MemberStopped(**key, node_id=N0, at_s=T),
         MemberFroze: MemberFroze(**key, node_id=N0, frozen_s=400.0, thawed=False),
         CheckpointSaved: CheckpointSaved(**saved, node_id=N0, resume=checkpoint(10, attempt.epoch)),
+        CheckpointFailed: CheckpointFailed(**key, step=5, error="no space left"),
         Progressed: Progressed(**key, step=5),
         MemberLost: MemberLost(node_id=N0, why="it died"),
         StopWanted: StopWanted(cause=Cause.REQUEUED, why="requeued by ada"),
@@ -70,6 +72,7 @@ EDGES = {
     MemberFroze:   ("STOPPING K0K1", "STOPPING K0K1", "STOPPING K0K1", "."),
     CheckpointSaved: ("PLACED -",  "STARTING -",   "RUNNING -",    "STOPPING -"),
     Progressed:    ("PLACED -",    "STARTING -",   "RUNNING -",    "STOPPING -"),
+    CheckpointFailed: ("PLACED -",    "STARTING -",   "RUNNING -",    "STOPPING -"),
     MemberLost:    ("STOPPING K1", "STOPPING K1",  "STOPPING K1",  "STOPPING K1"),
     StopWanted:    ("STOPPING K0K1", "STOPPING K0K1", "STOPPING K0K1", "STOPPING K0K1"),
     StartOverdue:  ("STOPPING K0K1", ".",          ".",            "."),
@@ -123,7 +126,9 @@ def test_report_of_another_epoch_changes_nothing(state, kind, epoch):
     assert outcome.job is case.job
 
 
-@pytest.mark.parametrize("kind", [kind for kind in REPORTS if kind not in (CheckpointSaved, Progressed)])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in REPORTS if kind not in (CheckpointSaved, CheckpointFailed, Progressed)]
+)
 @pytest.mark.parametrize("generation", [0, 2])
 def test_report_of_another_generation_changes_nothing(kind, generation):
     case = at(placed(), S.RUNNING)

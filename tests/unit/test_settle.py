@@ -16,7 +16,7 @@ from phalanx.core.lifecycle.facts import AVOID_MAX, BACKOFF_FIRST_S, NO_PROGRESS
 from phalanx.core.lifecycle.happenings import MemberLost, StopWanted
 from phalanx.core.state.commands import Forget, Prepare
 from phalanx.core.state.events import CheckpointSaved, MemberFroze, MemberRefused, MemberStopped, TaskExited, Update
-from phalanx.core.work.attempt import AttemptState, Cause
+from phalanx.core.work.attempt import TIME_LIMIT_NOTE, AttemptState, Cause
 from phalanx.core.work.job import BACKOFF_MAX_S, JobState, Reason
 from tests.builders import T, allocation, at, checkpoint, exited, facts, job, keyed, placed
 
@@ -309,11 +309,29 @@ def test_refused_by_the_node_and_by_the_job():
         assert outcome.job.avoid == (() if charge else (N0,))
 
 
+def test_the_code_of_a_refusal_is_the_jobs():
+    for code, expected in ((127, 127), (126, 126), (4, 4), (0, 1)):
+        case = at(placed(), S.PLACED)
+        refused = MemberRefused(**keyed(case.attempt), node_id=N0, why="no such command", charge=True, exit_code=code)
+        outcome = run(case, refused, stopped(case, N1))
+        assert (outcome.job.exit_code, outcome.attempt.exit_code) == (expected, expected)
+
+
 def test_gang_with_a_lost_member_never_restarts_in_place():
     case = evidence("0:s9", C.FREEZE)
     case = replace(case, attempt=replace(case.attempt, members=evidence("", None, "n1").attempt.members))
     outcome = settle(case, case.attempt, facts())
     assert outcome.job.state is JobState.PENDING
+
+
+@pytest.mark.parametrize(
+    ("ending", "verdict"),
+    [(None, C.TIMEOUT), (C.NODE_FAIL, C.TIMEOUT), (C.CANCELLED, C.CANCELLED), (C.REQUEUED, C.REQUEUED)],
+)
+def test_limit_that_a_supervisor_kept_while_the_head_was_away_is_a_timeout(ending, verdict):
+    case = evidence("0:143!", ending)
+    exits = tuple(replace(exit, note=TIME_LIMIT_NOTE) for exit in case.attempt.exits)
+    assert judge(replace(case.attempt, exits=exits)) is verdict
 
 
 # ---- requests -------------------------------------------------------------------------------------------------------

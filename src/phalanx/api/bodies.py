@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import binascii
 from typing import Any, TypeVar
 
@@ -9,9 +10,11 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from phalanx.api.errors import JSON
+from phalanx.api.errors import JSON, SlowBody
 from phalanx.api.routes import too_large
+from phalanx.api.runtime import runtime_of
 from phalanx.core.errors import BadRequest
+from phalanx.core.units import format_duration
 
 T = TypeVar("T")
 
@@ -21,15 +24,21 @@ async def read_body(request: Request, limit: int) -> bytes:
 
     Raises:
         TooLarge: over `limit`, as soon as that is seen.
+        SlowBody: not whole within `Limits.body_s`.
     """
     parts: list[bytes] = []
     size = 0
+    body_s = runtime_of(request).parts.limits.body_s
     try:
-        async for part in request.stream():
-            size += len(part)
-            if size > limit:
-                raise too_large(request, limit)
-            parts.append(part)
+        async with asyncio.timeout(body_s):
+            async for part in request.stream():
+                size += len(part)
+                if size > limit:
+                    raise too_large(request, limit)
+                parts.append(part)
+    except TimeoutError as error:
+        raise SlowBody(f"{request.method} {request.url.path}: {size} bytes of its body came in {format_duration(body_s)}, and not all",
+                       hint="send it faster, or less at once") from error  # fmt: skip
     except ClientDisconnect as error:
         raise BadRequest(f"{request.method} {request.url.path}: the caller left before its body was here") from error
     return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -30,6 +30,12 @@ _OF_STATUS: Final[dict[int, type[PhalanxError]]] = {
 }  # fmt: skip
 
 
+class SlowBody(TryLater):
+    """The body took too long to arrive: nothing was done. On the wire it is a `try_later` with a status of its own."""
+
+    http_status = 408
+
+
 def error_response(
     error: PhalanxError, *, status: int | None = None, headers: dict[str, str] | None = None
 ) -> Response:
@@ -38,7 +44,7 @@ def error_response(
     extra = dict(headers or {})
     if isinstance(error, NotSignedIn):
         extra["www-authenticate"] = "Bearer"
-    if isinstance(error, TooLarge):
+    if isinstance(error, (TooLarge, SlowBody)):
         extra["connection"] = "close"
     if isinstance(error, TryLater):
         extra.setdefault("retry-after", "1")

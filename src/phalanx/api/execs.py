@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from phalanx.api.bodies import nothing, read_record, reply
 from phalanx.api.gate import touch
-from phalanx.api.routes import Routes
+from phalanx.api.routes import Routes, Whole
 from phalanx.api.runtime import caller_of, runtime_of
 from phalanx.core.errors import BadRequest, Conflict, TryLater
 from phalanx.core.ids import JobId
@@ -63,7 +63,7 @@ async def open_exec(request: Request, job_id: JobId) -> Response:
 async def exec_output(
     request: Request,
     session_name: str,
-    after: Annotated[int, Query(ge=0)] = 0,
+    after: Whole = 0,
     wait_s: Annotated[float, Query(ge=0)] = 0.0,
 ) -> Response:
     """What the command printed from byte `after` on, waiting for something up to `wait_s`."""

@@ -12,12 +12,12 @@ from phalanx.api.bodies import read_record, reply
 from phalanx.api.gate import known_job, touch
 from phalanx.api.parts import HeadParts
 from phalanx.api.readings import all_seen, seen
-from phalanx.api.routes import Routes, Shown
+from phalanx.api.routes import Routes, Shown, Whole, WholeOrNone
 from phalanx.api.runtime import caller_of, off_loop, runtime_of
 from phalanx.api.views import attempt_view
 from phalanx.core.accounting.receipt import Receipt, build_receipt
 from phalanx.core.accounting.reports import parse_reports
-from phalanx.core.errors import BadRequest
+from phalanx.core.errors import BadRequest, PhalanxError
 from phalanx.core.ids import JobId, ProjectId, QueueId, UserId
 from phalanx.core.state.events import Cancel, Hold, Requeue, Update
 from phalanx.core.state.events import Request as Wish
@@ -27,9 +27,10 @@ from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.people import Action
 from phalanx.ports.logs import StreamKey
 from phalanx.ports.store import JobFilter
-from phalanx.wire.api import JobDetail, JobList, JobReply, StoryReply, UpdateBody, WhyBody
+from phalanx.wire.api import CancelBody, JobDetail, JobList, JobReply, JobsReply, StoryReply, UpdateBody, WhyBody
 
 PAGE_MAX = 1000
+CANCEL_MAX = 4096  # in one call: as many as the controller hears in one step
 _READ_BYTES = 1 << 20
 
 routes = Routes()
@@ -43,7 +44,7 @@ async def list_jobs(
     project: ProjectId | None = None,
     queue: QueueId | None = None,
     name: str | None = None,
-    before_seq: int | None = None,
+    before_seq: WholeOrNone = None,
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
 ) -> Response:
     """List jobs, newest first. `state` may be repeated."""
@@ -99,6 +100,35 @@ async def cancel_job(request: Request, job_id: JobId) -> Response:
     return await _changed(request, Cancel(job_id=job_id, by=caller.user, why=body.why[:500]))
 
 
+@routes.post("/v1/jobs/cancel", Action.CHANGE_OWN, body=CancelBody, reply=JobsReply)
+async def cancel_jobs(request: Request) -> Response:
+    """End several jobs for good, in one step: none of them starts on what another frees. One that may not be ended refuses all."""
+    runtime, caller = runtime_of(request), caller_of(request)
+    parts = runtime.parts
+    body = await read_record(request, CancelBody, parts.limits.body_bytes)
+    if len(body.jobs) > CANCEL_MAX:
+        raise BadRequest(
+            f"{len(body.jobs)} jobs to cancel; at most {CANCEL_MAX} at once", hint="name fewer in each call"
+        )
+
+    def read() -> dict[JobId, Job]:
+        return {job_id: touch(parts.store, caller, Action.CHANGE_OWN, job_id) for job_id in body.jobs}
+
+    jobs = await off_loop(read)
+    pending_first = sorted(
+        (job for job in jobs.values() if not job.state.terminal), key=lambda job: job.state is not JobState.PENDING
+    )
+    wishes: list[Wish] = [Cancel(job_id=job.id, by=caller.user, why=body.why[:500]) for job in pending_first]
+    answers = await runtime.ask_all(wishes) if wishes else []
+    runtime.hub.tell(job.id for job in pending_first)
+    for answer in answers:
+        if isinstance(answer, PhalanxError):
+            raise answer
+        assert isinstance(answer, Job)
+        jobs[answer.id] = answer
+    return reply(JobsReply(jobs=await off_loop(all_seen, parts, caller, jobs.values())))
+
+
 @routes.post("/v1/jobs/{job_id}/hold", Action.CHANGE_OWN, body=Shown.NOTHING, reply=JobReply)
 async def hold_job(request: Request, job_id: JobId) -> Response:
     """Keep a pending job from starting."""
@@ -125,7 +155,7 @@ async def requeue_job(request: Request, job_id: JobId) -> Response:
 
 @routes.get("/v1/jobs/{job_id}/story", Action.SEE, reply=StoryReply)
 async def job_story(
-    request: Request, job_id: JobId, after: int = 0, limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = PAGE_MAX
+    request: Request, job_id: JobId, after: Whole = 0, limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = PAGE_MAX
 ) -> Response:
     """What happened to the job, oldest first."""
     parts = runtime_of(request).parts

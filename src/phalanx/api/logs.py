@@ -18,7 +18,7 @@ from phalanx.api.bodies import reply
 from phalanx.api.cursor import Cursor, read_cursor, write_cursor
 from phalanx.api.gate import known_job, touch
 from phalanx.api.parts import HeadParts
-from phalanx.api.routes import Routes, Shown
+from phalanx.api.routes import NUMBER_DIGITS_MAX, WHOLE_MAX, Routes, Shown, WholeOrNone
 from phalanx.api.runtime import Runtime, caller_of, off_loop, runtime_of
 from phalanx.api.sse import HEARTBEAT, EventStream, event
 from phalanx.api.views import end_event, state_event
@@ -59,11 +59,11 @@ async def job_logs(
     request: Request,
     job_id: JobId,
     rank: str = "all",
-    epoch: Annotated[int | None, Query(ge=1)] = None,
+    epoch: Annotated[int | None, Query(ge=1, le=WHOLE_MAX)] = None,
     cursor: str = "",
     follow: bool = False,
     limit_bytes: Annotated[int, Query(ge=1, le=8 * BATCH_BYTES)] = BATCH_BYTES,
-    tail_bytes: Annotated[int | None, Query(ge=0)] = None,
+    tail_bytes: WholeOrNone = None,
 ) -> Response:
     """Output of a job's ranks, by attempt and rank. `tail_bytes` begins at most so far before each stream's end.
 
@@ -71,8 +71,8 @@ async def job_logs(
     """
     runtime = runtime_of(request)
     touch(runtime.parts.store, caller_of(request), Action.SEE_OUTPUT, job_id)
-    if rank not in ("all", "supervisor") and not rank.isdecimal():
-        raise BadRequest(f"rank: {rank!r} is none", hint="a number, all, or supervisor")
+    if rank not in ("all", "supervisor") and (not rank.isdecimal() or len(rank) > NUMBER_DIGITS_MAX):
+        raise BadRequest(f"rank: {rank[:60]!r} is none", hint="a number, all, or supervisor")
     wanted = Wanted(rank=rank, epoch=epoch)
     place = read_cursor(request.headers.get("last-event-id") or cursor)
     if tail_bytes is not None and not place:

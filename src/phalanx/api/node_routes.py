@@ -17,7 +17,7 @@ from starlette.responses import Response
 from phalanx.api.blobs import send_blob
 from phalanx.api.bodies import decoded, nothing, read_body, reply
 from phalanx.api.gate import own_node
-from phalanx.api.routes import Routes, Shown
+from phalanx.api.routes import Routes, Shown, Whole
 from phalanx.api.runtime import Runtime, caller_of, off_loop, runtime_of
 from phalanx.core.errors import BadRequest, NotPermitted, PhalanxError, TryLater
 from phalanx.core.ids import NodeId
@@ -167,9 +167,7 @@ async def hello(request: Request) -> Response:
 
 
 @routes.get("/v1/node/commands", Action.SUPERVISE, reply=CommandsReply)
-async def give_commands(
-    request: Request, after: Annotated[int, Query(ge=0)] = 0, wait_s: Annotated[float, Query(ge=0)] = 0.0
-) -> Response:
+async def give_commands(request: Request, after: Whole = 0, wait_s: Annotated[float, Query(ge=0)] = 0.0) -> Response:
     """Commands after a seq, waiting for one up to `wait_s`. Asking after a seq acknowledges all up to it."""
     runtime = runtime_of(request)
     node_id = _node_of(request)
@@ -215,7 +213,7 @@ async def give_blob(request: Request, sha256: str) -> Response:
 async def give_exec_input(
     request: Request,
     session_name: str,
-    after: Annotated[int, Query(ge=0)] = 0,
+    after: Whole = 0,
     wait_s: Annotated[float, Query(ge=0)] = 0.0,
 ) -> Response:
     """What the user typed from byte `after` on, or a new size, waiting for either up to `wait_s`. 404 once the user has left."""

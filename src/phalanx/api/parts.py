@@ -98,6 +98,7 @@ class Limits:
 
     Attributes:
         body_bytes: of a JSON body; a job file is some kilobytes.
+        body_s: within which a body must be here, blobs' apart: those have a limit on each pause.
         streams_bytes: of one shipment of a supervisor: 32 chunks of the wire's largest size.
         blob_bytes: of one uploaded working directory (DESIGN 2: over 100 MB is refused).
         wait_s: longest that a poll may hang; proxies cut at 60 s.
@@ -108,6 +109,7 @@ class Limits:
     """
 
     body_bytes: int = MIB
+    body_s: float = 30.0
     streams_bytes: int = 8 * MIB
     blob_bytes: int = 100 * MIB
     wait_s: float = 30.0

@@ -25,7 +25,7 @@ def seen(parts: HeadParts, caller: Caller, job: Job, attempts: Sequence[Attempt]
     known = parts.store.attempts(job.id) if attempts is None and job.epoch else attempts or ()
     attempt = known[-1] if known else None
     return job_view(
-        job, attempt=attempt, waiting=parts.driver.waits.get(job.id), progress=progress_of(parts, job),
+        job, attempt=attempt, waiting=parts.driver.waits.get(job.id), progress=_live_progress(parts, job, attempt),
         utilization=parts.telemetry.utilization(job.id), whole=sees_all_of(caller, job), output_root=parts.output_root,
         virtual=_on_virtual(parts, attempt),
     )  # fmt: skip
@@ -34,6 +34,21 @@ def seen(parts: HeadParts, caller: Caller, job: Job, attempts: Sequence[Attempt]
 def all_seen(parts: HeadParts, caller: Caller, jobs: Iterable[Job]) -> list[JobView]:
     """The same for many."""
     return [seen(parts, caller, job) for job in jobs]
+
+
+def _live_progress(parts: HeadParts, job: Job, attempt: Attempt | None) -> Progress | None:
+    """The progress of the live attempt: what it resumed from until it made a step of its own, never the step of the one before."""
+    progress = progress_of(parts, job)
+    if attempt is None or not attempt.live:
+        return progress
+    if progress is not None and (progress.epoch, progress.generation) >= (attempt.epoch, attempt.generation):
+        return progress
+    if attempt.resume is None:
+        return None
+    return Progress(
+        epoch=attempt.epoch, generation=attempt.generation, step=attempt.resume.step, at_s=attempt.generation_s,
+        steps_total=parts.telemetry.steps_total(job.id), checkpoint_step=attempt.resume.step,
+    )  # fmt: skip
 
 
 def progress_of(parts: HeadParts, job: Job) -> Progress | None:

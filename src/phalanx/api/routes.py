@@ -13,9 +13,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Query
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
@@ -28,6 +28,11 @@ from phalanx.core.work.people import Action
 
 Handler = Callable[..., Awaitable[Response]]
 H = TypeVar("H", bound=Handler)
+
+WHOLE_MAX: Final = 1 << 53  # of a number in a query: exact in JSON, and fits the store's integers
+NUMBER_DIGITS_MAX: Final = 15  # of one that comes as text: below WHOLE_MAX whatever they are
+Whole = Annotated[int, Query(ge=0, le=WHOLE_MAX)]
+WholeOrNone = Annotated[int | None, Query(ge=0, le=WHOLE_MAX)]
 
 
 class Shown(enum.Enum):
@@ -84,7 +89,9 @@ class GatedRoute(APIRoute):
                 request.state.caller = runtime.gate.admit(headers.get("authorization"), declared.action)
             limit: int = getattr(runtime.parts.limits, declared.body_limit)
             length = headers.get("content-length")
-            if length is not None and (not length.isdecimal() or int(length) > limit):
+            if length is not None and (
+                not length.isdecimal() or len(length) > NUMBER_DIGITS_MAX or int(length) > limit
+            ):
                 raise too_large(request, limit)
             response: Response = await handle(request)
             return response

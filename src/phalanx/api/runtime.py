@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Final, ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar, cast
 
 from fastapi import FastAPI
 from starlette.requests import Request
@@ -73,6 +73,11 @@ class Runtime:
             PhalanxError: refused.
         """
         return await self.answers.of(self.parts.driver.request(wish))
+
+    async def ask_all(self, wishes: list[Wish]) -> list[Answer | PhalanxError]:
+        """The same for several wishes in one step of the controller, with nothing scheduled in between; refusals are among the answers."""
+        # One letter, as supervisors' reports are handed over: the driver carries out whatever kind of event is in it.
+        return await self.answers.of(self.parts.driver.report(cast("list[Report]", wishes)))
 
     async def report(self, reports: list[Report]) -> list[Answer | PhalanxError]:
         """Hand supervisors' reports over; returns when they are durable."""

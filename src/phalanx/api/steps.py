@@ -14,7 +14,7 @@ from phalanx.api.bodies import reply
 from phalanx.api.cursor import Cursor, read_cursor, write_cursor
 from phalanx.api.gate import known_job
 from phalanx.api.parts import HeadParts
-from phalanx.api.routes import Routes
+from phalanx.api.routes import NUMBER_DIGITS_MAX, Routes
 from phalanx.api.runtime import off_loop, runtime_of
 from phalanx.core.errors import BadRequest
 from phalanx.core.ids import Epoch, Generation, JobId
@@ -41,8 +41,8 @@ async def job_steps(
     """Steps by attempt, in the order reported; `rank` is a number, or `all` for those of the first node. Ask on with `after=cursor`."""
     parts = runtime_of(request).parts
     known_job(parts.store, job_id)
-    if rank != "all" and not rank.isdecimal():
-        raise BadRequest(f"rank: {rank!r} is none", hint="a number, or all")
+    if rank != "all" and (not rank.isdecimal() or len(rank) > NUMBER_DIGITS_MAX):
+        raise BadRequest(f"rank: {rank[:60]!r} is none", hint="a number, or all")
     return reply(await off_loop(read_steps, parts, job_id, read_cursor(after), rank, limit))
 
 

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from phalanx.api.bodies import reply
 from phalanx.api.gate import known_job
-from phalanx.api.routes import Routes, Shown
+from phalanx.api.routes import NUMBER_DIGITS_MAX, Routes, Shown, Whole, WholeOrNone
 from phalanx.api.runtime import Runtime, off_loop, runtime_of
 from phalanx.api.sse import HEARTBEAT, EventStream, event
 from phalanx.api.views import end_event, state_event
@@ -26,7 +26,7 @@ routes = Routes()
 
 
 @routes.get("/v1/jobs/{job_id}/events", Action.SEE, reply=Shown.EVENTS)
-async def job_events(request: Request, job_id: JobId, after: int = 0) -> Response:
+async def job_events(request: Request, job_id: JobId, after: Whole = 0) -> Response:
     """Follow one job: `story`, `state`, and `end` when it is over. An event's id is the line's seq."""
     runtime = runtime_of(request)
     known_job(runtime.parts.store, job_id)
@@ -34,7 +34,7 @@ async def job_events(request: Request, job_id: JobId, after: int = 0) -> Respons
 
 
 @routes.get("/v1/events", Action.SEE, reply=Shown.EVENTS)
-async def all_events(request: Request, after: int | None = None) -> Response:
+async def all_events(request: Request, after: WholeOrNone = None) -> Response:
     """Follow everything from now on, or from after a seq: `story`, and after a batch the `state` of each job in it."""
     runtime = runtime_of(request)
     asked = request.headers.get("last-event-id")
@@ -43,7 +43,7 @@ async def all_events(request: Request, after: int | None = None) -> Response:
 
 
 @routes.get("/v1/story", Action.SEE, reply=StoryReply)
-async def whole_story(request: Request, after: int = 0, node: str | None = None, limit: int = _PAGE) -> Response:
+async def whole_story(request: Request, after: Whole = 0, node: str | None = None, limit: Whole = _PAGE) -> Response:
     """Story lines of all jobs and nodes, or of one node, oldest first."""
     lines = await off_loop(_lines, runtime_of(request), None, node, after, max(1, min(limit, _PAGE)))
     return reply(StoryReply(story=list(lines), last=lines[-1].seq if lines else after))
@@ -131,6 +131,6 @@ def _after(request: Request, after: int) -> int:
     asked = request.headers.get("last-event-id", "")
     if not asked:
         return after
-    if not asked.isdecimal():
+    if not asked.isdecimal() or len(asked) > NUMBER_DIGITS_MAX:
         raise BadRequest(f"Last-Event-ID: {asked[:60]!r} is no seq", hint="send the id of the last event")
     return int(asked)

@@ -8,6 +8,7 @@ One process: uvicorn's event loop on the main thread, the controller on its own,
 from __future__ import annotations
 
 import argparse
+import contextlib
 import getpass
 import hashlib
 import json
@@ -21,7 +22,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from phalanx import __version__
 from phalanx.api.app import build_app
@@ -40,7 +41,7 @@ from phalanx.core.access.node_keys import node_token
 from phalanx.core.errors import Conflict, PhalanxError
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.ids import ProjectId, QueueId, TokenId, UserId
-from phalanx.core.state.events import NodeDead, PutProject, PutQueue, PutToken, PutUser
+from phalanx.core.state.events import ForgetNode, NodeDead, PutProject, PutQueue, PutToken, PutUser
 from phalanx.core.work.people import Token, User, UserRole
 from phalanx.core.work.queue import Project, Queue
 from phalanx.engines.local.engine import REVIVE_AFTER_S, LocalEngine
@@ -57,9 +58,11 @@ _log = logging.getLogger("phalanx.head")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How this head runs."""
+    """How this head runs. `remembered` is what the next one takes over where it is not told otherwise."""
 
     home: Home
+    lock: int
+    remembered: dict[str, Any]
     port: int
     nodes: list[LocalNode]
     lease_s: float
@@ -69,11 +72,12 @@ class Options:
 def main(argv: list[str] | None = None) -> int:
     """Run a head. Returns its exit code; the reason for a refusal is the last line of its output."""
     try:
-        options = _options(argv)
-        lock = options.home.lock()
+        given = _arguments(argv)
+        home = Home.open(given.home)
+        lock = home.lock()
         try:
-            _log_to(options.home)
-            Head(options).run()
+            _log_to(home)
+            Head(_options(given, home, lock)).run()
         finally:
             os.close(lock)
     except PhalanxError as error:
@@ -90,9 +94,12 @@ class Head:
         self._options = options
         self._clock = SystemClock()
         self._head_id = secrets.token_hex(8)
-        self._secret = self._home.secret()
         self._socket = _listen(options.port)
         self._url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        options.home.say_who_holds(options.lock, {"pid": os.getpid(), "url": self._url})
+        options.home.write_private("cluster.json", json.dumps(options.remembered))
+        self._secret = self._home.secret()
+        self._set_aside_orphans()
         self._store = SqliteStore(self._home.at("phalanx.db"))
         self._logs = FileLogs(self._home.at("logs"))
         self._mailboxes, self._telemetry = Mailboxes(), Telemetry()
@@ -170,6 +177,23 @@ class Head:
         ]
         if deaths:
             self._driver.report(deaths).result(timeout=30)
+        fleet = {node.id for node in self._options.nodes}
+        for node in list(self._driver.controller.world.nodes.values()):
+            if node.engine == self._engine.name and node.state is NodeState.DOWN and node.id not in fleet:
+                with contextlib.suppress(PhalanxError):  # it still holds a job that has to settle first
+                    self._driver.request(ForgetNode(node_id=node.id, by=UserId("head"))).result(timeout=30)
+
+    def _set_aside_orphans(self) -> None:
+        """Without a database, job numbers begin anew: output of the numbers before must not pass for theirs."""
+        database = self._home.at("phalanx.db")
+        if os.path.exists(database) and os.path.getsize(database):
+            return
+        for name in ("logs", "outputs", "checkpoints"):
+            folder = self._home.at(name)
+            if os.path.isdir(folder) and os.listdir(folder):
+                aside = f"{folder}.before-{time.strftime('%Y%m%d-%H%M%S')}"
+                os.rename(folder, aside)
+                _log.warning("there is no database: %s is set aside as %s", folder, aside)
 
     def _node_environment(self) -> dict[str, str]:
         return {
@@ -180,22 +204,37 @@ class Head:
 
     def _bootstrap(self) -> None:
         """The first start: this user is the admin, with a token in the state folder; one project and one queue exist."""
-        if self._driver.controller.world.users:
-            return
-        now_s, name = self._clock.now_s(), UserId(getpass.getuser())
+        world, now_s = self._driver.controller.world, self._clock.now_s()
+        admins = sorted(user.id for user in world.users.values() if user.role is UserRole.ADMIN and not user.disabled)
+        if not world.users:
+            admins = [UserId(getpass.getuser())]
+            for event in (
+                PutUser(user=User(id=admins[0], role=UserRole.ADMIN, created_s=now_s)),
+                PutProject(project=Project(id=ProjectId("default"), created_s=now_s)),
+                PutQueue(queue=Queue(id=QueueId("default"))),
+            ):
+                self._driver.request(event).result(timeout=30)
+        if admins and not self._token_is_good(now_s):
+            self._make_token(admins[0], now_s)
+
+    def _token_is_good(self, now_s: float) -> bool:
+        """Whether the state folder's token opens this head; it may be lost, or of another database."""
+        try:
+            with open(self._home.at("token"), encoding="utf-8") as file:
+                known = self._store.token(hashlib.sha256(file.read().strip().encode()).hexdigest())
+        except (OSError, UnicodeDecodeError):
+            return False
+        return known is not None and known.good(now_s)
+
+    def _make_token(self, admin: UserId, now_s: float) -> None:
         secret = secrets.token_urlsafe(32)
         token = Token(
-            id=TokenId(secrets.token_hex(6)), user=name, sha256=hashlib.sha256(secret.encode()).hexdigest(), created_s=now_s,
-            note="made at the first start",
+            id=TokenId(secrets.token_hex(6)), user=admin, sha256=hashlib.sha256(secret.encode()).hexdigest(), created_s=now_s,
+            note="made by the head for its own state folder",
         )  # fmt: skip
-        for event in (
-            PutUser(user=User(id=name, role=UserRole.ADMIN, created_s=now_s)),
-            PutProject(project=Project(id=ProjectId("default"), created_s=now_s)),
-            PutQueue(queue=Queue(id=QueueId("default"))),
-            PutToken(token=token),
-        ):
-            self._driver.request(event).result(timeout=30)
+        self._driver.request(PutToken(token=token)).result(timeout=30)
         self._home.write_private("token", secret)
+        _log.info("made token %s for %s", token.id, admin)
 
     def _long_leases_until_s(self) -> float:
         """Up to when a planned stop of the head before has granted leases, on CLOCK_BOOTTIME of this boot; else 0."""
@@ -221,7 +260,7 @@ class Head:
         _log.info("head %s stopped; nodes %s", self._head_id, "go on" if running else "ended")
 
 
-def _options(argv: list[str] | None) -> Options:
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="phalanx-head", description="Run a Phalanx head; `phalanx up` does this for you."
     )
@@ -232,8 +271,11 @@ def _options(argv: list[str] | None) -> Options:
     parser.add_argument(
         "--revive", type=float, default=None, help="seconds until a dead local node is brought back; 0: never"
     )
-    given = parser.parse_args(argv)
-    home = Home.open(given.home)
+    return parser.parse_args(argv)
+
+
+def _options(given: argparse.Namespace, home: Home, lock: int) -> Options:
+    """What was given, else what the head before remembered, else the defaults."""
     before = home.read_json("cluster.json")
     port = given.port if given.port is not None else int(before.get("port", PORT_DEFAULT))
     virtual = given.virtual if given.virtual is not None else before.get("virtual")
@@ -246,10 +288,13 @@ def _options(argv: list[str] | None) -> Options:
     nodes += [
         node for node in known(home.path) if node.id not in kept
     ]  # still running from before: watched on until they end
-    home.write_private(
-        "cluster.json", json.dumps({"port": port, "virtual": virtual, "lease_s": lease_s, "revive_s": revive_s})
-    )
-    return Options(home=home, port=port, nodes=nodes, lease_s=lease_s, revive_after_s=revive_s or None)
+    remembered = {
+        "port": port, "virtual": virtual, "lease_s": lease_s, "revive_s": revive_s, "nodes": [node.id for node in nodes],
+    }  # fmt: skip
+    return Options(
+        home=home, lock=lock, remembered=remembered, port=port, nodes=nodes, lease_s=lease_s,
+        revive_after_s=revive_s or None,
+    )  # fmt: skip
 
 
 def _listen(port: int) -> socket.socket:

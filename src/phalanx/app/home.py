@@ -44,6 +44,11 @@ class Home:
             raise Conflict(f"a head already runs in {self.path}", hint="phalanx down stops it") from error
         return fd
 
+    def say_who_holds(self, lock: int, record: dict[str, Any]) -> None:
+        """Write who holds the lock into it: a lost head.json must not hide a living head."""
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, json.dumps(record).encode(), 0)
+
     def secret(self) -> bytes:
         """The head's own 256 bits, made once."""
         path = self.at("node_secret")

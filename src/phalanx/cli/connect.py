@@ -17,7 +17,11 @@ PATIENCE_S: Final = 10.0  # for a head that restarts; a person at a prompt waits
 FOLLOW_PATIENCE_S: Final = 600.0  # of `run` and `logs -f`: as long as jobs outlive their head (its long leases)
 
 
-def connect(patience_s: float | None = None) -> Client:
+ANSWER_S: Final = 5.0  # of one short call
+PROBE_S: Final = 1.0  # of the question whether a head is there at all
+
+
+def connect(patience_s: float | None = None, answer_s: float = ANSWER_S) -> Client:
     """A client of this user's head; nothing is sent yet. It waits `patience_s` for a head that was there and went.
 
     Raises:
@@ -25,7 +29,7 @@ def connect(patience_s: float | None = None) -> Client:
     """
     from phalanx.client import Client  # 30 ms of http.client that `--help` need not pay
 
-    client = Client(patience_s=PATIENCE_S if patience_s is None else patience_s)
+    client = Client(patience_s=PATIENCE_S if patience_s is None else patience_s, answer_s=answer_s)
     client.transport.url()
     return client
 
@@ -38,10 +42,10 @@ def sees_our_files(client: Client) -> bool:
 
 
 def healthy(url: str) -> str:
-    """The id of the head that answers at `url` now; "" if none does."""
+    """The id of the head that answers at `url` within a second; "" if none does."""
     from phalanx.client import Client
 
-    with Client(url, "none", patience_s=0.0) as client:  # health takes no token
+    with Client(url, "none", patience_s=0.0, answer_s=PROBE_S) as client:  # health takes no token
         try:
             return client.health().head_id
         except PhalanxError:

@@ -132,6 +132,7 @@ def phalanx(context: click.Context, url: str | None, debug: bool) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and give its exit code. Raises nothing."""
+    _open_closed_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
     ours = words[: words.index("--")] if "--" in words else words
     debug = "--debug" in ours or bool(os.environ.get("PHALANX_DEBUG"))
@@ -144,3 +145,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return NO_READER
     except (Exception, KeyboardInterrupt) as fault:  # noqa: BLE001  # the one place where every fault becomes a line
         return ended_by(fault, debug=debug)
+
+
+def _open_closed_streams() -> None:
+    """A stream that was closed before we began (`>&-`) leads to nowhere; no file or connection may take its number."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is not None:
+            continue
+        fd = os.open(os.devnull, os.O_RDWR)
+        if fd != number:
+            os.dup2(fd, number)
+            os.close(fd)
+        setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115  # open as long as we run

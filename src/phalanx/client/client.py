@@ -10,12 +10,13 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, Final, Self, TypeVar
 from urllib.parse import quote, urlencode
 
 from phalanx.client.following import Event, follow
-from phalanx.client.transport import PATIENCE_S, Retry, Transport, unreachable
+from phalanx.client.transport import ANSWER_S, PATIENCE_S, REPLY_TIMEOUT_S, Retry, Transport, unreachable
 from phalanx.core.errors import BadRequest, TooLarge, Unreachable, WaitTimedOut
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ T = TypeVar("T")
 
 BODY_BYTES_MAX: Final = 1 << 20  # the head takes no larger job; told here before it is sent
 _COPY_BYTES: Final = 1 << 18
+_ID: Final = re.compile(r"[A-Za-z0-9._@-]{1,64}")  # of a user, project, queue or token
 
 
 class Submission:
@@ -63,6 +65,7 @@ class Client:
         token: of the caller.
         home: state folder to look in instead of PHALANX_HOME.
         patience_s: how long a head that was reached before is waited for.
+        answer_s: how long a short call may take.
     """
 
     def __init__(
@@ -72,8 +75,9 @@ class Client:
         *,
         home: str | None = None,
         patience_s: float = PATIENCE_S,
+        answer_s: float = ANSWER_S,
     ) -> None:
-        self.transport = Transport(url, token, home=home, patience_s=patience_s)
+        self.transport = Transport(url, token, home=home, patience_s=patience_s, answer_s=answer_s)
 
     def __enter__(self) -> Self:
         return self
@@ -276,9 +280,8 @@ class Client:
 
     def exec_output(self, session: str, after: int, *, wait_s: float = 20.0) -> api.ExecOutputReply:
         """What it printed from byte `after` on."""
-        return self._get(
-            f"/v1/exec/{_name(session)}/output" + _query({"after": after, "wait_s": wait_s}), api.ExecOutputReply
-        )
+        path = f"/v1/exec/{_name(session)}/output" + _query({"after": after, "wait_s": wait_s})
+        return _record(self.transport.json("GET", path, timeout_s=REPLY_TIMEOUT_S), api.ExecOutputReply)
 
     def exec_input(self, session: str, offset: int, data: bytes = b"", *, closed: bool = False) -> int:
         """Type into it; answers up to which byte the input is taken."""
@@ -328,7 +331,7 @@ class Client:
     def put_user(self, user_id: str, *, role: str | None = None, disabled: bool | None = None) -> api.UserView:
         """Add a user or change one."""
         return _record(
-            self._put(f"/v1/users/{_name(user_id)}", {"role": role, "disabled": disabled}), api.UserReply
+            self._put(f"/v1/users/{_id('user', user_id)}", {"role": role, "disabled": disabled}), api.UserReply
         ).user
 
     def projects(self) -> list[api.ProjectView]:
@@ -340,7 +343,7 @@ class Client:
     ) -> api.ProjectView:
         """Add a project or change one."""
         body = {"members": members, "admins": admins}
-        return _record(self._put(f"/v1/projects/{_name(project_id)}", body), api.ProjectReply).project
+        return _record(self._put(f"/v1/projects/{_id('project', project_id)}", body), api.ProjectReply).project
 
     def queues(self) -> list[api.QueueView]:
         """All queues."""
@@ -349,7 +352,7 @@ class Client:
     def put_queue(self, queue_id: str, *, priority: int | None = None, open: bool | None = None) -> api.QueueView:  # noqa: A002
         """Add a queue or change one."""
         return _record(
-            self._put(f"/v1/queues/{_name(queue_id)}", {"priority": priority, "open": open}), api.QueueReply
+            self._put(f"/v1/queues/{_id('queue', queue_id)}", {"priority": priority, "open": open}), api.QueueReply
         ).queue
 
     def tokens(self) -> list[api.TokenView]:
@@ -365,7 +368,7 @@ class Client:
 
     def revoke_token(self, token_id: str) -> None:
         """End a token."""
-        self.transport.json("DELETE", f"/v1/tokens/{_name(token_id)}")
+        self.transport.json("DELETE", f"/v1/tokens/{_id('token', token_id)}")
 
     # ---- uploads ---------------------------------------------------------------------------------------------------------
 
@@ -384,7 +387,8 @@ class Client:
         if self.has_blob(sha256):
             return
         headers = {"Content-Length": str(size_bytes), "Content-Type": "application/octet-stream"}
-        self.transport.send("PUT", f"/v1/blobs/{_name(sha256)}", file, again=False, headers=headers)
+        path = f"/v1/blobs/{_name(sha256)}"
+        self.transport.send("PUT", path, file, again=False, headers=headers, timeout_s=REPLY_TIMEOUT_S)
 
     def _open(self, path: str) -> http.client.HTTPResponse:
         retry = Retry(self.transport)
@@ -435,3 +439,14 @@ def _name(text: str) -> str:
     if not text or text in (".", ".."):
         raise BadRequest(f"{text!r} is no name")
     return quote(text, safe="")
+
+
+def _id(kind: str, text: str) -> str:
+    """The id of a user, project, queue or token as one segment of a path.
+
+    Raises:
+        BadRequest: no such thing can have this name.
+    """
+    if not _ID.fullmatch(text):
+        raise BadRequest(f"{text[:80]!r} is no name of a {kind}", hint="1 to 64 letters, digits and . _ @ -")
+    return _name(text)

@@ -19,7 +19,8 @@ from phalanx.core.errors import BY_CODE, PhalanxError, Unreachable
 
 FIRST_PATIENCE_S: Final = 0.5  # a dead head is told within a second (issue: what must be seen)
 PATIENCE_S: Final = 30.0  # a head that restarts with 10,000 jobs is back in a few seconds
-REPLY_TIMEOUT_S: Final = 60.0  # over the longest poll that the head grants
+REPLY_TIMEOUT_S: Final = 60.0  # of long polls, uploads and archives: over the longest poll that the head grants
+ANSWER_S: Final = 5.0  # of all else: a head that is stopped or overloaded is told, not waited for
 _PAUSE_S: Final = 0.05
 _PAUSE_MAX_S: Final = 1.0
 _SAFE: Final = frozenset({"GET", "HEAD", "PUT", "DELETE", "PATCH"})
@@ -38,11 +39,13 @@ class Transport:
         *,
         home: str | None = None,
         patience_s: float = PATIENCE_S,
+        answer_s: float = ANSWER_S,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._url, self._token, self._home = url, token, home
-        self._patience_s = patience_s
+        self._patience_s, self._answer_s = patience_s, answer_s
+        self._tokens: dict[str, str] = {}
         self._monotonic, self._sleep = monotonic, sleep
         self._reached = False
         self._own = threading.local()
@@ -53,10 +56,22 @@ class Transport:
 
     def headers(self) -> dict[str, str]:
         """What every request carries."""
-        return {"Authorization": f"Bearer {self._token or find_token(self._home)}", "Accept": "application/json"}
+        token = self._token
+        if not token:
+            url = self.url()
+            token = self._tokens.get(url)  # while its head restarts the folder may not say whose the token is
+            if token is None:
+                token = self._tokens[url] = find_token(self._home, url)
+        return {"Authorization": f"Bearer {token}", "Accept": "application/json"}
 
     def json(
-        self, method: str, path: str, body: bytes | None = None, *, again: bool | None = None, **headers: str
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        again: bool | None = None,
+        timeout_s: float | None = None,
     ) -> bytes:
         """The body of the reply to a JSON request.
 
@@ -65,26 +80,36 @@ class Transport:
             path: with its query.
             body: JSON.
             again: whether the request may be sent twice; None lets the method decide.
-            headers: more of them, underscores for hyphens.
+            timeout_s: how long its answer may take; None for that of a short call.
 
         Raises:
             PhalanxError: the head refused, or cannot be reached.
         """
-        return self.send(method, path, body, again=method in _SAFE if again is None else again, headers=headers)
+        return self.send(method, path, body, again=method in _SAFE if again is None else again, timeout_s=timeout_s)
 
     def send(
-        self, method: str, path: str, body: Body, *, again: bool, headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: Body,
+        *,
+        again: bool,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
     ) -> bytes:
         """The same for any body; one that is read only once must not be sent again."""
         retry = Retry(self)
-        named = {name.replace("_", "-"): value for name, value in (headers or {}).items()}
+        limit_s = self._answer_s if timeout_s is None else timeout_s
         while True:
             try:
-                reply = self._exchange(method, path, body, {**self.headers(), **named}, fresh=not again)
+                sent = {**self.headers(), **(headers or {})}
+                reply = self._exchange(method, path, body, sent, fresh=not again, timeout_s=limit_s)
                 payload = reply.read()
             except (*_BROKEN, Unreachable) as error:
                 self.drop()
-                retry.after(error, again=again or _never_sent(error))
+                # Who has the patience of a follower goes on asking; others are told after one silence.
+                silent = isinstance(error, TimeoutError) and self.patience() < REPLY_TIMEOUT_S
+                retry.after(error, again=not silent and (again or _never_sent(error)))
                 continue
             self._reached = True
             if reply.status < 400:
@@ -135,14 +160,17 @@ class Transport:
         self._sleep(seconds)
 
     def _exchange(
-        self, method: str, path: str, body: Body, headers: Mapping[str, str], *, fresh: bool
+        self, method: str, path: str, body: Body, headers: Mapping[str, str], *, fresh: bool, timeout_s: float
     ) -> http.client.HTTPResponse:
         """Send and get the reply's head. A connection kept open may have been closed by the head meanwhile, so `fresh` takes a new one."""
         if fresh:
             self.drop()
         connection = getattr(self._own, "connection", None)
         if connection is None:
-            connection = self._own.connection = self._connect(REPLY_TIMEOUT_S)
+            connection = self._own.connection = self._connect(timeout_s)
+        connection.timeout = timeout_s
+        if connection.sock is not None:
+            connection.sock.settimeout(timeout_s)
         try:
             connection.request(method, path, body=body, headers=dict(headers))
         except (BrokenPipeError, ConnectionResetError):
@@ -192,6 +220,10 @@ def unreachable(transport: Transport, error: BaseException) -> Unreachable:
         where = transport.url()
     except PhalanxError as gone:
         return Unreachable(gone.message, hint=gone.hint)
+    if isinstance(error, TimeoutError):
+        return Unreachable(
+            f"the head at {where} does not answer; it may be stopped or overloaded", hint="phalanx doctor looks into it"
+        )
     why = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return Unreachable(
         f"the head at {where} does not answer: {why}", hint="phalanx doctor looks into it; phalanx up starts one"

@@ -36,6 +36,7 @@ START_LIMIT_S: Final = 60.0  # from Prepare to the barrier; a node that needs lo
 SETUP_LIMIT_S: Final = 3600.0  # the same when the job has a setup script
 REMIND_EVERY_S: Final = 5.0
 IDLE_WAKE_S: Final = 1.0
+HEAD_AWAY_S: Final = 2.0 * IDLE_WAKE_S  # a gap between two steps that only a head that did not run can have
 
 
 @dataclass(slots=True)
@@ -59,6 +60,7 @@ class Controller:
     )  # asked for on CLOCK_BOOTTIME
     _reminded_s: dict[JobId, float] = field(default_factory=dict)
     _unjudged: dict[JobId, None] = field(default_factory=dict)
+    _stepped_boot_s: float = 0.0
     _judge_all: bool = True
     _ended: deque[JobId] = field(default_factory=deque)
 
@@ -86,6 +88,9 @@ class Controller:
 
     def step(self, now: Now, inbox: Sequence[Event]) -> Outbox:
         """One turn. Refused requests are answered with their error and change nothing; nor does a step that breaks off."""
+        if now.boot_s - self._stepped_boot_s > HEAD_AWAY_S:
+            self.leases.presume_live(now.boot_s)
+        self._stepped_boot_s = now.boot_s
         ages_s = _Ages(self._placed_boot_s, now.boot_s)
         turn = Turn(world=self.world, settings=self.settings, now=now, change=Change(world=self.world), ages_s=ages_s)
         try:

@@ -132,6 +132,12 @@ class LeaseBook:
                 lease.over = lease.over or lease.ends_s <= now_s
             return sorted(node_id for node_id, lease in self._leases.items() if lease.over)
 
+    def presume_live(self, now_s: float) -> None:
+        """The head itself was away (stopped, suspended): nobody could renew, so every lease lasts one full lease from now."""
+        with self.guard:
+            for lease in self._leases.values():
+                lease.ends_s = max(lease.ends_s, now_s + self.terms[0] + MARGIN_S)
+
     def drop(self, node_ids: Iterable[NodeId]) -> None:
         """Forget leases: the loss of these nodes is committed."""
         with self.guard:

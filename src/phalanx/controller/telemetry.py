@@ -37,6 +37,7 @@ class _Track:
     torn: bytes = b""
     steps: deque[tuple[int, int, int | None]] = field(default_factory=lambda: deque(maxlen=RATE_STEPS))
     step: int | None = None
+    step_generation: Generation = Generation(0)  # that made `step`; behind `generation` until the new one's first step
     at_s: float = 0.0
     loss: float | None = None
     steps_total: int | None = None
@@ -96,10 +97,16 @@ class Telemetry:
                 return None
             step_s, tokens_per_s = _rates(track)
             return Progress(
-                epoch=track.epoch, generation=track.generation, step=track.step, at_s=track.at_s, steps_total=track.steps_total,
+                epoch=track.epoch, generation=track.step_generation, step=track.step, at_s=track.at_s, steps_total=track.steps_total,
                 loss=track.loss, tokens_per_s=tokens_per_s, step_s=step_s, saving=track.saving,
                 checkpoint_step=track.checkpoint_step,
             )  # fmt: skip
+
+    def steps_total(self, job_id: JobId) -> int | None:
+        """How many steps the job plans to make, by its newest word on that."""
+        with self._lock:
+            track = self._tracks.get(job_id)
+            return None if track is None else track.steps_total
 
     def devices(self, node_id: NodeId) -> NodeSamples | None:
         """The node's newest samples, or None if it sent none under this head."""
@@ -190,7 +197,7 @@ def _read_step(job_id: JobId, track: _Track, report: dict[str, Any]) -> Progress
     step, begin_ns, end_ns, at_s = (report.get(name) for name in ("step", "begin_ns", "end_ns", "at_s"))
     if not isinstance(step, int) or not isinstance(at_s, (int, float)):
         return None
-    track.step, track.at_s = step, float(at_s)
+    track.step, track.step_generation, track.at_s = step, track.generation, float(at_s)
     loss, tokens = report.get("loss"), report.get("tokens")
     # A loss of NaN is news to its user, but JSON has no word for it: absent says so too.
     track.loss = float(loss) if isinstance(loss, (int, float)) and math.isfinite(loss) else None

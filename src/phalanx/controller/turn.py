@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from phalanx.controller.outbox import Now
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.lifecycle.attempt import transition
 from phalanx.core.lifecycle.facts import Case, Facts, Outcome
 from phalanx.core.lifecycle.happenings import Happening
-from phalanx.core.recovery.failure_rate import node_mtbf_s
-from phalanx.core.state.commands import Command
+from phalanx.core.recovery.failure_rate import gang_mtbf_s, node_mtbf_s
+from phalanx.core.state.commands import Command, Prepare
 from phalanx.core.state.story import StoryLine
 from phalanx.core.state.world import Change, World
+from phalanx.core.work.job import Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +78,20 @@ class Turn:
             self.freed = self.freed or not outcome.attempt.live
         for line in outcome.lines:
             self.change.tell(line)
-        self.commands.extend(outcome.commands)
+        self.commands.extend(self._with_mtbf(outcome.job, command) for command in outcome.commands)
 
     def tell(self, kind: str, text: str, *, node_id: NodeId | None = None, by: str = "") -> None:
         """A story line that belongs to no job."""
         self.change.tell(StoryLine(seq=0, at_s=self.now.wall_s, kind=kind, text=text, node_id=node_id, by=by))
+
+    def _with_mtbf(self, job: Job, command: Command) -> Command:
+        """A `Prepare` learns how often this gang fails, by the fleet's rate and what the job itself has met."""
+        if not isinstance(command, Prepare):
+            return command
+        ran_s = 0.0 if job.started_s is None else self.now.wall_s - job.started_s
+        nodes = len(command.allocation.grants)
+        mtbf_s = gang_mtbf_s(self._mtbf_s(), nodes=nodes, losses=job.losses, exposure_s=ran_s)
+        return replace(command, mtbf_s=mtbf_s)
 
     def _mtbf_s(self) -> float:
         if (

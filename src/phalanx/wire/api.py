@@ -10,6 +10,7 @@ Times are Unix seconds (`_s`), amounts carry their unit. Bytes travel as base64.
     GET    /v1/jobs/{id}                 -> JobDetail
     PATCH  /v1/jobs/{id}                 UpdateBody -> JobReply
     POST   /v1/jobs/{id}/cancel|hold|release|requeue   WhyBody or nothing -> JobReply
+    POST   /v1/jobs/cancel               CancelBody -> JobsReply (all at once, in the order named)
     GET    /v1/jobs/{id}/story ?after=&limit=  -> StoryReply
     GET    /v1/jobs/{id}/logs ?rank=all|K|supervisor&epoch=&cursor=&limit_bytes=&tail_bytes=  -> LogsReply
            with ?follow=1 or Accept: text/event-stream an SSE stream: `log` LogChunk, `state` StateEvent, `end` EndEvent
@@ -305,6 +306,19 @@ class WhyBody(View, frozen=True, kw_only=True):
     """A reason for people, kept in the story."""
 
     why: str = ""
+
+
+class CancelBody(View, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Jobs to end for good, all in one step; `why` is for people, kept in the story of each."""
+
+    jobs: list[JobId]
+    why: str = ""
+
+
+class JobsReply(View, frozen=True, kw_only=True):
+    """Jobs, in the order they were named, each once."""
+
+    jobs: list[JobView]
 
 
 # ---- story, logs, steps, files --------------------------------------------------------------------------------------------

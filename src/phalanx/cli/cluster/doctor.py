@@ -12,8 +12,8 @@ import click
 from phalanx import __version__
 from phalanx.cli import cells
 from phalanx.cli.cluster.findings import Finding, Level, machine_findings
-from phalanx.cli.cluster.home import alive, home_folder, recorded
-from phalanx.cli.connect import connect
+from phalanx.cli.cluster.home import alive, home_folder, running
+from phalanx.cli.connect import PROBE_S, connect
 from phalanx.cli.lists import encoded
 from phalanx.cli.terminal import clean, terminal
 from phalanx.core.errors import NotSignedIn, PhalanxError, Unreachable
@@ -68,14 +68,14 @@ def _all(home: str, port: int) -> Iterator[Finding]:
 
 
 def _head_findings(home: str) -> Iterator[Finding]:
-    record = recorded(home)
+    record = running(home)
     if record is None and not os.environ.get("PHALANX_URL"):
         yield Finding(what="head", level=Level.WARN, says="none runs here", mend="phalanx up")
         return
     try:
         head = connect()
         begun = time.monotonic()
-        health = head.health()
+        health = connect(0.0, PROBE_S).health()
         took_s = time.monotonic() - begun
     except Unreachable as error:
         dead = record is not None and not alive(record.pid)

@@ -10,7 +10,7 @@ from typing import Final
 import click
 
 from phalanx.cli import cells
-from phalanx.cli.cluster.home import alive, home_folder, recorded
+from phalanx.cli.cluster.home import alive, home_folder, running
 from phalanx.cli.connect import connect
 from phalanx.core.errors import BadRequest, Conflict, TryLater, Unreachable
 from phalanx.wire.api import StopReply
@@ -29,12 +29,13 @@ def down(keep_jobs: bool, cancel_jobs: bool) -> None:
     """Stop the head. Refuses with code 75 while jobs run, unless told --keep-jobs or --cancel-jobs."""
     if keep_jobs and cancel_jobs:
         raise BadRequest("--keep-jobs and --cancel-jobs at once", hint="give one of the two")
-    record = recorded(home_folder())
+    record = running(home_folder())
     if record is None and not os.environ.get("PHALANX_URL"):
         print("no head runs here; next: phalanx up")
         return
-    head = connect()
     try:
+        head = connect()
+        url = head.transport.url()
         _ask(lambda: head.stop(keep_jobs=keep_jobs, cancel_jobs=cancel_jobs))
     except Conflict as error:
         raise TryLater(
@@ -45,7 +46,7 @@ def down(keep_jobs: bool, cancel_jobs: bool) -> None:
             print("no head runs here (the last one died); next: phalanx up")
             return
         raise
-    if record is not None:
+    if record is not None and record.url.rstrip("/") == url.rstrip("/"):
         _await_end(record.pid)
     print(
         "Phalanx is down" + ("; running jobs go on, phalanx up within 10 minutes finds them again" if keep_jobs else "")

@@ -8,6 +8,7 @@ import importlib.util
 import os
 import resource
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -58,7 +59,8 @@ class Finding:
 def machine_findings(home: str, port: int) -> Iterator[Finding]:
     """Every check that needs no head. A check that itself breaks is a finding, not an end."""
     checks: tuple[tuple[str, Callable[[], Finding]], ...] = (
-        ("python", python), ("packages", packages), ("state folder", lambda: state_folder(home)), ("cgroups", cgroups),
+        ("python", python), ("packages", packages), ("state folder", lambda: state_folder(home)), ("rights", lambda: rights(home)),
+        ("cgroups", cgroups),
         ("GPUs", gpus), ("torch", torch), (_SHM, shared_memory), ("open files", open_files), ("clock", clock),
         ("port", lambda: port_free(home, port)),
     )  # fmt: skip
@@ -129,6 +131,27 @@ def state_folder(home: str) -> Finding:
             mend="checkpoints need room: set PHALANX_HOME to a larger disk",
         )
     return Finding(what="state folder", level=Level.OK, says=says)
+
+
+def rights(home: str) -> Finding:
+    """Nobody else can read the admin's token or look into the state folder."""
+    token = os.path.join(home, "token")
+    if not os.path.isdir(home):
+        return Finding(what="rights", level=Level.OK, says=f"{home} is not made yet")
+    if os.path.exists(token) and os.stat(token).st_mode & 0o077:
+        mode = stat.S_IMODE(os.stat(token).st_mode)
+        return Finding(
+            what="rights",
+            level=Level.WARN,
+            says=f"others may use the admin's token: {token} has mode {mode:04o}",
+            mend=f"chmod 600 {token}, and phalanx tokens revoke it if others were here",
+        )
+    mode = stat.S_IMODE(os.stat(home).st_mode)
+    if mode != 0o700:
+        return Finding(
+            what="rights", level=Level.WARN, says=f"{home} has mode {mode:04o}, not 0700", mend=f"chmod 700 {home}"
+        )
+    return Finding(what="rights", level=Level.OK, says="state folder and token are this user's alone")
 
 
 def cgroups() -> Finding:
@@ -226,9 +249,9 @@ def clock() -> Finding:
 
 def port_free(home: str, port: int) -> Finding:
     """The head's port is free, or held by our head."""
-    from phalanx.cli.cluster.home import alive, recorded
+    from phalanx.cli.cluster.home import alive, running
 
-    record = recorded(home)
+    record = running(home)
     if record is not None and alive(record.pid):
         return Finding(what="port", level=Level.OK, says=f"{record.url} is held by this user's head")
     with socket.socket() as probe:

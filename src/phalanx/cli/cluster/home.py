@@ -6,10 +6,12 @@ import json
 import os
 from dataclasses import dataclass
 
+from phalanx.client.discovery import lock_holder
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """What a head wrote into head.json when it was ready."""
+    """What a head wrote into head.json when it was ready, or into its lock: `head_id` is then empty."""
 
     url: str
     pid: int
@@ -29,6 +31,24 @@ def recorded(home: str) -> Recorded | None:
         return Recorded(url=str(record["url"]), pid=int(record["pid"]), head_id=str(record["head_id"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def running(home: str) -> Recorded | None:
+    """The head of this folder as recorded, or else the live one that holds the folder's lock: its record may have been removed."""
+    found = recorded(home)
+    if found is not None:
+        return found
+    held = lock_holder(home)
+    return None if held is None else Recorded(url=held[0], pid=held[1], head_id="")
+
+
+def fleet(home: str) -> set[str]:
+    """Names of the nodes that the head of this folder brings up; empty where it did not say."""
+    try:
+        with open(os.path.join(home, "cluster.json"), encoding="utf-8") as file:
+            return {str(name) for name in json.load(file)["nodes"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
 
 
 def alive(pid: int) -> bool:

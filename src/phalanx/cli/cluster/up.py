@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from phalanx.cli.cluster.home import alive, home_folder, recorded
+from phalanx.cli.cluster.home import alive, fleet, home_folder, recorded, running
 from phalanx.cli.cluster.unit import unit
 from phalanx.cli.connect import connect, healthy
 from phalanx.cli.faults import warn
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from phalanx.client import Client
 
 _READY_S: Final = 60.0  # a head with 10,000 jobs loads in 2 s; a busy machine gets thirty times that
-_NODES_S: Final = 20.0  # for the nodes to say hello; the head is ready without them
+_ANSWER_S: Final = 5.0  # for a head that runs to answer: it may be starting, or busy for a moment
+_NODES_S: Final = 10.0  # for the nodes to say hello; the head is ready without them
 _POLL_S: Final = 0.03
 _PORT_DEFAULT: Final = 7600  # DESIGN 4
 
@@ -50,11 +51,11 @@ def up(port: int | None, virtual: str | None, foreground: bool, systemd: bool, l
             file=sys.stderr,
         )
         return
-    running = _running(home)
-    if running is not None:
+    url = _running(home)
+    if url is not None:
         if arguments:
             warn("it is up already, so the options count for nothing; phalanx down first")
-        _tell(connect(), running, "is up already")
+        _tell(connect(), url, "is up already")
         return
     if foreground:
         print("the head stays in the foreground; Ctrl-C stops it", file=sys.stderr, flush=True)
@@ -62,7 +63,7 @@ def up(port: int | None, virtual: str | None, foreground: bool, systemd: bool, l
         os.execv(sys.executable, _command(arguments))  # noqa: S606  # no shell is wanted
     url = _start(home, arguments)
     head = connect()
-    _await_nodes(head)
+    _await_nodes(head, fleet(home))
     _tell(head, url, "is up")
 
 
@@ -85,11 +86,13 @@ def _running(home: str) -> str | None:
     Raises:
         TryLater: its process runs but does not answer.
     """
-    record = recorded(home)
+    record = running(home)
     if record is None or not alive(record.pid):
         return None
-    for _ in range(20):  # it may be starting, or busy for a moment
-        if healthy(record.url) == record.head_id:
+    until = time.monotonic() + _ANSWER_S
+    while time.monotonic() < until:
+        head_id = healthy(record.url)
+        if head_id and head_id == (record.head_id or head_id):
             return record.url
         if not alive(record.pid):
             return None
@@ -158,15 +161,14 @@ def _ended(words: str, code: int) -> PhalanxError:
     return refusal
 
 
-def _await_nodes(head: Client) -> None:
-    """Until every node said hello; the list grows while they start, so it must have stood still for a moment."""
-    until, last, since = time.monotonic() + _NODES_S, -1, time.monotonic()
+def _await_nodes(head: Client, names: set[str]) -> None:
+    """Until the nodes that this head brings up said hello. Others that it remembers may be gone for good."""
+    until = time.monotonic() + _NODES_S
     while time.monotonic() < until:
         nodes = head.nodes()
-        up_now = sum(node.state is NodeState.UP for node in nodes)
-        if up_now != last:
-            last, since = up_now, time.monotonic()
-        if nodes and up_now == len(nodes) and time.monotonic() - since > 0.3:
+        up_now = {node.id for node in nodes if node.state is NodeState.UP}
+        awaited = names or {node.id for node in nodes if node.state is not NodeState.DOWN}
+        if up_now and awaited <= up_now:
             return
         time.sleep(_POLL_S * 2)
 

@@ -18,6 +18,7 @@ from phalanx.core.state.story import StoryLine
 
 _FRAME_S: Final = 0.2
 _PROGRESS_EVERY_S: Final = 2.0
+_GONE_KINDS: Final = ("node_down", "node_lost")
 _LEAST_COLUMNS, _LEAST_ROWS = 60, 18  # below it the live view shows too little
 
 
@@ -88,6 +89,8 @@ class PlainAudience:
     def __init__(self) -> None:
         self._progress_s = 0.0
         self._step = -1
+        self._when_s = 0.0  # of the last line, since the demo began
+        self._gone: set[tuple[str | None, float]] = set()  # (node, moment) of each loss told
 
     def __enter__(self) -> Self:
         return self
@@ -106,7 +109,11 @@ class PlainAudience:
             self._print(progress_line(scene), scene)
 
     def tell(self, line: StoryLine, scene: Scene) -> None:
-        """Print it under its own time."""
+        """Print it under its own time. A node's loss is told twice, of the node and of its job, and printed once."""
+        if line.kind in _GONE_KINDS:
+            if (line.node_id, line.at_s) in self._gone:
+                return
+            self._gone.add((line.node_id, line.at_s))
         self._print(plain_text(line.text), scene, at_s=line.at_s)
 
     def say(self, text: str, scene: Scene) -> None:
@@ -119,8 +126,9 @@ class PlainAudience:
         return ""
 
     def _print(self, text: str, scene: Scene, *, at_s: float | None = None) -> None:
-        when = (scene.now_s if at_s is None else at_s) - scene.started_s
-        sys.stdout.write(f"{max(0.0, when):6.1f} s  {text}\n")
+        # The story arrives a moment after progress was printed: what is read from top to bottom never goes back in time.
+        self._when_s = max(self._when_s, (scene.now_s if at_s is None else at_s) - scene.started_s)
+        sys.stdout.write(f"{self._when_s:6.1f} s  {text}\n")
         sys.stdout.flush()
 
 

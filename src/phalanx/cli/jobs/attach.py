@@ -7,7 +7,7 @@ import click
 from phalanx.cli.connect import FOLLOW_PATIENCE_S, connect
 from phalanx.cli.jobs.follow import follow
 from phalanx.cli.jobs.leaving import leave
-from phalanx.cli.jobs.logs import print_tail
+from phalanx.cli.jobs.logs import check_rank, print_tail
 from phalanx.cli.jobs.named import job_named
 from phalanx.cli.words import RANK
 
@@ -29,6 +29,7 @@ def attach(job: str, rank: str | None, tail: int) -> int:
     job_id = job_named(head, job)
     try:
         attempts = head.job(job_id).attempts
+        check_rank(job_id, rank, attempts)
         tasks = sum(grant.tasks for grant in attempts[-1].grants) if attempts else None
         cursor = print_tail(head, job_id, rank=rank, tail=tail, tasks=tasks)
         return follow(connect(FOLLOW_PATIENCE_S), job_id, rank=rank, cursor=cursor, tasks=tasks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -13,7 +13,8 @@ from phalanx.cli.connect import FOLLOW_PATIENCE_S, connect
 from phalanx.cli.jobs.named import job_named
 from phalanx.cli.jobs.output import Output
 from phalanx.cli.words import RANK
-from phalanx.wire.api import LogChunk, LogsReply
+from phalanx.core.errors import BadRequest
+from phalanx.wire.api import AttemptView, LogChunk, LogsReply
 
 if TYPE_CHECKING:
     from phalanx.client import Client
@@ -38,7 +39,9 @@ def logs(job: str, follow: bool, rank: str | None, tail: int | None, attempt: in
     """Print the output of a job's tasks; -f follows it."""
     head = connect()
     job_id = job_named(head, job)
-    printer = _Json() if as_json else Output(prefix=_prefixed(head, job_id, rank))
+    lives = head.job(job_id).attempts
+    check_rank(job_id, rank, [life for life in lives if attempt in (None, life.epoch)])
+    printer = _Json() if as_json else Output(prefix=_prefixed(lives, rank))
     cursor = ""
     pages = (
         _all_of(head, job_id, rank or "all", attempt)
@@ -73,10 +76,22 @@ def print_tail(head: Client, job_id: str, *, rank: str | None, tail: int, tasks:
     return reply.cursor
 
 
-def _prefixed(head: Client, job_id: str, rank: str | None) -> bool:
+def check_rank(job_id: str, rank: str | None, attempts: Sequence[AttemptView]) -> None:
+    """Whether a job that was placed has such a rank.
+
+    Raises:
+        BadRequest: it has not; says which there are.
+    """
+    tasks = max((sum(grant.tasks for grant in attempt.grants) for attempt in attempts), default=0)
+    if rank is None or not rank.isdigit() or not tasks or int(rank) < tasks:
+        return
+    has = f"ranks 0-{tasks - 1}" if tasks > 1 else "rank 0 only"
+    raise BadRequest(f"job {job_id} has {has}", hint=f"there is no rank {rank}; --rank all prints every one")
+
+
+def _prefixed(attempts: Sequence[AttemptView], rank: str | None) -> bool:
     if rank is not None:
         return rank == "all"
-    attempts = head.job(job_id).attempts
     return not attempts or sum(grant.tasks for grant in attempts[-1].grants) != 1
 
 

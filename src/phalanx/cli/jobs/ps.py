@@ -73,7 +73,8 @@ def _shown(head: Client, *, everything: bool, states: Sequence[str], limit: int,
         alive = head.jobs(state=["pending", "running"], limit=limit, **filters)
         ended = head.jobs(state=_ENDED, limit=_RECENT_MAX, **filters)
         recent = [job for job in ended.jobs if now_s - (job.ended_s or 0.0) < _RECENT_S]
-        jobs, more = [*alive.jobs, *recent], alive.next is not None
+        both = [*alive.jobs, *recent]
+        jobs, more = both[:limit], alive.next is not None or len(both) > limit
     jobs = sorted(jobs, key=lambda job: job.seq)
     extra = (f"the newest {limit} only; -n shows more",) if more else ()
     return Shown(value=jobs, lines=lambda screen: job_lines(jobs, screen, now_s), next=_next(jobs), extra=extra)

@@ -104,7 +104,7 @@ def _facts(job: JobView, attempts: Sequence[AttemptView], screen: Terminal, now_
     shape = (
         shape_note([len(grant.devices) for grant in attempts[-1].grants])
         if attempts and attempts[-1].grants
-        else f"{job.gpus} GPUs asked"
+        else f"{job.gpus} {'GPU' if job.gpus == '1' else 'GPUs'} asked"
     )
     progress = job.progress
     facts = {

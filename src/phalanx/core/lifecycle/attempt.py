@@ -75,6 +75,8 @@ def _ready(case: Case, attempt: Attempt, happening: MemberReady, facts: Facts) -
 def _refused(case: Case, attempt: Attempt, happening: MemberRefused, facts: Facts) -> Outcome:
     attempt = _with_member(attempt, happening.node_id, MemberState.STOPPED, why=happening.why)
     cause = Cause.FAILED if happening.charge else Cause.START_FAIL
+    if happening.charge and attempt.exit_code is None:
+        attempt = replace(attempt, exit_code=happening.exit_code or 1)
     told = line(case, facts, "refused", f"{happening.node_id}: {happening.why}", node_id=happening.node_id)
     return _stopping(case, attempt, cause, f"{happening.node_id}: {happening.why}", facts, told)
 
@@ -106,6 +108,8 @@ def _exited(case: Case, attempt: Attempt, happening: TaskExited, facts: Facts) -
             case, attempt, Cause.NODE_FAIL, why, facts, line(case, facts, "node_left", why, node_id=exit.node_id)
         )
     how = f"signal {exit.signal}" if exit.code is None else f"exit code {exit.code}"
+    if exit.note:
+        how = f"{how} ({exit.note})"
     told = line(case, facts, "task_failed", f"rank {exit.rank} on {exit.node_id} ended: {how}", node_id=exit.node_id)
     return _stopping(case, attempt, None, f"rank {exit.rank} on {exit.node_id}: {how}", facts, told)
 

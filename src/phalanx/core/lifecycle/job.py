@@ -59,14 +59,18 @@ def hold(case: Case, held: bool, by: str, facts: Facts) -> Outcome:
     """Keep a pending job from starting, or let it go.
 
     Raises:
-        Conflict: the job runs or is over.
+        Conflict: the job is over, or it runs and would have to change; to release one that runs and is not held is harmless.
     """
     job = case.job
+    if job.state.terminal:
+        word = "held" if held else "released"
+        raise Conflict(f"job {job.id} is {job.state.value}; a job that is over cannot be {word}",
+                       hint="phalanx submit starts it anew")  # fmt: skip
     if job.held == held:
         return Outcome(job=job, attempt=case.attempt)
     if job.state is not JobState.PENDING:
         raise Conflict(f"job {job.id} is {job.state.value}; only a pending job can be {'held' if held else 'released'}",
-                       hint=f"phalanx requeue {job.id} stops it first" if held and not job.state.terminal else "")  # fmt: skip
+                       hint=f"phalanx requeue {job.id} stops it first" if held else "")  # fmt: skip
     told = line(case, facts, "held" if held else "released", f"{'held' if held else 'released'} by {by}", by=by)
     return Outcome(job=replace(job, held=held, reason=Reason.HELD if held else Reason.NEW), attempt=None, lines=(told,))
 

@@ -53,7 +53,7 @@ def settle(case: Case, attempt: Attempt, facts: Facts) -> Outcome:
                 return _again(replace(job, user_retries=job.user_retries + 1), attempt, cause, facts)
             return _end(case, attempt, cause, JobState.FAILED, _first_failure_code(attempt), facts)
         case Cause.CRASH | Cause.NODE_FAIL | Cause.START_FAIL:
-            after = replace(job, stalls=job.stalls + 1)
+            after = replace(job, stalls=job.stalls + 1, losses=job.losses + (cause is not Cause.START_FAIL))
             if after.stalls > NO_PROGRESS_BUDGET:
                 why = f"{NO_PROGRESS_BUDGET} restarts without progress; the last: {attempt.why}"
                 return _end(
@@ -104,8 +104,9 @@ def _first_failure(attempt: Attempt) -> TaskExit | None:
 
 
 def _first_failure_code(attempt: Attempt) -> int:
+    """The code of the first task that failed; where none ran, the one that a member refused with."""
     first = _first_failure(attempt)
-    return 1 if first is None else first.shell_code
+    return first.shell_code if first is not None else attempt.exit_code or 1
 
 
 def _end(case: Case, attempt: Attempt, cause: Cause, state: JobState, code: int, facts: Facts) -> Outcome:
@@ -144,7 +145,7 @@ def _again(job: Job, attempt: Attempt, cause: Cause, facts: Facts) -> Outcome:
     fresh = replace(
         attempt, generation=Generation(attempt.generation + 1), state=AttemptState.PLACED, generation_s=facts.now_s,
         members=tuple(Member(node_id=member.node_id) for member in attempt.members), running_s=None, exits=(), ending=None,
-        why="", resume=None, causes=(*attempt.causes, cause),
+        why="", exit_code=None, resume=None, causes=(*attempt.causes, cause),
     )  # fmt: skip
     told = line(
         Case(job=job, attempt=attempt), facts, "restart",

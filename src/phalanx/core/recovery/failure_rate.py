@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 # 6.5 failures per 1,000 node-days. Source: A. Kokolis et al., "Revisiting Reliability in Large-Scale Machine Learning Research
@@ -26,3 +27,31 @@ def node_mtbf_s(failures: int, node_seconds: float) -> float:
     exposure_days = max(0.0, node_seconds) / _DAY_S
     rate = (PRIOR_FAILURES_PER_NODE_DAY * PRIOR_WEIGHT_NODE_DAYS + failures) / (PRIOR_WEIGHT_NODE_DAYS + exposure_days)
     return _DAY_S / rate
+
+
+# How much worse than its fleet a gang's surroundings may be, and how likely that is before anything was seen. No fleet publishes
+# this; the weights say that one gang in thirty meets bad surroundings, and make two failures within an hour mean them.
+_REGIMES: Final = ((1.0, 0.97), (10.0, 0.02), (100.0, 0.007), (1_000.0, 0.002), (10_000.0, 0.001))
+
+
+def gang_mtbf_s(node_mtbf: float, *, nodes: int, losses: int, exposure_s: float) -> float:
+    """Mean time between failures of one gang, in seconds, after what the gang itself has met.
+
+    A fleet's mean hides bad hours: a gang that lost three nodes in ten minutes must save every minute, whatever the fleet did in a
+    month. So the rate is the posterior mean over regimes, each the fleet's rate times a factor.
+
+    Args:
+        node_mtbf: of one node of this fleet, in seconds.
+        nodes: of the gang.
+        losses: crashes and lost nodes that this job has met.
+        exposure_s: for how long it has been running.
+
+    Formula: sum(w_i r_i L_i) / sum(w_i L_i), with r_i = m_i n / node_mtbf and the Poisson likelihood L_i = r_i^k exp(-r_i T).
+    """
+    base = max(1, nodes) / node_mtbf
+    exposure_s = max(0.0, exposure_s)
+    logs = [math.log(w) + losses * math.log(m * base) - m * base * exposure_s for m, w in _REGIMES]
+    top = max(logs)
+    shares = [math.exp(value - top) for value in logs]
+    rate = sum(share * m * base for share, (m, _) in zip(shares, _REGIMES, strict=True)) / sum(shares)
+    return 1.0 / rate

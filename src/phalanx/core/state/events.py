@@ -175,7 +175,7 @@ class MemberReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberRefused:
-    """A node cannot start its part. `charge`: the job's own fault (no such file), not the node's."""
+    """A node cannot start its part. `charge`: the job's own fault (no such file), not the node's; `exit_code`: what a shell would say."""
 
     job_id: JobId
     epoch: Epoch
@@ -183,6 +183,7 @@ class MemberRefused:
     node_id: NodeId
     why: str
     charge: bool
+    exit_code: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,6 +72,7 @@ class Job:
         not_before_s: earliest next start, after a failed one.
         checkpoints: the newest published ones, oldest first, at most two.
         progress_step: highest step kept so far; restarts without new progress are counted against it.
+        losses: crashes and lost nodes so far, for the estimate of the next one.
         stalls: restarts since the last progress, all causes but uncharged ones.
         user_retries: restarts spent on non-zero exits.
         avoid: nodes that failed this job's last attempts, newest last; used only if nothing else fits.
@@ -93,6 +94,7 @@ class Job:
     not_before_s: float = 0.0
     checkpoints: tuple[Resume, ...] = ()
     progress_step: int = 0
+    losses: int = 0
     stalls: int = 0
     user_retries: int = 0
     preemptions: int = 0

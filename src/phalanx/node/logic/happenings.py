@@ -56,11 +56,12 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unfit:
-    """Preparing failed, or a task could not be exec'd. `charge`: the job's own fault."""
+    """Preparing failed, or a task could not be exec'd. `charge`: the job's own fault; `exit_code`: what a shell would say of it."""
 
     key: MemberKey
     why: str
     charge: bool
+    exit_code: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,7 +89,7 @@ class Member:
         asked_ns: when we first asked the tasks to end, so that their ends are our doing.
         frozen_ns: the end of the lease for want of which it is frozen; 0 while it is not.
         bind_failed: rank 0 ended badly within the first seconds, and its output may tell of the port.
-        refusal: why it cannot run (sentence, charge); reported once nothing of it is left.
+        refusal: why it cannot run; reported once nothing of it is left.
         superseded: a newer epoch counts: end it, tell nothing as current.
         forgotten: the head has asked to forget the attempt, or nobody will.
     """
@@ -109,7 +109,7 @@ class Member:
     stop_why: str = ""
     frozen_ns: int = 0
     bind_failed: bool = False
-    refusal: tuple[str, bool] | None = None
+    refusal: Unfit | None = None
     superseded: bool = False
     forgotten: bool = False
 
@@ -151,7 +151,7 @@ def unfit(member: Member, found: Unfit, now: Now) -> Turn:
     """It cannot run here. The head hears so when nothing of it is left, because it counts a refusal as the member's end."""
     if member.phase not in {Phase.PREPARING, Phase.STARTING}:
         return member, []
-    return kill(replace(member, refusal=(found.why, found.charge)), now)
+    return kill(replace(member, refusal=found), now)
 
 
 def pass_barrier(member: Member, start: StartTasks, *, lease_over: bool, deadline_ns: int, now: Now) -> Turn:

@@ -373,8 +373,8 @@ class Supervisor:
         key = member.key
         slot.member = replace(member, phase=Phase.STOPPED, timer_ns=0, frozen_ns=0)
         if member.refusal is not None:
-            why, charge = member.refusal
-            self._refuse(member.prepare, why, charge=charge)
+            refusal = member.refusal
+            self._refuse(member.prepare, refusal.why, charge=refusal.charge, exit_code=refusal.exit_code)
         port = 0 if member.start is None else member.start.port
         port_in_use = member.bind_failed and rendezvous.port_was_taken(tail, port)
         self._say_stopped(key.job_id, member.place, now, port_in_use=port_in_use)
@@ -409,11 +409,11 @@ class Supervisor:
 
     # --------------------------------------------------------------------------------------------------------- telling
 
-    def _refuse(self, command: Prepare, why: str, *, charge: bool) -> None:
+    def _refuse(self, command: Prepare, why: str, *, charge: bool, exit_code: int = 1) -> None:
         self._raise_floor(command.job_id, Place(command.epoch, command.generation))
         event = MemberRefused(
             job_id=command.job_id, epoch=command.epoch, generation=command.generation, node_id=self._node_id, why=why,
-            charge=charge,
+            charge=charge, exit_code=exit_code,
         )  # fmt: skip
         self._out += [Report(event=event), Note(job_id=command.job_id, epoch=command.epoch, text=why)]
 

@@ -35,6 +35,16 @@ def newest_valid(
     return None
 
 
+def tidy(epoch_folder: str) -> None:
+    """Remove the folder that an attempt saved to, and its job's, where nothing is in it. Another node or attempt may make it again."""
+    if not epoch_folder or "://" in epoch_folder:
+        return
+    with contextlib.suppress(OSError):  # it holds checkpoints, or another node was faster
+        os.rmdir(epoch_folder)
+    with contextlib.suppress(OSError):
+        os.rmdir(os.path.dirname(epoch_folder))
+
+
 def delete(job_id: JobId, paths: Iterable[str]) -> list[str]:
     """Remove folders that have a checkpoint's name under this job, and epoch folders that are empty then; returns those refused.
 

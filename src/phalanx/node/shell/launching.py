@@ -51,7 +51,7 @@ def spawn(present: Present, order: SpawnTasks, shop: Workshop) -> Spawned | Unfi
             task = TaskSpec(task_id=task_id(rank), command=command, cwd=present.workdir, env=variables, warm=warm)
             present.pids[rank] = _spawn_one(present, rank, task, shop)
     except TaskNotStarted as error:
-        return Unfit(key=present.key, why=str(error), charge=error.user_error)
+        return Unfit(key=present.key, why=str(error), charge=error.user_error, exit_code=error.exit_code)
     except (OSError, KeyError) as error:
         return Unfit(key=present.key, why=f"starting failed on this node: {error}", charge=False)
     return Spawned(key=present.key)

@@ -238,6 +238,8 @@ class Loop:
             for key in keys:
                 shop.spool.remove(key)
             scratch.remove()
+            for present in gone[:1]:
+                checkpoints.tidy(present.prepare.checkpoint_dir)
 
         def work() -> None:
             keys = sorted({key for present in gone for key in launching.streams_of(present)})
@@ -348,6 +350,16 @@ class Loop:
         except (KeyError, ValueError, TypeError) as error:
             _log.warning("job %s: rank %d reports a checkpoint without %s", key.job_id, report.rank, error)
 
+    def _output_missing(self, stream: str, text: str) -> None:
+        _log.warning("stream %s: %s", stream, text)
+        for present in self._presents.all():
+            key = present.key
+            if stream.startswith(f"{key.job_id}.{key.epoch}.") and not stream.endswith(
+                f".supervisor-{present.grant.node_rank}"
+            ):
+                self._the_shop.note(present, text)
+                return
+
     def _hello(self) -> wire.HelloRequest:
         carries = [(key.job_id, key.epoch, key.generation) for key in self._carried]
         return wire.HelloRequest(
@@ -364,7 +376,7 @@ class Loop:
 
     def _open_workshop(self) -> Workshop:
         settings = self._settings
-        spool = Spool(on_bytes=self._shipper.grown)
+        spool = Spool(on_bytes=self._shipper.grown, on_missing=self._output_missing)
         self._shipper.set_spool(spool)
         host = ProcessHost(node_key=settings.node_key, on_exit=self._task_exit, on_empty=self._emptied)
         _log.info("containment: %s%s", host.kind.value, f" ({host.why_not_cgroup})" if host.why_not_cgroup else "")

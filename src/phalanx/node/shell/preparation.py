@@ -26,7 +26,14 @@ from phalanx.node.shell.containment import AttemptKey
 from phalanx.node.shell.link import HeadAccess, HeadAway, Rejected
 from phalanx.node.shell.present import Present
 from phalanx.node.shell.probes import DeviceFacts, DeviceSample
-from phalanx.node.shell.processes import ProcessesUnavailable, ProcessHost, TaskNotStarted, TaskSpec
+from phalanx.node.shell.processes import (
+    NOT_EXECUTABLE,
+    NOT_FOUND,
+    ProcessesUnavailable,
+    ProcessHost,
+    TaskNotStarted,
+    TaskSpec,
+)
 from phalanx.node.shell.reports import RankReport
 from phalanx.node.shell.shipping import Shipper, StreamName
 from phalanx.node.shell.spool import Spool
@@ -45,11 +52,12 @@ _ZYGOTE_WAIT_S: Final = 30.0  # longer than any import of torch from warm pages;
 
 
 class _Refusal(Exception):
-    """Not here, and why. `charge`: the job's own fault, elsewhere it would fail alike."""
+    """Not here, and why. `charge`: the job's own fault, elsewhere it would fail alike; `exit_code`: what a shell would say of it."""
 
-    def __init__(self, why: str, *, charge: bool) -> None:
+    def __init__(self, why: str, *, charge: bool, exit_code: int = 1) -> None:
         super().__init__(why)
         self.charge = charge
+        self.exit_code = exit_code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +109,7 @@ def prepare(present: Present, shop: Workshop) -> Prepared | Unfit:
     try:
         resume, port = _prepare(present, shop)
     except _Refusal as refusal:
-        return Unfit(key=present.key, why=str(refusal), charge=refusal.charge)
+        return Unfit(key=present.key, why=str(refusal), charge=refusal.charge, exit_code=refusal.exit_code)
     except OSError as error:
         return Unfit(key=present.key, why=f"preparing failed on this node: {error}", charge=False)
     return Prepared(key=present.key, port=port, resume=resume)
@@ -229,16 +237,20 @@ def _resolve(program: str, workdir: str, variables: Mapping[str, str]) -> None:
     if "/" in program:
         path: str | None = os.path.join(workdir, program)
         if not os.path.exists(path or ""):
-            raise _Refusal(f"{program}: no such file in {workdir}", charge=True)
+            raise _Refusal(f"{program}: no such file in {workdir}", charge=True, exit_code=NOT_FOUND)
         if os.path.isdir(path or "") or not os.access(path or "", os.X_OK):
-            raise _Refusal(f"{program}: is not executable; chmod +x it, or name its interpreter", charge=True)
+            raise _Refusal(
+                f"{program}: is not executable; chmod +x it, or name its interpreter",
+                charge=True,
+                exit_code=NOT_EXECUTABLE,
+            )
         return
     folders = variables.get("PATH", os.defpath)
     path = shutil.which(
         program, path=os.pathsep.join(os.path.join(workdir, part) for part in folders.split(os.pathsep))
     )
     if path is None:
-        raise _Refusal(f"{program}: command not found; looked along PATH={folders}", charge=True)
+        raise _Refusal(f"{program}: command not found; looked along PATH={folders}", charge=True, exit_code=NOT_FOUND)
 
 
 def _judge_script(script: str | None, present: Present, *, must_exist: bool) -> None:
@@ -310,7 +322,7 @@ def _run_setup(present: Present, shop: Workshop) -> None:
         with present.containing:  # a freeze comes before or after, never while it is being started
             present.processes.spawn(task, output)
     except TaskNotStarted as error:
-        raise _Refusal(f"setup: {error}", charge=error.user_error) from error
+        raise _Refusal(f"setup: {error}", charge=error.user_error, exit_code=error.exit_code) from error
     finally:
         os.close(output)
     present.setup_done.wait()
@@ -319,6 +331,7 @@ def _run_setup(present: Present, shop: Workshop) -> None:
         raise _Refusal(
             f"setup ended with code {present.setup_code}; its output is in the stream supervisor-{present.grant.node_rank}",
             charge=True,
+            exit_code=present.setup_code,
         )
     with open(marker, "w", encoding="ascii"):
         pass

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 _RESTED_MAX: Final = 8  # 2 MB each
 _BASH: Final = ("bash", "-c")
-_NOT_FOUND: Final = 127  # as every shell has it
-_NOT_EXECUTABLE: Final = 126
+NOT_FOUND: Final = 127  # as every shell has it
+NOT_EXECUTABLE: Final = 126
 _OURS: Final = 125  # as `env`, `timeout` and `docker run` have it: the starter failed, not the command
 
 
@@ -81,7 +81,7 @@ class TaskNotStarted(Exception):
         """The code a shell would give: 127 not found, 126 found and not to be executed; 125 where it is no fault of the command."""
         if not self.user_error:
             return _OURS
-        return _NOT_FOUND if self.stage == "exec" and self.errno == errno.ENOENT else _NOT_EXECUTABLE
+        return NOT_FOUND if self.stage == "exec" and self.errno == errno.ENOENT else NOT_EXECUTABLE
 
 
 class _Keeper(NamedTuple):

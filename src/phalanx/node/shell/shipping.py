@@ -203,9 +203,9 @@ class Shipper:
                     continue
                 shipped.end = end
                 try:
+                    self._spool.acked(key, end)  # may add a line on what the disk did not take
                     if end >= self._spool.end(key):
                         self._dirty.pop(key, None)
-                    self._spool.acked(key, end)
                 except KeyError:  # removed meanwhile
                     self._dirty.pop(key, None)
             return bool(self._dirty)

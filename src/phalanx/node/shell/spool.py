@@ -1,7 +1,8 @@
 """The spool: what ranks print, on disk until the head has it. One thread reads all pipes; no rank can block another or fill the disk.
 
 A stream is one file with bytes by offset; the loop ships from `read` and tells `acked`. The pipes of later generations append to the same
-stream. Past its cap a stream takes one marker line and from then on only counts. A disk that is full counts as the cap does, until it is not.
+stream. Past its cap a stream takes one marker line and from then on only counts. A disk that is full counts as the cap does, until it is not:
+each file keeps some room of the disk for itself past its end, so that the line which tells of the gap, and the one with its size, always fit.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import logging
 import os
 import select
 import threading
@@ -24,8 +26,15 @@ TAIL_BYTES: Final = 1024 * 1024  # acknowledged bytes kept on disk for whoever l
 _CHUNK_BYTES: Final = 1024 * 1024  # read at a time; one rank's turn before the next one's
 _PIPE_BYTES: Final = 1024 * 1024  # the most an unprivileged process may ask for
 _BLOCK_BYTES: Final = 4096  # holes are punched in whole blocks
+_RESERVE_BYTES: Final = 512  # of the disk, past the end of each file: room for our lines about what it could not take
+_LEAVE_BYTES: Final = (
+    16 * 1024 * 1024
+)  # of the disk, or an eighth of it: for the head, which may have to put there what we ship
+_KEEP_SIZE: Final = 0x01  # FALLOC_FL_KEEP_SIZE
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 _PUNCH_HOLE: Final = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, linux/falloc.h
 _libc = ctypes.CDLL(None, use_errno=True)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,6 +45,10 @@ class _Stream:
     end: int
     dropped: int = 0
     marked: bool = False  # a marker line stands for what was dropped since
+    missing: int = (
+        0  # dropped for want of disk since the last line that said how much; also while that has no marker yet
+    )
+    reserved: int = 0  # the disk has room for the file up to here
     freed: int = 0  # everything below was punched out
     pipes: set[int] = field(default_factory=set)
 
@@ -44,12 +57,16 @@ class Spool:
     """All streams of one supervisor. Calls may come from any thread.
 
     `on_bytes(stream)` is called on the spool's own thread (for `write`, on the caller's) when a stream grew or its last pipe ended.
+    `on_missing(stream, sentence)` likewise, when the disk takes no more of a stream and when it does again; it may call `write`.
     """
 
     def __init__(
-        self, *, on_bytes: Callable[[str], None], cap_bytes: int = CAP_BYTES, tail_bytes: int = TAIL_BYTES
-    ) -> None:
+        self, *, on_bytes: Callable[[str], None], on_missing: Callable[[str, str], None] = lambda _stream, _text: None,
+        cap_bytes: int = CAP_BYTES, tail_bytes: int = TAIL_BYTES,
+    ) -> None:  # fmt: skip
         self._on_bytes = on_bytes
+        self._on_missing = on_missing
+        self._told: list[tuple[str, str]] = []
         self._cap_bytes = cap_bytes
         self._tail_bytes = tail_bytes
         self._lock = threading.Lock()
@@ -80,6 +97,7 @@ class Spool:
                 cap_bytes=self._cap_bytes if cap_bytes is None else cap_bytes,
                 end=os.fstat(file).st_size,
             )
+            _reserve(self._streams[stream], _RESERVE_BYTES)
 
     def open_pipe(self, stream: str) -> int:
         """A new pipe into the stream: its write end, which the caller hands to a task and then closes."""
@@ -109,8 +127,9 @@ class Spool:
     def write(self, stream: str, data: bytes) -> None:
         """Append the supervisor's own words."""
         with self._lock:
-            self._append(self._streams[stream], data)
+            self._append(self._streams[stream], data, share=4)
         self._on_bytes(stream)
+        self._tell()
 
     def read(self, stream: str, offset: int, max_bytes: int) -> bytes:
         """Up to `max_bytes` from `offset`; nothing at the end. What was acknowledged and freed reads as zero bytes.
@@ -147,9 +166,12 @@ class Spool:
         """The head has everything below `offset` for good: give the disk back, but for a tail."""
         with self._lock:
             state = self._streams[stream]
-            limit = (min(offset, state.end) - self._tail_bytes) // _BLOCK_BYTES * _BLOCK_BYTES
+            tail_bytes = 0 if state.missing else self._tail_bytes  # the disk is full: it needs the tail more
+            limit = (min(offset, state.end) - tail_bytes) // _BLOCK_BYTES * _BLOCK_BYTES
             if limit > state.freed and _punch(state.file, state.freed, limit - state.freed):
                 state.freed = limit
+            if state.missing and not state.pipes:
+                self._say_dropped(state)
 
     def remove(self, stream: str) -> None:
         """Forget a stream; whoever still writes to it gets SIGPIPE. The file stays."""
@@ -160,6 +182,7 @@ class Spool:
                     self._close_pipe(pipe, state)
                 self._say_dropped(state)
                 os.close(state.file)
+        self._tell()
 
     def close(self) -> None:
         """Stop reading and close everything."""
@@ -207,6 +230,7 @@ class Spool:
             reports.read()
         if changed and state is not None:
             self._on_bytes(state.name)
+        self._tell()
 
     def _read_pipe(self, pipe: int, state: _Stream, buffer: bytearray) -> bool:
         """Take at most one pipe's content; True when the stream grew or ended."""
@@ -227,33 +251,73 @@ class Spool:
             self._append(state, view[:count])
         return state.end > before
 
-    def _append(self, state: _Stream, data: bytes | memoryview) -> None:
-        """Write what the cap leaves room for, count the rest."""
-        room = max(0, state.cap_bytes - state.end)
-        kept = data[:room]
+    def _append(self, state: _Stream, data: bytes | memoryview, share: int = 1) -> None:
+        """Write what the cap and the disk leave room for, count the rest. `share`: our own words may go further into what is left free."""
+        kept = data[: max(0, state.cap_bytes - state.end)]
+        if state.missing and kept and not self._close_gap(state, len(kept), share):
+            state.dropped += len(data)
+            state.missing += len(data)
+            return
+        written = self._write(state, kept, share)
+        lost = len(data) - written
+        if not lost:
+            return
+        state.dropped += lost
+        if written < len(kept):
+            self._open_gap(state, lost)
+        elif not state.marked:
+            over = f"output over the cap of {state.cap_bytes} bytes is dropped from here on"
+            state.marked = self._say(state, f"\n[phalanx] {over}\n")
+
+    def _write(self, state: _Stream, data: bytes | memoryview, share: int) -> int:
+        """Append what the disk takes beside the reserve; returns how much that is."""
+        size = min(len(data), _room(state.file, share))
+        while size and not _reserve(state, size + _RESERVE_BYTES):
+            size = size // 2 if size > _BLOCK_BYTES else 0
         written = 0
         try:
-            while written < len(kept):
-                written += os.pwrite(state.file, kept[written:], state.end + written)
+            while written < size:
+                written += os.pwrite(state.file, data[written:size], state.end + written)
         except OSError as error:
-            if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}:
+            if error.errno not in _FULL:
                 raise
         state.end += written
-        if written == len(data):
-            return
-        state.dropped += len(data) - written
-        if not state.marked:
-            over = f"output over the cap of {state.cap_bytes} bytes is dropped from here on"
-            line = over if written == len(kept) else "the node's disk is full: output is missing here"
-            state.marked = self._say(state, f"\n[phalanx] {line}\n")
+        return written
+
+    def _open_gap(self, state: _Stream, lost: int) -> None:
+        """The disk takes no more: say so where the output breaks off."""
+        state.missing += lost
+        state.marked = self._say(state, "\n[phalanx] the node's disk is full: output is missing here\n")
+        self._told.append((state.name, f"the node's disk is full: output of {state.name} is being dropped"))
+
+    def _close_gap(self, state: _Stream, size: int, share: int) -> bool:
+        """Where the disk has room again for `size` bytes and a new reserve: say how much is missing here."""
+        if _room(state.file, share) < size or not _reserve(state, size + 2 * _RESERVE_BYTES):
+            return False
+        begin = "" if state.marked else "\n"
+        if not self._say(
+            state, f"{begin}[phalanx] {state.missing} bytes of output are missing here: the node's disk was full\n"
+        ):
+            return False
+        text = f"the node's disk has room again: {state.missing} bytes of output of {state.name} are missing"
+        self._told.append((state.name, text))
+        state.missing = 0
+        state.marked = False
+        return True
 
     def _say_dropped(self, state: _Stream) -> None:
         """Close a stream that lost bytes with their number."""
-        if state.marked:
-            state.marked = not self._say(state, f"[phalanx] {state.dropped} bytes of output were dropped in all\n")
+        if not (state.marked or state.missing):
+            return
+        if state.missing:
+            text = f"the node's disk was full: {state.dropped} bytes of output of {state.name} were dropped in all"
+            self._told.append((state.name, text))
+        if self._say(state, f"[phalanx] {state.dropped} bytes of output were dropped in all\n"):
+            state.marked = False
+            state.missing = 0
 
     def _say(self, state: _Stream, line: str) -> bool:
-        """Append a line of ours past the cap; False where even that does not fit on the disk."""
+        """Append a line of ours past the cap and into the reserve; False where even that does not fit on the disk."""
         text = line.encode()
         try:
             written = os.pwrite(state.file, text, state.end)
@@ -261,9 +325,18 @@ class Spool:
             return False
         if written < len(text):
             os.ftruncate(state.file, state.end)
+            state.reserved = 0
             return False
         state.end += written
         return True
+
+    def _tell(self) -> None:
+        """Pass on what happened to streams, with no lock held."""
+        while self._told:
+            with self._lock:
+                told, self._told = self._told, []
+            for stream, text in told:
+                self._on_missing(stream, text)
 
     def _close_pipe(self, pipe: int, state: _Stream) -> None:
         self._epoll.unregister(pipe)
@@ -291,6 +364,28 @@ class Spool:
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.write(self._wake_write, b".")
+
+
+def _reserve(state: _Stream, size: int) -> bool:
+    """Have the disk keep room for `size` bytes past the end; False where it has none. One call to the system for each block."""
+    wanted = -(-(state.end + size) // _BLOCK_BYTES) * _BLOCK_BYTES
+    if wanted <= state.reserved:
+        return True
+    start = max(state.end, state.reserved) // _BLOCK_BYTES * _BLOCK_BYTES
+    length = ctypes.c_int64(wanted - start)
+    if _libc.fallocate(ctypes.c_int(state.file), ctypes.c_int(_KEEP_SIZE), ctypes.c_int64(start), length):
+        if ctypes.get_errno() in _FULL:
+            return state.end + size <= state.reserved
+        return True  # a file system that keeps no room: then writing tells
+    state.reserved = wanted
+    return True
+
+
+def _room(file: int, share: int) -> int:
+    """How many bytes the disk has for us."""
+    disk = os.fstatvfs(file)
+    left_free = min(_LEAVE_BYTES, disk.f_blocks * disk.f_frsize // 8) // share
+    return max(0, disk.f_bavail * disk.f_frsize - left_free)
 
 
 def _punch(file: int, offset: int, length: int) -> bool:

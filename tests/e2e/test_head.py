@@ -1,0 +1,99 @@
+"""The head and its state folder: what a second head, a lost token, another fleet or a lost database change. Real processes."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from benchmarks.cluster import Cluster, cluster, free_port, until
+
+pytestmark = [pytest.mark.serial, pytest.mark.e2e]
+
+
+def read(head: Cluster, name: str) -> dict:
+    with open(os.path.join(head.home, name), encoding="utf-8") as file:
+        record: dict = json.load(file)
+        return record
+
+
+def stop(head: Cluster) -> None:
+    assert head.head is not None
+    head.head.send_signal(signal.SIGTERM)
+    head.head.wait(timeout=30)
+    head.head = None
+
+
+def test_head_that_was_stopped_for_longer_than_a_lease_declares_nobody_dead():
+    with cluster("2x1", lease_s=2.0) as head:
+        job = head.submit(run=["sleep", "100"], gpus="2x1", name="sleep", grace="1s")
+        until(lambda: head.job(job)["attempt_state"] == "running", "it runs")
+        assert head.head is not None
+        for _ in range(2):
+            head.head.send_signal(signal.SIGSTOP)
+            time.sleep(4.0)
+            head.head.send_signal(signal.SIGCONT)
+            time.sleep(2.0)
+        assert (head.job(job)["attempts"], head.job(job)["restarts"]) == (1, 0), head.story(job)
+
+
+def test_refused_second_head_changes_nothing_of_the_first():
+    with cluster("1x1") as head:
+        before = read(head, "cluster.json")
+        command = [
+            sys.executable,
+            "-m",
+            "phalanx.app.head",
+            "--home",
+            head.home,
+            "--port",
+            str(free_port()),
+            "--virtual",
+            "5x5",
+        ]
+        refused = subprocess.run(command, capture_output=True, text=True, check=False, env=head.environment)
+        assert refused.returncode == 64
+        assert refused.stderr.count("\n") == 1
+        assert read(head, "cluster.json") == before
+        with open(os.path.join(head.home, "head.lock"), encoding="utf-8") as file:
+            assert json.load(file)["pid"] == read(head, "head.json")["pid"]
+
+
+def test_lost_token_is_made_again_at_the_next_start():
+    with cluster("1x1") as head:
+        job = head.submit(run=["true"], name="first")
+        head.wait(job, "succeeded")
+        stop(head)
+        os.unlink(os.path.join(head.home, "token"))
+        head.start()
+        assert head.job(job)["state"] == "succeeded"
+
+
+def test_another_fleet_leaves_no_ghosts_of_the_one_before():
+    with cluster("3x1") as head:
+        stop(head)
+        head.virtual = "1x2"
+        head.start()
+        assert [(node["id"], node["state"]) for node in head.nodes()] == [("n0", "up")]
+        with pytest.raises(AssertionError, match="never_fits"):
+            head.submit(run=["true"], gpus="3x1")
+
+
+def test_output_of_jobs_before_a_lost_database_is_set_aside():
+    with cluster("1x1") as head:
+        head.wait(head.submit(run=["echo", "first"], name="first"), "succeeded")
+        stop(head)
+        for name in os.listdir(head.home):
+            if name.startswith("phalanx.db"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(os.path.join(head.home, name))
+        head.start()
+        job = head.submit(run=["echo", "second"], name="second")
+        head.wait(job, "succeeded")
+        text = "".join(chunk["text"] for chunk in head.call("GET", f"/v1/jobs/{job}/logs")["chunks"])
+        assert text == "second\n"
+        assert any(name.startswith("logs.before-") for name in os.listdir(head.home))
