@@ -4,6 +4,7 @@ Builders of records live in ``tests/builders.py``; a fixture with side effects b
 """
 
 import os
+import signal
 
 from hypothesis import HealthCheck, settings
 
@@ -18,3 +19,9 @@ settings.register_profile(
 )
 settings.register_profile("search", deadline=None, max_examples=2000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+
+# A runner that starts the suite in the background hands on ignored signals (a shell's `&`, nohup), and every process under test
+# would inherit them: Ctrl-C would mean nothing.
+for _number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+    signal.signal(_number, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -5,7 +5,7 @@
 
 import http.client
 import socket
-from typing import Optional
+from typing import get_args
 from urllib.parse import urlsplit
 
 import pytest
@@ -203,7 +203,7 @@ def whole_number_parameters(app):
         for route in app.router.routes
         for method in route.methods
         for param in route.dependant.query_params
-        if param.field_info.annotation in (int, int | None, Optional[int])
+        if int in (param.field_info.annotation, *get_args(param.field_info.annotation))
     ]
 
 

@@ -233,7 +233,7 @@ class Cluster(RuleBasedStateMachine):
 
 
 # An example costs some 40 ms, and hypothesis spends many on the neighbours of others: more of them than usual.
-Cluster.TestCase.settings = settings(max_examples=max(150, settings().max_examples))
+Cluster.TestCase.settings = settings(max_examples=max(100, settings().max_examples))
 test_random_faults_break_no_invariant_and_healed_work_ends = Cluster.TestCase
 
 

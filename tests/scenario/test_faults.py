@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from phalanx.controller import controller as controller_module
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.ids import JobId, NodeId, SupervisorId, UserId
@@ -516,6 +517,16 @@ def test_refused_submit_acknowledges_nothing_and_its_number_goes_back(cluster):
     assert not any(isinstance(command, Prepare) for command in cluster.commands)
     assert cluster.world.jobs == {}
     assert cluster.submit(spec("a"), key="k") == "1"
+
+
+def test_placements_of_a_refused_commit_are_judged_again_with_nobody_asking(cluster, monkeypatch):
+    monkeypatch.setattr(controller_module, "rejection", lambda *_: "not now")
+    job = cluster.submit(spec("a"))
+    cluster.kill_head()
+    monkeypatch.undo()
+    cluster.store.refuse_next = 1  # the first step of the next head, which would have placed it
+    cluster.start_head()
+    assert cluster.ends(job, 20.0).state is JobState.SUCCEEDED
 
 
 def test_death_told_while_the_disk_is_full_is_heard_later(cluster):

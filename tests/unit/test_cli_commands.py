@@ -1,14 +1,29 @@
 """What a user types, against canned answers: words sent, words shown, exit codes. Nothing is ever a traceback."""
 
+import fcntl
 import json
 import os
+import re
+import shlex
+import signal
+import socket
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from phalanx.cli.cluster import up
+from phalanx.cli.cluster.doctor import _mend_silence
+from phalanx.cli.cluster.findings import rights
+from phalanx.cli.cluster.home import Recorded, fleet
+from phalanx.cli.jobs.ps import _where_or_why
+from phalanx.cli.jobs.show import _facts
 from phalanx.cli.root import VERBS, main
+from phalanx.cli.terminal import terminal
+from phalanx.core.fleet.node import NodeState
+from tests.golden.cli import views
 from tests.golden.cli.fake_head import TOKEN, FakeHead
 
 
@@ -332,7 +347,161 @@ def test_down_refuses_with_75_while_jobs_run(head, typed):
     assert "--keep-jobs or --cancel-jobs" in err
 
 
+def test_a_head_without_a_record_is_brought_down_by_its_lock(head, typed, monkeypatch, tmp_path):
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "token").write_text(TOKEN)
+    monkeypatch.delenv("PHALANX_URL")
+    monkeypatch.delenv("PHALANX_TOKEN")
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDS_THE_LOCK, str(home), head.url], stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        code, out, _ = typed("up")
+        assert (code, out.splitlines()[0]) == (0, f"Phalanx is up already: {head.url}")
+        found = {finding["what"]: finding for finding in json.loads(typed("doctor", "--json")[1])}
+        assert found["head"]["level"] == "ok"
+        head.on_stop = holder.kill
+        code, out, err = typed("down")
+    assert (code, out, err) == (0, "Phalanx is down\n", "")
+
+
+HOLDS_THE_LOCK = """
+import fcntl, json, os, sys, time
+with open(sys.argv[1] + "/head.lock", "w") as lock:
+    json.dump({"pid": os.getpid(), "url": sys.argv[2]}, lock)
+    lock.flush()
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    print("held", flush=True)
+    time.sleep(120)
+"""
+
+
+def test_down_elsewhere_does_not_wait_for_our_own_head(head, typed, tmp_path):
+    (tmp_path / "home").mkdir()
+    record = {"url": "http://127.0.0.1:1", "pid": os.getpid(), "head_id": "x"}
+    (tmp_path / "home/head.json").write_text(json.dumps(record))
+    assert typed("down")[:2] == (0, "Phalanx is down\n")
+
+
+def test_a_stopped_head_does_not_hold_commands(typed, monkeypatch, tmp_path):
+    monkeypatch.setenv("PHALANX_HOME", str(tmp_path))
+    monkeypatch.setenv("PHALANX_TOKEN", TOKEN)
+    monkeypatch.setattr("phalanx.cli.connect.ANSWER_S", 0.1)
+    monkeypatch.setattr("phalanx.cli.connect.PROBE_S", 0.1)
+    monkeypatch.setattr("phalanx.cli.cluster.doctor.PROBE_S", 0.1)
+    monkeypatch.setattr("phalanx.cli.cluster.up._ANSWER_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        monkeypatch.delenv("PHALANX_URL", raising=False)
+        (tmp_path / "head.json").write_text(json.dumps({"url": url, "pid": os.getpid(), "head_id": "x"}))
+        with open(tmp_path / "head.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            assert typed("up")[0] == 75
+        found = {finding["what"]: finding for finding in json.loads(typed("doctor", "--json")[1])}
+        assert found["head"]["level"] == "fail"
+        assert "may be stopped or overloaded" in found["head"]["says"]
+        assert found["head"]["mend"] == f"look into {tmp_path}/head.log"
+        code, out, err = typed("ps")
+    assert (code, out, err.count("\n")) == (69, "", 1)
+    assert f"the head at {url} does not answer; it may be stopped or overloaded" in err
+
+
+def test_up_waits_for_the_nodes_of_its_fleet_alone():
+    states = {"n0": "down", "old": "down", "n1": "up"}
+    asked = []
+
+    class Head:
+        def nodes(self):
+            asked.append(dict(states))
+            if len(asked) == 3:
+                states["n0"] = "up"
+            return [SimpleNamespace(id=name, state=NodeState(state)) for name, state in states.items()]
+
+    up._await_nodes(Head(), {"n0", "n1"})  # type: ignore[arg-type]
+    assert len(asked) == 3
+
+
+def test_fleet_is_what_the_head_wrote(tmp_path):
+    assert fleet(str(tmp_path)) == set()
+    (tmp_path / "cluster.json").write_text('{"port": 7600, "nodes": ["n0", "n1"]}')
+    assert fleet(str(tmp_path)) == {"n0", "n1"}
+
+
+def test_doctor_warns_of_rights_that_are_too_wide(tmp_path):
+    tmp_path.chmod(0o700)
+    (tmp_path / "token").write_text("abc")
+    (tmp_path / "token").chmod(0o600)
+    assert rights(str(tmp_path)).level == "ok"
+    (tmp_path / "token").chmod(0o640)
+    assert (rights(str(tmp_path)).level, "0640" in rights(str(tmp_path)).says) == ("warn", True)
+    (tmp_path / "token").chmod(0o600)
+    tmp_path.chmod(0o755)
+    assert (rights(str(tmp_path)).level, "0755" in rights(str(tmp_path)).says) == ("warn", True)
+
+
+def test_another_heads_url_without_a_token_is_77(head, typed, monkeypatch, tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/token").write_text(TOKEN)
+    for setting in (lambda: monkeypatch.delenv("PHALANX_TOKEN"), lambda: monkeypatch.setenv("PHALANX_TOKEN", "")):
+        setting()
+        code, _, err = typed("ps")
+        assert (code, "PHALANX_TOKEN" in err) == (77, True)
+    assert not head.requests, "nothing was sent"
+
+
+def test_the_reason_of_a_failure_is_told(head, typed):
+    why = "n0: nonexistentcmd: no such command"
+    head.log_events = run_events(state="failed", exit_code=127)
+    head.detail = why
+    for words in (["run", "--", "nonexistentcmd"], ["attach", "21"], ["submit", "--wait", "--", "nonexistentcmd"]):
+        code, _, err = typed(*words)
+        assert code == 127
+        assert f"job 21 failed with exit code 127 after 2.0s: {why}\n" in err
+    assert _where_or_why(views.job(20, "x", "failed", exit_code=127, detail=why)) == f"exit code 127: {why}"
+    assert _where_or_why(views.job(20, "x", "failed", exit_code=127)) == "exit code 127"
+
+
+def test_ps_shows_no_more_rows_than_asked(head, typed):
+    assert len(json.loads(typed("ps", "--limit", "1", "--json")[1])) == 1
+    assert "the newest 1 only" in typed("ps", "--limit", "1")[1]
+
+
+def test_one_gpu_is_no_plural():
+    for gpus, said in (("1", "1 GPU asked"), ("4", "4 GPUs asked")):
+        facts = _facts(views.job(20, "x", "pending", gpus=gpus), [], terminal(), views.NOW_S)
+        assert any(line.endswith(said) for line in facts)
+
+
+def test_doctor_says_how_a_stopped_head_goes_on():
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"]) as child:
+        try:
+            record = Recorded(url="http://127.0.0.1:1", pid=child.pid, head_id="x")
+            assert _mend_silence(record, "/h") == "look into /h/head.log"
+            child.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+            assert _mend_silence(record, "/h") == f"it is stopped: kill -CONT {child.pid}"
+        finally:
+            child.kill()
+
+
+def test_a_rank_that_is_not_there_is_64(head, typed):
+    code, out, err = typed("logs", "12", "--rank", "99")
+    assert (code, out) == (64, "")
+    assert re.search(r"job 12 has ranks 0-\d+ \(", err)
+
+
 # ----------------------------------------------------------------------------------------------------------- itself
+
+
+def test_a_closed_output_is_no_fault(head):
+    command = f"{shlex.quote(sys.executable)} -m phalanx.app.cli ps -a"
+    for closed in (">&-", "<&- >&-", ">&- 2>&-"):
+        done = subprocess.run(
+            ["sh", "-c", f"{command} {closed}"], capture_output=True, text=True, check=False, timeout=60
+        )
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("verb", sorted(set(VERBS) - {"demo"}))

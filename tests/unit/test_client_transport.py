@@ -3,6 +3,7 @@
 # Ids are written as plain words here, as in a drawing.
 # mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
 
+import fcntl
 import json
 import os
 import socket
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 import pytest
 
 from phalanx.client import Client
-from phalanx.client.discovery import find_token, find_url, split_url
+from phalanx.client.discovery import find_token, find_url, lock_holder, split_url
 from phalanx.client.following import follow
 from phalanx.client.transport import Transport, refusal_of
 from phalanx.core.errors import (
@@ -209,6 +210,89 @@ def test_urls_are_read():
     for odd in ("127.0.0.1:7600", "ftp://x", "http://x/y", "http://", "http://x:y"):
         with pytest.raises(BadRequest):
             split_url(odd)
+
+
+def test_the_folders_token_is_shown_to_its_own_head_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("PHALANX_HOME", str(tmp_path))
+    monkeypatch.delenv("PHALANX_TOKEN", raising=False)
+    (tmp_path / "head.json").write_text(json.dumps({"url": "http://127.0.0.1:7600", "pid": os.getpid()}))
+    (tmp_path / "token").write_text("abc\n")
+    monkeypatch.setenv("PHALANX_URL", "http://127.0.0.1:7600/")
+    assert find_token() == "abc"
+    for elsewhere in ("http://head.example:7600", "https://127.0.0.1:7600", "http://127.0.0.1:7601"):
+        monkeypatch.setenv("PHALANX_URL", elsewhere)
+        with pytest.raises(NotSignedIn, match="PHALANX_TOKEN") as caught:
+            find_token()
+        assert caught.value.exit_code == 77
+        with pytest.raises(NotSignedIn, match="PHALANX_TOKEN"):
+            Transport(elsewhere, home=str(tmp_path)).headers()
+
+
+@pytest.mark.parametrize("token", ["", "  ", "two words", "line\nbreak"])
+def test_a_token_that_is_none_is_told_and_not_replaced(tmp_path, monkeypatch, token):
+    monkeypatch.setenv("PHALANX_HOME", str(tmp_path))
+    monkeypatch.delenv("PHALANX_URL", raising=False)
+    (tmp_path / "head.json").write_text(json.dumps({"url": "http://127.0.0.1:7600", "pid": os.getpid()}))
+    (tmp_path / "token").write_text("abc")
+    monkeypatch.setenv("PHALANX_TOKEN", token)
+    with pytest.raises(NotSignedIn, match="PHALANX_TOKEN"):
+        find_token()
+
+
+def test_head_without_a_record_is_found_by_its_lock(tmp_path, monkeypatch):
+    monkeypatch.setenv("PHALANX_HOME", str(tmp_path))
+    monkeypatch.delenv("PHALANX_URL", raising=False)
+    monkeypatch.delenv("PHALANX_TOKEN", raising=False)
+    (tmp_path / "token").write_text("abc")
+    with open(tmp_path / "head.lock", "w+") as lock:
+        json.dump({"pid": os.getpid(), "url": "http://127.0.0.1:7611"}, lock)
+        lock.flush()
+        assert lock_holder(str(tmp_path)) is None, "nobody holds it"
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert lock_holder(str(tmp_path)) == ("http://127.0.0.1:7611", os.getpid())
+        assert (find_url(), find_token()) == ("http://127.0.0.1:7611", "abc")
+    with pytest.raises(Unreachable, match="no head is running"):
+        find_url()
+
+
+@contextmanager
+def wedged():
+    """A head that takes connections and never answers, as one under SIGSTOP."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_a_head_that_is_stopped_is_told_after_one_silence():
+    with wedged() as url:
+        line = Transport(url, "t", answer_s=0.1, sleep=lambda _: pytest.fail("asked again"))
+        line._reached = True
+        with pytest.raises(Unreachable, match="does not answer; it may be stopped or overloaded"):
+            line.json("GET", "/v1/me")
+
+
+def test_only_long_calls_may_take_long(monkeypatch):
+    asked = []
+    line = Transport("http://127.0.0.1:9", "t")
+
+    def note(*_, timeout_s, **__):
+        asked.append(timeout_s)
+        raise TimeoutError
+
+    monkeypatch.setattr(line, "_exchange", note)
+    client = Client("http://127.0.0.1:9", "t")
+    client.transport = line
+    for call in (client.health, client.nodes, lambda: client.submit({"run": "x"}), lambda: client.exec_output("s", 0)):
+        with pytest.raises(Unreachable):
+            call()
+    assert asked == [5.0, 5.0, 5.0, 60.0]
+
+
+def test_names_are_checked_before_they_become_paths():
+    client = Client("http://127.0.0.1:9", "t")
+    for put in (client.put_user, client.put_project, client.put_queue, client.revoke_token):
+        for odd in ("", "..", "a/b", "a b", "x" * 65, "ä", "a\n"):
+            with pytest.raises(BadRequest, match="no name"):
+                put(odd)
 
 
 # ---- following ------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from rich.cells import cell_len
 from phalanx.cli.demo.audience import PlainAudience, progress_line
 from phalanx.cli.demo.scene import Scene
 from phalanx.cli.demo.screen import compose, rate
+from phalanx.core.ids import NodeId
 from phalanx.core.state.story import StoryLine
 from tests.unit.demo_drawn import KILL_S, SAVED, STEPS, T, make_scene
 
@@ -117,6 +118,6 @@ def test_plain_lines_tell_the_loss_of_a_node_once(capsys):
     scene, audience = make_scene(20.0), PlainAudience()
     for at_s in (17.6, 40.0):
         for seq, (kind, word) in enumerate([("node_down", "down"), ("node_lost", "lost")]):
-            line = StoryLine(seq=seq, at_s=T + at_s, kind=kind, text=f"n1 is {word}: it died", node_id="n1")
+            line = StoryLine(seq=seq, at_s=T + at_s, kind=kind, text=f"n1 is {word}: it died", node_id=NodeId("n1"))
             audience.tell(line, scene)
     assert [line.split("s  ")[1] for line in capsys.readouterr().out.splitlines()] == ["n1 is down: it died"] * 2

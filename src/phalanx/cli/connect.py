@@ -21,7 +21,7 @@ ANSWER_S: Final = 5.0  # of one short call
 PROBE_S: Final = 1.0  # of the question whether a head is there at all
 
 
-def connect(patience_s: float | None = None, answer_s: float = ANSWER_S) -> Client:
+def connect(patience_s: float | None = None, answer_s: float | None = None) -> Client:
     """A client of this user's head; nothing is sent yet. It waits `patience_s` for a head that was there and went.
 
     Raises:
@@ -29,7 +29,10 @@ def connect(patience_s: float | None = None, answer_s: float = ANSWER_S) -> Clie
     """
     from phalanx.client import Client  # 30 ms of http.client that `--help` need not pay
 
-    client = Client(patience_s=PATIENCE_S if patience_s is None else patience_s, answer_s=answer_s)
+    client = Client(
+        patience_s=PATIENCE_S if patience_s is None else patience_s,
+        answer_s=ANSWER_S if answer_s is None else answer_s,
+    )
     client.transport.url()
     return client
 

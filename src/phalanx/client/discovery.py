@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-
 from typing import Any
 
 from phalanx.core.errors import BadRequest, NotSignedIn, Unreachable
@@ -56,9 +55,10 @@ def lock_holder(folder: str) -> tuple[str, int] | None:
         if not url or pid <= 0 or not _alive(pid):
             return None
         with open(path, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return url, pid
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return url, pid
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return None

@@ -6,7 +6,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from phalanx.wire.api import JobList, NodeList, QueueList, QueueView, TokenList, UserList, UserView
+from phalanx.wire.api import JobList, LogsReply, NodeList, QueueList, QueueView, TokenList, UserList, UserView
 from tests.golden.cli import views
 
 TOKEN = "right"
@@ -19,6 +19,8 @@ class FakeHead:
         self.requests = []
         self.refuse = {}
         self.log_events = []
+        self.detail = ""  # why its job ended so
+        self.on_stop = lambda: None
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(self))
         self.server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.server.server_port}"
@@ -62,11 +64,14 @@ class FakeHead:
             case "GET", "/v1/tokens":
                 return TokenList(tokens=[])
             case "POST", "/v1/stop":
+                self.on_stop()
                 return {"stopping": True, "running": 0}
             case "GET", _ if re.fullmatch(r"/v1/jobs/\d+/receipt", path):
                 return views.receipt()
             case "GET", _ if re.fullmatch(r"/v1/jobs/\d+/story", path):
                 return {"story": json.loads(views.encoded(views.story())), "last": 4}
+            case "GET", _ if re.fullmatch(r"/v1/jobs/\d+/logs", path):
+                return LogsReply(chunks=[], cursor="")
             case "GET", _ if re.fullmatch(r"/v1/jobs/\d+", path):
                 return self.ended() if self.log_events else detail
             case "POST", _ if re.fullmatch(r"/v1/jobs/\d+/(cancel|hold|release|requeue)", path):
@@ -79,7 +84,13 @@ class FakeHead:
     def ended(self):
         end = self.log_events[-1][1]
         job = views.job(
-            21, "train.py", end["state"], exit_code=end["exit_code"], started_s=views.NOW_S, ended_s=views.NOW_S + 2
+            21,
+            "train.py",
+            end["state"],
+            exit_code=end["exit_code"],
+            detail=self.detail,
+            started_s=views.NOW_S,
+            ended_s=views.NOW_S + 2,
         )
         return {"job": json.loads(views.encoded(job)), "attempts": []}
 

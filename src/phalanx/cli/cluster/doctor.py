@@ -12,7 +12,7 @@ import click
 from phalanx import __version__
 from phalanx.cli import cells
 from phalanx.cli.cluster.findings import Finding, Level, machine_findings
-from phalanx.cli.cluster.home import alive, home_folder, running
+from phalanx.cli.cluster.home import Recorded, alive, home_folder, running
 from phalanx.cli.connect import PROBE_S, connect
 from phalanx.cli.lists import encoded
 from phalanx.cli.terminal import clean, terminal
@@ -83,7 +83,7 @@ def _head_findings(home: str) -> Iterator[Finding]:
             what="head",
             level=Level.FAIL,
             says="it died" if dead else error.message,
-            mend="phalanx up" if dead else error.hint,
+            mend="phalanx up" if dead else error.hint if record is None else _mend_silence(record, home),
         )
         return
     yield Finding(
@@ -104,6 +104,16 @@ def _head_findings(home: str) -> Iterator[Finding]:
         )
     except PhalanxError as error:
         yield Finding(what="head", level=Level.FAIL, says=error.message, mend=error.hint)
+
+
+def _mend_silence(record: Recorded, home: str) -> str:
+    """What helps a head that lives and does not answer: one that was stopped is continued, another is looked into."""
+    try:
+        with open(f"/proc/{record.pid}/stat", encoding="ascii", errors="replace") as file:
+            stopped = file.read().rpartition(")")[2].split()[:1] in (["T"], ["t"])
+    except OSError:
+        stopped = False
+    return f"it is stopped: kill -CONT {record.pid}" if stopped else f"look into {home}/head.log"
 
 
 def _versions(health: Health) -> Finding:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from phalanx.cli.cells import count
 from phalanx.cli.connect import connect, sees_our_files
 from phalanx.cli.faults import warn
 from phalanx.cli.jobs.asked import Asked, CommandAfterDashes, asked, check_script, job_options
@@ -85,7 +86,7 @@ def _send_copy(head: Client, folder: str) -> str:
             warn(f"left out of the copy: {name}")
         if not head.has_blob(packed.sha256):
             head.upload(packed.file, packed.sha256, packed.bytes)
-            warn(f"sent a copy of {folder}: {packed.files} files, {format_bytes(packed.bytes)}")
+            warn(f"sent a copy of {folder}: {count(packed.files, 'file')}, {format_bytes(packed.bytes)}")
         return packed.sha256
     finally:
         packed.close()

@@ -61,7 +61,7 @@ def ended(job: JobView) -> str:
         "" if job.started_s is None or job.ended_s is None else f" after {format_duration(job.ended_s - job.started_s)}"
     )
     by = f" by {job.cancelled_by}" if job.state is JobState.CANCELLED and job.cancelled_by else ""
-    why = f": {job.detail}" if job.state is JobState.FAILED and job.detail else ""
+    why = f": {job.detail}" if job.state in (JobState.FAILED, JobState.TIMEOUT) and job.detail else ""
     attempts = f" ({job.attempts} attempts)" if job.attempts > 1 else ""
     return clean(f"job {job.id} {word}{by}{code}{took}{attempts}{why}")
 

@@ -68,7 +68,9 @@ def _ready(case: Case, attempt: Attempt, happening: MemberReady, facts: Facts) -
         return Outcome(job=case.job, attempt=attempt)
     attempt = replace(attempt, state=_S.STARTING)
     source = f", from step {attempt.resume.step}" if attempt.resume is not None else ""
-    told = line(case, facts, "starting", f"all {len(attempt.members)} nodes ready; ranks start{source}")
+    told = line(
+        case, facts, "starting", f"{len(attempt.members)} of {len(attempt.members)} nodes ready; ranks start{source}"
+    )
     return Outcome(job=case.job, attempt=attempt, commands=orders.start(attempt), lines=(told,))
 
 

@@ -17,6 +17,7 @@ import signal
 import struct
 import termios
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -36,8 +37,12 @@ _AFTER_END_S: Final = 0.3  # for output of what the command left behind
 _HANGUP_S: Final = 5.0  # from SIGHUP to SIGKILL when the user is gone
 _END_OF_TRANSMISSION: Final = b"\x04"
 # The command's own files by the shell's redirections: opening a terminal as session leader makes it the controlling one.
+_LOOK_AGAIN_S: Final = 0.005
 _ON_TERMINAL: Final = 'at="$1"; shift; exec "$@" <"$at" >"$at" 2>&1'
-_ON_PIPES: Final = 'at="$1"; shift; exec "$@" <"$at"'
+_ON_PIPES: Final = 'at="$1"; shift; exec <"$at"; : >"$at.open"; exec "$@"'
+_OPENED_WITHIN_S: Final = (
+    10.0  # a shell opens its input in milliseconds; the bound is for a command that is frozen meanwhile
+)
 _log = logging.getLogger(__name__)
 
 
@@ -170,6 +175,7 @@ class ExecSessions:
                 if session.order.tty:
                     _write(session, _END_OF_TRANSMISSION)
                 break
+        self._await_opened(session)
         self._end_input(session)
         connection.close()
 
@@ -210,14 +216,23 @@ class ExecSessions:
         if write_fd >= 0:
             os.close(write_fd)
 
+    def _await_opened(self, session: _Session) -> None:
+        """Until the command has opened its input: closed before that, it would lose what was typed and wait for a writer for ever."""
+        opened = f"{_input_path(session)}.open"
+        until_s = time.monotonic() + _OPENED_WITHIN_S
+        while not session.order.tty and not os.path.exists(opened) and time.monotonic() < until_s:
+            if session.ended.wait(_LOOK_AGAIN_S):
+                return
+
     def _close(self, session: _Session) -> None:
         session.over.set()
         self._end_input(session)
         with self._lock:
             self._open.pop(session.order.session, None)
         if not session.order.tty:
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.join(session.present.scratch.path, f"exec-{session.order.session}"))
+            for path in (_input_path(session), f"{_input_path(session)}.open"):
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
 
     def _refuse(self, order: wire.OpenExec, why: str) -> None:
         """Tell the user, in a thread of its own: the head may be away."""
@@ -226,6 +241,10 @@ class ExecSessions:
         threading.Thread(
             target=self._deliver, args=(connection, order.session, output), name="exec-refusal", daemon=True
         ).start()
+
+
+def _input_path(session: _Session) -> str:
+    return os.path.join(session.present.scratch.path, f"exec-{session.order.session}")
 
 
 def _read(session: _Session) -> bytes | None:

@@ -351,13 +351,14 @@ class Loop:
             _log.warning("job %s: rank %d reports a checkpoint without %s", key.job_id, report.rank, error)
 
     def _output_missing(self, stream: str, text: str) -> None:
+        """The spool lost output for want of disk, or has room again: to our log, and to the job's supervisor stream."""
         _log.warning("stream %s: %s", stream, text)
         for present in self._presents.all():
             key = present.key
             if stream.startswith(f"{key.job_id}.{key.epoch}.") and not stream.endswith(
                 f".supervisor-{present.grant.node_rank}"
             ):
-                self._the_shop.note(present, text)
+                self._the_shop.note(present, f"{stream.rpartition('.')[2]}: {text}")
                 return
 
     def _hello(self) -> wire.HelloRequest:

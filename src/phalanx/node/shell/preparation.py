@@ -45,6 +45,7 @@ PORT_FIRST: Final = (
 )
 PORT_LAST: Final = 31_999
 _PORT_TRIES: Final = 200
+_FOLDER_TRIES: Final = 3
 _FREE_SHARE: Final = 0.9  # of a GPU's memory must be free; drivers and a display server hold a little
 _FREE_WAIT_S: Final = 10.0  # memory of a rank just killed comes back within a second or two
 _FREE_LOOK_S: Final = 0.2
@@ -169,10 +170,19 @@ def _make_folders(present: Present, shop: Workshop) -> None:
     for folder in (order.output_dir, order.checkpoint_dir):
         if folder and "://" not in folder:
             try:
-                os.makedirs(folder, exist_ok=True)
+                _make_folder(folder)
             except OSError as error:
                 raise _Refusal(f"{folder} cannot be made on this node: {error.strerror}", charge=True) from error
     present.reports = shop.spool.open_reports(scratch.reports, lambda report: shop.heard(present, report))
+
+
+def _make_folder(folder: str) -> None:
+    """Also while somebody tidies away the job's empty folder of an earlier attempt (`checkpoints.tidy`)."""
+    for _ in range(_FOLDER_TRIES):
+        with contextlib.suppress(FileNotFoundError):
+            os.makedirs(folder, exist_ok=True)
+            return
+    os.makedirs(folder, exist_ok=True)
 
 
 def _bring_files(present: Present, shop: Workshop) -> None:

@@ -288,7 +288,7 @@ class Spool:
         """The disk takes no more: say so where the output breaks off."""
         state.missing += lost
         state.marked = self._say(state, "\n[phalanx] the node's disk is full: output is missing here\n")
-        self._told.append((state.name, f"the node's disk is full: output of {state.name} is being dropped"))
+        self._told.append((state.name, "the node's disk is full: output is dropped from here on"))
 
     def _close_gap(self, state: _Stream, size: int, share: int) -> bool:
         """Where the disk has room again for `size` bytes and a new reserve: say how much is missing here."""
@@ -299,7 +299,7 @@ class Spool:
             state, f"{begin}[phalanx] {state.missing} bytes of output are missing here: the node's disk was full\n"
         ):
             return False
-        text = f"the node's disk has room again: {state.missing} bytes of output of {state.name} are missing"
+        text = f"the node's disk has room again: {state.missing} bytes of output are missing"
         self._told.append((state.name, text))
         state.missing = 0
         state.marked = False
@@ -310,7 +310,7 @@ class Spool:
         if not (state.marked or state.missing):
             return
         if state.missing:
-            text = f"the node's disk was full: {state.dropped} bytes of output of {state.name} were dropped in all"
+            text = f"the node's disk was full: {state.dropped} bytes of output were dropped in all"
             self._told.append((state.name, text))
         if self._say(state, f"[phalanx] {state.dropped} bytes of output were dropped in all\n"):
             state.marked = False
