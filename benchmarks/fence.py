@@ -2,7 +2,9 @@
 
     python -m benchmarks.fence [--rounds 50] [--bare] [--lease 2] [--json]
 
-With `phalanx.torch` no step may be begun by an old rank once the new attempt has made one. A bare script has no fence inside: what it
+With `phalanx.torch` no step may be begun by an old rank once the new attempt has made one. A step counts as begun at the instant at which
+the fence was found open; a node may be stopped between that instant and the step's first instruction, and wakes in a step that was under
+way: such steps are counted apart. Nothing can prevent them on a host that may stop anywhere, and nothing they do is kept. A bare script has no fence inside: what it
 does between its wake and its supervisor's are counted and printed. In neither case is anything it wrote resumed.
 """
 
@@ -27,11 +29,12 @@ def main() -> int:
     parser.add_argument("--lease", type=float, default=2.0)
     given = parser.parse_args()
     rounds = [drill_round(number, bare=given.bare, lease_s=given.lease) for number in range(given.rounds)]
-    late, resumed, back_s = zip(*rounds, strict=True)
+    late, under_way, resumed, back_s = zip(*rounds, strict=True)
     kind = "bare script" if given.bare else "phalanx.torch"
     figures = [
         Figure(name=f"steps begun by old ranks after the new attempt's first, {kind}", value=float(sum(late)), unit="steps",
                runs=[float(count) for count in late], target="0 steps" if not given.bare else "", met=None if given.bare else not any(late)),
+        shown("steps that were under way when the node was stopped, and ended after its wake", list(map(float, under_way)), "steps"),
         Figure(name="things of an old epoch that were resumed", value=float(sum(resumed)), unit="", runs=[float(r) for r in resumed],
                target="0", met=not any(resumed)),
         shown("node stopped to a step of the new attempt", list(back_s), "s", note=f"lease {given.lease:g} s, {given.rounds} rounds"),
@@ -40,8 +43,8 @@ def main() -> int:
     return int(any(resumed) or (not given.bare and any(late)))
 
 
-def drill_round(number: int, *, bare: bool, lease_s: float) -> tuple[int, int, float]:
-    """One round: late steps of the old ranks, resumed things of theirs, and seconds from the stop to the new attempt's first step."""
+def drill_round(number: int, *, bare: bool, lease_s: float) -> tuple[int, int, int, float]:
+    """One round: late steps of the old ranks, those that were under way, resumed things of theirs, and seconds from the stop to the new attempt's first step."""
     with cluster("3x1", lease_s=lease_s) as head:
         folder = os.path.join(head.home, "drill")
         os.makedirs(folder)
@@ -54,24 +57,27 @@ def drill_round(number: int, *, bare: bool, lease_s: float) -> tuple[int, int, f
         stopped_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         head.kill_node(victim, signal.SIGSTOP)
         until(lambda: _steps(folder, 2, 0) and _steps(folder, 2, 1), "the new attempt makes steps")
-        first_ns = min(_steps(folder, 2, 0)[0], _steps(folder, 2, 1)[0])
+        first_ns = min(_steps(folder, 2, 0)[0][0], _steps(folder, 2, 1)[0][0])
         for pid in pids:
             _continue(pid)
         until(lambda: _gone(ranks), "the old ranks are gone", limit_s=60)
         time.sleep(0.2)  # a step begun meanwhile would have left its line by now
-        late = sum(begin_ns > first_ns for rank in (0, 1) for begin_ns in _steps(folder, 1, rank))
+        old = [step for rank in (0, 1) for step in _steps(folder, 1, rank)]
+        late = sum(begun_ns > first_ns for begun_ns, _ in old)
+        under_way = sum(begun_ns <= first_ns < now_ns for begun_ns, now_ns in old)
         resumed = _resumed(head, job)
         tell(
-            f"round {number + 1}: {victim} slept {(first_ns - stopped_ns) / 1e9:.1f} s; late steps {late}, resumed {resumed}"
+            f"round {number + 1}: {victim} slept {(first_ns - stopped_ns) / 1e9:.1f} s; late steps {late}, under way {under_way}, resumed {resumed}"
         )
-        return late, resumed, (first_ns - stopped_ns) / 1e9
+        return late, under_way, resumed, (first_ns - stopped_ns) / 1e9
 
 
-def _steps(folder: str, epoch: int, rank: int) -> list[int]:
-    """When each step of a rank began, CLOCK_BOOTTIME ns."""
+def _steps(folder: str, epoch: int, rank: int) -> list[tuple[int, int]]:
+    """When each step of a rank was begun and when its first instruction ran, CLOCK_BOOTTIME ns."""
     try:
         with open(os.path.join(folder, f"steps-{epoch}-{rank}"), encoding="ascii") as file:
-            return [int(line.split()[1]) for line in file.read().split("\n")[:-1]]
+            lines = [line.split() for line in file.read().split("\n")[:-1]]
+            return [(int(begun), int(now)) for _, begun, now in lines]
     except FileNotFoundError:
         return []
 

@@ -29,7 +29,9 @@ def main() -> None:
     step = 0
     while True:
         step += 1
-        os.write(fd, f"{step} {time.clock_gettime_ns(time.CLOCK_BOOTTIME)}\n".encode())
+        begun_ns = 0 if watched is None else watched.fence()
+        now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        os.write(fd, f"{step} {begun_ns or now_ns} {now_ns}\n".encode())
         time.sleep(STEP_S)
         if watched is not None:
             watched.report(step=step, loss=1.0 / step)

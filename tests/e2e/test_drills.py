@@ -77,12 +77,12 @@ def test_head_away_long_past_the_lease_costs_only_what_was_not_saved():
 @pytest.mark.torch
 @pytest.mark.parametrize("number", [0, 1])
 def test_no_step_is_begun_by_a_node_that_slept_past_its_lease(number):
-    late, resumed, _ = drill_round(number, bare=False, lease_s=2.0)
+    late, _, resumed, _ = drill_round(number, bare=False, lease_s=2.0)
     assert (late, resumed) == (0, 0)
 
 
 def test_bare_script_of_a_node_that_slept_is_ended_and_nothing_of_it_resumed():
-    late, resumed, _ = drill_round(1, bare=True, lease_s=2.0)
+    late, _, resumed, _ = drill_round(1, bare=True, lease_s=2.0)
     print(f"steps that the bare script made late: {late}")
     assert resumed == 0
 

@@ -89,9 +89,14 @@ def report(*, step: int, loss: float | None = None, tokens: int | None = None, m
     _sessions.current().report(step=step, loss=loss, tokens=tokens, mfu=mfu)
 
 
-def fence() -> None:
-    """Block while the lease is over. `report` and `should_stop` do it too; call it before other work that must not happen twice."""
-    _sessions.current().pass_fence()
+def fence() -> int:
+    """Block while the lease is over. `report` and `should_stop` do it too; call it before other work that must not happen twice.
+
+    Returns:
+        The instant at which the lease was found to hold, in ns of CLOCK_BOOTTIME. What follows counts as begun then: a node that is
+        stopped after it and before the work's first instruction wakes in work that was under way.
+    """
+    return _sessions.current().pass_fence()
 
 
 def should_stop() -> StopReason:

@@ -76,11 +76,12 @@ class Session:
         """As `new_group`, for writes in the background, whose length is the disk's."""
         return self.new_group(timeout_s=max(_SLOW_WRITE_S, collective_timeout_s(self.environment)))
 
-    def pass_fence(self) -> None:
-        """Block until the lease holds, and let the next step begin."""
+    def pass_fence(self) -> int:
+        """Block until the lease holds, and let the next step begin; the instant (CLOCK_BOOTTIME ns) at which it did."""
         self._begin_ns, blocked_ns = self.fence.pass_()
         if blocked_ns >= _REPORTED_STALL_NS:
             self.pipe.send(ReportKind.STALL, seconds=blocked_ns / 1e9, cause="fence")
+        return self._begin_ns
 
     def report(self, *, step: int, loss: float | None, tokens: int | None, mfu: float | None) -> None:
         """See `phalanx.torch.report`."""
