@@ -1,0 +1,306 @@
+"""The default policy: knows no duration, learns how jobs of a size end, and pays for every stop and move.
+
+Waiting jobs of equal size and equal attained service form one class; classes are served by value per GPU. What does not fit may, at a
+round, have room made for it: first by moving small jobs into holes, else by stopping the cheapest set on one node.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+
+from phalanx.core.scheduling.board import Board, Entry, Listener
+from phalanx.core.scheduling.hazard import EDGES_S, HazardTable, bin_of, size_of
+from phalanx.core.scheduling.pool import Places
+
+INFINITE = float("inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knobs:
+    """The policy's constants; docs/decisions/0060 says where each comes from.
+
+    Attributes:
+        boost: how much more a gang of a whole node or more counts.
+        hysteresis: a stop must bring this many times what it takes.
+        run_min_s: guaranteed run after a start; doubled for each stop the job has borne.
+    """
+
+    round_s: float = 60.0
+    boost: float = 4.0
+    hysteresis: float = 8.0
+    run_min_s: float = 300.0
+    doubling: float = 2.0
+    refit_s: float = 3600.0
+    stops: bool = True
+    moves: bool = True
+
+
+class Default(Listener):
+    """See the module."""
+
+    def __init__(self, board: Board, knobs: Knobs | None = None) -> None:
+        self.board = board
+        self.knobs = knobs or Knobs()
+        self.table = HazardTable()
+        self.fitted_s = -INFINITE
+        self.fitted_events = 0
+        self.classes: dict[tuple[int, int], list[tuple[float, int, Entry]]] = {}
+        self.gone: set[int] = set()
+        unit = board.pool.unit
+        nodes = len(board.pool.size)
+        self.evict = np.full((nodes, unit + 1), INFINITE)
+        self.shift = np.full((nodes, unit + 1), INFINITE)
+        self.expiry = np.zeros(nodes)
+        self.round_next_s = 0.0
+
+    # ---------------------------------------------------------------- what it hears
+
+    def arrived(self, entry: Entry) -> None:
+        self._join(entry)
+
+    def left(self, entry: Entry) -> None:
+        line = self.classes[entry.gpus, bin_of(entry.attained_s)]
+        line.remove((entry.submit_s, entry.seq, entry))
+        heapq.heapify(line)
+
+    def ended(self, entry: Entry, now_s: float) -> None:
+        self.table.ended(entry.gpus, max(entry.service_s(now_s), 0.0))
+
+    # ---------------------------------------------------------------- deciding
+
+    def decide(self, now_s: float) -> float | None:
+        board, knobs = self.board, self.knobs
+        if not board.waiting:
+            return None
+        if now_s - self.fitted_s >= knobs.refit_s and self.table.events > self.fitted_events:
+            self._refit(now_s)
+        elif self.fitted_events < 1000 and self.table.events >= 1.1 * self.fitted_events + 1:
+            self._refit(now_s)
+        order = self._order()
+        self._fill(order, now_s)
+        if not board.waiting:
+            return None
+        if now_s >= self.round_next_s:
+            if knobs.stops or knobs.moves:
+                self._make_room(now_s)
+            self.round_next_s = (now_s // knobs.round_s + 1.0) * knobs.round_s
+        return self.round_next_s
+
+    def _order(self) -> list[tuple[float, int, int]]:
+        """Classes by value per GPU, best first."""
+        index = self.table.index
+        order = []
+        for (gpus, age), line in self.classes.items():
+            if line:
+                order.append((-self._weight(gpus) * index[size_of(gpus)][age] / gpus, gpus, age))
+        order.sort()
+        return order
+
+    def _weight(self, gpus: int) -> float:
+        return self.knobs.boost if gpus >= self.board.pool.unit else 1.0
+
+    def _value(self, entry: Entry, now_s: float) -> float:
+        return self._weight(entry.gpus) * self.table.index[size_of(entry.gpus)][bin_of(entry.service_s(now_s))]
+
+    def _fill(self, order: list[tuple[float, int, int]], now_s: float) -> None:
+        pool = self.board.pool
+        least = 1 << 30
+        for _, gpus, age in order:
+            if gpus >= least:
+                continue
+            line = self.classes[gpus, age]
+            while line:
+                places = pool.find(gpus)
+                if places is None:
+                    least = min(least, gpus)
+                    break
+                self._start(line, places, now_s)
+            if not pool.free_total:
+                return
+
+    def _start(self, line: list[tuple[float, int, Entry]], places: Places, now_s: float) -> Entry:
+        entry = heapq.heappop(line)[2]
+        entry.shield_s = now_s + self.knobs.run_min_s * self.knobs.doubling**entry.stops
+        self.board.start(entry, places, now_s)
+        return entry
+
+    def _join(self, entry: Entry) -> None:
+        heapq.heappush(self.classes.setdefault((entry.gpus, bin_of(entry.attained_s)), []), (entry.submit_s, entry.seq, entry))
+
+    def _refit(self, now_s: float) -> None:
+        self.table.refit((entry.gpus, entry.service_s(now_s)) for group in (self.board.running, self.board.waiting)
+                         for entry in group.values())
+        self.fitted_s = now_s
+        self.fitted_events = self.table.events
+        self.expiry[:] = 0.0
+
+    # ---------------------------------------------------------------- making room
+
+    def _make_room(self, now_s: float) -> None:
+        pool, knobs = self.board.pool, self.knobs
+        self._refresh(now_s)
+        for density, gpus, age in self._order():
+            line = self.classes[gpus, age]
+            value = -density * gpus
+            while line:
+                places = pool.find(gpus)
+                if places is None and knobs.moves and pool.free_total >= gpus and self._by_moves(gpus, line[0][2], now_s):
+                    places = pool.find(gpus)
+                if places is None and knobs.stops and self._by_stops(gpus, value, line[0][2], now_s):
+                    places = pool.find(gpus)
+                if places is None:
+                    break
+                self._start(line, places, now_s)
+                self._refresh(now_s)
+
+    def _refresh(self, now_s: float) -> None:
+        pool = self.board.pool
+        for node in pool.touched:
+            self.expiry[node] = 0.0
+        pool.touched.clear()
+        for node in np.nonzero(self.expiry <= now_s)[0].tolist():
+            self._price(node, now_s)
+
+    def _victims(self, node: int, now_s: float) -> list[tuple[Entry, int, float]]:
+        """(entry, devices here, value) of those that may be stopped on the node."""
+        victims = []
+        for entry in self.board.here[node]:
+            if entry.shield_s <= now_s:
+                count = entry.places[0][1] if len(entry.places) == 1 else next(count for at, count in entry.places if at == node)
+                victims.append((entry, count, self._value(entry, now_s)))
+        return victims
+
+    def _price(self, node: int, now_s: float) -> None:
+        """The rows of the node: the least value to stop, and the least GPUs to move, for each number of devices wanted."""
+        pool = self.board.pool
+        unit, free = pool.unit, pool.free[node]
+        expiry = INFINITE
+        stop = [0.0] * (free + 1) + [INFINITE] * (unit - free)
+        shift = stop.copy()
+        for entry in self.board.here[node]:
+            if entry.shield_s > now_s:
+                expiry = min(expiry, entry.shield_s)
+                continue
+            many = len(entry.places) > 1
+            count = entry.places[0][1] if not many else next(count for at, count in entry.places if at == node)
+            age = bin_of(entry.service_s(now_s))
+            value = self._weight(entry.gpus) * self.table.index[size_of(entry.gpus)][age]
+            if age + 1 < len(EDGES_S):
+                expiry = min(expiry, now_s + EDGES_S[age + 1] - entry.service_s(now_s) + 1e-6)
+            for want in range(unit, free, -1):
+                base = want - count
+                if base < 0:
+                    base = 0
+                cost = stop[base] + value
+                if cost < stop[want]:
+                    stop[want] = cost
+                if not many:
+                    cost = shift[base] + count
+                    if cost < shift[want]:
+                        shift[want] = cost
+        if node in pool.away:
+            stop = shift = [INFINITE] * (unit + 1)
+        self.evict[node] = stop
+        self.shift[node] = shift
+        self.expiry[node] = expiry
+
+    def _by_moves(self, gpus: int, entry: Entry, now_s: float) -> bool:
+        """Move small jobs into holes so that the gang fits; all or nothing."""
+        pool = self.board.pool
+        unit = pool.unit
+        if gpus <= unit:
+            column = self.shift[:, gpus]
+            for node in np.argsort(column, kind="stable")[:4].tolist():
+                if column[node] == INFINITE:
+                    return False
+                if self._empty([(node, gpus)], now_s, entry, INFINITE, stops=False):
+                    return True
+            return False
+        needs = self._nodes_for(self.shift, gpus)
+        return needs is not None and self._empty(needs, now_s, entry, INFINITE, stops=False)
+
+    def _nodes_for(self, rows: np.ndarray, gpus: int) -> list[tuple[int, int]] | None:
+        unit = self.board.pool.unit
+        whole, rest = divmod(gpus, unit)
+        column = rows[:, unit]
+        order = np.argsort(column, kind="stable")
+        chosen = order[:whole].tolist()
+        if column[chosen[-1]] == INFINITE:
+            return None
+        needs = [(node, unit) for node in chosen]
+        if rest:
+            tail = rows[:, rest].copy()
+            tail[chosen] = INFINITE
+            node = int(np.argmin(tail))
+            if tail[node] == INFINITE:
+                return None
+            needs.append((node, rest))
+        return needs
+
+    def _by_stops(self, gpus: int, value: float, entry: Entry, now_s: float) -> bool:
+        """Stop the cheapest set that makes the room, if the gang is worth it."""
+        unit = self.board.pool.unit
+        limit = value / self.knobs.hysteresis
+        if gpus <= unit:
+            column = self.evict[:, gpus]
+            node = int(np.argmin(column))
+            return bool(column[node] <= limit) and self._empty([(node, gpus)], now_s, entry, limit, stops=True)
+        needs = self._nodes_for(self.evict, gpus)
+        return needs is not None and self._empty(needs, now_s, entry, limit, stops=True)
+
+    def _empty(self, needs: list[tuple[int, int]], now_s: float, because: Entry, limit: float, *, stops: bool) -> bool:
+        """Empty the nodes as far as needed: each victim moves if a hole takes it, else is stopped, if that is allowed within `limit`."""
+        board, pool = self.board, self.board.pool
+        shut = 0
+        for node, _ in needs:
+            shut |= 1 << node
+        victims: dict[int, Entry] = {}
+        for node, want in needs:
+            for entry in self._cheapest(node, want, now_s, by_value=stops):
+                victims[entry.seq] = entry
+        ordered = sorted(victims.values(), key=lambda entry: (-entry.gpus, entry.seq))
+        going: list[tuple[Entry, Places]] = []
+        cost = 0.0
+        for entry in ordered:
+            place = -1
+            if self.knobs.moves and len(entry.places) == 1:
+                place = pool.find_outside(entry.gpus, shut)
+            if place < 0:
+                cost += self._value(entry, now_s)
+                if not stops or cost > limit:
+                    for _, places in going:
+                        pool.give(places)
+                    return False
+                going.append((entry, ()))
+            else:
+                places = ((place, entry.gpus),)
+                pool.take(places)
+                going.append((entry, places))
+        for entry, places in going:
+            if places:
+                pool.give(places)
+                board.move(entry, places, because)
+                entry.shield_s = now_s + self.knobs.run_min_s * self.knobs.doubling ** (entry.stops + entry.moves)
+            else:
+                board.stop(entry, now_s, because)
+                self._join(entry)
+        return True
+
+    def _cheapest(self, node: int, want: int, now_s: float, *, by_value: bool) -> list[Entry]:
+        """The set on the node that `_price` priced: least value, or fewest GPUs."""
+        need = want - self.board.pool.free[node]
+        if need <= 0:
+            return []
+        best: list[tuple[float, tuple[Entry, ...]]] = [(0.0, ())] + [(INFINITE, ())] * need
+        for entry, count, value in self._victims(node, now_s):
+            if not by_value and len(entry.places) > 1:
+                continue
+            cost = value if by_value else float(count)
+            for short in range(need, 0, -1):
+                before = best[max(0, short - count)]
+                if before[0] + cost < best[short][0]:
+                    best[short] = (before[0] + cost, (*before[1], entry))
+        return list(best[need][1])
