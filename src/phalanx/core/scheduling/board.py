@@ -38,7 +38,8 @@ class Entry:
         waited_s: waiting before `waits_from_s`.
         places: where it runs; empty while it waits.
         stops, moves: preemptions and moves it has borne.
-        shield_s: neither stopped nor moved before this time.
+        shield_s: not stopped before this time.
+        moved_s: when it came to where it runs.
         kind: the policy's own note of the class it stands in.
     """
 
@@ -55,6 +56,7 @@ class Entry:
     stops: int = 0
     moves: int = 0
     shield_s: float = 0.0
+    moved_s: float = 0.0
     kind: int = -1
     overdue: bool = False
 

@@ -32,8 +32,13 @@ class Knobs:
     boost: float = 4.0
     hysteresis: float = 8.0
     run_min_s: float = 300.0
-    doubling: float = 2.0
+    doubling: float = 1.0
+    move_min_s: float = 300.0
     refit_s: float = 3600.0
+    gamma: float = 2.0
+    age_floor_s: float = 3600.0
+    overdue_s: float = INFINITE
+    beta: float = 0.0
     stops: bool = True
     moves: bool = True
 
@@ -47,7 +52,8 @@ class Default(Listener):
         self.table = HazardTable()
         self.fitted_s = -INFINITE
         self.fitted_events = 0
-        self.classes: dict[tuple[int, int], list[tuple[float, int, Entry]]] = {}
+        self.classes: dict[int, list[tuple[float, int, Entry]]] = {}
+        self.stopped: dict[int, Entry] = {}
         self.gone: set[int] = set()
         unit = board.pool.unit
         nodes = len(board.pool.size)
@@ -62,7 +68,9 @@ class Default(Listener):
         self._join(entry)
 
     def left(self, entry: Entry) -> None:
-        line = self.classes[entry.gpus, bin_of(entry.attained_s)]
+        if self.stopped.pop(entry.seq, None) is not None:
+            return
+        line = self.classes[entry.gpus]
         line.remove((entry.submit_s, entry.seq, entry))
         heapq.heapify(line)
 
@@ -79,56 +87,83 @@ class Default(Listener):
             self._refit(now_s)
         elif self.fitted_events < 1000 and self.table.events >= 1.1 * self.fitted_events + 1:
             self._refit(now_s)
-        order = self._order()
+        order = self._order(now_s)
         self._fill(order, now_s)
         if not board.waiting:
             return None
         if now_s >= self.round_next_s:
             if knobs.stops or knobs.moves:
                 self._make_room(now_s)
+                due_s = min(float(self.expiry.min()), self.fitted_s + knobs.refit_s if self.table.events > self.fitted_events else INFINITE)
+            else:
+                due_s = INFINITE
+            if self.stopped:
+                due_s = min(due_s, now_s + 600.0)
             self.round_next_s = (now_s // knobs.round_s + 1.0) * knobs.round_s
+            self.due_s = max(self.round_next_s, -(-due_s // knobs.round_s) * knobs.round_s) if due_s < INFINITE else INFINITE
+            return self.due_s if self.due_s < INFINITE else None
         return self.round_next_s
 
-    def _order(self) -> list[tuple[float, int, int]]:
-        """Classes by value per GPU, best first."""
-        index = self.table.index
+    def _order(self, now_s: float) -> list[tuple[float, float, int, Entry]]:
+        """Waiting jobs by value per GPU, best first; of a class of never-started ones only the head."""
         order = []
-        for (gpus, age), line in self.classes.items():
+        for gpus, line in self.classes.items():
             if line:
-                order.append((-self._weight(gpus) * index[size_of(gpus)][age] / gpus, gpus, age))
+                entry = line[0][2]
+                order.append((-self._value(entry, now_s) / gpus, entry.submit_s, entry.seq, entry))
+        for entry in self.stopped.values():
+            order.append((-self._value(entry, now_s) / entry.gpus, entry.submit_s, entry.seq, entry))
         order.sort()
         return order
 
     def _weight(self, gpus: int) -> float:
-        return self.knobs.boost if gpus >= self.board.pool.unit else 1.0
+        return (self.knobs.boost if gpus >= self.board.pool.unit else 1.0) * gpus**self.knobs.beta
 
     def _value(self, entry: Entry, now_s: float) -> float:
-        return self._weight(entry.gpus) * self.table.index[size_of(entry.gpus)][bin_of(entry.service_s(now_s))]
+        service_s = entry.service_s(now_s)
+        value = self._weight(entry.gpus) * self.table.index[size_of(entry.gpus)][bin_of(service_s)]
+        waited_s = entry.waited_s if entry.since_s >= 0.0 else entry.waited_s + now_s - entry.waits_from_s
+        if waited_s > self.knobs.overdue_s:
+            return value + 1e6 * entry.gpus  # type
+        if waited_s > 0.0 and self.knobs.gamma:
+            value *= (1.0 + waited_s / (service_s + self.knobs.age_floor_s)) ** self.knobs.gamma
+        return value
 
-    def _fill(self, order: list[tuple[float, int, int]], now_s: float) -> None:
+    def _fill(self, order: list[tuple[float, float, int, Entry]], now_s: float) -> None:
         pool = self.board.pool
         least = 1 << 30
-        for _, gpus, age in order:
+        for _, _, _, entry in order:
+            gpus = entry.gpus
             if gpus >= least:
                 continue
-            line = self.classes[gpus, age]
-            while line:
-                places = pool.find(gpus)
-                if places is None:
-                    least = min(least, gpus)
-                    break
-                self._start(line, places, now_s)
+            places = pool.find(gpus)
+            if places is None:
+                least = gpus
+                continue
+            if entry.seq in self.stopped:
+                self._start(entry, places, now_s)
+            else:
+                line = self.classes[gpus]
+                while places is not None:
+                    self._start(line[0][2], places, now_s)
+                    if not line:
+                        break
+                    places = pool.find(gpus)
             if not pool.free_total:
                 return
 
-    def _start(self, line: list[tuple[float, int, Entry]], places: Places, now_s: float) -> Entry:
-        entry = heapq.heappop(line)[2]
+    def _start(self, entry: Entry, places: Places, now_s: float) -> None:
+        if self.stopped.pop(entry.seq, None) is None:
+            heapq.heappop(self.classes[entry.gpus])
         entry.shield_s = now_s + self.knobs.run_min_s * self.knobs.doubling**entry.stops
+        entry.moved_s = now_s
         self.board.start(entry, places, now_s)
-        return entry
 
     def _join(self, entry: Entry) -> None:
-        heapq.heappush(self.classes.setdefault((entry.gpus, bin_of(entry.attained_s)), []), (entry.submit_s, entry.seq, entry))
+        if entry.stops:
+            self.stopped[entry.seq] = entry
+        else:
+            heapq.heappush(self.classes.setdefault(entry.gpus, []), (entry.submit_s, entry.seq, entry))
 
     def _refit(self, now_s: float) -> None:
         self.table.refit((entry.gpus, entry.service_s(now_s)) for group in (self.board.running, self.board.waiting)
@@ -142,19 +177,23 @@ class Default(Listener):
     def _make_room(self, now_s: float) -> None:
         pool, knobs = self.board.pool, self.knobs
         self._refresh(now_s)
-        for density, gpus, age in self._order():
-            line = self.classes[gpus, age]
+        for density, _, _, entry in self._order(now_s):
+            gpus = entry.gpus
             value = -density * gpus
-            while line:
+            while True:
                 places = pool.find(gpus)
-                if places is None and knobs.moves and pool.free_total >= gpus and self._by_moves(gpus, line[0][2], now_s):
+                if places is None and knobs.moves and pool.free_total >= gpus and self._by_moves(gpus, entry, now_s):
                     places = pool.find(gpus)
-                if places is None and knobs.stops and self._by_stops(gpus, value, line[0][2], now_s):
+                if places is None and knobs.stops and self._by_stops(gpus, value, entry, now_s):
                     places = pool.find(gpus)
                 if places is None:
                     break
-                self._start(line, places, now_s)
+                lone = entry.seq in self.stopped
+                self._start(entry, places, now_s)
                 self._refresh(now_s)
+                if lone or not self.classes[gpus]:
+                    break
+                entry = self.classes[gpus][0][2]
 
     def _refresh(self, now_s: float) -> None:
         pool = self.board.pool
@@ -164,40 +203,38 @@ class Default(Listener):
         for node in np.nonzero(self.expiry <= now_s)[0].tolist():
             self._price(node, now_s)
 
-    def _victims(self, node: int, now_s: float) -> list[tuple[Entry, int, float]]:
-        """(entry, devices here, value) of those that may be stopped on the node."""
-        victims = []
-        for entry in self.board.here[node]:
-            if entry.shield_s <= now_s:
-                count = entry.places[0][1] if len(entry.places) == 1 else next(count for at, count in entry.places if at == node)
-                victims.append((entry, count, self._value(entry, now_s)))
-        return victims
-
     def _price(self, node: int, now_s: float) -> None:
         """The rows of the node: the least value to stop, and the least GPUs to move, for each number of devices wanted."""
         pool = self.board.pool
         unit, free = pool.unit, pool.free[node]
+        move_min_s = self.knobs.move_min_s
         expiry = INFINITE
         stop = [0.0] * (free + 1) + [INFINITE] * (unit - free)
         shift = stop.copy()
         for entry in self.board.here[node]:
-            if entry.shield_s > now_s:
-                expiry = min(expiry, entry.shield_s)
-                continue
+            fixed = entry.shield_s > now_s
             many = len(entry.places) > 1
+            still = many or entry.moved_s + move_min_s > now_s
+            if fixed:
+                expiry = min(expiry, entry.shield_s)
+            if still and not many:
+                expiry = min(expiry, entry.moved_s + move_min_s)
+            if fixed and still:
+                continue
             count = entry.places[0][1] if not many else next(count for at, count in entry.places if at == node)
             age = bin_of(entry.service_s(now_s))
-            value = self._weight(entry.gpus) * self.table.index[size_of(entry.gpus)][age]
+            value = self._value(entry, now_s)
             if age + 1 < len(EDGES_S):
                 expiry = min(expiry, now_s + EDGES_S[age + 1] - entry.service_s(now_s) + 1e-6)
             for want in range(unit, free, -1):
                 base = want - count
                 if base < 0:
                     base = 0
-                cost = stop[base] + value
-                if cost < stop[want]:
-                    stop[want] = cost
-                if not many:
+                if not fixed:
+                    cost = stop[base] + value
+                    if cost < stop[want]:
+                        stop[want] = cost
+                if not still:
                     cost = shift[base] + count
                     if cost < shift[want]:
                         shift[want] = cost
@@ -266,7 +303,7 @@ class Default(Listener):
         cost = 0.0
         for entry in ordered:
             place = -1
-            if self.knobs.moves and len(entry.places) == 1:
+            if self.knobs.moves and len(entry.places) == 1 and entry.moved_s + self.knobs.move_min_s <= now_s:
                 place = pool.find_outside(entry.gpus, shut)
             if place < 0:
                 cost += self._value(entry, now_s)
@@ -283,7 +320,7 @@ class Default(Listener):
             if places:
                 pool.give(places)
                 board.move(entry, places, because)
-                entry.shield_s = now_s + self.knobs.run_min_s * self.knobs.doubling ** (entry.stops + entry.moves)
+                entry.moved_s = now_s
             else:
                 board.stop(entry, now_s, because)
                 self._join(entry)
@@ -295,10 +332,14 @@ class Default(Listener):
         if need <= 0:
             return []
         best: list[tuple[float, tuple[Entry, ...]]] = [(0.0, ())] + [(INFINITE, ())] * need
-        for entry, count, value in self._victims(node, now_s):
-            if not by_value and len(entry.places) > 1:
+        for entry in self.board.here[node]:
+            if by_value:
+                if entry.shield_s > now_s:
+                    continue
+            elif len(entry.places) > 1 or entry.moved_s + self.knobs.move_min_s > now_s:
                 continue
-            cost = value if by_value else float(count)
+            count = next(count for at, count in entry.places if at == node)
+            cost = self._value(entry, now_s) if by_value else float(count)
             for short in range(need, 0, -1):
                 before = best[max(0, short - count)]
                 if before[0] + cost < best[short][0]:
