@@ -31,11 +31,13 @@ class Knobs:
     round_s: float = 60.0
     boost: float = 4.0
     hysteresis: float = 8.0
-    run_min_s: float = 300.0
+    run_min_s: float = 900.0
     doubling: float = 1.0
     move_min_s: float = 300.0
     refit_s: float = 3600.0
-    gamma: float = 2.0
+    gamma: float = 1.0
+    lane: float = 0.25
+    similar: int = 1
     age_floor_s: float = 3600.0
     overdue_s: float = INFINITE
     beta: float = 0.0
@@ -60,7 +62,9 @@ class Default(Listener):
         self.evict = np.full((nodes, unit + 1), INFINITE)
         self.shift = np.full((nodes, unit + 1), INFINITE)
         self.expiry = np.zeros(nodes)
+        self.clear = [0.0] * nodes
         self.round_next_s = 0.0
+        self.lane_used = 0
 
     # ---------------------------------------------------------------- what it hears
 
@@ -75,6 +79,8 @@ class Default(Listener):
         heapq.heapify(line)
 
     def ended(self, entry: Entry, now_s: float) -> None:
+        if entry.overdue:
+            self.lane_used -= entry.gpus
         self.table.ended(entry.gpus, max(entry.service_s(now_s), 0.0))
 
     # ---------------------------------------------------------------- deciding
@@ -107,6 +113,7 @@ class Default(Listener):
     def _order(self, now_s: float) -> list[tuple[float, float, int, Entry]]:
         """Waiting jobs by value per GPU, best first; of a class of never-started ones only the head."""
         order = []
+        self._promote(now_s)
         for gpus, line in self.classes.items():
             if line:
                 entry = line[0][2]
@@ -116,6 +123,18 @@ class Default(Listener):
         order.sort()
         return order
 
+    def _promote(self, now_s: float) -> None:
+        limit = self.knobs.overdue_s
+        if limit == INFINITE:
+            return
+        late = [entry for entry in self.stopped.values() if not entry.overdue and entry.waited_s + now_s - entry.waits_from_s + 60.0*(entry.stops+entry.moves) > limit]
+        late += [line[0][2] for line in self.classes.values() if line and not line[0][2].overdue and now_s - line[0][0] > limit]
+        late.sort(key=lambda entry: (entry.submit_s, entry.seq))
+        for entry in late:
+            if self.lane_used + entry.gpus <= self.knobs.lane * sum(self.board.pool.size):
+                self.lane_used += entry.gpus
+                entry.overdue = True
+
     def _weight(self, gpus: int) -> float:
         return (self.knobs.boost if gpus >= self.board.pool.unit else 1.0) * gpus**self.knobs.beta
 
@@ -123,8 +142,8 @@ class Default(Listener):
         service_s = entry.service_s(now_s)
         value = self._weight(entry.gpus) * self.table.index[size_of(entry.gpus)][bin_of(service_s)]
         waited_s = entry.waited_s if entry.since_s >= 0.0 else entry.waited_s + now_s - entry.waits_from_s
-        if waited_s > self.knobs.overdue_s:
-            return value + 1e6 * entry.gpus  # type
+        if entry.overdue:
+            return value + 1e6 * entry.gpus
         if waited_s > 0.0 and self.knobs.gamma:
             value *= (1.0 + waited_s / (service_s + self.knobs.age_floor_s)) ** self.knobs.gamma
         return value
@@ -136,7 +155,7 @@ class Default(Listener):
             gpus = entry.gpus
             if gpus >= least:
                 continue
-            places = pool.find(gpus)
+            places = self._find(entry)
             if places is None:
                 least = gpus
                 continue
@@ -148,9 +167,36 @@ class Default(Listener):
                     self._start(line[0][2], places, now_s)
                     if not line:
                         break
-                    places = pool.find(gpus)
+                    entry = line[0][2]
+                    places = self._find(entry)
             if not pool.free_total:
                 return
+
+    def _find(self, entry: Entry) -> Places | None:
+        pool = self.board.pool
+        gpus = entry.gpus
+        if gpus > pool.unit or not self.knobs.similar:
+            return pool.find(gpus)
+        for free in range(gpus, pool.unit + 1):
+            bits = pool.buckets[free]
+            if bits:
+                return ((self._nearest(bits, entry.stops > 0 or entry.moves > 0),gpus),)
+        return None
+
+    def _nearest(self, bits: int, old: bool) -> int:
+        best = -1
+        key = 0.0
+        column = self.clear
+        for _ in range(64):
+            low = bits & -bits
+            node = low.bit_length() - 1
+            value = column[node] if old else -column[node]
+            if best < 0 or value < key:
+                best, key = node, value
+            bits ^= low
+            if not bits:
+                break
+        return best
 
     def _start(self, entry: Entry, places: Places, now_s: float) -> None:
         if self.stopped.pop(entry.seq, None) is None:
@@ -181,11 +227,11 @@ class Default(Listener):
             gpus = entry.gpus
             value = -density * gpus
             while True:
-                places = pool.find(gpus)
+                places = self._find(entry)
                 if places is None and knobs.moves and pool.free_total >= gpus and self._by_moves(gpus, entry, now_s):
-                    places = pool.find(gpus)
+                    places = self._find(entry)
                 if places is None and knobs.stops and self._by_stops(gpus, value, entry, now_s):
-                    places = pool.find(gpus)
+                    places = self._find(entry)
                 if places is None:
                     break
                 lone = entry.seq in self.stopped
@@ -241,6 +287,7 @@ class Default(Listener):
         if node in pool.away:
             stop = shift = [INFINITE] * (unit + 1)
         self.evict[node] = stop
+        self.clear[node] = stop[unit] if stop[unit] < INFINITE else 1e9
         self.shift[node] = shift
         self.expiry[node] = expiry
 
@@ -304,7 +351,7 @@ class Default(Listener):
         for entry in ordered:
             place = -1
             if self.knobs.moves and len(entry.places) == 1 and entry.moved_s + self.knobs.move_min_s <= now_s:
-                place = pool.find_outside(entry.gpus, shut)
+                place = self._hole(entry.gpus, shut)
             if place < 0:
                 cost += self._value(entry, now_s)
                 if not stops or cost > limit:
@@ -325,6 +372,16 @@ class Default(Listener):
                 board.stop(entry, now_s, because)
                 self._join(entry)
         return True
+
+    def _hole(self, gpus: int, shut: int) -> int:
+        pool = self.board.pool
+        if not self.knobs.similar:
+            return pool.find_outside(gpus, shut)
+        for free in range(gpus, pool.unit):
+            bits = pool.buckets[free] & ~shut
+            if bits:
+                return self._nearest(bits, True)
+        return -1
 
     def _cheapest(self, node: int, want: int, now_s: float, *, by_value: bool) -> list[Entry]:
         """The set on the node that `_price` priced: least value, or fewest GPUs."""
