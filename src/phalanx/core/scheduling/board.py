@@ -59,6 +59,7 @@ class Entry:
     moved_s: float = 0.0
     kind: int = -1
     overdue: bool = False
+    group: object = None
 
     def service_s(self, now_s: float) -> float:
         """Kept work so far."""

@@ -42,6 +42,25 @@ def size_of(gpus: int) -> int:
     return min((gpus - 1).bit_length(), SIZES - 1)
 
 
+GROUP_EVENTS: Final = 1.0
+GROUP_KEEP: Final = 0.9
+KERNEL: Final = ((-2, 0.1), (-1, 0.2), (0, 0.4), (1, 0.2), (2, 0.1))
+
+
+class Group:
+    """Jobs alike: of one queue (live: of one user and name) and one number of GPUs. The newest ends count most."""
+
+    __slots__ = ("active", "dirty", "ends", "index", "risk", "size")
+
+    def __init__(self, gpus: int) -> None:
+        self.size = size_of(gpus)
+        self.ends = np.zeros(BINS)
+        self.risk = np.zeros(BINS)
+        self.active: dict[int, object] = {}
+        self.dirty = True
+        self.index: list[float] = []
+
+
 class HazardTable:
     """Counts, and the index computed from them at the last `refit`.
 
@@ -57,19 +76,34 @@ class HazardTable:
         self._ends = np.zeros((SIZES, BINS))
         self._risk = np.zeros((SIZES, BINS))
         self.events = 0
-        self.index: list[list[float]] = []
+        self.hazard = np.zeros((SIZES, BINS))
+        self.groups: dict[tuple[int, int], Group] = {}
         self.refit(())
 
-    def ended(self, gpus: int, service_s: float) -> None:
+    def group(self, label: int, gpus: int) -> Group:
+        """The group of a job."""
+        group = self.groups.get((label, gpus))
+        if group is None:
+            group = self.groups[label, gpus] = Group(gpus)
+        return group
+
+    def ended(self, group: Group, service_s: float) -> None:
         """A job ended with this service."""
-        size, last = size_of(gpus), bin_of(service_s)
+        size, last = group.size, bin_of(service_s)
         self._ends[size, last] += 1.0
-        self._risk[size, :last] += self._width[:last]
-        self._risk[size, last] += service_s - EDGES_S[last]
+        for ends, risk in ((None, self._risk[size]), (group.ends, group.risk)):
+            if ends is not None:
+                ends *= GROUP_KEEP
+                risk *= GROUP_KEEP
+                for off, share in KERNEL:
+                    ends[min(max(last + off, 0), BINS - 1)] += share
+            risk[:last] += self._width[:last]
+            risk[last] += service_s - EDGES_S[last]
         self.events += 1
+        group.dirty = True
 
     def refit(self, active: Iterable[tuple[int, float]]) -> None:
-        """Compute the index anew; `active` are (gpus, service so far) of the jobs that have begun and not ended."""
+        """Compute the hazards anew; `active` are (gpus, service so far) of the jobs that have begun and not ended."""
         risk = self._risk.copy()
         for gpus, service_s in active:
             if service_s > 0.0:
@@ -79,20 +113,35 @@ class HazardTable:
         middle = self._low + self._width / 2.0
         prior = PRIOR_SHAPE / middle
         pooled = (self._ends.sum(axis=0) + PRIOR_EVENTS) / (risk.sum(axis=0) + PRIOR_EVENTS / prior)
-        hazard = (self._ends + POOL_EVENTS) / (risk + POOL_EVENTS / pooled)
-        self.index = [gittins(hazard[size], self._width).tolist() for size in range(SIZES)]
+        self.hazard = (self._ends + POOL_EVENTS) / (risk + POOL_EVENTS / pooled)
+        for group in self.groups.values():
+            group.dirty = True
+
+    def index_of(self, group: Group, now_s: float) -> list[float]:
+        """The group's index per bin; its jobs still running count as time at risk."""
+        if group.dirty:
+            group.dirty = False
+            base = self.hazard[group.size]
+            risk = group.risk.copy()
+            for entry in group.active.values():
+                service_s = entry.service_s(now_s)
+                if service_s > 0.0:
+                    last = bin_of(service_s)
+                    risk[:last] += self._width[:last]
+                    risk[last] += service_s - EDGES_S[last]
+            hazard = (group.ends + GROUP_EVENTS) / (risk + GROUP_EVENTS / base)
+            group.index = gittins(hazard, self._width).tolist()
+        return group.index
 
 
 def gittins(hazard: NDArray[np.float64], width: NDArray[np.float64]) -> NDArray[np.float64]:
     """The index at the start of each bin for a hazard constant within bins: the best rate over all look-aheads that end at a bin's end."""
-    count = len(hazard)
     mass = hazard * width
-    stay = np.exp(-mass)
-    spent = (1.0 - stay) / hazard  # E[min(S, width)] within a bin, given that it is reached
-    index = np.empty(count)
-    for start in range(count):
-        alive = np.exp(-np.concatenate(([0.0], np.cumsum(mass[start:]))))
-        done = 1.0 - alive[1:]
-        time = np.cumsum(alive[:-1] * spent[start:])
-        index[start] = float(np.max(done / time))
-    return index
+    spent = -np.expm1(-mass) / hazard  # E[min(S, width)] within a bin, given that it is reached
+    total = np.concatenate(([0.0], np.cumsum(mass)))
+    ahead = total[None, :] - total[:-1, None]  # [start, end]
+    alive = np.exp(-np.maximum(ahead, 0.0))
+    time = np.cumsum(np.triu(alive[:, :-1]) * spent[None, :], axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rate = np.triu((1.0 - alive[:, 1:]) / time)
+    return np.asarray(np.max(rate, axis=1), dtype=np.float64)

@@ -37,7 +37,7 @@ class Knobs:
     refit_s: float = 3600.0
     gamma: float = 1.0
     lane: float = 0.25
-    similar: int = 1
+    similar: int = 0
     age_floor_s: float = 3600.0
     overdue_s: float = INFINITE
     beta: float = 0.0
@@ -54,7 +54,7 @@ class Default(Listener):
         self.table = HazardTable()
         self.fitted_s = -INFINITE
         self.fitted_events = 0
-        self.classes: dict[int, list[tuple[float, int, Entry]]] = {}
+        self.classes: dict[tuple[int, int], list[tuple[float, int, Entry]]] = {}
         self.stopped: dict[int, Entry] = {}
         self.gone: set[int] = set()
         unit = board.pool.unit
@@ -69,19 +69,21 @@ class Default(Listener):
     # ---------------------------------------------------------------- what it hears
 
     def arrived(self, entry: Entry) -> None:
+        entry.group = self.table.group(entry.label, entry.gpus)
         self._join(entry)
 
     def left(self, entry: Entry) -> None:
         if self.stopped.pop(entry.seq, None) is not None:
             return
-        line = self.classes[entry.gpus]
+        line = self.classes[entry.label, entry.gpus]
         line.remove((entry.submit_s, entry.seq, entry))
         heapq.heapify(line)
 
     def ended(self, entry: Entry, now_s: float) -> None:
         if entry.overdue:
             self.lane_used -= entry.gpus
-        self.table.ended(entry.gpus, max(entry.service_s(now_s), 0.0))
+        entry.group.active.pop(entry.seq, None)
+        self.table.ended(entry.group, max(entry.service_s(now_s), 0.0))
 
     # ---------------------------------------------------------------- deciding
 
@@ -114,7 +116,7 @@ class Default(Listener):
         """Waiting jobs by value per GPU, best first; of a class of never-started ones only the head."""
         order = []
         self._promote(now_s)
-        for gpus, line in self.classes.items():
+        for (_, gpus), line in self.classes.items():
             if line:
                 entry = line[0][2]
                 order.append((-self._value(entry, now_s) / gpus, entry.submit_s, entry.seq, entry))
@@ -140,7 +142,7 @@ class Default(Listener):
 
     def _value(self, entry: Entry, now_s: float) -> float:
         service_s = entry.service_s(now_s)
-        value = self._weight(entry.gpus) * self.table.index[size_of(entry.gpus)][bin_of(service_s)]
+        value = self._weight(entry.gpus) * self.table.index_of(entry.group, now_s)[bin_of(service_s)]
         waited_s = entry.waited_s if entry.since_s >= 0.0 else entry.waited_s + now_s - entry.waits_from_s
         if entry.overdue:
             return value + 1e6 * entry.gpus
@@ -162,7 +164,7 @@ class Default(Listener):
             if entry.seq in self.stopped:
                 self._start(entry, places, now_s)
             else:
-                line = self.classes[gpus]
+                line = self.classes[entry.label, gpus]
                 while places is not None:
                     self._start(line[0][2], places, now_s)
                     if not line:
@@ -200,7 +202,8 @@ class Default(Listener):
 
     def _start(self, entry: Entry, places: Places, now_s: float) -> None:
         if self.stopped.pop(entry.seq, None) is None:
-            heapq.heappop(self.classes[entry.gpus])
+            heapq.heappop(self.classes[entry.label, entry.gpus])
+            entry.group.active[entry.seq] = entry
         entry.shield_s = now_s + self.knobs.run_min_s * self.knobs.doubling**entry.stops
         entry.moved_s = now_s
         self.board.start(entry, places, now_s)
@@ -209,7 +212,7 @@ class Default(Listener):
         if entry.stops:
             self.stopped[entry.seq] = entry
         else:
-            heapq.heappush(self.classes.setdefault(entry.gpus, []), (entry.submit_s, entry.seq, entry))
+            heapq.heappush(self.classes.setdefault((entry.label, entry.gpus), []), (entry.submit_s, entry.seq, entry))
 
     def _refit(self, now_s: float) -> None:
         self.table.refit((entry.gpus, entry.service_s(now_s)) for group in (self.board.running, self.board.waiting)
@@ -237,9 +240,9 @@ class Default(Listener):
                 lone = entry.seq in self.stopped
                 self._start(entry, places, now_s)
                 self._refresh(now_s)
-                if lone or not self.classes[gpus]:
+                if lone or not self.classes[entry.label, gpus]:
                     break
-                entry = self.classes[gpus][0][2]
+                entry = self.classes[entry.label, gpus][0][2]
 
     def _refresh(self, now_s: float) -> None:
         pool = self.board.pool
