@@ -42,7 +42,7 @@ def size_of(gpus: int) -> int:
     return min((gpus - 1).bit_length(), SIZES - 1)
 
 
-GROUP_KEEP: Final = 0.95  # the last twenty ends of a group speak: sweeps are of tens of jobs, and users change their minds
+GROUP_KEEP: Final = 0.9  # the last ten ends of a group speak: users change their minds
 TRUSTS: Final = (1.0, 4.0, 16.0, 64.0, 1e9)  # candidates for how many ends in a bin a group needs before it is believed over its size
 KERNEL: Final = ((-2, 0.1), (-1, 0.2), (0, 0.4), (1, 0.2), (2, 0.1))
 
@@ -108,7 +108,7 @@ class HazardTable:
         group.dirty = True
 
     judge = True
-    young = 13
+    young = BINS
 
     def _judge(self, group: Group, service_s: float, last: int) -> None:
         """How well each trust foretold this end, before it is counted: the log-likelihood, summed per size.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.core.scheduling.board import Board, Entry, Listener
+from phalanx.core.scheduling.board import Board, Entry, Listener, by_submit
 
 ROUND_S = 60.0
 LAS_THRESHOLD_GPU_S = 18_000.0  # shared/data/README.md; 5 GPU-hours
@@ -21,7 +21,8 @@ class Rounds(Listener):
     def _rank(self, entry: Entry, now_s: float) -> tuple[float, float, int]:
         if self.exact:
             return (entry.size_s - entry.service_s(now_s), entry.submit_s, entry.seq)
-        used = entry.service_s(now_s) * entry.gpus
+        # Work done twice counts: else a stop would lift the job back into the first queue, and the two would alternate for ever.
+        used = (entry.service_s(now_s) + self.board.restart_cost_s * entry.stops) * entry.gpus
         return (float(sum(used >= threshold for threshold in self.thresholds)), entry.submit_s, entry.seq)
 
     def decide(self, now_s: float) -> float | None:
@@ -48,9 +49,35 @@ class Rounds(Listener):
                     chosen.append(entry)
             elif entry.since_s >= 0.0:
                 losers.append(entry)
+        self._place(chosen, losers, now_s)
+
+    def _place(self, chosen: list[Entry], losers: list[Entry], now_s: float) -> None:
+        """Start the chosen on what the losers would free; a loser whose devices nobody got keeps them, so that no stop is for nothing."""
+        board, pool = self.board, self.board.pool
         for entry in losers:
-            board.stop(entry, now_s)
+            pool.give(entry.places)
+        placed = []
         for entry in chosen:
-            places = board.pool.find(entry.gpus)
+            places = pool.find(entry.gpus)
+            if places is not None:
+                pool.take(places)
+                placed.append((entry, places))
+        stopped = []
+        for entry in losers:
+            if all(pool.free[node] >= count for node, count in entry.places):
+                pool.take(entry.places)
+            else:
+                stopped.append(entry)
+        for _, places in placed:
+            pool.give(places)
+        for entry in stopped:
+            pool.take(entry.places)
+            board.stop(entry, now_s)
+        for entry, places in placed:
+            board.start(entry, places, now_s)
+        for entry in by_submit(board.waiting.values()):
+            if not pool.free_total:
+                break
+            places = pool.find(entry.gpus)
             if places is not None:
                 board.start(entry, places, now_s)
