@@ -76,6 +76,7 @@ class HazardTable:
         self._ends = np.zeros((SIZES, BINS))
         self._risk = np.zeros((SIZES, BINS))
         self.events = 0
+        self.served_s = 0.0
         self.hazard = np.zeros((SIZES, BINS))
         self.groups: dict[tuple[int, int], Group] = {}
         self._trusts = np.array(TRUSTS)[:, None]
@@ -93,8 +94,7 @@ class HazardTable:
     def ended(self, group: Group, service_s: float) -> None:
         """A job ended with this service."""
         size, last = group.size, bin_of(service_s)
-        if self.judge:
-            self._judge(group, service_s, last)
+        self._judge(group, service_s, last)
         self._ends[size, last] += 1.0
         for ends, risk in ((None, self._risk[size]), (group.ends, group.risk)):
             if ends is not None:
@@ -105,10 +105,8 @@ class HazardTable:
             risk[:last] += self._width[:last]
             risk[last] += service_s - EDGES_S[last]
         self.events += 1
+        self.served_s += service_s
         group.dirty = True
-
-    judge = True
-    young = BINS
 
     def _judge(self, group: Group, service_s: float, last: int) -> None:
         """How well each trust foretold this end, before it is counted: the log-likelihood, summed per size.
@@ -134,7 +132,7 @@ class HazardTable:
         prior = PRIOR_SHAPE / middle
         pooled = (self._ends.sum(axis=0) + PRIOR_EVENTS) / (risk.sum(axis=0) + PRIOR_EVENTS / prior)
         self.hazard = (self._ends + POOL_EVENTS) / (risk + POOL_EVENTS / pooled)
-        self.size_index = [gittins(self.hazard[size], self._width) for size in range(SIZES)]
+        self.size_index = [gittins(self.hazard[0], self._width)]
         for group in self.groups.values():
             group.dirty = True
 
@@ -153,9 +151,9 @@ class HazardTable:
             trust = self.trust[group.size]
             hazard = (group.ends + trust) / (risk + trust / base)
             index = gittins(hazard, self._width)
-            young = self.young
-            if young:
-                index[:young] = np.maximum(index[:young], self.size_index[group.size][:young])
+            if group.size == 0:
+                # Single GPUs get the better of the two: they are probed cheaply, and one user's sweeps mix with another's.
+                index = np.maximum(index, self.size_index[0])
             group.index = index.tolist()
         return group.index
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from phalanx.core.scheduling.board import Board, Entry, Listener
-from phalanx.core.scheduling.hazard import EDGES_S, HazardTable, bin_of, size_of
+from phalanx.core.scheduling.hazard import EDGES_S, HazardTable, bin_of
 from phalanx.core.scheduling.pool import Places
 
 INFINITE = float("inf")
@@ -23,24 +23,30 @@ class Knobs:
     """The policy's constants; docs/decisions/0060 says where each comes from.
 
     Attributes:
+        round_s: room is made for waiting jobs this often; what fits starts at once.
         boost: how much more a gang of a whole node or more counts.
         hysteresis: a stop must bring this many times what it takes.
-        run_min_s: guaranteed run after a start; doubled for each stop the job has borne.
+        run_min_s: guaranteed run after a start.
+        move_min_s: least time between two moves of a job.
+        refit_s: hazards are computed anew this often.
+        aging: a stopped job's value grows as (1 + waited / served) to this power.
+        age_floor_s: service below which waiting is not yet held against serving.
+        overdue_s: least wait after which a job is overdue; never reached when infinite.
+        patience: mean service times after which a job is overdue, where that is longer than `overdue_s`.
+        lane: share of the fleet that overdue jobs may hold ahead of everyone.
     """
 
     round_s: float = 60.0
-    boost: float = 4.0
+    boost: float = 6.0
     hysteresis: float = 8.0
     run_min_s: float = 900.0
-    doubling: float = 1.0
     move_min_s: float = 300.0
     refit_s: float = 3600.0
-    gamma: float = 1.0
-    lane: float = 0.25
-    similar: int = 0
+    aging: float = 1.0
     age_floor_s: float = 3600.0
-    overdue_s: float = INFINITE
-    beta: float = 0.0
+    overdue_s: float = 259_200.0
+    patience: float = 25.0
+    lane: float = 0.125
     stops: bool = True
     moves: bool = True
 
@@ -62,7 +68,6 @@ class Default(Listener):
         self.evict = np.full((nodes, unit + 1), INFINITE)
         self.shift = np.full((nodes, unit + 1), INFINITE)
         self.expiry = np.zeros(nodes)
-        self.clear = [0.0] * nodes
         self.round_next_s = 0.0
         self.lane_used = 0
 
@@ -100,6 +105,7 @@ class Default(Listener):
         if not board.waiting:
             return None
         if now_s >= self.round_next_s:
+            self._promote(now_s)
             if knobs.stops or knobs.moves:
                 self._make_room(now_s)
                 due_s = min(float(self.expiry.min()), self.fitted_s + knobs.refit_s if self.table.events > self.fitted_events else INFINITE)
@@ -115,7 +121,6 @@ class Default(Listener):
     def _order(self, now_s: float) -> list[tuple[float, float, int, Entry]]:
         """Waiting jobs by value per GPU, best first; of a class of never-started ones only the head."""
         order = []
-        self._promote(now_s)
         for (_, gpus), line in self.classes.items():
             if line:
                 entry = line[0][2]
@@ -129,16 +134,19 @@ class Default(Listener):
         limit = self.knobs.overdue_s
         if limit == INFINITE:
             return
+        mean_s = self.table.served_s / max(1, self.table.events)
+        demand = sum(entry.gpus for entry in self.board.waiting.values())
+        limit = max(limit, self.knobs.patience * mean_s) * (1.0 + demand / max(1, sum(self.board.pool.size)))
         late = [entry for entry in self.stopped.values() if not entry.overdue and entry.waited_s + now_s - entry.waits_from_s + 60.0*(entry.stops+entry.moves) > limit]
         late += [line[0][2] for line in self.classes.values() if line and not line[0][2].overdue and now_s - line[0][0] > limit]
         late.sort(key=lambda entry: (entry.submit_s, entry.seq))
         for entry in late:
-            if self.lane_used + entry.gpus <= self.knobs.lane * sum(self.board.pool.size):
+            if not self.lane_used or self.lane_used + entry.gpus <= self.knobs.lane * sum(self.board.pool.size):
                 self.lane_used += entry.gpus
                 entry.overdue = True
 
     def _weight(self, gpus: int) -> float:
-        return (self.knobs.boost if gpus >= self.board.pool.unit else 1.0) * gpus**self.knobs.beta
+        return self.knobs.boost if gpus >= self.board.pool.unit else 1.0
 
     def _value(self, entry: Entry, now_s: float) -> float:
         service_s = entry.service_s(now_s)
@@ -146,8 +154,8 @@ class Default(Listener):
         waited_s = entry.waited_s if entry.since_s >= 0.0 else entry.waited_s + now_s - entry.waits_from_s
         if entry.overdue:
             return value + 1e6 * entry.gpus
-        if waited_s > 0.0 and self.knobs.gamma:
-            value *= (1.0 + waited_s / (service_s + self.knobs.age_floor_s)) ** self.knobs.gamma
+        if waited_s > 0.0 and self.knobs.aging:
+            value *= (1.0 + waited_s / (service_s + self.knobs.age_floor_s)) ** self.knobs.aging
         return value
 
     def _fill(self, order: list[tuple[float, float, int, Entry]], now_s: float) -> None:
@@ -157,7 +165,7 @@ class Default(Listener):
             gpus = entry.gpus
             if gpus >= least:
                 continue
-            places = self._find(entry)
+            places = pool.find(gpus)
             if places is None:
                 least = gpus
                 continue
@@ -170,41 +178,15 @@ class Default(Listener):
                     if not line:
                         break
                     entry = line[0][2]
-                    places = self._find(entry)
+                    places = pool.find(gpus)
             if not pool.free_total:
                 return
-
-    def _find(self, entry: Entry) -> Places | None:
-        pool = self.board.pool
-        gpus = entry.gpus
-        if gpus > pool.unit or not self.knobs.similar:
-            return pool.find(gpus)
-        for free in range(gpus, pool.unit + 1):
-            bits = pool.buckets[free]
-            if bits:
-                return ((self._nearest(bits, entry.stops > 0 or entry.moves > 0),gpus),)
-        return None
-
-    def _nearest(self, bits: int, old: bool) -> int:
-        best = -1
-        key = 0.0
-        column = self.clear
-        for _ in range(64):
-            low = bits & -bits
-            node = low.bit_length() - 1
-            value = column[node] if old else -column[node]
-            if best < 0 or value < key:
-                best, key = node, value
-            bits ^= low
-            if not bits:
-                break
-        return best
 
     def _start(self, entry: Entry, places: Places, now_s: float) -> None:
         if self.stopped.pop(entry.seq, None) is None:
             heapq.heappop(self.classes[entry.label, entry.gpus])
             entry.group.active[entry.seq] = entry
-        entry.shield_s = now_s + self.knobs.run_min_s * self.knobs.doubling**entry.stops
+        entry.shield_s = now_s + self.knobs.run_min_s
         entry.moved_s = now_s
         self.board.start(entry, places, now_s)
 
@@ -230,11 +212,11 @@ class Default(Listener):
             gpus = entry.gpus
             value = -density * gpus
             while True:
-                places = self._find(entry)
+                places = pool.find(gpus)
                 if places is None and knobs.moves and pool.free_total >= gpus and self._by_moves(gpus, entry, now_s):
-                    places = self._find(entry)
+                    places = pool.find(gpus)
                 if places is None and knobs.stops and self._by_stops(gpus, value, entry, now_s):
-                    places = self._find(entry)
+                    places = pool.find(gpus)
                 if places is None:
                     break
                 lone = entry.seq in self.stopped
@@ -290,7 +272,6 @@ class Default(Listener):
         if node in pool.away:
             stop = shift = [INFINITE] * (unit + 1)
         self.evict[node] = stop
-        self.clear[node] = stop[unit] if stop[unit] < INFINITE else 1e9
         self.shift[node] = shift
         self.expiry[node] = expiry
 
@@ -354,7 +335,7 @@ class Default(Listener):
         for entry in ordered:
             place = -1
             if self.knobs.moves and len(entry.places) == 1 and entry.moved_s + self.knobs.move_min_s <= now_s:
-                place = self._hole(entry.gpus, shut)
+                place = pool.find_outside(entry.gpus, shut)
             if place < 0:
                 cost += self._value(entry, now_s)
                 if not stops or cost > limit:
@@ -375,16 +356,6 @@ class Default(Listener):
                 board.stop(entry, now_s, because)
                 self._join(entry)
         return True
-
-    def _hole(self, gpus: int, shut: int) -> int:
-        pool = self.board.pool
-        if not self.knobs.similar:
-            return pool.find_outside(gpus, shut)
-        for free in range(gpus, pool.unit):
-            bits = pool.buckets[free] & ~shut
-            if bits:
-                return self._nearest(bits, True)
-        return -1
 
     def _cheapest(self, node: int, want: int, now_s: float, *, by_value: bool) -> list[Entry]:
         """The set on the node that `_price` priced: least value, or fewest GPUs."""
