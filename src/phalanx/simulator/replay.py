@@ -65,10 +65,12 @@ def replay(
 
     Args:
         jobs: by submit time.
+        nodes: the fleet.
         make_policy: builds the policy on its board.
         restart_cost_s: extra work per preemption or move; by GPUs when it differs.
         size_of: what yardstick policies may know of a job's run time; exact when None.
         curve_step_s: least time between points of the curve; 0 draws none.
+        on_progress: told (ended, all) now and then.
 
     Raises:
         NeverFits: a job does not fit the empty fleet, or the policy leaves jobs waiting on an idle fleet.

@@ -11,6 +11,7 @@ import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from phalanx.core.scheduling.hazard import Group
 from phalanx.core.scheduling.pool import Places, Pool
 
 NEVER_S = -1.0
@@ -40,7 +41,8 @@ class Entry:
         stops, moves: preemptions and moves it has borne.
         shield_s: not stopped before this time.
         moved_s: when it came to where it runs.
-        kind: the policy's own note of the class it stands in.
+        overdue: it has waited past the bound and goes before everyone.
+        group: jobs alike, of whose ends the policy learns.
     """
 
     seq: int
@@ -57,9 +59,8 @@ class Entry:
     moves: int = 0
     shield_s: float = 0.0
     moved_s: float = 0.0
-    kind: int = -1
     overdue: bool = False
-    group: object = None
+    group: Group | None = None
 
     def service_s(self, now_s: float) -> float:
         """Kept work so far."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ PRIOR_EVENTS: Final = 1.0  # the prior's weight in each bin: one event
 PRIOR_SHAPE: Final = 0.5  # hazard 0.5 / t: a Pareto tail of index 1/2, as of a fleet of which nothing is known but that long jobs stay long
 POOL_EVENTS: Final = 4.0  # a size of its own counts more than all sizes together once it has seen four ends in a bin
 
-EDGES_S: Final = tuple([0.0, *(FIRST_EDGE_S * 2.0 ** (k / BINS_PER_OCTAVE) for k in range(BINS - 1))])
+EDGES_S: Final = (0.0, *(FIRST_EDGE_S * 2.0 ** (k / BINS_PER_OCTAVE) for k in range(BINS - 1)))
 _SCALE: Final = BINS_PER_OCTAVE / math.log(2.0)
 _LOG_FIRST: Final = math.log(FIRST_EDGE_S)
 
@@ -44,7 +44,15 @@ def size_of(gpus: int) -> int:
 
 GROUP_KEEP: Final = 0.9  # the last ten ends of a group speak: users change their minds
 TRUSTS: Final = (1.0, 4.0, 16.0, 64.0, 1e9)  # candidates for how many ends in a bin a group needs before it is believed over its size
+# An end is also evidence for the neighbouring bins: likes differ by a factor of about two (residual of siblings' log durations, Philly).
 KERNEL: Final = ((-2, 0.1), (-1, 0.2), (0, 0.4), (1, 0.2), (2, 0.1))
+
+
+class Serving(Protocol):
+    """A job that has begun."""
+
+    def service_s(self, now_s: float) -> float:
+        """Its kept work so far."""
 
 
 class Group:
@@ -56,7 +64,7 @@ class Group:
         self.size = size_of(gpus)
         self.ends = np.zeros(BINS)
         self.risk = np.zeros(BINS)
-        self.active: dict[int, object] = {}
+        self.active: dict[int, Serving] = {}
         self.dirty = True
         self.index: list[float] = []
 
@@ -65,8 +73,9 @@ class HazardTable:
     """Counts, and the index computed from them at the last `refit`.
 
     Attributes:
-        index: per size and bin, completions per second of service under the best look-ahead.
-        events: jobs ended so far.
+        hazard: per size and bin, ends per second of service, as of the last `refit`.
+        events, served_s: jobs ended so far, and their service.
+        evidence: log-likelihood of each trust per size; `trust` is the best of them.
     """
 
     def __init__(self) -> None:
@@ -96,12 +105,11 @@ class HazardTable:
         size, last = group.size, bin_of(service_s)
         self._judge(group, service_s, last)
         self._ends[size, last] += 1.0
-        for ends, risk in ((None, self._risk[size]), (group.ends, group.risk)):
-            if ends is not None:
-                ends *= GROUP_KEEP
-                risk *= GROUP_KEEP
-                for off, share in KERNEL:
-                    ends[min(max(last + off, 0), BINS - 1)] += share
+        group.ends *= GROUP_KEEP
+        group.risk *= GROUP_KEEP
+        for off, share in KERNEL:
+            group.ends[min(max(last + off, 0), BINS - 1)] += share
+        for risk in (self._risk[size], group.risk):
             risk[:last] += self._width[:last]
             risk[last] += service_s - EDGES_S[last]
         self.events += 1

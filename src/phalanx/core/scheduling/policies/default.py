@@ -16,6 +16,8 @@ from phalanx.core.scheduling.hazard import EDGES_S, HazardTable, bin_of
 from phalanx.core.scheduling.pool import Places
 
 INFINITE = float("inf")
+OVERDUE = 1e6  # value per GPU of an overdue job: above any index, which is at most 1 per second times the boost
+OVERDUE_LOOK_S = 3600.0  # with nothing else happening, overdue jobs are looked for this often
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,23 +31,21 @@ class Knobs:
         run_min_s: guaranteed run after a start.
         move_min_s: least time between two moves of a job.
         refit_s: hazards are computed anew this often.
-        aging: a stopped job's value grows as (1 + waited / served) to this power.
-        age_floor_s: service below which waiting is not yet held against serving.
         overdue_s: least wait after which a job is overdue; never reached when infinite.
         patience: mean service times after which a job is overdue, where that is longer than `overdue_s`.
+        crowd: how far the limit stretches for each fleet's worth of GPUs that wait.
         lane: share of the fleet that overdue jobs may hold ahead of everyone.
     """
 
     round_s: float = 60.0
-    boost: float = 6.0
+    boost: float = 5.0
     hysteresis: float = 8.0
-    run_min_s: float = 900.0
+    run_min_s: float = 1800.0
     move_min_s: float = 300.0
     refit_s: float = 3600.0
-    aging: float = 1.0
-    age_floor_s: float = 3600.0
-    overdue_s: float = 259_200.0
+    overdue_s: float = 432_000.0
     patience: float = 25.0
+    crowd: float = 3.0
     lane: float = 0.125
     stops: bool = True
     moves: bool = True
@@ -62,7 +62,6 @@ class Default(Listener):
         self.fitted_events = 0
         self.classes: dict[tuple[int, int], list[tuple[float, int, Entry]]] = {}
         self.stopped: dict[int, Entry] = {}
-        self.gone: set[int] = set()
         unit = board.pool.unit
         nodes = len(board.pool.size)
         self.evict = np.full((nodes, unit + 1), INFINITE)
@@ -74,10 +73,12 @@ class Default(Listener):
     # ---------------------------------------------------------------- what it hears
 
     def arrived(self, entry: Entry) -> None:
+        """Wait, among its likes."""
         entry.group = self.table.group(entry.label, entry.gpus)
         self._join(entry)
 
     def left(self, entry: Entry) -> None:
+        """Wait no longer."""
         if self.stopped.pop(entry.seq, None) is not None:
             return
         line = self.classes[entry.label, entry.gpus]
@@ -85,20 +86,22 @@ class Default(Listener):
         heapq.heapify(line)
 
     def ended(self, entry: Entry, now_s: float) -> None:
+        """Learn from how long it took."""
         if entry.overdue:
             self.lane_used -= entry.gpus
-        entry.group.active.pop(entry.seq, None)
-        self.table.ended(entry.group, max(entry.service_s(now_s), 0.0))
+        group = self.table.group(entry.label, entry.gpus)
+        group.active.pop(entry.seq, None)
+        self.table.ended(group, max(entry.service_s(now_s), 0.0))
 
     # ---------------------------------------------------------------- deciding
 
     def decide(self, now_s: float) -> float | None:
+        """Start what fits; at a round, make room for what does not."""
         board, knobs = self.board, self.knobs
         if not board.waiting:
             return None
-        if now_s - self.fitted_s >= knobs.refit_s and self.table.events > self.fitted_events:
-            self._refit(now_s)
-        elif self.fitted_events < 1000 and self.table.events >= 1.1 * self.fitted_events + 1:
+        news = self.table.events - self.fitted_events
+        if news and (now_s - self.fitted_s >= knobs.refit_s or (self.fitted_events < 1000 and news > 0.1 * self.fitted_events)):
             self._refit(now_s)
         order = self._order(now_s)
         self._fill(order, now_s)
@@ -111,8 +114,7 @@ class Default(Listener):
                 due_s = min(float(self.expiry.min()), self.fitted_s + knobs.refit_s if self.table.events > self.fitted_events else INFINITE)
             else:
                 due_s = INFINITE
-            if self.stopped:
-                due_s = min(due_s, now_s + 600.0)
+            due_s = min(due_s, now_s + OVERDUE_LOOK_S)
             self.round_next_s = (now_s // knobs.round_s + 1.0) * knobs.round_s
             self.due_s = max(self.round_next_s, -(-due_s // knobs.round_s) * knobs.round_s) if due_s < INFINITE else INFINITE
             return self.due_s if self.due_s < INFINITE else None
@@ -131,13 +133,19 @@ class Default(Listener):
         return order
 
     def _promote(self, now_s: float) -> None:
+        """Jobs that waited past the limit become overdue, oldest first, as far as the lane has room; a gang wider than it gets it alone."""
         limit = self.knobs.overdue_s
         if limit == INFINITE:
             return
         mean_s = self.table.served_s / max(1, self.table.events)
         demand = sum(entry.gpus for entry in self.board.waiting.values())
-        limit = max(limit, self.knobs.patience * mean_s) * (1.0 + demand / max(1, sum(self.board.pool.size)))
-        late = [entry for entry in self.stopped.values() if not entry.overdue and entry.waited_s + now_s - entry.waits_from_s + 60.0*(entry.stops+entry.moves) > limit]
+        limit = max(limit, self.knobs.patience * mean_s) * (1.0 + self.knobs.crowd * demand / max(1, sum(self.board.pool.size)))
+        cost_s = self.board.restart_cost_s
+        late = [
+            entry
+            for entry in self.stopped.values()
+            if not entry.overdue and entry.waited_s + now_s - entry.waits_from_s + cost_s * (entry.stops + entry.moves) > limit
+        ]
         late += [line[0][2] for line in self.classes.values() if line and not line[0][2].overdue and now_s - line[0][0] > limit]
         late.sort(key=lambda entry: (entry.submit_s, entry.seq))
         for entry in late:
@@ -150,13 +158,8 @@ class Default(Listener):
 
     def _value(self, entry: Entry, now_s: float) -> float:
         service_s = entry.service_s(now_s)
-        value = self._weight(entry.gpus) * self.table.index_of(entry.group, now_s)[bin_of(service_s)]
-        waited_s = entry.waited_s if entry.since_s >= 0.0 else entry.waited_s + now_s - entry.waits_from_s
-        if entry.overdue:
-            return value + 1e6 * entry.gpus
-        if waited_s > 0.0 and self.knobs.aging:
-            value *= (1.0 + waited_s / (service_s + self.knobs.age_floor_s)) ** self.knobs.aging
-        return value
+        value = self._weight(entry.gpus) * self.table.index_of(entry.group or self.table.group(entry.label, entry.gpus), now_s)[bin_of(service_s)]
+        return value + OVERDUE * entry.gpus if entry.overdue else value
 
     def _fill(self, order: list[tuple[float, float, int, Entry]], now_s: float) -> None:
         pool = self.board.pool
@@ -185,7 +188,7 @@ class Default(Listener):
     def _start(self, entry: Entry, places: Places, now_s: float) -> None:
         if self.stopped.pop(entry.seq, None) is None:
             heapq.heappop(self.classes[entry.label, entry.gpus])
-            entry.group.active[entry.seq] = entry
+            self.table.group(entry.label, entry.gpus).active[entry.seq] = entry
         entry.shield_s = now_s + self.knobs.run_min_s
         entry.moved_s = now_s
         self.board.start(entry, places, now_s)
@@ -362,7 +365,7 @@ class Default(Listener):
         need = want - self.board.pool.free[node]
         if need <= 0:
             return []
-        best: list[tuple[float, tuple[Entry, ...]]] = [(0.0, ())] + [(INFINITE, ())] * need
+        best: list[tuple[float, tuple[Entry, ...]]] = [(0.0, ()), *((INFINITE, ()) for _ in range(need))]
         for entry in self.board.here[node]:
             if by_value:
                 if entry.shield_s > now_s:

@@ -7,6 +7,7 @@ start now if they do not delay it.
 
 from __future__ import annotations
 
+import bisect
 import heapq
 
 from phalanx.core.scheduling.board import Board, Entry, Listener
@@ -124,6 +125,7 @@ class Fair(Listener):
         shut: set[tuple[int, int]] = set()
         while pool.free_total:
             best: tuple[float, int, float, int, int] | None = None
+            chosen = (0, 0)
             for label, lines in self.lines.items():
                 for gpus, line in lines.items():
                     if line and (label, gpus) not in shut:
@@ -162,8 +164,6 @@ class Backfill(Listener):
 
     def arrived(self, entry: Entry) -> None:
         """Join the line."""
-        import bisect
-
         bisect.insort(self.line, (entry.submit_s, entry.seq, entry))
 
     def left(self, entry: Entry) -> None:
