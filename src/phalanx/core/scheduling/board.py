@@ -99,9 +99,10 @@ class Board:
     Attributes:
         restart_cost_s: work a preemption or a move costs the job: its restart and what it had not saved.
         waiting, running: by seq.
+        down: nodes that left and are not back.
     """
 
-    __slots__ = ("_listener", "decisions", "here", "pool", "restart_cost_s", "running", "waiting")
+    __slots__ = ("_listener", "decisions", "down", "here", "pool", "restart_cost_s", "running", "waiting")
 
     def __init__(self, sizes: Sequence[int], *, restart_cost_s: float = 60.0) -> None:
         self.pool = Pool(sizes)
@@ -110,6 +111,7 @@ class Board:
         self.running: dict[int, Entry] = {}
         self.here: list[list[Entry]] = [[] for _ in sizes]  # entries with devices on each node
         self.decisions: list[Decision] = []
+        self.down: set[int] = set()
         self._listener = Listener()
 
     def listen(self, listener: Listener) -> None:
@@ -178,10 +180,12 @@ class Board:
 
     def node_left(self, node: int) -> None:
         """No new work on the node."""
+        self.down.add(node)
         self.pool.leave(node)
 
     def node_back(self, node: int) -> None:
         """The node takes work again."""
+        self.down.discard(node)
         self.pool.back(node)
 
     def _hold(self, entry: Entry, places: Places) -> None:

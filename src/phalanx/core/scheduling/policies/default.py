@@ -69,6 +69,7 @@ class Default(Listener):
         self.expiry = np.zeros(nodes)
         self.round_next_s = 0.0
         self.lane_used = 0
+        self.reserved: list[int] = []  # nodes kept free of new work for the first overdue gang
 
     # ---------------------------------------------------------------- what it hears
 
@@ -210,6 +211,10 @@ class Default(Listener):
 
     def _make_room(self, now_s: float) -> None:
         pool, knobs = self.board.pool, self.knobs
+        for node in self.reserved:
+            if node not in self.board.down:
+                pool.back(node)
+        self.reserved = []
         self._refresh(now_s)
         for density, _, _, entry in self._order(now_s):
             gpus = entry.gpus
@@ -221,6 +226,9 @@ class Default(Listener):
                 if places is None and knobs.stops and self._by_stops(gpus, value, entry, now_s):
                     places = pool.find(gpus)
                 if places is None:
+                    if entry.overdue and not self.reserved:
+                        self._reserve(gpus)
+                        self._refresh(now_s)
                     break
                 lone = entry.seq in self.stopped
                 self._start(entry, places, now_s)
@@ -228,6 +236,20 @@ class Default(Listener):
                 if lone or not self.classes[entry.label, gpus]:
                     break
                 entry = self.classes[entry.label, gpus][0][2]
+
+    def _reserve(self, gpus: int) -> None:
+        """Keep new work off the nodes whose jobs may be stopped the soonest: within the guaranteed run they are the overdue gang's."""
+        pool = self.board.pool
+        ready: list[tuple[float, int]] = []
+        for node, entries in enumerate(self.board.here):
+            if pool.size[node] >= min(gpus, pool.unit) and node not in pool.away and not any(entry.overdue for entry in entries):
+                ready.append((max((entry.shield_s for entry in entries), default=0.0), node))
+        ready.sort()
+        need = -(-gpus // pool.unit)
+        if len(ready) >= need:
+            self.reserved = [node for _, node in ready[:need]]
+            for node in self.reserved:
+                pool.leave(node)
 
     def _refresh(self, now_s: float) -> None:
         pool = self.board.pool
