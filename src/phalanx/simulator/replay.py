@@ -124,8 +124,7 @@ class _Machine:
                 heapq.heappop(ends)  # the job was stopped or moved meanwhile
             if ends and ends[0][0] < now_s:
                 now_s = ends[0][0]
-            if wake_s < now_s:
-                now_s = wake_s
+            now_s = min(now_s, wake_s)
             if now_s == forever:
                 raise NeverFits(f"{len(board.waiting)} jobs wait for ever on an idle fleet, the first is {self.jobs[min(board.waiting)].id}")
             while ends and ends[0][0] <= now_s:

@@ -38,7 +38,7 @@ class Knobs:
     """
 
     round_s: float = 60.0
-    boost: float = 5.0
+    boost: float = 4.0
     hysteresis: float = 8.0
     run_min_s: float = 1800.0
     move_min_s: float = 300.0
@@ -128,8 +128,9 @@ class Default(Listener):
             if line:
                 entry = line[0][2]
                 order.append((-self._value(entry, now_s) / gpus, entry.submit_s, entry.seq, entry))
-        for entry in self.stopped.values():
-            order.append((-self._value(entry, now_s) / entry.gpus, entry.submit_s, entry.seq, entry))
+        order.extend(
+            (-self._value(entry, now_s) / entry.gpus, entry.submit_s, entry.seq, entry) for entry in self.stopped.values()
+        )
         order.sort()
         return order
 
@@ -181,7 +182,7 @@ class Default(Listener):
                     self._start(line[0][2], places, now_s)
                     if not line:
                         break
-                    entry = line[0][2]
+                    entry = line[0][2]  # noqa: PLW2901  # the next of its class
                     places = pool.find(gpus)
             if not pool.free_total:
                 return
@@ -235,7 +236,7 @@ class Default(Listener):
                 self._refresh(now_s)
                 if lone or not self.classes[entry.label, gpus]:
                     break
-                entry = self.classes[entry.label, gpus][0][2]
+                entry = self.classes[entry.label, gpus][0][2]  # noqa: PLW2901  # the next of its class
 
     def _reserve(self, gpus: int) -> None:
         """Keep new work off the nodes whose jobs may be stopped the soonest: within the guaranteed run they are the overdue gang's."""
@@ -284,16 +285,13 @@ class Default(Listener):
                 expiry = min(expiry, now_s + EDGES_S[age + 1] - entry.service_s(now_s) + 1e-6)
             for want in range(unit, free, -1):
                 base = want - count
-                if base < 0:
-                    base = 0
+                base = max(base, 0)
                 if not fixed:
                     cost = stop[base] + value
-                    if cost < stop[want]:
-                        stop[want] = cost
+                    stop[want] = min(stop[want], cost)
                 if not still:
                     cost = shift[base] + count
-                    if cost < shift[want]:
-                        shift[want] = cost
+                    shift[want] = min(shift[want], cost)
         if node in pool.away:
             stop = shift = [INFINITE] * (unit + 1)
         self.evict[node] = stop
