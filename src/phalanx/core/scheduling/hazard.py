@@ -1,0 +1,185 @@
+"""What attained service says about the rest: an online hazard table by gang size, and the Gittins index it gives.
+
+Source: Gittins, Glazebrook, Weber, "Multi-armed Bandit Allocation Indices" (2nd ed. 2011), ch. 1 and 2: for a job with attained service `a`, the index
+is max over D of P(S - a <= D | S > a) / E[min(S - a, D) | S > a]; serving the highest index minimises the mean flow time where stopping is free.
+Aalto, Ayesta, Righter, "On the Gittins index in the M/G/1 queue" (Queueing Systems 63, 2009).
+
+Ended jobs count as events in the bin they ended in and as time at risk in the bins before; jobs not yet ended count as time at risk only
+(so the table is not biased to short jobs while long ones are still running).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+FIRST_EDGE_S: Final = 15.0  # a quarter of the round: nothing shorter can be told apart by decisions every 60 s
+BINS_PER_OCTAVE: Final = 2  # attained service to within 41 %: the index of a heavy tail changes as 1 / a
+BINS: Final = 44  # the last begins at 15 s x 2^21.5 = 514 days
+SIZES: Final = 6  # 1, 2, 3-4, 5-8, 9-16, more: gangs of a size behave alike, and larger ones are too few to tell apart
+PRIOR_EVENTS: Final = 1.0  # the prior's weight in each bin: one event
+PRIOR_SHAPE: Final = 0.5  # hazard 0.5 / t: a Pareto tail of index 1/2, as of a fleet of which nothing is known but that long jobs stay long
+POOL_EVENTS: Final = 4.0  # a size of its own counts more than all sizes together once it has seen four ends in a bin
+
+EDGES_S: Final = (0.0, *(FIRST_EDGE_S * 2.0 ** (k / BINS_PER_OCTAVE) for k in range(BINS - 1)))
+_SCALE: Final = BINS_PER_OCTAVE / math.log(2.0)
+_LOG_FIRST: Final = math.log(FIRST_EDGE_S)
+
+
+def bin_of(attained_s: float) -> int:
+    """The bin that `attained_s` lies in; negative service counts as none."""
+    if attained_s < FIRST_EDGE_S:
+        return 0
+    return min(int((math.log(attained_s) - _LOG_FIRST) * _SCALE + 1e-9) + 1, BINS - 1)
+
+
+def size_of(gpus: int) -> int:
+    """The size class of a gang."""
+    return min((gpus - 1).bit_length(), SIZES - 1)
+
+
+GROUP_KEEP: Final = 0.9  # the last ten ends of a group speak: users change their minds
+TRUSTS: Final = (
+    1.0,
+    4.0,
+    16.0,
+    64.0,
+    1e9,
+)  # candidates for how many ends in a bin a group needs before it is believed over its size
+# An end is also evidence for the neighbouring bins: likes differ by a factor of about two (residual of siblings' log durations, Philly).
+KERNEL: Final = ((-2, 0.1), (-1, 0.2), (0, 0.4), (1, 0.2), (2, 0.1))
+
+
+class Serving(Protocol):
+    """A job that has begun."""
+
+    def service_s(self, now_s: float) -> float:
+        """Its kept work so far."""
+
+
+class Group:
+    """Jobs alike: of one queue (live: of one user and name) and one number of GPUs. The newest ends count most."""
+
+    __slots__ = ("active", "dirty", "ends", "index", "risk", "size")
+
+    def __init__(self, gpus: int) -> None:
+        self.size = size_of(gpus)
+        self.ends = np.zeros(BINS)
+        self.risk = np.zeros(BINS)
+        self.active: dict[int, Serving] = {}
+        self.dirty = True
+        self.index: list[float] = []
+
+
+class HazardTable:
+    """Counts, and the index computed from them at the last `refit`.
+
+    Attributes:
+        hazard: per size and bin, ends per second of service, as of the last `refit`.
+        events, served_s: jobs ended so far, and their service.
+        evidence: log-likelihood of each trust per size; `trust` is the best of them.
+    """
+
+    def __init__(self) -> None:
+        edges = np.array([*EDGES_S, EDGES_S[-1] * 4.0])
+        self._low = edges[:-1]
+        self._width = np.diff(edges)
+        self._ends = np.zeros((SIZES, BINS))
+        self._risk = np.zeros((SIZES, BINS))
+        self.events = 0
+        self.served_s = 0.0
+        self.hazard = np.zeros((SIZES, BINS))
+        self.groups: dict[tuple[int, int], Group] = {}
+        self._trusts = np.array(TRUSTS)[:, None]
+        self.evidence = np.zeros((SIZES, len(TRUSTS)))
+        self.trust = [TRUSTS[-1]] * SIZES
+        self.refit(())
+
+    def group(self, label: int, gpus: int) -> Group:
+        """The group of a job."""
+        group = self.groups.get((label, gpus))
+        if group is None:
+            group = self.groups[label, gpus] = Group(gpus)
+        return group
+
+    def ended(self, group: Group, service_s: float) -> None:
+        """A job ended with this service."""
+        size, last = group.size, bin_of(service_s)
+        self._judge(group, service_s, last)
+        self._ends[size, last] += 1.0
+        group.ends *= GROUP_KEEP
+        group.risk *= GROUP_KEEP
+        for off, share in KERNEL:
+            group.ends[min(max(last + off, 0), BINS - 1)] += share
+        for risk in (self._risk[size], group.risk):
+            risk[:last] += self._width[:last]
+            risk[last] += service_s - EDGES_S[last]
+        self.events += 1
+        self.served_s += service_s
+        group.dirty = True
+
+    def _judge(self, group: Group, service_s: float, last: int) -> None:
+        """How well each trust foretold this end, before it is counted: the log-likelihood, summed per size.
+
+        Source: A. P. Dawid, "Statistical theory: the prequential approach", J. R. Statist. Soc. A 147 (1984).
+        """
+        size = group.size
+        base = self.hazard[size]
+        hazard = (group.ends + self._trusts) / (group.risk + self._trusts / base)
+        lived = hazard[:, :last] @ self._width[:last] + hazard[:, last] * (service_s - EDGES_S[last])
+        self.evidence[size] += np.log(hazard[:, last]) - lived
+        self.trust[size] = TRUSTS[int(np.argmax(self.evidence[size]))]
+
+    def refit(self, active: Iterable[tuple[int, float]]) -> None:
+        """Compute the hazards anew; `active` are (gpus, service so far) of the jobs that have begun and not ended."""
+        risk = self._risk.copy()
+        for gpus, service_s in active:
+            if service_s > 0.0:
+                size, last = size_of(gpus), bin_of(service_s)
+                risk[size, :last] += self._width[:last]
+                risk[size, last] += service_s - EDGES_S[last]
+        middle = self._low + self._width / 2.0
+        prior = PRIOR_SHAPE / middle
+        pooled = (self._ends.sum(axis=0) + PRIOR_EVENTS) / (risk.sum(axis=0) + PRIOR_EVENTS / prior)
+        self.hazard = (self._ends + POOL_EVENTS) / (risk + POOL_EVENTS / pooled)
+        self.size_index = [gittins(self.hazard[0], self._width)]
+        for group in self.groups.values():
+            group.dirty = True
+
+    def index_of(self, group: Group, now_s: float) -> list[float]:
+        """The group's index per bin; its jobs still running count as time at risk."""
+        if group.dirty:
+            group.dirty = False
+            base = self.hazard[group.size]
+            risk = group.risk.copy()
+            for entry in group.active.values():
+                service_s = entry.service_s(now_s)
+                if service_s > 0.0:
+                    last = bin_of(service_s)
+                    risk[:last] += self._width[:last]
+                    risk[last] += service_s - EDGES_S[last]
+            trust = self.trust[group.size]
+            hazard = (group.ends + trust) / (risk + trust / base)
+            index = gittins(hazard, self._width)
+            if group.size == 0:
+                # Single GPUs get the better of the two: they are probed cheaply, and one user's sweeps mix with another's.
+                index = np.maximum(index, self.size_index[0])
+            group.index = index.tolist()
+        return group.index
+
+
+def gittins(hazard: NDArray[np.float64], width: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The index at the start of each bin for a hazard constant within bins: the best rate over all look-aheads that end at a bin's end."""
+    mass = hazard * width
+    spent = -np.expm1(-mass) / hazard  # E[min(S, width)] within a bin, given that it is reached
+    total = np.concatenate(([0.0], np.cumsum(mass)))
+    ahead = total[None, :] - total[:-1, None]  # [start, end]
+    alive = np.exp(-np.maximum(ahead, 0.0))
+    time = np.cumsum(np.triu(alive[:, :-1]) * spent[None, :], axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rate = np.triu((1.0 - alive[:, 1:]) / time)
+    return np.asarray(np.max(rate, axis=1), dtype=np.float64)

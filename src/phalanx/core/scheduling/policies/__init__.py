@@ -1,0 +1,35 @@
+"""The policies by name: who goes first, who may be stopped. All decide on a `Board`; none knows a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from phalanx.core.errors import BadRequest
+from phalanx.core.scheduling.board import Board, Listener
+from phalanx.core.scheduling.policies.default import Default
+from phalanx.core.scheduling.policies.lines import Backfill, Fair, Skip, Strict
+from phalanx.core.scheduling.policies.rounds import Rounds
+
+POLICIES: Final[dict[str, Callable[[Board], Listener]]] = {
+    "default": Default,
+    "fifo": Strict,
+    "skip": Skip,
+    "backfill": Backfill,
+    "sjf": lambda board: Strict(board, shortest=True),
+    "las": Rounds,
+    "srtf": lambda board: Rounds(board, exact=True),
+    "fair": Fair,
+}
+
+
+def policy_named(name: str) -> Callable[[Board], Listener]:
+    """What makes the policy on its board.
+
+    Raises:
+        BadRequest: no policy has this name.
+    """
+    make = POLICIES.get(name)
+    if make is None:
+        raise BadRequest(f"there is no policy {name!r}", hint=f"one of: {', '.join(POLICIES)}")
+    return make

@@ -1,0 +1,187 @@
+"""Replay in virtual time: arrivals, ends and rounds, each followed by one `decide` of the policy on its board.
+
+The policy is the live one; only the clock and what carries decisions out differ. Jobs run exactly their duration, plus the restart cost for
+each preemption and move. Changes at one instant are told together, ends before arrivals, and decided once.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from phalanx.core.errors import NeverFits
+from phalanx.core.scheduling.board import Board, Decision, Entry, Listener, Verb
+from phalanx.simulator.fleet import SimNode
+from phalanx.simulator.trace import TraceJob
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of one job."""
+
+    job: TraceJob
+    first_start_s: float = -1.0
+    end_s: float = -1.0
+    wait_max_s: float = 0.0  # longest unbroken wait
+    stops: int = 0
+    moves: int = 0
+
+    @property
+    def jct_s(self) -> float:
+        """From submit to end."""
+        return self.end_s - self.job.submit_s
+
+    @property
+    def wait_s(self) -> float:
+        """Everything that was not its own run: waiting, and work done twice."""
+        return self.end_s - self.job.submit_s - self.job.duration_s
+
+
+@dataclass(slots=True)
+class Replayed:
+    """One replay's outcomes by submit order, and the fleet's curve."""
+
+    outcomes: list[Outcome]
+    gpus: int
+    preemptions: int = 0
+    moves: int = 0
+    lost_gpu_s: float = 0.0
+    decisions: int = 0
+    curve: list[tuple[float, int, int]] = field(default_factory=list)  # (time, GPUs held, jobs waiting)
+
+
+def replay(
+    jobs: Sequence[TraceJob],
+    nodes: Sequence[SimNode],
+    make_policy: Callable[[Board], Listener],
+    *,
+    restart_cost_s: Callable[[int], float] | float = 60.0,
+    size_of: Callable[[TraceJob], float] | None = None,
+    curve_step_s: float = 0.0,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Replayed:
+    """Replay `jobs` on `nodes`.
+
+    Args:
+        jobs: by submit time.
+        nodes: the fleet.
+        make_policy: builds the policy on its board.
+        restart_cost_s: extra work per preemption or move; by GPUs when it differs.
+        size_of: what yardstick policies may know of a job's run time; exact when None.
+        curve_step_s: least time between points of the curve; 0 draws none.
+        on_progress: told (ended, all) now and then.
+
+    Raises:
+        NeverFits: a job does not fit the empty fleet, or the policy leaves jobs waiting on an idle fleet.
+    """
+    machine = _Machine(jobs, nodes, make_policy, restart_cost_s, size_of)
+    machine.run(curve_step_s, on_progress)
+    return machine.result
+
+
+class _Machine:
+    """The event loop's state: remaining work and the end each running job is due at."""
+
+    def __init__(self, jobs: Sequence[TraceJob], nodes: Sequence[SimNode], make_policy: Callable[[Board], Listener],
+                 restart_cost_s: Callable[[int], float] | float, size_of: Callable[[TraceJob], float] | None) -> None:  # fmt: skip
+        flat = restart_cost_s if not callable(restart_cost_s) else restart_cost_s(1)
+        self.board = Board([node.gpus for node in nodes], restart_cost_s=flat)
+        self.policy = make_policy(self.board)
+        self.board.listen(self.policy)
+        self.cost = restart_cost_s if callable(restart_cost_s) else (lambda _gpus: flat)
+        self.jobs = jobs
+        labels: dict[str, int] = {}
+        self.entries = [
+            Entry(seq=seq, gpus=job.gpus, label=labels.setdefault(job.label, len(labels)), submit_s=job.submit_s,
+                  size_s=size_of(job) if size_of is not None else job.duration_s)
+            for seq, job in enumerate(jobs)
+        ]  # fmt: skip
+        self._refuse_never()
+        self.left = [job.duration_s for job in jobs]  # work still to do
+        self.began = [0.0] * len(jobs)
+        self.due = [-1.0] * len(jobs)
+        self.ends: list[tuple[float, int]] = []
+        self.result = Replayed(outcomes=[Outcome(job=job) for job in jobs], gpus=sum(node.gpus for node in nodes))
+
+    def _refuse_never(self) -> None:
+        for gpus in sorted({job.gpus for job in self.jobs}):
+            if not self.board.pool.fits_ever(gpus):
+                job = next(job for job in self.jobs if job.gpus == gpus)
+                raise NeverFits(f"job {job.id} (line {job.line}) wants {gpus} GPUs; this fleet of {len(self.board.pool.size)} nodes can never hold it",
+                                hint="simulate a larger fleet, or leave such jobs out with --skip-bad")  # fmt: skip
+
+    def run(self, curve_step_s: float, on_progress: Callable[[int, int], None] | None) -> None:
+        """Until the last job has ended."""
+        board, entries, ends, due, outcomes = self.board, self.entries, self.ends, self.due, self.result.outcomes
+        decide = self.policy.decide
+        total, arrived, ended = len(entries), 0, 0
+        forever = float("inf")
+        wake_s, drawn_s = forever, -forever
+        while ended < total:
+            now_s = entries[arrived].submit_s if arrived < total else forever
+            while ends and due[ends[0][1]] != ends[0][0]:
+                heapq.heappop(ends)  # the job was stopped or moved meanwhile
+            if ends and ends[0][0] < now_s:
+                now_s = ends[0][0]
+            now_s = min(now_s, wake_s)
+            if now_s == forever:
+                raise NeverFits(
+                    f"{len(board.waiting)} jobs wait for ever on an idle fleet, the first is {self.jobs[min(board.waiting)].id}"
+                )
+            while ends and ends[0][0] <= now_s:
+                at_s, seq = heapq.heappop(ends)
+                if due[seq] == at_s:
+                    due[seq] = -1.0
+                    board.end(entries[seq], now_s)
+                    outcomes[seq].end_s = now_s
+                    ended += 1
+            while arrived < total and entries[arrived].submit_s <= now_s:
+                board.arrive(entries[arrived])
+                arrived += 1
+            again_s = decide(now_s)
+            wake_s = forever if again_s is None else again_s
+            if board.decisions:
+                for decision in board.drain():
+                    self._carry_out(decision, now_s)
+            if curve_step_s and now_s - drawn_s >= curve_step_s:
+                drawn_s = now_s
+                self.result.curve.append((now_s, self.result.gpus - board.pool.free_total, len(board.waiting)))
+            if on_progress is not None and not ended & 1023:
+                on_progress(ended, total)
+
+    def _carry_out(self, decision: Decision, now_s: float) -> None:
+        entry = decision.entry
+        seq = entry.seq
+        outcome = self.result.outcomes[seq]
+        self.result.decisions += 1
+        match decision.verb:
+            case Verb.START:
+                if outcome.first_start_s < 0.0:
+                    outcome.first_start_s = now_s
+                outcome.wait_max_s = max(outcome.wait_max_s, now_s - entry.waits_from_s)
+                self.began[seq] = now_s
+                self._set_due(seq, now_s)
+            case Verb.STOP:
+                self.left[seq] -= now_s - self.began[seq]
+                self._charge(seq, entry)
+                self.due[seq] = -1.0
+                outcome.stops += 1
+                self.result.preemptions += 1
+            case Verb.MOVE:
+                self.left[seq] -= now_s - self.began[seq]
+                self._charge(seq, entry)
+                self.began[seq] = now_s
+                self._set_due(seq, now_s)
+                outcome.moves += 1
+                self.result.moves += 1
+
+    def _charge(self, seq: int, entry: Entry) -> None:
+        cost = self.cost(entry.gpus)
+        self.left[seq] += cost
+        self.result.lost_gpu_s += cost * entry.gpus
+
+    def _set_due(self, seq: int, now_s: float) -> None:
+        due = now_s + self.left[seq]
+        self.due[seq] = due
+        heapq.heappush(self.ends, (due, seq))

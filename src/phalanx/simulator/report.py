@@ -1,0 +1,63 @@
+"""The figures of a replay, as the issue and the documentation name them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from phalanx.simulator.replay import Outcome, Replayed
+
+LARGE_GPUS = 8  # "large" in every published table: a whole node and more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Seconds throughout; a job's wait is everything that was not its own run, work done twice included."""
+
+    jobs: int
+    avg_jct_s: float
+    median_jct_s: float
+    p99_jct_s: float
+    avg_wait_s: float
+    p99_wait_s: float
+    avg_wait_large_s: float
+    max_wait_s: float
+    max_unbroken_wait_s: float
+    makespan_s: float
+    utilization: float
+    preemptions: int
+    moves: int
+    lost_gpu_s: float
+    wall_s: float
+
+    def as_dict(self) -> dict[str, float]:
+        """For `--json`."""
+        return asdict(self)
+
+
+def report(replayed: Sequence[Replayed], *, wall_s: float) -> Report:
+    """One report over one replay, or over one per virtual cluster."""
+    outcomes: list[Outcome] = [outcome for part in replayed for outcome in part.outcomes]
+    jcts = sorted(outcome.jct_s for outcome in outcomes)
+    waits = sorted(outcome.wait_s for outcome in outcomes)
+    large = [outcome.wait_s for outcome in outcomes if outcome.job.gpus >= LARGE_GPUS]
+    makespan_s = max(outcome.end_s for outcome in outcomes) - min(outcome.job.submit_s for outcome in outcomes)
+    lost = sum(part.lost_gpu_s for part in replayed)
+    used = sum(outcome.job.duration_s * outcome.job.gpus for outcome in outcomes) + lost
+    return Report(
+        jobs=len(outcomes), avg_jct_s=sum(jcts) / len(jcts), median_jct_s=quantile(jcts, 0.5), p99_jct_s=quantile(jcts, 0.99),
+        avg_wait_s=sum(waits) / len(waits), p99_wait_s=quantile(waits, 0.99), avg_wait_large_s=sum(large) / len(large) if large else 0.0,
+        max_wait_s=waits[-1], max_unbroken_wait_s=max(outcome.wait_max_s for outcome in outcomes), makespan_s=makespan_s,
+        utilization=used / (sum(part.gpus for part in replayed) * makespan_s) if makespan_s else 0.0,
+        preemptions=sum(part.preemptions for part in replayed), moves=sum(part.moves for part in replayed), lost_gpu_s=lost, wall_s=wall_s,
+    )  # fmt: skip
+
+
+def quantile(ascending: Sequence[float], share: float) -> float:
+    """Linear between the neighbours, as NumPy's default; 0 for an empty list."""
+    if not ascending:
+        return 0.0
+    place = share * (len(ascending) - 1)
+    low = int(place)
+    high = min(low + 1, len(ascending) - 1)
+    return ascending[low] + (ascending[high] - ascending[low]) * (place - low)

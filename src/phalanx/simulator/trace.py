@@ -1,0 +1,156 @@
+"""Workload traces: CSV with the columns of the public traces, and SWF (Standard Workload Format 2.2). Bad rows are named by line.
+
+Reads text, not files: whoever opens the file passes its lines.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from phalanx.core.errors import BadFile
+
+COLUMNS: Final = ("job_id", "submit_s", "duration_s", "num_gpus")
+_SWF_FIELDS: Final = 18
+_SHOWN_MAX: Final = 5  # bad rows spelled out in one error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceJob:
+    """One job of a trace. `limit_s` is its time limit, or None when none was published."""
+
+    id: str
+    submit_s: float
+    duration_s: float
+    gpus: int
+    model: str = ""
+    label: str = ""
+    limit_s: float | None = None
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadRow:
+    """A row that is no job, and why."""
+
+    line: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """Jobs by submit time, ties in file order; and the rows left out."""
+
+    jobs: tuple[TraceJob, ...]
+    bad: tuple[BadRow, ...] = ()
+
+
+def read_trace(lines: Iterable[str], *, name: str = "trace", skip_bad: bool = False) -> Trace:
+    """The trace in `lines`; SWF when `name` ends in .swf or the first line is one of SWF's comments, else CSV.
+
+    Raises:
+        BadFile: no header, a column is missing, no job at all, or bad rows without `skip_bad`.
+    """
+    rows = list(lines)
+    first = next((row for row in rows if row.strip()), "")
+    swf = name.lower().endswith(".swf") or first.lstrip().startswith(";")
+    jobs, bad = _swf(rows) if swf else _csv(rows, name)
+    if bad and not skip_bad:
+        shown = "; ".join(f"line {row.line}: {row.why}" for row in bad[:_SHOWN_MAX])
+        more = f"; and {len(bad) - _SHOWN_MAX} more" if len(bad) > _SHOWN_MAX else ""
+        raise BadFile(
+            f"{name}: {len(bad)} bad row{'s' if len(bad) > 1 else ''}: {shown}{more}", hint="--skip-bad leaves them out"
+        )
+    if not jobs:
+        raise BadFile(f"{name}: holds no job", hint=f"a CSV with the columns {', '.join(COLUMNS)}, or an SWF file")
+    jobs.sort(key=lambda job: (job.submit_s, job.line))
+    return Trace(jobs=tuple(jobs), bad=tuple(bad))
+
+
+def _csv(rows: list[str], name: str) -> tuple[list[TraceJob], list[BadRow]]:
+    reader = csv.reader(rows)
+    header = [cell.strip() for cell in next(reader, [])]
+    missing = [column for column in COLUMNS if column not in header]
+    if missing:
+        raise BadFile(f"{name}: line 1 lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}",
+                      hint=f"the header is {','.join(COLUMNS)}, then what else there is")  # fmt: skip
+    at = {column: header.index(column) for column in header}
+    jobs: list[TraceJob] = []
+    bad: list[BadRow] = []
+    seen: set[str] = set()
+    for cells in reader:
+        if not cells:
+            continue
+        line = reader.line_num
+        try:
+            job = _job(cells, at, line)
+            if job.id in seen:
+                raise ValueError(f"job_id {job.id} stands twice")
+            seen.add(job.id)
+            jobs.append(job)
+        except (ValueError, IndexError) as error:
+            bad.append(BadRow(line=line, why="has too few cells" if isinstance(error, IndexError) else str(error)))
+    return jobs, bad
+
+
+def _job(cells: list[str], at: dict[str, int], line: int) -> TraceJob:
+    def cell(column: str) -> str:
+        place = at.get(column)
+        return cells[place].strip() if place is not None and place < len(cells) else ""
+
+    name = cells[at["job_id"]].strip()
+    if not name:
+        raise ValueError("job_id is blank")
+    limit = cell("limit_s")
+    return TraceJob(
+        id=name, submit_s=_number(cells[at["submit_s"]], "submit_s", low=0.0), duration_s=_number(cells[at["duration_s"]], "duration_s", low=0.0),
+        gpus=_count(cells[at["num_gpus"]]), model=cell("gpu_type"), label=cell("vc"),
+        limit_s=_number(limit, "limit_s", low=0.0) if limit else None, line=line,
+    )  # fmt: skip
+
+
+def _number(text: str, column: str, *, low: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"{column} {text.strip()!r} is not a number") from None
+    if not low <= value < 1e12:  # also refuses NaN
+        raise ValueError(f"{column} {text.strip()} is not between {low:g} and 1e12")
+    return value
+
+
+def _count(text: str) -> int:
+    value = _number(text, "num_gpus", low=0.0)
+    if value != int(value):
+        raise ValueError(f"num_gpus {text.strip()} is a fraction; whole devices only")
+    if value < 1:
+        raise ValueError("num_gpus 0 asks for no device")
+    return int(value)
+
+
+def _swf(rows: list[str]) -> tuple[list[TraceJob], list[BadRow]]:
+    """SWF fields: 1 id, 2 submit, 4 run time, 5 processors used, 8 processors asked, 9 time asked, 15 queue. -1 is "not known"."""
+    jobs: list[TraceJob] = []
+    bad: list[BadRow] = []
+    for line, row in enumerate(rows, start=1):
+        text = row.split(";", 1)[0].split()
+        if not text:
+            continue
+        try:
+            if len(text) < 5 or len(text) > _SWF_FIELDS:
+                raise ValueError(f"has {len(text)} fields, SWF has {_SWF_FIELDS}")
+            text += ["-1"] * (_SWF_FIELDS - len(text))
+            asked, used = float(text[7]), float(text[4])
+            limit = float(text[8])
+            if float(text[3]) < 0:
+                raise ValueError("its run time is not known")
+            jobs.append(TraceJob(
+                id=text[0], submit_s=_number(text[1], "submit time", low=0.0), duration_s=_number(text[3], "run time", low=0.0),
+                gpus=_count(str(asked if asked > 0 else used)), label="" if text[14] == "-1" else text[14],
+                limit_s=limit if limit > 0 else None, line=line,
+            ))  # fmt: skip
+        except ValueError as error:
+            bad.append(BadRow(line=line, why=str(error)))
+    return jobs, bad

@@ -1,0 +1,41 @@
+"""The replayer is right: the published figures of Philly week 1, to the second (shared/data/README.md, "Calibration")."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from phalanx.simulator.fleet import read_fleet
+from phalanx.simulator.report import report
+from phalanx.simulator.simulate import simulate
+from phalanx.simulator.trace import read_trace
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARED = Path(os.environ.get("PHALANX_SHARED", ROOT.parent / "shared"))
+TRACES = SHARED / "data" / "traces"
+
+pytestmark = pytest.mark.skipif(
+    not TRACES.is_dir(), reason="the public traces are not beside the checkout (../shared) nor at PHALANX_SHARED"
+)
+
+
+@pytest.mark.parametrize(
+    ("policy", "jct_s", "wait_s", "off_s"),
+    [
+        ("fifo", 8118, 289, 1),
+        ("sjf", 7934, 105, 1),
+        ("skip", 7936, 107, 1),
+        ("backfill", 7939, 110, 1),
+        ("las", 7957, 127, 2),
+    ],
+)
+def test_philly_week_1_on_its_virtual_clusters(policy, jct_s, wait_s, off_s):
+    trace = read_trace((TRACES / "philly_2017_oct_week1.csv").read_text().splitlines())
+    nodes = read_fleet((TRACES / "nodes_philly_vc.csv").read_text().splitlines())
+    parts = simulate(trace, nodes, policy, per_label=True, restart_cost_s=lambda gpus: 40.0 if gpus <= 8 else 60.0)
+    figures = report(parts, wall_s=0.0)
+    assert figures.jobs == 10_650
+    assert abs(figures.avg_jct_s - jct_s) < off_s
+    assert abs(figures.avg_wait_s - wait_s) < off_s
