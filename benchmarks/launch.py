@@ -8,6 +8,7 @@ started by hand run in the same minutes, interleaved.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -187,7 +188,8 @@ def _node_death(runs: int, *, silent: bool) -> list[Figure]:
             tell(f"node {'silent' if silent else 'killed'}, run {run + 1}: running elsewhere after {running[-1]:.2f} s")
             if silent:
                 for pid in pids:
-                    os.kill(pid, signal.SIGCONT)
+                    with contextlib.suppress(ProcessLookupError):  # it ended as its parent woke
+                        os.kill(pid, signal.SIGCONT)
     if silent:
         return [
             at_most(

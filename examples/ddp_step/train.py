@@ -55,7 +55,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        loss_value = float(loss)  # the step is over on the device, too
+        loss_value = float(loss.detach())  # the step is over on the device, too
         if watched is not None:
             watched.report(step=step, loss=loss_value, tokens=options.batch * dist.get_world_size())
             watched.should_stop()
