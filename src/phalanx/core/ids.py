@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import NewType
 
-JobId = NewType("JobId", str)  # decimal, in submit order: "1", "2", ...
+JobId = NewType("JobId", str)  # decimal, in submit order: "1", "2", ...; elements of an array "7_0", "7_1", ...
 NodeId = NewType("NodeId", str)  # the node's name, as a user types it: "n0", "gpu007"
 UserId = NewType("UserId", str)  # the user's name
 ProjectId = NewType("ProjectId", str)
 QueueId = NewType("QueueId", str)
+ReservationId = NewType("ReservationId", str)
 TokenId = NewType("TokenId", str)  # names a token without being it
 SupervisorId = NewType("SupervisorId", str)  # one life of one supervisor process
 

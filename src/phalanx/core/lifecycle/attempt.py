@@ -270,7 +270,7 @@ def _with_member(
     return replace(attempt, members=members)
 
 
-_USERS: Final = (Cause.CANCELLED, Cause.REQUEUED, Cause.TIMEOUT, Cause.PREEMPTED, Cause.DRAINED)
+_USERS: Final = (Cause.CANCELLED, Cause.REQUEUED, Cause.TIMEOUT, Cause.PREEMPTED, Cause.MOVED, Cause.DRAINED)
 _OURS: Final = (Cause.FREEZE, Cause.PORT_TAKEN, Cause.START_FAIL, Cause.NODE_FAIL)
 _ALL: Final = (_S.PLACED, _S.STARTING, _S.RUNNING, _S.STOPPING)
 Handler = Callable[[Case, Attempt, Any, Facts], Outcome]

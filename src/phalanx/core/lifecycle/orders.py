@@ -14,6 +14,7 @@ from phalanx.core.work.job import Job
 _STOP_REASON: Final = {
     Cause.CANCELLED: "cancelled",
     Cause.PREEMPTED: "preempted",
+    Cause.MOVED: "preempted",
     Cause.REQUEUED: "preempted",
     Cause.DRAINED: "drain",
     Cause.TIMEOUT: "deadline",

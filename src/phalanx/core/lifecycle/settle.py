@@ -37,9 +37,9 @@ def settle(case: Case, attempt: Attempt, facts: Facts) -> Outcome:
             return _end(case, attempt, cause, JobState.CANCELLED, _SIGTERM_CODE, facts)
         case Cause.TIMEOUT:
             return _end(case, attempt, cause, JobState.TIMEOUT, _SIGTERM_CODE, facts)
-        case Cause.PREEMPTED | Cause.DRAINED | Cause.REQUEUED:
+        case Cause.PREEMPTED | Cause.MOVED | Cause.DRAINED | Cause.REQUEUED:
             preempted = cause is Cause.PREEMPTED
-            after = replace(job, preemptions=job.preemptions + preempted)
+            after = replace(job, preemptions=job.preemptions + preempted, moves=job.moves + (cause is Cause.MOVED))
             return _wait(after, attempt, cause, Reason.PREEMPTED if preempted else Reason.REQUEUED, 0.0, facts)
         case Cause.FREEZE:
             return _again(job, attempt, cause, facts)
@@ -79,7 +79,7 @@ def judge(attempt: Attempt) -> Cause:
     if finished:
         return Cause.SUCCEEDED
     lost = any(member.state is MemberState.LOST for member in attempt.members)
-    if attempt.ending in (Cause.TIMEOUT, Cause.PREEMPTED, Cause.DRAINED, Cause.REQUEUED):
+    if attempt.ending in (Cause.TIMEOUT, Cause.PREEMPTED, Cause.MOVED, Cause.DRAINED, Cause.REQUEUED):
         return attempt.ending
     if any(
         exit.note == TIME_LIMIT_NOTE for exit in attempt.exits

@@ -45,6 +45,7 @@ class Cause(enum.StrEnum):
     NODE_FAIL = "node_fail"
     START_FAIL = "start_fail"
     PREEMPTED = "preempted"
+    MOVED = "moved"  # to make room for another: it goes on elsewhere at once
     DRAINED = "drained"
     CANCELLED = "cancelled"
     REQUEUED = "requeued"

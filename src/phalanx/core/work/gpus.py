@@ -30,6 +30,9 @@ class GpuRequest:
         total: of the whole job; 0 for a job on CPUs alone.
         model: lower case, as in the fleet ("h200"); None for any.
         memory_gib: at least this much per GPU; None for any.
+        or_models: models taken when `model` cannot be had, in order of preference. A gang is of one model throughout.
+        nodes_max: elastic: from `nodes` up to so many nodes, as there is room; None for a fixed number. `total` counts the fewest.
+        uneven: whole nodes and the remainder on one more, instead of equal parts; only where the shape is not fixed.
     """
 
     total: int
@@ -37,6 +40,9 @@ class GpuRequest:
     per_node: int | None = None
     model: str | None = None
     memory_gib: int | None = None
+    or_models: tuple[str, ...] = ()
+    nodes_max: int | None = None
+    uneven: bool = False
 
     def __str__(self) -> str:
         kind = (

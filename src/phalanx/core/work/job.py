@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, UserId
+from phalanx.core.work.dependency import ArrayPlace, Dependency
 from phalanx.core.work.spec import JobSpec
 
 NO_EPOCH: Final = Epoch(0)  # of a job that has had no attempt
@@ -47,6 +48,16 @@ class Reason(enum.StrEnum):
     CRASH = "crash"
     START_FAIL = "start_fail"
     REQUEUED = "requeued"
+    DEPENDENCY = "dependency"  # other jobs must end first
+    BEGIN_TIME = "begin_time"  # not before a time its owner gave
+    ARRAY_LIMIT = "array_limit"  # enough elements of its array run
+    QUOTA = "quota"  # its queue holds all it may
+    USER_LIMIT = "user_limit"  # its user holds all he may in its queue
+    BUDGET = "budget"  # its queue has spent its GPU-hours of the period
+    TOPOLOGY = "topology"  # enough is free, but no one domain holds it
+    PRIORITY = "priority"  # others go first to the room there is
+    RESERVATION = "reservation"  # nodes are set aside
+    CLAIMED = "claimed"  # its room is being cleared: others save and leave
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +87,10 @@ class Job:
         stalls: restarts since the last progress, all causes but uncharged ones.
         user_retries: restarts spent on non-zero exits.
         avoid: nodes that failed this job's last attempts, newest last; used only if nothing else fits.
+        moves: times it was moved to make room.
+        attained_s: time run whose work is kept, over the attempts that ended.
+        array: its place in an array; None for a job of its own.
+        unmet: dependencies that do not hold yet; it starts only when there is none.
         cancelled_by: set once a cancel is acknowledged; the job never runs again after it.
     """
 
@@ -98,6 +113,10 @@ class Job:
     stalls: int = 0
     user_retries: int = 0
     preemptions: int = 0
+    moves: int = 0
+    attained_s: float = 0.0
+    array: ArrayPlace | None = None
+    unmet: tuple[Dependency, ...] = ()
     avoid: tuple[NodeId, ...] = ()
     started_s: float | None = None
     ended_s: float | None = None

@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import Final
 
+from phalanx.core.work.dependency import Dependency
 from phalanx.core.work.gpus import GpuRequest
 
 GRACE_DEFAULT_S: Final = 30.0  # SIGTERM to SIGKILL; what Slurm's KillWait and Kubernetes' grace period give
@@ -42,6 +43,23 @@ class Role:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Where a gang's nodes may lie in the topology. Level names are the fleet's ("rack", "leaf", ...), outermost first there.
+
+    Attributes:
+        within: all nodes inside one domain of this level; "" for anywhere (the smallest domain is still sought first).
+        required: wait rather than spread wider; else `within` is a preference.
+        slice_nodes: the gang falls into slices of so many nodes, in rank order; 0 for none.
+        slice_within: every slice inside one domain of this level, always.
+    """
+
+    within: str = ""
+    required: bool = False
+    slice_nodes: int = 0
+    slice_within: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """A job as submitted.
 
@@ -54,7 +72,12 @@ class JobSpec:
         retry: restarts granted for user errors (non-zero exits); crashes and lost nodes have their own budget.
         checkpoint: folder or URL for checkpoints; "" for the default under the head's state.
         warm: fork Python ranks from a parent that has imported torch.
-        tasks_note: how many tasks start, in words, as told to the user before the start.
+        dependencies: all must hold before the start.
+        array: element numbers as written ("0-99"), for the submit alone: each element is a job of its own; "" for one job.
+        array_max: elements that may run at once; None for all.
+        begin_s: not started before this Unix time; None for at once.
+        reservation: started inside this reservation only; "" for none.
+        preemptible: False keeps the scheduler from stopping it for others' sake (its quota and a drain still can).
     """
 
     name: str
@@ -75,6 +98,13 @@ class JobSpec:
     grace_s: float = GRACE_DEFAULT_S
     collective_timeout_s: float = COLLECTIVE_TIMEOUT_DEFAULT_S
     labels: tuple[tuple[str, str], ...] = ()
+    dependencies: tuple[Dependency, ...] = ()
+    array: str = ""
+    array_max: int | None = None
+    begin_s: float | None = None
+    spread: Spread = field(default_factory=Spread)
+    reservation: str = ""
+    preemptible: bool = True
 
     @property
     def command_line(self) -> str:
