@@ -75,10 +75,17 @@ class Watch:
             for grant in attempt.allocation.grants:
                 node = self._harness.world.nodes[grant.node_id]
                 assert node.schedulable, f"2: something new on {grant.node_id}, which is {node.state} {node.cordon}"
+                self._set_aside(attempt, grant.node_id)
         if attempt.job_id in self._cancelled:
             assert (attempt.epoch, attempt.generation) <= self._cancelled[attempt.job_id], "12: runs after a cancel"
         tail = attempt.causes[-PORT_TRIES - 1 :]
         assert tail != (Cause.PORT_TAKEN,) * (PORT_TRIES + 1) or not attempt.live, "13: ports are tried for ever"
+
+    def _set_aside(self, attempt: Attempt, node_id: NodeId) -> None:
+        job = self._harness.world.jobs[attempt.job_id]
+        for one in self._harness.world.reservations.values():
+            shut = node_id in one.nodes and one.holds(self._harness.now.wall_s) and not one.admits(job.user, job.queue)
+            assert not shut, f"2: job {job.id} came to {node_id}, which is set aside for {one.holders} ({one.id})"
 
     def _commands(self, outbox: Outbox) -> None:
         world = self._harness.world

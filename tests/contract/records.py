@@ -4,7 +4,7 @@ import hashlib
 
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Node, NodeState
-from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, TokenId, UserId
+from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, TokenId, UserId
 from phalanx.core.state.story import StoryLine
 from phalanx.core.state.world import Idempotency
 from phalanx.core.work.allocation import Allocation, Grant
@@ -12,7 +12,8 @@ from phalanx.core.work.attempt import Attempt, AttemptState, Cause
 from phalanx.core.work.gpus import GpuRequest
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.people import Action, Token, User, UserRole
-from phalanx.core.work.queue import Project, Queue
+from phalanx.core.work.queue import Project, Queue, Spent
+from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.spec import JobSpec, Role
 from phalanx.ports.store import Batch, JobFilter
 
@@ -77,6 +78,19 @@ def queue(name="default", **more):
     return Queue(id=QueueId(name), **more)
 
 
+def spent(name="default", **more):
+    return Spent(
+        queue=QueueId(name), at_s=more.pop("at_s", 1100.5), period_s=0.0, gpu_s=3600.25, decayed_gpu_s=1 / 3, **more
+    )
+
+
+def reservation(name="fans", **more):
+    return Reservation(
+        id=ReservationId(name), nodes=(NodeId("n0"), NodeId("n1")), start_s=100.0, end_s=200.5, users=frozenset({UserId("ann")}),
+        queues=frozenset({QueueId("default")}), why="neue Lüfter", by=UserId("opal"), **more,
+    )  # fmt: skip
+
+
 def key(seq, owner="ann", word=None):
     return Idempotency(
         user=UserId(owner), key=word or f"key-{seq}", body_sha256="0" * 64, job_id=JobId(str(seq)), at_s=3.0
@@ -112,4 +126,6 @@ def dump(store):
         "projects": store.projects(),
         "users": store.users(),
         "tokens": store.tokens(),
+        "reservations": store.reservations(),
+        "spent": store.spent(),
     }

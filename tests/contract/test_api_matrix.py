@@ -38,7 +38,7 @@ def ask(bench, route, method, role):
     _, call, job_id = bench
     names = {
         "job_id": job_id, "node_id": "n9", "user_id": "nobody", "project_id": "none", "queue_id": "none", "token_id": "none",
-        "sha256": "0" * 64, "session_name": "none",
+        "reservation_id": "none", "sha256": "0" * 64, "session_name": "none",
     }  # fmt: skip
     path = route.path.format(**names)
     if route.name in ("job_events", "all_events"):

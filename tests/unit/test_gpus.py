@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.gpus import GPUS_MAX, GpuRequest, combine, parse_gpus
+from phalanx.core.work.gpus import GPUS_MAX, GpuRequest, combine, parse_gpus, parse_nodes
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,110 @@ def test_every_example_of_the_design_is_read(text, total, nodes, per_node, model
 
 
 @pytest.mark.parametrize(
+    ("text", "shown", "kinds"),
+    [
+        ("h200,h100:8", "h200,h100:8", (("h200", None), ("h100", None))),
+        ("4xH200, h100:8", "4xh200,h100:8", (("h200", None), ("h100", None))),
+        ("a100-80gb,h100:8", "a100-80gb,h100:8", (("a100", 80), ("h100", None))),  # the memory is that of its own kind
+        ("h100,a100:80GB:8", "h100,a100-80gb:8", (("h100", None), ("a100", 80))),
+        ("a100-80gb,a100:8", "a100-80gb,a100:8", (("a100", 80), ("a100", None))),
+        ("2..8xh200:8", "2..8xh200:8", (("h200", None),)),
+        ("2..8x8", "2..8x8", ((None, None),)),
+        ("2..2x8", "2x8", ((None, None),)),
+    ],
+)
+def test_several_kinds_and_a_range_of_nodes_read_back_as_shown(text, shown, kinds):
+    asked = parse_gpus(text)
+    assert (str(asked), asked.kinds) == (shown, kinds)
+    assert parse_gpus(shown) == asked
+
+
+def test_elastic_request_counts_its_fewest():
+    asked = parse_gpus("2..8xh200:4")
+    assert (asked.total, asked.nodes, asked.nodes_max, asked.per_node) == (8, 2, 8, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("8..2x8", "8..2 ends before it begins"),
+        ("h100,h100:8", "h100 stands there twice"),
+        ("h100-80gb,h100:80g:8", "h100-80gb stands there twice"),
+        (",".join(f"m{at}" for at in range(9)) + ":8", "9 models are more than 8"),
+        ("0..2x8", "asks for nothing"),
+        ("2..1000000x8", "more than any fleet"),
+    ],
+)
+def test_refusal_of_kinds_and_ranges_says_which(text, says):
+    with pytest.raises(BadRequest, match=says):
+        parse_gpus(text)
+
+
+@pytest.mark.parametrize(("text", "want"), [(4, (4, None)), ("4", (4, None)), ("2..8", (2, 8)), ("3..3", (3, None))])
+def test_nodes_are_a_number_or_a_range(text, want):
+    assert parse_nodes(text) == want
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        0,
+        -1,
+        True,
+        1.5,
+        "",
+        "2..",
+        "..8",
+        "8..2",
+        "2-8",
+        "0..4",
+        "2...8",
+        str(GPUS_MAX + 1),
+        "1.." + str(GPUS_MAX + 1),
+        "٣",
+    ],
+)
+def test_other_numbers_of_nodes_are_refused(text):
+    with pytest.raises(BadRequest):
+        parse_nodes(text)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "most", "each", "want"),
+    [
+        (None, 2, 8, 8, "2..8x8"),
+        ("2..8xh200:8", 2, 8, None, "2..8xh200:8"),
+        ("2..8xh200:8", 2, 8, 8, "2..8xh200:8"),
+        ("h200,h100:16", 2, None, None, "2xh200,h100:8"),
+        ("2..8x8", None, None, None, "2..8x8"),
+    ],
+)
+def test_options_make_one_elastic_request(gpus, nodes, most, each, want):
+    assert str(combine(None if gpus is None else parse_gpus(gpus), nodes, each, most)) == want
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "most", "each", "hint"),
+    [
+        ("h200:16", 2, 8, None, "write --gpus 2..8xh200:8 for so many on each node"),
+        (None, 2, 8, None, "add --gpus-per-node"),
+        ("2x8", 2, 8, None, "give one of the two"),
+        ("2..8x8", 2, 4, None, "give one of the two"),
+        ("2..8x8", 2, None, None, "give one of the two"),
+        ("2..8x8", 2, 8, 4, "give one of the two"),
+    ],
+)
+def test_elastic_contradictions_say_what_to_write(gpus, nodes, most, each, hint):
+    with pytest.raises(BadRequest) as refused:
+        combine(None if gpus is None else parse_gpus(gpus), nodes, each, most)
+    assert refused.value.hint == hint
+
+
+@pytest.mark.parametrize(
     "text",
     ["", "x8", "2x", "8x", "0x8", "2x0", "h200", "h200:", ":8", "80gb:8", "h200:80gb", "2x3x4", "-1", -1, 1.5, True, None, [8], "eight",
-     "8 8", "2 x 8", str(GPUS_MAX + 1), GPUS_MAX + 1, "9" * 5000, "9" * 5000 + "x1", "h200:" + "9" * 5000, "a-" * 5000, "٣", "1000000x2",
+     "8 8", "2 x 8", str(GPUS_MAX + 1), GPUS_MAX + 1, "9" * 5000, "9" * 5000 + "x1", "h200:" + "9" * 5000, "a-" * 5000, "h200,:8", ",h200:8", "h200,8", "h200,,h100:8", "2..x8", "..2x8",
+     "2..8", "a-" * 180 + ":8", "a-1g" * 90 + "!", "٣", "1000000x2",
      10**9],
     ids=lambda text: repr(text)[:24],
 )  # fmt: skip

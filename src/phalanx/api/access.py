@@ -1,4 +1,4 @@
-"""Users, projects, queues and tokens."""
+"""Users, projects and tokens."""
 
 from __future__ import annotations
 
@@ -14,24 +14,19 @@ from starlette.responses import Response
 from phalanx.api.bodies import nothing, read_record, reply
 from phalanx.api.routes import Routes
 from phalanx.api.runtime import caller_of, off_loop, runtime_of
-from phalanx.api.views import project_view, queue_view, token_view, user_view
+from phalanx.api.views import project_view, token_view, user_view
 from phalanx.core.access.roles import Caller, may
 from phalanx.core.errors import BadRequest, NotFound, NotPermitted
-from phalanx.core.ids import ProjectId, QueueId, TokenId, UserId
-from phalanx.core.state.events import PutProject, PutQueue, PutToken, PutUser, RevokeToken
+from phalanx.core.ids import ProjectId, TokenId, UserId
+from phalanx.core.state.events import PutProject, PutToken, PutUser, RevokeToken
 from phalanx.core.units import parse_duration_s
-from phalanx.core.work.job import JobState
 from phalanx.core.work.people import Action, Token, User, UserRole
-from phalanx.core.work.queue import Project, Queue
-from phalanx.ports.store import JobFilter
+from phalanx.core.work.queue import Project
 from phalanx.wire.api import (
     Me,
     ProjectBody,
     ProjectList,
     ProjectReply,
-    QueueBody,
-    QueueList,
-    QueueReply,
     TokenBody,
     TokenList,
     TokenMade,
@@ -42,7 +37,6 @@ from phalanx.wire.api import (
 
 TOKEN_BITS: Final = 256
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,62}")
-_COUNTED_MAX: Final = 200_000  # jobs looked at for the numbers beside queues
 
 routes = Routes()
 
@@ -89,7 +83,7 @@ async def put_user(request: Request, user_id: UserId) -> Response:
         raise BadRequest("role node is a supervisor's, not a user's", hint="viewer, user, operator or admin")
     if user_id == caller_of(request).user and (body.disabled or body.role not in (None, UserRole.ADMIN)):
         raise BadRequest(f"{user_id} would lock themself out", hint="have another admin do it")
-    user = known or User(id=UserId(_name(user_id, "user")), role=UserRole.USER, created_s=runtime.parts.clock.now_s())
+    user = known or User(id=UserId(name_of(user_id, "user")), role=UserRole.USER, created_s=runtime.parts.clock.now_s())
     user = replace(
         user, role=body.role or user.role, disabled=user.disabled if body.disabled is None else body.disabled
     )  # fmt: skip
@@ -123,7 +117,7 @@ async def put_project(request: Request, project_id: ProjectId) -> Response:
     body = await read_record(request, ProjectBody, runtime.parts.limits.body_bytes)
     known = {project.id: project for project in runtime.parts.store.projects()}
     project = known.get(project_id) or Project(
-        id=ProjectId(_name(project_id, "project")), created_s=runtime.parts.clock.now_s()
+        id=ProjectId(name_of(project_id, "project")), created_s=runtime.parts.clock.now_s()
     )
     users = {user.id for user in runtime.parts.store.users()}
     strangers = sorted({*(body.members or ()), *(body.admins or ())} - users)
@@ -136,54 +130,6 @@ async def put_project(request: Request, project_id: ProjectId) -> Response:
     )
     await runtime.ask(PutProject(project=project))
     return reply(ProjectReply(project=project_view(project)))
-
-
-# ---- queues -----------------------------------------------------------------------------------------------------------
-
-
-@routes.get("/v1/queues", Action.SEE, reply=QueueList)
-async def list_queues(request: Request) -> Response:
-    """List all queues and how many jobs are in each."""
-    store = runtime_of(request).parts.store
-
-    def read() -> QueueList:
-        pending = store.jobs(JobFilter(states=frozenset({JobState.PENDING}), limit=_COUNTED_MAX))
-        running = store.jobs(JobFilter(states=frozenset({JobState.RUNNING}), limit=_COUNTED_MAX))
-        return QueueList(queues=[queue_view(queue, pending, running) for queue in store.queues()])
-
-    return reply(await off_loop(read))
-
-
-@routes.get("/v1/queues/{queue_id}", Action.SEE, reply=QueueReply)
-async def show_queue(request: Request, queue_id: QueueId) -> Response:
-    """Show one queue."""
-    store = runtime_of(request).parts.store
-
-    def read() -> QueueReply:
-        queue = {known.id: known for known in store.queues()}.get(queue_id)
-        if queue is None:
-            raise NotFound(f"no queue {queue_id!r}", hint="phalanx queues lists them")
-        pending = store.jobs(JobFilter(states=frozenset({JobState.PENDING}), queue=queue_id, limit=_COUNTED_MAX))
-        running = store.jobs(JobFilter(states=frozenset({JobState.RUNNING}), queue=queue_id, limit=_COUNTED_MAX))
-        return QueueReply(queue=queue_view(queue, pending, running))
-
-    return reply(await off_loop(read))
-
-
-@routes.put("/v1/queues/{queue_id}", Action.OPERATE, body=QueueBody, reply=QueueReply)
-async def put_queue(request: Request, queue_id: QueueId) -> Response:
-    """Add a queue or change one; absent fields of an existing one stay."""
-    runtime = runtime_of(request)
-    body = await read_record(request, QueueBody, runtime.parts.limits.body_bytes)
-    known = {queue.id: queue for queue in runtime.parts.store.queues()}
-    queue = known.get(queue_id) or Queue(id=QueueId(_name(queue_id, "queue")))
-    queue = replace(
-        queue,
-        priority=queue.priority if body.priority is None else body.priority,
-        open=queue.open if body.open is None else body.open,
-    )
-    await runtime.ask(PutQueue(queue=queue))
-    return reply(QueueReply(queue=queue_view(queue, (), ())))
 
 
 # ---- tokens -----------------------------------------------------------------------------------------------------------
@@ -252,7 +198,12 @@ def _no_longer(tokens: list[Token], caller: Caller, expires_s: float | None) -> 
     return own if expires_s is None else min(own, expires_s)
 
 
-def _name(name: str, what: str) -> str:
+def name_of(name: str, what: str) -> str:
+    """The name, if it may be one of a user, project or queue.
+
+    Raises:
+        BadRequest: it may not.
+    """
     if not NAME.fullmatch(name):
         raise BadRequest(
             f"{name[:80]!r} is no name for a {what}",

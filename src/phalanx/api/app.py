@@ -17,6 +17,8 @@ from phalanx.api import (
     metrics,
     node_routes,
     nodes,
+    queues,
+    reservations,
     steps,
     story,
     submit,
@@ -31,7 +33,23 @@ from phalanx.api.runtime import Runtime, runtime_in
 __all__ = ["build_app", "runtime_in"]
 
 # The hot ones first: routes are tried in this order.
-_NOUNS = (submit, node_routes, jobs, logs, steps, story, nodes, head_routes, files, execs, blobs, access, metrics)
+_NOUNS = (
+    submit,
+    node_routes,
+    jobs,
+    logs,
+    steps,
+    story,
+    nodes,
+    reservations,
+    head_routes,
+    files,
+    execs,
+    blobs,
+    access,
+    queues,
+    metrics,
+)
 
 
 def build_app(head: HeadParts) -> FastAPI:

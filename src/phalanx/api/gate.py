@@ -14,13 +14,14 @@ from typing import Final
 
 from phalanx.core.access.node_keys import node_of
 from phalanx.core.access.roles import Caller, may, may_touch
-from phalanx.core.errors import NotFound, NotPermitted, NotSignedIn
+from phalanx.core.errors import BadRequest, NotFound, NotPermitted, NotSignedIn
 from phalanx.core.ids import JobId, NodeId, TokenId, UserId
 from phalanx.core.work.job import Job
 from phalanx.core.work.people import Action, Token, User, UserRole
 from phalanx.ports.clock import Clock
-from phalanx.ports.store import Store
+from phalanx.ports.store import JobFilter, Store
 
+_DIGITS_MAX: Final = 18  # of a submit number; SQLite's integers have no more
 _KEPT_MAX: Final = 20_000  # callers kept; more tokens than this in use at once only cost look-ups
 _IN_WORDS: Final = {
     Action.SEE: "see jobs and nodes", Action.SUBMIT: "submit", Action.CHANGE_OWN: "change jobs", Action.SEE_OUTPUT: "read output",
@@ -101,21 +102,34 @@ def known_job(store: Store, job_id: JobId) -> Job:
 
     Raises:
         NotFound: there is none.
+        BadRequest: it is an array, where one element must be meant.
     """
     job = store.job(job_id)
     if job is None:
+        first = first_element(store, job_id)
+        if first is not None and first.array is not None:
+            raise BadRequest(f"job {job_id} is an array of {first.array.size} elements",
+                             hint=f"name one of them, {first.id} to {job_id}_{first.array.highest}")  # fmt: skip
         raise NotFound(f"no job {job_id}", hint="phalanx ps -a lists them")
     return job
 
 
-def touch(store: Store, caller: Caller, action: Action, job_id: JobId) -> Job:
-    """The job, if the caller may do it to this one.
+def first_element(store: Store, array_id: JobId) -> Job | None:
+    """The first element of an array, found by its number: elements are numbered one after the other, and the first names the array."""
+    if not array_id.isdecimal() or len(array_id) > _DIGITS_MAX:
+        return None
+    found = store.jobs(JobFilter(before_seq=int(array_id) + 1, limit=1))
+    return found[0] if found and found[0].array is not None and found[0].array.array_id == array_id else None
+
+
+def touch(store: Store, caller: Caller, action: Action, job_id: JobId, *, arrays: bool = False) -> Job:
+    """The job, if the caller may do it to this one; with `arrays` an array's first element, which stands for all.
 
     Raises:
         NotFound: there is no such job.
         NotPermitted: it is another's.
     """
-    job = known_job(store, job_id)
+    job = (first_element(store, job_id) if arrays and store.job(job_id) is None else None) or known_job(store, job_id)
     if not may_touch(caller, action, owner=job.user, project=job.project):
         raise NotPermitted(f"job {job.id} belongs to {job.user} in {job.project}; {caller.user} may not {_OF_A_JOB.get(action, 'touch')} it",
                            hint="its owner, an admin of its project or an operator may")  # fmt: skip

@@ -8,13 +8,15 @@ from fastapi import Query
 from starlette.requests import Request
 from starlette.responses import Response
 
+from phalanx.api.arrays import folded, states_of, whole_array
 from phalanx.api.bodies import read_record, reply
-from phalanx.api.gate import known_job, touch
+from phalanx.api.gate import first_element, known_job, touch
 from phalanx.api.parts import HeadParts
 from phalanx.api.readings import all_seen, seen
 from phalanx.api.routes import Routes, Shown, Whole, WholeOrNone
 from phalanx.api.runtime import caller_of, off_loop, runtime_of
 from phalanx.api.views import attempt_view
+from phalanx.core.access.roles import Caller
 from phalanx.core.accounting.receipt import Receipt, build_receipt
 from phalanx.core.accounting.reports import parse_reports
 from phalanx.core.errors import BadRequest, PhalanxError
@@ -23,11 +25,22 @@ from phalanx.core.state.events import Cancel, Hold, Requeue, Update
 from phalanx.core.state.events import Request as Wish
 from phalanx.core.units import parse_duration_s
 from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.begin import parse_begin_s
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.people import Action
 from phalanx.ports.logs import StreamKey
-from phalanx.ports.store import JobFilter
-from phalanx.wire.api import CancelBody, JobDetail, JobList, JobReply, JobsReply, StoryReply, UpdateBody, WhyBody
+from phalanx.ports.store import JobFilter, Store
+from phalanx.wire.api import (
+    CancelBody,
+    JobDetail,
+    JobList,
+    JobReply,
+    JobsReply,
+    JobView,
+    StoryReply,
+    UpdateBody,
+    WhyBody,
+)
 
 PAGE_MAX = 1000
 CANCEL_MAX = 4096  # in one call: as many as the controller hears in one step
@@ -46,8 +59,9 @@ async def list_jobs(
     name: str | None = None,
     before_seq: WholeOrNone = None,
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
+    fold: bool = False,
 ) -> Response:
-    """List jobs, newest first. `state` may be repeated."""
+    """List jobs, newest first. `state` may be repeated. With `fold` the waiting elements of an array are one entry."""
     parts, caller = runtime_of(request).parts, caller_of(request)
     wanted = JobFilter(
         states=frozenset(state or ()),
@@ -60,6 +74,9 @@ async def list_jobs(
     )
 
     def read() -> JobList:
+        if fold:
+            views, after = folded(parts, caller, wanted)
+            return JobList(jobs=views, next=after)
         jobs = parts.store.jobs(wanted)
         return JobList(jobs=all_seen(parts, caller, jobs), next=jobs[-1].seq if len(jobs) == limit else None)
 
@@ -68,8 +85,12 @@ async def list_jobs(
 
 @routes.get("/v1/jobs/{job_id}", Action.SEE, reply=JobDetail)
 async def show_job(request: Request, job_id: JobId) -> Response:
-    """Show one job with its attempts."""
+    """Show one job with its attempts; of an array all elements as one job, without any."""
     parts = runtime_of(request).parts
+    first = first_element(parts.store, job_id) if parts.store.job(job_id) is None else None
+    if first is not None:
+        whole = await off_loop(whole_array, parts, caller_of(request), first)
+        return reply(JobDetail(job=whole, attempts=[]))
     job = known_job(parts.store, job_id)
     attempts = parts.store.attempts(job_id)
     view = seen(parts, caller_of(request), job, attempts)
@@ -78,15 +99,16 @@ async def show_job(request: Request, job_id: JobId) -> Response:
 
 @routes.patch("/v1/jobs/{job_id}", Action.CHANGE_OWN, body=UpdateBody, reply=JobReply)
 async def update_job(request: Request, job_id: JobId) -> Response:
-    """Change name, priority, time limit or queue."""
+    """Change name, priority, time limit, queue or begin."""
     parts, caller = runtime_of(request).parts, caller_of(request)
-    touch(parts.store, caller, Action.CHANGE_OWN, job_id)
+    touch(parts.store, caller, Action.CHANGE_OWN, job_id, arrays=True)
     body = await read_record(request, UpdateBody, parts.limits.body_bytes)
     if body == UpdateBody():
-        raise BadRequest("nothing to change", hint="send name, priority, time or queue")
+        raise BadRequest("nothing to change", hint="send name, priority, time, queue or begin")
     wish = Update(
         job_id=job_id, by=caller.user, name=body.name, priority=body.priority, queue=body.queue,
         time_limit_s=None if body.time is None else parse_duration_s(body.time),
+        begin_s=None if body.begin is None else parse_begin_s(body.begin, now_s=parts.clock.now_s()),
     )  # fmt: skip
     return await _changed(request, wish)
 
@@ -95,8 +117,12 @@ async def update_job(request: Request, job_id: JobId) -> Response:
 async def cancel_job(request: Request, job_id: JobId) -> Response:
     """End a job for good. Once this is answered it never runs again. Harmless twice."""
     parts, caller = runtime_of(request).parts, caller_of(request)
-    touch(parts.store, caller, Action.CHANGE_OWN, job_id)
+    first = touch(parts.store, caller, Action.CHANGE_OWN, job_id, arrays=True)
     body = await read_record(request, WhyBody, parts.limits.body_bytes)
+    if first.id != job_id and all(state.terminal for state in states_of(parts.store, first).values()):
+        return reply(
+            JobReply(job=await off_loop(whole_array, parts, caller, first))
+        )  # nothing of the array is left to end
     return await _changed(request, Cancel(job_id=job_id, by=caller.user, why=body.why[:500]))
 
 
@@ -112,28 +138,30 @@ async def cancel_jobs(request: Request) -> Response:
         )
 
     def read() -> dict[JobId, Job]:
-        return {job_id: touch(parts.store, caller, Action.CHANGE_OWN, job_id) for job_id in body.jobs}
+        return {job_id: touch(parts.store, caller, Action.CHANGE_OWN, job_id, arrays=True) for job_id in body.jobs}
 
     jobs = await off_loop(read)
-    pending_first = sorted(
-        (job for job in jobs.values() if not job.state.terminal), key=lambda job: job.state is not JobState.PENDING
-    )
-    wishes: list[Wish] = [Cancel(job_id=job.id, by=caller.user, why=body.why[:500]) for job in pending_first]
+    alive = [job_id for job_id, job in jobs.items() if _alive(parts.store, job_id, job)]
+    pending_first = sorted(alive, key=lambda job_id: jobs[job_id].state is not JobState.PENDING)
+    wishes: list[Wish] = [Cancel(job_id=job_id, by=caller.user, why=body.why[:500]) for job_id in pending_first]
     answers = await runtime.ask_all(wishes) if wishes else []
-    runtime.hub.tell(job.id for job in pending_first)
     for answer in answers:
         if isinstance(answer, PhalanxError):
             raise answer
-        assert isinstance(answer, Job)
-        jobs[answer.id] = answer
-    return reply(JobsReply(jobs=await off_loop(all_seen, parts, caller, jobs.values())))
+        ended = answer if isinstance(answer, list) else [answer]
+        runtime.hub.tell(job.id for job in ended if isinstance(job, Job))
+
+    def views() -> list[JobView]:
+        return [_whole(parts, caller, job_id, job) for job_id, job in jobs.items()]
+
+    return reply(JobsReply(jobs=await off_loop(views)))
 
 
 @routes.post("/v1/jobs/{job_id}/hold", Action.CHANGE_OWN, body=Shown.NOTHING, reply=JobReply)
 async def hold_job(request: Request, job_id: JobId) -> Response:
     """Keep a pending job from starting."""
     caller = caller_of(request)
-    touch(runtime_of(request).parts.store, caller, Action.CHANGE_OWN, job_id)
+    touch(runtime_of(request).parts.store, caller, Action.CHANGE_OWN, job_id, arrays=True)
     return await _changed(request, Hold(job_id=job_id, held=True, by=caller.user))
 
 
@@ -141,7 +169,7 @@ async def hold_job(request: Request, job_id: JobId) -> Response:
 async def release_job(request: Request, job_id: JobId) -> Response:
     """Let a held job start."""
     caller = caller_of(request)
-    touch(runtime_of(request).parts.store, caller, Action.CHANGE_OWN, job_id)
+    touch(runtime_of(request).parts.store, caller, Action.CHANGE_OWN, job_id, arrays=True)
     return await _changed(request, Hold(job_id=job_id, held=False, by=caller.user))
 
 
@@ -149,7 +177,7 @@ async def release_job(request: Request, job_id: JobId) -> Response:
 async def requeue_job(request: Request, job_id: JobId) -> Response:
     """Stop the running attempt, saving first, and wait again."""
     caller = caller_of(request)
-    touch(runtime_of(request).parts.store, caller, Action.CHANGE_OWN, job_id)
+    touch(runtime_of(request).parts.store, caller, Action.CHANGE_OWN, job_id, arrays=True)
     return await _changed(request, Requeue(job_id=job_id, by=caller.user))
 
 
@@ -173,12 +201,34 @@ async def job_receipt(request: Request, job_id: JobId) -> Response:
 
 
 async def _changed(request: Request, wish: Wish) -> Response:
-    """The job after a wish was carried out."""
+    """The job, or the array as a whole, after a wish was carried out."""
     runtime = runtime_of(request)
-    job = await runtime.ask(wish)
-    assert isinstance(job, Job)
-    runtime.hub.tell((job.id,))
-    return reply(JobReply(job=seen(runtime.parts, caller_of(request), job)))
+    answer = await runtime.ask(wish)
+    if isinstance(answer, list):
+        runtime.hub.tell(one.id for one in answer)
+        first = first_element(runtime.parts.store, _array_of(answer[0]))
+        assert first is not None  # it was found before the wish
+        return reply(JobReply(job=await off_loop(whole_array, runtime.parts, caller_of(request), first)))
+    assert isinstance(answer, Job)
+    runtime.hub.tell((answer.id,))
+    return reply(JobReply(job=seen(runtime.parts, caller_of(request), answer)))
+
+
+def _alive(store: Store, job_id: JobId, job: Job) -> bool:
+    """Whether anything of it is left to end. `job` is an array's first element where `job_id` names the array."""
+    if job.id == job_id:
+        return not job.state.terminal
+    return not all(state.terminal for state in states_of(store, job).values())
+
+
+def _whole(parts: HeadParts, caller: Caller, job_id: JobId, job: Job) -> JobView:
+    """The job as it stands now, or the array that it is the first element of."""
+    return seen(parts, caller, known_job(parts.store, job_id)) if job.id == job_id else whole_array(parts, caller, job)
+
+
+def _array_of(job: Job) -> JobId:
+    assert job.array is not None  # answers come as a list for arrays alone
+    return job.array.array_id
 
 
 def _receipt(parts: HeadParts, job: Job) -> Receipt:

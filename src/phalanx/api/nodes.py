@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,11 +16,11 @@ from phalanx.core.access.roles import Caller
 from phalanx.core.errors import NotFound
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import NodeId
-from phalanx.core.state.events import CordonNode, ForgetNode, UncordonNode
+from phalanx.core.state.events import CordonNode, ForgetNode, LabelNodes, UncordonNode
 from phalanx.core.work.job import TERMINAL, JobState
 from phalanx.core.work.people import Action
 from phalanx.ports.store import JobFilter
-from phalanx.wire.api import DrainBody, NodeList, NodeReply, NodeView, Overview
+from phalanx.wire.api import DrainBody, LabelsBody, NodeList, NodeReply, NodeView, Overview
 
 SHOWN_MAX = 200  # pending jobs of an overview: more than any screen holds
 RECENT_MAX = 20
@@ -38,6 +40,17 @@ async def list_nodes(request: Request) -> Response:
 async def show_node(request: Request, node_id: NodeId) -> Response:
     """Show one node."""
     return reply(NodeReply(node=await off_loop(_seen, runtime_of(request).parts, node_id)))
+
+
+@routes.patch("/v1/nodes", Action.OPERATE, body=LabelsBody, reply=NodeList)
+async def label_nodes(request: Request) -> Response:
+    """Label nodes: where they lie in the network, or whatever else. All of them or none. Harmless twice."""
+    runtime = runtime_of(request)
+    body = await read_record(request, LabelsBody, runtime.parts.limits.body_bytes)
+    await runtime.ask(LabelNodes(labels=body.labels, by=caller_of(request).user))
+    runtime.hub.tell(())
+    parts = runtime.parts
+    return reply(NodeList(nodes=await off_loop(_seen_of, parts, body.labels)))
 
 
 @routes.post("/v1/nodes/{node_id}/drain", Action.OPERATE, body=DrainBody, reply=NodeReply)
@@ -92,6 +105,10 @@ def _overview(parts: HeadParts, caller: Caller) -> Overview:
 
 def _seen(parts: HeadParts, node_id: NodeId) -> NodeView:
     return nodes_seen(parts, [_known(parts, node_id)], live_attempts(parts))[0]
+
+
+def _seen_of(parts: HeadParts, wanted: Container[NodeId]) -> list[NodeView]:
+    return nodes_seen(parts, [node for node in parts.store.nodes() if node.id in wanted], live_attempts(parts))
 
 
 def _known(parts: HeadParts, node_id: NodeId) -> Node:

@@ -15,6 +15,8 @@ from phalanx.core.errors import PhalanxError
 from phalanx.core.ids import Epoch, JobId, NodeId, SupervisorId
 from phalanx.core.state.events import Report, Request
 from phalanx.core.state.plan import Waiting
+from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.job import Job
 from phalanx.ports.blobs import Blobs
 from phalanx.ports.clock import Clock
 from phalanx.ports.logs import Logs
@@ -72,6 +74,14 @@ class Driver(Protocol):
     @property
     def waits(self) -> Mapping[JobId, Waiting]:
         """Why each pending job waits, as of the newest cycle."""
+        ...
+
+    def waiting(self) -> list[Job]:
+        """All jobs that wait, in submit order."""
+        ...
+
+    def holding(self) -> list[tuple[Job, Attempt]]:
+        """All live attempts with their jobs."""
         ...
 
     @property

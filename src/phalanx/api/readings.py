@@ -12,6 +12,7 @@ from phalanx.core.fleet.node import Node
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.reservation import Reservation
 from phalanx.ports.logs import StreamKey
 from phalanx.ports.store import JobFilter
 from phalanx.wire.api import JobView, NodeView, Progress
@@ -76,12 +77,19 @@ def live_attempts(parts: HeadParts) -> list[Attempt]:
 
 
 def nodes_seen(parts: HeadParts, nodes: Iterable[Node], attempts: Iterable[Attempt]) -> list[NodeView]:
-    """Nodes with what is held on them."""
+    """Nodes with what is held on them and what they are set aside for."""
     on: dict[NodeId, list[Attempt]] = {}
     for attempt in attempts:
         for grant in attempt.allocation.grants:
             on.setdefault(grant.node_id, []).append(attempt)
-    return [node_view(node, on.get(node.id, ()), parts.telemetry.devices(node.id)) for node in nodes]
+    reserved: dict[NodeId, list[Reservation]] = {}
+    for reservation in sorted(parts.store.reservations(), key=lambda one: (one.start_s, one.id)):
+        for node_id in reservation.nodes:
+            reserved.setdefault(node_id, []).append(reservation)
+    return [
+        node_view(node, on.get(node.id, ()), parts.telemetry.devices(node.id), reserved.get(node.id, ()))
+        for node in nodes
+    ]
 
 
 def stream_of(job_id: JobId, attempt: Attempt, stream: str) -> StreamKey:

@@ -12,17 +12,20 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
+from phalanx.api.arrays import parents_of
 from phalanx.api.bodies import decoded, read_body, reply
 from phalanx.api.readings import seen
 from phalanx.api.routes import Routes
-from phalanx.api.runtime import Runtime, caller_of, runtime_of
+from phalanx.api.runtime import Runtime, caller_of, off_loop, runtime_of
 from phalanx.api.views import fresh_job_view
 from phalanx.core.access.roles import Caller
 from phalanx.core.errors import BadRequest, NeverFits
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import ProjectId, QueueId
 from phalanx.core.scheduling.shape import shape_of
+from phalanx.core.scheduling.spread import spread_notes
 from phalanx.core.state.events import Submit
+from phalanx.core.work.dependency import ArrayPlace
 from phalanx.core.work.job import Job
 from phalanx.core.work.launchers import notes
 from phalanx.core.work.people import Action
@@ -48,19 +51,32 @@ async def submit_job(request: Request) -> Response:
         raise BadRequest(f"an idempotency key of {len(key)} characters; at most {KEY_MAX}", hint="a UUID does")
     body = await read_body(request, runtime.parts.limits.body_bytes)
     mapping = decoded(body, dict[str, Any])
-    spec = spec_from_mapping(mapping, workdir=_workdir(mapping))
-    job = await runtime.ask(
+    spec = spec_from_mapping(mapping, workdir=_workdir(mapping), now_s=runtime.parts.clock.now_s())
+    parents = await off_loop(parents_of, runtime.parts.store, caller, spec.dependencies) if spec.dependencies else {}
+    answer = await runtime.ask(
         Submit(
             spec=spec, user=caller.user, project=_project(caller, spec), queue=QueueId(spec.queue or DEFAULT), key=key,
-            body_sha256=hashlib.sha256(body).hexdigest() if key else "",
+            body_sha256=hashlib.sha256(body).hexdigest() if key else "", parents=parents,
         )
     )  # fmt: skip
+    jobs = answer if isinstance(answer, list) else [answer]
+    job = jobs[0]
     assert isinstance(job, Job)
-    runtime.count("submits")
-    runtime.hub.tell((job.id,))
+    runtime.count("submits", len(jobs))
+    runtime.hub.tell(one.id for one in jobs if isinstance(one, Job))
     fresh = job.epoch == 0 and not job.state.terminal
     view = fresh_job_view(job, output_root=runtime.parts.output_root) if fresh else seen(runtime.parts, caller, job)
-    return reply(Submitted(job=view, notes=_notes(runtime, spec.role)), 201)
+    notes = [*_notes(runtime, spec.role), *_wishes(runtime, spec)]
+    if job.array is None:
+        return reply(Submitted(job=view, notes=notes), 201)
+    return reply(Submitted(job=view, notes=[_note_of_array(job.array), *notes], array_id=job.array.array_id), 201)
+
+
+def _note_of_array(place: ArrayPlace) -> str:
+    at_once = "" if place.running_max is None else f", at most {place.running_max} at once"
+    return (
+        f"{place.size} elements, {place.array_id}_{place.lowest} to {place.array_id}_{place.highest}{at_once}; of each:"
+    )
 
 
 def _workdir(mapping: dict[str, Any]) -> str:
@@ -91,6 +107,13 @@ def _notes(runtime: Runtime, role: Role) -> list[str]:
     return known
 
 
+def _wishes(runtime: Runtime, spec: JobSpec) -> list[str]:
+    """What is told of wishes: how far the job may grow, and a preferred level that this fleet does not know."""
+    most = spec.role.gpus.nodes_max
+    grows = [] if most is None else [f"elastic: from {spec.role.gpus.nodes} up to {most} nodes, as there is room"]
+    return grows + spread_notes(spec.spread, runtime.fleet)
+
+
 def _devices(role: Role, fleet: list[Node]) -> list[int]:
     if not fleet:
         return []
@@ -98,4 +121,4 @@ def _devices(role: Role, fleet: list[Node]) -> list[int]:
         shape = shape_of(role, fleet)
     except NeverFits:  # the fleet has changed since the controller took the job
         return []
-    return [shape.devices] * shape.nodes
+    return [shape.devices] * shape.nodes + [shape.tail] * bool(shape.tail)

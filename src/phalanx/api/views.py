@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Generation, JobId, NodeId
@@ -11,7 +12,9 @@ from phalanx.core.work.allocation import Allocation, Grant
 from phalanx.core.work.attempt import Attempt, AttemptState, Cause
 from phalanx.core.work.job import Job, JobState, Resume
 from phalanx.core.work.people import Token, User
-from phalanx.core.work.queue import Project, Queue
+from phalanx.core.work.queue import Project
+from phalanx.core.work.reservation import Reservation
+from phalanx.core.work.spread import terms
 from phalanx.wire.api import (
     AttemptView,
     Checkpoint,
@@ -24,7 +27,8 @@ from phalanx.wire.api import (
     NodeView,
     Progress,
     ProjectView,
-    QueueView,
+    ReservationView,
+    ReservedView,
     StateEvent,
     TokenView,
     UserView,
@@ -71,6 +75,9 @@ def job_view(
         workdir=spec.workdir if whole else "", output_dir=f"{output_root}/{job.id}" if whole else "", held=job.held,
         time_limit_s=spec.time_limit_s, checkpoints=[_checkpoint(resume, whole=whole) for resume in job.checkpoints],
         cancelled_by=job.cancelled_by, virtual=virtual, labels=dict(spec.labels) if whole else {},
+        unmet=[str(one) for one in job.unmet] if job.state is JobState.PENDING else [], begin_s=spec.begin_s,
+        terms=terms(spec),
+        **_place_in_array(job),
     )  # fmt: skip
 
 
@@ -79,6 +86,18 @@ def fresh_job_view(job: Job, *, output_root: str) -> JobView:
     return job_view(
         job, attempt=None, waiting=None, progress=None, utilization=None, whole=True, output_root=output_root
     )
+
+
+def _place_in_array(job: Job) -> dict[str, Any]:
+    place = job.array
+    if place is None:
+        return {}
+    return {
+        "array_id": place.array_id,
+        "array_index": place.index,
+        "array_size": place.size,
+        "array_max": place.running_max,
+    }
 
 
 def _why_waiting(job: Job, waiting: Waiting | None) -> tuple[str, str]:
@@ -154,8 +173,19 @@ def end_event(job: Job) -> EndEvent:
     return EndEvent(job_id=job.id, state=job.state, exit_code=job.exit_code)
 
 
-def node_view(node: Node, attempts: Sequence[Attempt], samples: SamplesRequest | None) -> NodeView:
-    """A node, the live attempts on it, and its newest samples."""
+def reservation_view(reservation: Reservation) -> ReservationView:
+    """A reservation."""
+    return ReservationView(
+        id=reservation.id, nodes=list(reservation.nodes), start_s=reservation.start_s, end_s=reservation.end_s,
+        users=sorted(reservation.users), queues=sorted(reservation.queues), maintenance=reservation.maintenance,
+        begun=reservation.begun, why=reservation.why, by=reservation.by,
+    )  # fmt: skip
+
+
+def node_view(
+    node: Node, attempts: Sequence[Attempt], samples: SamplesRequest | None, reserved: Sequence[Reservation] = ()
+) -> NodeView:
+    """A node, the live attempts on it, its newest samples, and what it is set aside for, in order."""
     grants = [(attempt.job_id, grant) for attempt in attempts if (grant := attempt.allocation.on(node.id)) is not None]
     held = {index: (job_id, grant) for job_id, grant in grants for index in grant.devices}
     sampled: Mapping[int, DeviceSample] = {} if samples is None else {d.index: d for d in samples.devices}
@@ -166,6 +196,10 @@ def node_view(node: Node, attempts: Sequence[Attempt], samples: SamplesRequest |
         cordon=None if node.cordon is None else CordonView(
             by=node.cordon.by, why=node.cordon.why, since_s=node.cordon.since_s, drain=node.cordon.drain
         ),
+        reserved=[
+            ReservedView(id=one.id, start_s=one.start_s, end_s=one.end_s, holders=one.holders, begun=one.begun, why=one.why)
+            for one in reserved
+        ],
         devices=[_device_view(node, index, held, sampled) for index in range(len(node.devices))],
         jobs=[job_id for job_id, _ in grants], sampled_s=None if samples is None else samples.at_s,
         load_1m=None if samples is None else samples.load_1m,
@@ -197,14 +231,6 @@ def _ranks_on(grant: Grant, index: int) -> list[int]:
     if grant.tasks == len(grant.devices):
         return [grant.first_rank + grant.devices.index(index)]
     return [grant.first_rank] if grant.tasks == 1 else []
-
-
-def queue_view(queue: Queue, waiting: Iterable[Job], running: Iterable[Job]) -> QueueView:
-    """A queue with the number of its jobs."""
-    return QueueView(
-        id=queue.id, priority=queue.priority, open=queue.open, pending=sum(job.queue == queue.id for job in waiting),
-        running=sum(job.queue == queue.id for job in running),
-    )  # fmt: skip
 
 
 def project_view(project: Project) -> ProjectView:

@@ -12,7 +12,7 @@ _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 _LEVELS: Final = "▁▂▃▄▅▆▇█"
 _STATE_STYLE: Final = {
     "pending": "yellow", "running": "green", "succeeded": "blue", "failed": "red", "cancelled": "dim", "timeout": "red",
-    "up": "green", "down": "red", "drained": "yellow", "cordoned": "yellow", "draining": "yellow",
+    "up": "green", "down": "red", "drained": "yellow", "cordoned": "yellow", "draining": "yellow", "reserved": "yellow",
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import click
 from phalanx.core.errors import BadRequest
 from phalanx.core.fleet.hostlist import expand
 from phalanx.core.units import parse_duration_s, parse_memory_bytes
-from phalanx.core.work.gpus import parse_gpus
+from phalanx.core.work.gpus import parse_gpus, parse_nodes
 
 
 class Checked(click.ParamType[str]):
@@ -81,4 +81,5 @@ DURATION: Final = Checked("TIME", parse_duration_s)
 MEMORY: Final = Checked("MEM", parse_memory_bytes)
 GPUS: Final = Checked("GPUS", parse_gpus)
 HOSTS: Final = Checked("NODES", expand)
+NODES: Final = Checked("N", parse_nodes)
 PAIR: Final = Pair()

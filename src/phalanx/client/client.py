@@ -11,6 +11,7 @@ import http.client
 import json
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, Final, Self, TypeVar
 from urllib.parse import quote, urlencode
@@ -36,24 +37,25 @@ else:
 T = TypeVar("T")
 
 BODY_BYTES_MAX: Final = 1 << 20  # the head takes no larger job; told here before it is sent
+_ARRAY_POLL_S: Final = 0.5  # between looks at an array that is waited for
 _COPY_BYTES: Final = 1 << 18
-_ID: Final = re.compile(r"[A-Za-z0-9._@-]{1,64}")  # of a user, project, queue or token
+_ID: Final = re.compile(r"[A-Za-z0-9._@-]{1,64}")  # of a user, project, queue, token or reservation
 
 
 class Submission:
-    """A job that was taken. `notes` is what the user is told: shape and number of tasks."""
+    """A job that was taken, or an array: `id` names the whole. `notes` is what the user is told: shape and number of tasks."""
 
     __slots__ = ("_payload", "id", "notes")
 
     def __init__(self, payload: bytes) -> None:
         said = json.loads(payload)
         self._payload = payload
-        self.id: str = said["job"]["id"]
+        self.id: str = said.get("array_id") or said["job"]["id"]
         self.notes: list[str] = said["notes"]
 
     @property
     def job(self) -> api.JobView:
-        """The job as it was taken."""
+        """The job as it was taken; of an array its first element."""
         return _record(self._payload, api.Submitted).job
 
 
@@ -141,8 +143,9 @@ class Client:
         name: str | None = None,
         before_seq: int | None = None,
         limit: int = 100,
+        fold: bool = False,
     ) -> api.JobList:
-        """One page of jobs, newest first; `next` of the reply goes into `before_seq`."""
+        """One page of jobs, newest first; `next` of the reply goes into `before_seq`. `fold`: an array's waiting elements are one."""
         asked = [("state", str(word)) for word in state]
         rest = {
             "user": user,
@@ -151,15 +154,16 @@ class Client:
             "name": name,
             "before_seq": before_seq,
             "limit": limit,
+            "fold": 1 if fold else None,
         }
         return self._get("/v1/jobs" + _query(rest, asked), api.JobList)
 
     def job(self, job_id: str) -> api.JobDetail:
-        """One job with its attempts."""
+        """One job with its attempts; of an array all elements as one job, with how many are in each state."""
         return self._get(f"/v1/jobs/{_name(job_id)}", api.JobDetail)
 
-    def update(self, job_id: str, **changes: str | int | None) -> api.JobView:
-        """Change name, priority, time ("2h") or queue."""
+    def update(self, job_id: str, **changes: str | float | None) -> api.JobView:
+        """Change name, priority, time ("2h"), queue or begin ("2h" from now, or Unix seconds)."""
         given = {name: value for name, value in changes.items() if value is not None}
         payload = self.transport.json("PATCH", f"/v1/jobs/{_name(job_id)}", _encode(given))
         return _record(payload, api.JobReply).job
@@ -205,6 +209,14 @@ class Client:
             WaitTimedOut: it was not within `timeout_s`; the job goes on.
         """
         began = self.transport.now()
+        job = self.job(job_id).job
+        if job.states:  # an array has no story of its own to follow
+            while not job.state.terminal:
+                if timeout_s is not None and self.transport.now() - began > timeout_s:
+                    raise WaitTimedOut(f"job {job_id} is not over after {timeout_s:g} s", hint=f"phalanx show {job_id}")
+                time.sleep(_ARRAY_POLL_S)
+                job = self.job(job_id).job
+            return job
         for _ in self.follow_events(job_id):
             if timeout_s is not None and self.transport.now() - began > timeout_s:
                 raise WaitTimedOut(f"job {job_id} is not over after {timeout_s:g} s", hint=f"phalanx attach {job_id}")
@@ -318,9 +330,43 @@ class Client:
         """Let a node take work again."""
         return _record(self._post(f"/v1/nodes/{_name(node_id)}/undrain", None, again=True), api.NodeReply).node
 
+    def label_nodes(self, labels: Mapping[str, Mapping[str, str]]) -> list[api.NodeView]:
+        """Label nodes; an empty text takes a label away. All of them or none; what they are now."""
+        return _record(self.transport.json("PATCH", "/v1/nodes", _encode({"labels": labels})), api.NodeList).nodes
+
     def forget_node(self, node_id: str) -> None:
         """Remove a node that is down and holds nothing."""
         self.transport.json("DELETE", f"/v1/nodes/{_name(node_id)}")
+
+    # ---- reservations ----------------------------------------------------------------------------------------------------
+
+    def reservations(self) -> list[api.ReservationView]:
+        """All that have not ended, first to begin first."""
+        return self._get("/v1/reservations", api.ReservationList).reservations
+
+    def reserve(
+        self,
+        reservation_id: str,
+        nodes: Sequence[str],
+        time: str,
+        *,
+        start_s: float | None = None,
+        users: Sequence[str] = (),
+        queues: Sequence[str] = (),
+        maintenance: bool = False,
+        why: str = "",
+    ) -> api.ReservationView:
+        """Set nodes aside for `time` ("4h") from `start_s` (Unix seconds; None for now), for users and queues or for maintenance."""
+        body = {
+            "nodes": list(nodes), "time": time, "start_s": start_s, "users": list(users), "queues": list(queues),
+            "maintenance": maintenance, "why": why,
+        }  # fmt: skip
+        path = f"/v1/reservations/{_id('reservation', reservation_id)}"
+        return _record(self._put(path, body), api.ReservationReply).reservation
+
+    def unreserve(self, reservation_id: str) -> None:
+        """Give the nodes of a reservation back."""
+        self.transport.json("DELETE", f"/v1/reservations/{_id('reservation', reservation_id)}")
 
     # ---- users, projects, queues, tokens -----------------------------------------------------------------------------------
 
@@ -348,6 +394,19 @@ class Client:
     def queues(self) -> list[api.QueueView]:
         """All queues."""
         return self._get("/v1/queues", api.QueueList).queues
+
+    def queue(self, queue_id: str) -> api.QueueView:
+        """One queue."""
+        return self._get(f"/v1/queues/{_id('queue', queue_id)}", api.QueueReply).queue
+
+    def put_queues(
+        self, queues: Sequence[api.QueueFacts], *, prune: bool = False, dry_run: bool = False
+    ) -> api.QueuesApplied:
+        """Put queues at once, all or nothing; `prune` removes the others. Says what changed, or with `dry_run` what would."""
+        import msgspec
+
+        body = {"queues": [msgspec.to_builtins(queue) for queue in queues], "prune": prune, "dry_run": dry_run}
+        return _record(self._put("/v1/queues", body), api.QueuesApplied)
 
     def put_queue(self, queue_id: str, *, priority: int | None = None, open: bool | None = None) -> api.QueueView:  # noqa: A002
         """Add a queue or change one."""

@@ -13,29 +13,32 @@ from typing import Final
 
 from phalanx.controller import reports, requests
 from phalanx.controller.leases import MARGIN_S, LeaseBook
-from phalanx.controller.outbox import Answer, Now, Outbox
-from phalanx.controller.turn import Settings, Turn
+from phalanx.controller.outbox import IDLE_WAKE_S, Answer, Now, Outbox
+from phalanx.controller.timers import Deadline, Due, Timers
+from phalanx.controller.turn import Losses, Settings, Turn
+from phalanx.controller.windows import Windows
 from phalanx.core.errors import PhalanxError
-from phalanx.core.fleet.node import NodeState
+from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import Epoch, Generation, JobId
 from phalanx.core.lifecycle.happenings import Remind, StartOverdue, StopWanted
 from phalanx.core.lifecycle.job import place
 from phalanx.core.lifecycle.verify import rejection
-from phalanx.core.scheduling.schedule import Policy, schedule
-from phalanx.core.state.events import Event, Hello, PlanStop, Request, Submit
+from phalanx.core.scheduling.policy import Policy
+from phalanx.core.scheduling.scheduler import Scheduler
+from phalanx.core.scheduling.waits import Waits
+from phalanx.core.state.events import Event, Hello, PlanStop, Request
 from phalanx.core.state.plan import Waiting
-from phalanx.core.state.snapshot import Snapshot
 from phalanx.core.state.world import Change, World
 from phalanx.core.units import format_duration
-from phalanx.core.work.attempt import Attempt, AttemptState, Cause, MemberState
+from phalanx.core.work.attempt import FIRST_GENERATION, Attempt, AttemptState, Cause, MemberState
 from phalanx.core.work.job import Job
 
 ENDED_JOBS_KEPT: Final = 1000  # in memory, for quick answers; the store keeps all
 KEYS_KEPT: Final = 100_000  # idempotency keys in memory
 START_LIMIT_S: Final = 60.0  # from Prepare to the barrier; a node that needs longer is not well
 SETUP_LIMIT_S: Final = 3600.0  # the same when the job has a setup script
+SCHEDULER: Final = "scheduler"  # who stops a job to make room, in its story
 REMIND_EVERY_S: Final = 5.0
-IDLE_WAKE_S: Final = 1.0
 HEAD_AWAY_S: Final = 2.0 * IDLE_WAKE_S  # a gap between two steps that only a head that did not run can have
 
 
@@ -44,7 +47,7 @@ class Controller:
     """The loop's inside.
 
     Attributes:
-        waits: why each pending job waits, from the newest cycle; read by the API, never stored.
+        waits: why each pending job waits, worked out when asked; read by the API, never stored.
         stats: counters of the loop since the start, for metrics.
     """
 
@@ -52,17 +55,26 @@ class Controller:
     leases: LeaseBook
     settings: Settings
     policy: Policy = field(default_factory=Policy)
-    waits: dict[JobId, Waiting] = field(default_factory=dict)
+    waits: Mapping[JobId, Waiting] = field(init=False)
+    scheduler: Scheduler = field(init=False)
     stats: dict[str, float] = field(default_factory=dict)
     _placed_boot_s: dict[JobId, float] = field(default_factory=dict)
     _generations: dict[JobId, tuple[Epoch, Generation, float]] = field(
         default_factory=dict
     )  # asked for on CLOCK_BOOTTIME
-    _reminded_s: dict[JobId, float] = field(default_factory=dict)
-    _unjudged: dict[JobId, None] = field(default_factory=dict)
+    _timers: Timers = field(default_factory=Timers)
+    _windows: Windows = field(default_factory=Windows)
+    _limits_s: dict[JobId, float] = field(default_factory=dict)  # when each live attempt's time limit is armed for
+    _said: dict[JobId, tuple[AttemptState, float]] = field(default_factory=dict)  # since when each gang is asked for what
     _stepped_boot_s: float = 0.0
-    _judge_all: bool = True
     _ended: deque[JobId] = field(default_factory=deque)
+    _losses: Losses = field(init=False)
+    _steady_offset_s: float | None = None
+
+    def __post_init__(self) -> None:
+        self._losses = Losses(self.world)
+        self.scheduler = Scheduler(self.policy)
+        self.waits = Waits(self.scheduler, self.world.jobs)
 
     def begin(self, now: Now, *, leases_until_s: float = 0.0) -> None:
         """Take over a loaded world: time limits go on where they were, and every lease is presumed live for one full lease.
@@ -82,6 +94,7 @@ class Controller:
             self._placed_boot_s[attempt.job_id] = now.boot_s - max(0.0, now.wall_s - attempt.placed_s)
             self._generations[attempt.job_id] = (attempt.epoch, attempt.generation, now.boot_s)
             self._publish_epochs(attempt)
+            self._arm(attempt, now.boot_s, fresh=True)
         self._ended.extend(
             job.id for job in sorted(self.world.jobs.values(), key=lambda job: job.seq) if job.state.terminal
         )
@@ -92,44 +105,59 @@ class Controller:
             self.leases.presume_live(now.boot_s)
         self._stepped_boot_s = now.boot_s
         ages_s = _Ages(self._placed_boot_s, now.boot_s)
-        turn = Turn(world=self.world, settings=self.settings, now=now, change=Change(world=self.world), ages_s=ages_s)
+        turn = Turn(
+            world=self.world, settings=self.settings, now=now, change=Change(world=self.world), ages_s=ages_s, losses=self._losses
+        )  # fmt: skip
         try:
             answers = [self._hear(turn, event) for event in inbox]
             self._let_leases_end(turn)
-            self._timers(turn)
+            self._windows.open(turn)
+            self._let_deadlines_pass(turn)
+            self._settle_dependents(turn)
             wake_in_s = self._cycle(turn)
         except BaseException:
             turn.change.undo()
-            self._judge_all = True
+            self._timers.undo()
+            self._losses.forget()
+            self.scheduler.stale = True
             raise
         self._count("steps", 1)
         self._count("events", len(inbox))
         return Outbox(
             change=turn.change, answers=answers, commands=turn.commands, lost=list(turn.lost),
-            wake_in_s=self._wake_in_s(now, wake_in_s),
+            due_in_s=self._due_in_s(now, wake_in_s),
         )  # fmt: skip
 
     def committed(self, outbox: Outbox, now: Now) -> None:
         """The outbox's change is durable: publish what depends on it."""
-        self.leases.drop(outbox.lost)
+        if outbox.lost:
+            self.leases.drop(outbox.lost)
+        for deadline in self._timers.settle():
+            if deadline.due is Due.REMIND and self._stands(deadline):
+                self._arm_reminder(self.world.attempts[deadline.job_id], now.boot_s)
+        newest: dict[tuple[JobId, Epoch], Attempt] = {}
         for record in outbox.change.records:
             if isinstance(record, Attempt):
-                self._publish_epochs(record)
-                if record.live:
-                    self._placed_boot_s.setdefault(record.job_id, now.boot_s)
-                    if self._generations.get(record.job_id, (0, 0, 0.0))[:2] != (record.epoch, record.generation):
-                        self._generations[record.job_id] = (record.epoch, record.generation, now.boot_s)
-                        self._reminded_s.pop(record.job_id, None)
-                else:
-                    self._placed_boot_s.pop(record.job_id, None)
-                    self._generations.pop(record.job_id, None)
-                    self._reminded_s.pop(record.job_id, None)
-        self._forget_old(outbox)
+                newest[record.job_id, record.epoch] = record
+            elif isinstance(record, Node):
+                self._losses.forget()
+            elif isinstance(record, Job):
+                if record.state.terminal:
+                    self._ended.append(record.id)
+                elif record.spec.time_limit_s is not None and record.id in self._limits_s:  # it may have been shortened
+                    self._arm_limit(record.id, record.spec.time_limit_s, record.epoch, FIRST_GENERATION)
+        for attempt in newest.values():
+            self._follow(attempt, now.boot_s)
+        if outbox.change.removed:
+            self._losses.forget()
+        self._forget_old()
 
     def refused(self, outbox: Outbox) -> None:
         """The store did not take the change: the world is as before, and everything is judged again."""
         outbox.change.undo()
-        self._judge_all = True
+        self._timers.undo()
+        self._losses.forget()
+        self.scheduler.stale = True
         self._count("refused_commits", 1)
 
     # ---- hearing ------------------------------------------------------------------------------------------------------
@@ -148,12 +176,6 @@ class Controller:
             return error
         if isinstance(event, PlanStop):
             self.leases.lengthen(event.lease_s)
-        if isinstance(event, Submit):
-            self._unjudged.update(dict.fromkeys(turn.submitted))
-            turn.submitted.clear()
-        elif turn.freed:
-            self._judge_all = True
-        turn.freed = False
         return answer
 
     def _republish(self, turn: Turn, event: Hello) -> None:
@@ -172,113 +194,131 @@ class Controller:
             why = f"no word for {format_duration(self.leases.terms[0])}: its lease is over"
             reports.lose_node(turn, node_id, why)
             turn.lost[node_id] = None
-            self._judge_all = True
 
-    def _timers(self, turn: Turn) -> None:
-        for attempt in tuple(self.world.attempts.values()):
-            age_s = turn.now.boot_s - self._placed_boot_s.get(attempt.job_id, turn.now.boot_s)
-            limit_s = self.world.jobs[attempt.job_id].spec.time_limit_s
-            if limit_s is not None and age_s >= limit_s and attempt.ending is not Cause.TIMEOUT:
-                why = f"time limit of {format_duration(limit_s)} reached"
-                turn.happen(attempt.job_id, StopWanted(cause=Cause.TIMEOUT, why=why))
-            elif attempt.state is AttemptState.PLACED:
-                self._start_limit(turn, attempt)
-            now = self.world.attempts.get(attempt.job_id)
-            if now is not None and now.state is not AttemptState.RUNNING:
-                self._remind(turn, now)
-        if turn.freed:
-            self._judge_all = True
-            turn.freed = False
+    def _let_deadlines_pass(self, turn: Turn) -> None:
+        for deadline in self._timers.take(turn.now.boot_s):
+            attempt = self.world.attempts.get(deadline.job_id)
+            if attempt is None or not self._stands(deadline):
+                continue
+            match deadline.due:
+                case Due.LIMIT:
+                    limit_s = self.world.jobs[attempt.job_id].spec.time_limit_s
+                    assert limit_s is not None, deadline
+                    why = f"time limit of {format_duration(limit_s)} reached"
+                    turn.happen(attempt.job_id, StopWanted(cause=Cause.TIMEOUT, why=why))
+                case Due.START:
+                    silent = tuple(member.node_id for member in attempt.members if member.state is MemberState.ASKED)
+                    waited_s = turn.now.boot_s - self._generations[attempt.job_id][2]
+                    turn.happen(attempt.job_id, StartOverdue(silent=silent, waited_s=waited_s))
+                case Due.REMIND:
+                    self._remind(turn, attempt)
 
-    def _start_limit(self, turn: Turn, attempt: Attempt) -> None:
-        limit_s = SETUP_LIMIT_S if self.world.jobs[attempt.job_id].spec.setup else START_LIMIT_S
-        known = self._generations.get(attempt.job_id)
-        if known is None or known[:2] != (attempt.epoch, attempt.generation):
-            return  # asked for in this very step
-        waited_s = turn.now.boot_s - known[2]
-        if waited_s >= limit_s:
-            silent = tuple(member.node_id for member in attempt.members if member.state is MemberState.ASKED)
-            turn.happen(attempt.job_id, StartOverdue(silent=silent, waited_s=waited_s))
+    def _settle_dependents(self, turn: Turn) -> None:
+        """Before the cycle, so that what is let go may start in this very step."""
+        turn.settle_dependents()
 
     def _remind(self, turn: Turn, attempt: Attempt) -> None:
         """Say again what has not been answered: a command may be lost, and nobody else would repeat it."""
-        last_s = self._reminded_s.setdefault(attempt.job_id, turn.now.boot_s)
-        if turn.now.boot_s - last_s < REMIND_EVERY_S:
-            return
-        self._reminded_s[attempt.job_id] = turn.now.boot_s
         for member in attempt.members:
             if member.state not in (MemberState.STOPPED, MemberState.LOST):
                 turn.happen(attempt.job_id, Remind(node_id=member.node_id))
 
-    def _wake_in_s(self, now: Now, cycle_wake_s: float) -> float:
-        wake = min(IDLE_WAKE_S, cycle_wake_s)
-        lease_end_s = self.leases.next_end_s()
-        if lease_end_s is not None:
-            wake = min(wake, max(0.0, lease_end_s - now.boot_s))
-        for job_id, placed_s in self._placed_boot_s.items():
-            job = self.world.jobs.get(job_id)
-            if job is not None and job.spec.time_limit_s is not None:
-                wake = min(wake, max(0.05, placed_s + job.spec.time_limit_s - now.boot_s))
-        return wake
+    def _stands(self, deadline: Deadline) -> bool:
+        """Whether the deadline still says something about the newest state. One that does not is dropped."""
+        attempt = self.world.attempts.get(deadline.job_id)
+        current = attempt is not None and (attempt.epoch, attempt.generation) == (deadline.epoch, deadline.generation)
+        match deadline.due:
+            case Due.LIMIT:
+                return attempt is not None and self._limits_s.get(deadline.job_id) == deadline.at_s
+            case Due.START:
+                return current and attempt is not None and attempt.state is AttemptState.PLACED
+            case Due.REMIND:
+                said = self._said.get(deadline.job_id)
+                return current and said is not None and said[1] + REMIND_EVERY_S == deadline.at_s
+
+    def _follow(self, attempt: Attempt, boot_s: float) -> None:
+        """An attempt's newest record is durable: publish its epoch and arm what may fall due."""
+        job_id = attempt.job_id
+        if not attempt.live:
+            self._publish_epochs(attempt)
+            for table in (self._placed_boot_s, self._generations, self._limits_s, self._said):
+                table.pop(job_id, None)
+            return
+        known = self._generations.get(job_id)
+        fresh = known is None or known[:2] != (attempt.epoch, attempt.generation)
+        if fresh:
+            self._placed_boot_s.setdefault(job_id, boot_s)
+            self._generations[job_id] = (attempt.epoch, attempt.generation, boot_s)
+        if fresh or attempt.state is AttemptState.STOPPING:  # a member is lost only while the gang stops
+            self._publish_epochs(attempt)
+        self._arm(attempt, boot_s, fresh=fresh)
+
+    def _arm(self, attempt: Attempt, boot_s: float, *, fresh: bool) -> None:
+        job_id, epoch, generation = attempt.job_id, attempt.epoch, attempt.generation
+        spec = self.world.jobs[job_id].spec
+        if fresh:
+            start_s = SETUP_LIMIT_S if spec.setup else START_LIMIT_S
+            self._timers.arm(boot_s + start_s, Due.START, job_id, epoch, generation)
+        if attempt.state is AttemptState.RUNNING:
+            self._said.pop(job_id, None)
+        elif fresh or job_id not in self._said or self._said[job_id][0] is not attempt.state:
+            self._arm_reminder(attempt, boot_s)
+        if spec.time_limit_s is not None:
+            self._arm_limit(job_id, spec.time_limit_s, epoch, generation)
+
+    def _arm_reminder(self, attempt: Attempt, boot_s: float) -> None:
+        """The gang is asked for something now; the time for an answer starts anew."""
+        self._said[attempt.job_id] = (attempt.state, boot_s)
+        self._timers.arm(boot_s + REMIND_EVERY_S, Due.REMIND, attempt.job_id, attempt.epoch, attempt.generation)
+
+    def _arm_limit(self, job_id: JobId, limit_s: float, epoch: Epoch, generation: Generation) -> None:
+        at_s = self._placed_boot_s[job_id] + limit_s
+        if self._limits_s.get(job_id) != at_s:
+            self._limits_s[job_id] = at_s
+            self._timers.arm(at_s, Due.LIMIT, job_id, epoch, generation)
+
+    def _due_in_s(self, now: Now, cycle_due_s: float) -> float:
+        at_s = min(self._timers.next_s(self._stands), self.leases.look_again_s())
+        opens_s = self._windows.due_in_s(self.world.reservations, now.wall_s)
+        return max(0.0, min(cycle_due_s, at_s - now.boot_s, opens_s))
 
     # ---- scheduling ---------------------------------------------------------------------------------------------------
 
     def _cycle(self, turn: Turn) -> float:
-        """Schedule what can have changed. Room only shrinks between full cycles, so that new jobs alone need judging until some is freed."""
-        world = self.world
-        if self._judge_all:
-            snapshot = world.snapshot(turn.now.wall_s)
-            self.waits.clear()
-        elif self._unjudged:
-            pending = tuple(world.pending[job_id] for job_id in self._unjudged if job_id in world.pending)
-            whole = world.snapshot(turn.now.wall_s)
-            snapshot = Snapshot(
-                version=whole.version,
-                now_s=whole.now_s,
-                nodes=whole.nodes,
-                usage=whole.usage,
-                pending=pending,
-                queues=whole.queues,
-            )
-        else:
-            return IDLE_WAKE_S
-        self._judge_all = False
-        self._unjudged.clear()
-        if not snapshot.pending:
-            return IDLE_WAKE_S
-        plan = schedule(snapshot, self.policy)
-        self.waits.update(plan.waits)
+        """Schedule what can have changed, and say in how many seconds to do so again if nothing happens."""
+        scheduler, wall_s = self.scheduler, turn.now.wall_s
+        now_s = turn.now.boot_s + self._steady_s(turn.now)
+        records = turn.change.records
+        scheduler.stale = scheduler.stale or bool(turn.change.removed or turn.change.removed_queues)
+        scheduler.tell(self.world, records, now_s, wall_s)
+        told = len(records)
+        plan = scheduler.plan(self.world, now_s, wall_s)
+        for stop in plan.stops:
+            turn.happen(stop.job_id, StopWanted(cause=stop.cause, why=stop.why, by=SCHEDULER))
         for placement in plan.placements:
-            why_not = rejection(world, placement)
+            why_not = rejection(self.world, placement)
             if why_not:
                 self._count("rejected_placements", 1)
-                self._judge_all = True
-                continue
-            turn.apply(place(world.jobs[placement.job_id], placement.allocation, turn.facts))
-        self._count("cycles", 1)
-        self._count("placements", len(plan.placements))
-        turn.freed = False
-        return self._cycle_wake(snapshot, len(plan.placements))
+                scheduler.rejected(placement.job_id, now_s)
+            else:
+                turn.apply(place(self.world.jobs[placement.job_id], placement.allocation, turn.facts))
+        if len(records) > told:
+            scheduler.tell(self.world, records[told:], now_s, wall_s)
+        if plan.decided:
+            self._count("cycles", 1)
+            self._count("placements", len(plan.placements))
+            self._count("stops", len(plan.stops))
+        return max(0.0, plan.wake_s - now_s)
 
-    def _cycle_wake(self, snapshot: Snapshot, placed: int) -> float:
-        if placed >= self.policy.placements_max:
-            self._judge_all = True
-            return 0.0
-        soonest = min(
-            (job.not_before_s - snapshot.now_s for job in snapshot.pending if job.not_before_s > snapshot.now_s),
-            default=None,
-        )
-        if soonest is None:
-            return IDLE_WAKE_S
-        self._judge_all = True  # at the next step, whenever it is: backing-off jobs are few
-        return max(0.05, soonest)
+    def _steady_s(self, now: Now) -> float:
+        """What turns CLOCK_BOOTTIME into Unix time as it was when this head began: a clock that nobody sets, for waits and runs."""
+        if self._steady_offset_s is None:
+            self._steady_offset_s = now.wall_s - now.boot_s
+        return self._steady_offset_s
 
     # ---- bounds -------------------------------------------------------------------------------------------------------
 
-    def _forget_old(self, outbox: Outbox) -> None:
-        for record in outbox.change.records:
-            if isinstance(record, Job) and record.state.terminal:
-                self._ended.append(record.id)
+    def _forget_old(self) -> None:
         while len(self._ended) > ENDED_JOBS_KEPT:
             self.world.jobs.pop(self._ended.popleft(), None)
         while len(self.world.idempotency) > KEYS_KEPT:

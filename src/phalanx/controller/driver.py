@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final
@@ -22,6 +22,8 @@ from phalanx.core.errors import PhalanxError, TryLater
 from phalanx.core.ids import JobId
 from phalanx.core.state.events import Event, Report, Request
 from phalanx.core.state.plan import Waiting
+from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.job import Job
 from phalanx.ports.clock import Clock
 from phalanx.ports.engine import Engine
 from phalanx.ports.store import Batch, Store, StoreRefused
@@ -74,9 +76,21 @@ class Driver:
         return self.controller.leases
 
     @property
-    def waits(self) -> dict[JobId, Waiting]:
+    def waits(self) -> Mapping[JobId, Waiting]:
         """Why each pending job waits, as of the newest cycle."""
         return self.controller.waits
+
+    def waiting(self) -> list[Job]:
+        """All jobs that wait, in submit order. For figures alone: may be ahead of the store by the commit under way."""
+        return list(
+            self.controller.world.pending.values()
+        )  # one step of the interpreter, so that no other thread comes between
+
+    def holding(self) -> list[tuple[Job, Attempt]]:
+        """All live attempts with their jobs. For figures alone, as `waiting`."""
+        world = self.controller.world
+        attempts = list(world.attempts.values())
+        return [(job, attempt) for attempt in attempts if (job := world.jobs.get(attempt.job_id)) is not None]
 
     @property
     def stats(self) -> dict[str, float]:
@@ -221,6 +235,7 @@ def _batch(outbox: Outbox) -> Batch:
     return Batch(
         records=change.records,
         removed_nodes=[node.id for node in change.removed],
+        removed_queues=change.removed_queues,
         story=change.story,
         epochs=change.epochs,
     )

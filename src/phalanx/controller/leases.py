@@ -6,6 +6,7 @@ or refused. The head counts from when it answered, plus a margin; the supervisor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -45,16 +46,25 @@ class _Lease:
     over: bool = False
     current: dict[JobId, Epoch] = field(default_factory=dict)
     renewed_long: bool = False
+    presumed: int = 0  # how often every lease was presumed live, when its end was last brought up to that
 
 
 @dataclass(slots=True)
 class LeaseBook:
-    """One lease per node. Times are seconds of CLOCK_BOOTTIME, passed in."""
+    """One lease per node. Times are seconds of CLOCK_BOOTTIME, passed in.
+
+    A step must not look at every lease: `_earliest_s` is never after the first end, and only once it has passed are all looked at. What
+    concerns every lease at once (`presume_live`) is noted once, and each lease brought up to it when it is touched.
+    """
 
     lease_s: float = LEASE_DEFAULT_S
     guard: AbstractContextManager[object] = field(default_factory=nullcontext)
     _leases: dict[NodeId, _Lease] = field(default_factory=dict)
     _long_s: float | None = None
+    _earliest_s: float = math.inf
+    _over: set[NodeId] = field(default_factory=set)
+    _floor_s: float = 0.0
+    _presumed: int = 0
 
     @property
     def terms(self) -> tuple[float, float]:
@@ -76,9 +86,11 @@ class LeaseBook:
             ends_s = max(now_s + self.terms[0] + MARGIN_S, until_s)
             held = self._leases.get(node_id)
             if held is not None and held.supervisor_id == supervisor_id and not held.over:
-                held.ends_s = max(held.ends_s, ends_s)
+                held.ends_s = max(self._touched(held).ends_s, ends_s)
             else:
-                self._leases[node_id] = _Lease(supervisor_id=supervisor_id, ends_s=ends_s)
+                self._leases[node_id] = _Lease(supervisor_id=supervisor_id, ends_s=ends_s, presumed=self._presumed)
+                self._over.discard(node_id)
+                self._earliest_s = min(self._earliest_s, ends_s)
 
     def renew(
         self,
@@ -108,8 +120,9 @@ class LeaseBook:
             if lease is None or lease.over or lease.supervisor_id != supervisor_id:
                 raise SayHello(f"supervisor {supervisor_id} holds no lease for {node_id}", hint="say hello again")
             lease_s, renew_in_s = self.terms
-            granted_s = lease.ends_s - now_s - MARGIN_S
+            granted_s = self._touched(lease).ends_s - now_s - MARGIN_S
             lease.ends_s = now_s + max(lease_s, granted_s if held_s is None else min(held_s, granted_s)) + MARGIN_S
+            self._earliest_s = min(self._earliest_s, lease.ends_s)  # a long lease may have been given back
             lease.renewed_long = self._long_s is not None
             superseded = [(job, epoch) for job, epoch in epochs if lease.current.get(job) != epoch]
         return Renewal(lease_s=lease_s, renew_in_s=renew_in_s, superseded=superseded)
@@ -128,26 +141,39 @@ class LeaseBook:
     def close_ended(self, now_s: float) -> list[NodeId]:
         """Nodes whose lease is over; from now on their renewals are refused. Named again until `drop` confirms."""
         with self.guard:
-            for lease in self._leases.values():
-                lease.over = lease.over or lease.ends_s <= now_s
-            return sorted(node_id for node_id, lease in self._leases.items() if lease.over)
+            if now_s >= self._earliest_s:
+                self._earliest_s = math.inf
+                for node_id, lease in self._leases.items():
+                    if lease.over or self._touched(lease).ends_s <= now_s:
+                        lease.over = True
+                        self._over.add(node_id)
+                    else:
+                        self._earliest_s = min(self._earliest_s, lease.ends_s)
+            return sorted(self._over)
 
     def presume_live(self, now_s: float) -> None:
         """The head itself was away (stopped, suspended): nobody could renew, so every lease lasts one full lease from now."""
         with self.guard:
-            for lease in self._leases.values():
-                lease.ends_s = max(lease.ends_s, now_s + self.terms[0] + MARGIN_S)
+            self._floor_s = max(self._floor_s, now_s + self.terms[0] + MARGIN_S)
+            self._presumed += 1
+            self._earliest_s = max(self._earliest_s, self._floor_s)
 
     def drop(self, node_ids: Iterable[NodeId]) -> None:
         """Forget leases: the loss of these nodes is committed."""
         with self.guard:
             for node_id in node_ids:
                 self._leases.pop(node_id, None)
+                self._over.discard(node_id)
 
     def next_end_s(self) -> float | None:
         """When the first lease would end; None without leases."""
         with self.guard:
-            return min((lease.ends_s for lease in self._leases.values()), default=None)
+            return min((self._touched(lease).ends_s for lease in self._leases.values()), default=None)
+
+    def look_again_s(self) -> float:
+        """When `close_ended` may have something new to say; never after the first end. Infinite without leases; costs nothing."""
+        with self.guard:
+            return 0.0 if self._over else self._earliest_s
 
     def lengthen(self, lease_s: float) -> None:
         """A planned stop: every renewal from now on is granted `lease_s`."""
@@ -158,3 +184,10 @@ class LeaseBook:
         """Whether every supervisor holds a long lease."""
         with self.guard:
             return all(lease.renewed_long or lease.over for lease in self._leases.values())
+
+    def _touched(self, lease: _Lease) -> _Lease:
+        """The lease with its end brought up to the last time that all were presumed live."""
+        if lease.presumed != self._presumed:
+            lease.presumed = self._presumed
+            lease.ends_s = max(lease.ends_s, self._floor_s)
+        return lease

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node import Node
@@ -13,8 +14,10 @@ from phalanx.core.state.world import Change
 from phalanx.core.work.job import Job
 from phalanx.core.work.people import Token, User
 from phalanx.core.work.queue import Project, Queue
+from phalanx.core.work.reservation import Reservation
 
-Answer = Job | Node | Queue | Project | User | Token | list[Job] | None
+IDLE_WAKE_S: Final = 1.0
+Answer = Job | Node | Queue | Project | User | Token | Reservation | list[Job] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +36,16 @@ class Outbox:
         answers: one for each event of the inbox, in order; an error for a refused one.
         commands: for supervisors, in order.
         lost: nodes whose leases end with this commit.
-        wake_in_s: step again after at most this long, even with an empty inbox.
+        due_in_s: how long until something falls due by itself; infinite when only an event can change anything.
     """
 
     change: Change
     answers: Sequence[Answer | PhalanxError]
     commands: Sequence[Command]
     lost: Sequence[NodeId]
-    wake_in_s: float
+    due_in_s: float
+
+    @property
+    def wake_in_s(self) -> float:
+        """Step again after at most this long, even with an empty inbox: a head that does not step has been away."""
+        return min(IDLE_WAKE_S, self.due_in_s)

@@ -34,7 +34,6 @@ def lose_node(turn: Turn, node_id: NodeId, why: str) -> None:
     turn.tell("node_down", f"{node_id} is down: {why}", node_id=node_id)
     for attempt in turn.world.attempts_on(node_id):
         turn.happen(attempt.job_id, MemberLost(node_id=node_id, why=why))
-    turn.freed = True
 
 
 def _hello(turn: Turn, hello: Hello) -> None:
@@ -50,7 +49,6 @@ def _hello(turn: Turn, hello: Hello) -> None:
     if known is None or known.state is not NodeState.UP:
         gpus = f"{len(fresh.devices)} {'virtual devices' if fresh.virtual else 'GPUs'}"
         turn.tell("node_up", f"{node_id} is up with {gpus}", node_id=node_id)
-        turn.freed = True
     carried = {(job_id, epoch) for job_id, epoch, _ in hello.carries}
     for attempt in turn.world.attempts_on(node_id):
         member = next(m for m in attempt.members if m.node_id == node_id)

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import assert_never
 
+from phalanx.controller import labels, queues, reservations, submits
 from phalanx.controller.outbox import Answer
 from phalanx.controller.turn import Turn
-from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted
+from phalanx.core.errors import Conflict, NotFound
 from phalanx.core.fleet.node import Cordon, Node, NodeState
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.lifecycle import job as jobs
+from phalanx.core.lifecycle.facts import Case, Outcome
 from phalanx.core.lifecycle.happenings import StopWanted
-from phalanx.core.scheduling.shape import shape_of
 from phalanx.core.state.events import (
     Cancel,
     CancelAll,
     CordonNode,
+    EndReservation,
     ForgetNode,
     Hold,
+    LabelNodes,
     PlanStop,
     PutProject,
     PutQueue,
+    PutQueues,
+    PutReservation,
     PutToken,
     PutUser,
     Request,
@@ -31,13 +38,9 @@ from phalanx.core.state.events import (
     UncordonNode,
     Update,
 )  # fmt: skip
-from phalanx.core.state.story import StoryLine
-from phalanx.core.state.world import Idempotency
 from phalanx.core.work.attempt import Cause
-from phalanx.core.work.job import Job, Reason
-from phalanx.core.work.launchers import ONE_WORLD_PER_CALL, launcher_of
-from phalanx.core.work.people import Token, User, UserRole
-from phalanx.core.work.spec import Role
+from phalanx.core.work.job import JobState
+from phalanx.core.work.people import Token
 
 
 def hear(turn: Turn, request: Request) -> Answer:
@@ -48,25 +51,26 @@ def hear(turn: Turn, request: Request) -> Answer:
     """
     match request:
         case Submit():
-            return _submit(turn, request)
+            return submits.submit(turn, request)
         case Cancel():
             return _cancel(turn, request.job_id, request.by, request.why)
         case CancelAll():
             live = [job.id for job in turn.world.jobs.values() if not job.state.terminal]
-            return [_cancel(turn, job_id, request.by, "cancelled with the head") for job_id in live]
+            for job_id in live:
+                turn.apply(jobs.cancel(turn.case(job_id), request.by, "cancelled with the head", turn.facts))
+            return [turn.world.jobs[job_id] for job_id in live]
         case Hold():
-            _known(turn, request.job_id)
-            turn.apply(jobs.hold(turn.case(request.job_id), request.held, request.by, turn.facts))
-            turn.freed = True
-            return turn.world.jobs[request.job_id]
+            return _hold(turn, request)
         case Requeue():
-            _known(turn, request.job_id)
-            turn.apply(jobs.requeue(turn.case(request.job_id), request.by, turn.facts))
-            return turn.world.jobs[request.job_id]
+            act = partial(jobs.requeue, by=request.by, facts=turn.facts)
+            return _each(turn, request.job_id, act, lambda case: case.attempt is not None, "runs")
         case Update():
             return _update(turn, request)
         case CordonNode() | UncordonNode() | ForgetNode():
             return _operate(turn, request)
+        case LabelNodes():
+            labels.label(turn, request)
+            return None
         case PutUser(user=user):
             turn.change.put(user)
             return user
@@ -74,9 +78,15 @@ def hear(turn: Turn, request: Request) -> Answer:
             turn.change.put(project)
             return project
         case PutQueue(queue=queue):
-            turn.change.put(queue)
-            turn.freed = True
+            queues.put(turn, PutQueues(queues=(queue,)))
             return queue
+        case PutQueues():
+            queues.put(turn, request)
+            return None
+        case PutReservation():
+            return reservations.put(turn, request)
+        case EndReservation():
+            return reservations.end(turn, request)
         case PutToken(token=token):
             turn.change.put(token)
             return token
@@ -88,81 +98,47 @@ def hear(turn: Turn, request: Request) -> Answer:
             assert_never(request)
 
 
-def _submit(turn: Turn, submit: Submit) -> Job:
-    world = turn.world
-    if submit.key:
-        earlier = world.idempotency.get((submit.user, submit.key))
-        if earlier is not None:
-            return _same_again(turn, submit, earlier)
-    _may_charge(turn, submit)
-    if submit.queue not in world.queues:
-        raise NotFound(f"no queue {submit.queue!r}", hint=f"there are: {', '.join(sorted(world.queues))}")
-    shape = shape_of(submit.spec.role, world.nodes.values())
-    _refuse_many_worlds(submit.spec.role, shape.nodes)
-    seq = turn.change.new_job_seq()
-    job = Job(
-        id=JobId(str(seq)), seq=seq, spec=submit.spec, user=submit.user, project=submit.project, queue=submit.queue,
-        submit_s=turn.now.wall_s, held=submit.spec.hold, reason=Reason.HELD if submit.spec.hold else Reason.NEW,
-    )  # fmt: skip
-    turn.change.put(job)
-    if submit.key:
-        record = Idempotency(
-            user=submit.user, key=submit.key, body_sha256=submit.body_sha256, job_id=job.id, at_s=turn.now.wall_s
-        )
-        turn.change.put(record)
-    text = f"submitted by {submit.user} for {submit.project}: {submit.spec.role.gpus.total} GPUs"
-    turn.change.tell(StoryLine(seq=0, at_s=turn.now.wall_s, kind="submitted", text=text, job_id=job.id, by=submit.user))
-    turn.submitted.append(job.id)
-    return job
+def _cancel(turn: Turn, job_id: JobId, by: str, why: str) -> Answer:
+    return _each(turn, job_id, lambda case: jobs.cancel(case, by, why, turn.facts), lambda _: True, "lives")
 
 
-def _refuse_many_worlds(role: Role, nodes: int) -> None:
-    launcher = launcher_of(role.argv, role.script)
-    if nodes > 1 and launcher in ONE_WORLD_PER_CALL:
-        raise BadRequest(
-            f"{launcher} is started once on each of the {nodes} nodes and would make {nodes} separate worlds",
-            hint="ask for one node (--nodes 1), or start the ranks without it: phalanx run -- python train.py",
-        )
+def _hold(turn: Turn, wish: Hold) -> Answer:
+    """Of an array, the elements that wait; those that run go on, as with Slurm."""
+    act = partial(jobs.hold, held=wish.held, by=wish.by, facts=turn.facts)
+    answer = _each(turn, wish.job_id, act, lambda case: case.job.state is JobState.PENDING, "waits")
+    return answer
 
 
-def _same_again(turn: Turn, submit: Submit, earlier: Idempotency) -> Job:
-    if earlier.body_sha256 != submit.body_sha256:
-        raise Conflict(
-            f"idempotency key {submit.key!r} was used for another job ({earlier.job_id})", hint="use a fresh key"
-        )
-    job = turn.world.jobs.get(earlier.job_id)
-    if job is None:
-        raise Conflict(
-            f"job {earlier.job_id} was made with this key and is long over", hint=f"phalanx show {earlier.job_id}"
-        )
-    return job
-
-
-def _may_charge(turn: Turn, submit: Submit) -> None:
-    project = turn.world.projects.get(submit.project)
-    if project is None:
-        raise NotFound(f"no project {submit.project!r}", hint=f"there are: {', '.join(sorted(turn.world.projects))}")
-    user = turn.world.users.get(submit.user) or User(id=submit.user, role=UserRole.USER)
-    member = not project.members or submit.user in project.members or submit.user in project.admins
-    if not member and user.role not in (UserRole.OPERATOR, UserRole.ADMIN):
-        raise NotPermitted(
-            f"{submit.user} is no member of project {project.id}", hint="ask one of its admins to add you"
-        )
-
-
-def _cancel(turn: Turn, job_id: JobId, by: str, why: str) -> Job:
-    _known(turn, job_id)
-    turn.apply(jobs.cancel(turn.case(job_id), by, why, turn.facts))
-    return turn.world.jobs[job_id]
-
-
-def _update(turn: Turn, update: Update) -> Job:
-    _known(turn, update.job_id)
+def _update(turn: Turn, update: Update) -> Answer:
     if update.queue is not None and update.queue not in turn.world.queues:
         raise NotFound(f"no queue {update.queue!r}", hint=f"there are: {', '.join(sorted(turn.world.queues))}")
-    turn.apply(jobs.update(turn.case(update.job_id), update, turn.facts))
-    turn.freed = True
-    return turn.world.jobs[update.job_id]
+    act = partial(jobs.update, event=update, facts=turn.facts)
+    answer = _each(turn, update.job_id, act, lambda _: True, "lives")
+    return answer
+
+
+def _each(
+    turn: Turn, job_id: JobId, act: Callable[[Case], Outcome], takes: Callable[[Case], bool], word: str
+) -> Answer:
+    """Do it to the job; where an array is named, to each live element that it applies to, all or none.
+
+    Raises:
+        NotFound: there is no such job, or no live element.
+        Conflict: no element `takes` it; or what `act` raises for any.
+    """
+    world = turn.world
+    if job_id in world.jobs:
+        turn.apply(act(turn.case(job_id)))
+        return world.jobs[job_id]
+    if job_id not in world.relations.elements:
+        raise NotFound(f"no job {job_id}", hint="phalanx ps -a lists them")
+    cases = [case for element in world.relations.elements[job_id] if takes(case := turn.case(element))]
+    if not cases:
+        raise Conflict(f"no element of array {job_id} {word}", hint=f"phalanx show {job_id}")
+    outcomes = [act(case) for case in sorted(cases, key=lambda case: case.job.seq)]
+    for outcome in outcomes:
+        turn.apply(outcome)
+    return [world.jobs[outcome.job.id] for outcome in outcomes]
 
 
 def _revoke(turn: Turn, request: RevokeToken) -> Token:
@@ -187,7 +163,6 @@ def _operate(turn: Turn, request: CordonNode | UncordonNode | ForgetNode) -> Nod
                 node = replace(node, cordon=None, changed_s=turn.now.wall_s)
                 turn.change.put(node)
                 turn.tell("undrained", f"{node.id} takes work again", node_id=node.id, by=request.by)
-                turn.freed = True
             return node
         case ForgetNode():
             if node.state is NodeState.UP or turn.world.attempts_on(node.id):
@@ -210,8 +185,3 @@ def _cordon(turn: Turn, node: Node, request: CordonNode) -> Node:
             for attempt in turn.world.attempts_on(NodeId(node.id)):
                 turn.happen(attempt.job_id, StopWanted(cause=Cause.DRAINED, why=f"{node.id} is drained", by=request.by))
     return node
-
-
-def _known(turn: Turn, job_id: JobId) -> None:
-    if job_id not in turn.world.jobs:
-        raise NotFound(f"no job {job_id}", hint="phalanx ps -a lists them")

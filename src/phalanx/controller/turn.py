@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from phalanx.controller.outbox import Now
 from phalanx.core.ids import JobId, NodeId
+from phalanx.core.lifecycle import dependencies
 from phalanx.core.lifecycle.attempt import transition
 from phalanx.core.lifecycle.facts import Case, Facts, Outcome
 from phalanx.core.lifecycle.happenings import Happening
 from phalanx.core.recovery.failure_rate import gang_mtbf_s, node_mtbf_s
 from phalanx.core.state.commands import Command, Prepare
+from phalanx.core.state.relations import Name
+from phalanx.core.state.revise import replace
 from phalanx.core.state.story import StoryLine
 from phalanx.core.state.world import Change, World
 from phalanx.core.work.job import Job
@@ -30,9 +33,10 @@ class Turn:
     """One step in the making.
 
     Attributes:
-        freed: room or eligibility may have grown.
-        submitted: new job ids.
         lost: nodes whose lease ends with this step.
+        ended: jobs that came to their end, and for whose dependents that has not been looked at yet.
+        renamed: names that live jobs have given up, the same.
+        losses: the fleet's, kept from step to step.
         ages_s: how long each live attempt has lasted on CLOCK_BOOTTIME.
     """
 
@@ -41,19 +45,22 @@ class Turn:
     now: Now
     change: Change
     commands: list[Command] = field(default_factory=list)
-    submitted: list[JobId] = field(default_factory=list)
     lost: dict[NodeId, None] = field(default_factory=dict)
+    ended: list[Job] = field(default_factory=list)
+    renamed: list[Name] = field(default_factory=list)
+    losses: Losses
     ages_s: Mapping[JobId, float] = field(default_factory=dict)
-    freed: bool = False
-    _mtbf: float | None = None
+    _facts: Facts | None = None
 
     @property
     def facts(self) -> Facts:
-        """The surroundings of a transition in this step."""
-        return Facts(
-            now_s=self.now.wall_s, addresses=_Addresses(self.world), checkpoint_root=self.settings.checkpoint_root,
-            output_root=self.settings.output_root, mtbf_s=self._mtbf_s(), ages_s=self.ages_s,
-        )  # fmt: skip
+        """The surroundings of a transition: the same for all of one step."""
+        if self._facts is None:
+            self._facts = Facts(
+                now_s=self.now.wall_s, addresses=_Addresses(self.world), checkpoint_root=self.settings.checkpoint_root,
+                output_root=self.settings.output_root, mtbf_s=self.losses.node_mtbf_s(self.now.wall_s), ages_s=self.ages_s,
+            )  # fmt: skip
+        return self._facts
 
     def case(self, job_id: JobId) -> Case:
         """The job and its live attempt.
@@ -70,37 +77,73 @@ class Turn:
 
     def apply(self, outcome: Outcome) -> None:
         """Put an outcome's records, story and commands into this step."""
-        before = self.case(outcome.job.id) if outcome.job.id in self.world.jobs else None
-        if before is None or outcome.job is not before.job:
-            self.change.put(outcome.job)
-        if outcome.attempt is not None and (before is None or outcome.attempt is not before.attempt):
-            self.change.put(outcome.attempt)
-            self.freed = self.freed or not outcome.attempt.live
+        job, attempt = outcome.job, outcome.attempt
+        before = self.world.jobs.get(job.id)
+        if job is not before:
+            self.change.put(job)
+            if before is not None:
+                self._heed(before, job)
+        if attempt is not None and attempt is not self.world.attempts.get(job.id):
+            self.change.put(attempt)
         for line in outcome.lines:
             self.change.tell(line)
-        self.commands.extend(self._with_mtbf(outcome.job, command) for command in outcome.commands)
+        if outcome.commands:
+            self.commands += self._with_mtbf(job, outcome.commands)
+
+    def settle_dependents(self) -> None:
+        """Let go or end the jobs that waited for those that ended in this step, and so on: all of it is committed together.
+
+        Not within `apply`: a chain of ten thousand jobs would be a recursion as deep, and an array whose elements end together is
+        judged by all of them. It ends, since every round but the last ends jobs that lived.
+        """
+        while self.ended or self.renamed:
+            ended, renamed = self.ended, self.renamed
+            self.ended, self.renamed = [], []
+            for outcome in dependencies.settle(self.world, ended, renamed, self.facts):
+                self.apply(outcome)
+
+    def _heed(self, before: Job, job: Job) -> None:
+        relations = self.world.relations
+        if not (relations.dependents or relations.singletons):
+            return
+        if job.state is not before.state and job.state.terminal:
+            self.ended.append(job)
+        elif job.spec is not before.spec and job.name != before.name:
+            self.renamed.append((before.user, before.name))
 
     def tell(self, kind: str, text: str, *, node_id: NodeId | None = None, by: str = "") -> None:
         """A story line that belongs to no job."""
         self.change.tell(StoryLine(seq=0, at_s=self.now.wall_s, kind=kind, text=text, node_id=node_id, by=by))
 
-    def _with_mtbf(self, job: Job, command: Command) -> Command:
-        """A `Prepare` learns how often this gang fails, by the fleet's rate and what the job itself has met."""
-        if not isinstance(command, Prepare):
-            return command
+    def _with_mtbf(self, job: Job, commands: Sequence[Command]) -> Sequence[Command]:
+        """`Prepare`s learn how often this gang fails, by the fleet's rate and what the job itself has met."""
+        first = commands[0]
+        if not isinstance(first, Prepare):
+            return commands
         ran_s = 0.0 if job.started_s is None else self.now.wall_s - job.started_s
-        nodes = len(command.allocation.grants)
-        mtbf_s = gang_mtbf_s(self._mtbf_s(), nodes=nodes, losses=job.losses, exposure_s=ran_s)
-        return replace(command, mtbf_s=mtbf_s)
+        nodes = len(first.allocation.grants)
+        mtbf_s = gang_mtbf_s(self.facts.mtbf_s, nodes=nodes, losses=job.losses, exposure_s=ran_s)
+        return [replace(each, mtbf_s=mtbf_s) if isinstance(each, Prepare) else each for each in commands]
 
-    def _mtbf_s(self) -> float:
-        if (
-            self._mtbf is None
-        ):  # once a step: a sum over the fleet for each of a thousand events would be most of its cost
-            nodes = self.world.nodes.values()
-            exposure_s = sum(max(0.0, self.now.wall_s - node.joined_s) for node in nodes)
-            self._mtbf = node_mtbf_s(sum(node.failures for node in nodes), exposure_s)
-        return self._mtbf
+
+class Losses:
+    """How often nodes fail, over the whole fleet. The sums are kept until a node's record changes: most steps touch none."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._known: tuple[int, int, float] | None = None  # failures, nodes, sum of when they joined
+
+    def forget(self) -> None:
+        """A node's record has changed."""
+        self._known = None
+
+    def node_mtbf_s(self, now_s: float) -> float:
+        """Mean time between failures of one node, in seconds."""
+        if self._known is None:
+            nodes = self._world.nodes.values()
+            self._known = (sum(node.failures for node in nodes), len(nodes), sum(node.joined_s for node in nodes))
+        failures, nodes_known, joined_s = self._known
+        return node_mtbf_s(failures, max(0.0, nodes_known * now_s - joined_s))
 
 
 class _Addresses(Mapping[NodeId, str]):

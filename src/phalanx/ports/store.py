@@ -8,13 +8,14 @@ from typing import Protocol
 
 from phalanx.core.errors import TryLater
 from phalanx.core.fleet.node import Node
-from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, UserId
+from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, UserId
 from phalanx.core.state.story import StoryLine
 from phalanx.core.state.world import Record, World
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.people import Token, User
-from phalanx.core.work.queue import Project, Queue
+from phalanx.core.work.queue import Project, Queue, Spent
+from phalanx.core.work.reservation import Reservation
 
 
 class StoreRefused(TryLater):
@@ -39,6 +40,7 @@ class Batch:
 
     records: Sequence[Record] = ()
     removed_nodes: Sequence[NodeId] = ()
+    removed_queues: Sequence[QueueId] = ()
     story: Sequence[StoryLine] = ()
     epochs: Mapping[JobId, Epoch] = field(default_factory=dict)
 
@@ -85,6 +87,10 @@ class Store(Protocol):
         """Jobs by filter, newest first."""
         ...
 
+    def states(self, first_seq: int, count: int) -> list[tuple[JobId, JobState]]:
+        """Ids and states of the jobs with submit numbers from `first_seq` on, at most `count`, in submit order; no record is read."""
+        ...
+
     def job_counts(self) -> dict[JobState, int]:
         """How many jobs are in each state."""
         ...
@@ -105,6 +111,18 @@ class Store(Protocol):
 
     def queues(self) -> list[Queue]:
         """All queues by id."""
+        ...
+
+    def spent(self) -> list[Spent]:
+        """What queues have used, by queue, as of the end of the last attempt in each."""
+        ...
+
+    def reservations(self) -> list[Reservation]:
+        """All reservations that have not ended, by id."""
+        ...
+
+    def reservation(self, reservation_id: ReservationId) -> Reservation | None:
+        """One reservation, an ended one too."""
         ...
 
     def projects(self) -> list[Project]:

@@ -8,47 +8,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from phalanx.core.errors import NeverFits
 from phalanx.core.scheduling.board import Board, Decision, Entry, Listener, Verb
 from phalanx.simulator.fleet import SimNode
+from phalanx.simulator.outcome import Outcome, Replayed
 from phalanx.simulator.trace import TraceJob
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What became of one job."""
-
-    job: TraceJob
-    first_start_s: float = -1.0
-    end_s: float = -1.0
-    wait_max_s: float = 0.0  # longest unbroken wait
-    stops: int = 0
-    moves: int = 0
-
-    @property
-    def jct_s(self) -> float:
-        """From submit to end."""
-        return self.end_s - self.job.submit_s
-
-    @property
-    def wait_s(self) -> float:
-        """Everything that was not its own run: waiting, and work done twice."""
-        return self.end_s - self.job.submit_s - self.job.duration_s
-
-
-@dataclass(slots=True)
-class Replayed:
-    """One replay's outcomes by submit order, and the fleet's curve."""
-
-    outcomes: list[Outcome]
-    gpus: int
-    preemptions: int = 0
-    moves: int = 0
-    lost_gpu_s: float = 0.0
-    decisions: int = 0
-    curve: list[tuple[float, int, int]] = field(default_factory=list)  # (time, GPUs held, jobs waiting)
 
 
 def replay(
@@ -93,8 +58,8 @@ class _Machine:
         self.jobs = jobs
         labels: dict[str, int] = {}
         self.entries = [
-            Entry(seq=seq, gpus=job.gpus, label=labels.setdefault(job.label, len(labels)), submit_s=job.submit_s,
-                  size_s=size_of(job) if size_of is not None else job.duration_s)
+            Entry(seq=seq, klass=self.board.klass((self.board.need_of(job.gpus),), label=labels.setdefault(job.label, len(labels))),
+                  submit_s=job.submit_s, size_s=size_of(job) if size_of is not None else job.duration_s)
             for seq, job in enumerate(jobs)
         ]  # fmt: skip
         self._refuse_never()
@@ -106,9 +71,9 @@ class _Machine:
 
     def _refuse_never(self) -> None:
         for gpus in sorted({job.gpus for job in self.jobs}):
-            if not self.board.pool.fits_ever(gpus):
+            if not self.board.pools[0].fits_ever(self.board.need_of(gpus)):
                 job = next(job for job in self.jobs if job.gpus == gpus)
-                raise NeverFits(f"job {job.id} (line {job.line}) wants {gpus} GPUs; this fleet of {len(self.board.pool.size)} nodes can never hold it",
+                raise NeverFits(f"job {job.id} (line {job.line}) wants {gpus} GPUs; this fleet of {len(self.board.size)} nodes can never hold it",
                                 hint="simulate a larger fleet, or leave such jobs out with --skip-bad")  # fmt: skip
 
     def run(self, curve_step_s: float, on_progress: Callable[[int, int], None] | None) -> None:
@@ -146,7 +111,7 @@ class _Machine:
                     self._carry_out(decision, now_s)
             if curve_step_s and now_s - drawn_s >= curve_step_s:
                 drawn_s = now_s
-                self.result.curve.append((now_s, self.result.gpus - board.pool.free_total, len(board.waiting)))
+                self.result.curve.append((now_s, self.result.gpus - board.free_total, len(board.waiting)))
             if on_progress is not None and not ended & 1023:
                 on_progress(ended, total)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from phalanx.simulator.replay import Outcome, Replayed
+from phalanx.simulator.outcome import Outcome, Replayed
 
 LARGE_GPUS = 8  # "large" in every published table: a whole node and more
 

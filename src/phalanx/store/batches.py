@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from typing import TypeVar, assert_never
 
 from phalanx.core.fleet.node import Node
-from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, TokenId, UserId
+from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, TokenId, UserId
 from phalanx.core.state.story import StoryLine
 from phalanx.core.state.world import Idempotency
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.people import Token, User
-from phalanx.core.work.queue import Project, Queue
+from phalanx.core.work.queue import Project, Queue, Spent
+from phalanx.core.work.reservation import Reservation
 from phalanx.ports.store import Batch, StaleEpoch, StoreRefused
 
 K = TypeVar("K")
@@ -30,7 +31,9 @@ class Rows:
     users: dict[UserId, User] = field(default_factory=dict)
     projects: dict[ProjectId, Project] = field(default_factory=dict)
     queues: dict[QueueId, Queue] = field(default_factory=dict)
+    spent: dict[QueueId, Spent] = field(default_factory=dict)
     tokens: dict[TokenId, Token] = field(default_factory=dict)
+    reservations: dict[ReservationId, Reservation] = field(default_factory=dict)
     nodes: dict[NodeId, Node] = field(default_factory=dict)
     jobs: dict[JobId, Job] = field(default_factory=dict)
     attempts: dict[tuple[JobId, Epoch], Attempt] = field(default_factory=dict)
@@ -65,12 +68,16 @@ def newest_of(batch: Batch) -> Rows:
                 _put_last(rows.nodes, record.id, record)
             case Queue():
                 _put_last(rows.queues, record.id, record)
+            case Spent():
+                _put_last(rows.spent, record.queue, record)
             case Project():
                 _put_last(rows.projects, record.id, record)
             case User():
                 _put_last(rows.users, record.id, record)
             case Token():
                 _put_last(rows.tokens, record.id, record)
+            case Reservation():
+                _put_last(rows.reservations, record.id, record)
             case Idempotency():
                 _put_last(rows.idempotency, (record.user, record.key), record)
             case _:

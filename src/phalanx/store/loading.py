@@ -10,7 +10,8 @@ from phalanx.core.state.world import Change, Idempotency, World
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
 from phalanx.core.work.people import Token, User
-from phalanx.core.work.queue import Project, Queue
+from phalanx.core.work.queue import Project, Queue, Spent
+from phalanx.core.work.reservation import Reservation
 
 ENDED_JOBS_LOADED: Final = 1000  # what ports.store.Store.load promises
 KEYS_LOADED: Final = 100_000  # idempotency keys; what the controller keeps in memory
@@ -20,19 +21,21 @@ def build_world(
     *,
     nodes: Iterable[Node],
     queues: Iterable[Queue],
+    spent: Iterable[Spent],
     projects: Iterable[Project],
     users: Iterable[User],
     tokens: Iterable[Token],
+    reservations: Iterable[Reservation],
     jobs: Iterable[Job],
     attempts: Iterable[Attempt],
     idempotency: Iterable[Idempotency],
     last_job_seq: int,
     last_story_seq: int,
 ) -> World:
-    """The world that holds these records. `jobs` come in submit order, `attempts` are the live ones, keys oldest first."""
+    """The world that holds these records. `jobs` come in submit order, attempts and reservations are the live ones, keys oldest first."""
     world = World(next_job_seq=last_job_seq + 1, next_story_seq=last_story_seq + 1)
     change = Change(world=world)
-    for records in (nodes, queues, projects, users, tokens, jobs, attempts):
+    for records in (nodes, queues, spent, projects, users, tokens, reservations, jobs, attempts):
         for record in records:
             change.put(record)
     for key in idempotency:  # no index hangs on them, and there may be many

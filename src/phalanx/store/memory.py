@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from phalanx.core.fleet.node import Node
-from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, TokenId, UserId
+from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, TokenId, UserId
 from phalanx.core.state.story import StoryLine
 from phalanx.core.state.world import Idempotency, World
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.people import Token, User
-from phalanx.core.work.queue import Project, Queue
+from phalanx.core.work.queue import Project, Queue, Spent
+from phalanx.core.work.reservation import Reservation
 from phalanx.ports.store import Batch, JobFilter, StoreRefused
 from phalanx.store.batches import Rows, Standing, check, jobs_asked_about, newest_of
 from phalanx.store.loading import ENDED_JOBS_LOADED, KEYS_LOADED, build_world
@@ -29,6 +30,8 @@ class _Tables:
     projects: dict[ProjectId, Project] = field(default_factory=dict)
     tokens: dict[TokenId, Token] = field(default_factory=dict)
     queues: dict[QueueId, Queue] = field(default_factory=dict)
+    spent: dict[QueueId, Spent] = field(default_factory=dict)
+    reservations: dict[ReservationId, Reservation] = field(default_factory=dict)
     nodes: dict[NodeId, Node] = field(default_factory=dict)
     jobs: dict[JobId, Job] = field(default_factory=dict)
     job_of_seq: dict[int, JobId] = field(default_factory=dict)
@@ -86,9 +89,11 @@ class MemoryStore:
             return build_world(
                 nodes=_by_key(tables.nodes),
                 queues=_by_key(tables.queues),
+                spent=_by_key(tables.spent),
                 projects=_by_key(tables.projects),
                 users=_by_key(tables.users),
                 tokens=self._tokens(),
+                reservations=[one for one in _by_key(tables.reservations) if not one.ended],
                 jobs=[job for job in jobs if job.id not in forgotten],
                 attempts=[live for job in jobs if (live := self._live(job.id)) is not None],
                 idempotency=list(tables.idempotency.values())[-KEYS_LOADED:],
@@ -108,6 +113,12 @@ class MemoryStore:
         with self._lock:
             found = [job for job in self._tables.jobs.values() if _matches(job, wanted)]
         return sorted(found, key=lambda job: -job.seq)[: max(0, wanted.limit)]
+
+    def states(self, first_seq: int, count: int) -> list[tuple[JobId, JobState]]:
+        """Ids and states of the jobs from a submit number on, at most `count`."""
+        with self._lock:
+            ids = (self._tables.job_of_seq.get(seq) for seq in range(first_seq, first_seq + max(0, count)))
+            return [(job_id, self._tables.jobs[job_id].state) for job_id in ids if job_id is not None]
 
     def job_counts(self) -> dict[JobState, int]:
         """How many jobs are in each state; every state is named."""
@@ -140,6 +151,21 @@ class MemoryStore:
         """All queues by id."""
         with self._lock:
             return _by_key(self._tables.queues)
+
+    def spent(self) -> list[Spent]:
+        """What queues have used, by queue."""
+        with self._lock:
+            return _by_key(self._tables.spent)
+
+    def reservations(self) -> list[Reservation]:
+        """All reservations that have not ended, by id."""
+        with self._lock:
+            return [one for one in _by_key(self._tables.reservations) if not one.ended]
+
+    def reservation(self, reservation_id: ReservationId) -> Reservation | None:
+        """One reservation, an ended one too."""
+        with self._lock:
+            return self._tables.reservations.get(reservation_id)
 
     def projects(self) -> list[Project]:
         """All projects by id."""
@@ -181,6 +207,11 @@ class MemoryStore:
         tables.users.update(rows.users)
         tables.projects.update(rows.projects)
         tables.queues.update(rows.queues)
+        tables.spent.update(rows.spent)
+        for queue_id in batch.removed_queues:
+            tables.queues.pop(queue_id, None)
+            tables.spent.pop(queue_id, None)
+        tables.reservations.update(rows.reservations)
         tables.nodes.update(rows.nodes)
         for node_id in batch.removed_nodes:
             tables.nodes.pop(node_id, None)

@@ -6,8 +6,8 @@ Times are Unix seconds (`_s`), amounts carry their unit. Bytes travel as base64.
     GET    /v1/health                    -> Health            (no token)
     GET    /v1/me                        -> Me
     POST   /v1/jobs                      job mapping -> Submitted (201; header Idempotency-Key)
-    GET    /v1/jobs ?state=&user=&project=&queue=&name=&before_seq=&limit=  -> JobList       (`state` may be repeated)
-    GET    /v1/jobs/{id}                 -> JobDetail
+    GET    /v1/jobs ?state=&user=&project=&queue=&name=&before_seq=&limit=&fold=  -> JobList       (`state` may be repeated)
+    GET    /v1/jobs/{id}                 -> JobDetail       (of an array too: the whole as one job; so do the verbs that change)
     PATCH  /v1/jobs/{id}                 UpdateBody -> JobReply
     POST   /v1/jobs/{id}/cancel|hold|release|requeue   WhyBody or nothing -> JobReply
     POST   /v1/jobs/cancel               CancelBody -> JobsReply (all at once, in the order named)
@@ -22,9 +22,13 @@ Times are Unix seconds (`_s`), amounts carry their unit. Bytes travel as base64.
     GET    /v1/exec/{s}/output ?after=&wait_s=  -> ExecOutputReply
     POST   /v1/exec/{s}/input            ExecInputBody -> ExecInputReply;  /v1/exec/{s}/resize ExecResizeBody -> ExecOpened;  DELETE /v1/exec/{s} -> 204
     GET    /v1/nodes                     -> NodeList;  GET /v1/nodes/{id} -> NodeReply
+    GET    /v1/reservations              -> ReservationList
+    PUT    /v1/reservations/{id}         ReservationBody -> ReservationReply;  DELETE -> 204
+    PATCH  /v1/nodes                     LabelsBody -> NodeList (of those named)
     POST   /v1/nodes/{id}/drain          DrainBody -> NodeReply;  /undrain -> NodeReply;  DELETE /v1/nodes/{id} -> 204
     GET    /v1/users|projects|queues     -> UserList|ProjectList|QueueList
     GET|PUT /v1/users|projects|queues/{id}   UserBody|ProjectBody|QueueBody -> UserReply|ProjectReply|QueueReply
+    PUT    /v1/queues                    QueuesBody -> QueuesApplied (all or nothing)
     GET    /v1/tokens                    -> TokenList (one's own; all for an admin);  POST TokenBody -> TokenMade (201)
     DELETE /v1/tokens/{id}               -> 204
     HEAD|PUT /v1/blobs/{sha256}          raw bytes -> BlobReply
@@ -41,11 +45,23 @@ from typing import Any, Final
 import msgspec
 
 from phalanx.core.fleet.node import NodeState
-from phalanx.core.ids import Epoch, Generation, JobId, NodeId, ProjectId, QueueId, SupervisorId, TokenId, UserId
+from phalanx.core.ids import (
+    Epoch,
+    Generation,
+    JobId,
+    NodeId,
+    ProjectId,
+    QueueId,
+    ReservationId,
+    SupervisorId,
+    TokenId,
+    UserId,
+)
 from phalanx.core.state.story import StoryLine
 from phalanx.core.work.attempt import AttemptState, Cause
-from phalanx.core.work.job import JobState
+from phalanx.core.work.job import JobState, Reason
 from phalanx.core.work.people import Action, UserRole
+from phalanx.core.work.queue import BUDGET_PERIOD_S
 
 API_VERSION: Final = 1
 IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
@@ -152,6 +168,10 @@ class JobView(View, frozen=True, kw_only=True):
         attempt_state: of the live attempt; None without one.
         resume_step: the step the newest attempt started from.
         virtual: its devices are slots on CPU.
+        unmet: what it waits for of other jobs, "afterok:17". `begin_s`: it starts no earlier.
+        terms: what it insists on or wishes beyond its GPUs, in words: "within one rack".
+        array_id, array_index, array_size, array_max: its place in an array, and how many may run at once.
+        elements: where the view stands for several elements, which: "40-99". `states`: how many of the whole array are in each state.
     """
 
     id: JobId
@@ -189,6 +209,15 @@ class JobView(View, frozen=True, kw_only=True):
     cancelled_by: str = ""
     virtual: bool = False
     labels: dict[str, str] = {}
+    unmet: list[str] = []
+    begin_s: float | None = None
+    terms: list[str] = []
+    array_id: str = ""
+    array_index: int | None = None
+    array_size: int = 0
+    array_max: int | None = None
+    elements: str = ""
+    states: dict[JobState, int] = {}
 
 
 class GrantView(View, frozen=True, kw_only=True):
@@ -235,10 +264,14 @@ class AttemptView(View, frozen=True, kw_only=True):
 
 
 class Submitted(View, frozen=True, kw_only=True):
-    """The job as committed, and what the user is told before it starts: "2 nodes x 8 = 16 GPUs", "16 tasks: ..."."""
+    """The job as committed, and what the user is told before it starts: "2 nodes x 8 = 16 GPUs", "16 tasks: ...".
+
+    Of an array `job` is the first element; `array_id` names the whole.
+    """
 
     job: JobView
     notes: list[str] = []
+    array_id: str = ""
 
 
 class JobReply(View, frozen=True, kw_only=True):
@@ -291,15 +324,19 @@ class JobBody(View, frozen=True, kw_only=True, forbid_unknown_fields=True):
     collective_timeout: str | None = None
     upload: str | None = None
     labels: dict[str, Any] | None = None
+    depends_on: int | str | list[int | str] | None = None
+    array: int | str | None = None
+    begin: int | float | str | None = None
 
 
 class UpdateBody(View, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What may change of a job; an absent field stays. `time` as a user writes it: "2h"."""
+    """What may change of a job, or of all live elements of an array; an absent field stays. `time` and `begin` as in a job file."""
 
     name: str | None = None
     priority: int | None = None
     time: str | None = None
     queue: QueueId | None = None
+    begin: int | float | str | None = None
 
 
 class WhyBody(View, frozen=True, kw_only=True):
@@ -498,8 +535,19 @@ class CordonView(View, frozen=True, kw_only=True):
     drain: bool = False
 
 
+class ReservedView(View, frozen=True, kw_only=True):
+    """What a node is set aside for, from `start_s` up to `end_s`. `holders`: "ada and queue nlp", or "maintenance"; `begun`: it is so now."""
+
+    id: ReservationId
+    start_s: float
+    end_s: float
+    holders: str
+    begun: bool = False
+    why: str = ""
+
+
 class NodeView(View, frozen=True, kw_only=True):
-    """A node. `jobs` hold something on it; `sampled_s` is when its devices were last heard of, None if never in this life."""
+    """A node. `jobs` hold something on it; `reserved`: now or later, first to begin first; `sampled_s` is when its devices were last heard of, None if never in this life."""
 
     id: NodeId
     state: NodeState
@@ -512,6 +560,7 @@ class NodeView(View, frozen=True, kw_only=True):
     virtual: bool = False
     labels: dict[str, str] = {}
     cordon: CordonView | None = None
+    reserved: list[ReservedView] = []
     jobs: list[JobId] = []
     joined_s: float = 0.0
     changed_s: float = 0.0
@@ -536,11 +585,56 @@ class NodeReply(View, frozen=True, kw_only=True):
     node: NodeView
 
 
+class LabelsBody(View, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Labels by node; an empty text takes one away. All of them or, if one is wrong, none."""
+
+    labels: dict[NodeId, dict[str, str]]
+
+
 class DrainBody(View, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`cordon_only`: running jobs stay where they are."""
 
     why: str = ""
     cordon_only: bool = False
+
+
+class ReservationView(View, frozen=True, kw_only=True):
+    """Nodes set aside from `start_s` up to `end_s`. With neither users nor queues it is `maintenance`: nobody may use them."""
+
+    id: ReservationId
+    nodes: list[NodeId]
+    start_s: float
+    end_s: float
+    users: list[UserId] = []
+    queues: list[QueueId] = []
+    maintenance: bool = False
+    begun: bool = False
+    why: str = ""
+    by: str = ""
+
+
+class ReservationList(View, frozen=True, kw_only=True):
+    """All that have not ended, first to begin first."""
+
+    reservations: list[ReservationView]
+
+
+class ReservationReply(View, frozen=True, kw_only=True):
+    """One reservation."""
+
+    reservation: ReservationView
+
+
+class ReservationBody(View, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Either `maintenance`, or the users and queues the nodes are for. `time` is how long, as "4h"; without `start_s` from now on."""
+
+    nodes: list[NodeId]
+    time: str
+    start_s: float | None = None
+    users: list[UserId] = []
+    queues: list[QueueId] = []
+    maintenance: bool = False
+    why: str = ""
 
 
 # ---- users, projects, queues, tokens ----------------------------------------------------------------------------------------
@@ -602,14 +696,51 @@ class ProjectBody(View, frozen=True, kw_only=True, forbid_unknown_fields=True):
     admins: list[UserId] | None = None
 
 
+class QueueWait(View, frozen=True, kw_only=True):
+    """Jobs of one queue that wait for one reason; `detail` of the first of them."""
+
+    reason: Reason
+    jobs: int
+    gpus: int
+    detail: str = ""
+
+
 class QueueView(View, frozen=True, kw_only=True):
-    """A queue and how many jobs are in it."""
+    """A queue. GPUs count with all queues below; `pending`, `running`, `pending_gpus` and `waiting` are of its own jobs.
+
+    Attributes:
+        quota_gpus, borrow_gpus, lend_gpus, gpus_per_user, jobs_per_user, budget_gpu_h: as in core.work.queue.Queue; None: no limit.
+        right_gpus: its quota, or without one the sum of the quotas below.
+        used_gpus: held by jobs.
+        borrowed_gpus: held past its right.
+        lent_gpus: of its right, held by others now: it would have to reclaim them.
+        room_gpus: that it may take now, without reclaiming.
+        factor: fair share, in (0, 1]; the higher, the sooner.
+    """
 
     id: QueueId
     priority: int = 0
     open: bool = True
     pending: int = 0
     running: int = 0
+    parent: QueueId | None = None
+    quota_gpus: int | None = None
+    borrow_gpus: int | None = None
+    lend_gpus: int | None = None
+    weight: float = 1.0
+    gpus_per_user: int | None = None
+    jobs_per_user: int | None = None
+    budget_gpu_h: float | None = None
+    budget_period_s: float = BUDGET_PERIOD_S
+    budget_left_gpu_h: float | None = None
+    right_gpus: int = 0
+    used_gpus: int = 0
+    borrowed_gpus: int = 0
+    lent_gpus: int = 0
+    room_gpus: int = 0
+    pending_gpus: int = 0
+    factor: float = 1.0
+    waiting: list[QueueWait] = []
 
 
 class QueueList(View, frozen=True, kw_only=True):
@@ -629,6 +760,48 @@ class QueueBody(View, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     priority: int | None = None
     open: bool | None = None
+
+
+class QueueFacts(View, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A queue as it shall be: what is absent takes its default, but `open`, which stays."""
+
+    id: QueueId
+    parent: QueueId | None = None
+    priority: int = 0
+    open: bool | None = None
+    quota_gpus: int | None = None
+    borrow_gpus: int | None = None
+    lend_gpus: int | None = None
+    weight: float = 1.0
+    gpus_per_user: int | None = None
+    jobs_per_user: int | None = None
+    budget_gpu_h: float | None = None
+    budget_period_s: float = BUDGET_PERIOD_S
+
+
+class QueuesBody(View, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Queues put at once. `prune`: those not named are removed, but `default`. `dry_run`: only say what would change."""
+
+    queues: list[QueueFacts]
+    prune: bool = False
+    dry_run: bool = False
+
+
+class QueueChange(View, frozen=True, kw_only=True):
+    """What differs of one queue, by the names of QueueFacts."""
+
+    id: QueueId
+    before: dict[str, str | int | float | bool | None]
+    after: dict[str, str | int | float | bool | None]
+
+
+class QueuesApplied(View, frozen=True, kw_only=True):
+    """What was, or on a dry run would be, done."""
+
+    added: list[QueueId] = []
+    changed: list[QueueChange] = []
+    removed: list[QueueId] = []
+    unchanged: int = 0
 
 
 class TokenView(View, frozen=True, kw_only=True):

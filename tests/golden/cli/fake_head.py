@@ -19,6 +19,8 @@ class FakeHead:
         self.requests = []
         self.refuse = {}
         self.log_events = []
+        self.reservations = []
+        self.reservation = {}
         self.detail = ""  # why its job ended so
         self.on_stop = lambda: None
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(self))
@@ -61,6 +63,12 @@ class FakeHead:
                 )
             case "GET", "/v1/queues":
                 return QueueList(queues=[views.make(QueueView, id="default", running=1)])
+            case "GET", "/v1/reservations":
+                return {"reservations": self.reservations}
+            case "PUT", _ if path.startswith("/v1/reservations/"):
+                return {"reservation": self.reservation}
+            case "DELETE", _ if path.startswith("/v1/reservations/"):
+                return {}
             case "GET", "/v1/tokens":
                 return TokenList(tokens=[])
             case "POST", "/v1/stop":

@@ -20,7 +20,7 @@ _PRIORITY = click.option("--priority", type=int, metavar="N", help="Added to the
 @list_options
 @click.pass_context
 def queues(context: click.Context, as_json: bool, watch: bool) -> None:
-    """List queues; add or change one."""
+    """List queues; add or change one, or the whole tree."""
     if context.invoked_subcommand is None:
         _list(as_json=as_json, watch=watch)
 
@@ -59,6 +59,30 @@ def set_(name: str, priority: int | None, is_open: bool | None) -> None:
             f"no queue is called {name!r}", hint=f"did you mean {near}?" if near else f"phalanx queues add {name}"
         )
     print(clean(_said(head.put_queue(name, priority=priority, open=is_open))))
+
+
+@queues.command()
+@click.argument("file", type=str)
+@click.option("--dry-run", is_flag=True, help="Only say what would change.")
+@click.option("--prune", is_flag=True, help="Remove the queues that the file does not name (default stays).")
+def apply(file: str, dry_run: bool, prune: bool) -> None:
+    """Put the queue tree of a YAML file, all or nothing (docs/queues.md)."""
+    from phalanx.cli.access.queuefile import read_queue_file
+    from phalanx.cli.access.queuetree import difference_lines
+
+    applied = connect().put_queues(read_queue_file(file), prune=prune, dry_run=dry_run)
+    print("\n".join(clean(line) for line in difference_lines(applied, dry_run=dry_run)))
+
+
+@queues.command(name="show")
+@click.argument("queue", required=False)
+@list_options
+def show_(queue: str | None, as_json: bool, watch: bool) -> None:
+    """Show the queue tree: rights, what is used, borrowed and lent, and who waits."""
+    from phalanx.cli.access.queuetree import tree_shown
+
+    head = connect()
+    show(lambda: tree_shown(head.queues(), queue), as_json=as_json, watch=watch)
 
 
 def _said(queue: QueueView) -> str:

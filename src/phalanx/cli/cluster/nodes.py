@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from phalanx.cli import cells
+from phalanx.cli.cluster import reservations, topology
 from phalanx.cli.connect import connect
 from phalanx.cli.faults import told
 from phalanx.cli.groups import NounGroup
@@ -33,7 +34,7 @@ _NODES = click.argument("names", metavar="NODES", type=HOSTS)
 @list_options
 @click.pass_context
 def nodes(context: click.Context, as_json: bool, watch: bool) -> None:
-    """List nodes with every device's use; show, drain, undrain or forget them. NODES is a host list: n0, gpu[001-004,007]."""
+    """List nodes with every device's use; show, drain, undrain, label, reserve or forget them. NODES is a host list: n0, gpu[001-004,007]."""
     if context.invoked_subcommand is None:
         _list(as_json=as_json, watch=watch)
 
@@ -90,6 +91,12 @@ def forget(names: str) -> int:
     return _each(names, _forget)
 
 
+nodes.add_command(topology.label)
+nodes.add_command(reservations.reserve)
+nodes.add_command(reservations.unreserve)
+nodes.add_command(reservations.reservations)
+
+
 def _forget(head: Client, name: str) -> str:
     head.forget_node(name)
     return f"node {name} is forgotten"
@@ -131,7 +138,7 @@ def state_of(node: NodeView) -> str:
     if node.state is NodeState.DOWN:
         return "down"
     if node.cordon is None:
-        return "up"
+        return "reserved" if any(reserved.begun for reserved in node.reserved) else "up"
     if not node.cordon.drain:
         return "cordoned"
     return "draining" if node.jobs else "drained"
@@ -176,14 +183,15 @@ def _row(node: NodeView, screen: Terminal, now_s: float) -> list[Cell | str]:
         f"{node.load_1m:.1f}" if node.load_1m is not None and up else "",
         ", ".join(node.jobs),
         cells.ago(node.changed_s or node.joined_s, now_s),
-        _why(node),
+        _why(node, now_s),
     ]
 
 
-def _why(node: NodeView) -> str:
+def _why(node: NodeView, now_s: float) -> str:
     if node.state is NodeState.DOWN:
         return node.down_cause
-    return "" if node.cordon is None else f"{node.cordon.why or 'no reason given'} ({node.cordon.by})"
+    cordon = "" if node.cordon is None else f"{node.cordon.why or 'no reason given'} ({node.cordon.by})"
+    return "; ".join(filter(None, [cordon, reservations.reserved_words(node.reserved, now_s)]))
 
 
 def device_mark(device: DeviceView, screen: Terminal) -> str:
@@ -202,7 +210,7 @@ def node_page(node: NodeView, screen: Terminal, now_s: float) -> list[str]:
     facts = [
         f"{node.cpus} CPUs, {format_bytes(node.memory_bytes)} memory, engine {node.engine}, at {node.address or 'no address'}",
         f"joined {cells.ago(node.joined_s, now_s)} ago, failed {cells.count(node.failures, 'time')}",
-        *([f"why: {_why(node)}"] if _why(node) else []),
+        *([f"why: {why}"] if (why := _why(node, now_s)) else []),
     ]
     columns = (
         Column(title="DEVICE", right=True), Column(title="MODEL", least=21), Column(title="STATE"), Column(title="JOB", hide_empty=True),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import click
 
-from phalanx.cli.words import DURATION, GPUS, MEMORY, PAIR
+from phalanx.cli.words import DURATION, GPUS, MEMORY, NODES, PAIR
 from phalanx.core.errors import BadFile, BadRequest
 from phalanx.core.work.keys import BadKey
 from phalanx.core.work.request import spec_from_mapping
@@ -21,7 +22,8 @@ _FILE_ENDINGS: Final = (".yaml", ".yml", ".json")
 # Options that are keys of the job file under the same name.
 _KEYS: Final = (
     "name", "gpus", "nodes", "gpus_per_node", "cpus", "memory", "workdir", "time", "priority", "queue", "project", "retry",
-    "warm", "checkpoint", "tasks_per_node", "hold", "grace", "collective_timeout", "setup",
+    "warm", "checkpoint", "tasks_per_node", "hold", "depends_on", "array", "begin", "grace", "collective_timeout", "setup", "within", "prefer", "slice", "slice_within",
+    "preemptible", "reservation",
 )  # fmt: skip
 
 
@@ -87,8 +89,11 @@ def asked(context: click.Context, given: Mapping[str, Any]) -> Asked:
     if given["env"]:
         mapping["env"] = {**_table(mapping.get("env")), **dict(given["env"])}
     mapping["workdir"] = _workdir(mapping.get("workdir"), here, typed="workdir" in options)
+    now_s = time.time()
     try:
-        spec = spec_from_mapping(mapping, workdir=here)
+        if mapping.get("begin") is not None:
+            mapping["begin"] = _begin(mapping["begin"], now_s)
+        spec = spec_from_mapping(mapping, workdir=here, now_s=now_s)
     except BadKey as error:
         raise _placed(error, where(error.key), from_file=path is not None and error.key not in options) from None
     return Asked(
@@ -155,6 +160,15 @@ def _workdir(named: object, here: str, *, typed: bool) -> str:
     return os.path.normpath(os.path.join(os.getcwd() if typed else here, text)) if text else here
 
 
+def _begin(value: object, now_s: float) -> str:
+    from phalanx.cli.jobs.begin import with_zone  # datetime is not needed on the way of most jobs
+
+    try:
+        return with_zone(str(value), now_s)
+    except BadRequest as error:
+        raise BadKey(error.message, key="begin", hint=error.hint) from None
+
+
 def _table(value: object) -> dict[str, object]:
     if isinstance(value, Mapping):
         return dict(value)
@@ -177,8 +191,8 @@ def _placed(error: BadKey, where: str, *, from_file: bool) -> BadFile | BadReque
 _OPTIONS: Final = (
     click.argument("file", nargs=-1, metavar="[FILE]"),
     click.option("--name", metavar="NAME", help="What to call it; the command's first word otherwise."),
-    click.option("-g", "--gpus", type=GPUS, metavar="GPUS", help="GPUs of the whole job: 8, 2x8, h200:8, a100-80gb:8, 4xh200:8."),
-    click.option("-N", "--nodes", type=int, metavar="N", help="Number of nodes."),
+    click.option("-g", "--gpus", type=GPUS, metavar="GPUS", help="GPUs of the whole job: 8, 2x8, h200:8, a100-80gb:8, 4xh200:8; h200,h100:8 takes either."),
+    click.option("-N", "--nodes", type=NODES, metavar="N", help="Number of nodes; 2..8 for an elastic job."),
     click.option("--gpus-per-node", type=int, metavar="N", help="GPUs on each node."),
     click.option("--tasks-per-node", type=int, metavar="N", help="Starts of the command on each node; otherwise one per GPU."),
     click.option("--cpus", type=int, metavar="N", help="CPUs on each node."),
@@ -193,7 +207,16 @@ _OPTIONS: Final = (
     click.option("--checkpoint", metavar="FOLDER", help="Where checkpoints go; under the head's state otherwise."),
     click.option("--setup", metavar="SHELL", help="Run once on each node before the tasks."),
     click.option("-C", "--workdir", metavar="FOLDER", help="Where the job runs; here otherwise."),
+    click.option("--within", metavar="LEVEL", help="All nodes inside one domain: spine, leaf, rack, nvlink or node."),
+    click.option("--prefer", metavar="LEVEL", help="The same as a wish: wider rather than wait."),
+    click.option("--slice", type=int, metavar="N", help="Every N nodes, in rank order, inside one domain of --slice-within."),
+    click.option("--slice-within", metavar="LEVEL", help="The level of the slices."),
+    click.option("--no-preempt", "preemptible", is_flag=True, flag_value=False, default=None, help="Never stopped for another job's sake."),
+    click.option("--reservation", metavar="NAME", help="Start inside this reservation only."),
     click.option("--copy", is_flag=True, help="Send a copy of the working directory (.gitignore obeyed, at most 100 MB)."),
+    click.option("--depends-on", "--dependency", "depends_on", metavar="JOBS", help="Wait for others: 17, afterok:17:18, afterany:17, singleton."),
+    click.option("-a", "--array", metavar="NUMBERS", help="One job for each number: 0-99, 1,3,7-20:2; 0-99%8 for at most 8 at once."),
+    click.option("-b", "--begin", metavar="WHEN", help="Not before: 2h from now, 16:00, 2026-12-01T08:00."),
     click.option("--hold", is_flag=True, default=None, help="Wait until `phalanx release`."),
     click.option("--grace", type=DURATION, metavar="TIME", help="From SIGTERM to SIGKILL; 30s otherwise."),
     click.option("--collective-timeout", type=DURATION, metavar="TIME", help="How long its collectives wait; 10m otherwise."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +31,19 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print the jobs as 
 @click.option("--priority", type=int, metavar="N", help="Higher goes first.")
 @click.option("-t", "--time", type=DURATION, metavar="TIME", help="Its new time limit, from its start.")
 @click.option("-q", "--queue", metavar="QUEUE", help="Where it waits.")
+@click.option(
+    "-b", "--begin", metavar="WHEN", help="Not before: 2h from now, 16:00, 2026-12-01T08:00; now for at once."
+)
 @_JSON
 def update(job: str, as_json: bool, **changes: Any) -> None:
-    """Change what may change of a job."""
+    """Change what may change of a job, or of all elements of an array that are not over."""
     body = {key: value for key, value in changes.items() if value is not None}
     if not body:
-        raise BadRequest("there is nothing to change", hint="--name, --priority, --time or --queue")
+        raise BadRequest("there is nothing to change", hint="--name, --priority, --time, --queue or --begin")
+    if "begin" in body:
+        from phalanx.cli.jobs.begin import with_zone
+
+        body["begin"] = with_zone(body["begin"], time.time())
     head = connect()
     changed = head.update(job_named(head, job), **body)
     print(encoded(changed, indent=2) if as_json else f"job {changed.id} updated: {', '.join(body)}")
@@ -96,6 +104,10 @@ def _each(words: tuple[str, ...], verb: str, change: Callable[[Client, str], Job
 
 
 def _said(job: JobView, verb: str) -> str:
+    if job.states:
+        done = {"cancel": "cancelled", "hold": "held", "release": "let go", "requeue": "stopped, to wait again"}[verb]
+        what = f"array {job.id}: its elements are {done}, as far as they can be"
+        return f"{what} ({job.detail}); phalanx show {job.id}"
     match verb:
         case "cancel":
             if job.state is JobState.CANCELLED:

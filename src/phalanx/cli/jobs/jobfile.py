@@ -186,9 +186,9 @@ class _Reader:
         match KEYS[key], _kind(event):
             case _, "Alias":
                 return self._alias(event)
-            case ((Kind.NUMBER | Kind.FLAG | Kind.TEXT | Kind.WORDS), "Scalar"):
+            case ((Kind.NUMBER | Kind.FLAG | Kind.TEXT | Kind.WORDS | Kind.LIST), "Scalar"):
                 return self._keep(event, self._resolved(event, KEYS[key]))
-            case ((Kind.WORDS | Kind.TABLE), "SequenceStart"):
+            case ((Kind.WORDS | Kind.LIST | Kind.TABLE), "SequenceStart"):
                 return self._keep(event, self._words(key))
             case Kind.TABLE, "MappingStart":
                 return self._keep(event, self._table(key))
@@ -258,6 +258,7 @@ class _Reader:
 _WANTED: Final = {
     Kind.TEXT: "one value, not a list or table",
     Kind.WORDS: "a command, or a list of its words",
+    Kind.LIST: "one of them, or a list",
     Kind.NUMBER: "a whole number",
     Kind.FLAG: "true or false",
     Kind.TABLE: "names and values",

@@ -15,7 +15,7 @@ from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, clean
 from phalanx.core.errors import BadRequest
 from phalanx.core.units import format_duration
-from phalanx.core.work.job import JobState
+from phalanx.core.work.job import JobState, Reason
 from phalanx.core.work.nearest import nearest
 from phalanx.wire.api import JobView
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _LIMIT: Final = 100  # jobs on a page
 _RECENT_S: Final = 600.0  # an ended job stays on the short list this long
 _RECENT_MAX: Final = 5
+_NUMBERS_MAX: Final = 24  # characters of element numbers in one line
 _REASONS_MAX: Final = 3  # told in full below the table
 _STATES: Final = tuple(state.value for state in JobState)
 
@@ -45,8 +46,13 @@ _STATES: Final = tuple(state.value for state in JobState)
     metavar="N",
     help="At most so many.",
 )
+@click.option(
+    "-1", "--no-fold", "no_fold", is_flag=True, help="One line for each waiting element of an array; JSON has them so."
+)
 @list_options
-def ps(everything: bool, states: tuple[str, ...], limit: int, as_json: bool, watch: bool, **only: str | None) -> None:
+def ps(
+    everything: bool, states: tuple[str, ...], limit: int, no_fold: bool, as_json: bool, watch: bool, **only: str | None
+) -> None:
     """List jobs: those that run or wait, and the newest that ended; -a all of them."""
     head = connect()
     for word in states:
@@ -56,7 +62,8 @@ def ps(everything: bool, states: tuple[str, ...], limit: int, as_json: bool, wat
                 f"--state: no state is called {word!r}",
                 hint=f"did you mean {near}?" if near else f"one of {', '.join(_STATES)}",
             )
-    filters = {key: value for key, value in only.items() if value is not None}
+    filters: dict[str, Any] = {key: value for key, value in only.items() if value is not None}
+    filters["fold"] = not (no_fold or as_json)
     show(
         lambda: _shown(head, everything=everything, states=states, limit=limit, filters=filters),
         as_json=as_json,
@@ -120,7 +127,7 @@ def _reasons_cut(jobs: Sequence[JobView], lines: Sequence[str]) -> list[str]:
     """Why jobs wait, in full, where the table had no room for it: the line a waiting user came for."""
     waiting = [job for job in jobs if job.state is JobState.PENDING and job.detail]
     cut = [job for job in waiting if not any(clean(job.detail) in line for line in lines)]
-    told = [f"job {job.id} waits: {clean(job.detail)}" for job in cut[:_REASONS_MAX]]
+    told = [f"job {_called(job)} waits: {clean(job.detail)}" for job in cut[:_REASONS_MAX]]
     return [
         *told,
         *([f"and {len(cut) - _REASONS_MAX} more; phalanx show JOB tells"] if len(cut) > _REASONS_MAX else []),
@@ -131,7 +138,7 @@ def _row(job: JobView, screen: Terminal, now_s: float) -> list[Cell | str]:
     progress = job.progress
     shape = job.shape.replace(" ", "") if job.gpu_count else "cpu"
     return [
-        Cell(job.id, "bold"),
+        Cell(_called(job), "bold"),
         job.name,
         cells.state(_state(job)),
         shape or job.gpus,
@@ -145,8 +152,19 @@ def _row(job: JobView, screen: Terminal, now_s: float) -> list[Cell | str]:
         str(job.attempts) if job.attempts > 1 else "",
         job.user,
         job.queue,
-        _where_or_why(job),
+        _where_or_why(job, now_s),
     ]
+
+
+def _called(job: JobView) -> str:
+    """`17`, `17_3`, or `17_[40-99]%8` of waiting elements."""
+    if not job.elements:
+        return job.id
+    at_once = "" if job.array_max is None else f"%{job.array_max}"
+    numbers = (
+        job.elements if len(job.elements) <= _NUMBERS_MAX else job.elements[:_NUMBERS_MAX].rpartition(",")[0] + ",..."
+    )
+    return f"{job.array_id}_[{numbers}]{at_once}"
 
 
 def _state(job: JobView) -> str:
@@ -163,9 +181,18 @@ def _time(job: JobView, now_s: float) -> str:
     return format_duration(max(0.0, (job.ended_s or now_s) - begun))
 
 
-def _where_or_why(job: JobView) -> Cell | str:
+def why_waits(job: JobView, now_s: float) -> str:
+    """Why it waits: the head's sentence, or from when on it may start by the clock here."""
+    if job.reason == Reason.BEGIN_TIME and job.begin_s is not None:
+        from phalanx.cli.jobs.begin import shown
+
+        return f"not before {shown(job.begin_s, now_s)}"
+    return job.detail or job.reason
+
+
+def _where_or_why(job: JobView, now_s: float) -> Cell | str:
     if job.state is JobState.PENDING:
-        return Cell(job.detail or job.reason, "yellow")
+        return Cell(why_waits(job, now_s), "yellow")
     if job.state is JobState.RUNNING:
         return ", ".join(job.nodes)
     if job.state is JobState.SUCCEEDED:
@@ -184,5 +211,5 @@ def _next(jobs: Sequence[JobView]) -> str:
     ):
         match = next((job for job in reversed(jobs) if job.state is state), None)
         if match is not None:
-            return f"phalanx {command} {match.id}"
+            return f"phalanx {command} {match.array_id if match.elements else match.id}"
     return "phalanx run --gpus 1 -- python train.py"

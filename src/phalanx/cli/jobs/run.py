@@ -12,6 +12,7 @@ from phalanx.cli.jobs.asked import CommandAfterDashes, asked, job_options
 from phalanx.cli.jobs.submit import hand_in
 from phalanx.cli.terminal import clean
 from phalanx.cli.words import RANK
+from phalanx.core.errors import BadRequest
 
 
 @click.command(cls=CommandAfterDashes)
@@ -34,11 +35,15 @@ def run(context: click.Context, /, detach: bool, rank: str | None, **given: Any)
     phalanx run job.yaml
     """  # noqa: D301 - click reads the backspace character itself
     wanted = asked(context, given)
+    if wanted.spec.array and not detach:
+        raise BadRequest(
+            "--array: an array has no one output to stay with", hint="phalanx submit --wait waits for all elements"
+        )
     head = connect()
     taken = hand_in(head, wanted)
     print(clean(f"job {taken.id} ({wanted.spec.name}): {'; '.join(taken.notes)}"), file=sys.stderr, flush=True)
     if detach:
-        print(f"next: phalanx attach {taken.id}", file=sys.stderr)
+        print(f"next: phalanx {'show' if wanted.spec.array else 'attach'} {taken.id}", file=sys.stderr)
         return 0
     try:
         # Imported while the head already works on the job.

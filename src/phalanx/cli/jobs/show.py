@@ -12,7 +12,9 @@ import msgspec
 
 from phalanx.cli import cells
 from phalanx.cli.connect import connect
+from phalanx.cli.jobs.array import array_shown
 from phalanx.cli.jobs.named import job_named
+from phalanx.cli.jobs.ps import why_waits
 from phalanx.cli.lists import Shown, list_options, show
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, clean, cut
@@ -54,6 +56,8 @@ def show_(job: str, whole_story: bool, as_json: bool, watch: bool) -> None:
 
 def _shown(head: Client, job_id: str, *, whole_story: bool) -> Shown:
     detail = head.job(job_id)
+    if detail.job.states:
+        return array_shown(detail.job)
     receipt = msgspec.convert(head.receipt(job_id), Receipt) if detail.attempts else None
     value = _Job(job=detail.job, attempts=detail.attempts, story=_story(head, job_id), receipt=receipt)
     now_s = time.time()
@@ -109,10 +113,13 @@ def _facts(job: JobView, attempts: Sequence[AttemptView], screen: Terminal, now_
     progress = job.progress
     facts = {
         "command": job.command,
-        "why": (job.detail or job.reason) if job.state is not JobState.RUNNING else "",
+        "why": why_waits(job, now_s) if job.state is not JobState.RUNNING else "",
+        "array": "" if not job.array_id else f"element {job.array_index} of {job.array_size} of array {job.array_id}",
+        "after": ", ".join(job.unmet),
         "who": f"{job.user}, project {job.project}, queue {job.queue}, priority {job.priority}",
         "when": f"{_clock(job.submit_s)}{waited}{ran}{limit}",
         "shape": shape + (" (virtual devices)" if job.virtual else ""),
+        "terms": ", ".join(job.terms),
         "progress": "" if progress is None else _progress(job, screen),
         "folder": job.workdir,
         "outputs": job.output_dir,

@@ -36,6 +36,7 @@ def submit(context: click.Context, /, wait: bool, timeout: str | None, as_json: 
 
     \b
     phalanx submit --gpus 2x8 -- python train.py --lr 3e-4
+    phalanx submit --array 0-99%8 --depends-on 17 -- python eval.py
     phalanx submit job.yaml
     """  # noqa: D301 - click reads the backspace character itself
     wanted = asked(context, given)
@@ -52,7 +53,7 @@ def submit(context: click.Context, /, wait: bool, timeout: str | None, as_json: 
         for note in taken.notes:
             print(f"  {note}")
         if not wait:
-            print(f"next: phalanx attach {taken.id}")
+            print(f"next: phalanx {'show' if wanted.spec.array else 'attach'} {taken.id}")
     sys.stdout.flush()
     if not wait:
         return 0

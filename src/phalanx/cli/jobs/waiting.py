@@ -40,7 +40,9 @@ def wait_for_end(head: Client, job_id: str, timeout_s: float | None) -> int:
                 hint=f"phalanx attach {job_id}",
             )
         line = (
-            f"waiting: {job.detail or job.reason}"
+            f"array {job_id}: {job.detail}"
+            if job.states
+            else f"waiting: {job.detail or job.reason}"
             if job.state is JobState.PENDING
             else f"job {job_id} runs on {', '.join(job.nodes)}"
         )
@@ -61,9 +63,9 @@ def ended(job: JobView) -> str:
         "" if job.started_s is None or job.ended_s is None else f" after {format_duration(job.ended_s - job.started_s)}"
     )
     by = f" by {job.cancelled_by}" if job.state is JobState.CANCELLED and job.cancelled_by else ""
-    why = f": {job.detail}" if job.state in (JobState.FAILED, JobState.TIMEOUT) and job.detail else ""
+    why = f": {job.detail}" if job.detail and (job.states or job.state is not JobState.CANCELLED or not by) else ""
     attempts = f" ({job.attempts} attempts)" if job.attempts > 1 else ""
-    return clean(f"job {job.id} {word}{by}{code}{took}{attempts}{why}")
+    return clean(f"{'array' if job.states else 'job'} {job.id} {word}{by}{code}{took}{attempts}{why}")
 
 
 def exit_code(state: JobState, code: int | None) -> int:

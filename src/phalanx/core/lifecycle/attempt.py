@@ -7,7 +7,6 @@ leaves. A happening that is not in the table for the present state changes nothi
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Final
 
 from phalanx.core.ids import NodeId
@@ -26,6 +25,7 @@ from phalanx.core.state.events import (
     Progressed,
     TaskExited,
 )  # fmt: skip
+from phalanx.core.state.revise import replace
 from phalanx.core.state.story import StoryLine
 from phalanx.core.work.attempt import Attempt, AttemptState, Cause, Member, MemberState
 from phalanx.core.work.job import Job
@@ -61,12 +61,16 @@ def _same(case: Case) -> Outcome:
 
 def _ready(case: Case, attempt: Attempt, happening: MemberReady, facts: Facts) -> Outcome:
     rank_zero = attempt.allocation.grants[0].node_id == happening.node_id
-    attempt = _with_member(attempt, happening.node_id, MemberState.READY, port=happening.port if rank_zero else None)
-    if rank_zero:
-        attempt = replace(attempt, resume=happening.resume)
-    if any(member.state is not MemberState.READY for member in attempt.members):
+    members = _members_with(
+        attempt, happening.node_id, MemberState.READY, port=happening.port if rank_zero else None
+    )
+    whole = all(member.state is MemberState.READY for member in members)
+    attempt = replace(
+        attempt, members=members, state=_S.STARTING if whole else attempt.state,
+        resume=happening.resume if rank_zero else attempt.resume,
+    )  # fmt: skip
+    if not whole:
         return Outcome(job=case.job, attempt=attempt)
-    attempt = replace(attempt, state=_S.STARTING)
     source = f", from step {attempt.resume.step}" if attempt.resume is not None else ""
     told = line(
         case, facts, "starting", f"{len(attempt.members)} of {len(attempt.members)} nodes ready; ranks start{source}"
@@ -84,12 +88,13 @@ def _refused(case: Case, attempt: Attempt, happening: MemberRefused, facts: Fact
 
 
 def _started(case: Case, attempt: Attempt, happening: MemberStarted, facts: Facts) -> Outcome:
-    attempt = _with_member(attempt, happening.node_id, MemberState.STARTED, unless=_ACCOUNTED)
-    if any(member.state in (MemberState.ASKED, MemberState.READY) for member in attempt.members):
-        return Outcome(job=case.job, attempt=attempt)
+    members = _members_with(attempt, happening.node_id, MemberState.STARTED, unless=_ACCOUNTED)
+    if any(member.state in (MemberState.ASKED, MemberState.READY) for member in members):
+        return Outcome(job=case.job, attempt=replace(attempt, members=members))
     attempt = replace(
-        attempt, state=_S.RUNNING, running_s=facts.now_s, first_running_s=attempt.first_running_s or facts.now_s
-    )
+        attempt, members=members, state=_S.RUNNING, running_s=facts.now_s,
+        first_running_s=attempt.first_running_s or facts.now_s,
+    )  # fmt: skip
     job = case.job if case.job.started_s is not None else replace(case.job, started_s=facts.now_s)
     told = line(case, facts, "running", f"all {attempt.allocation.world_size} ranks run")
     return Outcome(job=job, attempt=attempt, lines=(told,))
@@ -261,13 +266,25 @@ def _with_member(
     why: str = "",
     unless: tuple[MemberState, ...] = (),
 ) -> Attempt:
-    members = tuple(
+    return replace(attempt, members=_members_with(attempt, node_id, state, port=port, why=why, unless=unless))
+
+
+def _members_with(
+    attempt: Attempt,
+    node_id: NodeId,
+    state: MemberState,
+    *,
+    port: int | None = None,
+    why: str = "",
+    unless: tuple[MemberState, ...] = (),
+) -> tuple[Member, ...]:
+    """The gang's members after this one's change; one whose state is in `unless` stays as it is."""
+    return tuple(
         replace(member, state=state, port=port if port is not None else member.port, why=why or member.why)
         if member.node_id == node_id and member.state not in unless
         else member
         for member in attempt.members
     )
-    return replace(attempt, members=members)
 
 
 _USERS: Final = (Cause.CANCELLED, Cause.REQUEUED, Cause.TIMEOUT, Cause.PREEMPTED, Cause.MOVED, Cause.DRAINED)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from phalanx.core.errors import Conflict
 from phalanx.core.ids import Epoch
 from phalanx.core.lifecycle import orders
 from phalanx.core.lifecycle.attempt import transition
+from phalanx.core.lifecycle.dependencies import first_reason
 from phalanx.core.lifecycle.facts import Case, Facts, Outcome, line
 from phalanx.core.lifecycle.happenings import StopWanted
 from phalanx.core.state.events import Update
+from phalanx.core.state.revise import replace
 from phalanx.core.units import format_duration
 from phalanx.core.work.allocation import Allocation
 from phalanx.core.work.attempt import Attempt, Cause, Member
-from phalanx.core.work.job import Job, JobState, Reason
+from phalanx.core.work.job import Job, JobState
 
 
 def place(job: Job, allocation: Allocation, facts: Facts) -> Outcome:
@@ -72,7 +72,8 @@ def hold(case: Case, held: bool, by: str, facts: Facts) -> Outcome:
         raise Conflict(f"job {job.id} is {job.state.value}; only a pending job can be {'held' if held else 'released'}",
                        hint=f"phalanx requeue {job.id} stops it first" if held else "")  # fmt: skip
     told = line(case, facts, "held" if held else "released", f"{'held' if held else 'released'} by {by}", by=by)
-    return Outcome(job=replace(job, held=held, reason=Reason.HELD if held else Reason.NEW), attempt=None, lines=(told,))
+    reason, detail = first_reason(held=held, unmet=job.unmet, begin_s=job.spec.begin_s, now_s=facts.now_s)
+    return Outcome(job=replace(job, held=held, reason=reason, detail=detail), attempt=None, lines=(told,))
 
 
 def requeue(case: Case, by: str, facts: Facts) -> Outcome:
@@ -109,12 +110,19 @@ def update(case: Case, event: Update, facts: Facts) -> Outcome:
         # Its supervisors end the tasks by the limit they were told at the start, also when no head is there.
         raise Conflict(f"job {job.id} runs under a limit of {format_duration(limit_s)}; while it runs it can only be shortened",
                        hint=f"phalanx requeue {job.id}, then update")  # fmt: skip
+    if event.begin_s is not None and job.state is not JobState.PENDING:
+        raise Conflict(f"job {job.id} runs and has begun", hint=f"phalanx requeue {job.id} first")
     changes = {
         "name": event.name, "priority": event.priority, "time_limit_s": event.time_limit_s, "queue": event.queue,
+        "begin_s": event.begin_s,
     }  # fmt: skip
     given = {key: value for key, value in changes.items() if value is not None}
     spec = replace(job.spec, **given)  # type: ignore[arg-type]  # the keys are JobSpec's own, of the types Update states
     told = line(
         case, facts, "updated", ", ".join(f"{key} = {value}" for key, value in given.items()) or "nothing", by=event.by
     )
-    return Outcome(job=replace(job, spec=spec, queue=event.queue or job.queue), attempt=case.attempt, lines=(told,))
+    after = replace(job, spec=spec, queue=event.queue or job.queue)
+    if event.begin_s is not None:
+        reason, detail = first_reason(held=job.held, unmet=job.unmet, begin_s=event.begin_s, now_s=facts.now_s)
+        after = replace(after, reason=reason, detail=detail)
+    return Outcome(job=after, attempt=case.attempt, lines=(told,))

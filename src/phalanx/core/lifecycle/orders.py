@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 from phalanx.core.ids import NodeId
 from phalanx.core.lifecycle.facts import CRASH_GRACE_S, Case, Facts
 from phalanx.core.state.commands import Command, DeleteCheckpoints, Forget, Prepare, StartTasks, StopTasks
+from phalanx.core.state.revise import replace
 from phalanx.core.work.attempt import Attempt, Cause, Member, MemberState
 from phalanx.core.work.job import Job
 
@@ -34,6 +34,7 @@ def prepare(job: Job, attempt: Attempt, facts: Facts, *, only: NodeId | None = N
         checkpoint_dir=f"{root}/{job.id}/epoch-{attempt.epoch}", output_dir=f"{facts.output_root}/{job.id}",
         deadline_s=deadline_s, restarts=attempt.epoch - 1 + attempt.generation,
         mtbf_s=facts.mtbf_s / max(1, len(attempt.allocation.grants)), user=job.user,
+        array=job.array,
     )  # fmt: skip
     return tuple(
         replace(common, node_id=member.node_id) for member in attempt.members if only is None or member.node_id == only

@@ -6,8 +6,6 @@ and exit with code 1 long before the dead node's lease is over.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from phalanx.core.ids import Generation, NodeId
 from phalanx.core.lifecycle import orders
 from phalanx.core.lifecycle.facts import (
@@ -20,9 +18,16 @@ from phalanx.core.lifecycle.facts import (
     Outcome,
     line,
 )  # fmt: skip
+from phalanx.core.state.revise import replace
 from phalanx.core.work.attempt import TIME_LIMIT_NOTE, Attempt, AttemptState, Cause, Member, MemberState, TaskExit
 from phalanx.core.work.job import BACKOFF_MAX_S, Job, JobState, Reason
 
+_REASON = {
+    Cause.PREEMPTED: Reason.PREEMPTED,
+    Cause.MOVED: Reason.MOVED,
+    Cause.DRAINED: Reason.DRAINED,
+    Cause.REQUEUED: Reason.REQUEUED,
+}
 _SIGTERM_CODE = 143  # 128 + SIGTERM: what a shell says of a command that was asked to end
 
 
@@ -40,7 +45,7 @@ def settle(case: Case, attempt: Attempt, facts: Facts) -> Outcome:
         case Cause.PREEMPTED | Cause.MOVED | Cause.DRAINED | Cause.REQUEUED:
             preempted = cause is Cause.PREEMPTED
             after = replace(job, preemptions=job.preemptions + preempted, moves=job.moves + (cause is Cause.MOVED))
-            return _wait(after, attempt, cause, Reason.PREEMPTED if preempted else Reason.REQUEUED, 0.0, facts)
+            return _wait(after, attempt, cause, _REASON[cause], 0.0, facts)
         case Cause.FREEZE:
             return _again(job, attempt, cause, facts)
         case Cause.PORT_TAKEN:
@@ -127,7 +132,10 @@ def _end(case: Case, attempt: Attempt, cause: Cause, state: JobState, code: int,
 def _wait(job: Job, attempt: Attempt, cause: Cause, reason: Reason, not_before_s: float, facts: Facts) -> Outcome:
     """End the attempt; the job is PENDING again under `reason`, unless a cancel has been acknowledged meanwhile."""
     ended = _ended(attempt, cause, facts, None)
-    after = replace(job, state=JobState.PENDING, reason=reason, detail=attempt.why, not_before_s=not_before_s)
+    attained_s = job.attained_s + _kept_s(job, attempt)
+    after = replace(
+        job, state=JobState.PENDING, reason=reason, detail=attempt.why, not_before_s=not_before_s, attained_s=attained_s
+    )
     resume = f"; resumes from step {job.checkpoints[-1].step}" if job.checkpoints else ""
     told = line(
         Case(job=job, attempt=attempt),
@@ -136,6 +144,14 @@ def _wait(job: Job, attempt: Attempt, cause: Cause, reason: Reason, not_before_s
         f"attempt {attempt.epoch} ended ({cause.value}): {attempt.why}{resume}",
     )
     return Outcome(job=after, attempt=ended, commands=orders.forget(attempt), lines=(told,))
+
+
+def _kept_s(job: Job, attempt: Attempt) -> float:
+    """Time this attempt ran whose work a checkpoint keeps."""
+    newest = job.checkpoints[-1] if job.checkpoints else None
+    if newest is None or newest.epoch != attempt.epoch or attempt.first_running_s is None:
+        return 0.0
+    return max(0.0, newest.saved_s - attempt.first_running_s)
 
 
 def _again(job: Job, attempt: Attempt, cause: Cause, facts: Facts) -> Outcome:

@@ -10,12 +10,24 @@ from phalanx.core.work.job import JobState
 
 
 def rejection(world: World, placement: Placement) -> str:
-    """Why the placement cannot be committed; empty when it can. Checks invariants 1, 2, 4, 5 and 12 of the design."""
+    """Why the placement cannot be committed; empty when it can. Checks invariants 1, 2, 4 to 7 and 12 of the design."""
     job = world.jobs.get(placement.job_id)
     if job is None or job.state is not JobState.PENDING or job.held or job.cancelled_by:
         return "the job no longer waits"
+    if job.unmet:
+        return "its dependencies do not hold yet"
     if placement.job_id in world.attempts:
         return "the job has a live attempt"
+    if job.queue in world.queues:
+        holdings = world.holdings()
+        refusal = holdings.admits(holdings.number(job.queue), job.user, placement.allocation.gpus)
+        if refusal is not None:
+            return refusal.sentence()
+    for reservation in world.reservations.values():
+        if reservation.begun and not reservation.admits(job.user, job.queue):
+            shut = [grant.node_id for grant in placement.allocation.grants if grant.node_id in reservation.nodes]
+            if shut:
+                return f"{shut[0]} is set aside for {reservation.holders} ({reservation.id})"
     seen: set[NodeId] = set()
     for grant in placement.allocation.grants:
         node = world.nodes.get(grant.node_id)

@@ -1,18 +1,26 @@
 """The persistent index a policy decides on: what runs, what waits, what is free. Deltas in, decisions out.
 
 The controller and the simulator keep one board each and tell it what happened (arrived, ended, node left, node back); a policy's
-`decide` calls `start`, `stop` and `move`, which change the board at once and note the decision. Whoever keeps the board carries the
-decisions out, or takes back what the newest state refuses (`undo_start`). Nothing here is rebuilt per cycle: a pass costs what changed.
+`decide` calls `start`, `stop` and `move`, which change the board at once and note the decision. The board is the *planned* state: a job
+that was told to stop is gone from it, though its processes may still be saving. Whoever keeps the board carries the decisions out, or
+takes back what the newest state refuses (`undo_start`). Nothing here is rebuilt per cycle: a pass costs what changed.
 """
 
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.core.fleet.topology import Tree
 from phalanx.core.scheduling.hazard import Group
+from phalanx.core.scheduling.need import Need
 from phalanx.core.scheduling.pool import Places, Pool
+from phalanx.core.scheduling.quota import QuotaTree
 
 NEVER_S = -1.0
 
@@ -25,56 +33,115 @@ class Verb(enum.Enum):
     MOVE = "move"  # save, stop, and go on elsewhere at once
 
 
-@dataclass(slots=True)
+class Because(enum.Enum):
+    """By what right a job is stopped or moved."""
+
+    VALUE = "value"  # the other brings more for the same GPUs
+    PRIORITY = "priority"  # the other's priority is higher
+    RECLAIM = "reclaim"  # the room was borrowed, and its owner wants it back
+    OVERDUE = "overdue"  # the other has waited past the bound
+    REPAIR = "repair"  # the other lost a node and gets its place back
+    SHRINK = "shrink"  # an elastic job gives back what it grew into
+    GROW = "grow"  # an elastic job takes idle nodes
+
+
+@dataclass(slots=True, eq=False)
+class Throttle:
+    """How many elements of an array may run at once, and do."""
+
+    running_max: int
+    running: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Klass:
+    """Jobs alike for every rule: judged once a pass, and explained once.
+
+    Attributes:
+        needs: what one of them asks, in order of preference.
+        gpus: devices of the first need, at least.
+        label: whose history speaks for them; jobs of one label and size end alike.
+        rank: priority; higher goes first, whatever else.
+        queue: number in the quota tree.
+        shut: bitset of nodes closed to them.
+    """
+
+    number: int
+    needs: tuple[Need, ...]
+    gpus: int
+    label: int = 0
+    rank: int = 0
+    queue: int = 0
+    user: str = ""
+    shut: int = 0
+    throttle: Throttle | None = None
+    group: Group | None = None
+
+
+@dataclass(slots=True, eq=False)
 class Entry:
     """One job as a policy sees it. Mutable, owned by its board.
 
     Attributes:
         seq: submit order; the last tie-break.
-        label: number of its queue.
         size_s: what a yardstick policy may know of its whole run time: exact, its limit, or predicted; -1 when unknown.
         attained_s: kept work of earlier runs; the present run adds `now - since_s`.
         since_s: start of the present run; -1 while it waits.
+        saved_s: when it last saved, if it does not save when asked to stop; -1 if it does, so that a stop loses nothing.
         waits_from_s: since when it waits without a break.
         waited_s: waiting before `waits_from_s`.
-        places: where it runs; empty while it waits.
+        places, need: where it runs and as what; empty while it waits.
         stops, moves: preemptions and moves it has borne.
-        shield_s: not stopped before this time.
+        shield_s: not stopped for another's value before this time.
         moved_s: when it came to where it runs.
         overdue: it has waited past the bound and goes before everyone.
-        group: jobs alike, of whose ends the policy learns.
+        repair: it lost its place through no fault of its own, and gets it back before newcomers.
+        avoid: bitset of nodes to use only if nothing else fits.
+        fixed: never stopped for another's sake.
     """
 
     seq: int
-    gpus: int
-    label: int
+    klass: Klass
     submit_s: float
+    gpus: int = 0
     size_s: float = -1.0
     attained_s: float = 0.0
     since_s: float = NEVER_S
+    saved_s: float = NEVER_S
     waits_from_s: float = 0.0
     waited_s: float = 0.0
     places: Places = ()
+    need: Need | None = None
     stops: int = 0
     moves: int = 0
     shield_s: float = 0.0
     moved_s: float = 0.0
     overdue: bool = False
-    group: Group | None = None
+    repair: bool = False
+    avoid: int = 0
+    fixed: bool = False
+
+    def __post_init__(self) -> None:
+        self.gpus = self.klass.gpus
 
     def service_s(self, now_s: float) -> float:
         """Kept work so far."""
         return self.attained_s if self.since_s < 0.0 else self.attained_s + (now_s - self.since_s)
 
+    def unsaved_s(self, now_s: float) -> float:
+        """Work that a stop now would lose."""
+        return 0.0 if self.saved_s < 0.0 or self.since_s < 0.0 else now_s - max(self.since_s, self.saved_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One line of a pass, in the order taken. `places` is empty for a stop; `because` is the job a stop or move makes room for."""
+    """One line of a pass, in the order taken. `places` is empty for a stop; `other` is the job a stop or move makes room for."""
 
     verb: Verb
     entry: Entry
     places: Places
-    because: Entry | None = None
+    other: Entry | None = None
+    because: Because | None = None
 
 
 class Listener:
@@ -84,84 +151,226 @@ class Listener:
         """Decide on the board; return when to be called again even if nothing happens, or None."""
 
     def arrived(self, entry: Entry) -> None:
-        """The job waits for the first time, or was taken back from a refused start."""
+        """The job waits (again)."""
 
     def left(self, entry: Entry) -> None:
-        """The waiting job is gone: cancelled or held."""
+        """The waiting job is gone: cancelled, held, or taken up by the board itself."""
 
     def ended(self, entry: Entry, now_s: float) -> None:
-        """The running job has ended; its places are still set."""
+        """The running job has come to its end; its places are still set."""
+
+    def stopped(self, entry: Entry, now_s: float) -> None:
+        """The running job has stopped without an end; its places are still set."""
 
 
 class Board:
-    """Jobs and room of one pool.
+    """Jobs and room of one fleet.
 
     Attributes:
+        pools: one per kind of device; `kind[node]` says which a node is in.
         restart_cost_s: work a preemption or a move costs the job: its restart and what it had not saved.
         waiting, running: by seq.
+        here: entries with devices on each node.
+        ranks: how many entries of each rank run.
+        elastic: how many of those that run may have more nodes than they asked at least.
         down: nodes that left and are not back.
+        lends: some queue has a right that others may borrow.
     """
 
-    __slots__ = ("_listener", "decisions", "down", "here", "pool", "restart_cost_s", "running", "waiting")
+    __slots__ = (
+        "_classes", "_listener", "cpus", "decisions", "down", "elastic", "here", "kind", "lends", "memory", "pools", "quotas", "ranks",
+        "restart_cost_s", "running", "size", "tree", "twins", "unit", "waiting",
+    )  # fmt: skip
 
-    def __init__(self, sizes: Sequence[int], *, restart_cost_s: float = 60.0) -> None:
-        self.pool = Pool(sizes)
+    def __init__(self, sizes: Sequence[int], *, restart_cost_s: float = 60.0, pools: Sequence[Pool] = (),
+                 kind: Sequence[int] = (), quotas: QuotaTree | None = None, cpus: list[int] | None = None,
+                 memory: list[int] | None = None, twins: dict[int, tuple[int, ...]] | None = None,
+                 tree: Tree | None = None, lends: bool = False) -> None:  # fmt: skip
+        self.pools = list(pools) or [Pool(sizes)]
+        self.kind = list(kind) or [0] * len(sizes)
+        self.size = list(sizes)
+        self.unit = max(self.size, default=0)
+        self.cpus = cpus or []
+        self.memory = memory or []
+        self.twins = twins or {}
+        self.quotas = quotas
+        self.lends = lends
+        self.tree = tree
         self.restart_cost_s = restart_cost_s
         self.waiting: dict[int, Entry] = {}
         self.running: dict[int, Entry] = {}
-        self.here: list[list[Entry]] = [[] for _ in sizes]  # entries with devices on each node
+        self.here: list[list[Entry]] = [[] for _ in sizes]
+        self.ranks: Counter[int] = Counter()
+        self.elastic = 0
         self.decisions: list[Decision] = []
         self.down: set[int] = set()
         self._listener = Listener()
+        self._classes: dict[tuple[object, ...], Klass] = {}
 
     def listen(self, listener: Listener) -> None:
         """Tell `listener` of every later change."""
         self._listener = listener
 
-    def arrive(self, entry: Entry) -> None:
+    def klass(self, needs: tuple[Need, ...], *, label: int = 0, rank: int = 0, queue: int = 0, user: str = "", shut: int = 0,
+              throttle: Throttle | None = None) -> Klass:  # fmt: skip
+        """The class of jobs of this kind; the same object for equal ones."""
+        key = (needs, label, rank, queue, user, shut, id(throttle))
+        found = self._classes.get(key)
+        if found is None:
+            found = Klass(
+                number=len(self._classes), needs=needs, gpus=needs[0].gpus, label=label, rank=rank, queue=queue, user=user,
+                shut=shut, throttle=throttle,
+            )  # fmt: skip
+            self._classes[key] = found
+        return found
+
+    def need_of(self, gpus: int) -> Need:
+        """Whole nodes and the remainder on one more, or a part of one node: what traces ask."""
+        whole, rest = divmod(gpus, self.unit)
+        return Need(nodes=1, devices=gpus) if gpus <= self.unit else Need(nodes=whole, devices=self.unit, tail=rest)
+
+    def domains(self, level: int) -> NDArray[np.int64]:
+        """Domain of each node number at the level; the node itself for the last one."""
+        domains = self.tree.domains if self.tree is not None else ()
+        return np.array(domains[level] if 0 <= level < len(domains) else range(len(self.size)))
+
+    @property
+    def free_total(self) -> int:
+        """Devices free on nodes that take work."""
+        return sum(pool.free_total for pool in self.pools)
+
+    # ---------------------------------------------------------------- looking
+
+    def admits(self, klass: Klass) -> bool:
+        """Whether quotas and limits let one more of the class start now."""
+        throttle = klass.throttle
+        if throttle is not None and throttle.running >= throttle.running_max:
+            return False
+        return self.quotas is None or self.quotas.admits(klass.queue, klass.user, klass.gpus) is None
+
+    def find(self, entry: Entry, shut: int = 0) -> tuple[Need, Places] | None:
+        """Where the job fits now, by its first need that does; nodes to avoid only if nothing else fits."""
+        klass = entry.klass
+        for need in klass.needs:
+            places = self.find_need(need, klass.shut | shut | entry.avoid)
+            if places is None and entry.avoid:
+                places = self.find_need(need, klass.shut | shut)
+            if places is not None:
+                return (need, places) if need.nodes_max <= need.nodes else self._widest(entry, need, places, shut)
+        return None
+
+    def find_need(self, need: Need, shut: int = 0) -> Places | None:
+        """Where the need fits now, in the first kind that holds it."""
+        for kind in need.kinds:
+            places = self.pools[kind].find(need, shut | need.shut)
+            if places is not None:
+                return places
+        return None
+
+    def _widest(self, entry: Entry, need: Need, places: Places, shut: int) -> tuple[Need, Places]:
+        """An elastic job takes as many nodes as there are, up to its most, and its queue allows."""
+        best = (need, places)
+        for nodes in range(need.nodes + 1, need.nodes_max + 1):
+            wider = replace(need, nodes=nodes)
+            if self.quotas is not None and self.quotas.admits(entry.klass.queue, entry.klass.user, wider.gpus) is not None:
+                break
+            found = self.find_need(wider, entry.klass.shut | shut)
+            if found is None:
+                break
+            best = (wider, found)
+        return best
+
+    # ---------------------------------------------------------------- what happened
+
+    def arrive(self, entry: Entry, now_s: float | None = None) -> None:
         """A job waits."""
-        entry.waits_from_s = entry.submit_s
+        entry.waits_from_s = entry.submit_s if now_s is None else now_s
         self.waiting[entry.seq] = entry
         self._listener.arrived(entry)
+
+    def adopt(self, entry: Entry, need: Need, places: Places, since_s: float) -> None:
+        """A job was running before this board was made."""
+        entry.since_s = entry.moved_s = since_s
+        self.running[entry.seq] = entry
+        self._hold(entry, need, places)
 
     def withdraw(self, entry: Entry) -> None:
         """A waiting job is gone."""
         del self.waiting[entry.seq]
         self._listener.left(entry)
 
-    def end(self, entry: Entry, now_s: float) -> None:
-        """A running job has ended."""
+    def end(self, entry: Entry, now_s: float, *, learn: bool = True) -> None:
+        """A running job is over; with `learn` it came to its own end."""
         del self.running[entry.seq]
-        self._listener.ended(entry, now_s)
+        if learn:
+            self._listener.ended(entry, now_s)
+        else:
+            self._listener.stopped(entry, now_s)
         self._release(entry)
 
-    def start(self, entry: Entry, places: Places, now_s: float) -> None:
+    def fell(self, entry: Entry, now_s: float, attained_s: float) -> None:
+        """A running job stopped without anybody here deciding it (a node died, a user requeued it): it waits again."""
+        del self.running[entry.seq]
+        self._listener.stopped(entry, now_s)
+        self._release(entry)
+        entry.attained_s = attained_s
+        entry.since_s = NEVER_S
+        entry.waits_from_s = now_s
+        self.waiting[entry.seq] = entry
+        self._listener.arrived(entry)
+
+    def undo_start(self, entry: Entry, now_s: float) -> None:
+        """The start cannot be carried out: the job waits as before."""
+        del self.running[entry.seq]
+        self._listener.stopped(entry, now_s)
+        self._release(entry)
+        if entry.since_s >= 0.0:
+            entry.waited_s -= max(0.0, entry.since_s - entry.waits_from_s)
+        entry.since_s = NEVER_S
+        self.waiting[entry.seq] = entry
+        self._listener.arrived(entry)
+
+    def node_left(self, node: int) -> None:
+        """No new work on the node. Its jobs are told of one by one, as their attempts end."""
+        self.down.add(node)
+        self.pools[self.kind[node]].leave(node)
+
+    def node_back(self, node: int) -> None:
+        """The node takes work again."""
+        self.down.discard(node)
+        self.pools[self.kind[node]].back(node)
+
+    # ---------------------------------------------------------------- deciding
+
+    def start(self, entry: Entry, need: Need, places: Places, now_s: float) -> None:
         """Decide a start. The policy takes the entry out of its own order itself."""
         del self.waiting[entry.seq]
         self.running[entry.seq] = entry
         entry.waited_s += now_s - entry.waits_from_s
         entry.since_s = now_s
-        self._hold(entry, places)
+        entry.repair = False
+        self._hold(entry, need, places)
         self.decisions.append(Decision(Verb.START, entry, places))
 
-    def stop(self, entry: Entry, now_s: float, because: Entry | None = None) -> None:
+    def stop(self, entry: Entry, now_s: float, other: Entry | None = None, because: Because | None = None) -> None:
         """Decide a preemption: the job loses its room and the restart cost, and waits again."""
         del self.running[entry.seq]
-        entry.attained_s += now_s - entry.since_s - self.restart_cost_s
+        entry.attained_s += now_s - entry.since_s - self.restart_cost_s - entry.unsaved_s(now_s)
         entry.since_s = NEVER_S
         entry.waits_from_s = now_s
         entry.stops += 1
         self._release(entry)
         self.waiting[entry.seq] = entry
-        self.decisions.append(Decision(Verb.STOP, entry, (), because))
+        self.decisions.append(Decision(Verb.STOP, entry, (), other, because))
 
-    def move(self, entry: Entry, places: Places, because: Entry | None = None) -> None:
+    def move(self, entry: Entry, need: Need, places: Places, now_s: float, other: Entry | None = None,
+             because: Because | None = None) -> None:  # fmt: skip
         """Decide a move: the job goes on elsewhere and loses the restart cost."""
-        entry.attained_s -= self.restart_cost_s
+        entry.attained_s -= self.restart_cost_s + entry.unsaved_s(now_s)
         entry.moves += 1
         self._release(entry)
-        self._hold(entry, places)
-        self.decisions.append(Decision(Verb.MOVE, entry, places, because))
+        self._hold(entry, need, places)
+        self.decisions.append(Decision(Verb.MOVE, entry, places, other, because))
 
     def drain(self) -> list[Decision]:
         """Hand over the decisions since the last call."""
@@ -169,36 +378,65 @@ class Board:
         self.decisions = []
         return taken
 
-    def undo_start(self, entry: Entry) -> None:
-        """The newest state refused the start: the job waits as before."""
-        del self.running[entry.seq]
-        self._release(entry)
-        entry.waited_s -= entry.since_s - entry.waits_from_s
-        entry.since_s = NEVER_S
-        self.waiting[entry.seq] = entry
-        self._listener.arrived(entry)
+    # ---------------------------------------------------------------- trying out
 
-    def node_left(self, node: int) -> None:
-        """No new work on the node."""
-        self.down.add(node)
-        self.pool.leave(node)
+    def give(self, entry: Entry) -> None:
+        """Free the entry's devices for a trial; `take` puts them back."""
+        self._give(entry.need, entry.places)
 
-    def node_back(self, node: int) -> None:
-        """The node takes work again."""
-        self.down.discard(node)
-        self.pool.back(node)
+    def take(self, entry: Entry) -> None:
+        """End the trial."""
+        self._take(entry.need, entry.places)
 
-    def _hold(self, entry: Entry, places: Places) -> None:
+    def _hold(self, entry: Entry, need: Need, places: Places) -> None:
         entry.places = places
-        self.pool.take(places)
+        entry.need = need
+        self._take(need, places)
         for node, _ in places:
             self.here[node].append(entry)
+        klass = entry.klass
+        if self.quotas is not None:
+            self.quotas.take(klass.queue, klass.user, sum([count for _, count in places]))
+        if klass.throttle is not None:
+            klass.throttle.running += 1
+        self.ranks[klass.rank] += 1
+        self.elastic += need.nodes_max > 0
 
     def _release(self, entry: Entry) -> None:
-        self.pool.give(entry.places)
+        self._give(entry.need, entry.places)
         for node, _ in entry.places:
             self.here[node].remove(entry)
+        klass = entry.klass
+        if self.quotas is not None:
+            self.quotas.give(klass.queue, klass.user, sum([count for _, count in entry.places]))
+        if klass.throttle is not None:
+            klass.throttle.running -= 1
+        self.ranks[klass.rank] -= 1
+        if not self.ranks[klass.rank]:
+            del self.ranks[klass.rank]
+        self.elastic -= entry.need is not None and entry.need.nodes_max > 0
         entry.places = ()
+        entry.need = None
+
+    def _take(self, need: Need | None, places: Places) -> None:
+        if places:
+            self.pools[self.kind[places[0][0]]].take(places)
+            if need is not None and (need.cpus or need.memory_bytes):
+                self._book(places, -need.cpus, -need.memory_bytes)
+
+    def _give(self, need: Need | None, places: Places) -> None:
+        if places:
+            self.pools[self.kind[places[0][0]]].give(places)
+            if need is not None and (need.cpus or need.memory_bytes):
+                self._book(places, need.cpus, need.memory_bytes)
+
+    def _book(self, places: Places, cpus: int, memory_bytes: int) -> None:
+        for node, _ in places:
+            for number in self.twins.get(node, (node,)):
+                self.cpus[number] += cpus
+                self.memory[number] += memory_bytes
+                if number != node:
+                    self.pools[self.kind[number]].booked(number)
 
 
 def by_submit(entries: Iterable[Entry]) -> list[Entry]:

@@ -15,6 +15,7 @@ class Need:
         within: topology level (number, outermost 0) whose single domain must hold it; -1 for any.
         required: `within` is a must; else tried first.
         slice_nodes, slice_within: every so many parts, in rank order, inside one domain of that level; 0 and -1 for no slices.
+        shut: bitset of nodes whose devices will not do, though they are of the kind.
         nodes_max: elastic: takes up to so many parts; equal to `nodes` for a fixed gang.
     """
 
@@ -29,6 +30,7 @@ class Need:
     slice_nodes: int = 0
     slice_within: int = -1
     nodes_max: int = 0
+    shut: int = 0
 
     @property
     def gpus(self) -> int:
@@ -38,4 +40,4 @@ class Need:
     @property
     def plain(self) -> bool:
         """Whether device counts alone decide: no CPUs, memory or topology asked for."""
-        return not (self.cpus or self.memory_bytes or self.within >= 0 or self.slice_nodes)
+        return not (self.cpus or self.memory_bytes or self.within >= 0 or self.slice_nodes or self.shut)

@@ -1,77 +1,126 @@
 """What is free: devices per node, kept in buckets by free count so that best fit is a look-up and not a search.
 
-A bucket is a whole number whose bit `n` says that node `n` has exactly that many devices free; the lowest bit is the tie-break, so equal
-pools give equal placements. Python's integers do the set arithmetic of 12,500 nodes in about a hundred nanoseconds. The pool counts
-devices; which indices on a node are handed out is the caller's affair.
+A bucket is a set of nodes (`bits.py`); its lowest member is the tie-break, so equal pools give equal placements. The pool counts devices;
+which indices on a node are handed out is the caller's affair. A gang goes into the smallest domain of the topology that holds it
+(`gang.py`, `domains.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from phalanx.core.fleet.topology import Tree
+from phalanx.core.scheduling.bits import bits_of, lowest
+from phalanx.core.scheduling.domains import Domains
+from phalanx.core.scheduling.enough import Enough
+from phalanx.core.scheduling.gang import Candidates, place_gang
+from phalanx.core.scheduling.need import Need
 
 Places = tuple[tuple[int, int], ...]  # (node number, devices) per node of a gang, node numbers ascending
 
 
-class Pool:
-    """Free devices of the nodes that take work. Node numbers are dense, in the order given.
+class Room(NamedTuple):
+    """What there is for a need, to say why it does not fit.
 
     Attributes:
-        size: devices of each node; 0 for a node that is away.
-        free: devices of each node that nobody holds; kept while a node is away, so that it can come back.
-        unit: devices of the largest node: what "a whole node" means for a gang that spans nodes.
-        free_total: sum over the nodes that are not away.
+        free_total: devices free in all.
+        most_free: devices free on the emptiest node.
+        whole_nodes: whole free nodes.
+        largest_domain: nodes that hold a part of the need, in the domain that has most of them, of the level the need asks for (of
+            its slices' level if it asks for none; the whole pool without either).
     """
 
-    __slots__ = ("away", "buckets", "counts", "free", "free_total", "size", "touched", "unit")
+    free_total: int
+    most_free: int
+    whole_nodes: int
+    largest_domain: int
 
-    def __init__(self, sizes: Sequence[int]) -> None:
+
+class Pool:
+    """Free devices of the nodes of one kind. Node numbers are the board's, over all kinds, and follow the tree's order.
+
+    Attributes:
+        size: devices of each node; -1 for a node that is not of this pool.
+        free: devices of each node that nobody holds; kept while a node is away, so that it can come back.
+        unit: devices of the largest node: what "a whole node" means for a gang that spans nodes.
+        buckets, counts: [free devices] the nodes with exactly so many, and how many they are; without those that are away.
+        listed: the nodes that are not away.
+        free_total: sum over those.
+        touched: nodes changed since a reader last cleared it.
+    """
+
+    __slots__ = (
+        "_empty", "away", "buckets", "counts", "domains", "enough", "free", "free_total", "listed", "size", "touched", "tree", "unit",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        *,
+        tree: Tree | None = None,
+        cpus: Sequence[int] | None = None,
+        memory: Sequence[int] | None = None,
+    ) -> None:
+        """All free.
+
+        Args:
+            sizes: of every node number; -1 for those of other pools.
+            tree: places of every node number; None (or a tree without levels) for no topology.
+            cpus: free CPUs by node number: the board's own list, only read here; None when nobody counts them. `booked` says it changed.
+            memory: the same in bytes.
+        """
+        nodes = [node for node, size in enumerate(sizes) if size >= 0]
         self.size = list(sizes)
         self.free = list(sizes)
-        self.unit = max(self.size, default=0)
-        self.buckets = [0] * (self.unit + 1)
-        self.counts = [0] * (self.unit + 1)
-        for free in self.free:
-            self.counts[free] += 1
-        for free in range(self.unit + 1):
-            self.buckets[free] = _bits(node for node, own in enumerate(self.free) if own == free)
-        self.free_total = sum(self.free)
+        self.unit = max(self.size, default=0) if nodes else 0
+        self.tree = tree if tree is not None and tree.levels and nodes else None
+        self.domains = None if self.tree is None else Domains(self.tree, nodes, self.unit)
+        self.enough = Enough(cpus, memory, nodes)
+        self.buckets = [bits_of(node for node in nodes if self.free[node] == free) for free in range(self.unit + 1)]
+        self.counts = [bucket.bit_count() for bucket in self.buckets]
+        self.listed = bits_of(nodes)
+        self.free_total = sum(self.free[node] for node in nodes)
         self.away: set[int] = set()
-        self.touched: set[int] = set(range(len(self.size)))  # nodes changed since a reader last cleared it
+        self.touched: set[int] = set(nodes)
+        self._empty: Pool | None = None
+        if self.domains is not None:
+            for node in nodes:
+                self.domains.shift(node, -1, self.free[node])
 
-    def fits_ever(self, gpus: int) -> bool:
-        """Whether the empty fleet, with every node back, could hold a gang of `gpus`."""
+    # ---------------------------------------------------------------- looking
+
+    def find(self, need: Need, shut: int = 0) -> Places | None:
+        """The placement that leaves the least room behind, or None.
+
+        One node: the one with the fewest free devices that suffice; among equals that in the fullest domain, innermost level first, then
+        the lowest. A gang: see `gang.place_gang`. A need without devices goes to the nodes with the fewest free CPUs that suffice.
+
+        Args:
+            need: `tail` smaller than `devices`.
+            shut: nodes not to use, beside those in `need.shut`.
+        """
+        wanted = need.devices
+        if need.shut:
+            shut |= need.shut
+        if need.nodes == 1 and wanted and not need.tail:
+            if self.domains is not None or shut or need.cpus or need.memory_bytes:
+                node = self._find_one(need, shut)
+                return None if node < 0 else ((node, wanted),)
+            counts = self.counts
+            for free in range(wanted, self.unit + 1):
+                if counts[free]:
+                    bits = self.buckets[free]
+                    return (((bits & -bits).bit_length() - 1, wanted),)
+            return None
+        if need.gpus > self.free_total or (need.devices == self.unit and need.nodes > self.counts[self.unit]):
+            return None
+        return place_gang(need, self._candidates(need, shut))
+
+    def find_gpus(self, gpus: int) -> Places | None:
+        """`find` for a number alone: one node, or whole nodes and the remainder on one more."""
         whole, rest = divmod(gpus, self.unit) if gpus > self.unit else (0, gpus)
-        full = sum(1 for size in self.size if size == self.unit)
-        if whole > full:
-            return False
-        return rest == 0 or full > whole or any(size >= rest for size in self.size if size < self.unit)
-
-    def find(self, gpus: int) -> Places | None:
-        """The consolidated placement that leaves the least room behind: one node, or whole nodes and the remainder on one more."""
-        unit = self.unit
-        if gpus > self.free_total:
-            return None
-        if gpus <= unit:
-            node = self._best(gpus)
-            return None if node < 0 else ((node, gpus),)
-        whole, rest = divmod(gpus, unit)
-        if self.counts[unit] < whole:
-            return None
-        bits = self.buckets[unit]
-        nodes: list[tuple[int, int]] = []
-        for _ in range(whole):
-            low = bits & -bits
-            nodes.append((low.bit_length() - 1, unit))
-            bits ^= low
-        if rest:
-            node = self._best_below(rest)
-            if node < 0:
-                if not bits:
-                    return None
-                node = (bits & -bits).bit_length() - 1
-            nodes.append((node, rest))
-            nodes.sort()
-        return tuple(nodes)
+        return self.find(Need(nodes=whole, devices=self.unit, tail=rest) if whole else Need(nodes=1, devices=gpus))
 
     def find_outside(self, gpus: int, shut: int) -> int:
         """Best fit for at most one node's worth, outside the nodes whose bits are set in `shut`; -1 when nothing fits.
@@ -79,10 +128,69 @@ class Pool:
         Whole free nodes are not broken up: whoever asks wants to make one.
         """
         for free in range(gpus, self.unit if gpus < self.unit else self.unit + 1):
-            bits = self.buckets[free] & ~shut
+            bits = self.buckets[free]
             if bits:
-                return (bits & -bits).bit_length() - 1
+                bits ^= bits & shut
+                if bits:
+                    return lowest(bits)
         return -1
+
+    def fits_ever(self, need: Need) -> bool:
+        """Whether the empty pool, with every node back, could hold the need. CPUs and memory are not looked at."""
+        if self._empty is None:
+            self._empty = Pool(self.size, tree=self.tree)
+        return self._empty.find(need) is not None
+
+    def why_not(self, need: Need, shut: int = 0) -> Room:
+        """What there is for the need; `shut` as in `find` limits `largest_domain` alone."""
+        bits = self._candidates(need, shut | need.shut).bits
+        level = need.within if need.within >= 0 else need.slice_within
+        if self.domains is None or level < 0:
+            largest = bits.bit_count()
+        elif level < len(self.domains.levels):
+            largest = max(self.domains.count(bits)[level])
+        else:
+            largest = min(1, bits.bit_count())  # the level of nodes: each is a domain
+        most = next((free for free in range(self.unit, 0, -1) if self.counts[free]), 0)
+        return Room(self.free_total, most, self.counts[self.unit], largest)
+
+    def _find_one(self, need: Need, shut: int) -> int:
+        domains = self.domains
+        for free in range(need.devices, self.unit + 1):
+            if self.counts[free]:
+                bits = self._allowed(self.buckets[free], need, shut)
+                if not bits:
+                    continue
+                if domains is None:
+                    return lowest(bits)
+                all_of_them = bits == self.buckets[free]  # then the domains know where they are
+                domain = domains.for_one(free) if all_of_them else domains.for_one_of(bits)
+                level = domains.levels[-1]
+                return level.first[domain] + lowest(level.inside(bits, domain))
+        return -1
+
+    def _candidates(self, need: Need, shut: int) -> Candidates:
+        """The nodes that could each hold a part of the need, by how well they fit."""
+        buckets, domains = self.buckets, self.domains
+        if need.devices == 0:
+            bits = self._allowed(self.listed, need, shut)
+            return Candidates([bits], bits, (), domains, cpus=self.enough.cpus)
+        fits = [self._allowed(bucket, need, shut) for bucket in buckets[need.devices :]]
+        spare = [self._allowed(bucket, need, shut) for bucket in buckets[need.tail : need.devices]] if need.tail else ()
+        bits = 0
+        for bucket in fits:
+            bits |= bucket
+        whole = need.devices == self.unit and bits == buckets[self.unit]
+        return Candidates(fits, bits, spare, domains, whole=whole)
+
+    def _allowed(self, bits: int, need: Need, shut: int) -> int:
+        if shut:
+            bits ^= bits & shut
+        if bits and (need.cpus or need.memory_bytes):
+            bits &= self.enough.bits(need.cpus, need.memory_bytes)
+        return bits
+
+    # ---------------------------------------------------------------- changing
 
     def take(self, places: Places) -> None:
         """Hold the devices."""
@@ -94,68 +202,50 @@ class Pool:
         for node, count in places:
             self._shift(node, count)
 
+    def booked(self, node: int) -> None:
+        """CPUs or memory of the node changed in the board's lists. `take` and `give` imply it for their nodes."""
+        self.enough.booked(node)
+
     def leave(self, node: int) -> None:
         """Take the node out: what is free on it is offered no longer. What is held on it stays held."""
         if node not in self.away:
-            self._unlist(node)
+            self._list(node, back=False)
             self.away.add(node)
 
     def back(self, node: int) -> None:
         """Offer the node's free devices again."""
         if node in self.away:
             self.away.discard(node)
-            self._list(node)
+            self._list(node, back=True)
 
     def _shift(self, node: int, count: int) -> None:
         self.touched.add(node)
+        if self.enough.asked:
+            self.enough.booked(node)
+        before = self.free[node]
+        after = self.free[node] = before + count
         if node in self.away:
-            self.free[node] += count
             return
-        free = self.free[node]
+        if (
+            before < 0 or after < 0
+        ):  # more is held than there is: devices fell sick under their jobs; such a node has none free
+            before, after = max(0, before), max(0, after)
         bit = 1 << node
-        after = free + count
-        self.buckets[free] ^= bit
-        self.counts[free] -= 1
+        self.buckets[before] ^= bit
+        self.counts[before] -= 1
         self.buckets[after] |= bit
         self.counts[after] += 1
-        self.free[node] = after
-        self.free_total += count
+        self.free_total += after - before
+        if self.domains is not None:
+            self.domains.shift(node, before, after)
 
-    def _list(self, node: int) -> None:
-        free = self.free[node]
-        self.buckets[free] |= 1 << node
-        self.counts[free] += 1
-        self.free_total += free
-        self.touched.add(node)
-
-    def _unlist(self, node: int) -> None:
-        free = self.free[node]
+    def _list(self, node: int, *, back: bool) -> None:
+        free = max(0, self.free[node])
+        step = 1 if back else -1
         self.buckets[free] ^= 1 << node
-        self.counts[free] -= 1
-        self.free_total -= free
+        self.listed ^= 1 << node
+        self.counts[free] += step
+        self.free_total += step * free
         self.touched.add(node)
-
-    def _best(self, gpus: int) -> int:
-        counts = self.counts
-        for free in range(gpus, self.unit + 1):
-            if counts[free]:
-                bits = self.buckets[free]
-                return (bits & -bits).bit_length() - 1
-        return -1
-
-    def _best_below(self, gpus: int) -> int:
-        for free in range(gpus, self.unit):
-            if self.counts[free]:
-                bits = self.buckets[free]
-                return (bits & -bits).bit_length() - 1
-        return -1
-
-
-def _bits(nodes: Iterable[int]) -> int:
-    chosen = list(nodes)
-    if not chosen:
-        return 0
-    raw = bytearray(max(chosen) // 8 + 1)
-    for node in chosen:
-        raw[node >> 3] |= 1 << (node & 7)
-    return int.from_bytes(raw, "little")
+        if self.domains is not None:
+            self.domains.shift(node, -1 if back else free, free if back else -1)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId
 from phalanx.core.work.allocation import Allocation
+from phalanx.core.work.dependency import ArrayPlace
 from phalanx.core.work.job import Resume
 from phalanx.core.work.spec import JobSpec
 
@@ -33,6 +34,7 @@ class Prepare:
     restarts: int
     mtbf_s: float
     user: str = ""
+    array: ArrayPlace | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

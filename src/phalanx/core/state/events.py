@@ -6,14 +6,27 @@ Requests come from users through the API (each is answered), reports from superv
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from phalanx.core.fleet.node import Node
-from phalanx.core.ids import Epoch, Generation, JobId, NodeId, ProjectId, QueueId, SupervisorId, TokenId, UserId
+from phalanx.core.ids import (
+    Epoch,
+    Generation,
+    JobId,
+    NodeId,
+    ProjectId,
+    QueueId,
+    ReservationId,
+    SupervisorId,
+    TokenId,
+    UserId,
+)
 from phalanx.core.work.attempt import TaskExit
-from phalanx.core.work.job import Resume
+from phalanx.core.work.job import JobState, Resume
 from phalanx.core.work.people import Token, User
 from phalanx.core.work.queue import Project, Queue
+from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.spec import JobSpec
 
 # ---- requests -------------------------------------------------------------------------------------------------------
@@ -21,7 +34,12 @@ from phalanx.core.work.spec import JobSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submit:
-    """A new job. `key` is the caller's idempotency key; the same key and body give the same job."""
+    """A new job, or a whole array. `key` is the caller's idempotency key; the same key and body give the same job.
+
+    Attributes:
+        parents: what the store knows of the jobs that are depended on, by the name used; of an array every element. Ended jobs leave
+            the loop's memory, so that only with these it can tell one that ended long ago from one that never was.
+    """
 
     spec: JobSpec
     user: UserId
@@ -29,6 +47,7 @@ class Submit:
     queue: QueueId
     key: str = ""
     body_sha256: str = ""
+    parents: Mapping[JobId, Mapping[JobId, JobState]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +86,7 @@ class Update:
     priority: int | None = None
     time_limit_s: float | None = None
     queue: QueueId | None = None
+    begin_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +104,14 @@ class UncordonNode:
     """Undo a cordon or drain. Idempotent."""
 
     node_id: NodeId
+    by: UserId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelNodes:
+    """Say of nodes where they lie, or whatever else. An empty text takes a label away; labels not named stay."""
+
+    labels: Mapping[NodeId, Mapping[str, str]]
     by: UserId
 
 
@@ -117,6 +145,29 @@ class PutQueue:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PutQueues:
+    """Add or change some queues and remove others, all or nothing."""
+
+    queues: tuple[Queue, ...] = ()
+    remove: tuple[QueueId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutReservation:
+    """Set nodes aside. The same one again is harmless."""
+
+    reservation: Reservation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndReservation:
+    """Give a reservation's nodes back, also before it begins."""
+
+    reservation_id: ReservationId
+    by: UserId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PutToken:
     """Add a token (by its hash)."""
 
@@ -145,8 +196,8 @@ class CancelAll:
 
 
 Request = (
-    Submit | Cancel | Hold | Requeue | Update | CordonNode | UncordonNode | ForgetNode | PutUser | PutProject | PutQueue
-    | PutToken | RevokeToken | PlanStop | CancelAll
+    Submit | Cancel | Hold | Requeue | Update | CordonNode | UncordonNode | LabelNodes | ForgetNode | PutUser | PutProject | PutQueue | PutQueues
+    | PutReservation | EndReservation | PutToken | RevokeToken | PlanStop | CancelAll
 )  # fmt: skip
 
 # ---- reports of supervisors and observations of engines ---------------------------------------------------------------

@@ -1,11 +1,13 @@
-"""What one cycle decided: placements for jobs that start, reasons for those that wait."""
+"""What one cycle decided: placements for jobs that start, stops for jobs that make way, reasons for those that wait."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from phalanx.core.ids import JobId
 from phalanx.core.work.allocation import Allocation
+from phalanx.core.work.attempt import Cause
 from phalanx.core.work.job import Reason
 
 
@@ -18,6 +20,21 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """A running job makes way: it saves, stops, and waits again (PREEMPTED) or goes on elsewhere (MOVED).
+
+    Attributes:
+        why: told to its owner: by whom, and by what right.
+        other: the job it makes way for; None where it is for its own sake.
+    """
+
+    job_id: JobId
+    cause: Cause
+    why: str
+    other: JobId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
     """Why a job does not start now: the dominant reason, and a sentence with who or what is in the way."""
 
@@ -27,15 +44,30 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Decisions against the snapshot of `version`. Equal snapshots give equal plans, byte for byte."""
+    """Decisions against the state of `version`. Equal states give equal plans, byte for byte.
+
+    Attributes:
+        placements: in the order granted.
+        stops: in the order decided; carried out before the placements.
+        waits: why each other pending job waits, worked out when asked.
+        decided: the policy was asked; False when nothing had changed.
+        wake_s: when to plan again even if nothing happens; infinite for never.
+    """
 
     version: int
     placements: tuple[Placement, ...]
-    waits: dict[JobId, Waiting]
+    waits: Mapping[JobId, Waiting]
+    stops: tuple[Stop, ...] = ()
+    wake_s: float = float("inf")
+    decided: bool = True
 
     def placement(self, job_id: JobId) -> Placement | None:
         """The job's placement in this plan, or None."""
         return next((placement for placement in self.placements if placement.job_id == job_id), None)
+
+    def stop(self, job_id: JobId) -> Stop | None:
+        """The job's stop in this plan, or None."""
+        return next((stop for stop in self.stops if stop.job_id == job_id), None)
 
     def waiting(self, job_id: JobId) -> Waiting:
         """Why the job waits.

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from phalanx.core.fleet.node import Node
-from phalanx.core.ids import NodeId, QueueId
+from phalanx.core.ids import JobId, NodeId, QueueId, ReservationId
+from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
-from phalanx.core.work.queue import Queue
+from phalanx.core.work.queue import Queue, Spent
+from phalanx.core.work.reservation import Reservation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,9 @@ class Snapshot:
 
     Attributes:
         pending: jobs that wait, in any order; the scheduler orders them itself.
+        jobs: those that wait and those that run; where empty, `pending` are all.
+        attempts: the live one of each job that runs.
+        spent: what queues have used so far.
     """
 
     version: int
@@ -37,6 +42,10 @@ class Snapshot:
     usage: Mapping[NodeId, Usage] = field(default_factory=dict)
     pending: tuple[Job, ...] = ()
     queues: Mapping[QueueId, Queue] = field(default_factory=dict)
+    reservations: Mapping[ReservationId, Reservation] = field(default_factory=dict)
+    attempts: Mapping[JobId, Attempt] = field(default_factory=dict)
+    jobs: Mapping[JobId, Job] = field(default_factory=dict)
+    spent: Mapping[QueueId, Spent] = field(default_factory=dict)
 
     def held(self, node_id: NodeId) -> Usage:
         """What is held on a node; nothing for one without allocations."""

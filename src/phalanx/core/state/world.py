@@ -6,21 +6,27 @@ change is undone and the world is as before: nothing is acknowledged that is not
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
 
 from phalanx.core.fleet.node import Node
-from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, TokenId, UserId
+from phalanx.core.fleet.summary import FleetSummary, node_kind, summary_of
+from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, TokenId, UserId
+from phalanx.core.state.relations import Relations
 from phalanx.core.state.snapshot import EMPTY_USAGE, Snapshot, Usage
 from phalanx.core.state.story import StoryLine
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.people import Token, User
-from phalanx.core.work.queue import Project, Queue
+from phalanx.core.work.queue import Project, Queue, Spent
+from phalanx.core.work.quotas import Holdings
+from phalanx.core.work.reservation import Reservation
+from phalanx.core.work.spending import spend
 
 K = TypeVar("K")
 V = TypeVar("V")
+_NOTHING: Final[Any] = object()  # no such key: None may be a value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +40,7 @@ class Idempotency:
     at_s: float
 
 
-Record = Job | Attempt | Node | Queue | Project | User | Token | Idempotency
+Record = Job | Attempt | Node | Queue | Project | User | Token | Idempotency | Reservation | Spent
 
 
 @dataclass(slots=True)
@@ -48,19 +54,48 @@ class World:
     attempts: dict[JobId, Attempt] = field(default_factory=dict)  # the live one of each job
     nodes: dict[NodeId, Node] = field(default_factory=dict)
     queues: dict[QueueId, Queue] = field(default_factory=dict)
+    spent: dict[QueueId, Spent] = field(default_factory=dict)
+    queue_gpus: dict[QueueId, int] = field(
+        default_factory=dict
+    )  # held by live attempts of the queue's own jobs; none: absent
     projects: dict[ProjectId, Project] = field(default_factory=dict)
     users: dict[UserId, User] = field(default_factory=dict)
     tokens: dict[TokenId, Token] = field(default_factory=dict)
+    # Not ended ones. Replaced whole at each change, so that who has built on them sees by identity that they are others.
+    reservations: Mapping[ReservationId, Reservation] = field(default_factory=dict)
     idempotency: dict[tuple[UserId, str], Idempotency] = field(default_factory=dict)
     pending: dict[JobId, Job] = field(default_factory=dict)
+    relations: Relations = field(default_factory=Relations)
     usage: dict[NodeId, Usage] = field(default_factory=dict)
     on_node: dict[NodeId, dict[JobId, Attempt]] = field(default_factory=dict)
+    tree: Holdings | None = field(
+        default=None, compare=False, repr=False
+    )  # of the queues; ask `holdings`, which makes it
+
+    kinds: FleetSummary | None = field(default=None, compare=False, repr=False)  # of the nodes; ask `fleet`, which makes it
+
+    def holdings(self) -> Holdings:
+        """The queue tree with what live attempts hold: kept up to date by changes, made anew when queues or devices changed."""
+        if self.tree is None:
+            fleet_gpus = sum(len(node.devices) for node in self.nodes.values())
+            self.tree = Holdings(self.queues.values(), fleet_gpus)
+            for attempt in self.attempts.values():
+                job = self.jobs[attempt.job_id]
+                if job.queue in self.queues:
+                    self.tree.take(self.tree.number(job.queue), job.user, attempt.allocation.gpus)
+        return self.tree
+
+    def fleet(self) -> FleetSummary:
+        """All nodes, whatever their state, counted by kind; counted anew when a node has come, gone or changed its devices."""
+        if self.kinds is None:
+            self.kinds = summary_of(self.nodes.values())
+        return self.kinds
 
     def snapshot(self, now_s: float) -> Snapshot:
         """The state as the scheduler sees it. Shares the mappings: valid until the next change."""
         return Snapshot(
             version=self.version, now_s=now_s, nodes=self.nodes, usage=self.usage, pending=tuple(self.pending.values()),
-            queues=self.queues,
+            queues=self.queues, reservations=self.reservations,
         )  # fmt: skip
 
     def attempts_on(self, node_id: NodeId) -> list[Attempt]:
@@ -75,44 +110,62 @@ class Change:
     world: World
     records: list[Record] = field(default_factory=list)
     removed: list[Node] = field(default_factory=list)
+    removed_queues: list[QueueId] = field(default_factory=list)
     story: list[StoryLine] = field(default_factory=list)
     epochs: dict[JobId, Epoch] = field(default_factory=dict)
-    _undo: list[Callable[[], None]] = field(default_factory=list)
+    _undo: list[tuple[dict[Any, Any], Any, Any]] = field(default_factory=list)  # table, key, what stood there
+    _reservations: Mapping[ReservationId, Reservation] | None = None  # as the step found them
     _job_seqs: int = 0
 
     @property
     def empty(self) -> bool:
         """Whether there is nothing to commit."""
-        return not self.records and not self.story and not self.removed
+        return not self.records and not self.story and not self.removed and not self.removed_queues
 
     def tell(self, line: StoryLine) -> None:
         """Add a story line; its seq is given here."""
         seq = self.world.next_story_seq
         self.world.next_story_seq = seq + 1
-        self.story.append(replace(line, seq=seq))
+        self.story.append(StoryLine(
+            seq=seq, at_s=line.at_s, kind=line.kind, text=line.text, job_id=line.job_id, epoch=line.epoch, node_id=line.node_id,
+            by=line.by, facts=line.facts,
+        ))  # fmt: skip
 
     def put(self, record: Record) -> None:
         """Set a record, replacing the one of the same id."""
         world = self.world
         match record:
             case Job():
+                world.relations.changed(world.jobs.get(record.id), record, self._enter, self._leave)
                 self._set(world.jobs, record.id, record)
                 self._index_pending(record)
             case Attempt():
                 self._put_attempt(record)
             case Node():
+                self._forget_holdings_unless_equal(world.nodes.get(record.id), record)
+                self._forget_kinds_unless_equal(world.nodes.get(record.id), record)
                 self._set(world.nodes, record.id, record)
                 # A store applies removals last: a node that is back within the step must not be removed by it.
                 self.removed[:] = [node for node in self.removed if node.id != record.id]
                 self.removed = [gone for gone in self.removed if gone.id != record.id]  # it came back within the step
             case Queue():
+                world.tree = None
                 self._set(world.queues, record.id, record)
+                if (
+                    record.id in self.removed_queues
+                ):  # back within the step: the store must not remove it, only what it had used
+                    self.removed_queues.remove(record.id)
+                    self.put(Spent(queue=record.id, at_s=0.0))
+            case Spent():
+                self._set(world.spent, record.queue, record)
             case Project():
                 self._set(world.projects, record.id, record)
             case User():
                 self._set(world.users, record.id, record)
             case Token():
                 self._set(world.tokens, record.id, record)
+            case Reservation():
+                self._put_reservation(record)
             case Idempotency():
                 self._set(world.idempotency, (record.user, record.key), record)
         self.records.append(record)
@@ -120,8 +173,20 @@ class Change:
 
     def remove_node(self, node: Node) -> None:
         """Take a node out of the fleet."""
+        self.world.tree = None
+        self.world.kinds = None
         self._drop(self.world.nodes, node.id)
         self.removed.append(node)
+        self.world.version += 1
+
+    def remove_queue(self, queue_id: QueueId) -> None:
+        """Take a queue, in which no job is alive, out of the tree; what it had used is forgotten."""
+        self.world.tree = None
+        self._drop(self.world.queues, queue_id)
+        self._drop(self.world.spent, queue_id)
+        # A store applies removals last.
+        self.records[:] = [one for one in self.records if not (isinstance(one, Spent) and one.queue == queue_id)]
+        self.removed_queues.append(queue_id)
         self.world.version += 1
 
     def new_job_seq(self) -> int:
@@ -133,14 +198,23 @@ class Change:
 
     def undo(self) -> None:
         """Put the world back to where the step found it. Numbers handed out stay used only if committed, so they go back too."""
-        for back in reversed(self._undo):
-            back()
+        for table, key, before in reversed(self._undo):
+            if before is _NOTHING:
+                del table[key]
+            else:
+                table[key] = before
+        if self._reservations is not None:
+            self.world.reservations = self._reservations
+            self._reservations = None
+        self.world.tree = None
+        self.world.kinds = None
         self.world.next_story_seq -= len(self.story)
         self.world.next_job_seq -= self._job_seqs
         self.world.version += 1
         self.records.clear()
         self.story.clear()
         self.removed.clear()
+        self.removed_queues.clear()
         self.epochs.clear()
         self._undo.clear()
         self._job_seqs = 0
@@ -149,6 +223,8 @@ class Change:
         world = self.world
         before = world.attempts.get(attempt.job_id)
         held_before = before is not None and before.live
+        if held_before != attempt.live:
+            self._count_in_queue(attempt)
         if attempt.live:
             self._set(world.attempts, attempt.job_id, attempt)
         elif before is not None:
@@ -172,21 +248,62 @@ class Change:
                 self._set(world.usage, grant.node_id, usage)
         self.epochs[attempt.job_id] = attempt.epoch
 
+    def _count_in_queue(self, attempt: Attempt) -> None:
+        """An attempt began, or ended, to hold GPUs of its job's queue; what it used is written down at its end."""
+        world, gpus = self.world, attempt.allocation.gpus
+        job = world.jobs.get(attempt.job_id)
+        if job is None:
+            return
+        if world.tree is not None and job.queue in world.queues:
+            count = world.tree.take if attempt.live else world.tree.give
+            count(world.tree.number(job.queue), job.user, gpus)
+        if not gpus:
+            return
+        held = world.queue_gpus.get(job.queue, 0) + (gpus if attempt.live else -gpus)
+        if held:
+            self._set(world.queue_gpus, job.queue, held)
+        else:
+            self._drop(world.queue_gpus, job.queue)
+        if not attempt.live and attempt.ended_s is not None:
+            for record in spend(world.queues, world.spent, job.queue, gpus, attempt.placed_s, attempt.ended_s):
+                self.put(record)
+
+    def _forget_kinds_unless_equal(self, before: Node | None, node: Node) -> None:
+        if before is None or node_kind(before) != node_kind(node):
+            self.world.kinds = None
+
+    def _forget_holdings_unless_equal(self, before: Node | None, node: Node) -> None:
+        if before is None or len(before.devices) != len(node.devices):
+            self.world.tree = None
+
+    def _put_reservation(self, reservation: Reservation) -> None:
+        before = self.world.reservations
+        others = {name: one for name, one in before.items() if name != reservation.id}
+        self.world.reservations = others if reservation.ended else {**others, reservation.id: reservation}
+        if self._reservations is None:
+            self._reservations = before
+
     def _index_pending(self, job: Job) -> None:
         if job.state is JobState.PENDING:
             self._set(self.world.pending, job.id, job)
         else:
             self._drop(self.world.pending, job.id)
 
+    def _enter(self, table: dict[K, dict[JobId, None]], key: K, job_id: JobId) -> None:
+        if key not in table:
+            self._set(table, key, {})
+        self._set(table[key], job_id, None)
+
+    def _leave(self, table: dict[K, dict[JobId, None]], key: K, job_id: JobId) -> None:
+        self._drop(table[key], job_id)
+        if not table[key]:
+            self._drop(table, key)
+
     def _set(self, table: dict[K, V], key: K, value: V) -> None:
-        if key in table:
-            before = table[key]
-            self._undo.append(lambda: table.__setitem__(key, before))
-        else:
-            self._undo.append(lambda: table.__delitem__(key))
+        self._undo.append((table, key, table.get(key, _NOTHING)))
         table[key] = value
 
     def _drop(self, table: dict[K, V], key: K) -> None:
-        if key in table:
-            before = table.pop(key)
-            self._undo.append(lambda: table.__setitem__(key, before))
+        before = table.pop(key, _NOTHING)
+        if before is not _NOTHING:
+            self._undo.append((table, key, before))

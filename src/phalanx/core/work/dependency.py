@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import enum
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from phalanx.core.errors import BadRequest
 from phalanx.core.ids import JobId
+from phalanx.core.work.nearest import nearest
+
+DEPENDENCIES_MAX: Final = 1000  # of one job; each is looked at when the job is submitted
+NO_JOB: Final = JobId("")  # what `singleton` names
+_SHOWN_MAX: Final = 3  # conditions told in one sentence
+_JOB: Final = re.compile(r"[0-9]{1,18}(_[0-9]{1,9})?")
+_HINT: Final = "write 17, afterok:17:18, afterany:17, afternotok:17, aftercorr:17 or singleton"
 
 
 class DependencyKind(enum.StrEnum):
@@ -18,12 +29,22 @@ class DependencyKind(enum.StrEnum):
     SINGLETON = "singleton"  # no earlier job of the same user and name is still alive
 
 
+_KINDS: Final = tuple(kind.value for kind in DependencyKind)
+_END_OF: Final = {
+    DependencyKind.AFTER_OK: "job {} to succeed",
+    DependencyKind.AFTER_ANY: "job {} to end",
+    DependencyKind.AFTER_NOT_OK: "job {} to end without success",
+    DependencyKind.AFTER_CORR: "job {} to succeed",
+    DependencyKind.SINGLETON: "earlier jobs of its name and user to end",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dependency:
     """One condition. `job_id` names a job or a whole array; empty for `singleton`."""
 
     kind: DependencyKind
-    job_id: JobId = JobId("")
+    job_id: JobId = NO_JOB
 
     def __str__(self) -> str:
         return f"{self.kind.value}:{self.job_id}" if self.job_id else self.kind.value
@@ -37,9 +58,72 @@ class ArrayPlace:
         array_id: the array's name for people: elements are called `<array_id>_<index>`.
         size: elements in all.
         running_max: how many may run at once; None for all (Slurm's `%8`).
+        lowest, highest: the least and the greatest index of the array.
     """
 
     array_id: JobId
     index: int
     size: int
     running_max: int | None = None
+    lowest: int = 0
+    highest: int = 0
+
+
+def element_id(array_id: JobId, index: int) -> JobId:
+    """What an element is called: `17_3`."""
+    return JobId(f"{array_id}_{index}")
+
+
+def parse_dependencies(value: object) -> tuple[Dependency, ...]:
+    """The conditions of `afterok:17,singleton`, of a list of such texts, or of a bare number, which means `afterok`. Each once.
+
+    Raises:
+        BadRequest: outside the grammar, or more than DEPENDENCIES_MAX.
+    """
+    words = [value] if isinstance(value, (str, int)) and not isinstance(value, bool) else value
+    if not isinstance(words, Sequence):
+        raise BadRequest(f"depends_on: {value!r} names no jobs", hint=_HINT)
+    parts = [part.strip() for word in words for part in _text(word).split(",")]
+    found = dict.fromkeys(one for part in parts if part for one in _conditions(part))
+    if len(found) > DEPENDENCIES_MAX:
+        raise BadRequest(
+            f"depends_on: {len(found)} conditions are more than {DEPENDENCIES_MAX}",
+            hint="submit what is waited for as one array, and name that",
+        )
+    return tuple(found)
+
+
+def sentence(unmet: Sequence[Dependency]) -> str:
+    """What is waited for, for people: `waits for job 17 to succeed`; empty for nothing."""
+    if not unmet:
+        return ""
+    shown = " and for ".join(_END_OF[one.kind].format(one.job_id) for one in unmet[:_SHOWN_MAX])
+    left = len(unmet) - _SHOWN_MAX
+    return f"waits for {shown}" + (f" and for {left} more" if left > 0 else "")
+
+
+def _text(word: object) -> str:
+    if isinstance(word, bool) or not isinstance(word, (str, int)):
+        raise BadRequest(f"depends_on: {word!r} is no condition", hint=_HINT)
+    return str(word)
+
+
+def _conditions(part: str) -> list[Dependency]:
+    kind, *ids = part.lower().split(":")
+    if _JOB.fullmatch(kind) and not ids:
+        return [Dependency(kind=DependencyKind.AFTER_OK, job_id=JobId(kind))]
+    if kind not in _KINDS:
+        near = nearest(kind, _KINDS)
+        raise BadRequest(f"depends_on: {part[:40]!r} is no condition", hint=f"did you mean {near}?" if near else _HINT)
+    if kind == DependencyKind.SINGLETON:
+        if ids:
+            raise BadRequest(f"depends_on: {part[:40]!r}: singleton names no job", hint="write singleton alone")
+        return [Dependency(kind=DependencyKind.SINGLETON)]
+    if not ids:
+        raise BadRequest(f"depends_on: {kind} names no job", hint=f"write {kind}:17, or {kind}:17:18 for several")
+    for word in ids:
+        if not _JOB.fullmatch(word):
+            raise BadRequest(
+                f"depends_on: {word[:40]!r} in {part[:40]!r} is no job", hint="jobs are named by number: 17 or 17_3"
+            )
+    return [Dependency(kind=DependencyKind(kind), job_id=JobId(word)) for word in ids]

@@ -1,25 +1,32 @@
 """What a job asks in GPUs: one grammar wherever GPUs are named (DESIGN 4).
 
-    [NODESx][MODEL[-MEM|:MEM]:]COUNT      8   2x8   h200:8   a100-80gb:8   H100:80GB:8   4xh200:8
+    [NODES[..MOST]x][KIND[,KIND...]:]COUNT      KIND = MODEL[-MEM|:MEM]
+    8   2x8   h200:8   a100-80gb:8   H100:80GB:8   4xh200:8   h200,h100:8   a100-80gb,h100:8   2..8xh200:8
 
-With NODES, COUNT is per node; without, it is the job's total and Phalanx picks the shape.
+With NODES, COUNT is per node; without, it is the job's total and Phalanx picks the shape. Several kinds are taken in the order written,
+one of them for the whole gang; MEM belongs to the kind that it is written with. With MOST the gang is elastic: from NODES to MOST nodes.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from phalanx.core.errors import BadRequest
 
+_KIND_WORDS: Final = r"[a-z][a-z0-9_.]*(?:-[a-z0-9_.]+)*?(?:[-:][0-9]{1,6}\s*g(?:i?b)?)?"
+_KIND: Final = re.compile(r"(?P<model>[a-z][a-z0-9_.]*(?:-[a-z0-9_.]+)*?)(?:[-:](?P<memory>[0-9]{1,6})\s*g(?:i?b)?)?")
 _GRAMMAR: Final = re.compile(
-    r"(?:(?P<nodes>[0-9]{1,9})x)?(?:(?P<model>[a-z][a-z0-9_.]*(?:-[a-z0-9_.]+)*?)(?:[-:](?P<memory>[0-9]{1,6})\s*g(?:i?b)?)?:)?"
+    r"(?:(?P<nodes>[0-9]{1,9})(?:\.\.(?P<most>[0-9]{1,9}))?x)?"
+    rf"(?:(?P<kinds>{_KIND_WORDS}(?:\s*,\s*{_KIND_WORDS})*):)?"
     r"(?P<count>[0-9]{1,9})",
 )
-_HINT: Final = "write 8, 2x8, h200:8, a100-80gb:8 or 4xh200:8"
+_RANGE: Final = re.compile(r"([0-9]{1,9})(?:\.\.([0-9]{1,9}))?")
+_HINT: Final = "write 8, 2x8, h200:8, a100-80gb:8, 4xh200:8, h200,h100:8 or 2..8xh200:8"
 GPUS_MAX: Final = 1_000_000  # past any fleet; bounds a typo
-_TEXT_MAX: Final = 120  # characters; the longest model name known has 40
+KINDS_MAX: Final = 8  # more models than any fleet mixes
+_TEXT_MAX: Final = 400  # characters; the longest model name known has 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +36,12 @@ class GpuRequest:
     Attributes:
         total: of the whole job; 0 for a job on CPUs alone.
         model: lower case, as in the fleet ("h200"); None for any.
-        memory_gib: at least this much per GPU; None for any.
-        or_models: models taken when `model` cannot be had, in order of preference. A gang is of one model throughout.
+        memory_gib: at least this much per GPU of `model`; None for any.
+        or_models: kinds taken when `model` cannot be had, in order of preference, each with its own memory where one was written
+            ("h100", "a100-80gb"). A gang is of one model throughout.
         nodes_max: elastic: from `nodes` up to so many nodes, as there is room; None for a fixed number. `total` counts the fewest.
-        uneven: whole nodes and the remainder on one more, instead of equal parts; only where the shape is not fixed.
+        uneven: whole nodes and the remainder on one more, instead of equal parts; only where the shape is not fixed. Not in the
+            grammar: traces ask so.
     """
 
     total: int
@@ -44,20 +53,31 @@ class GpuRequest:
     nodes_max: int | None = None
     uneven: bool = False
 
+    @property
+    def kinds(self) -> tuple[tuple[str | None, int | None], ...]:
+        """Model and least memory in GiB of what will do, in order of preference; one pair of None and memory for any model."""
+        return ((self.model, self.memory_gib), *(_kind(text) for text in self.or_models))
+
+    @property
+    def kind(self) -> str:
+        """The kinds as they are written; empty for any."""
+        if self.model is None:
+            return ""
+        return ",".join((_kind_text(self.model, self.memory_gib), *self.or_models))
+
     def __str__(self) -> str:
-        kind = (
-            ""
-            if self.model is None
-            else self.model + ("" if self.memory_gib is None else f"-{self.memory_gib}gb") + ":"
-        )
-        return f"{kind}{self.total}" if self.nodes is None else f"{self.nodes}x{kind}{self.per_node}"
+        kind = self.kind and self.kind + ":"
+        if self.nodes is None:
+            return f"{kind}{self.total}"
+        most = "" if self.nodes_max is None else f"..{self.nodes_max}"
+        return f"{self.nodes}{most}x{kind}{self.per_node}"
 
 
 def parse_gpus(text: object) -> GpuRequest:
     """The request that `text` states.
 
     Raises:
-        BadRequest: outside the grammar, or zero nodes.
+        BadRequest: outside the grammar, zero nodes, a range that ends before it begins, or a kind named twice.
     """
     if isinstance(text, bool) or not isinstance(text, (int, str)):
         raise BadRequest(f"gpus: {text!r} is not a number of GPUs", hint=_HINT)
@@ -68,21 +88,81 @@ def parse_gpus(text: object) -> GpuRequest:
     words = str(text).strip().lower()
     match = _GRAMMAR.fullmatch(words) if len(words) <= _TEXT_MAX else None
     if match is None:
-        raise BadRequest(f"gpus: {words[:_TEXT_MAX]!r} is not a number of GPUs", hint=_HINT)
-    nodes, count = match["nodes"], int(match["count"])
-    memory = int(match["memory"]) if match["memory"] else None
-    total = count * (int(nodes) if nodes else 1)
-    if nodes is not None and (int(nodes) == 0 or count == 0):
+        raise BadRequest(f"gpus: {words[:120]!r} is not a number of GPUs", hint=_HINT)
+    (model, memory), others = _kinds(match["kinds"])
+    count = int(match["count"])
+    if match["nodes"] is None:
+        if count > GPUS_MAX:
+            raise BadRequest(f"gpus: {text!r} is more than any fleet has")
+        return GpuRequest(total=count, model=model, memory_gib=memory, or_models=others)
+    nodes, most = _ordered(int(match["nodes"]), match["most"], "gpus")
+    if nodes == 0 or count == 0:
         raise BadRequest(f"gpus: {text!r} asks for nothing", hint=_HINT)
-    if total > GPUS_MAX:
+    if count * (most or nodes) > GPUS_MAX:
         raise BadRequest(f"gpus: {text!r} is more than any fleet has")
     return GpuRequest(
-        total=total, nodes=int(nodes) if nodes else None, per_node=count if nodes else None, model=match["model"], memory_gib=memory,
-    )  # fmt: skip
+        total=count * nodes,
+        nodes=nodes,
+        per_node=count,
+        model=model,
+        memory_gib=memory,
+        or_models=others,
+        nodes_max=most,
+    )
 
 
-def combine(gpus: GpuRequest | None, nodes: int | None, gpus_per_node: int | None) -> GpuRequest:
-    """One request from `--gpus`, `--nodes` and `--gpus-per-node`; none of them means no GPU on one node.
+def parse_nodes(text: object) -> tuple[int, int | None]:
+    """Fewest and most nodes of `4` or `2..8`; None for most where the number is fixed.
+
+    Raises:
+        BadRequest: neither a number nor a range, zero, or a range that ends before it begins.
+    """
+    words = str(text).strip()
+    match = None if isinstance(text, bool) else _RANGE.fullmatch(words)
+    if match is None:
+        raise BadRequest(f"nodes: {words[:60]!r} is not a number of nodes", hint="write 4, or 2..8 for an elastic job")
+    fewest, most = _ordered(int(match[1]), match[2], "nodes")
+    if not 1 <= fewest <= (most or fewest) <= GPUS_MAX:
+        raise BadRequest(f"nodes: {words} is not between 1 and {GPUS_MAX}")
+    return fewest, most
+
+
+def _ordered(fewest: int, most: str | None, what: str) -> tuple[int, int | None]:
+    """`2..2` is the same as `2`."""
+    if most is None or int(most) == fewest:
+        return fewest, None
+    if int(most) < fewest:
+        raise BadRequest(f"{what}: {fewest}..{int(most)} ends before it begins", hint=f"write {int(most)}..{fewest}")
+    return fewest, int(most)
+
+
+def _kinds(text: str | None) -> tuple[tuple[str | None, int | None], tuple[str, ...]]:
+    """The first kind in parts, the others as they are stored."""
+    if text is None:
+        return (None, None), ()
+    found = [_kind(word.strip()) for word in text.split(",")]
+    if len(found) > KINDS_MAX:
+        raise BadRequest(f"gpus: {len(found)} models are more than {KINDS_MAX}", hint=_HINT)
+    twice = next((kind for kind in found if found.count(kind) > 1), None)
+    if twice is not None:
+        raise BadRequest(f"gpus: {_kind_text(*twice)} stands there twice", hint="name each model once, the best first")
+    return found[0], tuple(_kind_text(*kind) for kind in found[1:])
+
+
+def _kind(text: str) -> tuple[str | None, int | None]:
+    match = _KIND.fullmatch(text)
+    assert match is not None, text  # the grammar has passed it
+    return match["model"], int(match["memory"]) if match["memory"] else None
+
+
+def _kind_text(model: str | None, memory_gib: int | None) -> str:
+    return f"{model}" + ("" if memory_gib is None else f"-{memory_gib}gb")
+
+
+def combine(
+    gpus: GpuRequest | None, nodes: int | None, gpus_per_node: int | None, nodes_max: int | None = None
+) -> GpuRequest:
+    """One request from `--gpus`, `--nodes` (with `nodes_max` for a range) and `--gpus-per-node`; none of them: no GPU on one node.
 
     Raises:
         BadRequest: they contradict each other or do not divide.
@@ -90,13 +170,16 @@ def combine(gpus: GpuRequest | None, nodes: int | None, gpus_per_node: int | Non
     for name, value in (("nodes", nodes), ("gpus-per-node", gpus_per_node)):
         if value is not None and value < (1 if name == "nodes" else 0):
             raise BadRequest(f"{name}: {value} is too small")
+    if nodes_max is not None:
+        return _elastic(gpus, nodes or 1, nodes_max, gpus_per_node)
     if gpus is None:
         per_node = gpus_per_node or 0
         if nodes is None and gpus_per_node is None:
             return GpuRequest(total=0)
         return GpuRequest(total=(nodes or 1) * per_node, nodes=nodes or 1, per_node=per_node)
     if gpus.nodes is not None:
-        if nodes not in (None, gpus.nodes) or gpus_per_node not in (None, gpus.per_node):
+        fixed = nodes is not None and (nodes != gpus.nodes or gpus.nodes_max is not None)
+        if fixed or gpus_per_node not in (None, gpus.per_node):
             raise BadRequest(f"gpus {gpus} contradicts {_stated(nodes, gpus_per_node)}", hint="give one of the two")
         return gpus
     if nodes is None and gpus_per_node is None:
@@ -116,9 +199,29 @@ def combine(gpus: GpuRequest | None, nodes: int | None, gpus_per_node: int | Non
             f"{gpus.total} GPUs on {nodes} nodes are {per_node} a node, not {gpus_per_node}",
             hint="--gpus is the job's total",
         )
-    return GpuRequest(total=gpus.total, nodes=nodes, per_node=per_node, model=gpus.model, memory_gib=gpus.memory_gib)
+    return replace(gpus, nodes=nodes, per_node=per_node)
 
 
-def _stated(nodes: int | None, gpus_per_node: int | None) -> str:
+def _elastic(gpus: GpuRequest | None, nodes: int, nodes_max: int, gpus_per_node: int | None) -> GpuRequest:
+    """A range of nodes. What each of them holds must be said: a total would mean another number for every size."""
+    if gpus is None and gpus_per_node:
+        if nodes_max * gpus_per_node > GPUS_MAX:
+            raise BadRequest(f"{nodes_max} nodes of {gpus_per_node} GPUs are more than any fleet has")
+        return GpuRequest(total=nodes * gpus_per_node, nodes=nodes, per_node=gpus_per_node, nodes_max=nodes_max)
+    if gpus is None:
+        raise BadRequest(f"nodes {nodes}..{nodes_max} say no GPUs: an elastic job has some on each node",
+                         hint="add --gpus-per-node")  # fmt: skip
+    if (gpus.nodes, gpus.nodes_max) == (nodes, nodes_max) and gpus_per_node in (None, gpus.per_node):
+        return gpus
+    kind = gpus.kind and gpus.kind + ":"
+    if gpus.nodes is None:
+        raise BadRequest(f"gpus {gpus} is the total of the whole job, and nodes {nodes}..{nodes_max} leave it open",
+                         hint=f"write --gpus {nodes}..{nodes_max}x{kind}{gpus_per_node or 8} for so many on each node")  # fmt: skip
+    raise BadRequest(
+        f"gpus {gpus} contradicts {_stated(f'{nodes}..{nodes_max}', gpus_per_node)}", hint="give one of the two"
+    )
+
+
+def _stated(nodes: int | str | None, gpus_per_node: int | None) -> str:
     given = {"nodes": nodes, "gpus-per-node": gpus_per_node}
     return ", ".join(f"{name} {value}" for name, value in given.items() if value is not None)

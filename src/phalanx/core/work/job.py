@@ -48,6 +48,8 @@ class Reason(enum.StrEnum):
     CRASH = "crash"
     START_FAIL = "start_fail"
     REQUEUED = "requeued"
+    DRAINED = "drained"  # its node was drained under it
+    MOVED = "moved"  # goes on elsewhere in a moment
     DEPENDENCY = "dependency"  # other jobs must end first
     BEGIN_TIME = "begin_time"  # not before a time its owner gave
     ARRAY_LIMIT = "array_limit"  # enough elements of its array run

@@ -15,6 +15,7 @@ class Kind(enum.Enum):
 
     TEXT = "text"
     WORDS = "words"  # text, or a list of words
+    LIST = "list"  # one thing, or a list of them
     NUMBER = "number"  # a whole number
     FLAG = "flag"
     TABLE = "table"  # names and their texts, or a list of NAME=text
@@ -26,22 +27,23 @@ KEYS: Final[Mapping[str, Kind]] = {
     "setup": Kind.TEXT, "project": Kind.TEXT, "queue": Kind.TEXT, "priority": Kind.NUMBER,
     "time": Kind.TEXT, "retry": Kind.NUMBER, "checkpoint": Kind.TEXT, "warm": Kind.FLAG, "hold": Kind.FLAG,
     "grace": Kind.TEXT, "collective_timeout": Kind.TEXT, "upload": Kind.TEXT, "labels": Kind.TABLE,
+    "depends_on": Kind.LIST, "array": Kind.TEXT, "begin": Kind.TEXT,
+    "within": Kind.TEXT, "prefer": Kind.TEXT, "slice": Kind.NUMBER, "slice_within": Kind.TEXT, "preemptible": Kind.FLAG,
+    "reservation": Kind.TEXT,
 }  # fmt: skip
 
 # Words of the design that no release understands yet: refused by name, never ignored.
 _NOT_YET: Final = {
-    "depends_on": "this release orders jobs by priority and submit order only; submit the second job when the first has ended",
-    "array": "this release starts one job for each submit; submit once for each element",
     "image": "this release starts the command on the node itself; leave the key out",
 }
 # What the same thing is called elsewhere, so that a newcomer's first file is answered well.
 _KIN: Final = {
-    "accelerators": "gpus", "args": "run", "cmd": "run", "command": "run", "container": "image", "cpu": "cpus", "cwd": "workdir",
+    "accelerators": "gpus", "after": "depends_on", "args": "run", "cmd": "run", "command": "run", "container": "image", "cpu": "cpus", "cwd": "workdir",
     "dependencies": "depends_on", "dependency": "depends_on", "directory": "workdir", "entrypoint": "run", "environment": "env",
-    "env_vars": "env", "envs": "env", "gpu": "gpus", "gres": "gpus", "max_retries": "retry", "mem": "memory", "num_gpus": "gpus",
+    "env_vars": "env", "envs": "env", "not_before": "begin", "start_after": "begin", "gpu": "gpus", "gres": "gpus", "max_retries": "retry", "mem": "memory", "num_gpus": "gpus",
     "num_nodes": "nodes", "nproc_per_node": "tasks_per_node", "ntasks_per_node": "tasks_per_node", "partition": "queue",
     "restarts": "retry", "retries": "retry", "script": "run", "time_limit": "time", "timeout": "time", "walltime": "time",
-    "working_dir": "workdir",
+    "working_dir": "workdir", "slices": "slice", "topology": "within", "switches": "within", "segment": "slice", "preemptable": "preemptible",
 }  # fmt: skip
 
 

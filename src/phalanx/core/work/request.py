@@ -11,11 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NoReturn, TypeVar
 
 from phalanx.core.errors import BadRequest
+from phalanx.core.fleet.topology import NODE_LEVEL
 from phalanx.core.units import parse_duration_s, parse_memory_bytes
-from phalanx.core.work.gpus import combine, parse_gpus
+from phalanx.core.work.array import ArrayAsk, parse_array
+from phalanx.core.work.begin import parse_begin_s
+from phalanx.core.work.dependency import Dependency, DependencyKind, parse_dependencies
+from phalanx.core.work.gpus import GpuRequest, combine, parse_gpus, parse_nodes
 from phalanx.core.work.keys import BadKey, refuse_key
 from phalanx.core.work.launchers import commands_of, launcher_of, logical_lines
 from phalanx.core.work.spec import COLLECTIVE_TIMEOUT_DEFAULT_S, GRACE_DEFAULT_S, JobSpec, Launch, Role
+from phalanx.core.work.spread import on_one_node, read_spread
 
 T = TypeVar("T")
 
@@ -50,12 +55,13 @@ _INTERPRETER: Final = re.compile(r"(python|pypy)[\d.]*|bash|sh|zsh|torchrun|deep
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
-def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str) -> JobSpec:
+def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: float | None = None) -> JobSpec:
     """The job that a mapping asks for.
 
     Args:
         mapping: keys of `KEYS`; a null value counts as not given. Numbers may come as digits in text.
         workdir: absolute folder taken where the mapping names none, and from which a relative one is meant.
+        now_s: Unix time from which `begin: 2h` counts; None refuses such a begin.
 
     Raises:
         BadKey: an unknown key (with the nearest match), or a value that cannot be read.
@@ -65,15 +71,12 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str) -> JobSpec
     for key in given:
         refuse_key(key)
     argv, script = _run(given)
+    array = _read(given, "array", parse_array, None)
     tasks = _number(given, "tasks_per_node", low=1, high=_TASKS_PER_NODE_MAX)
     role = Role(
         argv=argv,
         script=script,
-        gpus=combine(
-            _read(given, "gpus", parse_gpus, None),
-            _number(given, "nodes", low=1, high=_NODES_MAX),
-            _number(given, "gpus_per_node", low=0, high=_NODES_MAX),
-        ),
+        gpus=_gpus(given),
         cpus=_number(given, "cpus", low=0, high=_CPUS_MAX) or 0,
         memory_bytes=_read(given, "memory", parse_memory_bytes, 0),
         launch=_launch(argv, script, tasks),
@@ -98,7 +101,17 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str) -> JobSpec
         collective_timeout_s=_duration(given, "collective_timeout", COLLECTIVE_TIMEOUT_DEFAULT_S)
         or COLLECTIVE_TIMEOUT_DEFAULT_S,
         labels=_labels(given),
-    )
+        dependencies=_dependencies(given, array),
+        array="" if array is None else str(array),
+        array_max=None if array is None else array.running_max,
+        begin_s=_read(given, "begin", lambda value: parse_begin_s(value, now_s=now_s), None),
+        spread=read_spread(
+            role.gpus, within=_text(given, "within"), prefer=_text(given, "prefer"),
+            slice_nodes=_number(given, "slice", low=1, high=_NODES_MAX) or 0, slice_within=_text(given, "slice_within"),
+        ),
+        reservation=_text(given, "reservation").strip(),
+        preemptible=_flag(given, "preemptible", default=True),
+    )  # fmt: skip
     _bounded(spec)
     return spec
 
@@ -162,6 +175,20 @@ def _name(given: Mapping[str, object], argv: tuple[str, ...], script: str) -> st
     return "".join(_PRINTABLE.findall(base))[:NAME_MAX] or "job"
 
 
+def _gpus(given: Mapping[str, object]) -> GpuRequest:
+    nodes = given.get("nodes")
+    fewest: int | None
+    most: int | None = None
+    if isinstance(nodes, str) and ".." in nodes:
+        fewest, most = _read(given, "nodes", parse_nodes, (1, most))
+    else:
+        fewest = _number(given, "nodes", low=1, high=_NODES_MAX)
+    gpus = combine(
+        _read(given, "gpus", parse_gpus, None), fewest, _number(given, "gpus_per_node", low=0, high=_NODES_MAX), most
+    )
+    return on_one_node(gpus) if _text(given, "within").strip().lower() == NODE_LEVEL else gpus
+
+
 # ---- where it runs, and with what -----------------------------------------------------------------------------------
 
 
@@ -213,6 +240,18 @@ def _env(given: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
         if "\0" in value:
             raise BadKey(f"env: {name} holds a NUL byte", key="env")
     return pairs
+
+
+def _dependencies(given: Mapping[str, object], array: ArrayAsk | None) -> tuple[Dependency, ...]:
+    found = _read(given, "depends_on", parse_dependencies, ())
+    pairs = next((one for one in found if one.kind is DependencyKind.AFTER_CORR), None)
+    if pairs is not None and array is None:
+        raise BadKey(
+            f"depends_on: {pairs} pairs elements of two arrays, and this job is none",
+            key="depends_on",
+            hint=f"write afterok:{pairs.job_id}, or add array: with the same elements",
+        )
+    return found
 
 
 def _labels(given: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
@@ -267,8 +306,8 @@ def _number(given: Mapping[str, object], key: str, *, low: int, high: int) -> in
     return value
 
 
-def _flag(given: Mapping[str, object], key: str) -> bool:
-    value = given.get(key, False)
+def _flag(given: Mapping[str, object], key: str, *, default: bool = False) -> bool:
+    value = given.get(key, default)
     if isinstance(value, str) and value.lower() in {"true", "false"}:
         return value.lower() == "true"
     if not isinstance(value, bool):

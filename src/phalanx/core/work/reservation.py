@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from phalanx.core.ids import NodeId, QueueId, ReservationId, UserId
+
+NOBODY: Final = UserId("")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """A claim on whole nodes from `start_s` up to `end_s`, Unix seconds.
+    """A claim on whole nodes from `start_s` up to `end_s`, Unix seconds. Two never claim a node at one time.
 
     Attributes:
         users, queues: who may use the nodes meanwhile; both empty for maintenance: nobody.
+        begun: its beginning was told, and who may not use the nodes was asked to leave.
         ended: given back early or over; kept for the story.
     """
 
@@ -23,7 +27,8 @@ class Reservation:
     users: frozenset[UserId] = frozenset()
     queues: frozenset[QueueId] = frozenset()
     why: str = ""
-    by: UserId = UserId("")
+    by: UserId = NOBODY
+    begun: bool = False
     ended: bool = False
 
     @property
@@ -31,6 +36,23 @@ class Reservation:
         """Whether nobody may use the nodes."""
         return not self.users and not self.queues
 
+    @property
+    def holders(self) -> str:
+        """Whom the nodes are for, in words: `ada and queue nlp`, or `maintenance`."""
+        names = [*sorted(self.users), *(f"queue {queue}" for queue in sorted(self.queues))]
+        return " and ".join(names) or "maintenance"
+
     def admits(self, user: UserId, queue: QueueId) -> bool:
         """Whether a job of this user in this queue may use the nodes while the reservation holds."""
         return user in self.users or queue in self.queues
+
+    def holds(self, now_s: float) -> bool:
+        """Whether the nodes are set aside at this moment."""
+        return not self.ended and self.start_s <= now_s < self.end_s
+
+    def clashes(self, other: Reservation) -> tuple[NodeId, ...]:
+        """Nodes that both would claim at one time, as this one names them."""
+        if self.ended or other.ended or self.start_s >= other.end_s or other.start_s >= self.end_s:
+            return ()
+        others = frozenset(other.nodes)
+        return tuple(node_id for node_id in self.nodes if node_id in others)

@@ -77,6 +77,7 @@ class JobSpec:
         array_max: elements that may run at once; None for all.
         begin_s: not started before this Unix time; None for at once.
         reservation: started inside this reservation only; "" for none.
+        saves_on_stop: the command saves when it is asked to stop (phalanx.torch does), so that a stop loses no work.
         preemptible: False keeps the scheduler from stopping it for others' sake (its quota and a drain still can).
     """
 
@@ -105,6 +106,7 @@ class JobSpec:
     spread: Spread = field(default_factory=Spread)
     reservation: str = ""
     preemptible: bool = True
+    saves_on_stop: bool = False
 
     @property
     def command_line(self) -> str:

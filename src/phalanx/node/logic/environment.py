@@ -145,6 +145,21 @@ def _place(prepare: Prepare, grant: Grant, node: NodeView) -> dict[str, str]:
         "PHALANX_VIRTUAL": "1" if node.virtual else "0",
         "PHALANX_DEVICES": ",".join(node.devices),
         "CUDA_VISIBLE_DEVICES": "" if node.virtual else ",".join(node.devices),
+        **_array(prepare),
+    }
+
+
+def _array(prepare: Prepare) -> dict[str, str]:
+    """Which element of its array the job is: Slurm's variables under our name."""
+    place = prepare.array
+    if place is None:
+        return {}
+    return {
+        "PHALANX_ARRAY_JOB_ID": place.array_id,
+        "PHALANX_ARRAY_TASK_ID": str(place.index),
+        "PHALANX_ARRAY_TASK_COUNT": str(place.size),
+        "PHALANX_ARRAY_TASK_MIN": str(place.lowest),
+        "PHALANX_ARRAY_TASK_MAX": str(place.highest),
     }
 
 

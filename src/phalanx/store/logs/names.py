@@ -10,7 +10,7 @@ from phalanx.core.ids import JobId
 from phalanx.ports.logs import StreamKey
 
 STREAM: Final = re.compile(r"([a-z]{1,32})-(0|[1-9][0-9]{0,8})")
-_JOB: Final = re.compile(r"[0-9]{1,19}")
+_JOB: Final = re.compile(r"[0-9]{1,19}(_[0-9]{1,9})?")  # 17, and 17_3 of an array
 _EPOCH_MAX: Final = 2**31
 
 
@@ -18,10 +18,10 @@ def checked_job(job_id: JobId) -> JobId:
     """The id, if it is one.
 
     Raises:
-        BadRequest: it is not a number.
+        BadRequest: it is not a job's number.
     """
     if not _JOB.fullmatch(job_id):
-        raise BadRequest(f"job id {job_id[:40]!r} is not a number")
+        raise BadRequest(f"job id {job_id[:40]!r} is not a job's number")
     return job_id
 
 

@@ -14,7 +14,8 @@ from phalanx.core.state.world import Idempotency, Record
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
 from phalanx.core.work.people import Token, User
-from phalanx.core.work.queue import Project, Queue
+from phalanx.core.work.queue import Project, Queue, Spent
+from phalanx.core.work.reservation import Reservation
 from phalanx.ports.store import StoreRefused
 from phalanx.store.errors import StoreUnusable
 
@@ -57,9 +58,11 @@ JOB: Final = Kind("job", msgspec.json.Decoder(Job))
 ATTEMPT: Final = Kind("attempt", msgspec.json.Decoder(Attempt))
 NODE: Final = Kind("node", msgspec.json.Decoder(Node))
 QUEUE: Final = Kind("queue", msgspec.json.Decoder(Queue))
+SPENT: Final = Kind("use of a queue", msgspec.json.Decoder(Spent))
 PROJECT: Final = Kind("project", msgspec.json.Decoder(Project))
 USER: Final = Kind("user", msgspec.json.Decoder(User))
 TOKEN: Final = Kind("token", msgspec.json.Decoder(Token))
+RESERVATION: Final = Kind("reservation", msgspec.json.Decoder(Reservation))
 IDEMPOTENCY: Final = Kind("idempotency key", msgspec.json.Decoder(Idempotency))
 STORY: Final = Kind("story line", msgspec.json.Decoder(StoryLine))
 
@@ -77,6 +80,16 @@ def project_row(project: Project) -> Row:
 def queue_row(queue: Queue) -> Row:
     """As `put_queue` takes it."""
     return (queue.id, *_document(queue))
+
+
+def spent_row(spent: Spent) -> Row:
+    """As `put_spent` takes it."""
+    return (spent.queue, *_document(spent))
+
+
+def reservation_row(reservation: Reservation) -> Row:
+    """As `put_reservation` takes it."""
+    return (reservation.id, int(reservation.ended), *_document(reservation))
 
 
 def token_row(token: Token) -> Row:

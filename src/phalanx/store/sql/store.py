@@ -9,13 +9,14 @@ from typing import Final, TypeVar
 import apsw
 
 from phalanx.core.fleet.node import Node
-from phalanx.core.ids import Epoch, JobId, NodeId, UserId
+from phalanx.core.ids import Epoch, JobId, NodeId, ReservationId, UserId
 from phalanx.core.state.story import StoryLine
 from phalanx.core.state.world import World
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.people import Token, User
-from phalanx.core.work.queue import Project, Queue
+from phalanx.core.work.queue import Project, Queue, Spent
+from phalanx.core.work.reservation import Reservation
 from phalanx.ports.store import Batch, JobFilter, StoreRefused
 from phalanx.store.batches import Rows, Standing, check, jobs_asked_about, newest_of
 from phalanx.store.errors import StoreUnusable
@@ -175,6 +176,11 @@ class SqliteStore:
         with self._readers.lend() as connection:
             return reading.list_jobs(connection, wanted)
 
+    def states(self, first_seq: int, count: int) -> list[tuple[JobId, JobState]]:
+        """Ids and states of the jobs from a submit number on, at most `count`."""
+        with self._readers.lend() as connection:
+            return reading.list_states(connection, first_seq, count)
+
     def job_counts(self) -> dict[JobState, int]:
         """How many jobs are in each state; every state is named."""
         with self._readers.lend() as connection:
@@ -199,6 +205,18 @@ class SqliteStore:
     def queues(self) -> list[Queue]:
         """All queues by id."""
         return self._all(documents.QUEUE, "queues")
+
+    def spent(self) -> list[Spent]:
+        """What queues have used, by queue."""
+        return self._all(documents.SPENT, "spent")
+
+    def reservations(self) -> list[Reservation]:
+        """All reservations that have not ended, by id."""
+        return self._all(documents.RESERVATION, "reservations")
+
+    def reservation(self, reservation_id: ReservationId) -> Reservation | None:
+        """One reservation, an ended one too."""
+        return self._one(documents.RESERVATION, "reservation", reservation_id)
 
     def projects(self) -> list[Project]:
         """All projects by id."""
@@ -246,6 +264,10 @@ def _statements(batch: Batch, rows: Rows) -> list[tuple[str, list[Row]]]:
         ("put_project", [documents.project_row(project) for project in rows.projects.values()]),
         ("put_token", [documents.token_row(token) for token in rows.tokens.values()]),
         ("put_queue", [documents.queue_row(queue) for queue in rows.queues.values()]),
+        ("put_spent", [documents.spent_row(spent) for spent in rows.spent.values()]),
+        ("remove_queue", [(queue_id,) for queue_id in batch.removed_queues]),
+        ("remove_spent", [(queue_id,) for queue_id in batch.removed_queues]),
+        ("put_reservation", [documents.reservation_row(one) for one in rows.reservations.values()]),
         ("put_node", [documents.node_row(node) for node in rows.nodes.values()]),
         ("remove_node", [(node_id,) for node_id in batch.removed_nodes]),
         ("put_job", [documents.job_row(job) for job in rows.jobs.values()]),

@@ -7,9 +7,12 @@ from typing import Final
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.scheduling.board import Board, Listener
-from phalanx.core.scheduling.policies.default import Default
+from phalanx.core.scheduling.hazard import HazardTable
+from phalanx.core.scheduling.policies.default import Default, Knobs
 from phalanx.core.scheduling.policies.lines import Backfill, Fair, Skip, Strict
 from phalanx.core.scheduling.policies.rounds import Rounds
+
+__all__ = ["POLICIES", "Knobs", "make_policy", "policy_named"]
 
 POLICIES: Final[dict[str, Callable[[Board], Listener]]] = {
     "default": Default,
@@ -21,6 +24,15 @@ POLICIES: Final[dict[str, Callable[[Board], Listener]]] = {
     "srtf": lambda board: Rounds(board, exact=True),
     "fair": Fair,
 }
+
+
+def make_policy(name: str, board: Board, knobs: Knobs, table: HazardTable) -> Listener:
+    """The live policy on its board; what it learns goes into `table`.
+
+    Raises:
+        BadRequest: no policy has this name.
+    """
+    return Default(board, knobs, table) if name == "default" else policy_named(name)(board)
 
 
 def policy_named(name: str) -> Callable[[Board], Listener]:

@@ -1,7 +1,8 @@
 """The default policy: knows no duration, learns how jobs of a size end, and pays for every stop and move.
 
-Waiting jobs of equal size and equal attained service form one class; classes are served by value per GPU. What does not fit may, at a
-round, have room made for it: first by moving small jobs into holes, else by stopping the cheapest set on one node.
+Waiting jobs of one class that never ran form one line; lines are served by priority, then by value per GPU. What does not fit may have
+room made for it: at once where it has a right to it, at a round by its value, first by moving small jobs into holes, else by stopping the
+cheapest set on one node.
 """
 
 from __future__ import annotations
@@ -9,15 +10,19 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-import numpy as np
-
-from phalanx.core.scheduling.board import Board, Entry, Listener
-from phalanx.core.scheduling.hazard import EDGES_S, HazardTable, bin_of
-from phalanx.core.scheduling.pool import Places
+from phalanx.core.scheduling.board import Because, Board, Entry, Klass, Listener
+from phalanx.core.scheduling.hazard import Group, HazardTable, bin_of
+from phalanx.core.scheduling.need import Need
+from phalanx.core.scheduling.policies.prices import Prices
+from phalanx.core.scheduling.policies.room import Going, Room
 
 INFINITE = float("inf")
 OVERDUE = 1e6  # value per GPU of an overdue job: above any index, which is at most 1 per second times the boost
+URGENT = 1 << 30  # above any priority: jobs that lost their place, and overdue ones
 OVERDUE_LOOK_S = 3600.0  # with nothing else happening, overdue jobs are looked for this often
+RIGHT_TRIES = 8  # classes for which room is made by right in one pass; the others have their turn in the next
+GROW_LOOK_S = 60.0  # idle nodes are offered to elastic jobs this often
+Line = tuple[int, float, float, int, Entry]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +30,14 @@ class Knobs:
     """The policy's constants; docs/decisions/0018 says where each comes from.
 
     Attributes:
-        round_s: room is made for waiting jobs this often; what fits starts at once.
+        round_s: room is made by value for waiting jobs this often; what fits starts at once.
         boost: how much more a gang of a whole node or more counts.
         hysteresis: a stop must bring this many times what it takes.
-        run_min_s: guaranteed run after a start.
+        run_min_s: guaranteed run after a start, against equals.
+        right_min_s: the same against a higher priority and against the owner of what was borrowed.
         move_min_s: least time between two moves of a job.
+        stops_max: preemptions of one job; past that nobody stops it but its own quota.
+        grow_min_s: an elastic job grows no sooner after it started or moved.
         refit_s: hazards are computed anew this often.
         overdue_s: least wait after which a job is overdue; never reached when infinite.
         patience: mean service times after which a job is overdue, where that is longer than `overdue_s`.
@@ -41,7 +49,10 @@ class Knobs:
     boost: float = 4.0
     hysteresis: float = 8.0
     run_min_s: float = 1800.0
+    right_min_s: float = 60.0
     move_min_s: float = 300.0
+    stops_max: int = 16
+    grow_min_s: float = 600.0
     refit_s: float = 3600.0
     overdue_s: float = 432_000.0
     patience: float = 25.0
@@ -54,373 +65,360 @@ class Knobs:
 class Default(Listener):
     """See the module."""
 
-    def __init__(self, board: Board, knobs: Knobs | None = None) -> None:
+    def __init__(self, board: Board, knobs: Knobs | None = None, table: HazardTable | None = None) -> None:
         self.board = board
-        self.knobs = knobs or Knobs()
-        self.table = HazardTable()
+        self.knobs = knobs = knobs or Knobs()
+        self.table = table or HazardTable()
         self.fitted_s = -INFINITE
-        self.fitted_events = 0
-        self.classes: dict[tuple[int, int], list[tuple[float, int, Entry]]] = {}
-        self.stopped: dict[int, Entry] = {}
-        unit = board.pool.unit
-        nodes = len(board.pool.size)
-        self.evict = np.full((nodes, unit + 1), INFINITE)
-        self.shift = np.full((nodes, unit + 1), INFINITE)
-        self.expiry = np.zeros(nodes)
+        self.fitted_events = self.table.events
+        self.lines: dict[Klass, list[tuple[float, int, Entry]]] = {}
+        self.again: dict[int, Entry] = {}  # waiting, and ran before
+        self.prices: dict[int, Prices] = {}
+        self.room = Room(board, moves=knobs.moves, move_min_s=knobs.move_min_s, right_min_s=knobs.right_min_s, stops_max=knobs.stops_max)
         self.round_next_s = 0.0
         self.lane_used = 0
-        self.reserved: list[int] = []  # nodes kept free of new work for the first overdue gang
+        self.reserved: list[int] = []  # nodes kept free of new work for the first urgent gang
+        self.reserved_for: Entry | None = None
+        self.total = max(1, sum(size for size in board.size if size > 0))
+        self._factors: dict[int, float] = {}
 
     # ---------------------------------------------------------------- what it hears
 
     def arrived(self, entry: Entry) -> None:
         """Wait, among its likes."""
-        entry.group = self.table.group(entry.label, entry.gpus)
+        self._group(entry.klass)
         self._join(entry)
 
     def left(self, entry: Entry) -> None:
         """Wait no longer."""
-        if self.stopped.pop(entry.seq, None) is not None:
+        self._group(entry.klass).active.pop(entry.seq, None)
+        if self.again.pop(entry.seq, None) is not None:
             return
-        line = self.classes[entry.label, entry.gpus]
-        line.remove((entry.submit_s, entry.seq, entry))
+        line = [item for item in self.lines[entry.klass] if item[2] is not entry]
         heapq.heapify(line)
+        self.lines[entry.klass] = line
 
     def ended(self, entry: Entry, now_s: float) -> None:
         """Learn from how long it took."""
+        group = self._leave(entry)
+        self.table.ended(group, max(entry.service_s(now_s), 0.0))
+
+    def stopped(self, entry: Entry, now_s: float) -> None:
+        """It ended by nobody's wish of its own: nothing to learn."""
+        del now_s
+        self._leave(entry)
+
+    def _leave(self, entry: Entry) -> Group:
         if entry.overdue:
             self.lane_used -= entry.gpus
-        group = self.table.group(entry.label, entry.gpus)
+            entry.overdue = False
+        group = self._group(entry.klass)
         group.active.pop(entry.seq, None)
-        self.table.ended(group, max(entry.service_s(now_s), 0.0))
+        return group
+
+    def _group(self, klass: Klass) -> Group:
+        if klass.group is None:
+            klass.group = self.table.group(klass.label, max(1, klass.gpus))
+        return klass.group
+
+    def _join(self, entry: Entry) -> None:
+        if entry.stops or entry.attained_s or entry.repair:
+            self.again[entry.seq] = entry
+        else:
+            heapq.heappush(self.lines.setdefault(entry.klass, []), (entry.submit_s, entry.seq, entry))
 
     # ---------------------------------------------------------------- deciding
 
     def decide(self, now_s: float) -> float | None:
-        """Start what fits; at a round, make room for what does not."""
+        """Start what fits; make room for what does not, by right at once and by value at a round."""
         board, knobs = self.board, self.knobs
         if not board.waiting:
-            return None
+            return self._grow(now_s)
         news = self.table.events - self.fitted_events
-        if news and (
-            now_s - self.fitted_s >= knobs.refit_s or (self.fitted_events < 1000 and news > 0.1 * self.fitted_events)
-        ):
+        if news and (now_s - self.fitted_s >= knobs.refit_s or (self.fitted_events < 1000 and news > 0.1 * self.fitted_events)):
             self._refit(now_s)
+        self._factors.clear()
+        if self.reserved and self.reserved_for is not None and self.reserved_for.repair:
+            self._unreserve()  # it may fit by now
         order = self._order(now_s)
         self._fill(order, now_s)
         if not board.waiting:
-            return None
+            return self._grow(now_s)
+        self._urgent(order, now_s)
         if now_s >= self.round_next_s:
             self._promote(now_s)
+            due_s = now_s + OVERDUE_LOOK_S
             if knobs.stops or knobs.moves:
                 self._make_room(now_s)
-                due_s = min(
-                    float(self.expiry.min()),
-                    self.fitted_s + knobs.refit_s if self.table.events > self.fitted_events else INFINITE,
-                )
-            else:
-                due_s = INFINITE
-            due_s = min(due_s, now_s + OVERDUE_LOOK_S)
+                due_s = min(due_s, *(float(prices.expiry.min()) for prices in self.prices.values()))
+                if self.table.events > self.fitted_events:
+                    due_s = min(due_s, self.fitted_s + knobs.refit_s)
             self.round_next_s = (now_s // knobs.round_s + 1.0) * knobs.round_s
-            self.due_s = (
-                max(self.round_next_s, -(-due_s // knobs.round_s) * knobs.round_s) if due_s < INFINITE else INFINITE
-            )
-            return self.due_s if self.due_s < INFINITE else None
+            return max(self.round_next_s, -(-due_s // knobs.round_s) * knobs.round_s)
         return self.round_next_s
 
-    def _order(self, now_s: float) -> list[tuple[float, float, int, Entry]]:
-        """Waiting jobs by value per GPU, best first; of a class of never-started ones only the head."""
-        order = []
-        for (_, gpus), line in self.classes.items():
-            if line:
-                entry = line[0][2]
-                order.append((-self._value(entry, now_s) / gpus, entry.submit_s, entry.seq, entry))
-        order.extend(
-            (-self._value(entry, now_s) / entry.gpus, entry.submit_s, entry.seq, entry)
-            for entry in self.stopped.values()
-        )
+    def _order(self, now_s: float) -> list[Line]:
+        """Waiting jobs by priority, then value per GPU, best first; of a class of never-started ones only the head."""
+        order = [self._line(line[0][2], now_s) for line in self.lines.values() if line]
+        order.extend(self._line(entry, now_s) for entry in self.again.values())
         order.sort()
         return order
 
+    def _line(self, entry: Entry, now_s: float) -> Line:
+        rank = URGENT + entry.repair if entry.overdue or entry.repair else entry.klass.rank
+        return (-rank, -self._value(entry, now_s) / max(1, entry.gpus), entry.submit_s, entry.seq, entry)
+
     def _promote(self, now_s: float) -> None:
         """Jobs that waited past the limit become overdue, oldest first, as far as the lane has room; a gang wider than it gets it alone."""
-        limit = self.knobs.overdue_s
-        if limit == INFINITE:
+        knobs = self.knobs
+        if knobs.overdue_s == INFINITE:
             return
-        mean_s = self.table.served_s / max(1, self.table.events)
-        demand = sum(entry.gpus for entry in self.board.waiting.values())
-        limit = max(limit, self.knobs.patience * mean_s) * (
-            1.0 + self.knobs.crowd * demand / max(1, sum(self.board.pool.size))
-        )
+        limit = self.patience_s()
         cost_s = self.board.restart_cost_s
         late = [
             entry
-            for entry in self.stopped.values()
-            if not entry.overdue
-            and entry.waited_s + now_s - entry.waits_from_s + cost_s * (entry.stops + entry.moves) > limit
+            for entry in self.again.values()
+            if not entry.overdue and entry.waited_s + now_s - entry.waits_from_s + cost_s * (entry.stops + entry.moves) > limit
         ]
-        late += [
-            line[0][2]
-            for line in self.classes.values()
-            if line and not line[0][2].overdue and now_s - line[0][0] > limit
-        ]
+        late += [line[0][2] for line in self.lines.values() if line and not line[0][2].overdue and now_s - line[0][0] > limit]
         late.sort(key=lambda entry: (entry.submit_s, entry.seq))
         for entry in late:
-            if not self.lane_used or self.lane_used + entry.gpus <= self.knobs.lane * sum(self.board.pool.size):
+            if not self.lane_used or self.lane_used + entry.gpus <= knobs.lane * self.total:
                 self.lane_used += entry.gpus
                 entry.overdue = True
 
-    def _weight(self, gpus: int) -> float:
-        return self.knobs.boost if gpus >= self.board.pool.unit else 1.0
+    def patience_s(self) -> float:
+        """The wait after which a job is overdue, as of now: it stretches with the service times and with the crowd."""
+        knobs = self.knobs
+        mean_s = self.table.served_s / max(1, self.table.events)
+        demand = sum(entry.gpus for entry in self.board.waiting.values())
+        return max(knobs.overdue_s, knobs.patience * mean_s) * (1.0 + knobs.crowd * demand / self.total)
 
     def _value(self, entry: Entry, now_s: float) -> float:
-        service_s = entry.service_s(now_s)
-        value = (
-            self._weight(entry.gpus)
-            * self.table.index_of(entry.group or self.table.group(entry.label, entry.gpus), now_s)[bin_of(service_s)]
-        )
-        return value + OVERDUE * entry.gpus if entry.overdue else value
+        klass = entry.klass
+        boost = self.knobs.boost if klass.gpus >= self.board.pools[klass.needs[0].kinds[0]].unit else 1.0
+        value = boost * self.table.index_of(self._group(klass), now_s)[bin_of(entry.service_s(now_s))]
+        quotas = self.board.quotas
+        if quotas is not None:
+            factor = self._factors.get(klass.queue)
+            if factor is None:
+                factor = self._factors[klass.queue] = quotas.factor(klass.queue, now_s)
+            value *= factor
+        return value + OVERDUE * max(1, entry.gpus) if entry.overdue or entry.repair else value
 
-    def _fill(self, order: list[tuple[float, float, int, Entry]], now_s: float) -> None:
-        pool = self.board.pool
-        least = 1 << 30
-        for _, _, _, entry in order:
-            gpus = entry.gpus
-            if gpus >= least:
-                continue
-            places = pool.find(gpus)
-            if places is None:
-                least = gpus
-                continue
-            if entry.seq in self.stopped:
-                self._start(entry, places, now_s)
-            else:
-                line = self.classes[entry.label, gpus]
-                while places is not None:
-                    self._start(line[0][2], places, now_s)
-                    if not line:
-                        break
-                    entry = line[0][2]  # noqa: PLW2901  # the next of its class
-                    places = pool.find(gpus)
-            if not pool.free_total:
-                return
+    def _price(self, entry: Entry, now_s: float) -> float:
+        """What stopping the job takes: its value, and the more the more work it would do again."""
+        again_s = self.board.restart_cost_s + entry.unsaved_s(now_s)
+        return self._value(entry, now_s) * (1.0 + again_s / self.knobs.run_min_s)
 
-    def _start(self, entry: Entry, places: Places, now_s: float) -> None:
-        if self.stopped.pop(entry.seq, None) is None:
-            heapq.heappop(self.classes[entry.label, entry.gpus])
-            self.table.group(entry.label, entry.gpus).active[entry.seq] = entry
+    def _fill(self, order: list[Line], now_s: float) -> None:
+        board = self.board
+        failed = _Failed(board)
+        for _, _, _, _, entry in order:
+            klass = entry.klass
+            while not failed.like(entry) and board.admits(klass):
+                found = board.find(entry)
+                if found is None:
+                    failed.add(entry)
+                    if entry.repair and not self.reserved:
+                        self._reserve(entry)  # before newcomers take what is left of its place
+                    break
+                lone = entry.seq in self.again
+                self._start(entry, *found, now_s)
+                line = self.lines.get(klass)
+                if lone or not line:
+                    break
+                entry = line[0][2]  # noqa: PLW2901  # the next of its class
+
+    def _start(self, entry: Entry, need: Need, places: tuple[tuple[int, int], ...], now_s: float) -> None:
+        if self.again.pop(entry.seq, None) is None:
+            heapq.heappop(self.lines[entry.klass])
+        self._group(entry.klass).active[entry.seq] = entry
         entry.shield_s = now_s + self.knobs.run_min_s
         entry.moved_s = now_s
-        self.board.start(entry, places, now_s)
-
-    def _join(self, entry: Entry) -> None:
-        if entry.stops:
-            self.stopped[entry.seq] = entry
-        else:
-            heapq.heappush(self.classes.setdefault((entry.label, entry.gpus), []), (entry.submit_s, entry.seq, entry))
+        self.board.start(entry, need, places, now_s)
 
     def _refit(self, now_s: float) -> None:
         self.table.refit(
-            (entry.gpus, entry.service_s(now_s))
-            for group in (self.board.running, self.board.waiting)
-            for entry in group.values()
+            (max(1, entry.gpus), entry.service_s(now_s)) for group in (self.board.running, self.board.waiting) for entry in group.values()
         )
         self.fitted_s = now_s
         self.fitted_events = self.table.events
-        self.expiry[:] = 0.0
+        for prices in self.prices.values():
+            prices.forget()
 
     # ---------------------------------------------------------------- making room
 
-    def _make_room(self, now_s: float) -> None:
-        pool, knobs = self.board.pool, self.knobs
-        for node in self.reserved:
-            if node not in self.board.down:
-                pool.back(node)
-        self.reserved = []
-        self._refresh(now_s)
-        for density, _, _, entry in self._order(now_s):
-            gpus = entry.gpus
-            value = -density * gpus
-            while True:
-                places = pool.find(gpus)
-                if places is None and knobs.moves and pool.free_total >= gpus and self._by_moves(gpus, entry, now_s):
-                    places = pool.find(gpus)
-                if places is None and knobs.stops and self._by_stops(gpus, value, entry, now_s):
-                    places = pool.find(gpus)
-                if places is None:
-                    if entry.overdue and not self.reserved:
-                        self._reserve(gpus)
-                        self._refresh(now_s)
-                    break
-                lone = entry.seq in self.stopped
-                self._start(entry, places, now_s)
-                self._refresh(now_s)
-                if lone or not self.classes[entry.label, gpus]:
-                    break
-                entry = self.classes[entry.label, gpus][0][2]  # noqa: PLW2901  # the next of its class
-
-    def _reserve(self, gpus: int) -> None:
-        """Keep new work off the nodes whose jobs may be stopped the soonest: within the guaranteed run they are the overdue gang's."""
-        pool = self.board.pool
-        ready: list[tuple[float, int]] = []
-        for node, entries in enumerate(self.board.here):
-            if (
-                pool.size[node] >= min(gpus, pool.unit)
-                and node not in pool.away
-                and not any(entry.overdue for entry in entries)
-            ):
-                ready.append((max((entry.shield_s for entry in entries), default=0.0), node))
-        ready.sort()
-        need = -(-gpus // pool.unit)
-        if len(ready) >= need:
-            self.reserved = [node for _, node in ready[:need]]
-            for node in self.reserved:
-                pool.leave(node)
-
-    def _refresh(self, now_s: float) -> None:
-        pool = self.board.pool
-        for node in pool.touched:
-            self.expiry[node] = 0.0
-        pool.touched.clear()
-        for node in np.nonzero(self.expiry <= now_s)[0].tolist():
-            self._price(node, now_s)
-
-    def _price(self, node: int, now_s: float) -> None:
-        """The rows of the node: the least value to stop, and the least GPUs to move, for each number of devices wanted."""
-        pool = self.board.pool
-        unit, free = pool.unit, pool.free[node]
-        move_min_s = self.knobs.move_min_s
-        expiry = INFINITE
-        stop = [0.0] * (free + 1) + [INFINITE] * (unit - free)
-        shift = stop.copy()
-        for entry in self.board.here[node]:
-            fixed = entry.shield_s > now_s
-            many = len(entry.places) > 1
-            still = many or entry.moved_s + move_min_s > now_s
-            if fixed:
-                expiry = min(expiry, entry.shield_s)
-            if still and not many:
-                expiry = min(expiry, entry.moved_s + move_min_s)
-            if fixed and still:
+    def _urgent(self, order: list[Line], now_s: float) -> None:
+        """What need not wait for a round: gangs that lost their place, and whoever has a right to what others hold."""
+        board, quotas = self.board, self.board.quotas
+        lowest = min(board.ranks, default=URGENT)
+        borrowed = quotas is not None and board.lends
+        if not borrowed and not board.elastic and -order[0][0] <= lowest:
+            return
+        tries = 0
+        for _, _, _, _, entry in order:
+            klass = entry.klass
+            if entry.since_s >= 0.0 or tries >= RIGHT_TRIES:
                 continue
-            count = entry.places[0][1] if not many else next(count for at, count in entry.places if at == node)
-            age = bin_of(entry.service_s(now_s))
-            value = self._value(entry, now_s)
-            if age + 1 < len(EDGES_S):
-                expiry = min(expiry, now_s + EDGES_S[age + 1] - entry.service_s(now_s) + 1e-6)
-            for want in range(unit, free, -1):
-                base = want - count
-                base = max(base, 0)
-                if not fixed:
-                    cost = stop[base] + value
-                    stop[want] = min(stop[want], cost)
-                if not still:
-                    cost = shift[base] + count
-                    shift[want] = min(shift[want], cost)
-        if node in pool.away:
-            stop = shift = [INFINITE] * (unit + 1)
-        self.evict[node] = stop
-        self.shift[node] = shift
-        self.expiry[node] = expiry
+            if board.elastic and board.admits(klass):
+                tries += 1
+                if self._carry_out(self.room.by_shrinking(entry, now_s), entry, Because.SHRINK, now_s) and self._start_if(entry, now_s):
+                    continue
+            entitled = borrowed and quotas is not None and quotas.entitled(klass.queue, klass.gpus)
+            if not self.knobs.stops or not (entry.repair or klass.rank > lowest or entitled):
+                continue
+            tries += 1
+            found = self.room.by_right(entry, now_s)
+            if found is not None and self._carry_out(found[0], entry, found[1], now_s):
+                self._start_if(entry, now_s)
 
-    def _by_moves(self, gpus: int, entry: Entry, now_s: float) -> bool:
-        """Move small jobs into holes so that the gang fits; all or nothing."""
-        pool = self.board.pool
-        unit = pool.unit
-        if gpus <= unit:
-            column = self.shift[:, gpus]
-            for node in np.argsort(column, kind="stable")[:4].tolist():
-                if column[node] == INFINITE:
-                    return False
-                if self._empty([(node, gpus)], now_s, entry, INFINITE, stops=False):
-                    return True
+    def _start_if(self, entry: Entry, now_s: float) -> bool:
+        found = self.board.find(entry) if self.board.admits(entry.klass) else None
+        if found is None:
             return False
-        needs = self._nodes_for(self.shift, gpus)
-        return needs is not None and self._empty(needs, now_s, entry, INFINITE, stops=False)
-
-    def _nodes_for(self, rows: np.ndarray, gpus: int) -> list[tuple[int, int]] | None:
-        unit = self.board.pool.unit
-        whole, rest = divmod(gpus, unit)
-        column = rows[:, unit]
-        order = np.argsort(column, kind="stable")
-        chosen = order[:whole].tolist()
-        if column[chosen[-1]] == INFINITE:
-            return None
-        needs = [(node, unit) for node in chosen]
-        if rest:
-            tail = rows[:, rest].copy()
-            tail[chosen] = INFINITE
-            node = int(np.argmin(tail))
-            if tail[node] == INFINITE:
-                return None
-            needs.append((node, rest))
-        return needs
-
-    def _by_stops(self, gpus: int, value: float, entry: Entry, now_s: float) -> bool:
-        """Stop the cheapest set that makes the room, if the gang is worth it."""
-        unit = self.board.pool.unit
-        limit = value / self.knobs.hysteresis
-        if gpus <= unit:
-            column = self.evict[:, gpus]
-            node = int(np.argmin(column))
-            return bool(column[node] <= limit) and self._empty([(node, gpus)], now_s, entry, limit, stops=True)
-        needs = self._nodes_for(self.evict, gpus)
-        return needs is not None and self._empty(needs, now_s, entry, limit, stops=True)
-
-    def _empty(self, needs: list[tuple[int, int]], now_s: float, because: Entry, limit: float, *, stops: bool) -> bool:
-        """Empty the nodes as far as needed: each victim moves if a hole takes it, else is stopped, if that is allowed within `limit`."""
-        board, pool = self.board, self.board.pool
-        shut = 0
-        for node, _ in needs:
-            shut |= 1 << node
-        victims: dict[int, Entry] = {}
-        for node, want in needs:
-            for entry in self._cheapest(node, want, now_s, by_value=stops):
-                victims[entry.seq] = entry
-        ordered = sorted(victims.values(), key=lambda entry: (-entry.gpus, entry.seq))
-        going: list[tuple[Entry, Places]] = []
-        cost = 0.0
-        for entry in ordered:
-            place = -1
-            if self.knobs.moves and len(entry.places) == 1 and entry.moved_s + self.knobs.move_min_s <= now_s:
-                place = pool.find_outside(entry.gpus, shut)
-            if place < 0:
-                cost += self._value(entry, now_s)
-                if not stops or cost > limit:
-                    for _, places in going:
-                        pool.give(places)
-                    return False
-                going.append((entry, ()))
-            else:
-                places = ((place, entry.gpus),)
-                pool.take(places)
-                going.append((entry, places))
-        for entry, places in going:
-            if places:
-                pool.give(places)
-                board.move(entry, places, because)
-                entry.moved_s = now_s
-            else:
-                board.stop(entry, now_s, because)
-                self._join(entry)
+        self._start(entry, *found, now_s)
         return True
 
-    def _cheapest(self, node: int, want: int, now_s: float, *, by_value: bool) -> list[Entry]:
-        """The set on the node that `_price` priced: least value, or fewest GPUs."""
-        need = want - self.board.pool.free[node]
-        if need <= 0:
-            return []
-        best: list[tuple[float, tuple[Entry, ...]]] = [(0.0, ()), *((INFINITE, ()) for _ in range(need))]
-        for entry in self.board.here[node]:
-            if by_value:
-                if entry.shield_s > now_s:
-                    continue
-            elif len(entry.places) > 1 or entry.moved_s + self.knobs.move_min_s > now_s:
+    def _make_room(self, now_s: float) -> None:
+        board = self.board
+        self._unreserve()
+        order = self._order(now_s)
+        ranks = {entry.klass.rank for _, _, _, _, entry in order}
+        for rank in [rank for rank in self.prices if rank not in ranks]:
+            del self.prices[rank]
+        self._refresh(now_s)
+        for _, density, _, _, entry in order:
+            klass = entry.klass
+            prices = self._prices(klass.rank)
+            while entry.since_s < 0.0 and board.admits(klass):
+                lone = entry.seq in self.again
+                if not self._start_if(entry, now_s) and not self._by_moves_or_value(entry, prices, -density * max(1, entry.gpus), now_s):
+                    if (entry.overdue or entry.repair) and not self.reserved:
+                        self._reserve(entry)
+                    break
+                line = self.lines.get(klass)
+                if lone or not line:
+                    break
+                entry = line[0][2]  # noqa: PLW2901  # the next of its class
+
+    def _by_moves_or_value(self, entry: Entry, prices: Prices, value: float, now_s: float) -> bool:
+        self._refresh(now_s)
+        knobs = self.knobs
+        if knobs.moves and self.board.free_total >= entry.gpus:
+            going = self.room.by_moves(entry, prices, now_s)
+            if self._carry_out(going, entry, Because.VALUE, now_s) and self._start_if(entry, now_s):
+                return True
+        if knobs.stops:
+            because = Because.OVERDUE if entry.overdue else Because.VALUE
+            going = self.room.by_value(entry, prices, now_s, value / knobs.hysteresis)
+            if self._carry_out(going, entry, because, now_s) and self._start_if(entry, now_s):
+                return True
+        return False
+
+    def _carry_out(self, going: list[Going] | None, other: Entry, because: Because, now_s: float) -> bool:
+        if going is None:
+            return False
+        for one in going:
+            if one.need is not None:
+                self.board.move(one.entry, one.need, one.places, now_s, other, because)
+                one.entry.moved_s = now_s
+            else:
+                if one.entry.overdue:
+                    self.lane_used -= one.entry.gpus
+                    one.entry.overdue = False
+                self.board.stop(one.entry, now_s, other, because)
+                self._join(one.entry)
+        return True
+
+    def _prices(self, rank: int) -> Prices:
+        prices = self.prices.get(rank)
+        if prices is None:
+            knobs = self.knobs
+            prices = self.prices[rank] = Prices(self.board, rank, self._price, move_min_s=knobs.move_min_s, stops_max=knobs.stops_max)
+        return prices
+
+    def _refresh(self, now_s: float) -> None:
+        for pool in self.board.pools:
+            if pool.touched:
+                for prices in self.prices.values():
+                    prices.dirty |= pool.touched
+                pool.touched.clear()
+        for prices in self.prices.values():
+            if prices.dirty or prices.fresh_s != now_s:
+                prices.refresh(now_s)
+
+    def _unreserve(self) -> None:
+        for node in self.reserved:
+            if node not in self.board.down:
+                self.board.pools[self.board.kind[node]].back(node)
+        self.reserved = []
+        self.reserved_for = None
+
+    def _reserve(self, entry: Entry) -> None:
+        """Keep new work off the nodes whose jobs may be stopped the soonest: within the guaranteed run they are the urgent gang's."""
+        board, need = self.board, entry.klass.needs[0]
+        ready: list[tuple[float, int]] = []
+        for node, entries in enumerate(board.here):
+            fits = board.kind[node] in need.kinds and board.size[node] >= need.devices and not (entry.klass.shut | need.shut) >> node & 1
+            if fits and node not in board.pools[board.kind[node]].away and not any(other.overdue for other in entries):
+                ready.append((max((other.shield_s for other in entries), default=0.0), node))
+        ready.sort()
+        parts = need.nodes + (need.tail > 0)
+        if len(ready) >= parts:
+            self.reserved = [node for _, node in ready[:parts]]
+            self.reserved_for = entry
+            for node in self.reserved:
+                board.pools[board.kind[node]].leave(node)
+
+    # ---------------------------------------------------------------- elastic
+
+    def _grow(self, now_s: float) -> float | None:
+        """Nobody waits: elastic jobs take idle nodes, where it costs them little."""
+        board = self.board
+        elastic = [entry for entry in board.running.values() if entry.need is not None and entry.need.nodes_max > len(entry.places)]
+        if not elastic:
+            return None
+        for entry in sorted(elastic, key=lambda entry: entry.seq):
+            if now_s - entry.moved_s < self.knobs.grow_min_s or entry.unsaved_s(now_s) > self.board.restart_cost_s:
                 continue
-            count = next(count for at, count in entry.places if at == node)
-            cost = self._value(entry, now_s) if by_value else float(count)
-            for short in range(need, 0, -1):
-                before = best[max(0, short - count)]
-                if before[0] + cost < best[short][0]:
-                    best[short] = (before[0] + cost, (*before[1], entry))
-        return list(best[need][1])
+            board.give(entry)
+            found = board.find(entry)
+            board.take(entry)
+            if found is not None and len(found[1]) > len(entry.places):
+                board.move(entry, *found, now_s, None, Because.GROW)
+                entry.moved_s = now_s
+        return now_s + GROW_LOOK_S
+
+
+class _Failed:
+    """Needs that did not fit in this sweep: room only shrinks within one, so that their likes and larger ones need not be tried."""
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self.exact: set[tuple[object, ...]] = set()
+        self.least: dict[tuple[object, ...], int] = {}
+
+    def like(self, entry: Entry) -> bool:
+        """Whether the job cannot fit, by what has been tried."""
+        key = self._size_key(entry)
+        if key is None:
+            return (entry.klass.needs, entry.klass.shut, entry.avoid) in self.exact
+        return entry.gpus >= self.least.get(key, 1 << 30)
+
+    def add(self, entry: Entry) -> None:
+        """The job did not fit."""
+        key = self._size_key(entry)
+        if key is None:
+            self.exact.add((entry.klass.needs, entry.klass.shut, entry.avoid))
+        else:
+            self.least[key] = min(self.least.get(key, entry.gpus), entry.gpus)
+
+    def _size_key(self, entry: Entry) -> tuple[object, ...] | None:
+        """Of needs packed onto one node or onto whole nodes, more devices never fit where fewer did not. None: of another shape."""
+        klass = entry.klass
+        need = klass.needs[0]
+        packed = need.nodes == 1 or need.devices == self.board.pools[need.kinds[0]].unit
+        if len(klass.needs) > 1 or not packed or not need.plain or entry.avoid or not need.devices or need.nodes_max:
+            return None
+        return (need.kinds, klass.shut)

@@ -2,7 +2,7 @@
 
 `fifo` serves by submit time and nobody overtakes the head. `skip` lets whoever fits start. `sjf` is strict by known run time. `fair` serves
 the queue that has used the least, with skipping inside. `backfill` is EASY: the head gets a reservation by known run times, and later jobs
-start now if they do not delay it.
+start now if they do not delay it. A higher priority goes first in all of them, and what a quota or limit keeps back blocks nobody.
 """
 
 from __future__ import annotations
@@ -10,7 +10,14 @@ from __future__ import annotations
 import bisect
 import heapq
 
-from phalanx.core.scheduling.board import Board, Entry, Listener
+from phalanx.core.scheduling.board import Board, Entry, Klass, Listener
+
+Key = tuple[bool, int, float, float, int]  # lost its place last, priority descending, then the policy's own, submit time, seq
+
+
+def key_of(entry: Entry, first: float) -> Key:
+    """Where the job stands in a line ordered by `first`."""
+    return (not entry.repair, -entry.klass.rank, first, entry.submit_s, entry.seq)
 
 
 class Strict(Listener):
@@ -19,13 +26,19 @@ class Strict(Listener):
     def __init__(self, board: Board, *, shortest: bool = False) -> None:
         self.board = board
         self.shortest = shortest
-        self.line: list[tuple[float, float, int, Entry]] = []
+        self.line: list[tuple[Key, Entry]] = []
+        self.kept_back: dict[Klass, list[tuple[Key, Entry]]] = {}
         self.gone: set[int] = set()
 
     def arrived(self, entry: Entry) -> None:
         """Join the line."""
-        first = entry.size_s if self.shortest else entry.submit_s
-        heapq.heappush(self.line, (first, entry.submit_s, entry.seq, entry))
+        if entry.seq in self.gone:  # back before its old place came up
+            self.gone.discard(entry.seq)
+            self.line = [item for item in self.line if item[1] is not entry]
+            heapq.heapify(self.line)
+            for klass, items in self.kept_back.items():
+                self.kept_back[klass] = [item for item in items if item[1] is not entry]
+        heapq.heappush(self.line, (key_of(entry, entry.size_s if self.shortest else entry.submit_s), entry))
 
     def left(self, entry: Entry) -> None:
         """Leave the line; its place is dropped when it comes up."""
@@ -33,54 +46,68 @@ class Strict(Listener):
 
     def decide(self, now_s: float) -> float | None:
         """Start heads while they fit. No later call is needed but at the next change."""
-        line, pool = self.line, self.board.pool
+        board = self.board
+        for klass in [klass for klass in self.kept_back if board.admits(klass)]:
+            for item in self.kept_back.pop(klass):
+                heapq.heappush(self.line, item)
+        line = self.line
         while line:
-            entry = line[0][3]
+            entry = line[0][1]
             if entry.seq in self.gone:
                 self.gone.discard(entry.seq)
                 heapq.heappop(line)
                 continue
-            places = pool.find(entry.gpus)
-            if places is None:
+            if not board.admits(entry.klass):
+                self.kept_back.setdefault(entry.klass, []).append(heapq.heappop(line))
+                continue
+            found = board.find(entry)
+            if found is None:
                 return None
             heapq.heappop(line)
-            self.board.start(entry, places, now_s)
+            board.start(entry, *found, now_s)
         return None
 
 
 class Skip(Listener):
-    """Start whoever fits, in submit order. Waiting jobs of equal size are one class: once one has not fitted, its likes are not tried."""
+    """Start whoever fits, in submit order. Waiting jobs of one class are judged once: when one has not fitted, its likes are not tried."""
 
     def __init__(self, board: Board) -> None:
         self.board = board
-        self.classes: dict[int, list[tuple[float, int, Entry]]] = {}
+        self.classes: dict[Klass, list[tuple[Key, Entry]]] = {}
 
     def arrived(self, entry: Entry) -> None:
         """Join its class."""
-        heapq.heappush(self.classes.setdefault(entry.gpus, []), (entry.submit_s, entry.seq, entry))
+        heapq.heappush(self.classes.setdefault(entry.klass, []), (key_of(entry, entry.submit_s), entry))
 
     def left(self, entry: Entry) -> None:
         """Leave its class."""
-        line = self.classes[entry.gpus]
-        line.remove((entry.submit_s, entry.seq, entry))
+        line = [item for item in self.classes[entry.klass] if item[1] is not entry]
         heapq.heapify(line)
+        self.classes[entry.klass] = line
 
     def decide(self, now_s: float) -> float | None:
-        """One sweep over the classes' heads in submit order."""
-        pool = self.board.pool
-        heads = [(line[0][0], line[0][1], gpus) for gpus, line in self.classes.items() if line]
+        """One sweep over the classes' heads in order."""
+        board = self.board
+        heads = [(line[0][0], klass.number, klass) for klass, line in self.classes.items() if line]
         heapq.heapify(heads)
-        while heads and pool.free_total:
-            _, _, gpus = heads[0]
-            places = pool.find(gpus)
-            if places is None:
-                heapq.heappop(heads)  # room only shrinks within a sweep
+        failed: set[tuple[object, ...]] = set()
+        while heads:
+            klass = heads[0][2]
+            line = self.classes[klass]
+            entry = line[0][1]
+            alike = (klass.needs, klass.shut, entry.avoid)
+            found = None
+            if alike not in failed and board.admits(klass):
+                found = board.find(entry)
+                if found is None:
+                    failed.add(alike)  # room only shrinks within a sweep
+            if found is None:
+                heapq.heappop(heads)
                 continue
-            line = self.classes[gpus]
-            _, _, entry = heapq.heappop(line)
-            self.board.start(entry, places, now_s)
+            heapq.heappop(line)
+            board.start(entry, *found, now_s)
             if line:
-                heapq.heapreplace(heads, (line[0][0], line[0][1], gpus))
+                heapq.heapreplace(heads, (line[0][0], klass.number, klass))
             else:
                 heapq.heappop(heads)
         return None
@@ -95,54 +122,56 @@ class Fair(Listener):
     def __init__(self, board: Board, *, half_life_s: float = 86_400.0) -> None:
         self.board = board
         self.half_life_s = half_life_s
-        self.lines: dict[int, dict[int, list[tuple[float, int, Entry]]]] = {}
-        self.used: dict[int, float] = {}
-        self.rate: dict[int, int] = {}
+        self.lines: dict[Klass, list[tuple[Key, Entry]]] = {}
+        self.used: dict[tuple[int, int], float] = {}
+        self.rate: dict[tuple[int, int], int] = {}
         self.told_s = 0.0
 
     def arrived(self, entry: Entry) -> None:
         """Join the queue."""
-        lines = self.lines.setdefault(entry.label, {})
-        heapq.heappush(lines.setdefault(entry.gpus, []), (entry.submit_s, entry.seq, entry))
-        self.used.setdefault(entry.label, 0.0)
-        self.rate.setdefault(entry.label, 0)
+        heapq.heappush(self.lines.setdefault(entry.klass, []), (key_of(entry, entry.submit_s), entry))
+        self.used.setdefault(_who(entry.klass), 0.0)
+        self.rate.setdefault(_who(entry.klass), 0)
 
     def left(self, entry: Entry) -> None:
         """Leave the queue."""
-        line = self.lines[entry.label][entry.gpus]
-        line.remove((entry.submit_s, entry.seq, entry))
+        line = [item for item in self.lines[entry.klass] if item[1] is not entry]
         heapq.heapify(line)
+        self.lines[entry.klass] = line
 
     def ended(self, entry: Entry, now_s: float) -> None:
         """Its queue uses less from now on."""
         self._age(now_s)
-        self.rate[entry.label] -= entry.gpus
+        self.rate[_who(entry.klass)] -= sum(count for _, count in entry.places)
+
+    def stopped(self, entry: Entry, now_s: float) -> None:
+        """The same."""
+        self.ended(entry, now_s)
 
     def decide(self, now_s: float) -> float | None:
         """Serve the least-served queue that has something that fits, again and again."""
         self._age(now_s)
-        pool = self.board.pool
-        shut: set[tuple[int, int]] = set()
-        while pool.free_total:
-            best: tuple[float, int, float, int, int] | None = None
-            chosen = (0, 0)
-            for label, lines in self.lines.items():
-                for gpus, line in lines.items():
-                    if line and (label, gpus) not in shut:
-                        rank = (self.used[label], self.rate[label], line[0][0], line[0][1], gpus)
-                        if best is None or rank < best:
-                            best, chosen = rank, (label, gpus)
-            if best is None:
+        board = self.board
+        shut: set[Klass] = set()
+        while True:
+            best: tuple[object, ...] | None = None
+            chosen: Klass | None = None
+            for klass, line in self.lines.items():
+                if line and klass not in shut:
+                    first = line[0][0]
+                    rank = (*first[:2], self.used[_who(klass)], self.rate[_who(klass)], *first[2:])
+                    if best is None or rank < best:
+                        best, chosen = rank, klass
+            if chosen is None:
                 return None
-            label, gpus = chosen
-            places = pool.find(gpus)
-            if places is None:
-                shut.update((other, gpus) for other in self.lines)
+            line = self.lines[chosen]
+            found = board.find(line[0][1]) if board.admits(chosen) else None
+            if found is None:
+                shut.add(chosen)
                 continue
-            _, _, entry = heapq.heappop(self.lines[label][gpus])
-            self.board.start(entry, places, now_s)
-            self.rate[label] += gpus
-        return None
+            _, entry = heapq.heappop(line)
+            board.start(entry, *found, now_s)
+            self.rate[_who(chosen)] += sum(count for _, count in entry.places)
 
     def _age(self, now_s: float) -> None:
         span = now_s - self.told_s
@@ -150,9 +179,14 @@ class Fair(Listener):
             return
         keep = 0.5 ** (span / self.half_life_s)
         gain = (1.0 - keep) * self.half_life_s / 0.6931471805599453
-        for label, used in self.used.items():
-            self.used[label] = used * keep + self.rate[label] * gain
+        for who, used in self.used.items():
+            self.used[who] = used * keep + self.rate[who] * gain
         self.told_s = now_s
+
+
+def _who(klass: Klass) -> tuple[int, int]:
+    """Whose usage counts: the queue's, and in a trace replayed on one pool the virtual cluster's, which is only a label there."""
+    return (klass.queue, klass.label)
 
 
 class Backfill(Listener):
@@ -160,64 +194,64 @@ class Backfill(Listener):
 
     def __init__(self, board: Board) -> None:
         self.board = board
-        self.line: list[tuple[float, int, Entry]] = []
+        self.line: list[tuple[Key, Entry]] = []
 
     def arrived(self, entry: Entry) -> None:
         """Join the line."""
-        bisect.insort(self.line, (entry.submit_s, entry.seq, entry))
+        bisect.insort(self.line, (key_of(entry, entry.submit_s), entry))
 
     def left(self, entry: Entry) -> None:
         """Leave the line."""
-        self.line.remove((entry.submit_s, entry.seq, entry))
+        self.line.remove((key_of(entry, entry.submit_s), entry))
 
     def decide(self, now_s: float) -> float | None:
         """Heads while they fit, then whoever does not delay the head."""
-        line, pool = self.line, self.board.pool
-        done = 0
-        while done < len(line):
-            entry = line[done][2]
-            places = pool.find(entry.gpus)
-            if places is None:
-                break
-            self.board.start(entry, places, now_s)
-            done += 1
-        del line[:done]
-        if len(line) < 2 or not pool.free_total:
-            return None
-        head = line[0][2]
-        shadow_s, spare = self._reserve(head)
-        kept = [line[0]]
-        failed: set[int] = set()
-        for item in line[1:]:
-            entry = item[2]
-            gpus = entry.gpus
-            short = now_s + entry.size_s <= shadow_s
-            if gpus in failed or not (short or gpus <= spare):
+        board = self.board
+        head: Entry | None = None
+        shadow_s, spare = 0.0, 0
+        kept: list[tuple[Key, Entry]] = []
+        failed: set[tuple[object, ...]] = set()
+        for item in self.line:
+            entry = item[1]
+            if not board.admits(entry.klass):
                 kept.append(item)
                 continue
-            places = pool.find(gpus)
-            if places is None:
-                failed.add(gpus)
+            short = head is None or now_s + _length_s(entry) <= shadow_s
+            alike = (entry.klass.needs, entry.klass.shut, entry.avoid)
+            if alike in failed or not (short or entry.gpus <= spare):
                 kept.append(item)
                 continue
-            self.board.start(entry, places, now_s)
+            found = board.find(entry)
+            if found is None:
+                failed.add(alike)
+                kept.append(item)
+                if head is None:
+                    head = entry
+                    shadow_s, spare = self._reserve(head)
+                continue
+            board.start(entry, *found, now_s)
             if not short:
-                spare -= gpus
+                spare -= entry.gpus
         self.line = kept
         return None
 
     def _reserve(self, head: Entry) -> tuple[float, int]:
         """When the head can start if all run as known, and how many devices it then leaves over."""
-        pool = self.board.pool
-        ends = sorted((entry.since_s + entry.size_s, entry.seq, entry) for entry in self.board.running.values())
+        board = self.board
+        ends = sorted((entry.since_s + _length_s(entry), entry.seq, entry) for entry in board.running.values())
         given: list[Entry] = []
         found, spare = float("inf"), 0
         for end_s, _, entry in ends:
-            pool.give(entry.places)
+            board.give(entry)
             given.append(entry)
-            if pool.find(head.gpus) is not None:
-                found, spare = end_s, pool.free_total - head.gpus
+            if board.find(head) is not None:
+                found, spare = end_s, board.free_total - head.gpus
                 break
         for entry in given:
-            pool.take(entry.places)
+            board.take(entry)
         return found, spare
+
+
+def _length_s(entry: Entry) -> float:
+    """Its run as known; one that nobody knows never ends."""
+    return entry.size_s if entry.size_s >= 0.0 else float("inf")

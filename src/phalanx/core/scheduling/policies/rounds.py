@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.core.scheduling.board import Board, Entry, Listener, by_submit
+from phalanx.core.scheduling.board import Because, Board, Entry, Listener, by_submit
 
 ROUND_S = 60.0
 LAS_THRESHOLD_GPU_S = 18_000.0  # shared/data/README.md; 5 GPU-hours
@@ -45,48 +45,53 @@ class Rounds(Listener):
 
     def _choose(self, now_s: float) -> None:
         board = self.board
-        room = sum(size for node, size in enumerate(board.pool.size) if node not in board.pool.away)
+        room = sum(size for node, size in enumerate(board.size) if node not in board.down)
         everyone = sorted(
-            [*board.waiting.values(), *board.running.values()], key=lambda entry: self._rank(entry, now_s)
+            [*board.waiting.values(), *board.running.values()],
+            key=lambda entry: (not entry.repair, -entry.klass.rank, *self._rank(entry, now_s)),
         )
         chosen: list[Entry] = []
         losers: list[Entry] = []
         for entry in everyone:
-            if entry.gpus <= room:
-                room -= entry.gpus
+            held = sum(count for _, count in entry.places) or entry.gpus
+            if held <= room and (entry.since_s >= 0.0 or board.admits(entry.klass)):
+                room -= held
                 if entry.since_s < 0.0:
                     chosen.append(entry)
-            elif entry.since_s >= 0.0:
+            elif entry.since_s >= 0.0 and not entry.fixed:
                 losers.append(entry)
         self._place(chosen, losers, now_s)
 
     def _place(self, chosen: list[Entry], losers: list[Entry], now_s: float) -> None:
         """Start the chosen on what the losers would free; a loser whose devices nobody got keeps them, so that no stop is for nothing."""
-        board, pool = self.board, self.board.pool
+        board = self.board
         for entry in losers:
-            pool.give(entry.places)
+            board.give(entry)
         placed = []
         for entry in chosen:
-            places = pool.find(entry.gpus)
-            if places is not None:
-                pool.take(places)
-                placed.append((entry, places))
+            found = board.find(entry)
+            if found is not None:
+                entry.need, entry.places = found
+                board.take(entry)
+                placed.append((entry, *found))
         stopped = []
         for entry in losers:
-            if all(pool.free[node] >= count for node, count in entry.places):
-                pool.take(entry.places)
+            if all(board.pools[board.kind[node]].free[node] >= count for node, count in entry.places):
+                board.take(entry)
             else:
                 stopped.append(entry)
-        for _, places in placed:
-            pool.give(places)
+        for entry, _, _ in placed:
+            board.give(entry)
+            entry.need, entry.places = None, ()
         for entry in stopped:
-            pool.take(entry.places)
-            board.stop(entry, now_s)
-        for entry, places in placed:
-            board.start(entry, places, now_s)
+            board.take(entry)
+            board.stop(entry, now_s, because=Because.VALUE)
+        for entry, need, places in placed:
+            if board.admits(entry.klass):
+                board.start(entry, need, places, now_s)
         for entry in by_submit(board.waiting.values()):
-            if not pool.free_total:
+            if not board.free_total:
                 break
-            places = pool.find(entry.gpus)
-            if places is not None:
-                board.start(entry, places, now_s)
+            found = board.find(entry) if board.admits(entry.klass) else None
+            if found is not None:
+                board.start(entry, *found, now_s)

@@ -35,6 +35,9 @@ SELECT seq FROM jobs WHERE state = ?{where} ORDER BY seq DESC LIMIT ?;
 -- name: jobs_of_seqs
 SELECT doc, crc FROM jobs WHERE seq IN (SELECT seq FROM ({seqs}) ORDER BY seq DESC LIMIT ?) ORDER BY seq DESC;
 
+-- name: states
+SELECT id, state FROM jobs WHERE seq >= ? AND seq < ? ORDER BY seq;
+
 -- name: job_counts
 SELECT state, count(*) FROM jobs GROUP BY state;
 
@@ -58,6 +61,15 @@ SELECT doc, crc FROM nodes ORDER BY id;
 
 -- name: queues
 SELECT doc, crc FROM queues ORDER BY id;
+
+-- name: spent
+SELECT doc, crc FROM spent ORDER BY queue;
+
+-- name: reservations
+SELECT doc, crc FROM reservations WHERE ended = 0 ORDER BY id;
+
+-- name: reservation
+SELECT doc, crc FROM reservations WHERE id = ?;
 
 -- name: projects
 SELECT doc, crc FROM projects ORDER BY id;

@@ -12,6 +12,20 @@ ON CONFLICT (id) DO UPDATE SET doc = excluded.doc, crc = excluded.crc;
 INSERT INTO queues (id, doc, crc) VALUES (?, ?, ?)
 ON CONFLICT (id) DO UPDATE SET doc = excluded.doc, crc = excluded.crc;
 
+-- name: put_spent
+INSERT INTO spent (queue, doc, crc) VALUES (?, ?, ?)
+ON CONFLICT (queue) DO UPDATE SET doc = excluded.doc, crc = excluded.crc;
+
+-- name: remove_queue
+DELETE FROM queues WHERE id = ?;
+
+-- name: remove_spent
+DELETE FROM spent WHERE queue = ?;
+
+-- name: put_reservation
+INSERT INTO reservations (id, ended, doc, crc) VALUES (?, ?, ?, ?)
+ON CONFLICT (id) DO UPDATE SET ended = excluded.ended, doc = excluded.doc, crc = excluded.crc;
+
 -- name: put_token
 INSERT INTO tokens (id, user, sha256, created_s, doc, crc) VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT (id) DO UPDATE SET

@@ -1,8 +1,7 @@
-"""Where a gang goes: best fit over nodes, all of it or nothing."""
+"""Whether a gang fits, found the slow and plain way: what the scheduler's index is held against."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from phalanx.core.fleet.node import Node
@@ -98,8 +97,3 @@ def _room(node: Node, held: Usage) -> Room:
         devices=[device.index for device in node.devices if device.healthy and device.index not in held.devices],
         cpus=node.cpus - held.cpus, memory_bytes=node.memory_bytes - held.memory_bytes,
     )  # fmt: skip
-
-
-def usable(nodes: Mapping[NodeId, Node]) -> tuple[Node, ...]:
-    """Nodes that may take work now, by id."""
-    return tuple(nodes[node_id] for node_id in sorted(nodes) if nodes[node_id].schedulable)

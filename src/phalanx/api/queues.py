@@ -1,0 +1,206 @@
+"""Queues: what they may hold and hold, who waits in them; the whole tree put at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from phalanx.api.access import name_of
+from phalanx.api.bodies import read_record, reply
+from phalanx.api.parts import HeadParts
+from phalanx.api.routes import Routes
+from phalanx.api.runtime import off_loop, runtime_of
+from phalanx.core.errors import BadRequest, Conflict, NotFound
+from phalanx.core.ids import JobId, QueueId
+from phalanx.core.scheduling.quota import QuotaTree
+from phalanx.core.state.events import PutQueue, PutQueues
+from phalanx.core.state.plan import Waiting
+from phalanx.core.work.job import Job, Reason
+from phalanx.core.work.people import Action
+from phalanx.core.work.queue import Queue
+from phalanx.core.work.queuetree import check_tree
+from phalanx.wire.api import (
+    QueueBody,
+    QueueChange,
+    QueueList,
+    QueueReply,
+    QueuesApplied,
+    QueuesBody,
+    QueueView,
+    QueueWait,
+)
+
+DEFAULT: Final = "default"  # where a job without a queue goes (api.submit): never removed
+_REASONS_MAX: Final = 5  # told of one queue; the rest are in `phalanx ps`
+
+routes = Routes()
+
+
+@routes.get("/v1/queues", Action.SEE, reply=QueueList)
+async def list_queues(request: Request) -> Response:
+    """List all queues: their rights, what they hold, and who waits in them."""
+    views = await off_loop(_views, runtime_of(request).parts)
+    return reply(QueueList(queues=views))
+
+
+@routes.get("/v1/queues/{queue_id}", Action.SEE, reply=QueueReply)
+async def show_queue(request: Request, queue_id: QueueId) -> Response:
+    """Show one queue."""
+    for view in await off_loop(_views, runtime_of(request).parts):
+        if view.id == queue_id:
+            return reply(QueueReply(queue=view))
+    raise NotFound(f"no queue {queue_id!r}", hint="phalanx queues lists them")
+
+
+@routes.put("/v1/queues/{queue_id}", Action.OPERATE, body=QueueBody, reply=QueueReply)
+async def put_queue(request: Request, queue_id: QueueId) -> Response:
+    """Add a queue or change one; absent fields of an existing one stay."""
+    runtime = runtime_of(request)
+    body = await read_record(request, QueueBody, runtime.parts.limits.body_bytes)
+    known = {queue.id: queue for queue in runtime.parts.store.queues()}
+    queue = known.get(queue_id) or Queue(id=QueueId(name_of(queue_id, "queue")))
+    queue = replace(
+        queue,
+        priority=queue.priority if body.priority is None else body.priority,
+        open=queue.open if body.open is None else body.open,
+    )
+    await runtime.ask(PutQueue(queue=queue))
+    views = await off_loop(_views, runtime.parts)
+    return reply(QueueReply(queue=next(view for view in views if view.id == queue.id)))
+
+
+@routes.put("/v1/queues", Action.OPERATE, body=QueuesBody, reply=QueuesApplied)
+async def put_queues(request: Request) -> Response:
+    """Put the queues named, all or nothing, each as told: an absent field takes its default, but `open` stays. Says what changed."""
+    runtime = runtime_of(request)
+    body = await read_record(request, QueuesBody, runtime.parts.limits.body_bytes)
+    known = {queue.id: queue for queue in await off_loop(runtime.parts.store.queues)}
+    wanted = _wanted(body, known)
+    remove = tuple(sorted(set(known) - {queue.id for queue in wanted} - {DEFAULT})) if body.prune else ()
+    applied = _difference(known, wanted, remove)
+    if body.dry_run:
+        after = {**known, **{queue.id: queue for queue in wanted}}
+        check_tree({queue_id: queue for queue_id, queue in after.items() if queue_id not in remove})
+        await off_loop(_refuse_inhabited, runtime.parts, remove)
+    elif applied.added or applied.changed or applied.removed:
+        await runtime.ask(PutQueues(queues=wanted, remove=remove))
+    return reply(applied)
+
+
+def _wanted(body: QueuesBody, known: Mapping[QueueId, Queue]) -> tuple[Queue, ...]:
+    found: dict[QueueId, Queue] = {}
+    for facts in body.queues:
+        if facts.id in found:
+            raise BadRequest(f"queue {facts.id} stands there twice", hint="names are unique in the whole tree")
+        name_of(facts.id, "queue")
+        before = known.get(facts.id)
+        is_open = facts.open if facts.open is not None else before is None or before.open
+        found[facts.id] = Queue(
+            id=facts.id, priority=facts.priority, open=is_open, parent=facts.parent, quota_gpus=facts.quota_gpus,
+            borrow_gpus=facts.borrow_gpus, lend_gpus=facts.lend_gpus, weight=facts.weight, gpus_per_user=facts.gpus_per_user,
+            jobs_per_user=facts.jobs_per_user, budget_gpu_h=facts.budget_gpu_h, budget_period_s=facts.budget_period_s,
+        )  # fmt: skip
+    return tuple(found.values())
+
+
+def _difference(known: Mapping[QueueId, Queue], wanted: Iterable[Queue], remove: Iterable[QueueId]) -> QueuesApplied:
+    added: list[QueueId] = []
+    changed: list[QueueChange] = []
+    unchanged = 0
+    for queue in wanted:
+        before = known.get(queue.id)
+        if before is None:
+            added.append(queue.id)
+        elif before == queue:
+            unchanged += 1
+        else:
+            names = [part.name for part in fields(Queue) if getattr(before, part.name) != getattr(queue, part.name)]
+            changed.append(
+                QueueChange(
+                    id=queue.id,
+                    before={name: getattr(before, name) for name in names},
+                    after={name: getattr(queue, name) for name in names},
+                )
+            )
+    return QueuesApplied(added=added, changed=changed, removed=list(remove), unchanged=unchanged)
+
+
+def _refuse_inhabited(parts: HeadParts, remove: tuple[QueueId, ...]) -> None:
+    """What the controller would refuse, for a dry run."""
+    alive = {*(job.queue for job in parts.driver.waiting()), *(job.queue for job, _ in parts.driver.holding())}
+    inhabited = sorted(alive & set(remove))
+    if inhabited:
+        raise Conflict(
+            f"queue {inhabited[0]} still has jobs that wait or run",
+            hint=f"phalanx ps --queue {inhabited[0]} lists them",
+        )
+
+
+# ---- figures --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Crowd:
+    """The jobs of one queue, without those below it."""
+
+    running: int = 0
+    pending: int = 0
+    pending_gpus: int = 0
+    jobs: Counter[Reason] = field(default_factory=Counter)
+    gpus: Counter[Reason] = field(default_factory=Counter)
+    first: dict[Reason, str] = field(default_factory=dict)
+
+
+def _views(parts: HeadParts) -> list[QueueView]:
+    """Every queue by id, with figures of this moment. Cost: live jobs + queues."""
+    now_s = parts.clock.now_s()
+    queues = parts.store.queues()
+    fleet_gpus = sum(len(node.devices) for node in parts.store.nodes())
+    tree = QuotaTree(queues, fleet_gpus, parts.store.spent(), now_s)
+    crowds = {queue.id: _Crowd() for queue in queues}
+    for job, attempt in parts.driver.holding():
+        if job.queue in crowds:
+            number, gpus = tree.number(job.queue), attempt.allocation.gpus
+            tree.take(number, job.user, gpus)
+            tree.charge(number, gpus, now_s, since_s=attempt.placed_s)
+            crowds[job.queue].running += 1
+    tree.advance(now_s)
+    waits = parts.driver.waits
+    for job in parts.driver.waiting():
+        if job.queue in crowds:
+            _count_waiting(crowds[job.queue], job, waits)
+    return [_view(queue, tree, crowds[queue.id], now_s) for queue in queues]
+
+
+def _count_waiting(crowd: _Crowd, job: Job, waits: Mapping[JobId, Waiting]) -> None:
+    wait = waits.get(job.id)
+    reason, detail = (wait.reason, wait.detail) if wait is not None else (job.reason, job.detail)
+    gpus = job.spec.role.gpus.total
+    crowd.pending += 1
+    crowd.pending_gpus += gpus
+    crowd.jobs[reason] += 1
+    crowd.gpus[reason] += gpus
+    crowd.first.setdefault(reason, detail)
+
+
+def _view(queue: Queue, tree: QuotaTree, crowd: _Crowd, now_s: float) -> QueueView:
+    whole = tree.whole(queue.id)
+    idle = max(0, tree.pool[whole] - tree.used[whole])
+    waiting = [
+        QueueWait(reason=reason, jobs=jobs, gpus=crowd.gpus[reason], detail=crowd.first[reason])
+        for reason, jobs in sorted(crowd.jobs.items(), key=lambda told: (-told[1], told[0]))
+    ]
+    return QueueView(
+        id=queue.id, priority=queue.priority, open=queue.open, pending=crowd.pending, running=crowd.running, parent=queue.parent,
+        quota_gpus=queue.quota_gpus, borrow_gpus=queue.borrow_gpus, lend_gpus=queue.lend_gpus, weight=queue.weight,
+        gpus_per_user=queue.gpus_per_user, jobs_per_user=queue.jobs_per_user, budget_gpu_h=queue.budget_gpu_h,
+        budget_period_s=queue.budget_period_s, budget_left_gpu_h=tree.budget_left_gpu_h(queue.id), right_gpus=tree.right[whole],
+        used_gpus=tree.held[whole], borrowed_gpus=tree.over(whole), lent_gpus=max(0, idle - tree.room(whole)),
+        room_gpus=tree.room(tree.number(queue.id)), pending_gpus=crowd.pending_gpus,
+        factor=tree.factor(tree.number(queue.id), now_s), waiting=waiting[:_REASONS_MAX],
+    )  # fmt: skip

@@ -1,0 +1,76 @@
+"""Reservations: nodes set aside for some, or for maintenance."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from phalanx.api.access import NAME
+from phalanx.api.bodies import nothing, read_record, reply
+from phalanx.api.parts import HeadParts
+from phalanx.api.routes import Routes
+from phalanx.api.runtime import caller_of, off_loop, runtime_of
+from phalanx.api.views import reservation_view
+from phalanx.core.errors import BadRequest
+from phalanx.core.ids import ReservationId, UserId
+from phalanx.core.state.events import EndReservation, PutReservation
+from phalanx.core.units import parse_duration_s
+from phalanx.core.work.people import Action
+from phalanx.core.work.reservation import Reservation
+from phalanx.wire.api import ReservationBody, ReservationList, ReservationReply
+
+routes = Routes()
+
+
+@routes.get("/v1/reservations", Action.SEE, reply=ReservationList)
+async def list_reservations(request: Request) -> Response:
+    """List all reservations that have not ended, first to begin first."""
+    found = await off_loop(runtime_of(request).parts.store.reservations)
+    found.sort(key=lambda one: (one.start_s, one.id))
+    return reply(ReservationList(reservations=[reservation_view(one) for one in found]))
+
+
+@routes.put("/v1/reservations/{reservation_id}", Action.OPERATE, body=ReservationBody, reply=ReservationReply)
+async def put_reservation(request: Request, reservation_id: ReservationId) -> Response:
+    """Set nodes aside. The same again is harmless; a name that stands is not changed."""
+    runtime = runtime_of(request)
+    body = await read_record(request, ReservationBody, runtime.parts.limits.body_bytes)
+    wanted = await off_loop(_wanted, runtime.parts, reservation_id, body, caller_of(request).user)
+    made = await runtime.ask(PutReservation(reservation=wanted))
+    assert isinstance(made, Reservation)
+    runtime.hub.tell(())
+    return reply(ReservationReply(reservation=reservation_view(made)))
+
+
+@routes.delete("/v1/reservations/{reservation_id}", Action.OPERATE)
+async def end_reservation(request: Request, reservation_id: ReservationId) -> Response:
+    """Give the nodes of a reservation back. Harmless twice."""
+    runtime = runtime_of(request)
+    known = await off_loop(runtime.parts.store.reservation, reservation_id)
+    if known is None or not known.ended:
+        await runtime.ask(EndReservation(reservation_id=reservation_id, by=caller_of(request).user))
+        runtime.hub.tell(())
+    return nothing()
+
+
+def _wanted(parts: HeadParts, reservation_id: ReservationId, body: ReservationBody, by: UserId) -> Reservation:
+    if not NAME.fullmatch(reservation_id):
+        raise BadRequest(
+            f"{reservation_id[:80]!r} is no name for a reservation",
+            hint="letters, digits and . _ - @ +, at most 63, a letter or digit first",
+        )
+    if body.maintenance == bool(body.users or body.queues):
+        raise BadRequest(
+            f"reservation {reservation_id}: is it for maintenance, or for users and queues?",
+            hint="give --maintenance, or --user and --queue",
+        )
+    start_s = body.start_s
+    if (
+        start_s is None
+    ):  # of one that stands, "now" was when it was made: a request sent again must not contradict itself
+        standing = parts.store.reservation(reservation_id)
+        start_s = parts.clock.now_s() if standing is None or standing.ended else standing.start_s
+    return Reservation(
+        id=reservation_id, nodes=tuple(body.nodes), start_s=start_s, end_s=start_s + parse_duration_s(body.time, what="time"),
+        users=frozenset(body.users), queues=frozenset(body.queues), why=body.why[:500], by=by,
+    )  # fmt: skip

@@ -1,0 +1,139 @@
+"""The queue tree as `phalanx queues show` draws it, and the changes that `phalanx queues apply` tells. Pure, from views to lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from phalanx.cli.access.queuefile import drawn_budget
+from phalanx.cli.lists import Shown
+from phalanx.cli.tables import Cell, Column, table
+from phalanx.cli.terminal import Terminal
+from phalanx.core.errors import NotFound
+from phalanx.core.work.nearest import nearest
+
+if TYPE_CHECKING:
+    from phalanx.wire.api import QueuesApplied, QueueView
+
+_COLUMNS: Final = (
+    Column(title="QUEUE", least=8), Column(title="QUOTA", right=True), Column(title="USED", right=True),
+    Column(title="BORROWED", right=True, drop=3), Column(title="LENT", right=True, drop=3), Column(title="RUNNING", right=True, drop=4),
+    Column(title="WAITING", right=True), Column(title="GPUS", right=True, drop=2), Column(title="SHARE", right=True, drop=1),
+    Column(title="BUDGET LEFT", right=True, drop=2, hide_empty=True), Column(title="WHO WAITS AND WHY", least=20, hide_empty=True),
+)  # fmt: skip
+_WORDS: Final = {
+    "quota_gpus": "quota", "borrow_gpus": "borrow", "lend_gpus": "lend", "gpus_per_user": "users: gpus",
+    "jobs_per_user": "users: jobs", "budget_gpu_h": "budget", "budget_period_s": "budget period",
+}  # fmt: skip
+_PLAIN: Final = str.maketrans("└├│─", "`|| ")  # for terminals that show no line characters
+_NO_LIMIT: Final = {"quota": "none", "borrow": "all", "lend": "all", "parent": "the top"}
+
+
+def tree_shown(queues: Sequence[QueueView], top: str | None) -> Shown:
+    """The tree, or what lies at and below the queue `top`.
+
+    Raises:
+        NotFound: there is no such queue; names the nearest.
+    """
+    names = [queue.id for queue in queues]
+    if top is not None and top not in names:
+        near = nearest(top, names)
+        raise NotFound(f"no queue {top!r}", hint=f"did you mean {near}?" if near else "phalanx queues lists them")
+    drawn = list(_ordered(queues, top))
+    extra = _limit_lines(drawn[0][0]) if top is not None else ()
+    waiting = next((queue.id for queue, _ in drawn if queue.pending), None)
+    return Shown(
+        value=[queue for queue, _ in drawn],
+        lines=lambda screen: table(_COLUMNS, [_row(queue, branch, screen) for queue, branch in drawn], screen),
+        next=f"phalanx ps -q {waiting}" if waiting else "phalanx queues apply FILE",
+        extra=tuple(extra),
+    )
+
+
+def difference_lines(applied: QueuesApplied, *, dry_run: bool) -> Iterator[str]:
+    """What was done, or would be: a line for each queue, and the sum."""
+    for queue_id in applied.added:
+        yield f"+ {queue_id}"
+    for change in applied.changed:
+        parts = (
+            f"{_WORDS.get(name, name)} {_told(name, change.before.get(name))} -> {_told(name, change.after.get(name))}"
+            for name in change.after
+        )
+        yield f"~ {change.id}: {', '.join(parts)}"
+    for queue_id in applied.removed:
+        yield f"- {queue_id}"
+    done = "would be " if dry_run else ""
+    yield (
+        f"{len(applied.added)} {done}added, {len(applied.changed)} changed, {len(applied.removed)} removed, "
+        f"{applied.unchanged} as they were"
+    )
+
+
+def _ordered(queues: Sequence[QueueView], top: str | None) -> Iterator[tuple[QueueView, str]]:
+    """Each queue after its parent, siblings by name, with the branches drawn before its name."""
+    children: dict[str | None, list[QueueView]] = {}
+    names = {queue.id for queue in queues}
+    for queue in sorted(queues, key=lambda queue: queue.id):
+        children.setdefault(queue.parent if queue.parent in names else None, []).append(queue)
+    roots = [queue for queue in queues if queue.id == top] if top is not None else children.get(None, [])
+    stack = [(queue, "", "") for queue in reversed(roots)]
+    while stack:
+        queue, branch, below = stack.pop()
+        yield queue, branch
+        inside = children.get(queue.id, [])
+        for place, child in reversed(list(enumerate(inside))):
+            last = place == len(inside) - 1
+            stack.append((child, below + ("└─ " if last else "├─ "), below + ("   " if last else "│  ")))
+
+
+def _row(queue: QueueView, branch: str, screen: Terminal) -> list[Cell | str]:
+    drawn = branch if screen.blocks else branch.translate(_PLAIN)
+    name = Cell(drawn + queue.id + ("" if queue.open else " (closed)"), "" if queue.open else "red")
+    left = queue.budget_left_gpu_h
+    return [
+        name,
+        "-" if queue.quota_gpus is None else str(queue.quota_gpus),
+        str(queue.used_gpus),
+        Cell(str(queue.borrowed_gpus), "yellow") if queue.borrowed_gpus else "-",
+        str(queue.lent_gpus) if queue.lent_gpus else "-",
+        str(queue.running),
+        str(queue.pending),
+        str(queue.pending_gpus) if queue.pending else "-",
+        f"{queue.factor:.2f}",
+        "" if left is None else Cell(f"{left:,.0f} GPU-h", "red" if left <= 0 else ""),
+        _who_waits(queue),
+    ]
+
+
+def _who_waits(queue: QueueView) -> str:
+    """The commonest reasons in a few words; the sentence when there is one alone."""
+    if len(queue.waiting) == 1:
+        wait = queue.waiting[0]
+        return f"{wait.jobs} {wait.reason}: {wait.detail}" if wait.detail else f"{wait.jobs} {wait.reason}"
+    return ", ".join(f"{wait.jobs} {wait.reason}" for wait in queue.waiting)
+
+
+def _limit_lines(queue: QueueView) -> Iterator[str]:
+    """What the table has no room for, of the one queue asked for."""
+    parts = [
+        f"weight {queue.weight:g}", f"priority {queue.priority}", f"borrows {_told('borrow', queue.borrow_gpus)}",
+        f"lends {_told('lend', queue.lend_gpus)}", f"room for {queue.room_gpus} GPUs now",
+    ]  # fmt: skip
+    if queue.gpus_per_user is not None or queue.jobs_per_user is not None:
+        parts.append(f"a user: {_told('', queue.gpus_per_user)} GPUs, {_told('', queue.jobs_per_user)} jobs")
+    if queue.budget_gpu_h is not None:
+        parts.append(f"budget {drawn_budget(queue.budget_gpu_h, queue.budget_period_s)}")
+    yield f"{queue.id}: {', '.join(parts)}"
+    for wait in queue.waiting:
+        yield f"  {wait.jobs} jobs, {wait.gpus} GPUs wait, {wait.reason}: {wait.detail}"
+
+
+def _told(name: str, value: object) -> str:
+    word = name.removesuffix("_gpus")
+    if value is None:
+        return _NO_LIMIT.get(word, "any")
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if name == "budget_period_s" and isinstance(value, (int, float)):
+        return drawn_budget(0, value).rpartition(" ")[2]
+    return f"{value:g}" if isinstance(value, float) else str(value)

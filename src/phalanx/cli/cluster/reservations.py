@@ -1,0 +1,155 @@
+"""`phalanx nodes reserve|unreserve|reservations`: nodes set aside for some, or for maintenance."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from typing import Final
+
+import click
+
+from phalanx.cli import cells
+from phalanx.cli.connect import connect
+from phalanx.cli.jobs.begin import shown, with_zone
+from phalanx.cli.lists import Shown, list_options, show
+from phalanx.cli.tables import Cell, Column, table
+from phalanx.cli.terminal import Terminal, clean
+from phalanx.cli.words import DURATION, HOSTS
+from phalanx.core.errors import BadRequest
+from phalanx.core.fleet.hostlist import expand, fold
+from phalanx.core.units import format_duration
+from phalanx.core.work.begin import parse_begin_s
+from phalanx.wire.api import ReservationView, ReservedView
+
+NAMES_TRIED: Final = 100  # "maintenance-1201-2200", then with -2 ... -100: more windows do not begin in one minute
+
+
+@click.command()
+@click.argument("nodes", metavar="NODES", type=HOSTS)
+@click.option(
+    "--start",
+    default="now",
+    metavar="MOMENT",
+    help="now, 2h (from now), 22:00, 2026-12-01T22:00, with +01:00 for another zone. [now]",
+)
+@click.option("--for", "lasting", required=True, type=DURATION, metavar="TIME", help="How long: 4h.")
+@click.option("--user", "users", multiple=True, metavar="USER", help="Who may use them meanwhile; may be repeated.")
+@click.option("--queue", "queues", multiple=True, metavar="QUEUE", help="The same, by queue.")
+@click.option("--maintenance", is_flag=True, help="Nobody may use them.")
+@click.option("--why", required=True, metavar="TEXT", help="A reason, for those who ask later.")
+@click.option("--name", default="", metavar="NAME", help="For --reservation and unreserve; else made from the start.")
+def reserve(
+    nodes: str,
+    start: str,
+    lasting: str,
+    users: Sequence[str],
+    queues: Sequence[str],
+    maintenance: bool,
+    why: str,
+    name: str,
+) -> None:
+    """Set nodes aside for users or queues, or for maintenance. Who else runs there then saves and moves as it begins."""
+    if maintenance == bool(users or queues):
+        raise BadRequest("who are the nodes for?", hint="--maintenance for nobody, or --user and --queue")
+    now_s = time.time()
+    start_s = _start_s(start, now_s)
+    head = connect()
+    begins_now = start.strip().lower() == "now"
+    made = head.reserve(
+        name or _name((users or queues or ("maintenance",))[0], start_s, {one.id for one in head.reservations()}),
+        expand(nodes), lasting, start_s=None if begins_now else start_s, users=users, queues=queues, maintenance=maintenance, why=why,
+    )  # fmt: skip
+    print(clean(f"reservation {made.id}: {_said(made)}"))
+    print(
+        f"next: phalanx nodes unreserve {made.id}"
+        if maintenance
+        else f"next: phalanx submit --reservation {made.id} ..."
+    )
+
+
+@click.command()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+def unreserve(names: Sequence[str]) -> None:
+    """Give the nodes of reservations back, also before they begin."""
+    head = connect()
+    for name in names:
+        head.unreserve(name)
+        print(clean(f"reservation {name} is over"))
+
+
+@click.command()
+@list_options
+def reservations(as_json: bool, watch: bool) -> None:
+    """List what is reserved, first to begin first."""
+    head = connect()
+
+    def fetch() -> Shown:
+        found = head.reservations()
+        now_s = time.time()
+        hint = f"phalanx nodes unreserve {found[0].id}" if found else "phalanx nodes reserve --help"
+        return Shown(value=found, lines=lambda screen: _lines(found, screen, now_s), next=hint)
+
+    show(fetch, as_json=as_json, watch=watch)
+
+
+def reserved_words(reserved: Sequence[ReservedView], now_s: float) -> str:
+    """`reserved from 22:00 for 4h00m for ada (exam)`, of the first; and how many there are beside it. Empty for none."""
+    if not reserved:
+        return ""
+    first = reserved[0]
+    begins = "until " + shown(first.end_s, now_s) if first.begun else (
+        f"from {shown(first.start_s, now_s)} for {format_duration(first.end_s - first.start_s)}"
+    )  # fmt: skip
+    why = f": {first.why}" if first.why else ""
+    more = f"; and {len(reserved) - 1} more" if len(reserved) > 1 else ""
+    return f"reserved {begins} for {first.holders} ({first.id}){why}{more}"
+
+
+def _start_s(text: str, now_s: float) -> float:
+    try:
+        return parse_begin_s(with_zone(text, now_s), now_s=now_s)
+    except BadRequest as error:
+        raise BadRequest(error.message.replace("begin:", "--start:", 1), hint=error.hint) from None
+
+
+def _lines(found: Sequence[ReservationView], screen: Terminal, now_s: float) -> list[str]:
+    if not found:
+        return ["nothing is reserved"]
+    columns = (
+        Column(title="NAME"), Column(title="STATE"), Column(title="NODES", least=12), Column(title="FOR", least=12),
+        Column(title="FROM"), Column(title="TIME", right=True), Column(title="LEFT", right=True, hide_empty=True),
+        Column(title="WHY", least=12, drop=2), Column(title="BY", drop=1),
+    )  # fmt: skip
+    return table(columns, [_row(one, now_s) for one in found], screen)
+
+
+def _row(one: ReservationView, now_s: float) -> list[Cell | str]:
+    return [
+        Cell(one.id, "bold"), Cell("open", "green") if one.begun else Cell("planned", "yellow"), fold(sorted(one.nodes)), _holders(one),
+        shown(one.start_s, now_s), format_duration(one.end_s - one.start_s),
+        format_duration(max(0.0, one.end_s - now_s)) if one.begun else "", one.why, one.by,
+    ]  # fmt: skip
+
+
+def _said(one: ReservationView) -> str:
+    nodes = f"{fold(sorted(one.nodes))} ({cells.count(len(one.nodes), 'node')})"
+    lasting = f"from {_moment(one.start_s)} to {_moment(one.end_s)}"
+    return f"{nodes} set aside for {_holders(one)} {lasting}"
+
+
+def _moment(at_s: float) -> str:
+    """`Tue 2026-12-01 22:00 CET`: whole and with its zone, for what people agree on."""
+    return time.strftime("%a %Y-%m-%d %H:%M %Z", time.localtime(at_s))
+
+
+def _holders(one: ReservationView) -> str:
+    return " and ".join([*one.users, *(f"queue {queue}" for queue in one.queues)]) or "maintenance"
+
+
+def _name(whom: str, start_s: float, taken: Collection[str]) -> str:
+    base = f"{whom[:40]}-{time.strftime('%m%d-%H%M', time.localtime(start_s))}"
+    names = [base, *(f"{base}-{number}" for number in range(2, NAMES_TRIED + 1))]
+    free = next((name for name in names if name not in taken), None)
+    if free is None:
+        raise BadRequest(f"{len(names)} reservations are called {base} already", hint="give it a --name")
+    return free

@@ -1,0 +1,49 @@
+"""An array on one screen: how many elements are in each state, and which of them to look at."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from phalanx.cli import cells
+from phalanx.cli.lists import Shown
+from phalanx.cli.tables import Cell, Column, table
+from phalanx.cli.terminal import Terminal, clean
+from phalanx.core.work.job import JobState
+from phalanx.wire.api import JobView
+
+_BAR: Final = 40  # columns
+_COLUMNS: Final = (Column(title="STATE"), Column(title="ELEMENTS", right=True), Column(title="SHARE"))
+
+
+def array_shown(array: JobView) -> Shown:
+    """The page of a whole array."""
+    return Shown(value=array, lines=lambda screen: array_page(array, screen), next=_next(array))
+
+
+def array_page(array: JobView, screen: Terminal) -> list[str]:
+    """The lines of the page: a headline, what was asked for, and a line for each state that some element is in."""
+    at_once = "" if array.array_max is None else f", at most {array.array_max} at once"
+    rows: list[list[Cell | str]] = [
+        [
+            cells.state(state.value),
+            str(count),
+            f"{cells.bar(count / array.array_size, _BAR, screen)} {cells.percent(count / array.array_size)}",
+        ]
+        for state in JobState
+        if (count := array.states.get(state, 0))
+    ]
+    without = array.detail.partition("; ")[2]
+    return [
+        f"{screen.paint(f'array {array.id}', 'bold')} {clean(array.name)}: {array.array_size} elements, {array.id}_[{array.elements}]{at_once}",
+        f"  {clean(array.user)}, project {clean(array.project)}, queue {clean(array.queue)}, {clean(array.gpus)} GPUs each",
+        *([f"  {clean(array.command)}"] if array.command else []),
+        *table(_COLUMNS, rows, screen),
+        *([clean(without)] if without else []),
+    ]  # fmt: skip
+
+
+def _next(array: JobView) -> str:
+    if any(array.states.get(state) for state in (JobState.PENDING, JobState.RUNNING)):
+        return f"phalanx ps --name {array.name}" if " " not in array.name else "phalanx ps"
+    first = array.elements.replace("-", ",").split(",")[0]
+    return f"phalanx logs {array.id}_{first}"

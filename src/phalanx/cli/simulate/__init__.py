@@ -1,0 +1,1 @@
+"""`phalanx simulate`: a trace replayed in virtual time, as figures, a plot or a page."""

@@ -1,0 +1,162 @@
+"""The charts of a replay as shapes: what `svg` and `png` draw alike. Pure; colours are names, a theme gives them.
+
+Units are those of a sheet 1000 wide; y grows downwards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from phalanx.cli.simulate.figures import Course, Run, course, lasts, ticks, waits_by_size
+
+WIDTH: Final = 1000.0
+HEIGHT: Final = 300.0
+SERIES: Final = 8  # colours; more policies than that share them
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 16.0, 44.0, 34.0
+_STEPS: Final = 460  # about two units each: finer is not seen
+_DAY_S: Final = 86_400.0
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A polyline."""
+
+    points: tuple[Point, ...]
+    colour: str
+    width: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """What lies between a polyline, ascending in x, and the height `base`."""
+
+    points: tuple[Point, ...]
+    base: float
+    colour: str
+    opacity: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Text on the baseline `y`. `anchor`: "start", "middle" or "end"."""
+
+    x: float
+    y: float
+    text: str
+    colour: str = "soft"
+    anchor: str = "start"
+    strong: bool = False
+
+
+Shape = Line | Area | Words
+
+
+def charts(runs: Sequence[Run]) -> list[list[Shape]]:
+    """Utilisation, queue depth, and waits by size."""
+    start_s, end_s = min(run.start_s for run in runs), max(run.end_s for run in runs)
+    courses = [course(run, start_s=start_s, end_s=end_s, steps=_STEPS) for run in runs]
+    return [
+        _over_time("GPUs held", runs, courses, [each.held for each in courses], top=1.0, percent=True),
+        _over_time("Jobs waiting", runs, courses, [each.waiting for each in courses],
+                   top=max(1.0, *(value for each in courses for value in each.waiting)) * 1.04, percent=False),
+        _waits(runs),
+    ]  # fmt: skip
+
+
+def _over_time(
+    title: str, runs: Sequence[Run], courses: Sequence[Course], values: Sequence[Sequence[float]], *, top: float, percent: bool
+) -> list[Shape]:  # fmt: skip
+    start_s = courses[0].times_s[0] - (courses[0].times_s[1] - courses[0].times_s[0]) / 2
+    days = (courses[0].times_s[-1] + courses[0].times_s[0] - 2 * start_s) / _DAY_S
+
+    def x(time_s: float) -> float:
+        return _LEFT + (time_s - start_s) / _DAY_S / (days or 1.0) * (WIDTH - _LEFT - _RIGHT)
+
+    def y(value: float) -> float:
+        return HEIGHT - _BOTTOM - value / top * (HEIGHT - _TOP - _BOTTOM)
+
+    shapes: list[Shape] = []
+    for value in [0.0, 0.25, 0.5, 0.75, 1.0] if percent else ticks(0.0, top, 4):
+        shapes.append(Line(((_LEFT, y(value)), (WIDTH - _RIGHT, y(value))), "grid", 1.0))
+        shapes.append(Words(_LEFT - 10, y(value) + 5, f"{value:.0%}" if percent else f"{value:,.0f}", anchor="end"))
+    unit, scale = (1.0, "days") if days >= 3 else (24.0, "hours")
+    marks = ticks(0.0, days * unit, 10)
+    for value in marks:
+        at = x(start_s + value / unit * _DAY_S)
+        if at < WIDTH - _RIGHT - 60 or value != marks[-1]:
+            shapes.append(Words(at, HEIGHT - 10, f"{value:g}", anchor="middle"))
+    shapes.append(Words(WIDTH - _RIGHT, HEIGHT - 10, scale, anchor="end"))
+    for number, (own, series) in enumerate(zip(courses, values, strict=True)):
+        points = tuple((x(time_s), y(min(value, top))) for time_s, value in zip(own.times_s, series, strict=True))
+        if len(runs) == 1:
+            shapes.append(Area(points, y(0.0), _colour(number), 0.18))
+        shapes.append(Line(points, _colour(number), 2.0 if len(runs) == 1 else 1.6))
+    shapes.append(Line(((_LEFT, y(0.0)), (WIDTH - _RIGHT, y(0.0))), "line", 1.0))
+    return [
+        *shapes,
+        *_title(title, [(run.policy, _colour(at)) for at, run in enumerate(runs)] if len(runs) > 1 else []),
+    ]
+
+
+def _waits(runs: Sequence[Run]) -> list[Shape]:
+    """Bars on a logarithmic axis: mean and 99th percentile of one policy, or the means of several."""
+    tables = [waits_by_size(run) for run in runs]
+    names = [waits.sizes for waits in max(tables, key=len)]
+    if len(runs) == 1:
+        bars = [([waits.mean_s for waits in tables[0]], "s0"), ([waits.p99_s for waits in tables[0]], "s1")]
+        key = [("mean", "s0"), ("99 % waited less", "s1")]
+    else:
+        bars = [([waits.mean_s for waits in table], _colour(number)) for number, table in enumerate(tables)]
+        key = [(run.policy, _colour(number)) for number, run in enumerate(runs)]
+    marks = lasts([value for values, _ in bars for value in values])
+    top = math.log10(marks[-1]) or 1.0
+
+    def y(seconds: float) -> float:
+        return HEIGHT - _BOTTOM - math.log10(max(1.0, seconds)) / top * (HEIGHT - _TOP - _BOTTOM)
+
+    shapes: list[Shape] = []
+    for mark in marks:
+        shapes.append(Line(((_LEFT, y(mark)), (WIDTH - _RIGHT, y(mark))), "grid", 1.0))
+        shapes.append(Words(_LEFT - 10, y(mark) + 5, short(mark), anchor="end"))
+    room = (WIDTH - _LEFT - _RIGHT) / len(names)
+    width = min(46.0, room * 0.8 / len(bars))
+    for place, name in enumerate(names):
+        middle = _LEFT + (place + 0.5) * room
+        for number, (values, colour) in enumerate(bars):
+            if values[place] >= 1.0:
+                left = middle + (number - len(bars) / 2) * width
+                shapes.append(
+                    Area(((left + 1, y(values[place])), (left + width - 1, y(values[place]))), y(1.0), colour)
+                )
+        shapes.append(Words(middle, HEIGHT - 10, f"{name} GPU{'' if name == '1' else 's'}", anchor="middle"))
+    shapes.append(Line(((_LEFT, y(1.0)), (WIDTH - _RIGHT, y(1.0))), "line", 1.0))
+    title = "Wait by size" if len(runs) == 1 else "Mean wait by size"
+    return [*shapes, *_title(title, key)]
+
+
+def _title(title: str, key: Sequence[tuple[str, str]]) -> list[Shape]:
+    shapes: list[Shape] = [Words(4, 18, title, "ink", strong=True)]
+    at = WIDTH - _RIGHT
+    for name, colour in reversed(key):
+        at -= 8.0 * len(name)
+        shapes.append(Words(at, 17, name))
+        shapes.append(Area(((at - 18, 7.0), (at - 6, 7.0)), 19.0, colour))
+        at -= 34.0
+    return shapes
+
+
+def short(seconds: float) -> str:
+    """A time in at most six characters: 45 s, 10 min, 6 h, 7 d."""
+    for size, unit in ((_DAY_S, "d"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def _colour(number: int) -> str:
+    return f"s{number % SERIES}"

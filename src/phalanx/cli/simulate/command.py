@@ -1,0 +1,231 @@
+"""`phalanx simulate`: what would a trace have met on a fleet, under a policy? Needs no head and touches none."""
+
+from __future__ import annotations
+
+import gc
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from phalanx.cli.faults import warn
+from phalanx.cli.terminal import terminal
+from phalanx.core.errors import BadFile, BadRequest
+
+_SHOWN_MAX: Final = 5  # jobs left out that are named one by one
+_CURVE_POINTS: Final = 4000  # of the fleet's curve: about nine for each step that is drawn
+
+
+@click.command()
+@click.option(
+    "--trace",
+    "trace_path",
+    required=True,
+    metavar="FILE",
+    help="Jobs: a CSV with job_id, submit_s, duration_s, num_gpus; or SWF.",
+)
+@click.option("--fleet", "fleet_path", metavar="FILE", help="Nodes: a CSV with node, gpus and, for --per-vc, vc.")
+@click.option("--nodes", type=int, metavar="N", help="Instead of --fleet: so many equal nodes ...")
+@click.option("--gpus-per-node", type=int, metavar="G", help="... of so many GPUs.")
+@click.option("--per-vc", is_flag=True, help="Each virtual cluster's jobs on its own nodes.")
+@click.option(
+    "--policy",
+    default="default",
+    show_default=True,
+    metavar="NAME",
+    help="default fifo skip backfill sjf las srtf fair.",
+)
+@click.option("--compare", metavar="NAMES", help="Several policies side by side: fifo,las,default.")
+@click.option("--durations", type=click.Choice(["exact", "limit", "predicted"]), default="exact", show_default=True,
+              help="What policies that look at run times may know of them.")  # fmt: skip
+@click.option("--restart-cost", type=click.FloatRange(min=0), default=60.0, show_default=True, metavar="S",
+              help="Seconds of work done twice for each preemption or move.")  # fmt: skip
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="S",
+              help="Order of jobs submitted at one instant; 0 is the trace's own.")  # fmt: skip
+@click.option("--skip-bad", is_flag=True, help="Leave out rows that are no job, and jobs that fit no empty fleet.")
+@click.option("--limit-jobs", type=click.IntRange(min=1), metavar="N", help="Only the first N jobs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+@click.option("--plot", "plot_path", metavar="OUT.png", help="Draw utilisation, queue depth and wait by size.")
+@click.option("--html", "html_path", metavar="OUT.html", help="Write the same as a page.")
+def simulate(**asked: Any) -> None:
+    """Replay a trace in virtual time, through the scheduler and the job lifecycle that run live.
+
+    \b
+    phalanx simulate --trace jobs.csv --nodes 80 --gpus-per-node 8
+    phalanx simulate --trace jobs.csv --fleet nodes.csv --per-vc --compare fifo,las,default --html out.html
+    """  # noqa: D301  # \b is click's
+    from phalanx.cli.lists import encoded
+
+    trace, nodes = _trace(asked), _fleet(asked)
+    names = _policies(asked)
+    # In the order of speed, so that a refusal of one comes before minutes of another.
+    settings = [_setting(asked, name) for name in names]
+    runs: list[Any] = []
+    refused: list[Any] = []
+    for setting in settings:
+        run, left_out = _replayed(trace, nodes, setting, quiet=asked["as_json"])
+        runs.append(run)
+        refused = refused or left_out
+    for job, why in refused[:_SHOWN_MAX]:
+        warn(f"left out: job {job.id} (line {job.line}): {why}")
+    if len(refused) > _SHOWN_MAX:
+        warn(f"left out: {len(refused) - _SHOWN_MAX} more jobs that fit no empty fleet")
+    about = {
+        "trace": asked["trace_path"], "nodes": len(nodes), "gpus": sum(node.gpus for node in nodes), "per_vc": asked["per_vc"],
+        "durations": asked["durations"], "restart_cost_s": asked["restart_cost"], "seed": asked["seed"],
+        "bad_rows": len(trace.bad), "jobs_left_out": len(refused),
+    }  # fmt: skip
+    if asked["as_json"]:
+        found = [{"policy": run.policy, **run.report.as_dict(), **about} for run in runs]
+        print(encoded(found if asked["compare"] else found[0], indent=2))
+    else:
+        _print(runs, about)
+    _write(runs, asked, about)
+
+
+def _trace(asked: dict[str, Any]) -> Any:
+    from phalanx.simulator.trace import Trace, read_trace
+
+    path = asked["trace_path"]
+    trace = read_trace(_lines(path), name=path, skip_bad=asked["skip_bad"])
+    for row in trace.bad[:_SHOWN_MAX]:
+        warn(f"left out: {path}: line {row.line}: {row.why}")
+    if len(trace.bad) > _SHOWN_MAX:
+        warn(f"left out: {len(trace.bad) - _SHOWN_MAX} more rows of {path}")
+    limit = asked["limit_jobs"]
+    return trace if limit is None else Trace(jobs=trace.jobs[:limit], bad=trace.bad)
+
+
+def _fleet(asked: dict[str, Any]) -> Any:
+    from phalanx.simulator.fleet import equal_nodes, read_fleet
+
+    path, nodes, each = asked["fleet_path"], asked["nodes"], asked["gpus_per_node"]
+    if path is not None:
+        if nodes is not None or each is not None:
+            raise BadRequest("--fleet and --nodes contradict each other", hint="give one of the two")
+        return read_fleet(_lines(path), name=path)
+    if nodes is None or each is None:
+        raise BadRequest("the fleet is missing", hint="--fleet nodes.csv, or --nodes 80 --gpus-per-node 8")
+    if asked["per_vc"]:
+        raise BadRequest("--per-vc needs to know which node is whose", hint="--fleet with a column vc")
+    return equal_nodes(nodes, each)
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise BadFile(
+            f"{path}: byte {error.start} is no UTF-8 text", hint="is it compressed? unpack it first"
+        ) from None
+    except FileNotFoundError:
+        raise BadFile(f"{path}: there is no such file") from None
+    except IsADirectoryError:
+        raise BadFile(f"{path} is a folder, not a file") from None
+
+
+def _policies(asked: dict[str, Any]) -> list[str]:
+    if asked["compare"] is None:
+        return [asked["policy"]]
+    names = [name.strip() for name in asked["compare"].split(",") if name.strip()]
+    if not names:
+        raise BadRequest("--compare names no policy", hint="--compare fifo,las,default")
+    return list(dict.fromkeys(names))
+
+
+def _setting(asked: dict[str, Any], policy: str) -> Any:
+    from phalanx.simulator.simulate import Durations, Setting, check
+
+    setting = Setting(
+        policy=policy, durations=Durations(asked["durations"]), per_label=asked["per_vc"], restart_cost_s=asked["restart_cost"],
+        seed=asked["seed"], skip_never=asked["skip_bad"],
+        curve_points=_CURVE_POINTS if asked["plot_path"] or asked["html_path"] else 0,
+    )  # fmt: skip
+    check(setting)
+    return setting
+
+
+def _replayed(trace: Any, nodes: Any, setting: Any, *, quiet: bool) -> tuple[Any, list[Any]]:
+    from phalanx.cli.simulate.figures import Run
+    from phalanx.simulator.report import report
+    from phalanx.simulator.simulate import simulate_live
+
+    gc.collect()
+    gc.freeze()  # the trace lives to the end: looking through it again and again would be time for nothing
+    try:
+        with _progress(setting.policy, len(trace.jobs), quiet=quiet) as told:
+            started_s = time.perf_counter()
+            parts = simulate_live(trace, nodes, setting, on_progress=told)
+            wall_s = time.perf_counter() - started_s
+    finally:
+        gc.unfreeze()
+    refused = [each for part in parts for each in part.refused]
+    if len(refused) == len(trace.jobs):
+        raise BadRequest("no job of the trace fits this fleet", hint=refused[0][1])
+    return Run(policy=setting.policy, report=report(parts, wall_s=wall_s), parts=parts), refused
+
+
+@contextmanager
+def _progress(policy: str, jobs: int, *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    if quiet or not terminal(sys.stderr).interactive:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("jobs"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(policy, total=jobs)
+        yield lambda ended, _: progress.update(task, completed=ended)
+
+
+def _print(runs: list[Any], about: dict[str, Any]) -> None:
+    from phalanx.cli.simulate.rows import ROWS
+    from phalanx.cli.tables import Cell, Column, table
+
+    screen = terminal()
+    print(f"{runs[0].report.jobs:,} jobs on {about['nodes']} nodes, {about['gpus']:,} GPUs"
+          f"{', each virtual cluster by itself' if about['per_vc'] else ''}; a preemption or move costs {about['restart_cost_s']:g} s")  # fmt: skip
+    columns = [Column(title=""), *(Column(title=run.policy, right=True) for run in runs)]
+    rows: list[list[Cell | str]] = []
+    for row in ROWS[1:]:
+        values = [row.value(run.report) for run in runs]
+        best = row.best(values) if len(runs) > 1 else None
+        rows.append([row.name, *(Cell(row.shown(value), "green" if value == best else "") for value in values)])
+    print("\n".join(table(columns, rows, screen, titles=True)))
+    if len(runs) == 1 and runs[0].policy == "default":
+        print("next: --compare fifo,las,default sets policies side by side; --html out.html draws it")
+
+
+def _write(runs: list[Any], asked: dict[str, Any], about: dict[str, Any]) -> None:
+    name = Path(asked["trace_path"]).name
+    title = f"{name}: {', '.join(run.policy for run in runs)}"
+    lead = f"{runs[0].report.jobs:,} jobs on {about['nodes']} nodes, {about['gpus']:,} GPUs; a preemption or move costs {about['restart_cost_s']:g} s."
+    if asked["plot_path"]:
+        from phalanx.cli.simulate.charts import charts
+        from phalanx.cli.simulate.png import png
+
+        best = min(runs, key=lambda run: run.report.avg_jct_s).report
+        line = (
+            f"{'Best: mean' if len(runs) > 1 else 'Mean'} time from submit to end {best.avg_jct_s:,.0f} s, "
+            f"99th percentile {best.p99_jct_s:,.0f} s, mean wait {best.avg_wait_s:,.0f} s, GPUs held {best.utilization:.0%}"
+        )
+        Path(asked["plot_path"]).write_bytes(png(charts(runs), title=title, lines=[lead, line]))
+    if asked["html_path"]:
+        from phalanx import __version__
+        from phalanx.cli.simulate.page import build_page
+
+        command = shlex.join(["phalanx", *sys.argv[1:]])
+        page = build_page(runs, title=title, lead=lead, version=__version__, command=command)
+        Path(asked["html_path"]).write_text(page, encoding="utf-8")

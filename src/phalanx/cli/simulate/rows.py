@@ -1,0 +1,53 @@
+"""The figures of a simulation as people read them: one row each, in tables and on the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from phalanx.cli.simulate.charts import short
+from phalanx.simulator.report import Report
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure. `less`: the smaller the better; None where neither is."""
+
+    name: str
+    value: Callable[[Report], float]
+    shown: Callable[[float], str]
+    less: bool | None = True
+
+    def best(self, values: Sequence[float]) -> float | None:
+        """The best of the values; None where there is none, or all are alike."""
+        if self.less is None or min(values) == max(values):
+            return None
+        return min(values) if self.less else max(values)
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.0f} s" if value < 60 else f"{value:,.0f} s ({short(value)})"
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+ROWS: Final = (
+    Row("jobs", lambda report: report.jobs, _count, None),
+    Row("mean time from submit to end", lambda report: report.avg_jct_s, _seconds),
+    Row("median", lambda report: report.median_jct_s, _seconds),
+    Row("99th percentile", lambda report: report.p99_jct_s, _seconds),
+    Row("mean wait", lambda report: report.avg_wait_s, _seconds),
+    Row("99th percentile of waits", lambda report: report.p99_wait_s, _seconds),
+    Row("mean wait of jobs with 8 or more GPUs", lambda report: report.avg_wait_large_s, _seconds),
+    Row("longest wait", lambda report: report.max_wait_s, _seconds),
+    Row("longest wait without a break", lambda report: report.max_unbroken_wait_s, _seconds),
+    Row("from first submit to last end", lambda report: report.makespan_s, _seconds),
+    Row("GPUs held, over that time", lambda report: report.utilization, lambda value: f"{value:.1%}", less=False),
+    Row("preemptions", lambda report: report.preemptions, _count),
+    Row("moves", lambda report: report.moves, _count),
+    Row("GPU-hours done twice", lambda report: report.lost_gpu_s / 3600.0, lambda value: f"{value:,.0f}"),
+    Row("replayed in", lambda report: report.wall_s, lambda value: f"{value:.1f} s", None),
+)  # fmt: skip

@@ -1,0 +1,33 @@
+"""Charts as inline SVG. Pure; colours come from the page's style sheet, so that both themes hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import assert_never
+
+from phalanx.cli.simulate.charts import HEIGHT, WIDTH, Area, Line, Shape, Words
+
+
+def svg(shapes: Sequence[Shape], title: str) -> str:
+    """One chart."""
+    drawn = "".join(_drawn(shape) for shape in shapes)
+    return f'<svg role="img" aria-label="{escape(title)}" viewBox="0 0 {WIDTH:g} {HEIGHT:g}">{drawn}</svg>'
+
+
+def _drawn(shape: Shape) -> str:
+    match shape:
+        case Line(points, colour, width):
+            return f'<path fill="none" stroke="var(--{colour})" stroke-width="{width:g}" stroke-linejoin="round" d="M{_path(points)}"/>'
+        case Area(points, base, colour, opacity):
+            corners = (*points, (points[-1][0], base), (points[0][0], base))
+            return f'<path fill="var(--{colour})" opacity="{opacity:g}" d="M{_path(corners)}Z"/>'
+        case Words(x, y, text, colour, anchor, strong):
+            kind = ' class="strong"' if strong else ""
+            return f'<text{kind} fill="var(--{colour})" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+        case _:
+            assert_never(shape)
+
+
+def _path(points: Sequence[tuple[float, float]]) -> str:
+    return " L".join(f"{x:.1f} {y:.1f}" for x, y in points)

@@ -1,0 +1,60 @@
+"""Operators' labels on nodes: where they lie in the network, or whatever else. All of a request, or none of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from phalanx.controller.turn import Turn
+from phalanx.core.errors import BadRequest, NotFound
+from phalanx.core.fleet.hostlist import fold
+from phalanx.core.fleet.node import Node
+from phalanx.core.state.events import LabelNodes
+
+LABELS_MAX: Final = 64  # of one node, as of one job
+_VALUE_MAX: Final = 128  # characters; a rack's name has ten
+_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_./-]{0,61}[A-Za-z0-9])?")
+
+
+def label(turn: Turn, request: LabelNodes) -> None:
+    """Put the labels on; an empty text takes one away. Labels not named stay, and the same again is harmless.
+
+    Raises:
+        NotFound: a node that is not there.
+        BadRequest: a name or value that is no label, or too many.
+    """
+    changed: list[Node] = []
+    for node_id in sorted(request.labels):
+        node = turn.world.nodes.get(node_id)
+        if node is None:
+            raise NotFound(
+                f"no node {node_id!r}", hint="phalanx nodes lists them; one that never joined cannot be labelled"
+            )
+        _check(node_id, request.labels[node_id])
+        after = {name: text for name, text in {**node.labels, **request.labels[node_id]}.items() if text}
+        if len(after) > LABELS_MAX:
+            raise BadRequest(f"{node_id} would have {len(after)} labels, more than {LABELS_MAX}")
+        if after != node.labels:
+            changed.append(replace(node, labels=after, changed_s=turn.now.wall_s))
+    if not changed:
+        return
+    for node in changed:
+        turn.change.put(node)
+    named = fold([node.id for node in changed])
+    turn.tell("labelled", f"{named[:200]}: labels changed by {request.by}", by=request.by)
+
+
+def _check(node_id: str, labels: Mapping[str, str]) -> None:
+    for name, text in labels.items():
+        if (
+            not _NAME.fullmatch(name)
+            or len(text) > _VALUE_MAX
+            or (text and not text.isprintable())
+            or text != text.strip()
+        ):
+            raise BadRequest(
+                f"{node_id}: {name[:64]!r}: {text[:40]!r} is not a label",
+                hint=f"short names, and printable values of at most {_VALUE_MAX}",
+            )

@@ -1,0 +1,44 @@
+"""Queues put and removed, as operators ask: the tree as a whole is checked, and a refused request changes nothing."""
+
+from __future__ import annotations
+
+from phalanx.controller.turn import Turn
+from phalanx.core.errors import Conflict, NotFound
+from phalanx.core.ids import QueueId
+from phalanx.core.state.events import PutQueues
+from phalanx.core.work.queuetree import check_tree
+
+
+def put(turn: Turn, request: PutQueues) -> None:
+    """Put some queues and remove others, all or nothing. What is as it was is not written again.
+
+    Raises:
+        BadRequest: the queues would be no tree, or their numbers contradict each other.
+        NotFound: one to remove does not exist.
+        Conflict: one to remove still has jobs that are not over.
+    """
+    world = turn.world
+    after = {**world.queues, **{queue.id: queue for queue in request.queues}}
+    for queue_id in request.remove:
+        if after.pop(queue_id, None) is None:
+            raise NotFound(f"no queue {queue_id!r}", hint="phalanx queues lists them")
+    check_tree(after)
+    _refuse_inhabited(turn, request.remove)
+    for queue in request.queues:
+        if queue.id in after and world.queues.get(queue.id) != queue:
+            turn.change.put(queue)
+    for queue_id in request.remove:
+        if queue_id in world.queues:
+            turn.change.remove_queue(queue_id)
+
+
+def _refuse_inhabited(turn: Turn, queue_ids: tuple[QueueId, ...]) -> None:
+    if not queue_ids:
+        return
+    alive = [job for job in turn.world.jobs.values() if job.queue in queue_ids and not job.state.terminal]
+    if alive:
+        first = alive[0]
+        raise Conflict(
+            f"queue {first.queue} still has {sum(job.queue == first.queue for job in alive)} jobs that wait or run",
+            hint=f"phalanx queues set {first.queue} --close starts no more of them; phalanx ps --queue {first.queue} lists them",
+        )

@@ -1,0 +1,192 @@
+"""A submit, turned into a job or into all elements of an array: validated whole before anything is put, and put in one step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from phalanx.controller import reservations
+from phalanx.controller.turn import Turn
+from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted
+from phalanx.core.ids import JobId
+from phalanx.core.lifecycle import dependencies
+from phalanx.core.lifecycle.dependencies import States
+from phalanx.core.scheduling.shape import shapes_of
+from phalanx.core.scheduling.spread import refuse_spread
+from phalanx.core.state.events import Submit
+from phalanx.core.state.story import StoryLine
+from phalanx.core.state.world import Idempotency
+from phalanx.core.work.array import parse_array, ranges
+from phalanx.core.work.dependency import ArrayPlace, Dependency, DependencyKind, element_id
+from phalanx.core.work.job import Job
+from phalanx.core.work.launchers import ONE_WORLD_PER_CALL, launcher_of
+from phalanx.core.work.people import User, UserRole
+from phalanx.core.work.spec import JobSpec
+from phalanx.core.work.spread import on_one_node
+
+
+def submit(turn: Turn, wish: Submit) -> Job | list[Job]:
+    """The job, or the elements of the array in order of their index; of one made before under the same key its first element alone.
+
+    Raises:
+        PhalanxError: refused; nothing was put.
+    """
+    world = turn.world
+    if wish.key:
+        earlier = world.idempotency.get((wish.user, wish.key))
+        if earlier is not None:
+            return _same_again(turn, wish, earlier)
+    _may_charge(turn, wish)
+    if wish.queue not in world.queues:
+        raise NotFound(f"no queue {wish.queue!r}", hint=f"there are: {', '.join(sorted(world.queues))}")
+    reservations.check_named(turn, wish)
+    wish = _in_one_world(wish)
+    shapes = shapes_of(wish.spec.role, world.fleet())
+    refuse_spread(wish.spec.spread, shapes, world.nodes.values())
+    indices = parse_array(wish.spec.array).indices if wish.spec.array else ()
+    parents = _parents(turn, wish, indices)
+    if not indices:
+        return _put(turn, wish, parents)
+    return _put_array(turn, wish, indices, parents)
+
+
+# ---- validation -----------------------------------------------------------------------------------------------------
+
+
+def _in_one_world(wish: Submit) -> Submit:
+    """A launcher that makes a world of its own at each call is kept on one node, also when the fleet is another at its start."""
+    role = wish.spec.role
+    launcher = launcher_of(role.argv, role.script)
+    if launcher not in ONE_WORLD_PER_CALL:
+        return wish
+    if (role.gpus.nodes or 1) > 1 or role.gpus.nodes_max is not None:
+        raise BadRequest(
+            f"{launcher} is started once on each of the {role.gpus.nodes} nodes and would make {role.gpus.nodes} separate worlds",
+            hint="ask for one node (--nodes 1), or start the ranks without it: phalanx run -- python train.py",
+        )
+    return replace(wish, spec=replace(wish.spec, role=replace(role, gpus=on_one_node(role.gpus))))
+
+
+def _same_again(turn: Turn, wish: Submit, earlier: Idempotency) -> Job | list[Job]:
+    if earlier.body_sha256 != wish.body_sha256:
+        raise Conflict(
+            f"idempotency key {wish.key!r} was used for another job ({earlier.job_id})", hint="use a fresh key"
+        )
+    job = turn.world.jobs.get(earlier.job_id)
+    if job is None:
+        raise Conflict(
+            f"job {earlier.job_id} was made with this key and is long over", hint=f"phalanx show {earlier.job_id}"
+        )
+    return job if job.array is None else [job]
+
+
+def _may_charge(turn: Turn, wish: Submit) -> None:
+    project = turn.world.projects.get(wish.project)
+    if project is None:
+        raise NotFound(f"no project {wish.project!r}", hint=f"there are: {', '.join(sorted(turn.world.projects))}")
+    user = turn.world.users.get(wish.user) or User(id=wish.user, role=UserRole.USER)
+    member = not project.members or wish.user in project.members or wish.user in project.admins
+    if not member and user.role not in (UserRole.OPERATOR, UserRole.ADMIN):
+        raise NotPermitted(f"{wish.user} is no member of project {project.id}", hint="ask one of its admins to add you")
+
+
+def _parents(turn: Turn, wish: Submit, indices: Sequence[int]) -> dict[JobId, States]:
+    """How each job that is depended on stands, by the name used; for `aftercorr` each of its elements by its own.
+
+    Raises:
+        NotFound: there is none of the name.
+        BadRequest: `aftercorr` names no array, or one without these elements.
+    """
+    found: dict[JobId, States] = {}
+    for one in wish.spec.dependencies:
+        if one.kind is DependencyKind.SINGLETON:
+            continue
+        states = dependencies.parent_states(turn.world, one.job_id, wish.parents.get(one.job_id))
+        if one.kind is DependencyKind.AFTER_CORR:
+            found |= _pairs(one, states, indices)
+        else:
+            found[one.job_id] = states
+    return found
+
+
+def _pairs(one: Dependency, states: States, indices: Sequence[int]) -> dict[JobId, States]:
+    if one.job_id in states:
+        raise BadRequest(f"{one}: job {one.job_id} is no array", hint=f"write afterok:{one.job_id}")
+    lacking = [index for index in indices if element_id(one.job_id, index) not in states]
+    if lacking:
+        raise BadRequest(
+            f"{one}: array {one.job_id} has no element {ranges(lacking[:100])}",
+            hint="give both arrays the same elements",
+        )
+    return {element: {element: states[element]} for element in (element_id(one.job_id, index) for index in indices)}
+
+
+# ---- putting --------------------------------------------------------------------------------------------------------
+
+
+def _put(turn: Turn, wish: Submit, parents: Mapping[JobId, States]) -> Job:
+    seq = turn.change.new_job_seq()
+    unmet, never = dependencies.unmet_of(turn.world, (wish.user, wish.spec.name), wish.spec.dependencies, parents)
+    job = _put_one(turn, wish, wish.spec, (JobId(str(seq)), seq, None), (unmet, never))
+    _remember_key(turn, wish, job)
+    return job
+
+
+def _put_array(turn: Turn, wish: Submit, indices: Sequence[int], parents: Mapping[JobId, States]) -> list[Job]:
+    """One job for each element, all of one spec: which element it is stands beside it (`Job.array`), so that they stay alike."""
+    seqs = [turn.change.new_job_seq() for _ in indices]
+    array_id, name = JobId(str(seqs[0])), (wish.user, wish.spec.name)
+    spec = _of_one_element(wish.spec)
+    paired = [one for one in spec.dependencies if one.kind is DependencyKind.AFTER_CORR]
+    common = tuple(one for one in spec.dependencies if one not in paired)
+    shared, never = dependencies.unmet_of(turn.world, name, common, parents)
+    jobs: list[Job] = []
+    for index, seq in zip(indices, seqs, strict=True):
+        place = ArrayPlace(
+            array_id=array_id, index=index, size=len(indices), running_max=wish.spec.array_max,
+            lowest=indices[0], highest=indices[-1],
+        )  # fmt: skip
+        own = [Dependency(kind=one.kind, job_id=element_id(one.job_id, index)) for one in paired]
+        more, alone = dependencies.unmet_of(turn.world, name, own, parents) if own else ((), "")
+        unmet = (*shared, *more) if more else shared
+        jobs.append(_put_one(turn, wish, spec, (element_id(array_id, index), seq, place), (unmet, never or alone)))
+    _remember_key(turn, wish, jobs[0])
+    return jobs
+
+
+def _of_one_element(spec: JobSpec) -> JobSpec:
+    return replace(spec, array="", array_max=None)
+
+
+def _put_one(
+    turn: Turn,
+    wish: Submit,
+    spec: JobSpec,
+    place: tuple[JobId, int, ArrayPlace | None],
+    waits: tuple[tuple[Dependency, ...], str],
+) -> Job:
+    """Put one job. `place`: its id, seq and element; `waits`: its unmet conditions, and why one can never hold."""
+    (job_id, seq, array), (unmet, never) = place, waits
+    reason, detail = dependencies.first_reason(held=spec.hold, unmet=unmet, begin_s=spec.begin_s, now_s=turn.now.wall_s)
+    job = Job(
+        id=job_id, seq=seq, spec=spec, user=wish.user, project=wish.project, queue=wish.queue, submit_s=turn.now.wall_s,
+        held=spec.hold, reason=reason, detail=detail, array=array, unmet=unmet,
+    )  # fmt: skip
+    turn.change.put(job)
+    text = f"submitted by {wish.user} for {wish.project}: {spec.role.gpus.total} GPUs" + (
+        f"; {detail}" if unmet else ""
+    )
+    turn.change.tell(StoryLine(seq=0, at_s=turn.now.wall_s, kind="submitted", text=text, job_id=job.id, by=wish.user))
+    if never:
+        turn.apply(dependencies.cancelled(job, never, turn.facts))
+        return turn.world.jobs[job_id]
+    return job
+
+
+def _remember_key(turn: Turn, wish: Submit, first: Job) -> None:
+    """One key stands for the whole array: it names the first element."""
+    if wish.key:
+        record = Idempotency(
+            user=wish.user, key=wish.key, body_sha256=wish.body_sha256, job_id=first.id, at_s=turn.now.wall_s
+        )
+        turn.change.put(record)

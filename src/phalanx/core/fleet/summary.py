@@ -1,0 +1,108 @@
+"""What a fleet has, with equal nodes counted together: 12,500 nodes are a handful of kinds. Shapes are found on this and not on nodes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from phalanx.core.fleet.device import Device
+from phalanx.core.fleet.node import Node
+
+_MEMORY_GRANTED: Final = 0.95  # vendors' "80 GB" cards report a little less than 80 GiB
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class NodeKind:
+    """What makes two nodes equal to a shape. `devices` holds (model, memory in bytes, how many are healthy), sorted; 0 where all are sick."""
+
+    cpus: int
+    memory_bytes: int
+    devices: tuple[tuple[str, int, int], ...]
+
+    def count(self, model: str | None, device_memory_bytes: int, *, exact: bool = False) -> int:
+        """Healthy devices that fit."""
+        return sum(
+            healthy
+            for have, memory_bytes, healthy in self.devices
+            if healthy and kind_fits(have, memory_bytes, model, device_memory_bytes, exact=exact)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSummary:
+    """Kinds of nodes and how many there are of each, sorted by kind so that equal fleets are equal values."""
+
+    kinds: tuple[tuple[NodeKind, int], ...]
+
+    @property
+    def nodes(self) -> int:
+        """Nodes in all."""
+        return sum(count for _, count in self.kinds)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Models of all devices, sick ones too, by name."""
+        return tuple(sorted({model for kind, _ in self.kinds for model, _, _ in kind.devices}))
+
+    def models_like(self, model: str | None, device_memory_bytes: int) -> tuple[str, ...]:
+        """Models of which a healthy device fits, by name."""
+        return tuple(sorted({
+            have
+            for kind, _ in self.kinds
+            for have, memory_bytes, healthy in kind.devices
+            if healthy and kind_fits(have, memory_bytes, model, device_memory_bytes)
+        }))  # fmt: skip
+
+    def sizes(
+        self, model: str | None, device_memory_bytes: int, *, exact: bool = False, cpus: int = 0, memory_bytes: int = 0
+    ) -> dict[int, int]:
+        """How many nodes with enough CPUs and memory have so many fitting devices: `{8: 10_000, 4: 12, 0: 1}`."""
+        found: Counter[int] = Counter()
+        for kind, nodes in self.kinds:
+            if kind.cpus >= cpus and kind.memory_bytes >= memory_bytes:
+                found[kind.count(model, device_memory_bytes, exact=exact)] += nodes
+        return dict(found)
+
+
+def summary_of(nodes: Iterable[Node]) -> FleetSummary:
+    """The fleet counted. Linear in its devices: once for each change of the fleet, never for each request."""
+    return counted(Counter(node_kind(node) for node in nodes))
+
+
+def counted(kinds: Counter[NodeKind]) -> FleetSummary:
+    """The summary of nodes counted elsewhere, by whoever hears of them one by one."""
+    return FleetSummary(tuple(sorted((kind, count) for kind, count in kinds.items() if count > 0)))
+
+
+def node_kind(node: Node) -> NodeKind:
+    """The node without what tells it from its likes."""
+    found: Counter[tuple[str, int]] = Counter()
+    for device in node.devices:
+        found[device.model, device.memory_bytes] += device.healthy
+    return NodeKind(node.cpus, node.memory_bytes, tuple(sorted((*kind, count) for kind, count in found.items())))
+
+
+def device_fits(device: Device, model: str | None, device_memory_bytes: int, *, exact: bool = False) -> bool:
+    """Whether a healthy device is of the model wanted ("h100" also names "NVIDIA H100 80GB HBM3") and large enough.
+
+    With `exact` the model is the fleet's own name, and no other will do.
+    """
+    return device.healthy and kind_fits(device.model, device.memory_bytes, model, device_memory_bytes, exact=exact)
+
+
+def kind_fits(
+    have: str, have_memory_bytes: int, model: str | None, device_memory_bytes: int, *, exact: bool = False
+) -> bool:
+    """The same of a model and a memory."""
+    if have_memory_bytes < _MEMORY_GRANTED * device_memory_bytes:
+        return False
+    if model is None or exact:
+        return model in (None, have)
+    words, wanted = _words(have), _words(model)
+    return any(words[at : at + len(wanted)] == wanted for at in range(len(words) - len(wanted) + 1))
+
+
+def _words(model: str) -> list[str]:
+    return model.lower().replace("-", " ").replace("_", " ").split()

@@ -1,0 +1,159 @@
+"""From records to numbers: which node is which on the board, which kind its devices are, and what a job needs in those numbers.
+
+Nodes are numbered by kind, then by their place in the topology tree, then by id: ascending numbers are neighbours, in the tree as in the
+ring of ranks. A node with devices of two models or sizes has two numbers, which share its CPUs and memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from phalanx.core.fleet.device import Device
+from phalanx.core.fleet.node import Node
+from phalanx.core.fleet.topology import Tree, tree_of
+from phalanx.core.ids import NodeId
+from phalanx.core.scheduling.need import Need
+from phalanx.core.scheduling.shape import Shape, tasks_per_node
+from phalanx.core.scheduling.taken import Taken
+from phalanx.core.work.allocation import Allocation, Grant
+from phalanx.core.work.spec import Role, Spread
+
+Places = tuple[tuple[int, int], ...]
+
+
+@dataclass(slots=True)
+class Fit:
+    """The numbering of one fleet. Made anew when a node joins, leaves for good, or changes its devices or labels.
+
+    Attributes:
+        nodes: the node of each number.
+        kinds: the models of devices, by number; nodes without devices have a kind of their own, "".
+        kind: kind of each node number.
+        memory_bytes: of each device there.
+        indices: healthy devices of that kind on each node, ascending.
+        numbers: numbers of each node.
+        twins: numbers that share a node, for nodes that have several.
+    """
+
+    nodes: list[Node] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
+    kind: list[int] = field(default_factory=list)
+    memory_bytes: list[int] = field(default_factory=list)
+    indices: list[tuple[int, ...]] = field(default_factory=list)
+    numbers: dict[NodeId, tuple[int, ...]] = field(default_factory=dict)
+    twins: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    tree: Tree | None = None
+
+    @property
+    def sizes(self) -> list[int]:
+        """Devices of each node number."""
+        return [len(indices) for indices in self.indices]
+
+    def bits(self, node_ids: Iterable[NodeId]) -> int:
+        """The nodes as a bitset; unknown ones are left out."""
+        found = 0
+        for node_id in node_ids:
+            for number in self.numbers.get(node_id, ()):
+                found |= 1 << number
+        return found
+
+    def needs(self, shapes: Iterable[Shape], spread: Spread) -> tuple[Need, ...]:
+        """The shapes in numbers, in order of preference; several kinds of one model are one need. Empty: no node has such devices."""
+        within = self._level(spread.within)
+        slice_within = self._level(spread.slice_within)
+        found = []
+        for shape in shapes:
+            kinds, shut = self._kinds_for(shape)
+            if kinds:
+                found.append(Need(
+                    nodes=shape.nodes, devices=shape.devices, tail=shape.tail, kinds=kinds, cpus=shape.cpus, memory_bytes=shape.memory_bytes,
+                    within=within, required=spread.required and within >= 0, slice_nodes=spread.slice_nodes if slice_within >= 0 else 0,
+                    slice_within=slice_within, nodes_max=shape.nodes_max if shape.nodes_max > shape.nodes else 0, shut=shut,
+                ))  # fmt: skip
+        return tuple(found)
+
+    def places(self, allocation: Allocation) -> Places:
+        """Where an allocation lies; grants on nodes that are gone are left out."""
+        found = []
+        for grant in allocation.grants:
+            numbers = self.numbers.get(grant.node_id, ())
+            number = next((n for n in numbers if set(grant.devices) <= set(self.indices[n])), numbers[0] if numbers else None)
+            if number is not None:
+                found.append((number, min(len(grant.devices), len(self.indices[number]))))
+        return tuple(sorted(found))
+
+    def allocation(self, need: Need, places: Places, role: Role, taken: Taken) -> Allocation | None:
+        """The grants for these places on devices not `taken`; None while some of them are still held."""
+        grants: list[Grant] = []
+        first = 0
+        for rank, (number, count) in enumerate(places):
+            node = self.nodes[number]
+            held = taken.devices(node.id)
+            free = [index for index in self.indices[number] if index not in held]
+            if len(free) < count:
+                return None
+            tasks = tasks_per_node(role, count)
+            grants.append(Grant(
+                node_id=node.id, node_rank=rank, devices=_near(free, count), cpus=need.cpus, memory_bytes=need.memory_bytes, tasks=tasks,
+                first_rank=first,
+            ))  # fmt: skip
+            first += tasks
+        return Allocation(grants=tuple(grants))
+
+    def _level(self, name: str) -> int:
+        return self.tree.level(name) if name and self.tree is not None else -1
+
+    def _kinds_for(self, shape: Shape) -> tuple[tuple[int, ...], int]:
+        """Kinds that hold the shape's parts, by name; and the nodes of these whose devices are too small."""
+        fitting: set[int] = set()
+        shut = 0
+        for number, kind in enumerate(self.kind):
+            device = Device(index=0, uuid="", model=self.kinds[kind], memory_bytes=self.memory_bytes[number])
+            if shape.devices and not shape.takes(device):
+                shut |= 1 << number
+            elif len(self.indices[number]) >= shape.devices:
+                fitting.add(kind)
+        inside = sum(1 << number for number, kind in enumerate(self.kind) if kind in fitting) if shut else 0
+        return tuple(sorted(fitting)), shut & inside
+
+
+def fit_of(nodes: Mapping[NodeId, Node]) -> Fit:
+    """Number the fleet."""
+    fleet = [nodes[node_id] for node_id in sorted(nodes)]
+    tree = tree_of(fleet)
+    place = {node.id: key for node, key in zip(fleet, tree.order_keys(), strict=True)}
+    parts: list[tuple[str, tuple[object, ...], int, Node, tuple[int, ...]]] = []
+    for node in fleet:
+        by_kind: dict[tuple[str, int], list[int]] = {}
+        for device in node.devices:
+            if device.healthy:
+                by_kind.setdefault((device.model, device.memory_bytes), []).append(device.index)
+        for (model, memory_bytes), found in sorted(by_kind.items()) or [(("", 0), [])]:
+            parts.append((model, place[node.id], memory_bytes, node, tuple(sorted(found))))
+    parts.sort(key=lambda part: part[:3])
+    fit = Fit(kinds=sorted({part[0] for part in parts}))
+    order = {kind: number for number, kind in enumerate(fit.kinds)}
+    for number, (model, _, memory_bytes, node, indices) in enumerate(parts):
+        fit.nodes.append(node)
+        fit.kind.append(order[model])
+        fit.memory_bytes.append(memory_bytes)
+        fit.indices.append(indices)
+        fit.numbers[node.id] = (*fit.numbers.get(node.id, ()), number)
+    for numbers in fit.numbers.values():
+        if len(numbers) > 1:
+            fit.twins.update((number, numbers) for number in numbers)
+    fit.tree = tree_of(fit.nodes) if tree.levels else None
+    return fit
+
+
+def _near(free: list[int], count: int) -> tuple[int, ...]:
+    """Devices that sit together: an aligned block where one is free (pairs and fours share a switch in every common server), else the lowest."""
+    if count and not count & (count - 1):
+        have = set(free)
+        for first in free:
+            if first % count == 0 and all(first + step in have for step in range(count)):
+                return tuple(range(first, first + count))
+    return tuple(free[:count])
+
+

@@ -1,0 +1,227 @@
+"""Where a gang goes among the nodes that could each hold a part of it: the smallest domain, the fullest of its level, all or nothing.
+
+Called by the pool with the candidates; knows the topology and sets of nodes, and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from phalanx.core.scheduling.bits import bits_of, lowest, lowest_of
+from phalanx.core.scheduling.domains import Counts, Domains
+from phalanx.core.scheduling.need import Need
+
+
+@dataclass(slots=True)
+class Candidates:
+    """Nodes that could hold a part of a need, and what is known of them.
+
+    Attributes:
+        fits: those nodes in sets, best fit first.
+        bits: all of them.
+        spare: sets of further nodes that could hold the tail only, best fit first.
+        domains: None without a topology.
+        whole: they are the pool's whole free nodes, neither more nor fewer, whose counts the domains keep.
+        cpus: free CPUs by node number, when the fewest free CPUs are the best fit; else None.
+    """
+
+    fits: Sequence[int]
+    bits: int
+    spare: Sequence[int]
+    domains: Domains | None = None
+    whole: bool = False
+    cpus: Sequence[int] | None = None
+    _counts: Counts | None = None
+
+    @property
+    def depths(self) -> int:
+        """Levels of the topology; 0 without one."""
+        return 0 if self.domains is None else len(self.domains.levels)
+
+    def counts(self) -> Counts:
+        """Candidates in each domain, by level. There must be a topology."""
+        if self._counts is None:
+            assert self.domains is not None
+            self._counts = self.domains.whole() if self.whole else self.domains.count(self.bits)
+        return self._counts
+
+    def holding(self, depth: int, nodes: int, one_more: int | None = None) -> int:
+        """The fullest domain of the level that has `nodes` candidates; -1 for none. `one_more` as in `Domains.for_gang`."""
+        assert self.domains is not None
+        return self.domains.for_gang(depth, nodes, counts=None if self.whole else self.counts(), one_more=one_more)
+
+    def inside(self, bits: int, scope: Scope) -> tuple[int, int]:
+        """The scope's part of a set of nodes, and the node number its bits are counted from."""
+        if self.domains is None or scope.depth < 0:
+            return bits, 0
+        level = self.domains.levels[scope.depth]
+        return level.inside(bits, scope.domain), level.first[scope.domain]
+
+    def within(self, scope: Scope, depth: int) -> list[int]:
+        """The domains of a level further in that lie in the scope, ascending."""
+        assert self.domains is not None
+        if scope.depth < 0:
+            return list(range(len(self.domains.levels[depth].first)))
+        under = self.domains.levels[scope.depth].under[depth - scope.depth][scope.domain]
+        return lowest_of(under, under.bit_count())
+
+
+class Scope(NamedTuple):
+    """One domain of one level; depth -1 is the whole pool."""
+
+    depth: int
+    domain: int
+
+
+POOL = Scope(-1, 0)
+
+
+def place_gang(need: Need, candidates: Candidates) -> tuple[tuple[int, int], ...] | None:
+    """The gang's places, node numbers ascending; None if it does not fit.
+
+    The innermost level with a domain that holds the gang, tail included, and of its domains the fullest (fewest candidates). With no
+    such domain, and unless one is required, the whole pool. Inside, as few domains are crossed as is cheap to find: those with the most
+    room are used up first, the rest goes into the smallest domain that holds it. Inside an innermost domain best fit, then the lowest.
+    Slices count as wholes in all this, down to their level. The tail goes on a node that no part fits, best fit, else on a candidate.
+
+    A last slice that is short (`nodes` no multiple of `slice_nodes`) has the highest node numbers. Slices and a tail exclude each other.
+    """
+    if candidates.bits.bit_count() < need.nodes:
+        return None
+    if need.slice_nodes > 1 and need.slice_within >= 0:
+        nodes = _sliced(need, candidates)
+        return None if nodes is None else tuple([(node, need.devices) for node in sorted(nodes)])
+    scope = POOL if need.nodes == 1 and not need.tail else _scope(need, candidates)
+    if scope is None:
+        return None
+    if need.nodes == 1 and not need.tail:
+        nodes = _best(1, candidates, POOL)
+    else:
+        nodes = _spread(need.nodes, candidates, scope)
+    places = [(node, need.devices) for node in nodes]
+    if need.tail:
+        places.append((_tail(nodes, candidates, scope), need.tail))
+    places.sort()
+    return tuple(places)
+
+
+def _scope(need: Need, candidates: Candidates) -> Scope | None:
+    """The smallest domain that holds the gang and its tail."""
+    required = need.required and need.within >= 0
+    one_more: int | None = None
+    if need.tail:
+        one_more = 0
+        for bits in candidates.spare:
+            one_more |= bits
+    for depth in range(candidates.depths - 1, (need.within if required else 0) - 1, -1):
+        domain = candidates.holding(depth, need.nodes, one_more)
+        if domain >= 0:
+            return Scope(depth, domain)
+    if required or (one_more == 0 and candidates.bits.bit_count() == need.nodes):
+        return None
+    return POOL
+
+
+def _spread(count: int, candidates: Candidates, scope: Scope) -> list[int]:
+    """So many nodes of a scope that has them, crossing few domains."""
+    depth = scope.depth + 1
+    if depth >= candidates.depths:
+        return _best(count, candidates, scope)
+    counts = candidates.counts()
+    rest = sorted(candidates.within(scope, depth), key=lambda domain: (-counts[depth][domain], domain))
+    nodes: list[int] = []
+    used = 0
+    while counts[depth][rest[used]] < count:
+        have = counts[depth][rest[used]]
+        nodes += lowest_of(*_only(candidates, Scope(depth, rest[used]), have))
+        count -= have
+        used += 1
+    return nodes + _spread(count, candidates, _narrowest(count, candidates, depth, rest[used:]))
+
+
+def _only(candidates: Candidates, scope: Scope, count: int) -> tuple[int, int, int]:
+    bits, base = candidates.inside(candidates.bits, scope)
+    return bits, count, base
+
+
+def _narrowest(count: int, candidates: Candidates, depth: int, domains: Sequence[int]) -> Scope:
+    """The innermost, then fullest domain in these of level `depth` that has so many candidates; one of them has."""
+    counts = candidates.counts()
+    for inner in range(candidates.depths - 1, depth, -1):
+        further = (one for domain in domains for one in candidates.within(Scope(depth, domain), inner))
+        least = min(((counts[inner][one], one) for one in further if counts[inner][one] >= count), default=None)
+        if least is not None:
+            return Scope(inner, least[1])
+    return Scope(depth, min((counts[depth][one], one) for one in domains if counts[depth][one] >= count)[1])
+
+
+def _best(count: int, candidates: Candidates, scope: Scope) -> list[int]:
+    """The best fits in the scope, then the lowest."""
+    nodes: list[int] = []
+    for fitting in candidates.fits:
+        bits, base = candidates.inside(fitting, scope)
+        if candidates.cpus is not None:
+            cpus = candidates.cpus
+            everyone = lowest_of(bits, bits.bit_count(), base)
+            return sorted(everyone, key=lambda node: (cpus[node], node))[:count]
+        if bits:
+            nodes += lowest_of(bits, count - len(nodes), base)
+            if len(nodes) == count:
+                break
+    return nodes
+
+
+def _tail(nodes: Iterable[int], candidates: Candidates, scope: Scope) -> int:
+    """The node for the tail, beside those of the parts. The scope has one."""
+    used = bits_of(nodes)
+    for bits in (*candidates.spare, *candidates.fits):
+        left, base = candidates.inside(bits ^ (bits & used), scope)
+        if left:
+            return base + lowest(left)
+    raise AssertionError("a scope was chosen that has no node for the tail")
+
+
+def _sliced(need: Need, candidates: Candidates) -> list[int] | None:
+    """The nodes of a gang in slices: in one domain of the slices' level or further in, else in slices over several."""
+    level, stop = need.slice_within, need.within if need.required and need.within >= 0 else 0
+    if need.tail or level >= candidates.depths:
+        return None
+    for depth in range(candidates.depths - 1, max(stop, level) - 1, -1):
+        domain = candidates.holding(depth, need.nodes)
+        if domain >= 0:
+            return _spread(need.nodes, candidates, Scope(depth, domain))
+    for depth in range(level - 1, stop - 1, -1):
+        counts = candidates.counts()[depth]
+        for free, domain in sorted(zip(counts, range(len(counts)), strict=True)):
+            nodes = _slices(need, candidates, Scope(depth, domain)) if free >= need.nodes else None
+            if nodes is not None:
+                return nodes
+    return None if need.required and need.within >= 0 else _slices(need, candidates, POOL)
+
+
+def _slices(need: Need, candidates: Candidates, scope: Scope) -> list[int] | None:
+    """Whole slices from the domains with the most of them, the last ones from the smallest that holds them."""
+    size, level = need.slice_nodes, need.slice_within
+    left, short = divmod(need.nodes, size)
+    room = {domain: candidates.counts()[level][domain] for domain in candidates.within(scope, level)}
+    taken: dict[int, int] = {}
+    if short:
+        # The short slice ends the ranks, so no domain after its own is used: the last one that holds it leaves the most to the others.
+        last = max((domain for domain, free in room.items() if free >= short), default=-1)
+        room = {domain: free - (short if domain == last else 0) for domain, free in room.items() if domain <= last}
+        taken[last] = short
+    if not room or sum(free // size for free in room.values()) < left:
+        return None
+    while left:
+        most = max(free // size for free in room.values())
+        if most >= left:
+            domain = min((free, domain) for domain, free in room.items() if free // size >= left)[1]
+            most = left
+        else:
+            domain = min(domain for domain, free in room.items() if free // size == most)
+        taken[domain] = taken.get(domain, 0) + most * size
+        left -= most
+        del room[domain]
+    return [node for domain, count in taken.items() for node in _spread(count, candidates, Scope(level, domain))]

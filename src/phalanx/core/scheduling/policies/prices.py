@@ -1,0 +1,164 @@
+"""What it costs to empty each node: the least value to stop, and the fewest GPUs to move, for each number of devices wanted.
+
+Rows are kept and made anew only when the node changed, a guaranteed run ended, or a job's hazard bin changed: a round on 12,500 nodes
+looks at those alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.core.scheduling.board import Board, Entry
+from phalanx.core.scheduling.hazard import EDGES_S, bin_of
+from phalanx.core.scheduling.need import Need
+
+INFINITE = float("inf")
+Rows = NDArray[np.float64]
+
+
+class Prices:
+    """The rows of every node, as a job of one rank sees them: it stops jobs of its own rank, and moves those and lower ones.
+
+    Attributes:
+        stop: [node, devices wanted] least value to stop.
+        shift: the same in GPUs to move.
+        dirty: nodes whose rows are not true any more.
+    """
+
+    def __init__(self, board: Board, rank: int, price: Callable[[Entry, float], float], *, move_min_s: float, stops_max: int) -> None:
+        nodes = len(board.size)
+        self.board = board
+        self.rank = rank
+        self.price = price
+        self.move_min_s = move_min_s
+        self.stops_max = stops_max
+        self.stop: Rows = np.full((nodes, board.unit + 1), INFINITE)
+        self.shift: Rows = np.full((nodes, board.unit + 1), INFINITE)
+        self.expiry: Rows = np.zeros(nodes)
+        self.dirty: set[int] = set()
+        self.fresh_s = -INFINITE
+        self._kinds = np.array(board.kind)
+
+    def stoppable(self, entry: Entry, now_s: float) -> bool:
+        """Whether the entry may be stopped for another's value."""
+        return entry.klass.rank == self.rank and not entry.fixed and entry.shield_s <= now_s and entry.stops < self.stops_max
+
+    def movable(self, entry: Entry, now_s: float) -> bool:
+        """Whether the entry may be moved: small, in one place, and not moved a moment ago."""
+        return (
+            len(entry.places) == 1
+            and entry.places[0][1] > 0
+            and entry.moved_s + self.move_min_s <= now_s
+            and entry.klass.rank <= self.rank
+            and not entry.fixed
+        )
+
+    def refresh(self, now_s: float) -> None:
+        """Make true what is not."""
+        for node in self.dirty:
+            self.expiry[node] = 0.0
+        self.dirty.clear()
+        self.fresh_s = now_s
+        for node in np.nonzero(self.expiry <= now_s)[0].tolist():
+            self._row(node, now_s)
+
+    def forget(self) -> None:
+        """Every value has changed."""
+        self.expiry[:] = 0.0
+
+    def cheapest(self, rows: Rows, need: Need, shut: int) -> list[tuple[int, int]] | None:
+        """The (node, devices wanted) whose rows cost least for the need; None if there are not enough. Ties by number."""
+        open_ = self._open(need, shut)
+        column = np.where(open_, rows[:, need.devices], INFINITE)
+        chosen = self._in_one_domain(column, need) if need.required else np.argsort(column, kind="stable")[: need.nodes]
+        if len(chosen) < need.nodes or column[chosen[-1]] == INFINITE:
+            return None
+        needs = [(node, need.devices) for node in chosen.tolist()]
+        if need.tail:
+            tail = np.where(open_, rows[:, need.tail], INFINITE)
+            tail[chosen] = INFINITE
+            node = int(np.argmin(tail))
+            if tail[node] == INFINITE:
+                return None
+            needs.append((node, need.tail))
+        return needs
+
+    def cheapest_set(self, node: int, want: int, now_s: float, *, moves: bool) -> list[Entry]:
+        """The set on the node that its row priced: least value, or fewest GPUs."""
+        need = want - self.board.pools[self.board.kind[node]].free[node]
+        if need <= 0:
+            return []
+        best: list[tuple[float, tuple[Entry, ...]]] = [(0.0, ()), *((INFINITE, ()) for _ in range(need))]
+        for entry in self.board.here[node]:
+            if not (self.movable(entry, now_s) if moves else self.stoppable(entry, now_s)):
+                continue
+            count = next(count for at, count in entry.places if at == node)
+            if not count:
+                continue
+            cost = float(count) if moves else self.price(entry, now_s)
+            for short in range(need, 0, -1):
+                before = best[max(0, short - count)]
+                if before[0] + cost < best[short][0]:
+                    best[short] = (before[0] + cost, (*before[1], entry))
+        return list(best[need][1])
+
+    def _open(self, need: Need, shut: int) -> NDArray[np.bool_]:
+        """Nodes of a kind that the need takes, and not closed to it."""
+        open_ = np.isin(self._kinds, need.kinds[:1])
+        shut |= need.shut
+        while shut:
+            low = shut & -shut
+            open_[low.bit_length() - 1] = False
+            shut ^= low
+        return open_
+
+    def _in_one_domain(self, column: Rows, need: Need) -> NDArray[np.int64]:
+        """The cheapest nodes that lie in one domain of the level asked for: the domain whose cheapest sum is least."""
+        domains = self.board.domains(need.within)
+        best: tuple[float, NDArray[np.int64]] = (INFINITE, np.empty(0, dtype=np.int64))
+        for domain in np.unique(domains).tolist():
+            inside = np.nonzero(domains == domain)[0]
+            if len(inside) < need.nodes:
+                continue
+            order = inside[np.argsort(column[inside], kind="stable")[: need.nodes]]
+            cost = float(column[order].sum())
+            if cost < best[0]:
+                best = (cost, order)
+        return best[1]
+
+    def _row(self, node: int, now_s: float) -> None:
+        board = self.board
+        pool = board.pools[board.kind[node]]
+        unit, free = board.unit, pool.free[node]
+        expiry = INFINITE
+        size = board.size[node]
+        room = [0.0] * (free + 1) + [INFINITE] * (unit - free)
+        stop, shift = room, room.copy()
+        for entry in board.here[node]:
+            if not (entry.shield_s <= now_s or entry.klass.rank != self.rank or entry.fixed):
+                expiry = min(expiry, entry.shield_s)
+            if len(entry.places) == 1 and entry.moved_s + self.move_min_s > now_s:
+                expiry = min(expiry, entry.moved_s + self.move_min_s)
+            fixed, still = not self.stoppable(entry, now_s), not self.movable(entry, now_s)
+            if fixed and still:
+                continue
+            count = entry.places[0][1] if len(entry.places) == 1 else next(count for at, count in entry.places if at == node)
+            service_s = entry.service_s(now_s)
+            age = bin_of(service_s)
+            value = self.price(entry, now_s)
+            if age + 1 < len(EDGES_S):
+                expiry = min(expiry, now_s + EDGES_S[age + 1] - service_s + 1e-6)
+            for want in range(size, free, -1):
+                base = max(want - count, 0)
+                if not fixed:
+                    stop[want] = min(stop[want], stop[base] + value)
+                if not still:
+                    shift[want] = min(shift[want], shift[base] + count)
+        if node in pool.away:
+            stop = shift = [INFINITE] * (unit + 1)
+        self.stop[node] = stop
+        self.shift[node] = shift
+        self.expiry[node] = expiry

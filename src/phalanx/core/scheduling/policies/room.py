@@ -1,0 +1,277 @@
+"""Making room: which jobs leave or move so that one fits, tried out on the board before anything is decided.
+
+Three ways, from the gentlest: move small jobs into holes; shrink elastic ones; stop. Stops are by value (the gain is a multiple of the loss)
+or by right (a higher priority; the owner of what was borrowed; a gang that lost its place). All or nothing: if the job would not fit
+afterwards, nobody moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from phalanx.core.scheduling.board import Because, Board, Entry
+from phalanx.core.scheduling.need import Need
+from phalanx.core.scheduling.policies.prices import INFINITE, Prices
+from phalanx.core.scheduling.pool import Places
+
+TRIES = 4  # nodes tried for a part-node job before the round goes on to the next one
+
+
+@dataclass(slots=True)
+class Going:
+    """One job that makes way: to `places`, or out when there are none."""
+
+    entry: Entry
+    need: Need | None = None
+    places: Places = ()
+
+
+class Room:
+    """Makes room on a board for the jobs its policy names."""
+
+    def __init__(self, board: Board, *, moves: bool, move_min_s: float, right_min_s: float, stops_max: int) -> None:
+        self.board = board
+        self.moves = moves
+        self.move_min_s = move_min_s
+        self.right_min_s = right_min_s
+        self.stops_max = stops_max
+
+    # ---------------------------------------------------------------- by moves and by value
+
+    def by_moves(self, entry: Entry, prices: Prices, now_s: float) -> list[Going] | None:
+        """Move small jobs into holes so that the job fits."""
+        for need in entry.klass.needs:
+            if need.devices == 0:
+                continue
+            shut = entry.klass.shut
+            if need.nodes == 1 and not need.tail and not need.required:
+                column = prices.shift[:, need.devices]
+                if len(self.board.pools) > 1 or shut or need.shut:
+                    column = np.where(prices._open(need, shut), column, INFINITE)  # noqa: SLF001  # its other half
+                for node in np.argsort(column, kind="stable")[:TRIES].tolist():
+                    if column[node] == INFINITE:
+                        break
+                    going = self._clear(entry, need, [(node, need.devices)], prices, now_s, INFINITE, stops=False)
+                    if going is not None:
+                        return going
+                continue
+            wanted = prices.cheapest(prices.shift, need, shut)
+            if wanted is not None:
+                going = self._clear(entry, need, wanted, prices, now_s, INFINITE, stops=False)
+                if going is not None:
+                    return going
+        return None
+
+    def by_value(self, entry: Entry, prices: Prices, now_s: float, limit: float) -> list[Going] | None:
+        """Stop the cheapest set on one node (on whole nodes for a gang), if all of it costs no more than `limit`."""
+        for need in entry.klass.needs:
+            if need.devices == 0:
+                continue
+            wanted = prices.cheapest(prices.stop, need, entry.klass.shut)
+            if wanted is None or (len(wanted) == 1 and prices.stop[wanted[0]] > limit):
+                continue
+            going = self._clear(entry, need, wanted, prices, now_s, limit, stops=True)
+            if going is not None:
+                return going
+        return None
+
+    def _clear(self, entry: Entry, need: Need, wanted: Sequence[tuple[int, int]], prices: Prices, now_s: float, limit: float, *,
+               stops: bool) -> list[Going] | None:  # fmt: skip
+        """Empty the nodes as far as wanted: each victim moves if a hole takes it, else is stopped, if that is allowed within `limit`."""
+        shut = 0
+        for node, _ in wanted:
+            shut |= 1 << node
+        victims: dict[int, Entry] = {}
+        for node, want in wanted:
+            for victim in prices.cheapest_set(node, want, now_s, moves=not stops):
+                victims[victim.seq] = victim
+        going: list[Going] = []
+        cost = 0.0
+        for victim in sorted(victims.values(), key=lambda victim: (-victim.gpus, victim.seq)):
+            hole = self._hole(victim, shut) if self.moves and prices.movable(victim, now_s) else None
+            if hole is None:
+                cost += prices.price(victim, now_s)
+                if not stops or cost > limit:
+                    self._let_go(going)
+                    return None
+                going.append(Going(victim))
+            else:
+                self.board.pools[self.board.kind[hole[0][0]]].take(hole)
+                going.append(Going(victim, victim.need, hole))
+        if not need.plain or self.board.pools[need.kinds[0]].tree is not None or entry.klass.throttle or self.board.quotas:
+            fits = self._would_fit(entry, going)
+        else:
+            fits = True  # device counts alone decide, and they have been counted
+        self._let_go(going)
+        return going if fits else None
+
+    def _hole(self, victim: Entry, shut: int) -> Places | None:
+        need = victim.need
+        if need is None or not need.plain:
+            return None
+        pool = self.board.pools[self.board.kind[victim.places[0][0]]]
+        count = victim.places[0][1]
+        node = pool.find_outside(count, shut | victim.klass.shut | victim.avoid)
+        return None if node < 0 else ((node, count),)
+
+    def _let_go(self, going: Sequence[Going]) -> None:
+        for one in going:
+            if one.places:
+                self.board.pools[self.board.kind[one.places[0][0]]].give(one.places)
+
+    # ---------------------------------------------------------------- by right
+
+    def by_right(self, entry: Entry, now_s: float) -> tuple[list[Going], Because] | None:
+        """Stop the cheapest jobs that the entry has a right to stop, on the nodes it needs and no others."""
+        board, klass = self.board, entry.klass
+        admitted = board.admits(klass)
+        entitled = board.quotas is not None and board.quotas.entitled(klass.queue, klass.gpus)
+        victims = [other for other in board.running.values() if self._may_stop(entry, other, now_s, admitted=admitted, entitled=entitled)]
+        if not victims:
+            return None
+        victims.sort(key=lambda other: (other.klass.rank, self._cost(other, now_s), -other.since_s, other.seq))
+        chosen = self._on_one_place(entry, victims, now_s) or self._fewest(entry, victims)
+        if chosen is None:
+            return None
+        borrowed = board.quotas is not None and not any(other.klass.rank < klass.rank for other in chosen)
+        because = Because.REPAIR if entry.repair else Because.RECLAIM if borrowed else Because.PRIORITY
+        return [Going(other) for other in sorted(chosen, key=lambda other: other.seq)], because
+
+    def _may_stop(self, entry: Entry, other: Entry, now_s: float, *, admitted: bool, entitled: bool) -> bool:
+        if other.since_s < 0.0 or now_s - other.moved_s < self.right_min_s or other.overdue or not other.places:
+            return False
+        quotas = self.board.quotas
+        if entitled and quotas is not None and quotas.reclaimable(other.klass.queue, entry.klass.queue, entry.klass.gpus):
+            return True  # a loan is a loan, whatever its priority
+        if other.fixed or other.stops >= self.stops_max:
+            return False
+        if entry.repair and other.klass.rank <= entry.klass.rank and not other.repair:
+            return other.moved_s > entry.waits_from_s or other.gpus < entry.gpus
+        if other.klass.rank >= entry.klass.rank:
+            return False
+        return admitted or other.klass.queue == entry.klass.queue
+
+    def _cost(self, other: Entry, now_s: float) -> float:
+        """GPU-seconds lost if it is stopped now."""
+        return (self.board.restart_cost_s + other.unsaved_s(now_s)) * max(1, other.gpus)
+
+    def _on_one_place(self, entry: Entry, victims: Sequence[Entry], now_s: float) -> list[Entry] | None:
+        """The cheapest set per node, on as many nodes as the need has parts."""
+        board = self.board
+        on_node: dict[int, list[Entry]] = {}
+        for other in victims:
+            for node, _ in other.places:
+                on_node.setdefault(node, []).append(other)
+        for need in entry.klass.needs:
+            prices: list[tuple[int, float, int, list[Entry]]] = []
+            wanted = need.devices
+            nodes = set(on_node)
+            for kind in need.kinds:
+                pool = board.pools[kind]
+                if need.nodes > 1:  # what is free already counts as costing nothing
+                    nodes.update(node for node, free in enumerate(pool.free) if free >= wanted and board.kind[node] == kind and node not in pool.away)
+            for node in sorted(nodes):
+                pool = board.pools[board.kind[node]]
+                if board.kind[node] not in need.kinds or node in pool.away or (entry.klass.shut | need.shut) >> node & 1 or board.size[node] < wanted:
+                    continue
+                found = self._least(on_node.get(node, ()), node, wanted - pool.free[node], now_s)
+                if found is not None:
+                    prices.append((max((other.klass.rank for other in found[1]), default=-(1 << 30)), found[0], node, found[1]))
+            prices.sort(key=lambda price: price[:3])
+            parts = need.nodes + (need.tail > 0)
+            for first in range(max(1, min(TRIES, len(prices) - parts + 1))):
+                chosen = {other.seq: other for price in prices[first : first + parts] for other in price[3]}
+                if len(prices) - first >= parts and self._enough(entry, list(chosen.values())):
+                    return self._without_idle(entry, list(chosen.values()))
+        return None
+
+    def _least(self, here: Sequence[Entry], node: int, need: int, now_s: float) -> tuple[float, list[Entry]] | None:
+        """The set on one node that frees `need` devices at the least cost, lower ranks first."""
+        if need <= 0:
+            return 0.0, []
+        best: list[tuple[tuple[int, float], tuple[Entry, ...]] | None] = [((-(1 << 30), 0.0), ())] + [None] * need
+        for other in here:
+            count = next(count for at, count in other.places if at == node)
+            cost = self._cost(other, now_s)
+            for short in range(need, 0, -1):
+                before = best[max(0, short - count)]
+                if before is None or not count:
+                    continue
+                price = (max(before[0][0], other.klass.rank), before[0][1] + cost)
+                present = best[short]
+                if present is None or price < present[0]:
+                    best[short] = (price, (*before[1], other))
+        found = best[need]
+        return None if found is None else (found[0][1], list(found[1]))
+
+    def _fewest(self, entry: Entry, victims: Sequence[Entry]) -> list[Entry] | None:
+        """Cheapest first until the job fits: for needs that no single set of nodes explains (topology, CPUs, quota)."""
+        chosen: list[Entry] = []
+        if not self._enough(entry, victims):
+            return None
+        low, high = 1, len(victims)
+        while low < high:  # the fewest of the cheapest that suffice
+            middle = (low + high) // 2
+            if self._enough(entry, victims[:middle]):
+                high = middle
+            else:
+                low = middle + 1
+        chosen = list(victims[:low])
+        return self._without_idle(entry, chosen)
+
+    def _without_idle(self, entry: Entry, chosen: list[Entry]) -> list[Entry]:
+        """Leave out whoever need not go, dearest first."""
+        for other in reversed(list(chosen)):
+            rest = [one for one in chosen if one is not other]
+            if self._enough(entry, rest):
+                chosen = rest
+        return chosen
+
+    def _enough(self, entry: Entry, going: Sequence[Entry]) -> bool:
+        return self._would_fit(entry, [Going(other) for other in going])
+
+    def _would_fit(self, entry: Entry, going: Sequence[Going]) -> bool:
+        """Whether the job would be admitted and placed with these gone; the board is as before afterwards."""
+        board, quotas = self.board, self.board.quotas
+        for one in going:
+            board.give(one.entry)
+            if quotas is not None and not one.places:
+                quotas.give(one.entry.klass.queue, one.entry.klass.user, sum(count for _, count in one.entry.places))
+        fits = board.admits(entry.klass) and board.find(entry) is not None
+        for one in going:
+            board.take(one.entry)
+            if quotas is not None and not one.places:
+                quotas.take(one.entry.klass.queue, one.entry.klass.user, sum(count for _, count in one.entry.places))
+        return fits
+
+    # ---------------------------------------------------------------- elastic
+
+    def by_shrinking(self, entry: Entry, now_s: float) -> list[Going] | None:
+        """Take back nodes that elastic jobs of no higher rank grew into."""
+        board = self.board
+        going: list[Going] = []
+        grown = [other for other in board.running.values() if other.need is not None and other.need.nodes_max > 0 and len(other.places) > 1]
+        for other in sorted(grown, key=lambda other: (other.klass.rank, -len(other.places), other.seq)):
+            least = next((need for need in other.klass.needs if other.need is not None and need.devices == other.need.devices), None)
+            if least is None or len(other.places) <= least.nodes or other.klass.rank > entry.klass.rank or now_s - other.moved_s < self.move_min_s:
+                continue
+            for nodes in range(len(other.places) - 1, least.nodes - 1, -1):
+                trial = [*going, Going(other, replace(least, nodes=nodes), other.places[:nodes])]
+                if self._fits_after_shrinking(entry, trial):
+                    return trial
+            going.append(Going(other, least, other.places[: least.nodes]))
+        return None
+
+    def _fits_after_shrinking(self, entry: Entry, going: Sequence[Going]) -> bool:
+        board = self.board
+        for one in going:
+            board.give(one.entry)
+            board.pools[board.kind[one.places[0][0]]].take(one.places)
+        fits = board.admits(entry.klass) and board.find(entry) is not None
+        for one in going:
+            board.pools[board.kind[one.places[0][0]]].give(one.places)
+            board.take(one.entry)
+        return fits

@@ -1,0 +1,495 @@
+"""The live scheduler: keeps a board in step with the records, lets the policy decide on it, and says what that means as a plan.
+
+The board is the planned state, the records are the state as it is. Jobs are brought into step one by one, by what their records say now
+and not by what happened to them: a report that came late or twice changes nothing. Between the two stands `due`: jobs the policy has
+started whose room is still held by others that save and leave; they are placed as soon as it is free.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from phalanx.core.fleet.node import Node
+from phalanx.core.ids import JobId, NodeId, QueueId
+from phalanx.core.scheduling.board import NEVER_S, Board, Decision, Entry, Klass, Listener, Throttle, Verb
+from phalanx.core.scheduling.calendar import Calendar, asker_of
+from phalanx.core.scheduling.explain import ELIGIBLE, not_eligible, why_waiting
+from phalanx.core.scheduling.fit import Fit, fit_of
+from phalanx.core.scheduling.hazard import HazardTable
+from phalanx.core.scheduling.need import Need
+from phalanx.core.scheduling.policies import make_policy
+from phalanx.core.scheduling.policy import Policy, Seen
+from phalanx.core.scheduling.pool import Pool
+from phalanx.core.scheduling.quota import QuotaTree
+from phalanx.core.scheduling.shaping import Shaping
+from phalanx.core.scheduling.taken import Taken
+from phalanx.core.scheduling.waits import Waits, stop_of
+from phalanx.core.state.plan import Placement, Plan, Stop, Waiting
+from phalanx.core.state.snapshot import EMPTY_USAGE
+from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.job import Job, JobState, Reason
+from phalanx.core.work.queue import Queue
+from phalanx.core.work.reservation import Reservation
+
+INFINITE: Final = float("inf")
+DURATION_UNKNOWN: Final = -1.0
+CLOCK_STEP_S: Final = 1.0  # smaller steps are what NTP does
+DUE_MAX_S: Final = 600.0  # a cleared place that cannot be taken for so long is given up
+REPAIRED: Final = (Reason.NODE_FAIL, Reason.DRAINED)  # what a job cannot help, and gets its place back for
+
+
+class Scheduler:
+    """One fleet's scheduler.
+
+    Attributes:
+        entries: the board's view of each job that may run or runs.
+        parked: jobs that may not start whatever is free, and why.
+        due: started by the policy, not yet placed: their room is being cleared.
+        table: what has been learned of how jobs end; outlives the board.
+    """
+
+    def __init__(self, policy: Policy | None = None, *, table: HazardTable | None = None) -> None:
+        self.policy = policy or Policy()
+        self.table = table or HazardTable()
+        self.board = Board(())
+        self.decider: Listener = Listener()
+        self.fit = Fit()
+        self.calendar = Calendar()
+        self.entries: dict[JobId, Entry] = {}
+        self.ids: dict[int, JobId] = {}  # by seq
+        self.parked: dict[JobId, Waiting] = {}
+        self.due: dict[JobId, Entry] = {}
+        self.held_over = False  # the last cycle has placed its share, and some are left
+        self.stale = True  # the board must be made anew
+        self._seen_nodes: dict[NodeId, Node] = {}
+        self._shaping = Shaping(self._seen_nodes, self.fit)
+        self._throttles: dict[JobId, Throttle] = {}
+        self._labels: dict[tuple[str, ...], int] = {}
+        self._ended_names: set[tuple[str, ...]] = set()
+        self._charged: dict[JobId, tuple[int, int]] = {}  # queue and GPUs that run, in the quota tree's books
+        self.said: dict[tuple[int, int], Waiting] = {}  # why classes wait, as of the last change
+        self._due_s: dict[JobId, float] = {}
+        self._later: list[tuple[float, JobId]] = []  # when time alone may let a parked job go
+        self._wake_s = -INFINITE
+        self._calendar_s = INFINITE
+        self._now_s = self._wall_s = self._skew_s = 0.0
+        self._jumped = False
+        self._queues: Mapping[QueueId, Queue] = {}
+
+    # ---------------------------------------------------------------- told
+
+    def tell(self, seen: Seen, changed: Iterable[object], now_s: float, wall_s: float | None = None) -> None:
+        """Records that changed; the newest of each are in `seen`. Times as in `plan`."""
+        jobs: dict[JobId, None] = {}
+        nodes: dict[NodeId, None] = {}
+        for record in changed:
+            match record:
+                case Job():
+                    jobs[record.id] = None
+                case Attempt():
+                    jobs[record.job_id] = None
+                case Node():
+                    nodes[record.id] = None
+                case Queue() | Reservation():
+                    self.stale = True
+                case _:
+                    pass
+        self._clock(now_s, wall_s)
+        if self._stale_after(seen, nodes):
+            return
+        for job_id in jobs:
+            self._sync(seen, job_id, now_s)
+        if jobs or nodes:
+            self._wake_s = -INFINITE
+
+    def load(self, seen: Seen, now_s: float) -> None:
+        """Make the board anew from the records."""
+        self.stale = False
+        self._queues = seen.queues
+        self.fit = fit_of(seen.nodes)
+        self._seen_nodes = dict(seen.nodes)
+        self.calendar = Calendar(seen.reservations.values())
+        self._calendar_s = self.calendar.next_change_s(self._wall_s) if self.calendar else INFINITE
+        self.board = self._new_board(seen, now_s)
+        self.decider = make_policy(self.policy.name, self.board, self.policy.knobs, self.table)
+        self.board.listen(self.decider)
+        for group in self.table.groups.values():
+            group.active.clear()
+        for known in (self.entries, self.ids, self.parked, self.due, self._throttles, self._charged):
+            known.clear()
+        self._later.clear()
+        self._shaping = Shaping(self._seen_nodes, self.fit)
+        for job in sorted(seen.jobs.values(), key=lambda job: job.seq):
+            if not job.state.terminal:
+                self._sync(seen, job.id, now_s)
+        for number in range(len(self.fit.nodes)):
+            if not self.fit.nodes[number].schedulable:
+                self.board.node_left(number)
+        self._wake_s = -INFINITE
+
+    def plan(self, seen: Seen, now_s: float, wall_s: float | None = None) -> Plan:
+        """Decide. Cost: what changed since the last call, plus the classes that wait.
+
+        Args:
+            seen: the records.
+            now_s: seconds of a clock that nobody sets: by it waits and runs are measured.
+            wall_s: Unix seconds, which the records' own times are in; the same as `now_s` where None.
+        """
+        self._clock(now_s, wall_s)
+        if self.stale:
+            self.load(seen, now_s)
+        if self._jumped:  # what was reckoned in Unix time is reckoned anew
+            self._jumped = False
+            self._calendar_s = -INFINITE
+            self._later = [(-INFINITE, job_id) for job_id in self.parked]
+        self._look_at_calendar(seen, now_s)
+        self._let_go(seen, now_s)
+        stops: list[Stop] = []
+        self.said = {}
+        decided = now_s >= self._wake_s or bool(self.board.decisions)
+        if decided:
+            again_s = self.decider.decide(now_s)
+            self._wake_s = INFINITE if again_s is None else again_s
+            stops = self._carry(seen, self.board.drain())
+        placements = self._place_due(seen, now_s)
+        more = self.held_over = len(placements) >= self.policy.placements_max
+        wake_s = now_s if more else min(self._wake_s, min(self._later[0][0] if self._later else INFINITE, self._calendar_s) - self._skew_s)
+        if self.board.quotas is not None:
+            wake_s = min(wake_s, self.board.quotas.next_change_s(self._wall_s) - self._skew_s)
+        return Plan(
+            version=seen.version, placements=tuple(placements), stops=tuple(stops), waits=Waits(self, seen.jobs), wake_s=wake_s,
+            decided=decided,
+        )  # fmt: skip
+
+    def why(self, job: Job) -> Waiting | None:
+        """Why the pending job waits, as of now; None for one that does not."""
+        parked = self.parked.get(job.id)
+        if parked is not None:
+            return parked
+        entry = self.entries.get(job.id)
+        return None if entry is None else why_waiting(self, job, entry)
+
+    def _clock(self, now_s: float, wall_s: float | None) -> None:
+        self._now_s = now_s
+        self._wall_s = now_s if wall_s is None else wall_s
+        skew_s = self._wall_s - now_s
+        self._jumped = self._jumped or abs(skew_s - self._skew_s) > CLOCK_STEP_S
+        self._skew_s = skew_s
+
+    def _look_at_calendar(self, seen: Seen, now_s: float) -> None:
+        """A reservation begins or ends, or a time limit by now reaches into one: some nodes are open or shut to other jobs than before."""
+        if self._wall_s < self._calendar_s:
+            return
+        self._calendar_s = self.calendar.next_change_s(self._wall_s)
+        for job_id, entry in list(self.entries.items()):
+            if entry.since_s < 0.0:
+                self._sync(seen, job_id, now_s)
+        self._wake_s = -INFINITE
+
+    def reserved_for(self, job: Job) -> str:
+        """Which reservation keeps the job off its nodes, for people."""
+        asker = asker_of(job)
+        return self.calendar.said(self.calendar.closed_to(asker, self._wall_s), asker, self._wall_s)
+
+    # ---------------------------------------------------------------- nodes
+
+    def _new_board(self, seen: Seen, now_s: float) -> Board:
+        fit = self.fit
+        foreign = self._foreign(seen)
+        usage = {node_id: seen.usage.get(node_id, EMPTY_USAGE) for node_id in fit.numbers}
+        ours: dict[NodeId, list[int]] = {}
+        for attempt in seen.attempts.values():
+            for grant in attempt.allocation.grants:
+                booked = ours.setdefault(grant.node_id, [0, 0])
+                booked[0] += grant.cpus
+                booked[1] += grant.memory_bytes
+        cpus = [node.cpus - usage[node.id].cpus + ours.get(node.id, (0, 0))[0] for node in fit.nodes]
+        memory = [node.memory_bytes - usage[node.id].memory_bytes + ours.get(node.id, (0, 0))[1] for node in fit.nodes]
+        sizes = fit.sizes
+        pools = [
+            Pool([size if kind == own else -1 for size, kind in zip(sizes, fit.kind, strict=True)], tree=fit.tree, cpus=cpus, memory=memory)
+            for own in range(len(fit.kinds))
+        ]
+        quotas = None
+        if any(_limits(queue) for queue in seen.queues.values()) or len(seen.queues) > 1:
+            quotas = QuotaTree(seen.queues.values(), sum(sizes), seen.spent.values(), self._wall_s)
+        board = Board(
+            sizes, restart_cost_s=self.policy.restart_cost_s, pools=pools, kind=fit.kind, quotas=quotas, cpus=cpus, memory=memory,
+            twins=fit.twins, tree=fit.tree, lends=any(queue.quota_gpus is not None for queue in seen.queues.values()),
+        )  # fmt: skip
+        for number, count in foreign.items():
+            pools[fit.kind[number]].take(((number, count),))
+        return board
+
+    def _foreign(self, seen: Seen) -> dict[int, int]:
+        """Devices held by nobody's attempt: others on a shared engine."""
+        ours: dict[NodeId, set[int]] = {}
+        for attempt in seen.attempts.values():
+            for grant in attempt.allocation.grants:
+                ours.setdefault(grant.node_id, set()).update(grant.devices)
+        found: dict[int, int] = {}
+        for number, node in enumerate(self.fit.nodes):
+            held = seen.usage.get(node.id, EMPTY_USAGE).devices - ours.get(node.id, set())
+            count = sum(index in held for index in self.fit.indices[number])
+            if count:
+                found[number] = count
+        return found
+
+    def _stale_after(self, seen: Seen, nodes: Iterable[NodeId]) -> bool:
+        for node_id in nodes:
+            if not self.stale:
+                self._node(seen, node_id)
+        return self.stale
+
+    def _node(self, seen: Seen, node_id: NodeId) -> None:
+        """A node came, went, or changed: a change of what it is makes the board anew, up and down do not."""
+        node, before = seen.nodes.get(node_id), self._seen_nodes.get(node_id)
+        if node is None or before is None or (node.devices, node.labels, node.cpus, node.memory_bytes) != (
+            before.devices, before.labels, before.cpus, before.memory_bytes
+        ):  # fmt: skip
+            self.stale = True
+            return
+        self._seen_nodes[node_id] = node
+        for number in self.fit.numbers[node_id]:
+            self.fit.nodes[number] = node
+            if node.schedulable == (number in self.board.down):
+                if node.schedulable:
+                    self.board.node_back(number)
+                else:
+                    self.board.node_left(number)
+        if node.schedulable != before.schedulable:
+            self._shaping = Shaping(self._seen_nodes, self.fit)
+            self._shape_anew(seen)
+
+    def _shape_anew(self, seen: Seen) -> None:
+        """Other nodes are up: requests without a fixed shape may have another, and what had none may have one."""
+        for job_id in [job_id for job_id, wait in self.parked.items() if wait.reason in (Reason.NO_NODES, Reason.NODES_DOWN)]:
+            self._sync(seen, job_id, self._now_s)
+        for job_id, entry in list(self.entries.items()):
+            if entry.since_s < 0.0:
+                job = seen.jobs[job_id]
+                if self._shaping.needs_of(job) != entry.klass.needs:
+                    self._sync(seen, job_id, self._now_s)
+            elif job_id in self.due and any(number in self.board.down for number, _ in entry.places):
+                del self.due[job_id]
+                self.board.undo_start(entry, self._now_s)
+        self._wake_s = -INFINITE
+
+    # ---------------------------------------------------------------- jobs
+
+    def _sync(self, seen: Seen, job_id: JobId, now_s: float) -> None:
+        """Bring the board in step with one job's records."""
+        job, attempt = seen.jobs.get(job_id), seen.attempts.get(job_id)
+        entry = self.entries.get(job_id)
+        if job is None or job.state.terminal:
+            self._forget(job_id, entry, job, now_s)
+        elif attempt is not None:
+            self._runs(job, attempt, entry, now_s)
+        else:
+            self._waits(seen, job, entry, now_s)
+
+    def _forget(self, job_id: JobId, entry: Entry | None, job: Job | None, now_s: float) -> None:
+        self.parked.pop(job_id, None)
+        self.due.pop(job_id, None)
+        self._due_s.pop(job_id, None)
+        self._charge(job_id, None, 0, now_s)
+        if entry is None:
+            return
+        del self.entries[job_id]
+        del self.ids[entry.seq]
+        if entry.since_s < 0.0:
+            self.board.withdraw(entry)
+            return
+        learn = job is not None and job.state in (JobState.SUCCEEDED, JobState.FAILED, JobState.TIMEOUT)
+        self.board.end(entry, now_s, learn=learn)
+        if learn and job is not None:
+            self._ended_names.add((job.user, job.spec.name))
+
+    def _runs(self, job: Job, attempt: Attempt, entry: Entry | None, now_s: float) -> None:
+        self.parked.pop(job.id, None)
+        self._due_s.pop(job.id, None)
+        if entry is None:
+            entry = self._adopt(job, attempt)
+        if job.checkpoints:
+            entry.saved_s = NEVER_S if job.spec.saves_on_stop else job.checkpoints[-1].saved_s - self._skew_s
+        if job.id not in self._charged:
+            self._charge(job.id, entry.klass.queue, attempt.allocation.gpus, now_s)
+
+    def _adopt(self, job: Job, attempt: Attempt) -> Entry:
+        """It runs, and the board does not know it: after a start of the head, or a board made anew."""
+        entry = self._new_entry(job, self._shaping.needs_of(job) or (_need_of(attempt),))
+        places = self.fit.places(attempt.allocation)
+        need = next((need for need in entry.klass.needs if need.nodes == len(places)), _need_of(attempt))
+        placed_s = attempt.placed_s - self._skew_s
+        self.board.adopt(entry, need, places, placed_s)
+        entry.shield_s = placed_s + self.policy.knobs.run_min_s
+        return entry
+
+    def _waits(self, seen: Seen, job: Job, entry: Entry | None, now_s: float) -> None:
+        self._charge(job.id, None, 0, now_s)
+        wait = not_eligible(job, seen.queues.get(job.queue), self._wall_s)
+        if wait is ELIGIBLE:
+            shapes = self._shaping.shapes_of_job(job)
+            wait = shapes if isinstance(shapes, Waiting) else ELIGIBLE
+        if wait is not ELIGIBLE:
+            self._park(job, entry, wait, now_s)
+            return
+        self.parked.pop(job.id, None)
+        needs = self._shaping.needs_of(job)
+        if entry is None:
+            entry = self._new_entry(job, needs)
+            self.board.arrive(entry)
+        elif entry.since_s >= 0.0 and job.id not in self.due:
+            entry.repair = job.reason in REPAIRED
+            self.board.fell(entry, now_s, self._attained_s(job))
+            entry.avoid = self.fit.bits(job.avoid)
+        elif entry.since_s < 0.0:
+            entry.attained_s = self._attained_s(job)
+            klass = self._klass_of(job, needs)
+            if klass is not entry.klass:
+                self.board.withdraw(entry)
+                entry.klass, entry.gpus = klass, klass.gpus
+                waits_from_s = entry.waits_from_s
+                self.board.arrive(entry)
+                entry.waits_from_s = waits_from_s
+            entry.avoid = self.fit.bits(job.avoid)
+
+    def _park(self, job: Job, entry: Entry | None, wait: Waiting, now_s: float) -> None:
+        self.parked[job.id] = wait
+        if entry is not None:
+            if self.due.pop(job.id, None) is not None:
+                self.board.undo_start(entry, now_s)
+            elif entry.since_s >= 0.0:
+                self.board.fell(entry, now_s, self._attained_s(job))
+            self.board.withdraw(entry)
+            del self.entries[job.id]
+            del self.ids[entry.seq]
+        if wait.reason is Reason.BACKOFF:
+            heapq.heappush(self._later, (job.not_before_s, job.id))
+        elif wait.reason is Reason.BEGIN_TIME and job.spec.begin_s is not None:
+            heapq.heappush(self._later, (job.spec.begin_s, job.id))
+
+    def _let_go(self, seen: Seen, now_s: float) -> None:
+        """Parked jobs whose time has come."""
+        while self._later and self._later[0][0] <= self._wall_s:
+            _, job_id = heapq.heappop(self._later)
+            if job_id in self.parked:
+                self._sync(seen, job_id, now_s)
+                self._wake_s = -INFINITE
+
+    def _new_entry(self, job: Job, needs: tuple[Need, ...]) -> Entry:
+        entry = Entry(
+            seq=job.seq, klass=self._klass_of(job, needs), submit_s=min(job.submit_s - self._skew_s, self._now_s), size_s=self._size_s(job), attained_s=self._attained_s(job),
+            stops=job.preemptions, moves=job.moves, avoid=self.fit.bits(job.avoid), fixed=not job.spec.preemptible,
+            saved_s=NEVER_S if job.spec.saves_on_stop else 0.0, repair=job.reason in REPAIRED,
+        )  # fmt: skip
+        self.entries[job.id] = entry
+        self.ids[job.seq] = job.id
+        return entry
+
+    def _attained_s(self, job: Job) -> float:
+        """Work kept over its earlier attempts, less what each restart did again."""
+        return job.attained_s - self.policy.restart_cost_s * (job.preemptions + job.moves)
+
+    def _size_s(self, job: Job) -> float:
+        if self.policy.size_of is not None:
+            return self.policy.size_of(job)
+        return DURATION_UNKNOWN if job.spec.time_limit_s is None else job.spec.time_limit_s
+
+    def _klass_of(self, job: Job, needs: tuple[Need, ...]) -> Klass:
+        quotas = self.board.quotas
+        name = (job.user, job.spec.name)
+        # A name that has never ended says nothing yet: until then its owner's history speaks, and a thousand new names are one class.
+        label = self._labels.setdefault(name if name in self._ended_names else (job.user,), len(self._labels))
+        shut = 0
+        if self.calendar or job.spec.reservation:
+            asker = asker_of(job)
+            shut = self.fit.bits(self.calendar.closed_to(asker, self._wall_s).among(self.fit.numbers))
+            self._calendar_s = min(self._calendar_s, self.calendar.until_s(asker, self._wall_s))
+        throttle = None
+        if job.array is not None and job.array.running_max is not None:
+            throttle = self._throttles.setdefault(job.array.array_id, Throttle(running_max=job.array.running_max))
+        return self.board.klass(
+            needs, label=label, rank=job.spec.priority + self._queue_priority(job), user=job.user if quotas is not None else "",
+            queue=quotas.number(job.queue) if quotas is not None and job.queue in self._queues else 0, shut=shut, throttle=throttle,
+        )  # fmt: skip
+
+    def _queue_priority(self, job: Job) -> int:
+        queue = self._queues.get(job.queue)
+        return queue.priority if queue is not None else 0
+
+    def _charge(self, job_id: JobId, queue: int | None, gpus: int, now_s: float) -> None:
+        """Tell the quota tree's books that the job runs, or (None) that it does so no longer."""
+        quotas = self.board.quotas
+        if quotas is None:
+            return
+        if queue is not None:
+            self._charged[job_id] = (queue, gpus)
+            quotas.charge(queue, gpus, now_s + self._skew_s)
+        elif job_id in self._charged:
+            own, gpus = self._charged.pop(job_id)
+            quotas.charge(own, -gpus, now_s + self._skew_s)
+
+    # ---------------------------------------------------------------- carrying out
+
+    def _carry(self, seen: Seen, decisions: Iterable[Decision]) -> list[Stop]:
+        """What the policy decided, as stops and as jobs that are due."""
+        stops: list[Stop] = []
+        for decision in decisions:
+            job_id = self.ids[decision.entry.seq]
+            waiting = self.due.pop(job_id, None) is not None  # decided and not yet carried out: nothing of it runs
+            if decision.verb is not Verb.START and not waiting and job_id in seen.attempts:
+                stops.append(stop_of(self, job_id, decision))
+            if decision.verb is not Verb.STOP and decision.entry.places:
+                self.due[job_id] = decision.entry
+        return stops
+
+    def _place_due(self, seen: Seen, now_s: float) -> list[Placement]:
+        """Those whose room is free by now."""
+        if not self.due:
+            return []
+        placements: list[Placement] = []
+        taken = Taken(seen.usage)
+        for job_id, entry in list(self.due.items()):
+            if len(placements) >= self.policy.placements_max:
+                break
+            job = seen.jobs[job_id]
+            if job.state is not JobState.PENDING or job_id in seen.attempts or entry.need is None:
+                continue  # its last attempt is still leaving
+            allocation = self.fit.allocation(entry.need, entry.places, job.spec.role, taken)
+            if allocation is None or not taken.room_for(allocation, seen.nodes):
+                continue
+            taken.add(allocation)
+            del self.due[job_id]
+            entry.attained_s = self._attained_s(job)
+            entry.since_s = entry.moved_s = now_s
+            placements.append(Placement(job_id=job_id, allocation=allocation))
+        return placements
+
+    def rejected(self, job_id: JobId, now_s: float) -> None:
+        """The newest state refused the placement: it is tried again once more has changed, and given up after a while."""
+        entry = self.entries.get(job_id)
+        if entry is None or entry.since_s < 0.0:
+            return
+        if now_s - self._due_s.setdefault(job_id, now_s) < DUE_MAX_S:
+            self.due[job_id] = entry
+            return
+        del self._due_s[job_id]
+        self.board.undo_start(entry, now_s)
+        self._wake_s = -INFINITE
+
+
+def _need_of(attempt: Attempt) -> Need:
+    """What an attempt holds, as a need; of a job whose request no longer has a shape on this fleet."""
+    grants = attempt.allocation.grants
+    return Need(nodes=len(grants), devices=max(len(grant.devices) for grant in grants), cpus=grants[0].cpus, memory_bytes=grants[0].memory_bytes)
+
+
+def _limits(queue: Queue) -> bool:
+    """Whether the queue limits or favours anybody."""
+    return replace(queue, priority=0, open=True) != Queue(id=queue.id)
+
+

@@ -1,0 +1,63 @@
+"""What each request becomes on the nodes that take work now: shapes, and the same in the board's numbers. Equal requests are worked out once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from phalanx.core.errors import NeverFits
+from phalanx.core.fleet.node import Node
+from phalanx.core.ids import NodeId
+from phalanx.core.scheduling.fit import Fit
+from phalanx.core.scheduling.need import Need
+from phalanx.core.scheduling.shape import Shape, shapes_of
+from phalanx.core.fleet.summary import summary_of
+from phalanx.core.state.plan import Waiting
+from phalanx.core.work.job import Job, Reason
+from phalanx.core.work.spec import Role
+
+
+class Shaping:
+    """The requests of one fleet, as long as the same nodes take work."""
+
+    def __init__(self, nodes: Mapping[NodeId, Node], fit: Fit) -> None:
+        self._nodes = nodes
+        self._fit = fit
+        self._shapes: dict[Role, tuple[Shape, ...] | Waiting] = {}
+        self._needs: dict[tuple[object, ...], tuple[Need, ...]] = {}
+        self._summary = summary_of(node for node in nodes.values() if node.schedulable)
+
+    def shapes_of_job(self, job: Job) -> tuple[Shape, ...] | Waiting:
+        """The shapes on the nodes that take work now; failing that, why there is none."""
+        role = _placement_part(job.spec.role)
+        found = self._shapes.get(role)
+        if found is None:
+            found = self._shapes[role] = self._shape(role)
+        return found
+
+    def _shape(self, role: Role) -> tuple[Shape, ...] | Waiting:
+        """The shapes on the nodes that take work now; failing that, why."""
+        if not any(node.schedulable for node in self._nodes.values()):
+            some = "no node is up" if self._nodes else "no node has joined"
+            return Waiting(reason=Reason.NO_NODES, detail=f"{some}; phalanx nodes shows why")
+        try:
+            return shapes_of(role, self._summary)
+        except NeverFits as error:
+            away = sorted(node_id for node_id, node in self._nodes.items() if not node.schedulable)
+            names = ", ".join(away[:4]) + ("" if len(away) <= 4 else f" and {len(away) - 4} more")
+            return Waiting(reason=Reason.NODES_DOWN, detail=f"{error.message}; down or drained: {names or 'none'}")
+
+    def needs_of(self, job: Job) -> tuple[Need, ...]:
+        """The same as needs on the board; empty for none."""
+        shapes = self.shapes_of_job(job)
+        if isinstance(shapes, Waiting):
+            return ()
+        key = (shapes, job.spec.spread)
+        found = self._needs.get(key)
+        if found is None:
+            found = self._needs[key] = self._fit.needs(shapes, job.spec.spread)
+        return found
+
+
+def _placement_part(role: Role) -> Role:
+    """The role without what does not matter to its place, so that equal requests are equal values."""
+    return Role(gpus=role.gpus, cpus=role.cpus, memory_bytes=role.memory_bytes, launch=role.launch, tasks_per_node=role.tasks_per_node)

@@ -1,0 +1,59 @@
+"""What the scheduler tells people: why each job waits, and why one was stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+from phalanx.core.ids import JobId
+from phalanx.core.scheduling.board import Because, Decision, Verb
+from phalanx.core.state.plan import Stop, Waiting
+from phalanx.core.work.attempt import Cause
+from phalanx.core.work.job import Job, JobState
+
+if TYPE_CHECKING:
+    from phalanx.core.scheduling.scheduler import Scheduler
+
+_RIGHT: Final = {
+    Because.VALUE: "",
+    Because.PRIORITY: ", which has a higher priority",
+    Because.RECLAIM: ", whose queue takes back what was borrowed",
+    Because.OVERDUE: ", which has waited past the bound",
+    Because.REPAIR: ", which lost a node and gets its place back",
+    Because.SHRINK: ", and gives back nodes it grew into",
+    Because.GROW: ": more nodes are idle",
+}
+
+
+class Waits(Mapping[JobId, Waiting]):
+    """Why each pending job waits, worked out when asked: by whoever lists jobs, on his thread, from what the scheduler knows by then."""
+
+    def __init__(self, scheduler: Scheduler, jobs: Mapping[JobId, Job]) -> None:
+        self._scheduler, self._jobs = scheduler, jobs
+
+    def __getitem__(self, job_id: JobId) -> Waiting:
+        job = self._jobs.get(job_id)
+        why = None if job is None or job.state is not JobState.PENDING else self._scheduler.why(job)
+        if why is None:
+            raise KeyError(job_id)
+        return why
+
+    def __iter__(self) -> Iterator[JobId]:
+        scheduler = self._scheduler
+        waiting = [scheduler.ids[seq] for seq in tuple(scheduler.board.waiting)]
+        return iter([*tuple(scheduler.parked), *waiting, *tuple(scheduler.due)])
+
+    def __len__(self) -> int:
+        return len(self._scheduler.parked) + len(self._scheduler.board.waiting) + len(self._scheduler.due)
+
+
+def stop_of(scheduler: Scheduler, job_id: JobId, decision: Decision) -> Stop:
+    """A stop or a move as the plan states it: by whom, and by what right."""
+    other = None if decision.other is None else scheduler.ids.get(decision.other.seq)
+    right = _RIGHT.get(decision.because, "") if decision.because is not None else ""
+    if decision.verb is Verb.MOVE:
+        names = ", ".join(scheduler.fit.nodes[number].id for number, _ in decision.places[:4])
+        whom = f" to make room for job {other}" if other is not None else ""
+        return Stop(job_id=job_id, cause=Cause.MOVED, why=f"moved to {names}{whom}{right}", other=other)
+    whom = f" by job {other}" if other is not None else ""
+    return Stop(job_id=job_id, cause=Cause.PREEMPTED, why=f"preempted{whom}{right}", other=other)

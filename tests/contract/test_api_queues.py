@@ -1,0 +1,126 @@
+"""The queue tree through the client: put at once or not at all, and its figures."""
+
+# Ids are written as plain words here, as in a drawing.
+# mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
+
+import time
+
+import pytest
+
+from phalanx.client import Client
+from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted
+from phalanx.core.state.events import Hello
+from phalanx.wire.api import QueueFacts
+from tests.contract.api_head import JOB, TOKENS, ApiHead, make_node
+
+TREE = [
+    QueueFacts(id="default"),
+    QueueFacts(id="research", quota_gpus=4),
+    QueueFacts(id="nlp", parent="research", quota_gpus=2, budget_gpu_h=10.0),
+    QueueFacts(id="prod", quota_gpus=2, weight=3.0),
+]
+
+
+@pytest.fixture
+def head(tmp_path):
+    head = ApiHead(str(tmp_path))
+    yield head
+    head.close()
+
+
+@pytest.fixture
+def operator(head):
+    with head.served() as url:
+        yield Client(url, TOKENS["operator"])
+
+
+def names(client):
+    return [queue.id for queue in client.queues()]
+
+
+def test_a_tree_is_put_at_once_and_says_what_changed(operator):
+    applied = operator.put_queues(TREE)
+    assert (applied.added, applied.changed, applied.removed, applied.unchanged) == (
+        ["research", "nlp", "prod"], [], [], 1,
+    )  # fmt: skip
+    again = operator.put_queues(TREE)
+    assert (again.added, again.changed, again.unchanged) == ([], [], 4)
+    changed = operator.put_queues([QueueFacts(id="prod", quota_gpus=2, weight=1.0)])
+    assert [(change.id, change.before, change.after) for change in changed.changed] == [
+        ("prod", {"weight": 3.0}, {"weight": 1.0})
+    ]
+    assert names(operator) == ["default", "nlp", "prod", "research"]
+
+
+def test_a_dry_run_changes_nothing_and_refuses_the_same(operator):
+    assert operator.put_queues(TREE, dry_run=True).added == ["research", "nlp", "prod"]
+    assert names(operator) == ["default"]
+    for dry_run in (True, False):
+        with pytest.raises(BadRequest, match="its parent 'none' does not exist"):
+            operator.put_queues([QueueFacts(id="a"), QueueFacts(id="b", parent="none")], dry_run=dry_run)
+    assert names(operator) == ["default"]
+
+
+@pytest.mark.parametrize(
+    ("queues", "message"),
+    [
+        ([QueueFacts(id="a", parent="b"), QueueFacts(id="b", parent="a")], "above itself"),
+        ([QueueFacts(id="a", quota_gpus=4), QueueFacts(id="b", parent="a", quota_gpus=5)], "5 GPUs together, its own is 4"),
+        ([QueueFacts(id="a", quota_gpus=-1)], "quota is -1"),
+        ([QueueFacts(id="a", weight=0.0)], "weight is 0"),
+        ([QueueFacts(id="a", budget_period_s=1.0)], "budget period is 1"),
+        ([QueueFacts(id="a"), QueueFacts(id="a")], "stands there twice"),
+        ([QueueFacts(id="a b")], "is no name"),
+        ([QueueFacts(id=f"q{n}", parent=f"q{n - 1}" if n else None) for n in range(9)], "more than 8 deep"),
+    ],
+)  # fmt: skip
+def test_what_is_no_tree_is_refused_whole(operator, queues, message):
+    with pytest.raises(BadRequest, match=message):
+        operator.put_queues([QueueFacts(id="good"), *queues])
+    assert names(operator) == ["default"]
+
+
+def test_prune_removes_what_is_not_named_but_default_and_queues_with_jobs(head, operator):
+    head.ask(Hello(node=make_node(), supervisor_id="s1"))
+    operator.put_queues(TREE)
+    operator.submit({**JOB, "queue": "nlp", "gpus": 1})
+    for dry_run in (True, False):
+        with pytest.raises(Conflict, match="queue nlp still has"):
+            operator.put_queues([QueueFacts(id="prod")], prune=True, dry_run=dry_run)
+    kept = [QueueFacts(id="research", quota_gpus=4), QueueFacts(id="nlp", parent="research")]
+    assert operator.put_queues(kept, prune=True).removed == ["prod"]
+    assert names(operator) == ["default", "nlp", "research"]
+    with pytest.raises(NotFound):
+        operator.queue("prod")
+
+
+def test_operators_alone_put_queues(head):
+    with head.served() as url:
+        for role in ("viewer", "user"):
+            with pytest.raises(NotPermitted):
+                Client(url, TOKENS[role]).put_queues([QueueFacts(id="mine")])
+            assert names(Client(url, TOKENS[role])) == ["default"]
+
+
+def test_figures_tell_what_is_used_borrowed_and_lent(head, operator):
+    head.ask(Hello(node=make_node(), supervisor_id="s1"))
+    operator.put_queues([QueueFacts(id="red", quota_gpus=2), QueueFacts(id="blue", quota_gpus=2)])
+    operator.submit({**JOB, "queue": "red", "gpus": 3})
+    operator.submit({**JOB, "queue": "red", "gpus": 2})
+    for _ in range(100):
+        views = {queue.id: queue for queue in operator.queues()}
+        if views["red"].running and views["red"].pending:
+            break
+        time.sleep(0.02)
+    red, blue = views["red"], views["blue"]
+    assert (red.used_gpus, red.borrowed_gpus, red.room_gpus, red.running, red.pending, red.pending_gpus) == (
+        3,
+        1,
+        1,
+        1,
+        1,
+        2,
+    )
+    assert (blue.used_gpus, blue.lent_gpus, blue.room_gpus, blue.factor) == (0, 1, 1, 1.0)
+    assert [(wait.jobs, wait.gpus) for wait in red.waiting] == [(1, 2)]
+    assert operator.queue("red").used_gpus == 3

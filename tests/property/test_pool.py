@@ -1,0 +1,210 @@
+"""Any fleet, any needs: what the pool finds satisfies the need, it finds something whenever there is something, and its counts stay true."""
+
+from dataclasses import replace
+from itertools import combinations
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
+
+from phalanx.core.fleet.topology import LEVELS, tree_of
+from phalanx.core.scheduling.need import Need
+from phalanx.core.scheduling.pool import Pool
+from tests.builders import make_node
+
+UNIT = 3
+
+
+@st.composite
+def trees(draw, nodes):
+    """A tree over so many nodes, numbered along it; some of unknown place."""
+    levels = draw(st.sampled_from(((), ("leaf",), ("spine", "rack"), ("spine", "leaf", "nvlink"))))
+    label = st.sampled_from(("x", "y", "z", ""))
+    fleet = [
+        replace(make_node(f"n{number}"), labels={level: draw(label) for level in levels}) for number in range(nodes)
+    ]
+    order = tree_of(fleet).order()
+    return tree_of([fleet[at] for at in order])
+
+
+@st.composite
+def needs(draw):
+    nodes = draw(st.integers(1, 4))
+    devices = draw(st.integers(0, UNIT))
+    sliced = draw(st.booleans()) and nodes > 1
+    within = draw(st.integers(-1, len(LEVELS) - 1))
+    return Need(
+        nodes=nodes, devices=devices, tail=0 if sliced or devices < 2 else draw(st.integers(0, devices - 1)),
+        cpus=draw(st.sampled_from((0, 0, 2))), memory_bytes=draw(st.sampled_from((0, 0, 5))), within=within,
+        required=within >= 0 and draw(st.booleans()), slice_nodes=draw(st.integers(1, nodes)) if sliced else 0,
+        slice_within=draw(st.integers(0, 2)) if sliced else -1,
+    )  # fmt: skip
+
+
+@st.composite
+def pools(draw):
+    """A pool among others' nodes, some devices held, some nodes away."""
+    nodes = draw(st.integers(1, 8))
+    sizes = draw(st.lists(st.sampled_from((-1, 0, 1, UNIT, UNIT, UNIT)), min_size=nodes, max_size=nodes))
+    cpus = draw(st.lists(st.integers(0, 4), min_size=nodes, max_size=nodes))
+    memory = draw(st.lists(st.integers(3, 9), min_size=nodes, max_size=nodes))
+    pool = Pool(sizes, tree=draw(trees(nodes)), cpus=cpus, memory=memory)
+    for node, size in enumerate(sizes):
+        if size > 0:
+            pool.take(((node, draw(st.integers(0, size))),))
+        if size >= 0 and draw(st.sampled_from((False, False, False, True))):
+            pool.leave(node)
+    return pool
+
+
+def path(pool, node):
+    return [level[node] for level in pool.tree.domains] if pool.tree is not None else []
+
+
+def one_domain(pool, nodes, level):
+    """Whether the nodes share a domain of the level; past the last level that is the node."""
+    return len({tuple((path(pool, node) + [(node,)] * 9)[: level + 1]) for node in nodes}) <= 1
+
+
+def usable(pool, need, shut):
+    return [
+        node for node, size in enumerate(pool.size)
+        if size >= 0 and node not in pool.away and not shut >> node & 1
+        and pool.enough.cpus[node] >= need.cpus and pool.enough.memory[node] >= need.memory_bytes
+    ]  # fmt: skip
+
+
+def satisfies(pool, need, places):
+    nodes = [node for node, _ in places]
+    if need.required and need.within >= 0 and not one_domain(pool, nodes, need.within):
+        return False
+    if need.slice_nodes > 1 and need.slice_within >= 0:
+        size = need.slice_nodes
+        return all(one_domain(pool, nodes[at : at + size], need.slice_within) for at in range(0, len(nodes), size))
+    return True
+
+
+def everything(pool, need, shut):
+    """Every placement there is, by trying all."""
+    here = usable(pool, need, shut)
+    for nodes in combinations([node for node in here if pool.free[node] >= need.devices], need.nodes):
+        tails = [node for node in here if pool.free[node] >= need.tail and node not in nodes] if need.tail else [None]
+        for tail in tails:
+            places = [(node, need.devices) for node in nodes] + ([(tail, need.tail)] if tail is not None else [])
+            if satisfies(pool, need, sorted(places)):
+                yield tuple(sorted(places))
+
+
+@settings(max_examples=400)
+@given(pools(), needs(), st.integers(0, 3))
+def test_it_finds_a_place_if_there_is_one_and_it_is_one(pool, need, shut):
+    found = pool.find(need, shut)
+    possible = set(everything(pool, need, shut))
+    assert (found in possible) if possible else found is None
+
+
+@settings(max_examples=400)
+@given(pools(), needs(), st.integers(0, 3))
+def test_a_gang_goes_into_the_smallest_domain_that_holds_it_and_of_those_the_fullest(pool, need, shut):
+    possible = list(everything(pool, need, shut))
+    if pool.tree is None or not possible or need.nodes == 1:
+        return
+    found = pool.find(need, shut)
+    candidates = [node for node in usable(pool, need, shut) if pool.free[node] >= need.devices]
+    for level in reversed(range(len(pool.tree.levels))):
+        domains = pool.tree.domains[level]
+        holding = {domains[places[0][0]] for places in possible if len({domains[node] for node, _ in places}) == 1}
+        if holding:
+            inside = {domain: sum(domains[node] == domain for node in candidates) for domain in holding}
+            chosen = {domains[node] for node, _ in found}
+            assert len(chosen) == 1
+            assert inside[chosen.pop()] == min(inside.values())
+            return
+
+
+@settings(max_examples=300)
+@given(pools(), st.integers(1, UNIT), st.integers(0, 7), st.sampled_from((0, 2)))
+def test_one_node_is_the_best_fit_then_in_the_fullest_domain_innermost_first_then_the_lowest(pool, devices, shut, cpus):
+    need = Need(nodes=1, devices=devices, cpus=cpus)
+
+    def whole(level, node):
+        domains = pool.tree.domains[level]
+        return sum(
+            pool.free[other] == pool.unit and other not in pool.away and domains[other] == domains[node]
+            for other in range(len(pool.size))
+        )
+
+    depths = len(pool.tree.levels) if pool.tree is not None else 0
+    fitting = [node for node in usable(pool, need, shut) if pool.free[node] >= devices]
+    ranked = sorted(
+        (pool.free[node], *(whole(level, node) for level in reversed(range(depths))), node) for node in fitting
+    )
+    assert pool.find(need, shut) == (((ranked[0][-1], devices),) if ranked else None)
+
+
+def recount(pool):
+    """A pool made anew from what the nodes say."""
+    fresh = Pool(pool.size, tree=pool.tree)
+    for node in pool.away:
+        fresh.leave(node)
+    for node, size in enumerate(pool.size):
+        if size >= 0:
+            fresh.take(((node, size - pool.free[node]),))
+    return fresh
+
+
+def indexes(pool):
+    listed = [node for node, size in enumerate(pool.size) if size >= 0 and node not in pool.away]
+    for free in range(pool.unit + 1):
+        assert pool.buckets[free] == sum(1 << node for node in listed if pool.free[node] == free)
+    found = [pool.buckets, pool.counts, pool.free_total, pool.listed, pool.free]
+    if pool.domains is not None:
+        found += [pool.domains.nodes_with, pool.domains._counts]
+        for depth, level in enumerate(pool.domains.levels):
+            domains = pool.tree.domains[depth]
+            for domain, first in enumerate(level.first):
+                whole = sum(pool.free[node] == pool.unit and domains[node] == domains[first] for node in listed)
+                assert level.whole[domain] == whole
+            found += [level.whole, level.by_whole, level.present]
+    return found
+
+
+OPS = st.lists(
+    st.one_of(
+        needs().map(lambda need: ("place", need)),
+        st.integers(0, 99).map(lambda at: ("give", at)),
+        st.integers(0, 7).map(lambda node: ("leave", node)),
+        st.integers(0, 7).map(lambda node: ("back", node)),
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=200)
+@given(pools(), OPS)
+def test_the_kept_counts_are_those_of_a_recount_and_nothing_is_handed_out_twice(pool, ops):
+    held = []
+    for verb, what in ops:
+        if verb == "place":
+            places = pool.find(what)
+            if places is not None:
+                pool.take(places)
+                for node, _ in places:
+                    pool.enough.cpus[node] -= what.cpus
+                held.append((what, places))
+        elif verb == "give" and held:
+            need, places = held.pop(what % len(held))
+            pool.give(places)
+            for node, _ in places:
+                pool.enough.cpus[node] += need.cpus
+        elif verb in ("leave", "back") and what < len(pool.size) and pool.size[what] >= 0:
+            (pool.leave if verb == "leave" else pool.back)(what)
+        assert all(0 <= free <= size or free == size for free, size in zip(pool.free, pool.size, strict=True))
+        assert min(pool.enough.cpus) >= 0
+        assert indexes(pool) == indexes(recount(pool))
+
+
+@given(pools(), needs())
+def test_what_fits_now_fits_ever_and_the_empty_pool_decides(pool, need):
+    ever = Pool(pool.size, tree=pool.tree).find(replace(need, cpus=0, memory_bytes=0)) is not None
+    assert pool.fits_ever(need) == ever
+    assert ever or pool.find(need) is None

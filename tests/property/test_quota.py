@@ -1,0 +1,234 @@
+"""Any tree of queues, any sequence of starts and ends: quotas hold at every instant, and what is one's right can always be had."""
+
+import random
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phalanx.core.ids import QueueId
+from phalanx.core.scheduling.quota import QuotaTree
+from phalanx.core.state.world import Change, World
+from phalanx.core.work.attempt import AttemptState
+from phalanx.core.work.queue import Queue
+from phalanx.core.work.quotas import FLEET, Holdings
+from tests.builders import job, make_node, placed
+
+SMALL = st.integers(0, 8)
+
+
+@st.composite
+def trees(draw):
+    """Up to eight queues in any shape; quotas never exceed those above them, and the top ones may exceed the fleet."""
+    count = draw(st.integers(1, 8))
+    parents = [None] + [draw(st.one_of(st.none(), st.integers(0, child - 1))) for child in range(1, count)]
+    queues = [
+        Queue(
+            id=f"q{number}",
+            parent=None if parents[number] is None else f"q{parents[number]}",
+            quota_gpus=draw(st.one_of(st.none(), SMALL)),
+            borrow_gpus=draw(st.one_of(st.none(), SMALL)),
+            lend_gpus=draw(st.one_of(st.none(), SMALL)),
+            gpus_per_user=draw(st.one_of(st.none(), st.none(), SMALL)),
+            jobs_per_user=draw(st.one_of(st.none(), st.none(), st.integers(0, 3))),
+            weight=draw(st.sampled_from([0.5, 1.0, 3.0])),
+        )
+        for number in range(count)
+    ]
+    for number in reversed(range(count)):
+        below = sum(queues[child].quota_gpus or 0 for child in range(count) if parents[child] == number)
+        if queues[number].quota_gpus is not None or below:
+            queues[number] = replace(queues[number], quota_gpus=max(below, queues[number].quota_gpus or 0))
+    return queues
+
+
+steps = st.lists(st.tuples(st.integers(0, 7), st.sampled_from("uv"), st.integers(0, 6), st.booleans()), max_size=40)
+
+
+def held_below(queues, jobs, top):
+    """GPUs and (user, GPUs) of jobs in `top` and below, counted the slow way."""
+    parents = {queue.id: queue.parent for queue in queues}
+    inside = []
+    for queue, user, gpus in jobs:
+        above = queue
+        while above is not None and above != top:
+            above = parents[above]
+        if above == top:
+            inside.append((user, gpus))
+    return inside
+
+
+def play(tree, queues, moves):
+    """Starts whatever is admitted and ends what it is told; the jobs that run."""
+    running = []
+    for pick, user, gpus, start in moves:
+        queue = queues[pick % len(queues)].id
+        if start or not running:
+            number = tree.number(queue)
+            refusal = tree.admits(number, user, gpus)
+            if refusal is None:
+                tree.take(number, user, gpus)
+                running.append((queue, user, gpus))
+            else:
+                assert refusal.sentence()
+        else:
+            ended, owner, held = running.pop(pick % len(running))
+            tree.give(tree.number(ended), owner, held)
+    return running
+
+
+@given(trees(), st.integers(0, 30), steps)
+@settings(max_examples=150, deadline=None)
+def test_limits_hold_at_every_instant(queues, fleet, moves):
+    for number in range(len(moves)):
+        running = play(tree := Holdings(queues, fleet), queues, moves[: number + 1])
+        for queue in queues:
+            inside = held_below(queues, running, queue.id)
+            held = sum(gpus for _, gpus in inside)
+            right = tree.right[tree.whole(queue.id)]
+            assert tree.held[tree.whole(queue.id)] == held
+            if queue.borrow_gpus is not None:
+                assert held <= right + queue.borrow_gpus
+            for user in "uv":
+                own = [gpus for name, gpus in inside if name == user]
+                assert queue.gpus_per_user is None or sum(own) <= queue.gpus_per_user
+                assert queue.jobs_per_user is None or len(own) <= queue.jobs_per_user
+            # What it does not lend stays its own, whoever else comes.
+            if queue.lend_gpus is not None:
+                others = sum(gpus for _, _, gpus in running) - held
+                assert others <= max(fleet, tree.right[FLEET]) - max(0, right - held - queue.lend_gpus) - min(
+                    held, right
+                )
+        assert sum(gpus for _, _, gpus in running) <= max(fleet, tree.right[FLEET])
+
+
+@given(trees(), st.integers(0, 30), steps, st.integers(0, 7), SMALL)
+@settings(max_examples=150, deadline=None)
+def test_give_undoes_take_exactly_and_room_is_what_admits_allows(queues, fleet, moves, pick, gpus):
+    tree = Holdings(queues, fleet)
+    running = play(tree, queues, moves)
+    number = tree.number(queues[pick % len(queues)].id)
+    room = tree.room(number)
+    assert tree.admits(number, "nobody", room) is None or any(
+        queue.jobs_per_user == 0 or queue.gpus_per_user is not None for queue in queues
+    )
+    if all(queue.gpus_per_user is None and queue.jobs_per_user is None for queue in queues):
+        assert tree.admits(number, "w", room + 1) is not None
+    before = (list(tree.used), list(tree.held))
+    tree.take(number, "u", gpus)
+    tree.give(number, "u", gpus)
+    assert before == (tree.used, tree.held)
+    for queue, user, held in running:
+        tree.give(tree.number(queue), user, held)
+    assert not any(tree.used)
+    assert not any(tree.held)
+
+
+@given(trees(), st.integers(0, 30), steps, st.integers(0, 7), st.integers(1, 8), st.randoms(use_true_random=False))
+@settings(max_examples=400, deadline=None)
+def test_stopping_borrowers_always_suffices_for_what_is_ones_right(
+    queues, fleet, moves, pick, gpus, order: random.Random
+):
+    queues = [replace(queue, gpus_per_user=None, jobs_per_user=None) for queue in queues]
+    tree = Holdings(queues, fleet)
+    running = play(tree, queues, moves)
+    claimant = tree.number(queues[pick % len(queues)].id)
+    if not tree.entitled(claimant, gpus):
+        return
+    order.shuffle(running)
+    while tree.admits(claimant, "w", gpus) is not None:
+        victim = next(job for job in running if tree.reclaimable(tree.number(job[0]), claimant, gpus))
+        assert tree.over(tree.number(victim[0])) > 0
+        running.remove(victim)
+        tree.give(tree.number(victim[0]), victim[1], victim[2])
+
+
+@given(trees(), st.integers(0, 30), steps, st.integers(0, 7), st.integers(0, 7), st.integers(1, 8))
+@settings(max_examples=150, deadline=None)
+def test_nobody_loses_what_is_his_right(queues, fleet, moves, one, other, gpus):
+    tree = Holdings(queues, fleet)
+    play(tree, queues, moves)
+    victim, claimant = (tree.number(queues[pick % len(queues)].id) for pick in (one, other))
+    if tree.reclaimable(victim, claimant, gpus):
+        assert victim != claimant
+        assert tree.used[victim] > tree.right[victim] or tree.used[victim] > tree.pool[victim]
+        assert tree.entitled(claimant, gpus)
+
+
+uses = st.lists(st.tuples(st.integers(0, 7), st.integers(1, 8), st.floats(0.0, 2e6), st.floats(0.0, 2e6)), max_size=12)
+
+
+@given(trees(), uses)
+@settings(max_examples=100, deadline=None)
+def test_factors_lie_between_zero_and_one_and_more_use_never_helps(queues, jobs):
+    plain, more = (QuotaTree(queues, 64) for _ in range(2))
+    for pick, gpus, from_s, for_s in jobs:
+        for tree in (plain, more):
+            number = tree.number(queues[pick % len(queues)].id)
+            tree.charge(number, gpus, 5e6, since_s=from_s)
+            tree.charge(number, -gpus, 5e6 + for_s)
+    number = more.number(queues[0].id)
+    if plain.spent(queues[0].id).decayed_gpu_s == 0.0:
+        return
+    more.charge(number, 4, more.now_s, since_s=more.now_s - 1e5)
+    for queue in queues:
+        assert 0.0 < plain.factor(plain.number(queue.id), plain.now_s) <= 1.0
+    if len({queue.parent for queue in queues}) == 1:
+        assert more.factor(number, more.now_s) <= plain.factor(plain.number(queues[0].id), plain.now_s) + 1e-12
+
+
+@st.composite
+def doings(draw):
+    """What a step does to a world: a queue put or removed, a node, a job started or ended."""
+    return draw(
+        st.lists(
+            st.tuples(st.sampled_from(["queue", "remove", "node", "start", "start", "end"]), st.integers(0, 5), SMALL),
+            max_size=15,
+        )
+    )
+
+
+def do(change, what, which, size):
+    world = change.world
+    match what:
+        case "queue":
+            change.put(
+                Queue(
+                    id=QueueId(f"q{which}"), quota_gpus=size, jobs_per_user=9, parent=QueueId("q0") if which else None
+                )
+            )
+        case "remove" if which and not any(f"q{which}" == one.queue for one in world.jobs.values()):
+            change.remove_queue(QueueId(f"q{which}"))
+        case "node":
+            change.put(make_node(f"n{which}", 1 + size))
+        case "start" if world.queues:
+            seq, queue = change.new_job_seq(), sorted(world.queues)[which % len(world.queues)]
+            on = f"n{seq}:{','.join(map(str, range(size)))}"
+            after = placed(job(str(seq), seq=seq, gpus=1, queue=queue), on)
+            change.put(after.job)
+            change.put(after.attempt)
+        case "end" if world.attempts:
+            attempt = list(world.attempts.values())[which % len(world.attempts)]
+            change.put(replace(attempt, state=AttemptState.ENDED, ended_s=attempt.placed_s + 100.0 * size))
+
+
+@given(doings(), doings(), doings())
+@settings(max_examples=150, deadline=None)
+def test_the_worlds_own_books_are_what_counting_anew_gives(before, undone, after):
+    world = World()
+    Change(world=world).put(Queue(id=QueueId("q0")))
+    for steps, kept in ((before, True), (undone, False), (after, True)):
+        change = Change(world=world)
+        for what, which, size in steps:
+            world.holdings()
+            do(change, what, which, size)
+        if not kept:
+            change.undo()
+    live, world.tree = world.holdings(), None
+    fresh = world.holdings()
+    assert (live.held, live.used, live.right) == (fresh.held, fresh.used, fresh.right)
+    gpus = dict.fromkeys({one.queue for one in world.jobs.values()}, 0)
+    for attempt in world.attempts.values():
+        gpus[world.jobs[attempt.job_id].queue] += attempt.allocation.gpus
+    assert world.queue_gpus == {queue: held for queue, held in gpus.items() if held}
+    assert set(world.spent) <= set(world.queues)

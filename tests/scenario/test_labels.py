@@ -1,0 +1,90 @@
+"""Operators say where nodes are, and jobs are kept to it, under the real controller."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from phalanx.core.errors import BadRequest, NeverFits, NotFound
+from phalanx.core.ids import NodeId, UserId
+from phalanx.core.state.events import LabelNodes
+from phalanx.core.work.spec import Launch, Spread
+from tests.builders import spec
+from tests.harness import Harness
+
+
+@pytest.fixture
+def cluster():
+    return Harness("n0=4 n1=4 n2=4")
+
+
+def label(cluster: Harness, **labels: dict[str, str]) -> Any:
+    return cluster.ask(LabelNodes(labels={NodeId(name): one for name, one in labels.items()}, by=UserId("op")))
+
+
+def labels(cluster: Harness, name: str) -> dict[str, str]:
+    return next(node.labels for node in cluster.store.nodes() if node.id == name)
+
+
+def story(cluster):
+    return [line.text for line in cluster.store.story(limit=10_000) if line.kind == "labelled"]
+
+
+def test_labels_are_kept_and_an_empty_text_takes_one_away(cluster):
+    label(cluster, n0={"rack": "r0", "gen": "7"}, n1={"rack": "r0"})
+    label(cluster, n0={"rack": "r1", "gen": ""})
+    assert (labels(cluster, "n0"), labels(cluster, "n1"), labels(cluster, "n2")) == ({"rack": "r1"}, {"rack": "r0"}, {})
+    assert story(cluster) == ["n[0-1]: labels changed by op", "n0: labels changed by op"]
+
+
+def test_same_labels_again_change_nothing(cluster):
+    label(cluster, n0={"rack": "r0"})
+    before = cluster.store.nodes()
+    label(cluster, n0={"rack": "r0"}, n1={"rack": ""})
+    assert cluster.store.nodes() == before
+    assert len(story(cluster)) == 1
+
+
+def test_one_wrong_label_refuses_them_all(cluster):
+    for wrong in ({"n9": {"rack": "r0"}}, {"n1": {"no name": "r0"}}, {"n1": {"rack": "r" * 200}}, {"n1": {"rack": "r\n0"}}, {"n1": {"rack": " r0"}},
+                  {"n1": {f"k{at}": "v" for at in range(65)}}):  # fmt: skip
+        with pytest.raises((NotFound, BadRequest)):
+            label(cluster, n0={"rack": "r0"}, **wrong)
+    assert labels(cluster, "n0") == {}
+
+
+def test_labels_outlive_the_node_s_supervisor_and_the_head(cluster):
+    label(cluster, n0={"rack": "r0"})
+    cluster.kill_node("n0")
+    cluster.run(5.0)
+    cluster.revive_node("n0")
+    cluster.run(5.0)
+    assert labels(cluster, "n0") == {"rack": "r0"}
+    cluster.kill_head()
+    cluster.start_head()
+    assert cluster.world.nodes[NodeId("n0")].labels == {"rack": "r0"}
+
+
+def test_job_within_a_rack_goes_there(cluster):
+    label(cluster, n0={"rack": "r0"}, n1={"rack": "r1"}, n2={"rack": "r1"})
+    job = cluster.submit(gpus="2x4", spread=Spread(within="rack", required=True))
+    cluster.runs(job)
+    assert {grant.node_id for grant in cluster.live(job).allocation.grants} == {"n1", "n2"}
+
+
+def test_job_that_no_rack_holds_is_refused_at_submit_until_the_labels_say_otherwise(cluster):
+    label(cluster, n0={"rack": "r0"}, n1={"rack": "r1"}, n2={"rack": "r2"})
+    within = Spread(within="rack", required=True)
+    with pytest.raises(NeverFits, match="no rack has 2 such nodes"):
+        cluster.submit(gpus="2x4", spread=within)
+    with pytest.raises(NeverFits, match="no node says in which leaf it is"):
+        cluster.submit(gpus="1x4", spread=Spread(within="leaf", required=True))
+    label(cluster, n1={"rack": "r0"})
+    cluster.runs(cluster.submit(gpus="2x4", spread=within))
+
+
+def test_launcher_that_makes_a_world_at_each_call_is_kept_on_one_node(cluster):
+    """Else the shape could become 2 nodes once the only large ones are away."""
+    wanted = spec(gpus=4)
+    job = cluster.submit(replace(wanted, role=replace(wanted.role, argv=("mpirun", "./train"), launch=Launch.PER_NODE)))
+    assert str(cluster.job(job).spec.role.gpus) == "1x4"

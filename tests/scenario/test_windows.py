@@ -1,0 +1,310 @@
+"""Reservations and maintenance under the real controller and supervisors, in virtual time: who leaves, who may come, and what is refused."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted
+from phalanx.core.ids import JobId, NodeId, QueueId, ReservationId, UserId
+from phalanx.core.lifecycle.verify import rejection
+from phalanx.core.state.events import EndReservation, PutReservation
+from phalanx.core.state.plan import Placement
+from phalanx.core.state.world import Change, World
+from phalanx.core.work.attempt import Cause
+from phalanx.core.work.job import JobState, Reason
+from phalanx.core.work.reservation import Reservation
+from phalanx.ports.store import StoreRefused
+from tests.builders import PLAIN, T, allocation, make_node
+from tests.builders import job as make_job
+from tests.harness import Harness
+from tests.simulated_node import Behaviour
+
+SAVING = Behaviour(run_s=60.0, save_every_s=2.0)
+
+
+@pytest.fixture
+def cluster():
+    return Harness("r: n0=4 n1=4 n2=4")
+
+
+def reserve(cluster: Harness, nodes: str, in_s: float, for_s: float, name: str = "fans", **more: Any) -> Reservation:
+    """From `in_s` on, for `for_s`; maintenance unless users or queues are named."""
+    start_s = cluster.now.wall_s + in_s
+    wanted = Reservation(
+        id=ReservationId(name), nodes=tuple(map(NodeId, nodes.split())), start_s=start_s, end_s=start_s + for_s,
+        by=UserId("op"), **more,
+    )  # fmt: skip
+    made: Reservation = cluster.ask(PutReservation(reservation=wanted))
+    return made
+
+
+def unreserve(cluster: Harness, name: str = "fans") -> Any:
+    return cluster.ask(EndReservation(reservation_id=ReservationId(name), by=UserId("op")))
+
+
+def homes(cluster, job):
+    return {grant.node_id for grant in cluster.live(job).allocation.grants}
+
+
+def story(cluster, kind):
+    return [line.text for line in cluster.store.story(limit=10_000) if line.kind == kind]
+
+
+# ---- who leaves ------------------------------------------------------------------------------------------------------
+
+
+def test_job_is_saved_and_goes_on_elsewhere_when_maintenance_begins(cluster):
+    job = cluster.submit(gpus=4, behaviour=SAVING)
+    cluster.runs(job)
+    (home,) = homes(cluster, job)
+    reserve(cluster, home, in_s=10.0, for_s=300.0)
+    cluster.run(9.0)
+    assert cluster.job(job).epoch == 1, "not before it begins"
+    cluster.until(lambda: cluster.job(job).epoch == 2)
+    cluster.runs(job)
+    first, second = cluster.attempts(job)
+    assert first.causes == (Cause.DRAINED,)
+    assert first.why == "reservation fans begins"
+    assert home not in homes(cluster, job)
+    assert second.placed_s >= first.ended_s
+    assert second.resume.step > 0
+    assert cluster.job(job).stalls == 0, "nobody's fault"
+    assert story(cluster, "reservation_begun") == [f"reservation fans begins: {home} for maintenance, for 5m00s"]
+
+
+def test_job_with_nowhere_to_go_waits_for_the_end_and_resumes():
+    cluster = Harness("r: n0=4")
+    job = cluster.submit(gpus=4, behaviour=SAVING)
+    cluster.runs(job)
+    reserve(cluster, "n0", in_s=5.0, for_s=120.0)
+    cluster.until(cluster.is_(job, JobState.PENDING))
+    cluster.run(30.0)
+    assert cluster.head.controller.waits[job].reason is Reason.RESERVATION
+    cluster.runs(job)
+    assert cluster.attempts(job)[1].placed_s >= cluster.attempts(job)[0].placed_s + 120.0
+    assert story(cluster, "reservation_ended") == ["reservation fans is over: n0 set aside for maintenance no more"]
+    assert cluster.world.reservations == {}
+    assert cluster.store.reservation(ReservationId("fans")).ended
+
+
+def test_whoever_is_admitted_stays_and_who_runs_elsewhere_is_not_touched(cluster):
+    ours = [cluster.submit(gpus=4, behaviour=SAVING) for _ in range(3)]
+    for job in ours:
+        cluster.runs(job)
+    reserve(cluster, "n0 n1", in_s=5.0, for_s=300.0, users=frozenset({UserId("ada")}))
+    reserve(cluster, "n2", in_s=5.0, for_s=300.0, name="other", queues=frozenset({QueueId("default")}))
+    cluster.run(20.0)
+    assert [cluster.job(job).epoch for job in ours] == [1, 1, 1]
+
+
+def test_gang_leaves_whole_when_one_of_its_nodes_is_reserved(cluster):
+    job = cluster.submit(gpus="2x4", behaviour=SAVING)
+    cluster.runs(job)
+    reserve(cluster, min(homes(cluster, job)), in_s=0.0, for_s=300.0)
+    cluster.until(lambda: cluster.job(job).epoch == 2)
+    assert len(homes(cluster, job)) == 2
+
+
+def test_the_store_may_refuse_the_step_in_which_it_begins(cluster):
+    job = cluster.submit(gpus=4, behaviour=SAVING)
+    cluster.runs(job)
+    (home,) = homes(cluster, job)
+    reserve(cluster, home, in_s=5.0, for_s=300.0)
+    cluster.run(4.5)
+    cluster.store.refuse_next = 3
+    cluster.until(lambda: cluster.job(job).epoch == 2)
+    assert len(story(cluster, "reservation_begun")) == 1
+
+
+def test_head_that_comes_back_inside_a_window_keeps_it_and_says_so_once(cluster):
+    reserve(cluster, "n0 n1", in_s=1.0, for_s=300.0)
+    cluster.run(3.0)
+    cluster.kill_head()
+    cluster.run(2.0)
+    cluster.start_head()
+    jobs = [cluster.submit(gpus=4) for _ in range(2)]
+    cluster.run(3.0)
+    assert len(story(cluster, "reservation_begun")) == 1
+    assert [homes(cluster, job) for job in jobs if job in cluster.world.attempts] == [{"n2"}]
+
+
+def test_window_that_passed_while_the_head_was_away_is_over(cluster):
+    reserve(cluster, "n0", in_s=1.0, for_s=5.0)
+    cluster.kill_head()
+    cluster.run(30.0)
+    cluster.start_head()
+    cluster.run(1.0)
+    assert cluster.world.reservations == {}
+    assert len(story(cluster, "reservation_ended")) == 1
+
+
+def test_clock_set_back_over_the_beginning_opens_the_nodes_until_it_comes_again(cluster):
+    reserve(cluster, "n0 n1 n2", in_s=5.0, for_s=300.0)
+    job = cluster.submit(gpus=4, time_limit_s=100.0, behaviour=SAVING)
+    cluster.run(8.0)
+    assert job not in cluster.world.attempts, "its limit crosses the window, then the window holds"
+    cluster.jump_clock(-1000.0)
+    cluster.runs(job)
+    cluster.ends(job)
+    cluster.until(lambda: len(story(cluster, "reservation_begun")) == 2, limit_s=1100.0)
+
+
+def test_one_window_after_the_other_leaves_no_gap_between():
+    cluster = Harness("r: n0=4")
+    reserve(cluster, "n0", in_s=1.0, for_s=30.0)
+    reserve(cluster, "n0", in_s=31.0, for_s=30.0, name="more")
+    job = cluster.submit(gpus=4)
+    cluster.run(58.0)
+    assert cluster.job(job).epoch == 0
+    cluster.runs(job)
+
+
+# ---- who may come ----------------------------------------------------------------------------------------------------
+
+
+def test_job_whose_limit_crosses_the_window_goes_elsewhere_or_waits(cluster):
+    reserve(cluster, "n0 n1", in_s=100.0, for_s=300.0)
+    short, long, longer = (
+        cluster.submit(gpus=4, time_limit_s=limit_s, behaviour=SAVING) for limit_s in (90.0, 200.0, 300.0)
+    )
+    cluster.runs(short)
+    cluster.runs(long)
+    cluster.run(5.0)
+    assert homes(cluster, long) == {"n2"}
+    waiting = cluster.head.controller.waits[longer]
+    assert waiting.reason is Reason.RESERVATION
+    assert "2 nodes set aside for maintenance (fans)" in waiting.detail
+
+
+def test_limit_that_fitted_at_first_crosses_once_the_job_has_waited(cluster):
+    reserve(cluster, "n0 n1 n2", in_s=100.0, for_s=50.0)
+    full = [cluster.submit(gpus=4, time_limit_s=70.0, behaviour=Behaviour(run_s=60.0)) for _ in range(3)]
+    waited = cluster.submit(gpus=4, time_limit_s=80.0)
+    for job in full:
+        cluster.ends(job)
+    cluster.runs(waited)
+    (attempt,) = cluster.attempts(waited)
+    assert attempt.placed_s >= cluster.job(full[0]).submit_s + 150.0, "not started only to be stopped"
+
+
+def test_job_of_a_reservation_waits_for_it_and_runs_inside_alone(cluster):
+    reserve(cluster, "n1", in_s=20.0, for_s=100.0, name="exam", users=frozenset({UserId("ada")}))
+    first, second = (cluster.submit(gpus=4, reservation="exam", behaviour=Behaviour(run_s=30.0)) for _ in range(2))
+    cluster.run(15.0)
+    assert first not in cluster.world.attempts
+    assert cluster.head.controller.waits[first].reason is Reason.RESERVATION
+    cluster.runs(first)
+    assert homes(cluster, first) == {"n1"}
+    assert second not in cluster.world.attempts, "two nodes are free, and are not its"
+    cluster.ends(first)
+    cluster.runs(second)
+    assert homes(cluster, second) == {"n1"}
+
+
+def test_job_that_names_a_reservation_of_others_or_none_is_refused(cluster):
+    reserve(cluster, "n1", in_s=20.0, for_s=100.0, name="exam", users=frozenset({UserId("op")}))
+    with pytest.raises(NotPermitted, match="reservation exam is for op, not for ada in queue default"):
+        cluster.submit(gpus=4, reservation="exam")
+    with pytest.raises(NotFound, match="no reservation 'exams'"):
+        cluster.submit(gpus=4, reservation="exams")
+
+
+def test_plan_that_a_reservation_overtook_is_rejected():
+    world = World()
+    change = Change(world=world)
+    window = Reservation(
+        id=ReservationId("fans"), nodes=(NodeId("n1"),), start_s=T, end_s=T + 60.0, users=frozenset({UserId("op")})
+    )
+    for record in (make_node("n1"), PLAIN, make_job("1", gpus=4), window):
+        change.put(record)
+    there = Placement(job_id=JobId("1"), allocation=allocation("n1:0,1,2,3"))
+    assert rejection(world, there) == "", "not before it begins"
+    change.put(replace(window, begun=True))
+    assert rejection(world, there) == "n1 is set aside for op (fans)"
+    change.put(replace(window, begun=True, users=frozenset({UserId("ada")})))
+    assert rejection(world, there) == ""
+
+
+def test_ended_early_the_nodes_take_work_at_once():
+    cluster = Harness("r: n0=4")
+    reserve(cluster, "n0", in_s=0.0, for_s=1000.0)
+    job = cluster.submit(gpus=4)
+    cluster.run(3.0)
+    assert job not in cluster.world.attempts
+    assert unreserve(cluster).ended
+    cluster.runs(job)
+    assert story(cluster, "reservation_ended") == ["reservation fans was ended: n0 set aside for maintenance no more"]
+    with pytest.raises(NotFound, match="no reservation 'fans'"):
+        unreserve(cluster)
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_overlapping_reservations_of_a_node_are_refused_naming_the_other(cluster):
+    reserve(cluster, "n0 n1", in_s=3600.0, for_s=3600.0, why="new fans")
+    with pytest.raises(
+        Conflict, match=r"n1 is reserved then: fans, n\[0-1\] for maintenance, in 1h00m, for 1h00m: new fans"
+    ):
+        reserve(cluster, "n1 n2", in_s=7000.0, for_s=60.0, name="exam")
+    reserve(cluster, "n1 n2", in_s=7200.0, for_s=60.0, name="after")
+    reserve(cluster, "n2", in_s=3600.0, for_s=60.0, name="beside")
+    assert [one.id for one in cluster.store.reservations()] == ["after", "beside", "fans"]
+
+
+def test_the_same_again_is_harmless_and_another_of_its_name_refused(cluster):
+    made = reserve(cluster, "n0", in_s=10.0, for_s=60.0)
+    assert cluster.ask(PutReservation(reservation=made)) == made
+    cluster.run(12.0)
+    assert cluster.ask(PutReservation(reservation=made)).begun
+    assert len(story(cluster, "reserved")) == 1
+    with pytest.raises(Conflict, match="there is a reservation fans already"):
+        reserve(cluster, "n1", in_s=10.0, for_s=60.0)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "in_s", "for_s", "more", "error", "words"),
+    [
+        ("n0 n9", 0.0, 60.0, {}, NotFound, "no node 'n9'"),
+        ("n0", 0.0, 60.0, {"users": frozenset({UserId("eve")})}, NotFound, "no user 'eve'"),
+        ("n0", 0.0, 60.0, {"queues": frozenset({QueueId("nlp")})}, NotFound, "no queue 'nlp'"),
+        ("", 0.0, 60.0, {}, BadRequest, "names no node"),
+        ("n0 n0", 0.0, 60.0, {}, BadRequest, "names a node twice"),
+        ("n0", 0.0, 0.0, {}, BadRequest, "would end as it begins"),
+        ("n0", -120.0, 60.0, {}, BadRequest, "would have ended 1m00s ago"),
+        ("n0", 367 * 86400.0, 60.0, {}, BadRequest, "more than 366d00h off"),
+        ("n0", 0.0, 367 * 86400.0, {}, BadRequest, "more than 366d00h off"),
+    ],
+)
+def test_what_cannot_be_reserved_is_refused_and_changes_nothing(cluster, nodes, in_s, for_s, more, error, words):
+    with pytest.raises(error, match=words):
+        reserve(cluster, nodes, in_s, for_s, **more)
+    assert cluster.store.reservations() == []
+
+
+def test_reservation_that_the_store_refused_is_not_there(cluster):
+    cluster.store.refuse_next = 1
+    with pytest.raises(StoreRefused):
+        reserve(cluster, "n0", in_s=0.0, for_s=60.0)
+    assert cluster.world.reservations == {}
+
+
+# ---- cost ------------------------------------------------------------------------------------------------------------
+
+
+def test_steps_in_which_nothing_is_due_do_not_look_at_the_reservations(cluster):
+    class Counted(dict):  # type: ignore[type-arg]  # of ids and reservations
+        looks = 0
+
+        def values(self):
+            Counted.looks += 1
+            return super().values()
+
+    reserve(cluster, "n0", in_s=1000.0, for_s=60.0)
+    cluster.run(2.0)
+    cluster.world.reservations = Counted(cluster.world.reservations)
+    cluster.run(1.5)  # another mapping: looked at once, by whoever builds on it
+    before = Counted.looks
+    cluster.run(60.0)
+    assert Counted.looks == before

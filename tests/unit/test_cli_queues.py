@@ -1,0 +1,117 @@
+"""Queue files read and refused by line; the tree and the changes drawn."""
+
+import pytest
+
+from phalanx.cli.access.queuefile import parse_queue_file
+from phalanx.cli.access.queuetree import difference_lines, tree_shown
+from phalanx.cli.terminal import Terminal
+from phalanx.core.errors import BadFile, NotFound
+from phalanx.wire.api import QueueChange, QueueFacts, QueuesApplied, QueueView, QueueWait
+
+WIDE = Terminal(width=200, height=40, interactive=False, colour=False, blocks=True)
+TREE = """\
+queues:
+  research:
+    quota: 32
+    borrow: 16
+    lend: none
+    weight: 2.5
+    users: {gpus: 8, jobs: 4}
+    budget: 1000 GPU-h per 30d
+    queues:
+      nlp: {quota: 16, borrow: none, open: false}
+      vision:
+  prod:
+    lend: all
+    priority: -5
+"""
+
+
+def test_a_tree_is_read_parents_first():
+    assert parse_queue_file(TREE, path="q.yaml") == [
+        QueueFacts(
+            id="research", quota_gpus=32, borrow_gpus=16, lend_gpus=0, weight=2.5, gpus_per_user=8, jobs_per_user=4,
+            budget_gpu_h=1000.0, budget_period_s=30 * 86400.0,
+        ),
+        QueueFacts(id="nlp", parent="research", quota_gpus=16, borrow_gpus=0, open=False),
+        QueueFacts(id="vision", parent="research"),
+        QueueFacts(id="prod", priority=-5),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("queues:\n  a:\n    qouta: 3", "q.yaml:3: unknown key 'qouta'", "did you mean 'quota'?"),
+        ("queues:\n  a: {nominalQuota: 3}", "q.yaml:2: unknown key 'nominalQuota'", "did you mean 'quota'?"),
+        ("queue:\n  a: {}", "q.yaml:1: unknown key 'queue'", "did you mean 'queues'?"),
+        ("queues:\n  a: {quota: many}", "q.yaml:2: quota: 'many' is not a number of GPUs", "a whole number or none"),
+        ("queues:\n  a: {borrow: 1.5}", "q.yaml:2: borrow: '1.5' is not a number", "a whole number or all or none"),
+        ("queues:\n  a: {weight: -1}", "q.yaml:2: weight: '-1' is not a number", "above 0"),
+        ("queues:\n  a: {budget: 5 hours}", "q.yaml:2: budget: '5 hours' is no budget", "1000 GPU-h per 30d"),
+        ("queues:\n  a: {budget: 5 GPU-h per 30}", "q.yaml:2: budget: '30' has no unit", "30h"),
+        ("queues:\n  a: {open: yes}", "q.yaml:2: open: 'yes' is neither true nor false", ""),
+        ("queues:\n  a:\n    users: {gpu: 1}", "q.yaml:3: unknown key 'gpu'", "did you mean 'gpus'?"),
+        ("queues:\n  a:\n  b:\n    queues:\n      a:", "q.yaml:5: queue a stands here and on line 2", "unique"),
+        ("queues:\n  a:\n  a:", "q.yaml:3: a stands here and on line 2", ""),
+        ("queues: [a, b]", "q.yaml:1: a queue file holds names and values alone", ""),
+        ("queues:\n  a: &x {quota: 1}\n  b: *x", "q.yaml:2: a queue file holds names and values alone", ""),
+        ("queues: 7", "q.yaml:1: queues: names and values, and this is '7'", ""),
+        ("- a", "q.yaml:1: a queue file holds names", ""),
+        ("hello", "q.yaml:1: a queue file begins with queues:", ""),
+        ("", "q.yaml: holds nothing", "queues:"),
+        ("queues:\n  a: {quota: 1", "not YAML", ""),
+        ("queues: " + "{a: {queues: " * 40 + "}}" * 40, "q.yaml:1: nested too deep", ""),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_refused_by_line(text, message, hint):
+    with pytest.raises(BadFile) as refused:
+        parse_queue_file(text, path="q.yaml")
+    assert message in refused.value.message
+    assert hint in refused.value.hint
+
+
+def views():
+    wait = QueueWait(reason="quota", jobs=2, gpus=16, detail="queue nlp holds 16 of at most 16 GPUs")
+    return [
+        QueueView(id="nlp", parent="research", quota_gpus=16, used_gpus=16, running=2, pending=2, pending_gpus=16, factor=0.5, waiting=[wait]),
+        QueueView(id="prod", quota_gpus=32, used_gpus=24, lent_gpus=8, open=False),
+        QueueView(id="research", quota_gpus=32, used_gpus=40, borrowed_gpus=8, budget_gpu_h=1e3, budget_left_gpu_h=-2.0),
+        QueueView(id="vision", parent="research"),
+    ]  # fmt: skip
+
+
+def test_the_tree_is_drawn_with_its_figures_and_who_waits():
+    lines = tree_shown(views(), None).lines(WIDE)
+    assert [line.split()[0] for line in lines[1:]] == ["prod", "research", "├─", "└─"]
+    assert "prod (closed)" in lines[1]
+    assert lines[2].split()[1:5] == ["32", "40", "8", "-"]
+    assert "-2 GPU-h" in lines[2]
+    assert lines[3].split()[2:11] == ["16", "16", "-", "-", "2", "2", "16", "0.50", "2"]
+    assert lines[3].endswith("2 quota: queue nlp holds 16 of at most 16 GPUs")
+
+
+def test_one_queue_is_shown_with_all_below_and_its_limits():
+    shown = tree_shown(views(), "research")
+    assert [queue.id for queue in shown.value] == ["research", "nlp", "vision"]
+    assert shown.extra == (
+        "research: weight 1, priority 0, borrows all, lends all, room for 0 GPUs now, budget 1000 GPU-h per 30d",
+    )
+    assert shown.next == "phalanx ps -q nlp"
+    with pytest.raises(NotFound) as refused:
+        tree_shown(views(), "reserch")
+    assert refused.value.hint == "did you mean research?"
+
+
+def test_changes_are_told_one_a_line():
+    change = QueueChange(
+        id="nlp", before={"quota_gpus": None, "lend_gpus": 4, "budget_period_s": 86400.0},
+        after={"quota_gpus": 16, "lend_gpus": None, "budget_period_s": 7200.0},
+    )  # fmt: skip
+    told = QueuesApplied(added=["vision"], changed=[change], removed=["old"], unchanged=3)
+    assert list(difference_lines(told, dry_run=False)) == [
+        "+ vision",
+        "~ nlp: quota none -> 16, lend 4 -> all, budget period 1d -> 2h",
+        "- old",
+        "1 added, 1 changed, 1 removed, 3 as they were",
+    ]

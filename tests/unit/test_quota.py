@@ -1,0 +1,236 @@
+"""The queue tree in small drawings: rights, borrowing, lending, reclaiming, users, budgets and the fair share."""
+
+import math
+
+import pytest
+
+from phalanx.core.scheduling.quota import QuotaTree
+from phalanx.core.work.job import Reason
+from phalanx.core.work.queue import FAIR_HALF_LIFE_S, Queue, Spent
+from phalanx.core.work.spending import spend
+
+HOUR_S = 3600.0
+DAY_S = 24 * HOUR_S
+
+
+def make_tree(*queues, fleet=64, spent=(), now_s=0.0):
+    return QuotaTree(queues, fleet, spent, now_s)
+
+
+def queue(name, **facts):
+    return Queue(id=name, **facts)
+
+
+def hold(tree, name, gpus, user="u"):
+    assert tree.admits(tree.number(name), user, gpus) is None
+    tree.take(tree.number(name), user, gpus)
+
+
+def room(tree, name):
+    return tree.room(tree.number(name))
+
+
+def test_one_queue_without_quota_may_hold_the_whole_fleet():
+    tree = make_tree(queue("default"))
+    assert room(tree, "default") == 64
+    assert tree.admits(tree.number("default"), "u", 65).sentence() == (
+        "all quotas and what is left over are in use: nothing idle to borrow for 65 GPUs"
+    )
+
+
+def test_idle_quota_is_lent_and_the_lender_gets_it_back():
+    tree = make_tree(queue("red", quota_gpus=32), queue("blue", quota_gpus=32))
+    hold(tree, "red", 48)
+    assert tree.over(tree.number("red")) == 16
+    assert room(tree, "blue") == 16
+    assert tree.admits(tree.number("blue"), "u", 32).reason is Reason.QUOTA
+    assert tree.entitled(tree.number("blue"), 32)
+    assert tree.reclaimable(tree.number("red"), tree.number("blue"), 32)
+    assert not tree.reclaimable(tree.number("blue"), tree.number("red"), 8)
+
+
+def test_nobody_borrows_more_than_it_may_nor_what_is_not_lent():
+    tree = make_tree(queue("red", quota_gpus=32, borrow_gpus=8), queue("blue", quota_gpus=32, lend_gpus=4))
+    assert room(tree, "red") == 36
+    tree = make_tree(queue("red", quota_gpus=32, borrow_gpus=8), queue("blue", quota_gpus=32))
+    assert room(tree, "red") == 40
+    hold(tree, "red", 40)
+    refusal = tree.admits(tree.number("red"), "u", 1)
+    assert refusal.sentence() == "queue red holds 40 of at most 40 GPUs: no room for 1 more"
+    assert tree.admits(tree.number("red"), "u", 41).sentence() == (
+        "asks for 41 GPUs; queue red may never hold more than 40"
+    )
+
+
+def test_what_a_child_keeps_is_not_taken_by_its_siblings_so_that_the_parent_stays_within_its_limit():
+    tree = make_tree(
+        queue("top", quota_gpus=16, borrow_gpus=0), queue("idle", parent="top", quota_gpus=8, lend_gpus=0),
+        queue("busy", parent="top"),
+    )  # fmt: skip
+    assert room(tree, "busy") == 8
+    hold(tree, "busy", 8)
+    assert tree.admits(tree.number("busy"), "u", 1).sentence() == (
+        "queue top holds 16 of at most 16 GPUs: no room for 1 more"
+    )
+    hold(tree, "idle", 8)
+    assert tree.held[tree.whole("top")] == 16
+
+
+def test_a_queue_without_quota_lives_on_what_is_left_over_or_idle():
+    tree = make_tree(queue("red", quota_gpus=48, lend_gpus=0), queue("spare"), fleet=64)
+    assert room(tree, "spare") == 16
+    hold(tree, "spare", 16)
+    assert tree.over(tree.number("spare")) == 16
+    assert room(tree, "red") == 48
+
+
+def test_children_share_their_parents_right_and_the_rest_is_its_own():
+    tree = make_tree(
+        queue("research", quota_gpus=32, borrow_gpus=0), queue("nlp", parent="research", quota_gpus=16),
+        queue("vision", parent="research", quota_gpus=8), queue("prod", quota_gpus=32),
+    )  # fmt: skip
+    hold(tree, "research", 24)
+    assert tree.over(tree.number("research")) == 16
+    assert room(tree, "nlp") == 8
+    assert tree.reclaimable(tree.number("research"), tree.number("nlp"), 16)
+    hold(tree, "vision", 8)
+    assert room(tree, "nlp") == 0
+    assert tree.admits(tree.number("nlp"), "u", 16).queue == "research"
+    assert not tree.reclaimable(tree.number("vision"), tree.number("nlp"), 16)
+
+
+def test_a_queue_without_quota_reclaims_by_the_right_of_the_one_above():
+    tree = make_tree(queue("research", quota_gpus=32), queue("nlp", parent="research"), queue("prod", quota_gpus=32))
+    hold(tree, "prod", 64)
+    assert tree.entitled(tree.number("nlp"), 32)
+    assert not tree.entitled(tree.number("nlp"), 33)
+    assert tree.reclaimable(tree.number("prod"), tree.number("nlp"), 32)
+
+
+def test_within_its_parents_right_a_borrower_is_no_outsiders_victim():
+    tree = make_tree(
+        queue("research", quota_gpus=32), queue("nlp", parent="research", quota_gpus=16),
+        queue("vision", parent="research", quota_gpus=16), queue("prod", quota_gpus=32),
+    )  # fmt: skip
+    hold(tree, "nlp", 32)
+    assert tree.over(tree.number("nlp")) == 16
+    assert not tree.reclaimable(tree.number("nlp"), tree.number("prod"), 32)
+    assert tree.reclaimable(tree.number("nlp"), tree.number("vision"), 16)
+
+
+def test_quotas_past_the_fleet_stand_and_are_not_scaled():
+    tree = make_tree(queue("red", quota_gpus=64), queue("blue", quota_gpus=64), fleet=64)
+    hold(tree, "red", 64)
+    assert room(tree, "blue") == 64
+    assert not tree.reclaimable(tree.number("red"), tree.number("blue"), 64)
+
+
+def test_a_user_is_limited_in_a_queue_and_all_below_it():
+    tree = make_tree(queue("top", gpus_per_user=8, jobs_per_user=2), queue("low", parent="top"))
+    hold(tree, "low", 4, "ann")
+    assert tree.admits(tree.number("top"), "ann", 5).sentence() == "ann holds 4 of at most 8 GPUs a user in queue top"
+    hold(tree, "top", 1, "ann")
+    refusal = tree.admits(tree.number("low"), "ann", 1)
+    assert (refusal.reason, refusal.sentence()) == (
+        Reason.USER_LIMIT, "ann holds 2 of at most 2 running jobs a user in queue top",
+    )  # fmt: skip
+    assert tree.admits(tree.number("low"), "ben", 8) is None
+    tree.give(tree.number("low"), "ann", 4)
+    assert tree.admits(tree.number("top"), "ann", 7) is None
+
+
+def test_growing_takes_gpus_but_is_no_further_job():
+    tree = make_tree(queue("q", jobs_per_user=1))
+    hold(tree, "q", 4)
+    tree.take(tree.number("q"), "u", 4, jobs=0)
+    tree.give(tree.number("q"), "u", 8)
+    assert tree.admits(tree.number("q"), "u", 64) is None
+
+
+def test_a_spent_budget_refuses_starts_until_the_next_period():
+    tree = make_tree(queue("top", budget_gpu_h=100.0, budget_period_s=DAY_S), queue("low", parent="top"))
+    number = tree.number("low")
+    tree.charge(number, 10, 0.0)
+    tree.advance(9.9 * HOUR_S)
+    assert tree.admits(number, "u", 1) is None
+    assert tree.next_change_s(tree.now_s) == math.inf
+    tree.advance(10 * HOUR_S)
+    refusal = tree.admits(number, "u", 1)
+    assert (refusal.reason, refusal.queue, refusal.until_s) == (Reason.BUDGET, "top", DAY_S)
+    assert tree.next_change_s(tree.now_s) == DAY_S
+    assert tree.admits(number, "u", 0) is None
+    tree.advance(25 * HOUR_S)
+    assert tree.admits(number, "u", 1) is None
+    assert tree.budget_left_gpu_h("top") == pytest.approx(90.0)  # what runs goes on, on the new period's account
+
+
+def test_the_fair_share_prefers_who_used_less_for_his_weight():
+    tree = make_tree(queue("heavy", weight=3.0), queue("light"), queue("new"))
+    for name in ("heavy", "light"):
+        tree.charge(tree.number(name), 8, 0.0)
+    factor = {name: tree.factor(tree.number(name), DAY_S) for name in ("heavy", "light", "new")}
+    assert factor["new"] == 1.0
+    assert 1.0 > factor["heavy"] > factor["light"] > 0.0
+    # s = 3/4 and 1/4, U = 1/2: R = U (1 - s) / s.
+    assert factor["heavy"] == pytest.approx(2 ** (-0.5 / 3))
+    assert factor["light"] == pytest.approx(2 ** (-0.5 * 3))
+
+
+def test_depth_and_idle_siblings_cost_nothing():
+    tree = make_tree(
+        queue("a"), queue("a1", parent="a"), queue("a11", parent="a1"), queue("a12", parent="a1"), queue("b"),
+    )  # fmt: skip
+    tree.charge(tree.number("a11"), 8, 0.0)
+    tree.charge(tree.number("b"), 8, 0.0)
+    assert tree.factor(tree.number("a11"), DAY_S) == tree.factor(tree.number("b"), DAY_S)
+    assert tree.factor(tree.number("a12"), DAY_S) == tree.factor(tree.number("b"), DAY_S)
+
+
+def test_a_queue_alone_keeps_one():
+    tree = make_tree(queue("default"))
+    tree.charge(tree.number("default"), 64, 0.0)
+    assert tree.factor(tree.number("default"), DAY_S) == 1.0
+
+
+def test_use_decays_by_half_in_a_half_life():
+    tree = make_tree(queue("q"))
+    tree.charge(tree.number("q"), 1, 0.0)
+    tree.charge(tree.number("q"), -1, 100.0)
+    before = tree.spent("q").decayed_gpu_s
+    tree.advance(100.0 + FAIR_HALF_LIFE_S)
+    assert tree.spent("q").decayed_gpu_s == pytest.approx(before / 2)
+    assert before == pytest.approx(100.0, rel=1e-3)
+
+
+def test_the_stored_books_agree_with_the_live_ones_after_a_restart():
+    queues = {"top": queue("top", budget_gpu_h=1e6), "low": queue("low", parent="top")}
+    live = make_tree(*queues.values())
+    spent = {}
+    jobs = [("low", 4, 0.0, 5e5), ("top", 2, 1e5, 9e5), ("low", 8, 2e5, 2.9e6), ("low", 1, 2.7e6, 3.1e6)]
+    moments = sorted([(start, 1, job) for job in jobs for start in [job[2]]] + [(job[3], -1, job) for job in jobs])
+    for at_s, sign, (name, gpus, from_s, to_s) in moments:
+        live.charge(live.number(name), sign * gpus, at_s)
+        if sign < 0:
+            spent |= {record.queue: record for record in spend(queues, spent, name, gpus, from_s, to_s)}
+    again = make_tree(*queues.values(), spent=spent.values(), now_s=3.2e6)
+    live.advance(3.2e6)
+    for name in queues:
+        assert again.spent(name).decayed_gpu_s == pytest.approx(live.spent(name).decayed_gpu_s)
+        assert again.spent(name).gpu_s == pytest.approx(live.spent(name).gpu_s)
+        assert again.factor(again.number(name), 3.2e6) == pytest.approx(live.factor(live.number(name), 3.2e6))
+
+
+def test_what_runs_when_the_head_starts_is_charged_from_its_start():
+    live, late = make_tree(queue("q")), make_tree(queue("q"), now_s=3e6)
+    live.charge(live.number("q"), 4, 2e6)
+    live.advance(3e6)
+    late.charge(late.number("q"), 4, 3e6, since_s=2e6)
+    assert late.spent("q").decayed_gpu_s == pytest.approx(live.spent("q").decayed_gpu_s)
+    assert late.spent("q").gpu_s == pytest.approx(live.spent("q").gpu_s)
+
+
+def test_a_stored_period_that_is_over_counts_no_more():
+    record = Spent(queue="q", at_s=10.0, period_s=0.0, gpu_s=50 * HOUR_S, decayed_gpu_s=1.0)
+    facts = {"budget_gpu_h": 50.0, "budget_period_s": DAY_S}
+    assert make_tree(queue("q", **facts), spent=[record], now_s=20.0).admits(1, "u", 1).reason is Reason.BUDGET
+    assert make_tree(queue("q", **facts), spent=[record], now_s=DAY_S + 1).admits(1, "u", 1) is None
