@@ -3,15 +3,13 @@
 # Ids are written as plain words here, as in a drawing.
 # mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
 
-import time
-
 import pytest
 
 from phalanx.client import Client
 from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted
 from phalanx.core.state.events import Hello
 from phalanx.wire.api import QueueFacts
-from tests.contract.api_head import JOB, TOKENS, ApiHead, make_node
+from tests.contract.api_head import JOB, TOKENS, ApiHead, make_node, until
 
 TREE = [
     QueueFacts(id="default"),
@@ -107,11 +105,8 @@ def test_figures_tell_what_is_used_borrowed_and_lent(head, operator):
     operator.put_queues([QueueFacts(id="red", quota_gpus=2), QueueFacts(id="blue", quota_gpus=2)])
     operator.submit({**JOB, "queue": "red", "gpus": 3})
     operator.submit({**JOB, "queue": "red", "gpus": 2})
-    for _ in range(100):
-        views = {queue.id: queue for queue in operator.queues()}
-        if views["red"].running and views["red"].pending:
-            break
-        time.sleep(0.02)
+    until(lambda: operator.queue("red").running and operator.queue("red").pending)
+    views = {queue.id: queue for queue in operator.queues()}
     red, blue = views["red"], views["blue"]
     assert (red.used_gpus, red.borrowed_gpus, red.room_gpus, red.running, red.pending, red.pending_gpus) == (
         3,

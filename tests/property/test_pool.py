@@ -161,9 +161,9 @@ def indexes(pool):
         found += [pool.domains.nodes_with, pool.domains._counts]
         for depth, level in enumerate(pool.domains.levels):
             domains = pool.tree.domains[depth]
-            for domain, first in enumerate(level.first):
-                whole = sum(pool.free[node] == pool.unit and domains[node] == domains[first] for node in listed)
-                assert level.whole[domain] == whole
+            whole = [node for node in listed if pool.free[node] == pool.unit]
+            assert level.whole == [sum(domains[node] == domains[first] for node in whole) for first in level.first]
+            assert {count for count in range(99) if level.present >> count & 1} == {*level.whole}
             found += [level.whole, level.by_whole, level.present]
     return found
 

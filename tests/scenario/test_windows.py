@@ -28,6 +28,11 @@ def cluster():
     return Harness("r: n0=4 n1=4 n2=4")
 
 
+@pytest.fixture
+def alone():
+    return Harness("r: n0=4")
+
+
 def reserve(cluster: Harness, nodes: str, in_s: float, for_s: float, name: str = "fans", **more: Any) -> Reservation:
     """From `in_s` on, for `for_s`; maintenance unless users or queues are named."""
     start_s = cluster.now.wall_s + in_s
@@ -73,19 +78,18 @@ def test_job_is_saved_and_goes_on_elsewhere_when_maintenance_begins(cluster):
     assert story(cluster, "reservation_begun") == [f"reservation fans begins: {home} for maintenance, for 5m00s"]
 
 
-def test_job_with_nowhere_to_go_waits_for_the_end_and_resumes():
-    cluster = Harness("r: n0=4")
-    job = cluster.submit(gpus=4, behaviour=SAVING)
-    cluster.runs(job)
-    reserve(cluster, "n0", in_s=5.0, for_s=120.0)
-    cluster.until(cluster.is_(job, JobState.PENDING))
-    cluster.run(30.0)
-    assert cluster.head.controller.waits[job].reason is Reason.RESERVATION
-    cluster.runs(job)
-    assert cluster.attempts(job)[1].placed_s >= cluster.attempts(job)[0].placed_s + 120.0
-    assert story(cluster, "reservation_ended") == ["reservation fans is over: n0 set aside for maintenance no more"]
-    assert cluster.world.reservations == {}
-    assert cluster.store.reservation(ReservationId("fans")).ended
+def test_job_with_nowhere_to_go_waits_for_the_end_and_resumes(alone):
+    job = alone.submit(gpus=4, behaviour=SAVING)
+    alone.runs(job)
+    reserve(alone, "n0", in_s=5.0, for_s=120.0)
+    alone.until(alone.is_(job, JobState.PENDING))
+    alone.run(30.0)
+    assert alone.head.controller.waits[job].reason is Reason.RESERVATION
+    alone.runs(job)
+    assert alone.attempts(job)[1].placed_s >= alone.attempts(job)[0].placed_s + 120.0
+    assert story(alone, "reservation_ended") == ["reservation fans is over: n0 set aside for maintenance no more"]
+    assert alone.world.reservations == {}
+    assert alone.store.reservation(ReservationId("fans")).ended
 
 
 def test_whoever_is_admitted_stays_and_who_runs_elsewhere_is_not_touched(cluster):
@@ -294,7 +298,7 @@ def test_reservation_that_the_store_refused_is_not_there(cluster):
 
 
 def test_steps_in_which_nothing_is_due_do_not_look_at_the_reservations(cluster):
-    class Counted(dict):  # type: ignore[type-arg]  # of ids and reservations
+    class Counted(dict):
         looks = 0
 
         def values(self):

@@ -96,7 +96,7 @@ def test_long_job_of_a_reservation_is_let_in_when_it_begins_though_it_reached_it
     calendar = Calendar([window("exam", "n0", 2, 4, users=["ada"])])
     inside = ada(3, reservation="exam")
     assert calendar.closed_to(inside, T).only == frozenset()
-    assert calendar.closed_to(inside, T + 2 * H).only == {"n0"}
+    assert calendar.closed_to(inside, T + 2 * H).only == frozenset({NodeId("n0")})
 
 
 def test_job_of_a_reservation_for_others_or_of_none_goes_nowhere():
@@ -116,7 +116,7 @@ def test_job_of_a_reservation_heeds_the_window_after_it():
 def test_answer_holds_until_it_says_and_no_longer():
     calendar = Calendar([window("a", "n0", 2, 1), window("b", "n1", 5, 1), window("exam", "n2", 8, 1, users=["ada"])])
     for asker in (ada(1), ada(2.5), ada(), ada(1, reservation="exam"), ada(9, reservation="exam")):
-        now_s, seen = T, []
+        now_s, until_s, seen = T, T, []
         for _ in range(30):
             until_s = calendar.until_s(asker, now_s)
             assert until_s > now_s

@@ -459,8 +459,8 @@ def test_the_reason_of_a_failure_is_told(head, typed):
         code, _, err = typed(*words)
         assert code == 127
         assert f"job 21 failed with exit code 127 after 2.0s: {why}\n" in err
-    assert _where_or_why(views.job(20, "x", "failed", exit_code=127, detail=why)) == f"exit code 127: {why}"
-    assert _where_or_why(views.job(20, "x", "failed", exit_code=127)) == "exit code 127"
+    assert _where_or_why(views.job(20, "x", "failed", exit_code=127, detail=why), 0.0) == f"exit code 127: {why}"
+    assert _where_or_why(views.job(20, "x", "failed", exit_code=127), 0.0) == "exit code 127"
 
 
 def test_ps_shows_no_more_rows_than_asked(head, typed):

@@ -170,7 +170,7 @@ def test_nodes_show_what_they_are_reserved_for_before_and_while():
 
 
 def test_open_reservations_show_what_is_left():
-    one = ReservationView(**planned(begun=True, start_s=NOW_S - H, maintenance=False, users=["ada"]))  # type: ignore[arg-type]  # plain words
+    one = ReservationView(**planned(begun=True, start_s=NOW_S - H, maintenance=False, users=["ada"]))
     line = _lines([one], SCREEN, NOW_S)[1]
     assert line.split() == ["fans", "open", "gpu[001-002]", "ada", "19:00", "7h00m", "6h00m", "new", "fans", "op"]
     assert _lines([], SCREEN, NOW_S) == ["nothing is reserved"]

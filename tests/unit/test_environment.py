@@ -6,6 +6,7 @@ from dataclasses import replace
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId
 from phalanx.core.state.commands import Prepare, StartTasks
 from phalanx.core.work.allocation import Allocation, Grant
+from phalanx.core.work.dependency import ArrayPlace
 from phalanx.core.work.job import Resume
 from phalanx.core.work.spec import JobSpec, Launch, Role
 from phalanx.node.logic.environment import Folders, NodeView, hostfile, rank_environment, setup_environment
@@ -153,3 +154,29 @@ def test_setup_knows_its_node_and_no_rendezvous():
     env = setup_environment(order, order.allocation.grants[1], view)
     assert (env["A"], env["PHALANX_NODE_RANK"]) == ("b", "1")
     assert "MASTER_PORT" not in env
+
+
+def test_an_element_learns_its_place_in_the_array_and_cannot_pretend_another():
+    place = ArrayPlace(array_id=JobId("17"), index=5, size=3, lowest=3, highest=7)
+    order = replace(job(env=[("PHALANX_ARRAY_TASK_ID", "99")]), job_id=JobId("17_5"), array=place)
+    env, notes = env_of(order)
+    of_array = {
+        name.removeprefix("PHALANX_"): value
+        for name, value in env.items()
+        if "ARRAY" in name or name == "PHALANX_JOB_ID"
+    }
+    assert of_array == {
+        "JOB_ID": "17_5", "ARRAY_JOB_ID": "17", "ARRAY_TASK_ID": "5", "ARRAY_TASK_COUNT": "3", "ARRAY_TASK_MIN": "3", "ARRAY_TASK_MAX": "7",
+    }  # fmt: skip
+    assert notes == ["env: PHALANX_ARRAY_TASK_ID is set by Phalanx; the job's value is not used"]
+    assert (
+        setup_environment(
+            order, order.allocation.grants[1], NodeView(base=BASE, devices=(), virtual=True, folders=FOLDERS)
+        )["PHALANX_ARRAY_TASK_ID"]
+        == "5"
+    )
+
+
+def test_a_job_of_its_own_has_no_array_variables():
+    env, _ = env_of(job())
+    assert not [name for name in env if "ARRAY" in name]

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from phalanx.core.fleet.node import Node
 from phalanx.core.fleet.topology import tree_of
 from phalanx.core.scheduling.bits import bits_of, lowest, lowest_of
 from phalanx.core.scheduling.need import Need
@@ -14,11 +15,14 @@ LEAF, RACK = 0, 1
 
 
 def pool(text, *, size=8, cpus=None, memory=None):
-    """`l0/r0: 8 8 | l0/r1: 4`: nodes in leaf l0 with so many devices free; no names, no topology."""
-    fleet, free = [], []
+    """`l0/r0: 8 8 | l0/r1: 4`: nodes in leaf l0 with so many devices free; three names start with the spine, none is no topology."""
+    fleet: list[Node] = []
+    free: list[int] = []
     for domain in text.split("|"):
         path, _, inside = domain.rpartition(":")
-        labels = dict(zip(("leaf", "rack"), path.strip().split("/"), strict=False)) if path else {}
+        names = path.strip().split("/")
+        levels = ("spine", "leaf", "rack") if len(names) == 3 else ("leaf", "rack")
+        labels = dict(zip(levels, names, strict=False)) if path else {}
         for word in inside.split():
             fleet.append(replace(make_node(f"n{len(fleet):03}"), labels=labels))
             free.append(int(word))
@@ -49,6 +53,11 @@ def test_a_whole_node_comes_from_the_fullest_domain():
 
 def test_among_equally_full_racks_that_in_the_fullest_leaf():
     assert nodes(pool("l0/r0: 8 4 | l0/r1: 8 8 | l1/r2: 8 4 | l1/r3: 8 0").find(gang(1, 4))) == [5]
+
+
+def test_among_equally_full_racks_the_leaf_counts_before_the_spine():
+    drawn = "s0/l0/r0: 8 4 | s0/l0/r1: 8 8 | s0/l1/r2: 8 8 8 8 | s1/l2/r3: 8 4 | s1/l2/r4: 8 8 8"
+    assert nodes(pool(drawn).find(gang(1, 4))) == [1]
 
 
 def test_best_fit_comes_before_the_fullest_domain():
@@ -85,9 +94,9 @@ def test_of_equal_nodes_for_the_tail_the_lowest():
 
 
 def test_the_rest_of_a_gang_over_leafs_stays_in_one_rack():
-    # l0 is used up; two more fit whole into r3, though r2 comes first in the ring and its leaf is no worse.
-    found = pool("l0/r0: 8 8 | l0/r1: 8 8 | l1/r2: 8 0 | l1/r3: 8 8 0").find(gang(6))
-    assert nodes(found) == [0, 1, 2, 3, 6, 7]
+    # l0 is used up. The last two fit into one rack of l2, though l1 is fuller.
+    found = pool("l0/r0: 8 8 | l0/r1: 8 8 | l1/r2: 8 0 | l1/r3: 8 0 | l2/r4: 8 8 8").find(gang(6))
+    assert nodes(found) == [0, 1, 2, 3, 8, 9]
 
 
 def test_a_gang_of_parts_in_the_fullest_leaf_with_room_for_its_tail():
@@ -185,6 +194,11 @@ def test_the_last_slices_go_into_the_rack_with_the_least_room_for_them():
     assert nodes(found) == [0, 1, 2, 3, 7, 8]
 
 
+def test_of_racks_with_equally_many_slices_the_lowest_is_used_up():
+    found = pool("l0/r0: 8 8 | l0/r1: 8 8 | l0/r2: 8 8 8").find(gang(4, slice_nodes=2, slice_within=RACK))
+    assert nodes(found) == [0, 1, 2, 3]
+
+
 def test_a_short_last_slice_ends_the_ranks():
     # The rack with one free node comes first in the ring: it cannot hold the short slice, the ranks would be cut elsewhere.
     found = pool("l0/r0: 8 0 | l0/r1: 8 8 | l0/r2: 8 8").find(gang(3, slice_nodes=2, slice_within=RACK))
@@ -197,6 +211,10 @@ def test_shut_nodes_are_passed_over():
     assert nodes(three.find(gang(2), shut=0b000001)) == [4, 5]
     assert nodes(three.find(gang(1, 4, shut=0b000010))) == [3]
     assert three.find(gang(2), shut=0b110000) == ((0, 8), (2, 8))
+
+
+def test_the_fullest_domain_is_sought_among_nodes_that_are_not_shut():
+    assert nodes(pool("l0: 8 8 4 | l1: 4 4 8").find(gang(1, 4), shut=0b001000)) == [4]
 
 
 def test_nodes_without_the_cpus_or_memory_are_passed_over_until_they_have_them():

@@ -1,13 +1,22 @@
 """The queue tree in small drawings: rights, borrowing, lending, reclaiming, users, budgets and the fair share."""
 
+# Ids are written as plain words here, as in a drawing.
+# mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined, index"
+
 import math
+from dataclasses import replace
 
 import pytest
 
+from phalanx.core.lifecycle.verify import rejection
 from phalanx.core.scheduling.quota import QuotaTree
-from phalanx.core.work.job import Reason
+from phalanx.core.state.plan import Placement
+from phalanx.core.state.world import Change, World
+from phalanx.core.work.attempt import AttemptState
+from phalanx.core.work.job import JobState, Reason
 from phalanx.core.work.queue import FAIR_HALF_LIFE_S, Queue, Spent
 from phalanx.core.work.spending import spend
+from tests.builders import T, allocation, job, make_node, placed
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
@@ -234,3 +243,19 @@ def test_a_stored_period_that_is_over_counts_no_more():
     facts = {"budget_gpu_h": 50.0, "budget_period_s": DAY_S}
     assert make_tree(queue("q", **facts), spent=[record], now_s=20.0).admits(1, "u", 1).reason is Reason.BUDGET
     assert make_tree(queue("q", **facts), spent=[record], now_s=DAY_S + 1).admits(1, "u", 1) is None
+
+
+def test_a_placement_past_the_quota_is_rejected_at_the_commit_and_use_is_written_at_the_end():
+    world = World()
+    change = Change(world=world)
+    runs, waits = placed(job("1", gpus=3, queue="red"), "n0:0,1,2", now_s=T), job("2", seq=2, gpus=2, queue="red")
+    for record in (make_node("n0", 8), queue("red", quota_gpus=4, borrow_gpus=0), runs.job, runs.attempt, waits):
+        change.put(record)
+    placement = Placement(job_id=waits.id, allocation=allocation("n0:3,4"))
+    assert rejection(world, placement) == "queue red holds 3 of at most 4 GPUs: no room for 2 more"
+    assert world.queue_gpus == {"red": 3}
+    change.put(replace(runs.job, state=JobState.SUCCEEDED))
+    change.put(replace(runs.attempt, state=AttemptState.ENDED, ended_s=runs.attempt.placed_s + 100.0))
+    assert rejection(world, placement) == ""
+    assert world.queue_gpus == {}
+    assert world.spent["red"].gpu_s == 300.0

@@ -84,6 +84,10 @@ class Driver(Protocol):
         """All live attempts with their jobs."""
         ...
 
+    def fleet_gpus(self) -> int:
+        """Devices of all known nodes."""
+        ...
+
     @property
     def stats(self) -> Mapping[str, float]:
         """Counters of the loop."""

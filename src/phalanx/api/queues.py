@@ -160,8 +160,7 @@ def _views(parts: HeadParts) -> list[QueueView]:
     """Every queue by id, with figures of this moment. Cost: live jobs + queues."""
     now_s = parts.clock.now_s()
     queues = parts.store.queues()
-    fleet_gpus = sum(len(node.devices) for node in parts.store.nodes())
-    tree = QuotaTree(queues, fleet_gpus, parts.store.spent(), now_s)
+    tree = QuotaTree(queues, parts.driver.fleet_gpus(), parts.store.spent(), now_s)
     crowds = {queue.id: _Crowd() for queue in queues}
     for job, attempt in parts.driver.holding():
         if job.queue in crowds:

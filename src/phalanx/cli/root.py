@@ -44,7 +44,7 @@ SECTIONS: Final[dict[str, dict[str, Verb]]] = {
         "up": Verb("phalanx.cli.cluster.up:up", "Bring a cluster up on this machine."),
         "down": Verb("phalanx.cli.cluster.down:down", "Stop it."),
         "nodes": Verb("phalanx.cli.cluster.nodes:nodes", "List nodes; show, drain, undrain or forget them."),
-        "topology": Verb("phalanx.cli.cluster.topology:topology", "Draw the network's tree, with what is free; say where nodes are."),
+        "topology": Verb("phalanx.cli.cluster.topology:topology", "Draw the network's tree and what is free in it."),
         "top": Verb("phalanx.cli.top.command:top", "Watch devices and jobs, live."),
         "doctor": Verb("phalanx.cli.cluster.doctor:doctor", "Check this machine and say what to mend."),
         "simulate": Verb("phalanx.cli.simulate.command:simulate", "Replay a trace of jobs in virtual time: waits, utilisation, policies compared."),

@@ -92,6 +92,10 @@ class Driver:
         attempts = list(world.attempts.values())
         return [(job, attempt) for attempt in attempts if (job := world.jobs.get(attempt.job_id)) is not None]
 
+    def fleet_gpus(self) -> int:
+        """Devices of all known nodes, up or down: what quotas are counted against. As `waiting`."""
+        return sum(len(node.devices) for node in list(self.controller.world.nodes.values()))
+
     @property
     def stats(self) -> dict[str, float]:
         """Counters of the loop."""

@@ -29,7 +29,7 @@ from phalanx.simulator.supervisors import Course, Supervisors
 
 PROJECT: Final = ProjectId("trace")
 QUEUE: Final = QueueId("default")
-_LEASE_S: Final = 1e12  # no node of a replay falls silent; traces end before 1e12 s (trace.py)
+_LEASE_S: Final = float("inf")  # no node of a replay falls silent
 _DEVICE_BYTES: Final = 80 * GIB  # jobs of a trace ask for no memory; a plausible device
 _NODE_CPUS: Final = 1 << 20  # traces are about GPUs: CPUs and memory never bind
 _NODE_BYTES: Final = _NODE_CPUS * GIB

@@ -117,7 +117,8 @@ class MemoryStore:
     def states(self, first_seq: int, count: int) -> list[tuple[JobId, JobState]]:
         """Ids and states of the jobs from a submit number on, at most `count`."""
         with self._lock:
-            ids = (self._tables.job_of_seq.get(seq) for seq in range(first_seq, first_seq + max(0, count)))
+            end = min(first_seq + max(0, count), max(self._tables.job_of_seq, default=0) + 1)
+            ids = (self._tables.job_of_seq.get(seq) for seq in range(first_seq, end))
             return [(job_id, self._tables.jobs[job_id].state) for job_id in ids if job_id is not None]
 
     def job_counts(self) -> dict[JobState, int]:

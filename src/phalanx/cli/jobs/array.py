@@ -17,7 +17,7 @@ _COLUMNS: Final = (Column(title="STATE"), Column(title="ELEMENTS", right=True), 
 
 def array_shown(array: JobView) -> Shown:
     """The page of a whole array."""
-    return Shown(value=array, lines=lambda screen: array_page(array, screen), next=_next(array))
+    return Shown(value={"job": array}, lines=lambda screen: array_page(array, screen), next=_next(array))
 
 
 def array_page(array: JobView, screen: Terminal) -> list[str]:

@@ -63,7 +63,7 @@ def simulate(**asked: Any) -> None:
 
     trace, nodes = _trace(asked), _fleet(asked)
     names = _policies(asked)
-    # In the order of speed, so that a refusal of one comes before minutes of another.
+    # All are checked first: a refusal of one must not come after minutes of another.
     settings = [_setting(asked, name) for name in names]
     runs: list[Any] = []
     refused: list[Any] = []
@@ -197,12 +197,13 @@ def _print(runs: list[Any], about: dict[str, Any]) -> None:
     screen = terminal()
     print(f"{runs[0].report.jobs:,} jobs on {about['nodes']} nodes, {about['gpus']:,} GPUs"
           f"{', each virtual cluster by itself' if about['per_vc'] else ''}; a preemption or move costs {about['restart_cost_s']:g} s")  # fmt: skip
-    columns = [Column(title=""), *(Column(title=run.policy, right=True) for run in runs)]
+    columns = [Column(title="", least=24), *(Column(title=run.policy, right=True) for run in runs)]
     rows: list[list[Cell | str]] = []
     for row in ROWS[1:]:
         values = [row.value(run.report) for run in runs]
         best = row.best(values) if len(runs) > 1 else None
-        rows.append([row.name, *(Cell(row.shown(value), "green" if value == best else "") for value in values)])
+        shown = row.shown if len(runs) == 1 else row.brief
+        rows.append([row.name, *(Cell(shown(value), "green" if value == best else "") for value in values)])
     print("\n".join(table(columns, rows, screen, titles=True)))
     if len(runs) == 1 and runs[0].policy == "default":
         print("next: --compare fifo,las,default sets policies side by side; --html out.html draws it")
@@ -216,10 +217,11 @@ def _write(runs: list[Any], asked: dict[str, Any], about: dict[str, Any]) -> Non
         from phalanx.cli.simulate.charts import charts
         from phalanx.cli.simulate.png import png
 
-        best = min(runs, key=lambda run: run.report.avg_jct_s).report
+        best = min(runs, key=lambda run: run.report.avg_jct_s)
+        figures = best.report
         line = (
-            f"{'Best: mean' if len(runs) > 1 else 'Mean'} time from submit to end {best.avg_jct_s:,.0f} s, "
-            f"99th percentile {best.p99_jct_s:,.0f} s, mean wait {best.avg_wait_s:,.0f} s, GPUs held {best.utilization:.0%}"
+            f"{f'Least with {best.policy}: mean' if len(runs) > 1 else 'Mean'} time from submit to end {figures.avg_jct_s:,.0f} s, "
+            f"99th percentile {figures.p99_jct_s:,.0f} s; mean wait {figures.avg_wait_s:,.0f} s; GPUs held {figures.utilization:.0%}"
         )
         Path(asked["plot_path"]).write_bytes(png(charts(runs), title=title, lines=[lead, line]))
     if asked["html_path"]:

@@ -92,7 +92,7 @@ def waits_by_size(run: Run) -> list[Waits]:
         waits.sort()
         low, high = 1 << power, (2 << power) - 1
         found.append(Waits(
-            sizes=f"{low}" if low == high else f"{low}–{high}", jobs=len(waits), mean_s=sum(waits) / len(waits), p99_s=quantile(waits, 0.99),
+            sizes=f"{low}" if low == high else f"{low}-{high}", jobs=len(waits), mean_s=sum(waits) / len(waits), p99_s=quantile(waits, 0.99),
         ))  # fmt: skip
     return found
 

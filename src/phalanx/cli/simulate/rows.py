@@ -10,6 +10,10 @@ from phalanx.cli.simulate.charts import short
 from phalanx.simulator.report import Report
 
 
+def _seconds(value: float) -> str:
+    return f"{value:,.0f} s" if value < 60 else f"{value:,.0f} s ({short(value)})"
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One figure. `less`: the smaller the better; None where neither is."""
@@ -19,15 +23,15 @@ class Row:
     shown: Callable[[float], str]
     less: bool | None = True
 
+    def brief(self, value: float) -> str:
+        """Shorter, for several columns: a time in one unit."""
+        return short(value) if self.shown is _seconds else self.shown(value)
+
     def best(self, values: Sequence[float]) -> float | None:
         """The best of the values; None where there is none, or all are alike."""
         if self.less is None or min(values) == max(values):
             return None
         return min(values) if self.less else max(values)
-
-
-def _seconds(value: float) -> str:
-    return f"{value:,.0f} s" if value < 60 else f"{value:,.0f} s ({short(value)})"
 
 
 def _count(value: float) -> str:

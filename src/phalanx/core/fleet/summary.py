@@ -78,10 +78,12 @@ def counted(kinds: Counter[NodeKind]) -> FleetSummary:
 
 def node_kind(node: Node) -> NodeKind:
     """The node without what tells it from its likes."""
-    found: Counter[tuple[str, int]] = Counter()
+    found: dict[tuple[str, int], int] = {}
     for device in node.devices:
-        found[device.model, device.memory_bytes] += device.healthy
-    return NodeKind(node.cpus, node.memory_bytes, tuple(sorted((*kind, count) for kind, count in found.items())))
+        key = (device.model, device.memory_bytes)
+        found[key] = found.get(key, 0) + device.healthy
+    devices = tuple(sorted((model, memory_bytes, count) for (model, memory_bytes), count in found.items()))
+    return NodeKind(node.cpus, node.memory_bytes, devices)
 
 
 def device_fits(device: Device, model: str | None, device_memory_bytes: int, *, exact: bool = False) -> bool:

@@ -172,13 +172,14 @@ class Board:
         waiting, running: by seq.
         here: entries with devices on each node.
         ranks: how many entries of each rank run.
+        groups: those that run by queue and rank, by seq: whom a job may stop is the same for all of a group.
         elastic: how many of those that run may have more nodes than they asked at least.
         down: nodes that left and are not back.
         lends: some queue has a right that others may borrow.
     """
 
     __slots__ = (
-        "_classes", "_listener", "cpus", "decisions", "down", "elastic", "here", "kind", "lends", "memory", "pools", "quotas", "ranks",
+        "_classes", "_listener", "cpus", "decisions", "down", "elastic", "groups", "here", "kind", "lends", "memory", "pools", "quotas", "ranks",
         "restart_cost_s", "running", "size", "tree", "twins", "unit", "waiting",
     )  # fmt: skip
 
@@ -201,6 +202,7 @@ class Board:
         self.running: dict[int, Entry] = {}
         self.here: list[list[Entry]] = [[] for _ in sizes]
         self.ranks: Counter[int] = Counter()
+        self.groups: dict[tuple[int, int], dict[int, Entry]] = {}
         self.elastic = 0
         self.decisions: list[Decision] = []
         self.down: set[int] = set()
@@ -400,6 +402,7 @@ class Board:
         if klass.throttle is not None:
             klass.throttle.running += 1
         self.ranks[klass.rank] += 1
+        self.groups.setdefault((klass.queue, klass.rank), {})[entry.seq] = entry
         self.elastic += need.nodes_max > 0
 
     def _release(self, entry: Entry) -> None:
@@ -411,6 +414,7 @@ class Board:
             self.quotas.give(klass.queue, klass.user, sum([count for _, count in entry.places]))
         if klass.throttle is not None:
             klass.throttle.running -= 1
+        del self.groups[klass.queue, klass.rank][entry.seq]
         self.ranks[klass.rank] -= 1
         if not self.ranks[klass.rank]:
             del self.ranks[klass.rank]

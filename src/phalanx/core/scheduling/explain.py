@@ -63,7 +63,7 @@ def _why_class_waits(scheduler: Scheduler, job: Job, entry: Entry) -> Waiting:
     if klass.shut and any(board.find_need(need) is not None for need in klass.needs):
         said = scheduler.reserved_for(job)
         return Waiting(reason=Reason.RESERVATION, detail=said or "the nodes it would fit on are set aside")
-    return _room(scheduler, klass.needs[0], klass.gpus)
+    return _room(scheduler, klass.needs[0], klass.gpus, klass.shut)
 
 
 def _claimed(scheduler: Scheduler, entry: Entry) -> Waiting:
@@ -78,17 +78,17 @@ def _others_first(scheduler: Scheduler, entry: Entry) -> Waiting:
     return Waiting(reason=Reason.PRIORITY, detail=f"would fit now; {first}")
 
 
-def _room(scheduler: Scheduler, need: Need, gpus: int) -> Waiting:
+def _room(scheduler: Scheduler, need: Need, gpus: int, shut: int) -> Waiting:
     board = scheduler.board
     pools = [board.pools[kind] for kind in need.kinds]
     if not need.devices:
         return Waiting(reason=Reason.RESOURCES, detail=f"needs {need.cpus} CPUs on {need.nodes} nodes; the free ones do not suffice")
     free = sum(pool.free_total for pool in pools)
-    most = max(pool.why_not(need)[1] for pool in pools)
+    most = max((pool.why_not(need, shut).most_free for pool in pools), default=0)
     shape = f"{need.nodes} x {need.devices}{f' + {need.tail}' if need.tail else ''} GPUs"
     if free >= gpus and need.within >= 0 and need.required:
         level = board.tree.levels[need.within] if board.tree is not None and need.within < len(board.tree.levels) else "node"
-        inside = max(pool.why_not(need)[3] for pool in pools)
+        inside = max((pool.why_not(need, shut).largest_domain for pool in pools), default=0)
         return Waiting(
             reason=Reason.TOPOLOGY, detail=f"needs {shape} in one {level}; {free} free in all, at most {inside} such nodes in one {level}"
         )  # fmt: skip

@@ -208,9 +208,11 @@ def _slices(need: Need, candidates: Candidates, scope: Scope) -> list[int] | Non
     room = {domain: candidates.counts()[level][domain] for domain in candidates.within(scope, level)}
     taken: dict[int, int] = {}
     if short:
-        # The short slice ends the ranks, so no domain after its own is used: the last one that holds it leaves the most to the others.
+        # The short slice ends the ranks, so it takes the last domain that holds it: those after it hold no whole slice either.
         last = max((domain for domain, free in room.items() if free >= short), default=-1)
-        room = {domain: free - (short if domain == last else 0) for domain, free in room.items() if domain <= last}
+        if last < 0:
+            return None
+        room[last] -= short
         taken[last] = short
     if not room or sum(free // size for free in room.values()) < left:
         return None

@@ -136,12 +136,7 @@ class HazardTable:
 
     def refit(self, active: Iterable[tuple[int, float]]) -> None:
         """Compute the hazards anew; `active` are (gpus, service so far) of the jobs that have begun and not ended."""
-        risk = self._risk.copy()
-        for gpus, service_s in active:
-            if service_s > 0.0:
-                size, last = size_of(gpus), bin_of(service_s)
-                risk[size, :last] += self._width[:last]
-                risk[size, last] += service_s - EDGES_S[last]
+        risk = self._risk + self._at_risk(active)
         middle = self._low + self._width / 2.0
         prior = PRIOR_SHAPE / middle
         pooled = (self._ends.sum(axis=0) + PRIOR_EVENTS) / (risk.sum(axis=0) + PRIOR_EVENTS / prior)
@@ -149,6 +144,19 @@ class HazardTable:
         self.size_index = [gittins(self.hazard[0], self._width)]
         for group in self.groups.values():
             group.dirty = True
+
+    def _at_risk(self, active: Iterable[tuple[int, float]]) -> NDArray[np.float64]:
+        """Service of jobs not yet ended, by size and bin: whole bins before the one they are in, and their part of that."""
+        pairs = [(size_of(gpus), bin_of(service_s), service_s) for gpus, service_s in active if service_s > 0.0]
+        risk = np.zeros((SIZES, BINS))
+        if not pairs:
+            return risk
+        size, last, service_s = (np.array(column) for column in zip(*pairs, strict=True))
+        ending = np.zeros((SIZES, BINS))
+        np.add.at(ending, (size, last), 1.0)
+        beyond = ending[:, ::-1].cumsum(axis=1)[:, ::-1] - ending  # jobs that are past each bin
+        np.add.at(risk, (size, last), service_s - np.array(EDGES_S)[last])
+        return risk + beyond * self._width
 
     def index_of(self, group: Group, now_s: float) -> list[float]:
         """The group's index per bin; its jobs still running count as time at risk."""

@@ -6,7 +6,7 @@ It decides shapes; which nodes is the pool's affair. A shape costs the number of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import isqrt
 
@@ -88,7 +88,8 @@ def shapes_of(role: Role, fleet: FleetSummary | Iterable[Node]) -> tuple[Shape, 
         return tuple(_alone(role, model, memory_gib) for model, memory_gib in role.gpus.kinds)
     found: list[Shape] = []
     for model, memory_gib in role.gpus.kinds:
-        shapes = [_on(asked, role, summary) for asked in _one_by_one(_alone(role, model, memory_gib), summary)]
+        asked = _alone(role, model, memory_gib)
+        shapes = [_on(asked, name, exact, role, summary) for name, exact in _named(asked, summary)]
         found += sorted(filter(None, shapes), key=lambda shape: (shape.nodes + bool(shape.tail), shape.model or ""))
     if not found:
         raise _refusal(role, summary)
@@ -113,33 +114,35 @@ def _alone(role: Role, model: str | None, memory_gib: int | None) -> Shape:
     )  # fmt: skip
 
 
-def _one_by_one(asked: Shape, summary: FleetSummary) -> list[Shape]:
-    """The same for each model of the fleet that it means; as asked where that is no more than one."""
+def _named(asked: Shape, summary: FleetSummary) -> Sequence[tuple[str | None, bool]]:
+    """Model and `exact` for each model of the fleet that is meant; as asked where that is no more than one."""
     models = summary.models_like(asked.model, asked.device_memory_bytes) if asked.devices else ()
-    return [asked] if len(models) < 2 else [replace(asked, model=model, exact=True) for model in models]
+    return ((asked.model, False),) if len(models) < 2 else [(model, True) for model in models]
 
 
-def _on(asked: Shape, role: Role, summary: FleetSummary) -> Shape | None:
+def _on(asked: Shape, model: str | None, exact: bool, role: Role, summary: FleetSummary) -> Shape | None:
     """The shape on nodes that have CPUs and memory enough; None where too few have."""
-    sizes = _roomy(asked, summary)
     request = role.gpus
+    sizes = _roomy(asked, model, exact, summary)
     if request.nodes is not None or not request.total:
-        return asked if _at_least(sizes, asked.devices) >= asked.nodes else None
-    parts = _whole_and_rest(request.total, sizes) if request.uneven else _fewest_nodes(request.total, sizes)
-    return None if parts is None else _parted(asked, role, parts)
+        parts = (asked.nodes, asked.devices, 0) if _at_least(sizes, asked.devices) >= asked.nodes else None
+    else:
+        parts = _whole_and_rest(request.total, sizes) if request.uneven else _fewest_nodes(request.total, sizes)
+    return None if parts is None else _parted(asked, model, exact, role, parts)
 
 
-def _parted(asked: Shape, role: Role, parts: tuple[int, int, int]) -> Shape:
+def _parted(asked: Shape, model: str | None, exact: bool, role: Role, parts: tuple[int, int, int]) -> Shape:
     nodes, devices, tail = parts
-    return replace(
-        asked, nodes=nodes, devices=devices, tasks=tasks_per_node(role, devices), tail=tail,
-        tail_tasks=tasks_per_node(role, tail) if tail else 0,
+    return Shape(
+        nodes=nodes, devices=devices, cpus=asked.cpus, memory_bytes=asked.memory_bytes, tasks=tasks_per_node(role, devices), model=model,
+        device_memory_bytes=asked.device_memory_bytes, exact=exact, tail=tail, tail_tasks=tasks_per_node(role, tail) if tail else 0,
+        nodes_max=asked.nodes_max,
     )  # fmt: skip
 
 
-def _roomy(asked: Shape, summary: FleetSummary) -> Sizes:
+def _roomy(asked: Shape, model: str | None, exact: bool, summary: FleetSummary) -> Sizes:
     return summary.sizes(
-        asked.model, asked.device_memory_bytes, exact=asked.exact, cpus=asked.cpus, memory_bytes=asked.memory_bytes
+        model, asked.device_memory_bytes, exact=exact, cpus=asked.cpus, memory_bytes=asked.memory_bytes
     )
 
 
@@ -184,9 +187,8 @@ def _divisors(total: int) -> Iterator[int]:
 def _refusal(role: Role, summary: FleetSummary) -> NeverFits:
     """What was wanted, what the fleet has, and the nearest thing that would fit."""
     request = role.gpus
-    asked = [
-        one for model, memory_gib in request.kinds for one in _one_by_one(_alone(role, model, memory_gib), summary)
-    ]
+    alone = [_alone(role, model, memory_gib) for model, memory_gib in request.kinds]
+    asked = [replace(one, model=model, exact=exact) for one in alone for model, exact in _named(one, summary)]
     has = [(one, summary.sizes(one.model, one.device_memory_bytes, exact=one.exact)) for one in asked]
     if request.model is not None and not any(max(sizes) for _, sizes in has):
         return NeverFits(f"no node has {_gpu_named(request)}",
@@ -195,7 +197,7 @@ def _refusal(role: Role, summary: FleetSummary) -> NeverFits:
     best, sizes = max(has, key=lambda one: sum(size * nodes for size, nodes in one[1].items()))
     shape = _wanted(best, role, sizes)
     wants = f"{shape}" if shape.devices else f"{shape.nodes} node{'s' if shape.nodes > 1 else ''}"
-    roomy = _roomy(best, summary)
+    roomy = _roomy(best, best.model, best.exact, summary)
     enough = _at_least(sizes, shape.devices) >= shape.nodes  # then CPUs or memory are what lacks
     if shape.cpus > max(kind.cpus for kind, _ in summary.kinds) or (enough and shape.cpus):
         wants += f" with {shape.cpus} CPUs each"
@@ -221,9 +223,9 @@ def _wanted(best: Shape, role: Role, sizes: Sizes) -> Shape:
         return best
     largest = max(1, *sizes)
     if role.gpus.uneven and total > largest:
-        return _parted(best, role, (total // largest, largest, total % largest))
+        return _parted(best, best.model, best.exact, role, (total // largest, largest, total % largest))
     nodes = next(part for part in _divisors(total) if part * largest >= total)
-    return _parted(best, role, (nodes, total // nodes, 0))
+    return _parted(best, best.model, best.exact, role, (nodes, total // nodes, 0))
 
 
 def _counts(has: list[tuple[Shape, Sizes]]) -> str:

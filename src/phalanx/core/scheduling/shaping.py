@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from phalanx.core.errors import NeverFits
 from phalanx.core.fleet.node import Node
+from phalanx.core.fleet.summary import summary_of
 from phalanx.core.ids import NodeId
 from phalanx.core.scheduling.fit import Fit
 from phalanx.core.scheduling.need import Need
 from phalanx.core.scheduling.shape import Shape, shapes_of
-from phalanx.core.fleet.summary import summary_of
 from phalanx.core.state.plan import Waiting
 from phalanx.core.work.job import Job, Reason
 from phalanx.core.work.spec import Role

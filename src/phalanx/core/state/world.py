@@ -71,8 +71,7 @@ class World:
     tree: Holdings | None = field(
         default=None, compare=False, repr=False
     )  # of the queues; ask `holdings`, which makes it
-
-    kinds: FleetSummary | None = field(default=None, compare=False, repr=False)  # of the nodes; ask `fleet`, which makes it
+    kinds: FleetSummary | None = field(default=None, compare=False, repr=False)  # ask `fleet`, which makes it
 
     def holdings(self) -> Holdings:
         """The queue tree with what live attempts hold: kept up to date by changes, made anew when queues or devices changed."""

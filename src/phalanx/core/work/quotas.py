@@ -139,40 +139,41 @@ class Holdings:
         for node in self.paths[queue]:
             if not more:
                 return None
-            used, kept = self.used[node], self.kept[node]
+            used = self.used[node]
             if used + more > self.limit[node]:
                 # What idle children keep cannot be used by others, so it counts as held: held + unused kept = used + all kept.
                 return Refusal(
                     Reason.QUOTA, self.ids[node], gpus, used + self._kept_below(node), self.limit[node] + self._kept_below(node)
                 )  # fmt: skip
-            more = max(0, used + more - kept) - max(0, used - kept)
+            if kept := self.kept[node]:
+                more = max(0, used + more - kept) - max(0, used - kept)
         return None
 
     def take(self, queue: int, user: str, gpus: int, jobs: int = 1) -> None:
         """A job starts, or (with `jobs=0`) one that runs grows. Admitted or not: a right that shrank does not undo what runs."""
-        self._count(queue, user, gpus, jobs)
-        for node in self.paths[queue]:
-            self.held[node] += gpus
+        if self._limits[queue]:
+            self._count(queue, user, gpus, jobs)
         more = gpus
         for node in self.paths[queue]:
-            used, kept = self.used[node], self.kept[node]
-            self.used[node] = used + more
-            more = max(0, used + more - kept) - max(0, used - kept)
-            if not more:
-                return
+            self.held[node] += gpus
+            if more:
+                used = self.used[node]
+                self.used[node] = used + more
+                if kept := self.kept[node]:
+                    more = max(0, used + more - kept) - max(0, used - kept)
 
     def give(self, queue: int, user: str, gpus: int, jobs: int = 1) -> None:
         """What was taken comes back: exactly undoes `take`, in any order."""
-        self._count(queue, user, -gpus, -jobs)
-        for node in self.paths[queue]:
-            self.held[node] -= gpus
+        if self._limits[queue]:
+            self._count(queue, user, -gpus, -jobs)
         less = gpus
         for node in self.paths[queue]:
-            used, kept = self.used[node], self.kept[node]
-            self.used[node] = used - less
-            less = max(0, used - kept) - max(0, used - less - kept)
-            if not less:
-                return
+            self.held[node] -= gpus
+            if less:
+                used = self.used[node]
+                self.used[node] = used - less
+                if kept := self.kept[node]:
+                    less = max(0, used - kept) - max(0, used - less - kept)
 
     def over(self, queue: int) -> int:
         """GPUs that it holds past its right, by borrowing; 0 for none."""

@@ -243,7 +243,8 @@ def _env(given: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
 
 
 def _dependencies(given: Mapping[str, object], array: ArrayAsk | None) -> tuple[Dependency, ...]:
-    found = _read(given, "depends_on", parse_dependencies, ())
+    none: tuple[Dependency, ...] = ()
+    found = _read(given, "depends_on", parse_dependencies, none)
     pairs = next((one for one in found if one.kind is DependencyKind.AFTER_CORR), None)
     if pairs is not None and array is None:
         raise BadKey(

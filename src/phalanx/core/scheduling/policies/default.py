@@ -21,6 +21,8 @@ OVERDUE = 1e6  # value per GPU of an overdue job: above any index, which is at m
 URGENT = 1 << 30  # above any priority: jobs that lost their place, and overdue ones
 OVERDUE_LOOK_S = 3600.0  # with nothing else happening, overdue jobs are looked for this often
 RIGHT_TRIES = 8  # classes for which room is made by right in one pass; the others have their turn in the next
+UNFINISHED_S = 0.1  # when the next pass goes on
+RIGHT_WORK = 4_000  # jobs looked at for that, after which the pass ends: 10 ms
 GROW_LOOK_S = 60.0  # idle nodes are offered to elastic jobs this often
 Line = tuple[int, float, float, int, Entry]
 
@@ -76,6 +78,7 @@ class Default(Listener):
         self.prices: dict[int, Prices] = {}
         self.room = Room(board, moves=knobs.moves, move_min_s=knobs.move_min_s, right_min_s=knobs.right_min_s, stops_max=knobs.stops_max)
         self.round_next_s = 0.0
+        self.unfinished = False
         self.lane_used = 0
         self.reserved: list[int] = []  # nodes kept free of new work for the first urgent gang
         self.reserved_for: Entry | None = None
@@ -144,6 +147,7 @@ class Default(Listener):
         self._fill(order, now_s)
         if not board.waiting:
             return self._grow(now_s)
+        self.unfinished = False
         self._urgent(order, now_s)
         if now_s >= self.round_next_s:
             self._promote(now_s)
@@ -154,8 +158,9 @@ class Default(Listener):
                 if self.table.events > self.fitted_events:
                     due_s = min(due_s, self.fitted_s + knobs.refit_s)
             self.round_next_s = (now_s // knobs.round_s + 1.0) * knobs.round_s
-            return max(self.round_next_s, -(-due_s // knobs.round_s) * knobs.round_s)
-        return self.round_next_s
+            if not self.unfinished:
+                return max(self.round_next_s, -(-due_s // knobs.round_s) * knobs.round_s)
+        return now_s + UNFINISHED_S if self.unfinished else self.round_next_s
 
     def _order(self, now_s: float) -> list[Line]:
         """Waiting jobs by priority, then value per GPU, best first; of a class of never-started ones only the head."""
@@ -257,10 +262,14 @@ class Default(Listener):
         if not borrowed and not board.elastic and -order[0][0] <= lowest:
             return
         tries = 0
+        self.room.examined = 0
         for _, _, _, _, entry in order:
             klass = entry.klass
-            if entry.since_s >= 0.0 or tries >= RIGHT_TRIES:
+            if entry.since_s >= 0.0:
                 continue
+            if tries >= RIGHT_TRIES or self.room.examined > RIGHT_WORK:
+                self.unfinished = True
+                return
             if board.elastic and board.admits(klass):
                 tries += 1
                 if self._carry_out(self.room.by_shrinking(entry, now_s), entry, Because.SHRINK, now_s) and self._start_if(entry, now_s):

@@ -7,7 +7,7 @@ afterwards, nobody moves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,6 +17,7 @@ from phalanx.core.scheduling.need import Need
 from phalanx.core.scheduling.policies.prices import INFINITE, Prices
 from phalanx.core.scheduling.pool import Places
 
+LIKELY_NODES = 64  # nodes priced exactly for a job that makes room by right; the order they come in is by what is at stake
 TRIES = 4  # nodes tried for a part-node job before the round goes on to the next one
 
 
@@ -38,6 +39,7 @@ class Room:
         self.move_min_s = move_min_s
         self.right_min_s = right_min_s
         self.stops_max = stops_max
+        self.examined = 0  # jobs looked at by right since the policy last set it to 0: bounds a pass
 
     # ---------------------------------------------------------------- by moves and by value
 
@@ -128,79 +130,104 @@ class Room:
         """Stop the cheapest jobs that the entry has a right to stop, on the nodes it needs and no others."""
         board, klass = self.board, entry.klass
         admitted = board.admits(klass)
-        entitled = board.quotas is not None and board.quotas.entitled(klass.queue, klass.gpus)
-        victims = [other for other in board.running.values() if self._may_stop(entry, other, now_s, admitted=admitted, entitled=entitled)]
+        victims = self._victims(entry, now_s, admitted=admitted)
         if not victims:
             return None
-        victims.sort(key=lambda other: (other.klass.rank, self._cost(other, now_s), -other.since_s, other.seq))
-        chosen = self._on_one_place(entry, victims, now_s) or self._fewest(entry, victims)
+        self.examined += len(victims)
+        cost = {other.seq: self._cost(other, now_s) for other in victims}
+        victims.sort(key=lambda other: (other.klass.rank, cost[other.seq], -other.since_s, other.seq))
+        chosen = self._on_one_place(entry, victims, cost) or self._fewest(entry, victims)
         if chosen is None:
             return None
         borrowed = board.quotas is not None and not any(other.klass.rank < klass.rank for other in chosen)
         because = Because.REPAIR if entry.repair else Because.RECLAIM if borrowed else Because.PRIORITY
         return [Going(other) for other in sorted(chosen, key=lambda other: other.seq)], because
 
-    def _may_stop(self, entry: Entry, other: Entry, now_s: float, *, admitted: bool, entitled: bool) -> bool:
-        if other.since_s < 0.0 or now_s - other.moved_s < self.right_min_s or other.overdue or not other.places:
-            return False
-        quotas = self.board.quotas
-        if entitled and quotas is not None and quotas.reclaimable(other.klass.queue, entry.klass.queue, entry.klass.gpus):
-            return True  # a loan is a loan, whatever its priority
-        if other.fixed or other.stops >= self.stops_max:
-            return False
-        if entry.repair and other.klass.rank <= entry.klass.rank and not other.repair:
-            return other.moved_s > entry.waits_from_s or other.gpus < entry.gpus
-        if other.klass.rank >= entry.klass.rank:
-            return False
-        return admitted or other.klass.queue == entry.klass.queue
+    def _victims(self, entry: Entry, now_s: float, *, admitted: bool) -> list[Entry]:
+        """Whom the entry may stop: of each group of one queue and rank all or none, but for the shields of each."""
+        quotas, klass = self.board.quotas, entry.klass
+        found: list[Entry] = []
+        for (queue, rank), group in self.board.groups.items():
+            # A loan is a loan, whatever its priority, and for whoever is never stopped otherwise.
+            loan = quotas is not None and self.board.lends and quotas.reclaimable(queue, klass.queue, klass.gpus)
+            lower = rank < klass.rank and (admitted or queue == klass.queue)
+            repair = entry.repair and rank <= klass.rank
+            if not (loan or lower or repair):
+                continue
+            for other in group.values():
+                if other.since_s < 0.0 or now_s - other.moved_s < self.right_min_s or other.overdue:
+                    continue
+                exempt = other.fixed or other.stops >= self.stops_max
+                newcomer = repair and not other.repair and (other.moved_s > entry.waits_from_s or other.gpus < entry.gpus)
+                if loan or (not exempt and (lower or newcomer)):
+                    found.append(other)
+        return found
 
     def _cost(self, other: Entry, now_s: float) -> float:
         """GPU-seconds lost if it is stopped now."""
         return (self.board.restart_cost_s + other.unsaved_s(now_s)) * max(1, other.gpus)
 
-    def _on_one_place(self, entry: Entry, victims: Sequence[Entry], now_s: float) -> list[Entry] | None:
+    def _on_one_place(self, entry: Entry, victims: Sequence[Entry], cost: Mapping[int, float]) -> list[Entry] | None:
         """The cheapest set per node, on as many nodes as the need has parts."""
         board = self.board
-        on_node: dict[int, list[Entry]] = {}
+        on_node: dict[int, list[tuple[Entry, int]]] = {}
         for other in victims:
-            for node, _ in other.places:
-                on_node.setdefault(node, []).append(other)
+            for node, count in other.places:
+                on_node.setdefault(node, []).append((other, count))
         for need in entry.klass.needs:
             prices: list[tuple[int, float, int, list[Entry]]] = []
-            wanted = need.devices
-            nodes = set(on_node)
-            for kind in need.kinds:
-                pool = board.pools[kind]
-                if need.nodes > 1:  # what is free already counts as costing nothing
-                    nodes.update(node for node, free in enumerate(pool.free) if free >= wanted and board.kind[node] == kind and node not in pool.away)
-            for node in sorted(nodes):
-                pool = board.pools[board.kind[node]]
-                if board.kind[node] not in need.kinds or node in pool.away or (entry.klass.shut | need.shut) >> node & 1 or board.size[node] < wanted:
-                    continue
-                found = self._least(on_node.get(node, ()), node, wanted - pool.free[node], now_s)
+            parts = need.nodes + (need.tail > 0)
+            for node in self._likely(entry, need, on_node, cost)[: LIKELY_NODES + parts]:
+                free = board.pools[board.kind[node]].free[node]
+                found = self._least(on_node.get(node, ()), need.devices - free, cost)
                 if found is not None:
                     prices.append((max((other.klass.rank for other in found[1]), default=-(1 << 30)), found[0], node, found[1]))
             prices.sort(key=lambda price: price[:3])
-            parts = need.nodes + (need.tail > 0)
             for first in range(max(1, min(TRIES, len(prices) - parts + 1))):
                 chosen = {other.seq: other for price in prices[first : first + parts] for other in price[3]}
                 if len(prices) - first >= parts and self._enough(entry, list(chosen.values())):
                     return self._without_idle(entry, list(chosen.values()))
         return None
 
-    def _least(self, here: Sequence[Entry], node: int, need: int, now_s: float) -> tuple[float, list[Entry]] | None:
+    def _likely(self, entry: Entry, need: Need, on_node: Mapping[int, Sequence[tuple[Entry, int]]],
+                cost: Mapping[int, float]) -> list[int]:  # fmt: skip
+        """Nodes that would be free enough, those with the least to lose first: an order by everything that could go, to price only a few."""
+        board = self.board
+        shut = entry.klass.shut | need.shut
+        nodes = set(on_node)
+        if need.nodes > 1:  # what is free already costs nothing
+            for kind in need.kinds:
+                pool = board.pools[kind]
+                nodes.update(node for node, free in enumerate(pool.free) if free >= need.devices and board.kind[node] == kind)
+        likely: list[tuple[int, float, int]] = []
+        for node in nodes:
+            pool = board.pools[board.kind[node]]
+            if board.kind[node] not in need.kinds or node in pool.away or shut >> node & 1:
+                continue
+            room, stake, rank = pool.free[node], 0.0, -(1 << 30)
+            if room < need.devices:
+                here = on_node.get(node, ())
+                for other, count in here:
+                    room += count
+                    stake += cost[other.seq]
+                rank = here[-1][0].klass.rank if here else rank  # they come lowest rank first
+            if room >= need.devices:
+                likely.append((rank, stake, node))
+        likely.sort()
+        return [node for _, _, node in likely]
+
+    def _least(self, here: Sequence[tuple[Entry, int]], need: int, costs: Mapping[int, float]) -> tuple[float, list[Entry]] | None:
         """The set on one node that frees `need` devices at the least cost, lower ranks first."""
         if need <= 0:
             return 0.0, []
         best: list[tuple[tuple[int, float], tuple[Entry, ...]] | None] = [((-(1 << 30), 0.0), ())] + [None] * need
-        for other in here:
-            count = next(count for at, count in other.places if at == node)
-            cost = self._cost(other, now_s)
+        for other, count in here:
+            rank, cost = other.klass.rank, costs[other.seq]
             for short in range(need, 0, -1):
                 before = best[max(0, short - count)]
                 if before is None or not count:
                     continue
-                price = (max(before[0][0], other.klass.rank), before[0][1] + cost)
+                price = (max(before[0][0], rank), before[0][1] + cost)
                 present = best[short]
                 if present is None or price < present[0]:
                     best[short] = (price, (*before[1], other))

@@ -1,0 +1,138 @@
+"""The replay through the lifecycle: the same decisions as on the bare board, and every job lives as it would live."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from phalanx.core.errors import NeverFits
+from phalanx.core.ids import JobId
+from phalanx.core.scheduling.policies import policy_named
+from phalanx.core.scheduling.policy import Policy
+from phalanx.core.work.job import JobState
+from phalanx.simulator.cluster import Cluster
+from phalanx.simulator.fleet import equal_nodes
+from phalanx.simulator.live import _Replay, replay_live
+from phalanx.simulator.replay import replay
+from phalanx.simulator.report import report
+from phalanx.simulator.simulate import Durations, Setting, shuffled, simulate_live
+from phalanx.simulator.trace import Trace, TraceJob
+
+
+def jobs_of(*rows):
+    """Jobs from (submit, duration, GPUs)."""
+    return [
+        TraceJob(id=f"j{number}", submit_s=float(submit), duration_s=float(duration), gpus=gpus, line=number + 2)
+        for number, (submit, duration, gpus) in enumerate(rows)
+    ]
+
+
+def crowd(jobs, seed=7):
+    """A trace that overfills four nodes of 8 for a while."""
+    chance = random.Random(seed)
+    return jobs_of(*(
+        (at * 40, chance.choice((60, 300, 900, 7200)), chance.choice((1, 1, 1, 2, 4, 8, 12, 16))) for at in range(jobs)
+    ))  # fmt: skip
+
+
+def exact(jobs):
+    known = {job.id: job.duration_s for job in jobs}
+    return lambda job: known[job.spec.name]
+
+
+@pytest.mark.parametrize("name", ["fifo", "skip", "backfill", "sjf", "las", "srtf"])
+def test_lifecycle_replay_ends_every_job_when_the_board_alone_says(name):
+    jobs, nodes = crowd(250), equal_nodes(4, 8)
+    bare = replay(jobs, nodes, policy_named(name))
+    live = replay_live(jobs, nodes, Policy(name=name, size_of=exact(jobs)))
+    assert [outcome.end_s for outcome in live.outcomes] == [outcome.end_s for outcome in bare.outcomes]
+    assert [outcome.wait_max_s for outcome in live.outcomes] == [outcome.wait_max_s for outcome in bare.outcomes]
+    assert (live.preemptions, live.moves, live.lost_gpu_s) == (bare.preemptions, bare.moves, bare.lost_gpu_s)
+    assert max(outcome.wait_s for outcome in live.outcomes) > 0.0
+
+
+def test_default_policy_ends_every_job_and_gives_every_device_back():
+    run = _Replay(crowd(200), equal_nodes(4, 8), Policy(), 60.0, skip_never=False)
+    run.run(0.0, None)
+    world = run.cluster.controller.world
+    assert (world.pending, world.attempts) == ({}, {})
+    assert all(not usage.devices for usage in world.usage.values())
+    assert {job.state for job in world.jobs.values()} == {JobState.SUCCEEDED}
+    assert run.result.preemptions + run.result.moves > 0
+    assert (run.held, run.cluster.supervisors.gangs) == (0, {})
+
+
+def test_preempted_job_saves_pays_the_restart_and_says_so_in_its_record():
+    # The long job has used its 18,000 GPU-seconds of the first queue when the short one comes: las stops it at the next round.
+    run = _Replay(jobs_of((0, 9000, 8), (6030, 100, 8)), equal_nodes(1, 8), Policy(name="las"), 60.0, skip_never=False)
+    run.run(0.0, None)
+    long, short = run.result.outcomes
+    assert (long.stops, run.result.preemptions, run.result.lost_gpu_s) == (1, 1, 480.0)
+    assert short.first_start_s == 6060.0
+    assert long.end_s == 6180.0 + (9000.0 - 6060.0) + 60.0  # placed again at the round after the short one's end
+    record = run.cluster.controller.world.jobs[JobId("1")]
+    assert (record.preemptions, record.epoch, len(record.checkpoints)) == (1, 2, 1)
+
+
+def test_gang_larger_than_a_node_holds_whole_nodes_and_the_rest_on_one_more():
+    run = _Replay(jobs_of((0, 10, 12), (0, 10, 4)), equal_nodes(2, 8), Policy(name="fifo"), 60.0, skip_never=False)
+    held = []
+    instant = run.cluster.instant
+
+    def watched(now_s, inbox):
+        turned = instant(now_s, inbox)
+        held.append(sorted(len(usage.devices) for usage in run.cluster.controller.world.usage.values()))
+        return turned
+
+    run.cluster.instant = watched  # type: ignore[method-assign]  # a look at each instant
+    run.run(0.0, None)
+    assert held[0] == [8, 8]
+    assert [outcome.end_s for outcome in run.result.outcomes] == [10.0, 10.0]
+
+
+def test_job_that_no_empty_fleet_holds_is_named_by_line_or_left_out():
+    jobs, nodes = jobs_of((0, 10, 4), (5, 10, 99)), equal_nodes(2, 8)
+    with pytest.raises(NeverFits, match=r"job j1 \(line 3\)"):
+        replay_live(jobs, nodes, Policy(name="fifo"))
+    left = replay_live(jobs, nodes, Policy(name="fifo"), skip_never=True)
+    assert [outcome.job.id for outcome in left.outcomes] == ["j0"]
+    assert [job.id for job, _ in left.refused] == ["j1"]
+
+
+def test_same_trace_and_seed_give_the_same_replay_and_another_seed_another_order():
+    trace = Trace(jobs=tuple(jobs_of(*((0, 100 + at, 8) for at in range(20)))))
+    assert shuffled(trace, 0) is trace
+    assert shuffled(trace, 3) == shuffled(trace, 3) != shuffled(trace, 4)
+    figures = [
+        report(simulate_live(trace, equal_nodes(1, 8), Setting(policy="fifo", seed=seed)), wall_s=0.0) for seed in (3, 3, 4)
+    ]  # fmt: skip
+    assert figures[0] == figures[1] != figures[2]
+
+
+def test_limits_are_what_sjf_may_not_and_backfill_may_know():
+    rows = jobs_of((0, 100, 8), (1, 50, 8), (2, 10, 8))
+    trace = Trace(
+        jobs=tuple(
+            TraceJob(id=job.id, submit_s=job.submit_s, duration_s=job.duration_s, gpus=8, limit_s=500.0) for job in rows
+        )
+    )
+    (done,) = simulate_live(trace, equal_nodes(1, 8), Setting(policy="backfill", durations=Durations.LIMIT))
+    assert [outcome.end_s for outcome in done.outcomes] == [100.0, 150.0, 160.0]
+
+
+def test_curve_keeps_the_last_point_of_each_step():
+    live = replay_live(jobs_of((0, 100, 8), (1, 100, 8)), equal_nodes(1, 8), Policy(name="fifo"), curve_step_s=50.0)
+    assert (live.curve[0], live.curve[-1]) == ((0.0, 8, 0), (200.0, 0, 0))
+    assert (1.0, 8, 1) in live.curve
+
+
+def test_jobs_that_wait_for_ever_end_the_replay_by_name(monkeypatch):
+    monkeypatch.setattr("phalanx.core.scheduling.policies.lines.Strict.decide", lambda *_: None)
+    with pytest.raises(NeverFits, match=r"job j0 \(line 2\) waits for ever"):
+        replay_live(jobs_of((0, 10, 1)), equal_nodes(1, 8), Policy(name="fifo"))
+
+
+def test_cluster_says_when_it_has_something_due_and_never_when_idle():
+    cluster = Cluster(equal_nodes(2, 8), Policy(name="fifo"), users=[], start_s=0.0)
+    assert cluster.instant(10.0, []).due_in_s == float("inf")

@@ -1,0 +1,40 @@
+"""Deadlines: asked for what is due, not looked through."""
+
+from phalanx.controller.timers import Due, Timers
+from phalanx.core.ids import Epoch, Generation, JobId
+
+A, B = JobId("1"), JobId("2")
+
+
+def armed(*deadlines):
+    timers = Timers()
+    for at_s, due, job_id in deadlines:
+        timers.arm(at_s, due, job_id, Epoch(1), Generation(0))
+    return timers
+
+
+def test_what_is_due_comes_earliest_first_and_the_limit_before_the_rest():
+    timers = armed((5.0, Due.REMIND, A), (3.0, Due.START, B), (5.0, Due.LIMIT, B), (9.0, Due.REMIND, B))
+    assert [(each.at_s, each.due) for each in timers.take(5.0)] == [
+        (3.0, Due.START),
+        (5.0, Due.LIMIT),
+        (5.0, Due.REMIND),
+    ]
+    assert timers.take(8.9) == []
+
+
+def test_what_fired_in_a_step_that_never_happened_is_due_again():
+    timers = armed((5.0, Due.LIMIT, A))
+    first = timers.take(6.0)
+    timers.undo()
+    assert timers.take(6.0) == first
+    assert timers.settle() == first
+    timers.undo()
+    assert timers.take(6.0) == []
+
+
+def test_next_is_the_first_that_stands():
+    timers = armed((5.0, Due.START, A), (7.0, Due.REMIND, B))
+    assert timers.next_s(lambda deadline: deadline.job_id == B) == 7.0
+    assert timers.next_s(lambda _: False) == float("inf")
+    assert timers.take(100.0) == []
