@@ -2,7 +2,10 @@
 
 fleet = make_fleet("rack0: n0=8 n1=4 | rack1: n2=8")          # nodes and their devices
 fleet = make_fleet("r: n0=h200:8 n1=a100-80gb:4", cpus=64)    # with models
+fleet = make_fleet("leaf0/rack0: n0=8 | leaf1/rack0: n1=8")   # with leaves
+fleet = fleet.runs(job("b", gpus=8), "n0:0-7", for_s=7200)    # and a job on it
 plan = plan_of(fleet.with_jobs(job("a", gpus=16)))
+assert lined(plan) == "b stops for a | a claimed"
 """
 
 from __future__ import annotations
@@ -13,7 +16,17 @@ from typing import Any
 
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Cordon, Node, NodeState
-from phalanx.core.ids import Epoch, Generation, JobId, NodeId, ProjectId, QueueId, SupervisorId, UserId
+from phalanx.core.ids import (
+    Epoch,
+    Generation,
+    JobId,
+    NodeId,
+    ProjectId,
+    QueueId,
+    ReservationId,
+    SupervisorId,
+    UserId,
+)  # fmt: skip
 from phalanx.core.lifecycle.facts import Case, Facts
 from phalanx.core.lifecycle.job import place
 from phalanx.core.scheduling.schedule import Policy, schedule
@@ -21,11 +34,13 @@ from phalanx.core.state.plan import Plan
 from phalanx.core.state.snapshot import Snapshot, Usage
 from phalanx.core.units import GIB
 from phalanx.core.work.allocation import Allocation, Grant
-from phalanx.core.work.attempt import Attempt, AttemptState, MemberState, TaskExit
+from phalanx.core.work.attempt import Attempt, AttemptState, Cause, MemberState, TaskExit
 from phalanx.core.work.gpus import GpuRequest, parse_gpus
 from phalanx.core.work.job import Job, Resume
-from phalanx.core.work.queue import Queue
+from phalanx.core.work.queue import Queue, Spent
+from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.spec import JobSpec, Launch, Role
+from phalanx.core.work.spending import period_start_s
 
 T = 1_700_000_000.0  # Unix seconds at which every history starts
 PLAIN = Queue(id=QueueId("default"))
@@ -39,13 +54,36 @@ class Fleet:
     usage: dict[NodeId, Usage] = field(default_factory=dict)
     queues: dict[QueueId, Queue] = field(default_factory=lambda: {PLAIN.id: PLAIN})
     now_s: float = T
+    running: dict[JobId, tuple[Job, Attempt]] = field(default_factory=dict)
+    reservations: dict[ReservationId, Reservation] = field(default_factory=dict)
+    spent: dict[QueueId, Spent] = field(default_factory=dict)
 
     def with_jobs(self, *jobs: Job) -> Snapshot:
-        """The snapshot in which these jobs wait, submitted in the order given unless they say otherwise."""
-        waiting = tuple(one if one.seq else replace(one, seq=seq) for seq, one in enumerate(jobs, start=1))
+        """The snapshot in which these jobs wait, submitted after those that run, in the order given unless they say otherwise."""
+        first = 1 + len(self.running)
+        waiting = tuple(one if one.seq else replace(one, seq=seq) for seq, one in enumerate(jobs, start=first))
+        attempts = {job_id: attempt for job_id, (_, attempt) in self.running.items()}
         return Snapshot(
-            version=1, now_s=self.now_s, nodes=self.nodes, usage=self.usage, pending=waiting, queues=self.queues
-        )
+            version=1, now_s=self.now_s, nodes=self.nodes, usage=self.usage, pending=waiting, queues=self.queues,
+            jobs={one.id: one for one in (*(one for one, _ in self.running.values()), *waiting)}, attempts=attempts,
+            reservations=self.reservations, spent=self.spent,
+        )  # fmt: skip
+
+    def runs(self, one: Job, on: str, *, for_s: float = 7200.0) -> Fleet:
+        """The job has run for so long on `n0:0,1 n1:0-3`. Two hours are past every guaranteed run."""
+        one = one if one.seq else replace(one, seq=1 + len(self.running))
+        lies = allocation(on, cpus=one.spec.role.cpus, memory_bytes=one.spec.role.memory_bytes)
+        case = place(one, lies, facts(self.now_s - T - for_s)).case
+        usage = dict(self.usage)
+        for grant in lies.grants:
+            held = usage.get(grant.node_id, Usage())
+            assert not held.devices & set(grant.devices), f"{grant.node_id} is drawn with a device twice"
+            usage[grant.node_id] = Usage(
+                devices=held.devices | set(grant.devices), cpus=held.cpus + grant.cpus,
+                memory_bytes=held.memory_bytes + grant.memory_bytes,
+            )  # fmt: skip
+        attempt = at(case, AttemptState.RUNNING).attempt
+        return replace(self, usage=usage, running={**self.running, one.id: (case.job, attempt)})
 
     def held(self, **devices: Iterable[int]) -> Fleet:
         """These devices are taken: `held(n0=[0, 1])`."""
@@ -70,13 +108,27 @@ class Fleet:
     def with_queues(self, *queues: Queue) -> Fleet:
         return replace(self, queues={queue.id: queue for queue in queues})
 
+    def set_aside(self, *reservations: Reservation) -> Fleet:
+        return replace(self, reservations={one.id: one for one in reservations})
+
+    def having_spent(self, **gpu_h: float) -> Fleet:
+        """GPU-hours that queues have used up to now, all in this budget period: `having_spent(nlp=100)`."""
+        spent = {
+            QueueId(name): Spent(
+                queue=QueueId(name), at_s=self.now_s, period_s=period_start_s(self.queues[QueueId(name)], self.now_s), gpu_s=hours * 3600.0,
+                decayed_gpu_s=hours * 3600.0,
+            )
+            for name, hours in gpu_h.items()
+        }  # fmt: skip
+        return replace(self, spent=spent)
+
     def _each(self, names: Iterable[str], **changes: Any) -> Fleet:
         changed = {NodeId(name): replace(self.nodes[NodeId(name)], **changes) for name in names}
         return replace(self, nodes={**self.nodes, **changed})
 
 
 def make_fleet(text: str, *, cpus: int = 32, memory_gib: int = 256) -> Fleet:
-    """Nodes of `rack: NAME=[MODEL[-MEMgb]:]COUNT ...`, racks parted by `|`."""
+    """Nodes of `[LEAF/]RACK: NAME=[MODEL[-MEMgb]:]COUNT ...`, racks parted by `|`."""
     nodes: dict[NodeId, Node] = {}
     for rack in text.split("|"):
         name, _, inside = rack.rpartition(":") if "=" not in rack.partition(":")[0] and ":" in rack else ("", "", rack)
@@ -101,9 +153,20 @@ def make_node(
             Device(index=index, uuid=f"{name}-{index}", model=has.model or "virtual", memory_bytes=(has.memory_gib or 16) * GIB)
             for index in range(has.total)
         ),
-        labels={"rack": rack} if rack else {}, joined_s=T, supervisor_id=SupervisorId(f"{name}-life1"),
+        labels=_place_of(rack), joined_s=T, supervisor_id=SupervisorId(f"{name}-life1"),
         **fields,
     )  # fmt: skip
+
+
+def _place_of(rack: str) -> dict[str, str]:
+    """`rack` or `leaf/rack` as labels."""
+    leaf, _, last = rack.rpartition("/")
+    return {level: name for level, name in (("leaf", leaf), ("rack", last)) if name}
+
+
+def queue(name: str, **fields: Any) -> Queue:
+    """A queue by its name; `parent` too by name."""
+    return Queue(id=QueueId(name), **fields)
 
 
 def spec(
@@ -124,16 +187,18 @@ def spec(
     return JobSpec(name=name, role=role, workdir="/work", **fields)
 
 
-def job(name: str = "1", *, seq: int = 0, queue: str = "default", priority: int = 0, **fields: Any) -> Job:
+def job(
+    name: str = "1", *, seq: int = 0, queue: str = "default", priority: int = 0, user: str = "ada", **fields: Any
+) -> Job:
     """A pending job whose id is its name. What a `JobSpec` or `Role` has goes there, the rest is the job's own."""
-    own = {key: fields.pop(key) for key in tuple(fields) if key in _JOB_FIELDS}
+    own = {"submit_s": T, **{key: fields.pop(key) for key in tuple(fields) if key in _JOB_FIELDS}}
     return Job(
-        id=JobId(name), seq=seq, spec=spec(name, priority=priority, **fields), user=UserId("ada"), project=ProjectId("gpt"),
-        queue=QueueId(queue), submit_s=T, **own,
+        id=JobId(name), seq=seq, spec=spec(name, priority=priority, **fields), user=UserId(user), project=ProjectId("gpt"),
+        queue=QueueId(queue), **own,
     )  # fmt: skip
 
 
-_JOB_FIELDS = set(Job.__dataclass_fields__) - {"id", "seq", "spec", "queue"}
+_JOB_FIELDS = set(Job.__dataclass_fields__) - {"id", "seq", "spec", "queue", "user"}
 
 
 def plan_of(snapshot: Snapshot, **policy: Any) -> Any:
@@ -149,16 +214,29 @@ def drawn(plan: Plan, name: str) -> str:
     return " ".join(f"{grant.node_id}:{','.join(map(str, grant.devices))}" for grant in placed.allocation.grants)
 
 
-def allocation(text: str, *, tasks: int | None = None) -> Allocation:
-    """`n0:0,1 n1:0,1` as an allocation."""
+def lined(plan: Plan, *names: str) -> str:
+    """A plan in a line: stops as `b stops for a` (or `moves`), placements as `a n0:0,1`, waits as `c quota`; with names these jobs only."""
+    verbs = {Cause.PREEMPTED: "stops", Cause.MOVED: "moves"}
+    said = [
+        (one.job_id, f"{one.job_id} {verbs[one.cause]}" + (f" for {one.other}" if one.other else ""))
+        for one in plan.stops
+    ]
+    said += [(one.job_id, f"{one.job_id} {drawn(plan, one.job_id)}") for one in plan.placements]
+    said += [(job_id, f"{job_id} {wait.reason}") for job_id, wait in sorted(plan.waits.items())]
+    return " | ".join(text for job_id, text in said if not names or job_id in names)
+
+
+def allocation(text: str, *, tasks: int | None = None, cpus: int = 0, memory_bytes: int = 0) -> Allocation:
+    """`n0:0,1 n1:0-3` as an allocation; CPUs and memory of each part."""
     grants: list[Grant] = []
     for rank, word in enumerate(text.split()):
         node, _, devices = word.partition(":")
-        indices = tuple(int(index) for index in devices.split(",") if index)
+        spans = [span.partition("-") for span in devices.split(",") if span]
+        indices = tuple(index for first, _, last in spans for index in range(int(first), int(last or first) + 1))
         count = tasks if tasks is not None else max(1, len(indices))
         grants.append(
             Grant(
-                node_id=NodeId(node), node_rank=rank, devices=indices, cpus=0, memory_bytes=0, tasks=count,
+                node_id=NodeId(node), node_rank=rank, devices=indices, cpus=cpus, memory_bytes=memory_bytes, tasks=count,
                 first_rank=rank * count,
             )
         )  # fmt: skip

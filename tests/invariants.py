@@ -125,9 +125,22 @@ class Watch:
             usage = world.usage.get(node_id, EMPTY_USAGE)
             assert usage.devices == held.get(node_id, set()), f"1: {node_id} holds {usage.devices}"
             assert usage.cpus == cpus.get(node_id, 0)
+        for condition in world.relations.dependents:
+            parent = world.jobs.get(condition.job_id)
+            alive = condition.job_id in world.relations.elements or (parent is not None and not parent.state.terminal)
+            assert alive, f"7: {condition} is waited for, and can change no more"
         for job in world.jobs.values():
             assert (job.id in world.pending) == (job.state is JobState.PENDING)
+            assert not job.unmet or job.state in (JobState.PENDING, JobState.CANCELLED), (
+                f"7: job {job.id} runs before {job.unmet}"
+            )
             if job.state is JobState.RUNNING:
+                if job.array is not None and job.array.running_max is not None:
+                    place = job.array
+                    running = sum(
+                        world.jobs[one].state is JobState.RUNNING for one in world.relations.elements[place.array_id]
+                    )
+                    assert running <= (place.running_max or 0), f"{running} elements of array {place.array_id} run"
                 assert job.id in world.attempts, f"job {job.id} runs without an attempt"
 
     def truth(self) -> None:

@@ -10,11 +10,12 @@ from random import Random
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multiple, precondition, rule
 
 from phalanx.core.errors import Conflict
-from phalanx.core.ids import NodeId, ReservationId, UserId
-from phalanx.core.state.events import CordonNode, EndReservation, Hold, PutReservation, Requeue, UncordonNode
+from phalanx.core.ids import NodeId, ProjectId, QueueId, ReservationId, UserId
+from phalanx.core.state.events import CordonNode, EndReservation, Hold, PutReservation, Requeue, Submit, UncordonNode
+from phalanx.core.work.dependency import parse_dependencies
 from phalanx.core.work.job import JobState
 from phalanx.core.work.reservation import Reservation
 from phalanx.ports.store import StoreRefused
@@ -44,6 +45,7 @@ BEHAVIOURS = {
 }
 SHAPES = ("2x4", "2x2", "2x4", "4", "3x4", "2", "1", "6", "0")
 KINDS = ("saving", "long", *sorted(BEHAVIOURS))
+AFTER = ("afterok:{}", "afterany:{}", "afternotok:{}", "afterany:{},singleton")
 LASTING = (0.3, 3.0, 5.5, 9.0, 25.0)  # around the lease of 6 s, and well over it
 MOMENTS = (0.005, 0.04, 0.07, 0.11, 0.5, 2.0, 5.0, 8.0)
 kinds = st.sampled_from(KINDS)
@@ -94,6 +96,24 @@ class Cluster(RuleBasedStateMachine):
         assert self.harness.submit(wanted, key=f"key-{self.keys}") == first, "11: submit is idempotent"
         self.go(then_s)
         return first
+
+    @precondition(head_is_up)
+    @rule(target=jobs, parent=jobs, word=st.sampled_from(AFTER), kind=kinds, then_s=moments)
+    def submit_after(self, parent, word, kind, then_s):
+        """7: it starts when its parent has ended as asked, and ends when that can be no more (`tests.invariants`)."""
+        self.harness.store.refuse_next = 0
+        child = self.harness.submit(spec(kind, gpus="2", dependencies=parse_dependencies(word.format(parent))))
+        self.go(then_s)
+        return child
+
+    @precondition(head_is_up)
+    @rule(target=jobs, kind=kinds, size=st.integers(1, 4), running_max=st.sampled_from((None, 1, 2)), then_s=moments)
+    def submit_array(self, kind, size, running_max, then_s):
+        self.harness.store.refuse_next = 0
+        wanted = spec(kind, gpus="2", array=f"0-{size - 1}", array_max=running_max)
+        made = self.harness.ask(Submit(spec=wanted, user=ADA, project=ProjectId("gpt"), queue=QueueId("default")))
+        self.go(then_s)
+        return multiple(*(job.id for job in made))
 
     @precondition(head_is_up)
     @rule(job=jobs, then_s=moments)
@@ -279,6 +299,11 @@ def test_storm(seed):
                         kind, dice.choice(SHAPES), dice.randint(0, 1), dice.randint(0, 2), limit_s, grace_s, then_s
                     )
                 )
+            case "after" if jobs:
+                jobs.append(cluster.submit_after(dice.choice(jobs), dice.choice(AFTER), dice.choice(KINDS), then_s))
+            case "array":
+                size, running_max = dice.randint(1, 4), dice.choice((None, 1, 2))
+                jobs += cluster.submit_array(dice.choice(KINDS), size, running_max, then_s).values
             case "cancel" if jobs:
                 cluster.cancel(dice.choice(jobs), then_s)
             case "requeue" if jobs:
@@ -316,5 +341,5 @@ def test_storm(seed):
     cluster.teardown()
 
 
-STORM = ("submit", "submit", "wait", "wait", "wait", "cancel", "requeue", "hold", "cordon", "uncordon", "uncordon", "reserve", "unreserve", "kill_node",
+STORM = ("submit", "submit", "after", "array", "wait", "wait", "wait", "cancel", "requeue", "hold", "cordon", "uncordon", "uncordon", "reserve", "unreserve", "kill_node",
          "kill_node", "pause", "cut", "slow", "lose", "kill_head", "disk", "old", "clock")  # fmt: skip

@@ -464,3 +464,12 @@ def test_a_chain_of_thousands_ends_in_one_step_without_recursion(cluster):
     assert not cluster.world.pending
     assert cluster.job(before).state is CANCELLED
     assert len(cluster.world.jobs) <= ENDED_JOBS_KEPT
+
+
+def test_no_more_elements_run_at_once_than_asked(cluster):
+    ids = submit(cluster, "eval", array="0-9%3", behaviour=Behaviour(run_s=3.0))
+    most = 0
+    for _ in cluster.events(lambda: not all(cluster.job(job_id).state.terminal for job_id in ids)):
+        most = max(most, len(cluster.world.attempts))
+    assert most == 3
+    assert set(states(cluster, ids)) == {SUCCEEDED}

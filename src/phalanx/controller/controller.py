@@ -65,7 +65,9 @@ class Controller:
     _timers: Timers = field(default_factory=Timers)
     _windows: Windows = field(default_factory=Windows)
     _limits_s: dict[JobId, float] = field(default_factory=dict)  # when each live attempt's time limit is armed for
-    _said: dict[JobId, tuple[AttemptState, float]] = field(default_factory=dict)  # since when each gang is asked for what
+    _said: dict[JobId, tuple[AttemptState, float]] = field(
+        default_factory=dict
+    )  # since when each gang is asked for what
     _stepped_boot_s: float = 0.0
     _ended: deque[JobId] = field(default_factory=deque)
     _losses: Losses = field(init=False)
@@ -113,8 +115,11 @@ class Controller:
             self._let_leases_end(turn)
             self._windows.open(turn)
             self._let_deadlines_pass(turn)
-            self._settle_dependents(turn)
+            turn.settle_dependents()  # before the cycle, so that what is let go may start in this very step
             wake_in_s = self._cycle(turn)
+            if turn.ended:  # by what the cycle itself did
+                turn.settle_dependents()
+                self.scheduler.stale, wake_in_s = True, 0.0
         except BaseException:
             turn.change.undo()
             self._timers.undo()
@@ -212,10 +217,6 @@ class Controller:
                     turn.happen(attempt.job_id, StartOverdue(silent=silent, waited_s=waited_s))
                 case Due.REMIND:
                     self._remind(turn, attempt)
-
-    def _settle_dependents(self, turn: Turn) -> None:
-        """Before the cycle, so that what is let go may start in this very step."""
-        turn.settle_dependents()
 
     def _remind(self, turn: Turn, attempt: Attempt) -> None:
         """Say again what has not been answered: a command may be lost, and nobody else would repeat it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from phalanx.controller.outbox import Now
@@ -12,9 +12,8 @@ from phalanx.core.lifecycle.attempt import transition
 from phalanx.core.lifecycle.facts import Case, Facts, Outcome
 from phalanx.core.lifecycle.happenings import Happening
 from phalanx.core.recovery.failure_rate import gang_mtbf_s, node_mtbf_s
-from phalanx.core.state.commands import Command, Prepare
+from phalanx.core.state.commands import Command
 from phalanx.core.state.relations import Name
-from phalanx.core.state.revise import replace
 from phalanx.core.state.story import StoryLine
 from phalanx.core.state.world import Change, World
 from phalanx.core.work.job import Job
@@ -58,7 +57,7 @@ class Turn:
         if self._facts is None:
             self._facts = Facts(
                 now_s=self.now.wall_s, addresses=_Addresses(self.world), checkpoint_root=self.settings.checkpoint_root,
-                output_root=self.settings.output_root, mtbf_s=self.losses.node_mtbf_s(self.now.wall_s), ages_s=self.ages_s,
+                output_root=self.settings.output_root, gang_mtbf_s=self._gang_mtbf_s, ages_s=self.ages_s,
             )  # fmt: skip
         return self._facts
 
@@ -87,8 +86,7 @@ class Turn:
             self.change.put(attempt)
         for line in outcome.lines:
             self.change.tell(line)
-        if outcome.commands:
-            self.commands += self._with_mtbf(job, outcome.commands)
+        self.commands += outcome.commands
 
     def settle_dependents(self) -> None:
         """Let go or end the jobs that waited for those that ended in this step, and so on: all of it is committed together.
@@ -115,15 +113,11 @@ class Turn:
         """A story line that belongs to no job."""
         self.change.tell(StoryLine(seq=0, at_s=self.now.wall_s, kind=kind, text=text, node_id=node_id, by=by))
 
-    def _with_mtbf(self, job: Job, commands: Sequence[Command]) -> Sequence[Command]:
-        """`Prepare`s learn how often this gang fails, by the fleet's rate and what the job itself has met."""
-        first = commands[0]
-        if not isinstance(first, Prepare):
-            return commands
+    def _gang_mtbf_s(self, job: Job, nodes: int) -> float:
+        """How long this gang lasts, by the fleet's rate and what the job itself has met."""
         ran_s = 0.0 if job.started_s is None else self.now.wall_s - job.started_s
-        nodes = len(first.allocation.grants)
-        mtbf_s = gang_mtbf_s(self.facts.mtbf_s, nodes=nodes, losses=job.losses, exposure_s=ran_s)
-        return [replace(each, mtbf_s=mtbf_s) if isinstance(each, Prepare) else each for each in commands]
+        node_mtbf_s = self.losses.node_mtbf_s(self.now.wall_s)
+        return gang_mtbf_s(node_mtbf_s, nodes=nodes, losses=job.losses, exposure_s=ran_s)
 
 
 class Losses:
@@ -148,6 +142,8 @@ class Losses:
 
 class _Addresses(Mapping[NodeId, str]):
     """Addresses by node, read from the world when asked: building a dict for each of many events would cost nodes x events."""
+
+    __slots__ = ("_world",)
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -18,6 +18,9 @@ NO_PROGRESS_BUDGET: Final = (
 CRASH_GRACE_S: Final = 1.0  # peers of a dead rank hang in a collective; time for a traceback, no more
 BACKOFF_FIRST_S: Final = 2.0
 AVOID_MAX: Final = 8  # nodes remembered as bad for one job
+NODE_MTBF_S: Final = (
+    1.3e7  # where nothing is known of the fleet: 6.5 failures per 1,000 node-days (core/recovery/failure_rate.py)
+)
 PORT_TRIES: Final = 5  # rendezvous ports in a row; past that it is the job that binds a port of its own
 
 
@@ -27,7 +30,7 @@ class Facts:
 
     Attributes:
         addresses: where each node's ranks are reached.
-        mtbf_s: mean time between failures of one node; a gang of n nodes has 1/n of it.
+        gang_mtbf_s: mean time between failures of a job's gang of so many nodes.
         ages_s: how long each live attempt has lasted by a clock that nobody sets; without one, by the difference of Unix times.
     """
 
@@ -36,7 +39,7 @@ class Facts:
     addresses: Mapping[NodeId, str] = field(default_factory=dict)
     checkpoint_root: str = ""
     output_root: str = ""
-    mtbf_s: float = 1.3e7
+    gang_mtbf_s: Callable[[Job, int], float] = lambda _job, nodes: NODE_MTBF_S / max(1, nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,16 +29,16 @@ def prepare(job: Job, attempt: Attempt, facts: Facts, *, only: NodeId | None = N
     age_s = facts.ages_s.get(job.id, max(0.0, facts.now_s - attempt.placed_s))
     deadline_s = None if spec.time_limit_s is None else facts.now_s + spec.time_limit_s - age_s
     common = Prepare(
-        node_id=NodeId(""), job_id=job.id, epoch=attempt.epoch, generation=attempt.generation, spec=spec,
+        node_id=only or attempt.members[0].node_id, job_id=job.id, epoch=attempt.epoch, generation=attempt.generation, spec=spec,
         allocation=attempt.allocation, addresses=addresses, candidates=tuple(reversed(job.checkpoints)),
         checkpoint_dir=f"{root}/{job.id}/epoch-{attempt.epoch}", output_dir=f"{facts.output_root}/{job.id}",
         deadline_s=deadline_s, restarts=attempt.epoch - 1 + attempt.generation,
-        mtbf_s=facts.mtbf_s / max(1, len(attempt.allocation.grants)), user=job.user,
+        mtbf_s=facts.gang_mtbf_s(job, len(attempt.allocation.grants)), user=job.user,
         array=job.array,
     )  # fmt: skip
-    return tuple(
-        replace(common, node_id=member.node_id) for member in attempt.members if only is None or member.node_id == only
-    )
+    if only is not None:
+        return (common,) if any(member.node_id == only for member in attempt.members) else ()
+    return (common, *(replace(common, node_id=member.node_id) for member in attempt.members[1:]))
 
 
 def start(attempt: Attempt, *, only: NodeId | None = None) -> tuple[Command, ...]:

@@ -32,6 +32,7 @@ def node_mtbf_s(failures: int, node_seconds: float) -> float:
 # How much worse than its fleet a gang's surroundings may be, and how likely that is before anything was seen. No fleet publishes
 # this; the weights say that one gang in thirty meets bad surroundings, and make two failures within an hour mean them.
 _REGIMES: Final = ((1.0, 0.97), (10.0, 0.02), (100.0, 0.007), (1_000.0, 0.002), (10_000.0, 0.001))
+_PRIOR_FACTOR: Final = sum(m * w for m, w in _REGIMES) / sum(w for _, w in _REGIMES)
 
 
 def gang_mtbf_s(node_mtbf: float, *, nodes: int, losses: int, exposure_s: float) -> float:
@@ -50,6 +51,8 @@ def gang_mtbf_s(node_mtbf: float, *, nodes: int, losses: int, exposure_s: float)
     """
     base = max(1, nodes) / node_mtbf
     exposure_s = max(0.0, exposure_s)
+    if not losses and not exposure_s:
+        return 1.0 / (base * _PRIOR_FACTOR)  # nothing was seen: L_i = 1. So it is at every job's first start
     logs = [math.log(w) + losses * math.log(m * base) - m * base * exposure_s for m, w in _REGIMES]
     top = max(logs)
     shares = [math.exp(value - top) for value in logs]

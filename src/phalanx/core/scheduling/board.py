@@ -274,7 +274,10 @@ class Board:
         best = (need, places)
         for nodes in range(need.nodes + 1, need.nodes_max + 1):
             wider = replace(need, nodes=nodes)
-            if self.quotas is not None and self.quotas.admits(entry.klass.queue, entry.klass.user, wider.gpus) is not None:
+            if (
+                self.quotas is not None
+                and self.quotas.admits(entry.klass.queue, entry.klass.user, wider.gpus) is not None
+            ):
                 break
             found = self.find_need(wider, entry.klass.shut | shut)
             if found is None:

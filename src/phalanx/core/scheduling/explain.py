@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from phalanx.core.scheduling.board import Entry
+from phalanx.core.scheduling.known import Known
 from phalanx.core.scheduling.need import Need
 from phalanx.core.state.plan import Waiting
 from phalanx.core.units import format_duration
 from phalanx.core.work.job import BACKOFF_MAX_S, Job, Reason
 from phalanx.core.work.queue import Queue
-
-if TYPE_CHECKING:
-    from phalanx.core.scheduling.scheduler import Scheduler
 
 ELIGIBLE: Final = None
 _NAMED_MAX: Final = 3  # jobs named in one sentence
@@ -28,14 +26,16 @@ def not_eligible(job: Job, queue: Queue | None, now_s: float) -> Waiting | None:
         return Waiting(reason=Reason.DEPENDENCY, detail=f"waits for {', '.join(map(str, job.unmet))}")
     begin_s = job.spec.begin_s
     if begin_s is not None and now_s < begin_s:
-        return Waiting(reason=Reason.BEGIN_TIME, detail=f"starts in {format_duration(begin_s - now_s)} at the earliest, as asked")
+        return Waiting(
+            reason=Reason.BEGIN_TIME, detail=f"starts in {format_duration(begin_s - now_s)} at the earliest, as asked"
+        )
     # Further off means that the clock was set back meanwhile.
     if 0 < job.not_before_s - now_s <= BACKOFF_MAX_S:
         return Waiting(reason=Reason.BACKOFF, detail=f"waits a moment after a failed start: {job.detail}")
     return ELIGIBLE
 
 
-def why_waiting(scheduler: Scheduler, job: Job, entry: Entry) -> Waiting | None:
+def why_waiting(scheduler: Known, job: Job, entry: Entry) -> Waiting | None:
     """Why an eligible job does not run; None when it does."""
     if job.id in scheduler.due and scheduler.held_over:
         return Waiting(reason=Reason.BACKOFF, detail="starts in a moment: this cycle has placed its share")
@@ -49,12 +49,15 @@ def why_waiting(scheduler: Scheduler, job: Job, entry: Entry) -> Waiting | None:
     return known
 
 
-def _why_class_waits(scheduler: Scheduler, job: Job, entry: Entry) -> Waiting:
+def _why_class_waits(scheduler: Known, job: Job, entry: Entry) -> Waiting:
     """The same for all of a class: worked out once until something changes."""
     board, klass = scheduler.board, entry.klass
     throttle = klass.throttle
     if throttle is not None and throttle.running >= throttle.running_max:
-        return Waiting(reason=Reason.ARRAY_LIMIT, detail=f"{throttle.running} of at most {throttle.running_max} elements of its array run")
+        return Waiting(
+            reason=Reason.ARRAY_LIMIT,
+            detail=f"{throttle.running} of at most {throttle.running_max} elements of its array run",
+        )
     refusal = board.quotas.admits(klass.queue, klass.user, klass.gpus) if board.quotas is not None else None
     if refusal is not None:
         return Waiting(reason=refusal.reason, detail=refusal.sentence())
@@ -66,28 +69,41 @@ def _why_class_waits(scheduler: Scheduler, job: Job, entry: Entry) -> Waiting:
     return _room(scheduler, klass.needs[0], klass.gpus, klass.shut)
 
 
-def _claimed(scheduler: Scheduler, entry: Entry) -> Waiting:
+def _claimed(scheduler: Known, entry: Entry) -> Waiting:
     names = sorted({scheduler.fit.nodes[number].id for number, _ in entry.places})
     named = ", ".join(names[:_NAMED_MAX]) + ("" if len(names) <= _NAMED_MAX else f" and {len(names) - _NAMED_MAX} more")
-    return Waiting(reason=Reason.CLAIMED, detail=f"its place on {named} is being cleared: what runs there saves and leaves")
+    return Waiting(
+        reason=Reason.CLAIMED, detail=f"its place on {named} is being cleared: what runs there saves and leaves"
+    )
 
 
-def _others_first(scheduler: Scheduler, entry: Entry) -> Waiting:
+def _others_first(scheduler: Known, entry: Entry) -> Waiting:
     ahead = sum(other.klass.rank > entry.klass.rank for other in tuple(scheduler.board.waiting.values())[:10_000])
-    first = f"{ahead} jobs of higher priority wait" if ahead else "jobs submitted earlier wait for room, and nobody overtakes them"
+    first = (
+        f"{ahead} jobs of higher priority wait"
+        if ahead
+        else "jobs submitted earlier wait for room, and nobody overtakes them"
+    )
     return Waiting(reason=Reason.PRIORITY, detail=f"would fit now; {first}")
 
 
-def _room(scheduler: Scheduler, need: Need, gpus: int, shut: int) -> Waiting:
+def _room(scheduler: Known, need: Need, gpus: int, shut: int) -> Waiting:
     board = scheduler.board
     pools = [board.pools[kind] for kind in need.kinds]
     if not need.devices:
-        return Waiting(reason=Reason.RESOURCES, detail=f"needs {need.cpus} CPUs on {need.nodes} nodes; the free ones do not suffice")
+        return Waiting(
+            reason=Reason.RESOURCES,
+            detail=f"needs {need.cpus} CPUs on {need.nodes} nodes; the free ones do not suffice",
+        )
     free = sum(pool.free_total for pool in pools)
     most = max((pool.why_not(need, shut).most_free for pool in pools), default=0)
     shape = f"{need.nodes} x {need.devices}{f' + {need.tail}' if need.tail else ''} GPUs"
     if free >= gpus and need.within >= 0 and need.required:
-        level = board.tree.levels[need.within] if board.tree is not None and need.within < len(board.tree.levels) else "node"
+        level = (
+            board.tree.levels[need.within]
+            if board.tree is not None and need.within < len(board.tree.levels)
+            else "node"
+        )
         inside = max((pool.why_not(need, shut).largest_domain for pool in pools), default=0)
         return Waiting(
             reason=Reason.TOPOLOGY, detail=f"needs {shape} in one {level}; {free} free in all, at most {inside} such nodes in one {level}"

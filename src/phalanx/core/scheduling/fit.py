@@ -78,7 +78,9 @@ class Fit:
         found = []
         for grant in allocation.grants:
             numbers = self.numbers.get(grant.node_id, ())
-            number = next((n for n in numbers if set(grant.devices) <= set(self.indices[n])), numbers[0] if numbers else None)
+            number = next(
+                (n for n in numbers if set(grant.devices) <= set(self.indices[n])), numbers[0] if numbers else None
+            )
             if number is not None:
                 found.append((number, min(len(grant.devices), len(self.indices[number]))))
         return tuple(sorted(found))
@@ -155,5 +157,3 @@ def _near(free: list[int], count: int) -> tuple[int, ...]:
             if first % count == 0 and all(first + step in have for step in range(count)):
                 return tuple(range(first, first + count))
     return tuple(free[:count])
-
-

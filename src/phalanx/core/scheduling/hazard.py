@@ -11,7 +11,7 @@ Ended jobs count as events in the bin they ended in and as time at risk in the b
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
 import numpy as np
@@ -88,6 +88,7 @@ class HazardTable:
         edges = np.array([*EDGES_S, EDGES_S[-1] * 4.0])
         self._low = edges[:-1]
         self._width = np.diff(edges)
+        self._widths: list[float] = self._width.tolist()
         self._ends = np.zeros((SIZES, BINS))
         self._risk = np.zeros((SIZES, BINS))
         self.events = 0
@@ -141,7 +142,7 @@ class HazardTable:
         prior = PRIOR_SHAPE / middle
         pooled = (self._ends.sum(axis=0) + PRIOR_EVENTS) / (risk.sum(axis=0) + PRIOR_EVENTS / prior)
         self.hazard = (self._ends + POOL_EVENTS) / (risk + POOL_EVENTS / pooled)
-        self.size_index = [gittins(self.hazard[0], self._width)]
+        self.size_index = gittins(self.hazard[0].tolist(), self._widths)
         for group in self.groups.values():
             group.dirty = True
 
@@ -172,22 +173,32 @@ class HazardTable:
                     risk[last] += service_s - EDGES_S[last]
             trust = self.trust[group.size]
             hazard = (group.ends + trust) / (risk + trust / base)
-            index = gittins(hazard, self._width)
+            index = gittins(hazard.tolist(), self._widths)
             if group.size == 0:
                 # Single GPUs get the better of the two: they are probed cheaply, and one user's sweeps mix with another's.
-                index = np.maximum(index, self.size_index[0])
-            group.index = index.tolist()
+                index = [max(own, others) for own, others in zip(index, self.size_index, strict=True)]
+            group.index = index
         return group.index
 
 
-def gittins(hazard: NDArray[np.float64], width: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The index at the start of each bin for a hazard constant within bins: the best rate over all look-aheads that end at a bin's end."""
-    mass = hazard * width
-    spent = -np.expm1(-mass) / hazard  # E[min(S, width)] within a bin, given that it is reached
-    total = np.concatenate(([0.0], np.cumsum(mass)))
-    ahead = total[None, :] - total[:-1, None]  # [start, end]
-    alive = np.exp(-np.maximum(ahead, 0.0))
-    time = np.cumsum(np.triu(alive[:, :-1]) * spent[None, :], axis=1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        rate = np.triu((1.0 - alive[:, 1:]) / time)
-    return np.asarray(np.max(rate, axis=1), dtype=np.float64)
+def gittins(hazard: Sequence[float], width: Sequence[float]) -> list[float]:
+    """The index at the start of each bin for a hazard constant within bins: the best rate over all look-aheads that end at a bin's end.
+
+    From the last bin to the first: a bin's best look-ahead is itself, and the best look-ahead from where it ends as long as that rate is
+    the higher one. So each stretch is joined once, and the whole costs what the bins cost.
+    """
+    index = [0.0] * len(hazard)
+    ahead: list[
+        tuple[float, float]
+    ] = []  # (chance of ending, expected service) of the stretches that follow, the next one last
+    for at in range(len(hazard) - 1, -1, -1):
+        ends = -math.expm1(-hazard[at] * width[at])
+        spent_s = ends / hazard[at]  # E[min(S, width)] within the bin, given that it is reached
+        while ahead and ahead[-1][0] * spent_s > ends * ahead[-1][1]:
+            later_ends, later_s = ahead.pop()
+            lives = 1.0 - ends
+            ends += lives * later_ends
+            spent_s += lives * later_s
+        ahead.append((ends, spent_s))
+        index[at] = ends / spent_s
+    return index

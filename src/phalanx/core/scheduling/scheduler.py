@@ -156,7 +156,11 @@ class Scheduler:
             stops = self._carry(seen, self.board.drain())
         placements = self._place_due(seen, now_s)
         more = self.held_over = len(placements) >= self.policy.placements_max
-        wake_s = now_s if more else min(self._wake_s, min(self._later[0][0] if self._later else INFINITE, self._calendar_s) - self._skew_s)
+        wake_s = (
+            now_s
+            if more
+            else min(self._wake_s, min(self._later[0][0] if self._later else INFINITE, self._calendar_s) - self._skew_s)
+        )
         if self.board.quotas is not None:
             wake_s = min(wake_s, self.board.quotas.next_change_s(self._wall_s) - self._skew_s)
         return Plan(
@@ -210,7 +214,12 @@ class Scheduler:
         memory = [node.memory_bytes - usage[node.id].memory_bytes + ours.get(node.id, (0, 0))[1] for node in fit.nodes]
         sizes = fit.sizes
         pools = [
-            Pool([size if kind == own else -1 for size, kind in zip(sizes, fit.kind, strict=True)], tree=fit.tree, cpus=cpus, memory=memory)
+            Pool(
+                [size if kind == own else -1 for size, kind in zip(sizes, fit.kind, strict=True)],
+                tree=fit.tree,
+                cpus=cpus,
+                memory=memory,
+            )
             for own in range(len(fit.kinds))
         ]
         quotas = None
@@ -266,7 +275,9 @@ class Scheduler:
 
     def _shape_anew(self, seen: Seen) -> None:
         """Other nodes are up: requests without a fixed shape may have another, and what had none may have one."""
-        for job_id in [job_id for job_id, wait in self.parked.items() if wait.reason in (Reason.NO_NODES, Reason.NODES_DOWN)]:
+        for job_id in [
+            job_id for job_id, wait in self.parked.items() if wait.reason in (Reason.NO_NODES, Reason.NODES_DOWN)
+        ]:
             self._sync(seen, job_id, self._now_s)
         for job_id, entry in list(self.entries.items()):
             if entry.since_s < 0.0:
@@ -485,11 +496,14 @@ class Scheduler:
 def _need_of(attempt: Attempt) -> Need:
     """What an attempt holds, as a need; of a job whose request no longer has a shape on this fleet."""
     grants = attempt.allocation.grants
-    return Need(nodes=len(grants), devices=max(len(grant.devices) for grant in grants), cpus=grants[0].cpus, memory_bytes=grants[0].memory_bytes)
+    return Need(
+        nodes=len(grants),
+        devices=max(len(grant.devices) for grant in grants),
+        cpus=grants[0].cpus,
+        memory_bytes=grants[0].memory_bytes,
+    )
 
 
 def _limits(queue: Queue) -> bool:
     """Whether the queue limits or favours anybody."""
     return replace(queue, priority=0, open=True) != Queue(id=queue.id)
-
-

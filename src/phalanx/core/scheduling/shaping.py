@@ -60,4 +60,10 @@ class Shaping:
 
 def _placement_part(role: Role) -> Role:
     """The role without what does not matter to its place, so that equal requests are equal values."""
-    return Role(gpus=role.gpus, cpus=role.cpus, memory_bytes=role.memory_bytes, launch=role.launch, tasks_per_node=role.tasks_per_node)
+    return Role(
+        gpus=role.gpus,
+        cpus=role.cpus,
+        memory_bytes=role.memory_bytes,
+        launch=role.launch,
+        tasks_per_node=role.tasks_per_node,
+    )

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.board import Because, Decision, Verb
+from phalanx.core.scheduling.known import Known
 from phalanx.core.state.plan import Stop, Waiting
 from phalanx.core.work.attempt import Cause
 from phalanx.core.work.job import Job, JobState
-
-if TYPE_CHECKING:
-    from phalanx.core.scheduling.scheduler import Scheduler
 
 _RIGHT: Final = {
     Because.VALUE: "",
@@ -28,7 +26,7 @@ _RIGHT: Final = {
 class Waits(Mapping[JobId, Waiting]):
     """Why each pending job waits, worked out when asked: by whoever lists jobs, on his thread, from what the scheduler knows by then."""
 
-    def __init__(self, scheduler: Scheduler, jobs: Mapping[JobId, Job]) -> None:
+    def __init__(self, scheduler: Known, jobs: Mapping[JobId, Job]) -> None:
         self._scheduler, self._jobs = scheduler, jobs
 
     def __getitem__(self, job_id: JobId) -> Waiting:
@@ -47,7 +45,7 @@ class Waits(Mapping[JobId, Waiting]):
         return len(self._scheduler.parked) + len(self._scheduler.board.waiting) + len(self._scheduler.due)
 
 
-def stop_of(scheduler: Scheduler, job_id: JobId, decision: Decision) -> Stop:
+def stop_of(scheduler: Known, job_id: JobId, decision: Decision) -> Stop:
     """A stop or a move as the plan states it: by whom, and by what right."""
     other = None if decision.other is None else scheduler.ids.get(decision.other.seq)
     right = _RIGHT.get(decision.because, "") if decision.because is not None else ""

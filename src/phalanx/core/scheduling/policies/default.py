@@ -76,7 +76,13 @@ class Default(Listener):
         self.lines: dict[Klass, list[tuple[float, int, Entry]]] = {}
         self.again: dict[int, Entry] = {}  # waiting, and ran before
         self.prices: dict[int, Prices] = {}
-        self.room = Room(board, moves=knobs.moves, move_min_s=knobs.move_min_s, right_min_s=knobs.right_min_s, stops_max=knobs.stops_max)
+        self.room = Room(
+            board,
+            moves=knobs.moves,
+            move_min_s=knobs.move_min_s,
+            right_min_s=knobs.right_min_s,
+            stops_max=knobs.stops_max,
+        )
         self.round_next_s = 0.0
         self.unfinished = False
         self.lane_used = 0
@@ -138,7 +144,9 @@ class Default(Listener):
         if not board.waiting:
             return self._grow(now_s)
         news = self.table.events - self.fitted_events
-        if news and (now_s - self.fitted_s >= knobs.refit_s or (self.fitted_events < 1000 and news > 0.1 * self.fitted_events)):
+        if news and (
+            now_s - self.fitted_s >= knobs.refit_s or (self.fitted_events < 1000 and news > 0.1 * self.fitted_events)
+        ):
             self._refit(now_s)
         self._factors.clear()
         if self.reserved and self.reserved_for is not None and self.reserved_for.repair:
@@ -183,9 +191,12 @@ class Default(Listener):
         late = [
             entry
             for entry in self.again.values()
-            if not entry.overdue and entry.waited_s + now_s - entry.waits_from_s + cost_s * (entry.stops + entry.moves) > limit
+            if not entry.overdue
+            and entry.waited_s + now_s - entry.waits_from_s + cost_s * (entry.stops + entry.moves) > limit
         ]
-        late += [line[0][2] for line in self.lines.values() if line and not line[0][2].overdue and now_s - line[0][0] > limit]
+        late += [
+            line[0][2] for line in self.lines.values() if line and not line[0][2].overdue and now_s - line[0][0] > limit
+        ]
         late.sort(key=lambda entry: (entry.submit_s, entry.seq))
         for entry in late:
             if not self.lane_used or self.lane_used + entry.gpus <= knobs.lane * self.total:
@@ -245,7 +256,9 @@ class Default(Listener):
 
     def _refit(self, now_s: float) -> None:
         self.table.refit(
-            (max(1, entry.gpus), entry.service_s(now_s)) for group in (self.board.running, self.board.waiting) for entry in group.values()
+            (max(1, entry.gpus), entry.service_s(now_s))
+            for group in (self.board.running, self.board.waiting)
+            for entry in group.values()
         )
         self.fitted_s = now_s
         self.fitted_events = self.table.events
@@ -272,7 +285,9 @@ class Default(Listener):
                 return
             if board.elastic and board.admits(klass):
                 tries += 1
-                if self._carry_out(self.room.by_shrinking(entry, now_s), entry, Because.SHRINK, now_s) and self._start_if(entry, now_s):
+                if self._carry_out(
+                    self.room.by_shrinking(entry, now_s), entry, Because.SHRINK, now_s
+                ) and self._start_if(entry, now_s):
                     continue
             entitled = borrowed and quotas is not None and quotas.entitled(klass.queue, klass.gpus)
             if not self.knobs.stops or not (entry.repair or klass.rank > lowest or entitled):
@@ -302,7 +317,9 @@ class Default(Listener):
             prices = self._prices(klass.rank)
             while entry.since_s < 0.0 and board.admits(klass):
                 lone = entry.seq in self.again
-                if not self._start_if(entry, now_s) and not self._by_moves_or_value(entry, prices, -density * max(1, entry.gpus), now_s):
+                if not self._start_if(entry, now_s) and not self._by_moves_or_value(
+                    entry, prices, -density * max(1, entry.gpus), now_s
+                ):
                     if (entry.overdue or entry.repair) and not self.reserved:
                         self._reserve(entry)
                     break
@@ -344,7 +361,9 @@ class Default(Listener):
         prices = self.prices.get(rank)
         if prices is None:
             knobs = self.knobs
-            prices = self.prices[rank] = Prices(self.board, rank, self._price, move_min_s=knobs.move_min_s, stops_max=knobs.stops_max)
+            prices = self.prices[rank] = Prices(
+                self.board, rank, self._price, move_min_s=knobs.move_min_s, stops_max=knobs.stops_max
+            )
         return prices
 
     def _refresh(self, now_s: float) -> None:
@@ -369,7 +388,11 @@ class Default(Listener):
         board, need = self.board, entry.klass.needs[0]
         ready: list[tuple[float, int]] = []
         for node, entries in enumerate(board.here):
-            fits = board.kind[node] in need.kinds and board.size[node] >= need.devices and not (entry.klass.shut | need.shut) >> node & 1
+            fits = (
+                board.kind[node] in need.kinds
+                and board.size[node] >= need.devices
+                and not (entry.klass.shut | need.shut) >> node & 1
+            )
             if fits and node not in board.pools[board.kind[node]].away and not any(other.overdue for other in entries):
                 ready.append((max((other.shield_s for other in entries), default=0.0), node))
         ready.sort()
@@ -385,7 +408,11 @@ class Default(Listener):
     def _grow(self, now_s: float) -> float | None:
         """Nobody waits: elastic jobs take idle nodes, where it costs them little."""
         board = self.board
-        elastic = [entry for entry in board.running.values() if entry.need is not None and entry.need.nodes_max > len(entry.places)]
+        elastic = [
+            entry
+            for entry in board.running.values()
+            if entry.need is not None and entry.need.nodes_max > len(entry.places)
+        ]
         if not elastic:
             return None
         for entry in sorted(elastic, key=lambda entry: entry.seq):

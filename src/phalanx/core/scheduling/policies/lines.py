@@ -12,7 +12,9 @@ import heapq
 
 from phalanx.core.scheduling.board import Board, Entry, Klass, Listener
 
-Key = tuple[bool, int, float, float, int]  # lost its place last, priority descending, then the policy's own, submit time, seq
+Key = tuple[
+    bool, int, float, float, int
+]  # lost its place last, priority descending, then the policy's own, submit time, seq
 
 
 def key_of(entry: Entry, first: float) -> Key:

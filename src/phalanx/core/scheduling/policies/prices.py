@@ -28,7 +28,9 @@ class Prices:
         dirty: nodes whose rows are not true any more.
     """
 
-    def __init__(self, board: Board, rank: int, price: Callable[[Entry, float], float], *, move_min_s: float, stops_max: int) -> None:
+    def __init__(
+        self, board: Board, rank: int, price: Callable[[Entry, float], float], *, move_min_s: float, stops_max: int
+    ) -> None:
         nodes = len(board.size)
         self.board = board
         self.rank = rank
@@ -44,7 +46,12 @@ class Prices:
 
     def stoppable(self, entry: Entry, now_s: float) -> bool:
         """Whether the entry may be stopped for another's value."""
-        return entry.klass.rank == self.rank and not entry.fixed and entry.shield_s <= now_s and entry.stops < self.stops_max
+        return (
+            entry.klass.rank == self.rank
+            and not entry.fixed
+            and entry.shield_s <= now_s
+            and entry.stops < self.stops_max
+        )
 
     def movable(self, entry: Entry, now_s: float) -> bool:
         """Whether the entry may be moved: small, in one place, and not moved a moment ago."""
@@ -145,7 +152,11 @@ class Prices:
             fixed, still = not self.stoppable(entry, now_s), not self.movable(entry, now_s)
             if fixed and still:
                 continue
-            count = entry.places[0][1] if len(entry.places) == 1 else next(count for at, count in entry.places if at == node)
+            count = (
+                entry.places[0][1]
+                if len(entry.places) == 1
+                else next(count for at, count in entry.places if at == node)
+            )
             service_s = entry.service_s(now_s)
             age = bin_of(service_s)
             value = self.price(entry, now_s)

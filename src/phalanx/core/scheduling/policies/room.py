@@ -17,7 +17,9 @@ from phalanx.core.scheduling.need import Need
 from phalanx.core.scheduling.policies.prices import INFINITE, Prices
 from phalanx.core.scheduling.pool import Places
 
-LIKELY_NODES = 64  # nodes priced exactly for a job that makes room by right; the order they come in is by what is at stake
+LIKELY_NODES = (
+    64  # nodes priced exactly for a job that makes room by right; the order they come in is by what is at stake
+)
 TRIES = 4  # nodes tried for a part-node job before the round goes on to the next one
 
 
@@ -103,7 +105,12 @@ class Room:
             else:
                 self.board.pools[self.board.kind[hole[0][0]]].take(hole)
                 going.append(Going(victim, victim.need, hole))
-        if not need.plain or self.board.pools[need.kinds[0]].tree is not None or entry.klass.throttle or self.board.quotas:
+        if (
+            not need.plain
+            or self.board.pools[need.kinds[0]].tree is not None
+            or entry.klass.throttle
+            or self.board.quotas
+        ):
             fits = self._would_fit(entry, going)
         else:
             fits = True  # device counts alone decide, and they have been counted
@@ -158,7 +165,9 @@ class Room:
                 if other.since_s < 0.0 or now_s - other.moved_s < self.right_min_s or other.overdue:
                     continue
                 exempt = other.fixed or other.stops >= self.stops_max
-                newcomer = repair and not other.repair and (other.moved_s > entry.waits_from_s or other.gpus < entry.gpus)
+                newcomer = (
+                    repair and not other.repair and (other.moved_s > entry.waits_from_s or other.gpus < entry.gpus)
+                )
                 if loan or (not exempt and (lower or newcomer)):
                     found.append(other)
         return found
@@ -181,7 +190,9 @@ class Room:
                 free = board.pools[board.kind[node]].free[node]
                 found = self._least(on_node.get(node, ()), need.devices - free, cost)
                 if found is not None:
-                    prices.append((max((other.klass.rank for other in found[1]), default=-(1 << 30)), found[0], node, found[1]))
+                    prices.append(
+                        (max((other.klass.rank for other in found[1]), default=-(1 << 30)), found[0], node, found[1])
+                    )
             prices.sort(key=lambda price: price[:3])
             for first in range(max(1, min(TRIES, len(prices) - parts + 1))):
                 chosen = {other.seq: other for price in prices[first : first + parts] for other in price[3]}
@@ -198,7 +209,9 @@ class Room:
         if need.nodes > 1:  # what is free already costs nothing
             for kind in need.kinds:
                 pool = board.pools[kind]
-                nodes.update(node for node, free in enumerate(pool.free) if free >= need.devices and board.kind[node] == kind)
+                nodes.update(
+                    node for node, free in enumerate(pool.free) if free >= need.devices and board.kind[node] == kind
+                )
         likely: list[tuple[int, float, int]] = []
         for node in nodes:
             pool = board.pools[board.kind[node]]
@@ -216,7 +229,9 @@ class Room:
         likely.sort()
         return [node for _, _, node in likely]
 
-    def _least(self, here: Sequence[tuple[Entry, int]], need: int, costs: Mapping[int, float]) -> tuple[float, list[Entry]] | None:
+    def _least(
+        self, here: Sequence[tuple[Entry, int]], need: int, costs: Mapping[int, float]
+    ) -> tuple[float, list[Entry]] | None:
         """The set on one node that frees `need` devices at the least cost, lower ranks first."""
         if need <= 0:
             return 0.0, []
@@ -280,10 +295,22 @@ class Room:
         """Take back nodes that elastic jobs of no higher rank grew into."""
         board = self.board
         going: list[Going] = []
-        grown = [other for other in board.running.values() if other.need is not None and other.need.nodes_max > 0 and len(other.places) > 1]
+        grown = [
+            other
+            for other in board.running.values()
+            if other.need is not None and other.need.nodes_max > 0 and len(other.places) > 1
+        ]
         for other in sorted(grown, key=lambda other: (other.klass.rank, -len(other.places), other.seq)):
-            least = next((need for need in other.klass.needs if other.need is not None and need.devices == other.need.devices), None)
-            if least is None or len(other.places) <= least.nodes or other.klass.rank > entry.klass.rank or now_s - other.moved_s < self.move_min_s:
+            least = next(
+                (need for need in other.klass.needs if other.need is not None and need.devices == other.need.devices),
+                None,
+            )
+            if (
+                least is None
+                or len(other.places) <= least.nodes
+                or other.klass.rank > entry.klass.rank
+                or now_s - other.moved_s < self.move_min_s
+            ):
                 continue
             for nodes in range(len(other.places) - 1, least.nodes - 1, -1):
                 trial = [*going, Going(other, replace(least, nodes=nodes), other.places[:nodes])]
