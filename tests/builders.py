@@ -65,7 +65,7 @@ class Fleet:
         attempts = {job_id: attempt for job_id, (_, attempt) in self.running.items()}
         return Snapshot(
             version=1, now_s=self.now_s, nodes=self.nodes, usage=self.usage, pending=waiting, queues=self.queues,
-            jobs={one.id: one for one in (*(one for one, _ in self.running.values()), *waiting)}, attempts=attempts,
+            jobs={one.id: one for one in (*(one for one, _ in self.running.values()), *waiting)} if attempts else {}, attempts=attempts,
             reservations=self.reservations, spent=self.spent,
         )  # fmt: skip
 

@@ -59,9 +59,11 @@ class Fit:
         return found
 
     def needs(self, shapes: Iterable[Shape], spread: Spread) -> tuple[Need, ...]:
-        """The shapes in numbers, in order of preference; several kinds of one model are one need. Empty: no node has such devices."""
+        """The shapes in numbers, in order of preference. Empty: no node has such devices, or the fleet lacks a level that must be."""
         within = self._level(spread.within)
         slice_within = self._level(spread.slice_within)
+        if (spread.required and within < 0) or (spread.slice_nodes and slice_within < 0):
+            return ()  # the level was there when the job was submitted; without it, nowhere is near enough
         found = []
         for shape in shapes:
             kinds, shut = self._kinds_for(shape)

@@ -113,7 +113,7 @@ class Scheduler:
         self._seen_nodes = dict(seen.nodes)
         self.calendar = Calendar(seen.reservations.values())
         self._calendar_s = self.calendar.next_change_s(self._wall_s) if self.calendar else INFINITE
-        self.board = self._new_board(seen, now_s)
+        self.board = self._new_board(seen)
         self.decider = make_policy(self.policy.name, self.board, self.policy.knobs, self.table)
         self.board.listen(self.decider)
         for group in self.table.groups.values():
@@ -200,7 +200,7 @@ class Scheduler:
 
     # ---------------------------------------------------------------- nodes
 
-    def _new_board(self, seen: Seen, now_s: float) -> Board:
+    def _new_board(self, seen: Seen) -> Board:
         fit = self.fit
         foreign = self._foreign(seen)
         usage = {node_id: seen.usage.get(node_id, EMPTY_USAGE) for node_id in fit.numbers}
@@ -270,13 +270,15 @@ class Scheduler:
                 else:
                     self.board.node_left(number)
         if node.schedulable != before.schedulable:
-            self._shaping = Shaping(self._seen_nodes, self.fit)
+            self._shaping.changed(node)
             self._shape_anew(seen)
 
     def _shape_anew(self, seen: Seen) -> None:
         """Other nodes are up: requests without a fixed shape may have another, and what had none may have one."""
         for job_id in [
-            job_id for job_id, wait in self.parked.items() if wait.reason in (Reason.NO_NODES, Reason.NODES_DOWN)
+            job_id
+            for job_id, wait in self.parked.items()
+            if wait.reason in (Reason.NO_NODES, Reason.NODES_DOWN, Reason.TOPOLOGY)
         ]:
             self._sync(seen, job_id, self._now_s)
         for job_id, entry in list(self.entries.items()):
@@ -345,11 +347,16 @@ class Scheduler:
         if wait is ELIGIBLE:
             shapes = self._shaping.shapes_of_job(job)
             wait = shapes if isinstance(shapes, Waiting) else ELIGIBLE
+        needs = self._shaping.needs_of(job) if wait is ELIGIBLE else ()
+        if wait is ELIGIBLE and not needs:
+            level = job.spec.spread.within if job.spec.spread.required else job.spec.spread.slice_within
+            wait = Waiting(
+                reason=Reason.TOPOLOGY, detail=f"needs one {level}, and no node says any more in which {level} it is"
+            )
         if wait is not ELIGIBLE:
             self._park(job, entry, wait, now_s)
             return
         self.parked.pop(job.id, None)
-        needs = self._shaping.needs_of(job)
         if entry is None:
             entry = self._new_entry(job, needs)
             self.board.arrive(entry)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from phalanx.core.errors import NeverFits
 from phalanx.core.fleet.node import Node
-from phalanx.core.fleet.summary import summary_of
+from phalanx.core.fleet.summary import counted, node_kind
 from phalanx.core.ids import NodeId
 from phalanx.core.scheduling.fit import Fit
 from phalanx.core.scheduling.need import Need
@@ -24,7 +25,15 @@ class Shaping:
         self._fit = fit
         self._shapes: dict[Role, tuple[Shape, ...] | Waiting] = {}
         self._needs: dict[tuple[object, ...], tuple[Need, ...]] = {}
-        self._summary = summary_of(node for node in nodes.values() if node.schedulable)
+        self._kinds = Counter(node_kind(node) for node in nodes.values() if node.schedulable)
+        self._summary = counted(self._kinds)
+
+    def changed(self, node: Node) -> None:
+        """The node takes work now, or does so no longer: what was worked out may be different."""
+        self._kinds[node_kind(node)] += 1 if node.schedulable else -1
+        self._summary = counted(self._kinds)
+        self._shapes.clear()
+        self._needs.clear()
 
     def shapes_of_job(self, job: Job) -> tuple[Shape, ...] | Waiting:
         """The shapes on the nodes that take work now; failing that, why there is none."""
@@ -36,7 +45,7 @@ class Shaping:
 
     def _shape(self, role: Role) -> tuple[Shape, ...] | Waiting:
         """The shapes on the nodes that take work now; failing that, why."""
-        if not any(node.schedulable for node in self._nodes.values()):
+        if not self._summary.kinds:
             some = "no node is up" if self._nodes else "no node has joined"
             return Waiting(reason=Reason.NO_NODES, detail=f"{some}; phalanx nodes shows why")
         try:

@@ -37,12 +37,14 @@ class Waits(Mapping[JobId, Waiting]):
         return why
 
     def __iter__(self) -> Iterator[JobId]:
-        scheduler = self._scheduler
+        scheduler, jobs = self._scheduler, self._jobs
         waiting = [scheduler.ids[seq] for seq in tuple(scheduler.board.waiting)]
-        return iter([*tuple(scheduler.parked), *waiting, *tuple(scheduler.due)])
+        known = [*tuple(scheduler.parked), *waiting, *tuple(scheduler.due)]
+        # The board runs ahead of the records: whom this plan stops or moves waits there already, and still runs here.
+        return iter([job_id for job_id in known if job_id in jobs and jobs[job_id].state is JobState.PENDING])
 
     def __len__(self) -> int:
-        return len(self._scheduler.parked) + len(self._scheduler.board.waiting) + len(self._scheduler.due)
+        return sum(1 for _ in self)
 
 
 def stop_of(scheduler: Known, job_id: JobId, decision: Decision) -> Stop:
