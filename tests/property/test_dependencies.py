@@ -73,6 +73,8 @@ class Case:
         ended = []
         for id_, state in ends.items():
             one = replace(self.world.jobs[id_], state=state, ended_s=T)
+            change.put(replace(self.world.jobs[id_], state=JobState.RUNNING))
+            assert self.world.relations == recounted(self.world)
             change.put(one)
             ended.append(one)
         while ended:
@@ -189,6 +191,8 @@ def recounted(world: World) -> Relations:
         fresh.named.setdefault(name, {})[one.id] = None
         if one.array is not None:
             fresh.elements.setdefault(one.array.array_id, {})[one.id] = None
+            if one.state is JobState.RUNNING:
+                fresh.running.setdefault(one.array.array_id, {})[one.id] = None
         for condition in one.unmet:
             if condition.kind is DependencyKind.SINGLETON:
                 fresh.singletons.setdefault(name, {})[one.id] = None

@@ -473,3 +473,23 @@ def test_no_more_elements_run_at_once_than_asked(cluster):
         most = max(most, len(cluster.world.attempts))
     assert most == 3
     assert set(states(cluster, ids)) == {SUCCEEDED}
+
+
+@pytest.mark.parametrize("fault", ["head", "node", "requeue"])
+def test_elements_at_once_stay_within_bounds_whatever_happens(cluster, fault):
+    submit(cluster, "eval", array="0-7%2", behaviour=Behaviour(run_s=20.0))
+    cluster.until(lambda: len(cluster.world.attempts) == 2)
+    for job_id in tuple(cluster.world.attempts):
+        cluster.runs(job_id)
+    if fault == "head":
+        cluster.kill_head()
+        cluster.run(1.0)
+        cluster.start_head()
+    elif fault == "node":
+        cluster.kill_node("n0")
+        cluster.run(2.0)
+        cluster.revive_node("n0")
+    else:
+        cluster.ask(Requeue(job_id=next(iter(cluster.world.attempts)), by=ADA))
+    for _ in cluster.events(lambda: bool(cluster.world.pending or cluster.world.attempts)):
+        assert len(cluster.world.attempts) <= 2

@@ -9,7 +9,7 @@ import pytest
 
 from phalanx.simulator.fleet import read_fleet
 from phalanx.simulator.report import report
-from phalanx.simulator.simulate import simulate
+from phalanx.simulator.simulate import Setting, simulate, simulate_live
 from phalanx.simulator.trace import read_trace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,3 +39,13 @@ def test_philly_week_1_on_its_virtual_clusters(policy, jct_s, wait_s, off_s):
     assert figures.jobs == 10_650
     assert abs(figures.avg_jct_s - jct_s) < off_s
     assert abs(figures.avg_wait_s - wait_s) < off_s
+
+
+@pytest.mark.parametrize(("policy", "jct_s", "wait_s"), [("fifo", 8118, 289), ("sjf", 7934, 105)])
+def test_philly_week_1_through_the_whole_lifecycle(policy, jct_s, wait_s):
+    trace = read_trace((TRACES / "philly_2017_oct_week1.csv").read_text().splitlines())
+    nodes = read_fleet((TRACES / "nodes_philly_vc.csv").read_text().splitlines())
+    figures = report(simulate_live(trace, nodes, Setting(policy=policy, per_label=True)), wall_s=0.0)
+    assert figures.jobs == 10_650
+    assert abs(figures.avg_jct_s - jct_s) < 1.0
+    assert abs(figures.avg_wait_s - wait_s) < 1.0

@@ -111,6 +111,7 @@ class Head:
         controller = Controller(
             world=self._store.load(),
             leases=LeaseBook(lease_s=options.lease_s, guard=threading.Lock()),
+            guard=threading.Lock(),
             settings=settings,
         )
         self._driver = Driver(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -47,6 +48,7 @@ class Controller:
     """The loop's inside.
 
     Attributes:
+        guard: held while the scheduler changes; who reads `waits` on another thread holds it too.
         waits: why each pending job waits, worked out when asked; read by the API, never stored.
         stats: counters of the loop since the start, for metrics.
     """
@@ -55,6 +57,7 @@ class Controller:
     leases: LeaseBook
     settings: Settings
     policy: Policy = field(default_factory=Policy)
+    guard: AbstractContextManager[object] = field(default_factory=nullcontext)
     waits: Mapping[JobId, Waiting] = field(init=False)
     scheduler: Scheduler = field(init=False)
     stats: dict[str, float] = field(default_factory=dict)
@@ -76,7 +79,7 @@ class Controller:
     def __post_init__(self) -> None:
         self._losses = Losses(self.world)
         self.scheduler = Scheduler(self.policy)
-        self.waits = Waits(self.scheduler, self.world.jobs)
+        self.waits = Waits(self.scheduler, self.world.jobs, self.guard)
 
     def begin(self, now: Now, *, leases_until_s: float = 0.0) -> None:
         """Take over a loaded world: time limits go on where they were, and every lease is presumed live for one full lease.
@@ -291,20 +294,23 @@ class Controller:
         now_s = turn.now.boot_s + self._steady_s(turn.now)
         records = turn.change.records
         scheduler.stale = scheduler.stale or bool(turn.change.removed or turn.change.removed_queues)
-        scheduler.tell(self.world, records, now_s, wall_s)
+        with self.guard:
+            scheduler.tell(self.world, records, now_s, wall_s)
+            plan = scheduler.plan(self.world, now_s, wall_s)
         told = len(records)
-        plan = scheduler.plan(self.world, now_s, wall_s)
         for stop in plan.stops:
             turn.happen(stop.job_id, StopWanted(cause=stop.cause, why=stop.why, by=SCHEDULER))
         for placement in plan.placements:
             why_not = rejection(self.world, placement)
             if why_not:
                 self._count("rejected_placements", 1)
-                scheduler.rejected(placement.job_id, now_s)
+                with self.guard:
+                    scheduler.rejected(placement.job_id, now_s)
             else:
                 turn.apply(place(self.world.jobs[placement.job_id], placement.allocation, turn.facts))
         if len(records) > told:
-            scheduler.tell(self.world, records[told:], now_s, wall_s)
+            with self.guard:
+                scheduler.tell(self.world, records[told:], now_s, wall_s)
         if plan.decided:
             self._count("cycles", 1)
             self._count("placements", len(plan.placements))

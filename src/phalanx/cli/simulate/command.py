@@ -195,7 +195,7 @@ def _print(runs: list[Any], about: dict[str, Any]) -> None:
     from phalanx.cli.tables import Cell, Column, table
 
     screen = terminal()
-    print(f"{runs[0].report.jobs:,} jobs on {about['nodes']} nodes, {about['gpus']:,} GPUs"
+    print(f"{runs[0].report.jobs:,} jobs on {about['nodes']} node{'' if about['nodes'] == 1 else 's'}, {about['gpus']:,} GPUs"
           f"{', each virtual cluster by itself' if about['per_vc'] else ''}; a preemption or move costs {about['restart_cost_s']:g} s")  # fmt: skip
     columns = [Column(title="", least=24), *(Column(title=run.policy, right=True) for run in runs)]
     rows: list[list[Cell | str]] = []
@@ -212,7 +212,7 @@ def _print(runs: list[Any], about: dict[str, Any]) -> None:
 def _write(runs: list[Any], asked: dict[str, Any], about: dict[str, Any]) -> None:
     name = Path(asked["trace_path"]).name
     title = f"{name}: {', '.join(run.policy for run in runs)}"
-    lead = f"{runs[0].report.jobs:,} jobs on {about['nodes']} nodes, {about['gpus']:,} GPUs; a preemption or move costs {about['restart_cost_s']:g} s."
+    lead = f"{runs[0].report.jobs:,} jobs on {about['nodes']} node{'' if about['nodes'] == 1 else 's'}, {about['gpus']:,} GPUs; a preemption or move costs {about['restart_cost_s']:g} s."
     if asked["plot_path"]:
         from phalanx.cli.simulate.charts import charts
         from phalanx.cli.simulate.png import png

@@ -52,6 +52,6 @@ ROWS: Final = (
     Row("GPUs held, over that time", lambda report: report.utilization, lambda value: f"{value:.1%}", less=False),
     Row("preemptions", lambda report: report.preemptions, _count),
     Row("moves", lambda report: report.moves, _count),
-    Row("GPU-hours done twice", lambda report: report.lost_gpu_s / 3600.0, lambda value: f"{value:,.0f}"),
+    Row("GPU-hours done twice", lambda report: report.lost_gpu_s / 3600.0, lambda value: f"{value:,.1f}"),
     Row("replayed in", lambda report: report.wall_s, lambda value: f"{value:.1f} s", None),
 )  # fmt: skip

@@ -6,7 +6,7 @@ from phalanx.core.ids import NodeId
 from phalanx.core.state.plan import Placement
 from phalanx.core.state.snapshot import EMPTY_USAGE
 from phalanx.core.state.world import World
-from phalanx.core.work.job import JobState
+from phalanx.core.work.job import Job, JobState
 
 
 def rejection(world: World, placement: Placement) -> str:
@@ -16,6 +16,8 @@ def rejection(world: World, placement: Placement) -> str:
         return "the job no longer waits"
     if job.unmet:
         return "its dependencies do not hold yet"
+    if _array_full(world, job):
+        return "as many elements of its array run as may"
     if placement.job_id in world.attempts:
         return "the job has a live attempt"
     if job.queue in world.queues:
@@ -45,3 +47,11 @@ def rejection(world: World, placement: Placement) -> str:
         if held.cpus + grant.cpus > node.cpus or held.memory_bytes + grant.memory_bytes > node.memory_bytes:
             return f"{grant.node_id} lacks CPUs or memory"
     return ""
+
+
+def _array_full(world: World, job: Job) -> bool:
+    """Whether enough elements run, those that are leaving still among them: the limit is often one of licences."""
+    place = job.array
+    if place is None or place.running_max is None:
+        return False
+    return len(world.relations.running.get(place.array_id, ())) >= place.running_max

@@ -87,6 +87,7 @@ class Entry:
         size_s: what a yardstick policy may know of its whole run time: exact, its limit, or predicted; -1 when unknown.
         attained_s: kept work of earlier runs; the present run adds `now - since_s`.
         since_s: start of the present run; -1 while it waits.
+        seen_s: service that it has been seen to live past, though a stop lost some of it.
         saved_s: when it last saved, if it does not save when asked to stop; -1 if it does, so that a stop loses nothing.
         waits_from_s: since when it waits without a break.
         waited_s: waiting before `waits_from_s`.
@@ -106,6 +107,7 @@ class Entry:
     gpus: int = 0
     size_s: float = -1.0
     attained_s: float = 0.0
+    seen_s: float = 0.0
     since_s: float = NEVER_S
     saved_s: float = NEVER_S
     waits_from_s: float = 0.0
@@ -318,6 +320,7 @@ class Board:
         del self.running[entry.seq]
         self._listener.stopped(entry, now_s)
         self._release(entry)
+        entry.seen_s = max(entry.seen_s, entry.service_s(now_s))
         entry.attained_s = attained_s
         entry.since_s = NEVER_S
         entry.waits_from_s = now_s
@@ -360,7 +363,9 @@ class Board:
     def stop(self, entry: Entry, now_s: float, other: Entry | None = None, because: Because | None = None) -> None:
         """Decide a preemption: the job loses its room and the restart cost, and waits again."""
         del self.running[entry.seq]
-        entry.attained_s += now_s - entry.since_s - self.restart_cost_s - entry.unsaved_s(now_s)
+        entry.attained_s += now_s - entry.since_s - self.restart_cost_s
+        entry.seen_s = max(entry.seen_s, entry.attained_s)
+        entry.attained_s -= entry.unsaved_s(now_s)
         entry.since_s = NEVER_S
         entry.waits_from_s = now_s
         entry.stops += 1
@@ -371,7 +376,9 @@ class Board:
     def move(self, entry: Entry, need: Need, places: Places, now_s: float, other: Entry | None = None,
              because: Because | None = None) -> None:  # fmt: skip
         """Decide a move: the job goes on elsewhere and loses the restart cost."""
-        entry.attained_s -= self.restart_cost_s + entry.unsaved_s(now_s)
+        entry.attained_s -= self.restart_cost_s
+        entry.seen_s = max(entry.seen_s, entry.service_s(now_s))
+        entry.attained_s -= entry.unsaved_s(now_s)
         entry.moves += 1
         self._release(entry)
         self._hold(entry, need, places)

@@ -8,7 +8,7 @@ started whose room is still held by others that save and leave; they are placed 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -22,7 +22,7 @@ from phalanx.core.scheduling.hazard import HazardTable
 from phalanx.core.scheduling.need import Need
 from phalanx.core.scheduling.policies import make_policy
 from phalanx.core.scheduling.policy import Policy, Seen
-from phalanx.core.scheduling.pool import Pool
+from phalanx.core.scheduling.pool import Places, Pool
 from phalanx.core.scheduling.quota import QuotaTree
 from phalanx.core.scheduling.shaping import Shaping
 from phalanx.core.scheduling.taken import Taken
@@ -34,6 +34,7 @@ from phalanx.core.work.job import Job, JobState, Reason
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.reservation import Reservation
 
+LEARNT: Final = (JobState.SUCCEEDED, JobState.FAILED, JobState.TIMEOUT)  # ends that say how long such jobs take
 INFINITE: Final = float("inf")
 DURATION_UNKNOWN: Final = -1.0
 CLOCK_STEP_S: Final = 1.0  # smaller steps are what NTP does
@@ -77,6 +78,7 @@ class Scheduler:
         self._calendar_s = INFINITE
         self._now_s = self._wall_s = self._skew_s = 0.0
         self._jumped = False
+        self._remembered = False
         self._queues: Mapping[QueueId, Queue] = {}
 
     # ---------------------------------------------------------------- told
@@ -122,7 +124,10 @@ class Scheduler:
             known.clear()
         self._later.clear()
         self._shaping = Shaping(self._seen_nodes, self.fit)
-        for job in sorted(seen.jobs.values(), key=lambda job: job.seq):
+        jobs = sorted(seen.jobs.values(), key=lambda job: job.seq)
+        if not self._remembered:
+            self._remember(jobs)
+        for job in jobs:
             if not job.state.terminal:
                 self._sync(seen, job.id, now_s)
         for number in range(len(self.fit.nodes)):
@@ -293,6 +298,22 @@ class Scheduler:
 
     # ---------------------------------------------------------------- jobs
 
+    def _remember(self, jobs: Iterable[Job]) -> None:
+        """Learn from the jobs that ended before this head began, as far as they are at hand."""
+        self._remembered = True
+        for job in jobs:
+            if job.state in LEARNT and job.started_s is not None and job.ended_s is not None:
+                label = self._label(job)
+                self.table.ended(
+                    self.table.group(label, max(1, job.spec.role.gpus.total)), max(0.0, job.ended_s - job.started_s)
+                )
+                self._ended_names.add((job.user, job.spec.name))
+
+    def _label(self, job: Job) -> int:
+        """Whose history speaks for the job: its name's; until that name has ended once, its owner's, and a thousand new names are one class."""
+        name = (job.user, job.spec.name)
+        return self._labels.setdefault(name if name in self._ended_names else (job.user,), len(self._labels))
+
     def _sync(self, seen: Seen, job_id: JobId, now_s: float) -> None:
         """Bring the board in step with one job's records."""
         job, attempt = seen.jobs.get(job_id), seen.attempts.get(job_id)
@@ -316,7 +337,7 @@ class Scheduler:
         if entry.since_s < 0.0:
             self.board.withdraw(entry)
             return
-        learn = job is not None and job.state in (JobState.SUCCEEDED, JobState.FAILED, JobState.TIMEOUT)
+        learn = job is not None and job.state in LEARNT
         self.board.end(entry, now_s, learn=learn)
         if learn and job is not None:
             self._ended_names.add((job.user, job.spec.name))
@@ -335,7 +356,7 @@ class Scheduler:
         """It runs, and the board does not know it: after a start of the head, or a board made anew."""
         entry = self._new_entry(job, self._shaping.needs_of(job) or (_need_of(attempt),))
         places = self.fit.places(attempt.allocation)
-        need = next((need for need in entry.klass.needs if need.nodes == len(places)), _need_of(attempt))
+        need = _held_as(entry.klass.needs, places, self.fit.kind) or _need_of(attempt)
         placed_s = attempt.placed_s - self._skew_s
         self.board.adopt(entry, need, places, placed_s)
         entry.shield_s = placed_s + self.policy.knobs.run_min_s
@@ -419,9 +440,6 @@ class Scheduler:
 
     def _klass_of(self, job: Job, needs: tuple[Need, ...]) -> Klass:
         quotas = self.board.quotas
-        name = (job.user, job.spec.name)
-        # A name that has never ended says nothing yet: until then its owner's history speaks, and a thousand new names are one class.
-        label = self._labels.setdefault(name if name in self._ended_names else (job.user,), len(self._labels))
         shut = 0
         if self.calendar or job.spec.reservation:
             asker = asker_of(job)
@@ -498,6 +516,19 @@ class Scheduler:
         del self._due_s[job_id]
         self.board.undo_start(entry, now_s)
         self._wake_s = -INFINITE
+
+
+def _held_as(needs: Iterable[Need], places: Places, kind: Sequence[int]) -> Need | None:
+    """Which of the needs these places serve, an elastic one as wide as it is; None for none, as of a request on another fleet."""
+    for need in needs:
+        parts = need.nodes + (need.tail > 0)
+        serves = (
+            parts <= len(places) <= max(parts, need.nodes_max)
+            and max((count for _, count in places), default=-1) == need.devices
+        )
+        if serves and kind[places[0][0]] in need.kinds:
+            return replace(need, nodes=len(places)) if need.nodes_max else need
+    return None
 
 
 def _need_of(attempt: Attempt) -> Need:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 from phalanx.core.ids import JobId
@@ -24,27 +25,35 @@ _RIGHT: Final = {
 
 
 class Waits(Mapping[JobId, Waiting]):
-    """Why each pending job waits, worked out when asked: by whoever lists jobs, on his thread, from what the scheduler knows by then."""
+    """Why each pending job waits, worked out when asked: by whoever lists jobs, on his thread, from what the scheduler knows by then.
 
-    def __init__(self, scheduler: Known, jobs: Mapping[JobId, Job]) -> None:
+    `guard` keeps the scheduler still meanwhile; where one thread does everything, none is needed.
+    """
+
+    def __init__(
+        self, scheduler: Known, jobs: Mapping[JobId, Job], guard: AbstractContextManager[object] | None = None
+    ) -> None:
         self._scheduler, self._jobs = scheduler, jobs
+        self._guard = nullcontext() if guard is None else guard
 
     def __getitem__(self, job_id: JobId) -> Waiting:
         job = self._jobs.get(job_id)
-        why = None if job is None or job.state is not JobState.PENDING else self._scheduler.why(job)
+        if job is None or job.state is not JobState.PENDING:
+            raise KeyError(job_id)
+        with self._guard:
+            why = self._scheduler.why(job)
         if why is None:
             raise KeyError(job_id)
         return why
 
     def __iter__(self) -> Iterator[JobId]:
-        scheduler, jobs = self._scheduler, self._jobs
-        waiting = [scheduler.ids[seq] for seq in tuple(scheduler.board.waiting)]
-        known = [*tuple(scheduler.parked), *waiting, *tuple(scheduler.due)]
-        # The board runs ahead of the records: whom this plan stops or moves waits there already, and still runs here.
-        return iter([job_id for job_id in known if job_id in jobs and jobs[job_id].state is JobState.PENDING])
+        scheduler = self._scheduler
+        with self._guard:
+            waiting = [scheduler.ids[seq] for seq in scheduler.board.waiting]
+            return iter([*scheduler.parked, *waiting, *scheduler.due])
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(self._scheduler.parked) + len(self._scheduler.board.waiting) + len(self._scheduler.due)
 
 
 def stop_of(scheduler: Known, job_id: JobId, decision: Decision) -> Stop:

@@ -12,7 +12,7 @@ from typing import Any
 
 from phalanx.core.ids import JobId, UserId
 from phalanx.core.work.dependency import Dependency, DependencyKind
-from phalanx.core.work.job import Job
+from phalanx.core.work.job import Job, JobState
 
 Together = dict[Any, dict[JobId, None]]
 Name = tuple[UserId, str]
@@ -27,12 +27,14 @@ class Relations:
         singletons: those that wait for earlier jobs of their user and name.
         named: all, by user and name.
         elements: of each array.
+        running: those of them that hold an allocation, leaving ones too.
     """
 
     dependents: dict[Dependency, dict[JobId, None]] = field(default_factory=dict)
     singletons: dict[Name, dict[JobId, None]] = field(default_factory=dict)
     named: dict[Name, dict[JobId, None]] = field(default_factory=dict)
     elements: dict[JobId, dict[JobId, None]] = field(default_factory=dict)
+    running: dict[JobId, dict[JobId, None]] = field(default_factory=dict)
 
     def changed(
         self,
@@ -49,6 +51,7 @@ class Relations:
             before.unmet is not after.unmet
             or before.spec is not after.spec
             or before.state.terminal is not after.state.terminal
+            or (after.array is not None and before.state is not after.state)
         ):
             left, found = list(self._places(before)), list(self._places(after))
             for table, key in left:
@@ -65,6 +68,8 @@ class Relations:
         yield self.named, name
         if job.array is not None:
             yield self.elements, job.array.array_id
+            if job.state is JobState.RUNNING:
+                yield self.running, job.array.array_id
         for one in job.unmet:
             if one.kind is DependencyKind.SINGLETON:
                 yield self.singletons, name

@@ -162,7 +162,7 @@ class Default(Listener):
             due_s = now_s + OVERDUE_LOOK_S
             if knobs.stops or knobs.moves:
                 self._make_room(now_s)
-                due_s = min(due_s, *(float(prices.expiry.min()) for prices in self.prices.values()))
+                due_s = min((due_s, *(float(prices.expiry.min()) for prices in self.prices.values())))
                 if self.table.events > self.fitted_events:
                     due_s = min(due_s, self.fitted_s + knobs.refit_s)
             self.round_next_s = (now_s // knobs.round_s + 1.0) * knobs.round_s
@@ -213,7 +213,10 @@ class Default(Listener):
     def _value(self, entry: Entry, now_s: float) -> float:
         klass = entry.klass
         boost = self.knobs.boost if klass.gpus >= self.board.pools[klass.needs[0].kinds[0]].unit else 1.0
-        value = boost * self.table.index_of(self._group(klass), now_s)[bin_of(entry.service_s(now_s))]
+        lived_s = max(
+            entry.service_s(now_s), entry.seen_s
+        )  # lost work is to be done again, and the job is not young for it
+        value = boost * self.table.index_of(self._group(klass), now_s)[bin_of(lived_s)]
         quotas = self.board.quotas
         if quotas is not None:
             factor = self._factors.get(klass.queue)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from phalanx.core.scheduling.bits import bits_of
 from phalanx.core.scheduling.board import Because, Board, Entry
 from phalanx.core.scheduling.need import Need
 from phalanx.core.scheduling.policies.prices import INFINITE, Prices
@@ -148,7 +149,42 @@ class Room:
             return None
         borrowed = board.quotas is not None and not any(other.klass.rank < klass.rank for other in chosen)
         because = Because.REPAIR if entry.repair else Because.RECLAIM if borrowed else Because.PRIORITY
-        return [Going(other) for other in sorted(chosen, key=lambda other: other.seq)], because
+        chosen.sort(key=lambda other: other.seq)
+        # What only its quota keeps back needs others to give theirs, and a moved job keeps it.
+        going = (
+            self._rather_moved(entry, chosen, now_s) if self.moves and admitted else [Going(other) for other in chosen]
+        )
+        return going, because
+
+    def _rather_moved(self, entry: Entry, chosen: Sequence[Entry], now_s: float) -> list[Going]:
+        """How the chosen make way: small ones go on in holes, if there are some beside the place that is made; the others stop."""
+        board = self.board
+        for other in chosen:
+            board.give(other)
+        found = board.find(entry)
+        going = [Going(other) for other in chosen]
+        if found is not None:
+            entry.need, entry.places = found
+            board.take(entry)
+            shut = bits_of(node for node, _ in entry.places)
+            for one in sorted(going, key=lambda one: -one.entry.gpus):
+                other = one.entry
+                still = (
+                    len(other.places) > 1
+                    or not other.places[0][1]
+                    or other.fixed
+                    or now_s - other.moved_s < self.move_min_s
+                )
+                hole = None if still else self._hole(other, shut)
+                if hole is not None:
+                    board.pools[board.kind[hole[0][0]]].take(hole)
+                    one.need, one.places = other.need, hole
+            self._let_go(going)
+            board.give(entry)
+            entry.need, entry.places = None, ()
+        for other in chosen:
+            board.take(other)
+        return going
 
     def _victims(self, entry: Entry, now_s: float, *, admitted: bool) -> list[Entry]:
         """Whom the entry may stop: of each group of one queue and rank all or none, but for the shields of each."""
