@@ -33,6 +33,7 @@ class Cluster:
     virtual: str
     lease_s: float = 6.0
     revive_s: float = 0.0
+    words: tuple[str, ...] = ()
     head: subprocess.Popen[bytes] | None = None
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -40,7 +41,7 @@ class Cluster:
         """Start the head and wait until it serves, and its nodes are up."""
         command = [
             sys.executable, "-m", "phalanx.app.head", "--home", self.home, "--port", str(self.port), "--virtual", self.virtual,
-            "--lease", str(self.lease_s), "--revive", str(self.revive_s),
+            "--lease", str(self.lease_s), "--revive", str(self.revive_s), *self.words,
         ]  # fmt: skip
         self.environment = {**os.environ, "PHALANX_HOME": self.home, "PYTHONPATH": os.path.join(ROOT, "src")}
         with open(os.path.join(self.home, "head.out"), "ab") as output:

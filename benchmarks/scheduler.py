@@ -57,7 +57,9 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scheduler")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--repeat", type=int, default=5, help="passes; the median counts")
-    parser.add_argument("--only", action="append", choices=["pass", "place", "decision", "replay"], help="several times for several")
+    parser.add_argument(
+        "--only", action="append", choices=["pass", "place", "decision", "replay"], help="several times for several"
+    )
     args = parser.parse_args(argv)
     wanted = set(args.only or ["pass", "place", "decision", "replay"])
     figures: dict[str, object] = {}
@@ -69,7 +71,9 @@ def main(argv: list[str] | None = None) -> None:
     if "place" in wanted:
         figures["placements_per_s"] = round(statistics.median(placements_per_s(seed) for seed in range(args.repeat)))
     if "decision" in wanted:
-        figures["decision_1213_ms"] = round(1000 * statistics.median(decision_s(seed) for seed in range(args.repeat)), 3)
+        figures["decision_1213_ms"] = round(
+            1000 * statistics.median(decision_s(seed) for seed in range(args.repeat)), 3
+        )
     if "replay" in wanted:
         figures.update(replays())
     figures["peak_mib"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
@@ -85,7 +89,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def measure_passes(repeat: int) -> list[Pass]:
     """A pass is: 700 jobs end, 700 arrive, the policy decides. Every pass goes on from the state that the one before left."""
-    random_ = random.Random(7)  # noqa: S311  # a benchmark's dice
+    random_ = random.Random(7)  # a benchmark's dice
     world, change = full_world(random_)
     scheduler = Scheduler(Policy(placements_max=100_000))
     now_s = T
@@ -108,7 +112,8 @@ def measure_passes(repeat: int) -> list[Pass]:
         classes = len({entry.klass.number for entry in scheduler.board.waiting.values()})
         if number >= WARM_UP:
             found.append(Pass(seconds=seconds, placed=len(plan.placements), classes=classes))
-            assert len(plan.placements) >= PLACED_LEAST and classes >= CLASSES_LEAST, found[-1]
+            assert len(plan.placements) >= PLACED_LEAST, found[-1]
+            assert classes >= CLASSES_LEAST, found[-1]
         commit(world, change, scheduler, plan, now_s)
     gc.unfreeze()
     return found
@@ -122,7 +127,9 @@ def full_world(random_: random.Random) -> tuple[World, Change]:
         change.put(node(number))
     for number in range(QUEUES):
         parent = None if number < 10 else QueueId(f"q{number % 10}")
-        change.put(Queue(id=QueueId(f"q{number}"), parent=parent, quota_gpus=400 if parent else None, weight=1.0 + number % 3))
+        change.put(
+            Queue(id=QueueId(f"q{number}"), parent=parent, quota_gpus=400 if parent else None, weight=1.0 + number % 3)
+        )
     whole = list(range(NODES))
     random_.shuffle(whole)
     broken: list[tuple[int, list[int]]] = []  # nodes held in part, and what is free on them
@@ -157,7 +164,9 @@ def node(number: int) -> Node:
 def new_job(seq: int, random_: random.Random, submit_s: float, gpus: int | None = None) -> Job:
     """A job of some class: its queue, its size, its priority."""
     size = gpus or random_.choice((1, 1, 1, 2, 2, 3, 4, 6, 8, 8, 16, 24, 32, 48, 64, 128))
-    spec = JobSpec(name="train", role=Role(argv=("python", "train.py"), gpus=parse_gpus(size)), workdir="/work", saves_on_stop=True)
+    spec = JobSpec(
+        name="train", role=Role(argv=("python", "train.py"), gpus=parse_gpus(size)), workdir="/work", saves_on_stop=True
+    )
     queue = random_.randrange(QUEUES)
     return Job(
         id=JobId(str(seq)), seq=seq, spec=spec, user=UserId(f"u{queue}"), project=ProjectId("p"), queue=QueueId(f"q{queue}"),
@@ -168,7 +177,15 @@ def new_job(seq: int, random_: random.Random, submit_s: float, gpus: int | None 
 def run(change: Change, job: Job, parts: list[tuple[int, list[int]]], random_: random.Random) -> None:
     """The job has run for up to two hours on these nodes."""
     grants = tuple(
-        Grant(node_id=NodeId(f"n{number:05}"), node_rank=rank, devices=tuple(devices), cpus=0, memory_bytes=0, tasks=len(devices), first_rank=0)
+        Grant(
+            node_id=NodeId(f"n{number:05}"),
+            node_rank=rank,
+            devices=tuple(devices),
+            cpus=0,
+            memory_bytes=0,
+            tasks=len(devices),
+            first_rank=0,
+        )
         for rank, (number, devices) in enumerate(sorted(parts))
     )
     placed_s = T - random_.random() * 7200.0
@@ -206,9 +223,9 @@ def commit(world: World, change: Change, scheduler: Scheduler, plan: object, now
 
 def placements_per_s(seed: int) -> float:
     """Gangs of mixed sizes placed by topology on the empty fleet until it is full: finds and takes per second."""
-    from phalanx.core.fleet.topology import tree_of  # noqa: PLC0415
+    from phalanx.core.fleet.topology import tree_of
 
-    random_ = random.Random(seed)  # noqa: S311
+    random_ = random.Random(seed)
     fleet = [node(number) for number in range(NODES)]
     pool = Pool([GPUS_PER_NODE] * NODES, tree=tree_of(fleet))
     wanted = [_need(random_.choice((1, 2, 4, 8, 16, 32, 64))) for _ in range(4_000)]
@@ -222,7 +239,7 @@ def placements_per_s(seed: int) -> float:
 
 def decision_s(seed: int) -> float:
     """One gang of 64 GPUs judged and placed on 1,213 nodes, half of them held in part: the whole plan, on a warm scheduler."""
-    random_ = random.Random(seed)  # noqa: S311
+    random_ = random.Random(seed)
     world = World()
     change = Change(world=world)
     for number in range(1_213):
@@ -245,7 +262,11 @@ def decision_s(seed: int) -> float:
 
 
 def _need(gpus: int) -> Need:
-    return Need(nodes=1, devices=gpus) if gpus <= GPUS_PER_NODE else Need(nodes=gpus // GPUS_PER_NODE, devices=GPUS_PER_NODE)
+    return (
+        Need(nodes=1, devices=gpus)
+        if gpus <= GPUS_PER_NODE
+        else Need(nodes=gpus // GPUS_PER_NODE, devices=GPUS_PER_NODE)
+    )
 
 
 # ---- replays ------------------------------------------------------------------------------------------------------------

@@ -9,12 +9,12 @@ from phalanx.core.ids import JobId, NodeId
 from phalanx.core.lifecycle.facts import Facts
 from phalanx.core.lifecycle.job import place
 from phalanx.core.lifecycle.verify import rejection
-from tests.oracle import FreeRooms, find
 from phalanx.core.scheduling.shape import shape_of, tasks_per_node
 from phalanx.core.state.plan import Placement
 from phalanx.core.state.world import Change, World
 from phalanx.core.work.job import Reason
 from tests.builders import PLAIN, Fleet, T, job, make_node, plan_of
+from tests.oracle import FreeRooms, find
 
 NODES = [f"n{number}" for number in range(5)]
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-import phalanx.core.scheduling.shaping as shaping
 from phalanx.core.errors import NeverFits
 from phalanx.core.fleet.device import Device
 from phalanx.core.ids import NodeId, QueueId
+from phalanx.core.scheduling import shaping
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.shape import device_fits, shape_of
 from phalanx.core.state.snapshot import Usage
@@ -104,7 +104,9 @@ def test_gang_waits_rather_than_splits_and_later_jobs_that_fit_start():
 
 def test_two_jobs_never_share_a_device():
     plan = plan_of(make_fleet("r: n0=4").with_jobs(job("a", gpus=3), job("b", gpus=2), job("c", gpus=1)))
-    assert [drawn(plan, name) for name in "abc"] == ["", "n0:2,3", "n0:0"], "the smallest first: each GPU serves more jobs"
+    assert [drawn(plan, name) for name in "abc"] == ["", "n0:2,3", "n0:0"], (
+        "the smallest first: each GPU serves more jobs"
+    )
 
 
 # ---- constraints ----------------------------------------------------------------------------------------------------

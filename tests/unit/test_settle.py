@@ -115,7 +115,7 @@ CONSEQUENCES = [
     ("",                C.TIMEOUT,   "",   JobState.TIMEOUT,   None,              0),
     ("0:3",             None,        "",   JobState.FAILED,    None,              0),
     ("",                C.PREEMPTED, "",   JobState.PENDING,   Reason.PREEMPTED,  0),
-    ("",                C.DRAINED,   "",   JobState.PENDING,   Reason.REQUEUED,   0),
+    ("",                C.DRAINED,   "",   JobState.PENDING,   Reason.DRAINED,   0),
     ("",                C.REQUEUED,  "",   JobState.PENDING,   Reason.REQUEUED,   0),
     ("0:1",             None,        "n1", JobState.PENDING,   Reason.NODE_FAIL,  1),
     ("",                None,        "",   JobState.PENDING,   Reason.START_FAIL, 1),

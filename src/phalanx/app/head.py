@@ -1,6 +1,6 @@
 """The head: picks the classes, puts them together, and runs them until it is told to stop.
 
-    python -m phalanx.app.head [--home DIR] [--port 7600] [--virtual 3x4] [--lease SECONDS]
+    python -m phalanx.app.head [--home DIR] [--port 7600] [--virtual 3x4] [--lease SECONDS] [--policy NAME]
 
 One process: uvicorn's event loop on the main thread, the controller on its own, the local engine's watch on a third.
 """
@@ -31,6 +31,7 @@ from phalanx.api.server import ApiServer
 from phalanx.app.clock import SystemClock
 from phalanx.app.fleet import this_machine, virtual_nodes
 from phalanx.app.home import Home, boot_id
+from phalanx.app.scheduling import add_arguments, policy_of, remembered_of
 from phalanx.controller.controller import Controller
 from phalanx.controller.driver import Driver
 from phalanx.controller.leases import LEASE_DEFAULT_S, MARGIN_S, LeaseBook
@@ -41,6 +42,7 @@ from phalanx.core.access.node_keys import node_token
 from phalanx.core.errors import Conflict, PhalanxError
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.ids import ProjectId, QueueId, TokenId, UserId
+from phalanx.core.scheduling.policy import Policy
 from phalanx.core.state.events import ForgetNode, NodeDead, PutProject, PutQueue, PutToken, PutUser
 from phalanx.core.work.people import Token, User, UserRole
 from phalanx.core.work.queue import Project, Queue
@@ -67,6 +69,7 @@ class Options:
     nodes: list[LocalNode]
     lease_s: float
     revive_after_s: float | None
+    policy: Policy
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -113,6 +116,7 @@ class Head:
             leases=LeaseBook(lease_s=options.lease_s, guard=threading.Lock()),
             guard=threading.Lock(),
             settings=settings,
+            policy=options.policy,
         )
         self._driver = Driver(
             controller=controller, store=self._store, mailboxes=self._mailboxes, telemetry=self._telemetry,
@@ -152,7 +156,9 @@ class Head:
         }  # fmt: skip
         self._home.write_private("head.json", json.dumps(record))
         threading.Thread(target=self._open_engine, name="engine-open", daemon=True).start()
-        _log.info("head %s serves %s with %d nodes", self._head_id, self._url, len(self._options.nodes))
+        _log.info(
+            f"head {self._head_id} serves {self._url}, {len(self._options.nodes)} nodes, {self._options.policy.name}"
+        )
 
     def _open_engine(self) -> None:
         try:
@@ -272,6 +278,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--revive", type=float, default=None, help="seconds until a dead local node is brought back; 0: never"
     )
+    add_arguments(parser)
     return parser.parse_args(argv)
 
 
@@ -284,6 +291,8 @@ def _options(given: argparse.Namespace, home: Home, lock: int) -> Options:
     revive_s = given.revive if given.revive is not None else float(before.get("revive_s", REVIVE_AFTER_S))
     if not 1.0 <= lease_s <= 3600.0:
         raise Conflict(f"--lease {lease_s}: a lease lasts 1 s to 1 h")
+    scheduling = remembered_of(given, before.get("scheduling"))
+    policy = policy_of(scheduling)
     nodes = virtual_nodes(virtual) if virtual else this_machine()
     kept = {node.id for node in nodes}
     nodes += [
@@ -291,10 +300,11 @@ def _options(given: argparse.Namespace, home: Home, lock: int) -> Options:
     ]  # still running from before: watched on until they end
     remembered = {
         "port": port, "virtual": virtual, "lease_s": lease_s, "revive_s": revive_s, "nodes": [node.id for node in nodes],
+        "scheduling": scheduling,
     }  # fmt: skip
     return Options(
         home=home, lock=lock, remembered=remembered, port=port, nodes=nodes, lease_s=lease_s,
-        revive_after_s=revive_s or None,
+        revive_after_s=revive_s or None, policy=policy,
     )  # fmt: skip
 
 

@@ -47,7 +47,10 @@ SECTIONS: Final[dict[str, dict[str, Verb]]] = {
         "topology": Verb("phalanx.cli.cluster.topology:topology", "Draw the network's tree and what is free in it."),
         "top": Verb("phalanx.cli.top.command:top", "Watch devices and jobs, live."),
         "doctor": Verb("phalanx.cli.cluster.doctor:doctor", "Check this machine and say what to mend."),
-        "simulate": Verb("phalanx.cli.simulate.command:simulate", "Replay a trace of jobs in virtual time: waits, utilisation, policies compared."),
+        "simulate": Verb(
+            "phalanx.cli.simulate.command:simulate",
+            "Replay a trace of jobs in virtual time: waits, utilisation, policies compared.",
+        ),
         "demo": Verb("phalanx.cli.demo.command:demo", "A cluster, a real training job, a killed node: in 90 seconds."),
     },
     "Access": {

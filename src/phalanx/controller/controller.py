@@ -17,6 +17,7 @@ from phalanx.controller.leases import MARGIN_S, LeaseBook
 from phalanx.controller.outbox import IDLE_WAKE_S, Answer, Now, Outbox
 from phalanx.controller.timers import Deadline, Due, Timers
 from phalanx.controller.turn import Losses, Settings, Turn
+from phalanx.controller.waits import GuardedWaits
 from phalanx.controller.windows import Windows
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node import Node, NodeState
@@ -79,7 +80,7 @@ class Controller:
     def __post_init__(self) -> None:
         self._losses = Losses(self.world)
         self.scheduler = Scheduler(self.policy)
-        self.waits = Waits(self.scheduler, self.world.jobs, self.guard)
+        self.waits = GuardedWaits(Waits(self.scheduler, self.world.jobs), self.guard)
 
     def begin(self, now: Now, *, leases_until_s: float = 0.0) -> None:
         """Take over a loaded world: time limits go on where they were, and every lease is presumed live for one full lease.

@@ -6,7 +6,8 @@ import os
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -15,6 +16,7 @@ from phalanx.cli.cluster.unit import unit
 from phalanx.cli.connect import connect, healthy
 from phalanx.cli.faults import warn
 from phalanx.cli.terminal import clean
+from phalanx.cli.words import DURATION
 from phalanx.core.errors import BadRequest, PhalanxError, TryLater, Unreachable
 from phalanx.core.fleet.node import NodeState
 from phalanx.wire.api import NodeView
@@ -40,10 +42,19 @@ _PORT_DEFAULT: Final = 7600  # DESIGN 4
 @click.option("--foreground", is_flag=True, help="Stay; Ctrl-C stops the head.")
 @click.option("--systemd", is_flag=True, help="Print a unit for systemd and do nothing.")
 @click.option("--lease", type=float, metavar="SECONDS", help="How long a node may be silent before its jobs freeze.")
-def up(port: int | None, virtual: str | None, foreground: bool, systemd: bool, lease: float | None) -> None:
+@click.option("--policy", metavar="NAME", help="Who goes first: default, fifo, skip, backfill, las or fair.")
+@click.option("--min-run", type=DURATION, help="A job that started runs so long before its equals may stop it.  [30m]")
+@click.option(
+    "--min-run-by-right", type=DURATION, help="The same against a higher priority and the owner of its quota.  [1m]"
+)
+@click.option("--min-stay", type=DURATION, help="Least time between two moves or sizes of a job.  [5m]")
+@click.option(
+    "--preemption/--no-preemption", default=None, help="Whether jobs that run are stopped or moved for others."
+)
+def up(foreground: bool, systemd: bool, **given: Any) -> None:
     """Bring a cluster up on this machine: its GPUs, or virtual devices where it has none. Harmless when it is up already."""
     home = home_folder()
-    arguments = _arguments(port, virtual, lease)
+    arguments = _arguments(given)
     if systemd:
         print(unit(python=sys.executable, home=home, arguments=arguments), end="")
         print(
@@ -67,11 +78,19 @@ def up(port: int | None, virtual: str | None, foreground: bool, systemd: bool, l
     _tell(head, url, "is up")
 
 
-def _arguments(port: int | None, virtual: str | None, lease: float | None) -> list[str]:
+def _arguments(given: Mapping[str, Any]) -> list[str]:
+    """What was given, as the head's own arguments; what is left out it remembers."""
+    if given["policy"] is not None:
+        from phalanx.core.scheduling.live import check_live
+
+        check_live(given["policy"])
     arguments: list[str] = []
-    for name, value in (("--port", port), ("--virtual", virtual), ("--lease", lease)):
-        if value is not None:
-            arguments += [name, str(value)]
+    for name, value in given.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            arguments.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            arguments += [f"--{flag}", str(value)]
     return arguments
 
 

@@ -61,9 +61,7 @@ def _same(case: Case) -> Outcome:
 
 def _ready(case: Case, attempt: Attempt, happening: MemberReady, facts: Facts) -> Outcome:
     rank_zero = attempt.allocation.grants[0].node_id == happening.node_id
-    members = _members_with(
-        attempt, happening.node_id, MemberState.READY, port=happening.port if rank_zero else None
-    )
+    members = _members_with(attempt, happening.node_id, MemberState.READY, port=happening.port if rank_zero else None)
     whole = all(member.state is MemberState.READY for member in members)
     attempt = replace(
         attempt, members=members, state=_S.STARTING if whole else attempt.state,

@@ -155,6 +155,9 @@ class Listener:
     def arrived(self, entry: Entry) -> None:
         """The job waits (again)."""
 
+    def adopted(self, entry: Entry) -> None:
+        """The job was running before this policy was there."""
+
     def left(self, entry: Entry) -> None:
         """The waiting job is gone: cancelled, held, or taken up by the board itself."""
 
@@ -300,6 +303,7 @@ class Board:
         entry.since_s = entry.moved_s = since_s
         self.running[entry.seq] = entry
         self._hold(entry, need, places)
+        self._listener.adopted(entry)
 
     def withdraw(self, entry: Entry) -> None:
         """A waiting job is gone."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from phalanx.core.scheduling.board import Entry
 from phalanx.core.scheduling.known import Known
 from phalanx.core.scheduling.need import Need
 from phalanx.core.state.plan import Waiting
-from phalanx.core.units import format_duration
+from phalanx.core.units import GIB, format_duration
+from phalanx.core.work.dependency import sentence
 from phalanx.core.work.job import BACKOFF_MAX_S, Job, Reason
 from phalanx.core.work.queue import Queue
 
@@ -23,7 +25,7 @@ def not_eligible(job: Job, queue: Queue | None, now_s: float) -> Waiting | None:
     if queue is not None and not queue.open:
         return Waiting(reason=Reason.QUEUE_CLOSED, detail=f"queue {queue.id} is closed")
     if job.unmet:
-        return Waiting(reason=Reason.DEPENDENCY, detail=f"waits for {', '.join(map(str, job.unmet))}")
+        return Waiting(reason=Reason.DEPENDENCY, detail=sentence(job.unmet))
     begin_s = job.spec.begin_s
     if begin_s is not None and now_s < begin_s:
         return Waiting(
@@ -59,13 +61,15 @@ def _why_class_waits(scheduler: Known, job: Job, entry: Entry) -> Waiting:
             detail=f"{throttle.running} of at most {throttle.running_max} elements of its array run",
         )
     refusal = board.quotas.admits(klass.queue, klass.user, klass.gpus) if board.quotas is not None else None
-    if refusal is not None:
+    # Where nothing is idle in the whole fleet, no queue's right is in the way.
+    if refusal is not None and (refusal.queue or board.find(entry) is not None):
         return Waiting(reason=refusal.reason, detail=refusal.sentence())
     if board.find(entry) is not None:
         return _others_first(scheduler, entry)
     if klass.shut and any(board.find_need(need) is not None for need in klass.needs):
         said = scheduler.reserved_for(job)
-        return Waiting(reason=Reason.RESERVATION, detail=said or "the nodes it would fit on are set aside")
+        full = f"reservation {job.spec.reservation} has no room for it now" if job.spec.reservation else ""
+        return Waiting(reason=Reason.RESERVATION, detail=said or full or "the nodes it would fit on are set aside")
     return _room(scheduler, klass.needs[0], klass.gpus, klass.shut)
 
 
@@ -95,6 +99,12 @@ def _room(scheduler: Known, need: Need, gpus: int, shut: int) -> Waiting:
             reason=Reason.RESOURCES,
             detail=f"needs {need.cpus} CPUs on {need.nodes} nodes; the free ones do not suffice",
         )
+    if (need.cpus or need.memory_bytes) and board.find_need(replace(need, cpus=0, memory_bytes=0), shut) is not None:
+        beside = " and ".join(
+            [f"{need.cpus} CPUs"] * (need.cpus > 0) + [f"{need.memory_bytes / GIB:g} GiB"] * (need.memory_bytes > 0)
+        )
+        detail = f"needs {beside} on each of {need.nodes} nodes: enough GPUs are free there, the rest is not"
+        return Waiting(reason=Reason.RESOURCES, detail=detail)
     free = sum(pool.free_total for pool in pools)
     most = max((pool.why_not(need, shut).most_free for pool in pools), default=0)
     shape = f"{need.nodes} x {need.devices}{f' + {need.tail}' if need.tail else ''} GPUs"

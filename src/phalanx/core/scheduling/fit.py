@@ -112,9 +112,14 @@ class Fit:
         """Kinds that hold the shape's parts, by name; and the nodes of these whose devices are too small."""
         fitting: set[int] = set()
         shut = 0
+        takes: dict[tuple[int, int], bool] = {}
         for number, kind in enumerate(self.kind):
-            device = Device(index=0, uuid="", model=self.kinds[kind], memory_bytes=self.memory_bytes[number])
-            if shape.devices and not shape.takes(device):
+            memory_bytes = self.memory_bytes[number]
+            fits = takes.get((kind, memory_bytes))
+            if fits is None:
+                device = Device(index=0, uuid="", model=self.kinds[kind], memory_bytes=memory_bytes)
+                fits = takes[kind, memory_bytes] = not shape.devices or shape.takes(device)
+            if not fits:
                 shut |= 1 << number
             elif len(self.indices[number]) >= shape.devices:
                 fitting.add(kind)

@@ -100,6 +100,17 @@ class HazardTable:
         self.trust = [TRUSTS[-1]] * SIZES
         self.refit(())
 
+    def copy(self) -> HazardTable:
+        """What was learned, for a trial that must not change it; nothing runs in the copy. May be called while another thread learns."""
+        other = HazardTable()
+        other._ends, other._risk, other.hazard = self._ends.copy(), self._risk.copy(), self.hazard.copy()
+        other.events, other.served_s, other.evidence = self.events, self.served_s, self.evidence.copy()
+        other.trust, other.size_index = list(self.trust), list(self.size_index)
+        for (label, gpus), group in list(self.groups.items()):
+            twin = other.groups[label, gpus] = Group(gpus)
+            twin.ends, twin.risk = group.ends.copy(), group.risk.copy()
+        return other
+
     def group(self, label: int, gpus: int) -> Group:
         """The group of a job."""
         group = self.groups.get((label, gpus))

@@ -69,11 +69,16 @@ class QuotaTree(Holdings):
         self._remember({record.queue: record for record in spent})
         self.advance(now_s)
 
-    def advance(self, now_s: float) -> None:
-        """It is later: budgets are looked at again, factors worked out anew when next asked for. Time does not run backwards."""
+    def advance(self, now_s: float) -> bool:
+        """It is later: budgets are looked at again, factors worked out anew when next asked for. Time does not run backwards.
+
+        Returns:
+            Whether a budget is spent that was not, or the other way round.
+        """
         self.now_s = max(self.now_s, now_s)
         self._factors = []
-        self._shut = {node for node in self._budgets if self._left_gpu_s(node) <= 0.0}
+        before, self._shut = self._shut, {node for node in self._budgets if self._left_gpu_s(node) <= 0.0}
+        return before != self._shut
 
     def charge(self, queue: int, gpus: int, now_s: float, since_s: float | None = None) -> None:
         """From now on the queue runs `gpus` more (fewer, below 0); `since_s` for what began earlier and is not charged yet.

@@ -14,21 +14,21 @@ from typing import Final
 
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import JobId, NodeId, QueueId
-from phalanx.core.scheduling.board import NEVER_S, Board, Decision, Entry, Klass, Listener, Throttle, Verb
+from phalanx.core.scheduling.board import NEVER_S, Board, Decision, Entry, Klass, Listener, Verb
+from phalanx.core.scheduling.boards import new_board
 from phalanx.core.scheduling.calendar import Calendar, asker_of
+from phalanx.core.scheduling.classes import Classes
 from phalanx.core.scheduling.explain import ELIGIBLE, not_eligible, why_waiting
 from phalanx.core.scheduling.fit import Fit, fit_of
 from phalanx.core.scheduling.hazard import HazardTable
 from phalanx.core.scheduling.need import Need
 from phalanx.core.scheduling.policies import make_policy
 from phalanx.core.scheduling.policy import Policy, Seen
-from phalanx.core.scheduling.pool import Places, Pool
-from phalanx.core.scheduling.quota import QuotaTree
+from phalanx.core.scheduling.pool import Places
 from phalanx.core.scheduling.shaping import Shaping
 from phalanx.core.scheduling.taken import Taken
 from phalanx.core.scheduling.waits import Waits, stop_of
 from phalanx.core.state.plan import Placement, Plan, Stop, Waiting
-from phalanx.core.state.snapshot import EMPTY_USAGE
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState, Reason
 from phalanx.core.work.queue import Queue
@@ -67,9 +67,7 @@ class Scheduler:
         self.stale = True  # the board must be made anew
         self._seen_nodes: dict[NodeId, Node] = {}
         self._shaping = Shaping(self._seen_nodes, self.fit)
-        self._throttles: dict[JobId, Throttle] = {}
-        self._labels: dict[tuple[str, ...], int] = {}
-        self._ended_names: set[tuple[str, ...]] = set()
+        self._classes = Classes()
         self._charged: dict[JobId, tuple[int, int]] = {}  # queue and GPUs that run, in the quota tree's books
         self.said: dict[tuple[int, int], Waiting] = {}  # why classes wait, as of the last change
         self._due_s: dict[JobId, float] = {}
@@ -115,14 +113,15 @@ class Scheduler:
         self._seen_nodes = dict(seen.nodes)
         self.calendar = Calendar(seen.reservations.values())
         self._calendar_s = self.calendar.next_change_s(self._wall_s) if self.calendar else INFINITE
-        self.board = self._new_board(seen)
+        self.board = new_board(self.fit, seen, self.policy.restart_cost_s, self._wall_s)
         self.decider = make_policy(self.policy.name, self.board, self.policy.knobs, self.table)
         self.board.listen(self.decider)
         for group in self.table.groups.values():
             group.active.clear()
-        for known in (self.entries, self.ids, self.parked, self.due, self._throttles, self._charged):
+        for known in (self.entries, self.ids, self.parked, self.due, self._charged):
             known.clear()
         self._later.clear()
+        self._classes.begin()
         self._shaping = Shaping(self._seen_nodes, self.fit)
         jobs = sorted(seen.jobs.values(), key=lambda job: job.seq)
         if not self._remembered:
@@ -152,6 +151,9 @@ class Scheduler:
             self._later = [(-INFINITE, job_id) for job_id in self.parked]
         self._look_at_calendar(seen, now_s)
         self._let_go(seen, now_s)
+        quotas = self.board.quotas
+        if quotas is not None and quotas.advance(self._wall_s):  # a budget is spent, or its next period has begun
+            self._wake_s = -INFINITE
         stops: list[Stop] = []
         self.said = {}
         decided = now_s >= self._wake_s or bool(self.board.decisions)
@@ -166,8 +168,8 @@ class Scheduler:
             if more
             else min(self._wake_s, min(self._later[0][0] if self._later else INFINITE, self._calendar_s) - self._skew_s)
         )
-        if self.board.quotas is not None:
-            wake_s = min(wake_s, self.board.quotas.next_change_s(self._wall_s) - self._skew_s)
+        if quotas is not None:
+            wake_s = min(wake_s, quotas.next_change_s(self._wall_s) - self._skew_s)
         return Plan(
             version=seen.version, placements=tuple(placements), stops=tuple(stops), waits=Waits(self, seen.jobs), wake_s=wake_s,
             decided=decided,
@@ -180,6 +182,16 @@ class Scheduler:
             return parked
         entry = self.entries.get(job.id)
         return None if entry is None else why_waiting(self, job, entry)
+
+    def blank(self) -> Scheduler:
+        """Another of the same policy that knows what this one has learned, with nothing on its board: for trials."""
+        other = Scheduler(self.policy, table=self.table.copy())
+        other._labels, other._ended_names = dict(self._labels), set(self._ended_names)
+        return other
+
+    def needs_of(self, job: Job) -> tuple[Need, ...]:
+        """What the job asks of the nodes that take work now, in order of preference; empty when they can never give it."""
+        return self._shaping.needs_of(job)
 
     def _clock(self, now_s: float, wall_s: float | None) -> None:
         self._now_s = now_s
@@ -204,53 +216,6 @@ class Scheduler:
         return self.calendar.said(self.calendar.closed_to(asker, self._wall_s), asker, self._wall_s)
 
     # ---------------------------------------------------------------- nodes
-
-    def _new_board(self, seen: Seen) -> Board:
-        fit = self.fit
-        foreign = self._foreign(seen)
-        usage = {node_id: seen.usage.get(node_id, EMPTY_USAGE) for node_id in fit.numbers}
-        ours: dict[NodeId, list[int]] = {}
-        for attempt in seen.attempts.values():
-            for grant in attempt.allocation.grants:
-                booked = ours.setdefault(grant.node_id, [0, 0])
-                booked[0] += grant.cpus
-                booked[1] += grant.memory_bytes
-        cpus = [node.cpus - usage[node.id].cpus + ours.get(node.id, (0, 0))[0] for node in fit.nodes]
-        memory = [node.memory_bytes - usage[node.id].memory_bytes + ours.get(node.id, (0, 0))[1] for node in fit.nodes]
-        sizes = fit.sizes
-        pools = [
-            Pool(
-                [size if kind == own else -1 for size, kind in zip(sizes, fit.kind, strict=True)],
-                tree=fit.tree,
-                cpus=cpus,
-                memory=memory,
-            )
-            for own in range(len(fit.kinds))
-        ]
-        quotas = None
-        if any(_limits(queue) for queue in seen.queues.values()) or len(seen.queues) > 1:
-            quotas = QuotaTree(seen.queues.values(), sum(sizes), seen.spent.values(), self._wall_s)
-        board = Board(
-            sizes, restart_cost_s=self.policy.restart_cost_s, pools=pools, kind=fit.kind, quotas=quotas, cpus=cpus, memory=memory,
-            twins=fit.twins, tree=fit.tree, lends=any(queue.quota_gpus is not None for queue in seen.queues.values()),
-        )  # fmt: skip
-        for number, count in foreign.items():
-            pools[fit.kind[number]].take(((number, count),))
-        return board
-
-    def _foreign(self, seen: Seen) -> dict[int, int]:
-        """Devices held by nobody's attempt: others on a shared engine."""
-        ours: dict[NodeId, set[int]] = {}
-        for attempt in seen.attempts.values():
-            for grant in attempt.allocation.grants:
-                ours.setdefault(grant.node_id, set()).update(grant.devices)
-        found: dict[int, int] = {}
-        for number, node in enumerate(self.fit.nodes):
-            held = seen.usage.get(node.id, EMPTY_USAGE).devices - ours.get(node.id, set())
-            count = sum(index in held for index in self.fit.indices[number])
-            if count:
-                found[number] = count
-        return found
 
     def _stale_after(self, seen: Seen, nodes: Iterable[NodeId]) -> bool:
         for node_id in nodes:
@@ -303,16 +268,11 @@ class Scheduler:
         self._remembered = True
         for job in jobs:
             if job.state in LEARNT and job.started_s is not None and job.ended_s is not None:
-                label = self._label(job)
+                label = self._classes.label(job)
                 self.table.ended(
                     self.table.group(label, max(1, job.spec.role.gpus.total)), max(0.0, job.ended_s - job.started_s)
                 )
-                self._ended_names.add((job.user, job.spec.name))
-
-    def _label(self, job: Job) -> int:
-        """Whose history speaks for the job: its name's; until that name has ended once, its owner's, and a thousand new names are one class."""
-        name = (job.user, job.spec.name)
-        return self._labels.setdefault(name if name in self._ended_names else (job.user,), len(self._labels))
+                self._classes.ended(job)
 
     def _sync(self, seen: Seen, job_id: JobId, now_s: float) -> None:
         """Bring the board in step with one job's records."""
@@ -340,7 +300,7 @@ class Scheduler:
         learn = job is not None and job.state in LEARNT
         self.board.end(entry, now_s, learn=learn)
         if learn and job is not None:
-            self._ended_names.add((job.user, job.spec.name))
+            self._classes.ended(job)
 
     def _runs(self, job: Job, attempt: Attempt, entry: Entry | None, now_s: float) -> None:
         self.parked.pop(job.id, None)
@@ -350,7 +310,7 @@ class Scheduler:
         if job.checkpoints:
             entry.saved_s = NEVER_S if job.spec.saves_on_stop else job.checkpoints[-1].saved_s - self._skew_s
         if job.id not in self._charged:
-            self._charge(job.id, entry.klass.queue, attempt.allocation.gpus, now_s)
+            self._charge(job.id, entry.klass.queue, attempt.allocation.gpus, now_s, since_s=attempt.placed_s)
 
     def _adopt(self, job: Job, attempt: Attempt) -> Entry:
         """It runs, and the board does not know it: after a start of the head, or a board made anew."""
@@ -439,32 +399,19 @@ class Scheduler:
         return DURATION_UNKNOWN if job.spec.time_limit_s is None else job.spec.time_limit_s
 
     def _klass_of(self, job: Job, needs: tuple[Need, ...]) -> Klass:
-        quotas = self.board.quotas
-        shut = 0
-        if self.calendar or job.spec.reservation:
-            asker = asker_of(job)
-            shut = self.fit.bits(self.calendar.closed_to(asker, self._wall_s).among(self.fit.numbers))
-            self._calendar_s = min(self._calendar_s, self.calendar.until_s(asker, self._wall_s))
-        throttle = None
-        if job.array is not None and job.array.running_max is not None:
-            throttle = self._throttles.setdefault(job.array.array_id, Throttle(running_max=job.array.running_max))
-        return self.board.klass(
-            needs, label=label, rank=job.spec.priority + self._queue_priority(job), user=job.user if quotas is not None else "",
-            queue=quotas.number(job.queue) if quotas is not None and job.queue in self._queues else 0, shut=shut, throttle=throttle,
-        )  # fmt: skip
-
-    def _queue_priority(self, job: Job) -> int:
         queue = self._queues.get(job.queue)
-        return queue.priority if queue is not None else 0
+        klass, until_s = self._classes.klass_of(job, needs, self.board, self.fit, self.calendar, queue, self._wall_s)
+        self._calendar_s = min(self._calendar_s, until_s)
+        return klass
 
-    def _charge(self, job_id: JobId, queue: int | None, gpus: int, now_s: float) -> None:
+    def _charge(self, job_id: JobId, queue: int | None, gpus: int, now_s: float, since_s: float | None = None) -> None:
         """Tell the quota tree's books that the job runs, or (None) that it does so no longer."""
         quotas = self.board.quotas
         if quotas is None:
             return
         if queue is not None:
             self._charged[job_id] = (queue, gpus)
-            quotas.charge(queue, gpus, now_s + self._skew_s)
+            quotas.charge(queue, gpus, now_s + self._skew_s, since_s)
         elif job_id in self._charged:
             own, gpus = self._charged.pop(job_id)
             quotas.charge(own, -gpus, now_s + self._skew_s)
@@ -540,8 +487,3 @@ def _need_of(attempt: Attempt) -> Need:
         cpus=grants[0].cpus,
         memory_bytes=grants[0].memory_bytes,
     )
-
-
-def _limits(queue: Queue) -> bool:
-    """Whether the queue limits or favours anybody."""
-    return replace(queue, priority=0, open=True) != Queue(id=queue.id)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 from phalanx.core.ids import JobId
@@ -25,32 +24,22 @@ _RIGHT: Final = {
 
 
 class Waits(Mapping[JobId, Waiting]):
-    """Why each pending job waits, worked out when asked: by whoever lists jobs, on his thread, from what the scheduler knows by then.
+    """Why each pending job waits, worked out when asked, from what the scheduler knows by then."""
 
-    `guard` keeps the scheduler still meanwhile; where one thread does everything, none is needed.
-    """
-
-    def __init__(
-        self, scheduler: Known, jobs: Mapping[JobId, Job], guard: AbstractContextManager[object] | None = None
-    ) -> None:
+    def __init__(self, scheduler: Known, jobs: Mapping[JobId, Job]) -> None:
         self._scheduler, self._jobs = scheduler, jobs
-        self._guard = nullcontext() if guard is None else guard
 
     def __getitem__(self, job_id: JobId) -> Waiting:
         job = self._jobs.get(job_id)
-        if job is None or job.state is not JobState.PENDING:
-            raise KeyError(job_id)
-        with self._guard:
-            why = self._scheduler.why(job)
+        why = None if job is None or job.state is not JobState.PENDING else self._scheduler.why(job)
         if why is None:
             raise KeyError(job_id)
         return why
 
     def __iter__(self) -> Iterator[JobId]:
         scheduler = self._scheduler
-        with self._guard:
-            waiting = [scheduler.ids[seq] for seq in scheduler.board.waiting]
-            return iter([*scheduler.parked, *waiting, *scheduler.due])
+        waiting = [scheduler.ids[seq] for seq in scheduler.board.waiting]
+        return iter([*scheduler.parked, *waiting, *scheduler.due])
 
     def __len__(self) -> int:
         return len(self._scheduler.parked) + len(self._scheduler.board.waiting) + len(self._scheduler.due)

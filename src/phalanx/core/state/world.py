@@ -14,6 +14,7 @@ from phalanx.core.fleet.node import Node
 from phalanx.core.fleet.summary import FleetSummary, node_kind, summary_of
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, TokenId, UserId
 from phalanx.core.state.relations import Relations
+from phalanx.core.state.revise import replace
 from phalanx.core.state.snapshot import EMPTY_USAGE, Snapshot, Usage
 from phalanx.core.state.story import StoryLine
 from phalanx.core.work.attempt import Attempt
@@ -125,10 +126,7 @@ class Change:
         """Add a story line; its seq is given here."""
         seq = self.world.next_story_seq
         self.world.next_story_seq = seq + 1
-        self.story.append(StoryLine(
-            seq=seq, at_s=line.at_s, kind=line.kind, text=line.text, job_id=line.job_id, epoch=line.epoch, node_id=line.node_id,
-            by=line.by, facts=line.facts,
-        ))  # fmt: skip
+        self.story.append(replace(line, seq=seq))
 
     def put(self, record: Record) -> None:
         """Set a record, replacing the one of the same id."""

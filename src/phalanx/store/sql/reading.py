@@ -86,7 +86,9 @@ def list_jobs(connection: apsw.Connection, wanted: JobFilter) -> list[Job]:
 def list_states(connection: apsw.Connection, first_seq: int, count: int) -> list[tuple[JobId, JobState]]:
     """Ids and states of jobs, in submit order: columns alone, so that ten thousand cost some milliseconds."""
     end = min(first_seq + max(0, count), _INTEGER_MAX)
-    return [(JobId(id_), JobState(state)) for id_, state in list(connection.execute(_READS["states"], (first_seq, end)))]
+    return [
+        (JobId(id_), JobState(state)) for id_, state in list(connection.execute(_READS["states"], (first_seq, end)))
+    ]
 
 
 def count_jobs(connection: apsw.Connection) -> dict[JobState, int]:

@@ -98,6 +98,10 @@ class Default(Listener):
         self._group(entry.klass)
         self._join(entry)
 
+    def adopted(self, entry: Entry) -> None:
+        """It counts as time at risk like those started here."""
+        self._group(entry.klass).active[entry.seq] = entry
+
     def left(self, entry: Entry) -> None:
         """Wait no longer."""
         self._group(entry.klass).active.pop(entry.seq, None)

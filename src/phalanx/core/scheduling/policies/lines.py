@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import heapq
 
+from phalanx.core.scheduling.bits import bits_of
 from phalanx.core.scheduling.board import Board, Entry, Klass, Listener
 
 Key = tuple[
@@ -135,6 +136,12 @@ class Fair(Listener):
         self.used.setdefault(_who(entry.klass), 0.0)
         self.rate.setdefault(_who(entry.klass), 0)
 
+    def adopted(self, entry: Entry) -> None:
+        """Its queue uses that much from now on; what it used before is in the books of the quota tree."""
+        who = _who(entry.klass)
+        self.used.setdefault(who, 0.0)
+        self.rate[who] = self.rate.get(who, 0) + sum(count for _, count in entry.places)
+
     def left(self, entry: Entry) -> None:
         """Leave the queue."""
         line = [item for item in self.lines[entry.klass] if item[1] is not entry]
@@ -153,7 +160,7 @@ class Fair(Listener):
     def decide(self, now_s: float) -> float | None:
         """Serve the least-served queue that has something that fits, again and again."""
         self._age(now_s)
-        board = self.board
+        board, quotas = self.board, self.board.quotas
         shut: set[Klass] = set()
         while True:
             best: tuple[object, ...] | None = None
@@ -161,7 +168,8 @@ class Fair(Listener):
             for klass, line in self.lines.items():
                 if line and klass not in shut:
                     first = line[0][0]
-                    rank = (*first[:2], self.used[_who(klass)], self.rate[_who(klass)], *first[2:])
+                    factor = 0.0 if quotas is None else quotas.factor(klass.queue, now_s)
+                    rank = (*first[:2], -factor, self.used[_who(klass)], self.rate[_who(klass)], *first[2:])
                     if best is None or rank < best:
                         best, chosen = rank, klass
             if chosen is None:
@@ -210,7 +218,7 @@ class Backfill(Listener):
         """Heads while they fit, then whoever does not delay the head."""
         board = self.board
         head: Entry | None = None
-        shadow_s, spare = 0.0, 0
+        shadow_s, spare = 0.0, {}
         kept: list[tuple[Key, Entry]] = []
         failed: set[tuple[object, ...]] = set()
         for item in self.line:
@@ -219,11 +227,8 @@ class Backfill(Listener):
                 kept.append(item)
                 continue
             short = head is None or now_s + _length_s(entry) <= shadow_s
-            alike = (entry.klass.needs, entry.klass.shut, entry.avoid)
-            if alike in failed or not (short or entry.gpus <= spare):
-                kept.append(item)
-                continue
-            found = board.find(entry)
+            alike = (entry.klass.needs, entry.klass.shut, entry.avoid, short)
+            found = None if alike in failed else board.find(entry, 0 if short else _too_small(entry, spare))
             if found is None:
                 failed.add(alike)
                 kept.append(item)
@@ -233,25 +238,36 @@ class Backfill(Listener):
                 continue
             board.start(entry, *found, now_s)
             if not short:
-                spare -= entry.gpus
+                for node, count in entry.places:
+                    if node in spare:
+                        spare[node] -= count
         self.line = kept
         return None
 
-    def _reserve(self, head: Entry) -> tuple[float, int]:
-        """When the head can start if all run as known, and how many devices it then leaves over."""
+    def _reserve(self, head: Entry) -> tuple[float, dict[int, int]]:
+        """When the head can start if all run as known, and how many devices it then leaves over on each of its nodes."""
         board = self.board
         ends = sorted((entry.since_s + _length_s(entry), entry.seq, entry) for entry in board.running.values())
         given: list[Entry] = []
-        found, spare = float("inf"), 0
+        found: tuple[float, dict[int, int]] = (float("inf"), {})
         for end_s, _, entry in ends:
             board.give(entry)
             given.append(entry)
-            if board.find(head) is not None:
-                found, spare = end_s, board.free_total - head.gpus
+            place = board.find(head)
+            if place is not None:
+                found = (end_s, {node: board.pools[board.kind[node]].free[node] - count for node, count in place[1]})
                 break
         for entry in given:
             board.take(entry)
-        return found, spare
+        return found
+
+
+def _too_small(entry: Entry, spare: dict[int, int]) -> int:
+    """Nodes of the head's on which it leaves too little for a part of the entry, as a bitset. CPUs and memory there are all the head's."""
+    needs = entry.klass.needs
+    greedy = any(need.cpus or need.memory_bytes for need in needs)
+    largest = max(need.devices for need in needs)
+    return bits_of(node for node, left in spare.items() if greedy or left < largest)
 
 
 def _length_s(entry: Entry) -> float:

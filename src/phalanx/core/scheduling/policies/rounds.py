@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from phalanx.core.scheduling.board import Because, Board, Entry, Listener, by_submit
 
+INFINITE = float("inf")
 ROUND_S = 60.0
 LAS_THRESHOLD_GPU_S = 18_000.0  # shared/data/README.md; 5 GPU-hours
 
@@ -23,7 +24,7 @@ class Rounds(Listener):
         self.exact = exact
         self.round_s = round_s
         self.thresholds = thresholds
-        self.next_s = 0.0
+        self.next_s = INFINITE  # when the round that was promised is due
 
     def _rank(self, entry: Entry, now_s: float) -> tuple[float, float, int]:
         if self.exact:
@@ -35,13 +36,11 @@ class Rounds(Listener):
     def decide(self, now_s: float) -> float | None:
         """Fill, or at a round choose anew; says when the next round is due."""
         board = self.board
-        if not board.waiting:
-            return None
-        if now_s % self.round_s == 0.0:
+        # A live clock never stands at the round exactly: the first call past a promised one is it.
+        if board.waiting and (now_s % self.round_s == 0.0 or now_s >= self.next_s):
             self._choose(now_s)
-        else:
-            return (now_s // self.round_s + 1.0) * self.round_s
-        return (now_s // self.round_s + 1.0) * self.round_s if board.waiting else None
+        self.next_s = (now_s // self.round_s + 1.0) * self.round_s if board.waiting else INFINITE
+        return self.next_s if board.waiting else None
 
     def _choose(self, now_s: float) -> None:
         board = self.board

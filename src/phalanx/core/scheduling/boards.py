@@ -1,0 +1,68 @@
+"""An empty board made from the records of a fleet: its pools, its quota tree, and what is held there by nobody's attempt."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from phalanx.core.ids import NodeId
+from phalanx.core.scheduling.board import Board
+from phalanx.core.scheduling.fit import Fit
+from phalanx.core.scheduling.policy import Seen
+from phalanx.core.scheduling.pool import Pool
+from phalanx.core.scheduling.quota import QuotaTree
+from phalanx.core.state.snapshot import EMPTY_USAGE
+from phalanx.core.work.queue import Queue
+
+
+def new_board(fit: Fit, seen: Seen, restart_cost_s: float, wall_s: float) -> Board:
+    """The empty board of a fleet: what attempts hold is still to be adopted, what others hold is taken."""
+    foreign = _foreign(fit, seen)
+    usage = {node_id: seen.usage.get(node_id, EMPTY_USAGE) for node_id in fit.numbers}
+    ours: dict[NodeId, list[int]] = {}
+    for attempt in seen.attempts.values():
+        for grant in attempt.allocation.grants:
+            booked = ours.setdefault(grant.node_id, [0, 0])
+            booked[0] += grant.cpus
+            booked[1] += grant.memory_bytes
+    cpus = [node.cpus - usage[node.id].cpus + ours.get(node.id, (0, 0))[0] for node in fit.nodes]
+    memory = [node.memory_bytes - usage[node.id].memory_bytes + ours.get(node.id, (0, 0))[1] for node in fit.nodes]
+    sizes = fit.sizes
+    pools = [
+        Pool(
+            [size if kind == own else -1 for size, kind in zip(sizes, fit.kind, strict=True)],
+            tree=fit.tree,
+            cpus=cpus,
+            memory=memory,
+        )
+        for own in range(len(fit.kinds))
+    ]
+    quotas = None
+    if any(_limits(queue) for queue in seen.queues.values()) or len(seen.queues) > 1:
+        quotas = QuotaTree(seen.queues.values(), sum(sizes), seen.spent.values(), wall_s)
+    board = Board(
+        sizes, restart_cost_s=restart_cost_s, pools=pools, kind=fit.kind, quotas=quotas, cpus=cpus, memory=memory,
+        twins=fit.twins, tree=fit.tree, lends=any(queue.quota_gpus is not None for queue in seen.queues.values()),
+    )  # fmt: skip
+    for number, count in foreign.items():
+        pools[fit.kind[number]].take(((number, count),))
+    return board
+
+
+def _foreign(fit: Fit, seen: Seen) -> dict[int, int]:
+    """Devices held by nobody's attempt: others on a shared engine."""
+    ours: dict[NodeId, set[int]] = {}
+    for attempt in seen.attempts.values():
+        for grant in attempt.allocation.grants:
+            ours.setdefault(grant.node_id, set()).update(grant.devices)
+    found: dict[int, int] = {}
+    for number, node in enumerate(fit.nodes):
+        held = seen.usage.get(node.id, EMPTY_USAGE).devices - ours.get(node.id, set())
+        count = sum(index in held for index in fit.indices[number])
+        if count:
+            found[number] = count
+    return found
+
+
+def _limits(queue: Queue) -> bool:
+    """Whether the queue limits or favours anybody."""
+    return replace(queue, priority=0, open=True) != Queue(id=queue.id)

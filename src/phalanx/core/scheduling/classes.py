@@ -1,0 +1,62 @@
+"""Which jobs are alike for every rule: their class, whose history speaks for them, and the limits they share."""
+
+from __future__ import annotations
+
+from phalanx.core.ids import JobId
+from phalanx.core.scheduling.board import Board, Klass, Throttle
+from phalanx.core.scheduling.calendar import Calendar, asker_of
+from phalanx.core.scheduling.fit import Fit
+from phalanx.core.scheduling.need import Need
+from phalanx.core.work.job import Job
+from phalanx.core.work.queue import Queue
+
+INFINITE = float("inf")
+
+
+class Classes:
+    """Sorts the jobs of one board. Labels outlive it: what was learned hangs on them."""
+
+    def __init__(self) -> None:
+        self._labels: dict[tuple[str, ...], int] = {}
+        self._ended_names: set[tuple[str, ...]] = set()
+        self._throttles: dict[JobId, Throttle] = {}
+
+    def begin(self) -> None:
+        """A new board: nothing runs on it yet."""
+        self._throttles.clear()
+
+    def ended(self, job: Job) -> None:
+        """A job of this name has come to its end: from now on the name has a history of its own."""
+        self._ended_names.add((job.user, job.spec.name))
+
+    def label(self, job: Job) -> int:
+        """Whose history speaks for the job: its name's; until that has ended once, its owner's, so that a thousand new names are one class."""
+        name = (job.user, job.spec.name)
+        return self._labels.setdefault(name if name in self._ended_names else (job.user,), len(self._labels))
+
+    def klass_of(
+        self,
+        job: Job,
+        needs: tuple[Need, ...],
+        board: Board,
+        fit: Fit,
+        calendar: Calendar,
+        queue: Queue | None,
+        wall_s: float,
+    ) -> tuple[Klass, float]:
+        """The job's class, and until when (Unix seconds) reservations leave it so."""
+        quotas = board.quotas
+        shut, until_s = 0, INFINITE
+        if calendar or job.spec.reservation:
+            asker = asker_of(job)
+            shut = fit.bits(calendar.closed_to(asker, wall_s).among(fit.numbers))
+            until_s = calendar.until_s(asker, wall_s)
+        throttle = None
+        if job.array is not None and job.array.running_max is not None:
+            throttle = self._throttles.setdefault(job.array.array_id, Throttle(running_max=job.array.running_max))
+        klass = board.klass(
+            needs, label=self.label(job), rank=job.spec.priority + (queue.priority if queue is not None else 0),
+            user=job.user if quotas is not None else "", shut=shut, throttle=throttle,
+            queue=quotas.number(job.queue) if quotas is not None and queue is not None else 0,
+        )  # fmt: skip
+        return klass, until_s

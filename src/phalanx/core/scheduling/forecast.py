@@ -1,0 +1,305 @@
+"""When a waiting job is expected to start: a range, and the reason where no bound is known.
+
+What runs is taken to end between the quantiles of its prediction (`predict`). The earliest start is the moment at which enough devices
+for its shape are free if everything ends early and nobody goes before it; the latest, if everything ends late and all who stand before
+it in line (by priority, then submit time) get their place first. Each device is a moment in time: a list schedule on the nodes, without
+the policy. So jobs that come later, and room that the policy makes by stopping others, are not foreseen.
+
+Cost: linear in what runs, plus one partition of the nodes for each job before it (at most AHEAD_MAX).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.core.ids import JobId
+from phalanx.core.scheduling.board import Entry, Klass
+from phalanx.core.scheduling.need import Need
+from phalanx.core.scheduling.predict import Predictor, traits_of
+from phalanx.core.scheduling.trial import Trial
+from phalanx.core.work.attempt import AttemptState
+from phalanx.core.work.dependency import DependencyKind
+from phalanx.core.work.job import Job, Reason
+
+AHEAD_MAX: Final = 256  # jobs before it that are given their places first; with more of them no latest start is told
+PARENTS_DEEP: Final = 4  # a chain of dependencies is followed so far
+NEVER: Final = float("inf")
+_FOR_PEOPLE: Final = {
+    Reason.HELD: "it is held, and nobody knows until when",
+    Reason.QUEUE_CLOSED: "its queue is closed, and nobody knows until when",
+    Reason.NO_NODES: "no node is up",
+    Reason.NODES_DOWN: "nodes that it needs are down or drained",
+    Reason.TOPOLOGY: "no node says where in the network it lies",
+}
+Times = NDArray[np.float64]  # [node number, device]: seconds from now until so many devices of the node are free, ascending
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """When it starts, in seconds from now. None: no such bound is known, and `unknown` says why the later one is not."""
+
+    earliest_s: float | None
+    latest_s: float | None
+    unknown: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """How long a running job still runs, in seconds: with four chances in five between the two; `high_s` infinite when nobody knows."""
+
+    low_s: float
+    high_s: float
+
+
+class Forecast:
+    """Ends of what runs, and the moments at which devices become free, as of one trial."""
+
+    def __init__(self, trial: Trial, predictor: Predictor) -> None:
+        self.trial = trial
+        self.predictor = predictor
+        self.now_s = trial.seen.now_s
+        self.left: dict[JobId, Left] = {job_id: self._left_of(job_id) for job_id in trial.seen.attempts if job_id in trial.seen.jobs}
+
+    def start_of(self, job: Job, *, deep: int = 0) -> Expected:
+        """When the job starts."""
+        scheduler = self.trial.scheduler
+        parked = scheduler.parked.get(job.id)
+        low_s = high_s = 0.0
+        unknown = ""
+        if parked is not None:
+            match parked.reason:
+                case Reason.BEGIN_TIME if job.spec.begin_s is not None:
+                    low_s = high_s = max(0.0, job.spec.begin_s - self.now_s)
+                case Reason.BACKOFF:
+                    low_s = high_s = max(0.0, job.not_before_s - self.now_s)
+                case Reason.DEPENDENCY:
+                    low_s, high_s, unknown = self._after_parents(job, deep)
+                case _:
+                    return Expected(earliest_s=None, latest_s=None, unknown=_FOR_PEOPLE.get(parked.reason, parked.detail))
+        entry = scheduler.entries.get(job.id)
+        if entry is not None and entry.since_s >= 0.0:
+            return Expected(earliest_s=0.0, latest_s=self._cleared_s(job.id))
+        needs = scheduler.needs_of(job) if entry is None else entry.klass.needs
+        if not needs:
+            return Expected(earliest_s=None, latest_s=None, unknown="no nodes that take work now can hold it")
+        if entry is not None:
+            early, late, why = self._admitted(entry)
+            low_s, high_s, unknown = max(low_s, early), max(high_s, late), unknown or why
+        early, late, why = self._room(needs, entry)
+        low_s, high_s, unknown = max(low_s, early), max(high_s, late), unknown or why
+        return Expected(
+            earliest_s=None if low_s == NEVER else low_s, latest_s=None if high_s == NEVER else high_s, unknown=unknown if high_s == NEVER else ""
+        )  # fmt: skip
+
+    def run_of(self, job: Job) -> tuple[float, float | None, int, str]:
+        """How long the job runs once started: low and high in seconds (None: not known), from how many ended jobs, and which."""
+        told = self.predictor.predict(traits_of(job), ran_s=0.0, run_max_s=job.spec.time_limit_s)
+        return told.p10_s, told.p90_s, told.ends, told.likes
+
+    # ---------------------------------------------------------------- ends
+
+    def _left_of(self, job_id: JobId) -> Left:
+        job, attempt = self.trial.seen.jobs[job_id], self.trial.seen.attempts[job_id]
+        if attempt.state is AttemptState.STOPPING:
+            return Left(low_s=0.0, high_s=job.spec.grace_s)
+        held_s = max(0.0, self.now_s - attempt.placed_s)
+        ran_s = max(0.0, job.attained_s + held_s)
+        limit_s = job.spec.time_limit_s
+        told = self.predictor.predict(traits_of(job), ran_s=ran_s, run_max_s=None if limit_s is None else max(ran_s, job.attained_s + limit_s))
+        return Left(low_s=max(0.0, told.p10_s - ran_s), high_s=NEVER if told.p90_s is None else max(0.0, told.p90_s - ran_s))
+
+    def _cleared_s(self, job_id: JobId) -> float:
+        """Its place is being cleared, or it is started now: those who leave have at most their grace."""
+        entry = self.trial.scheduler.entries[job_id]
+        here = {other.id for other in self.trial.seen.jobs.values() if other.id in self.trial.seen.attempts}
+        nodes = {self.trial.scheduler.fit.nodes[number].id for number, _ in entry.places}
+        leaving = [
+            self.trial.seen.jobs[other].spec.grace_s for other in here
+            if any(grant.node_id in nodes for grant in self.trial.seen.attempts[other].allocation.grants)
+        ]  # fmt: skip
+        return 0.0 if self.trial.plan.placement(job_id) is not None else max(leaving, default=0.0)
+
+    def _after_parents(self, job: Job, deep: int) -> tuple[float, float, str]:
+        low_s = high_s = 0.0
+        unknown = ""
+        for one in job.unmet:
+            parent = self.trial.seen.jobs.get(one.job_id)
+            if one.kind in (DependencyKind.SINGLETON, DependencyKind.AFTER_NOT_OK) or parent is None or deep >= PARENTS_DEEP:
+                return low_s, NEVER, f"it waits for {one}, and nobody knows when that holds"
+            left = self.left.get(parent.id)
+            if left is None:
+                begins = self.start_of(parent, deep=deep + 1)
+                run_low_s, run_high_s, _, _ = self.run_of(parent)
+                early = (begins.earliest_s or 0.0) + run_low_s
+                late = NEVER if begins.latest_s is None or run_high_s is None else begins.latest_s + run_high_s
+                unknown = unknown or begins.unknown
+            else:
+                early, late = left.low_s, left.high_s
+            if late == NEVER:
+                unknown = unknown or f"it waits for job {parent.id}, and nobody knows how long that runs: no time limit, and no likes have ended"
+            low_s, high_s = max(low_s, early), max(high_s, late)
+        return low_s, high_s, unknown
+
+    # ---------------------------------------------------------------- quotas and limits
+
+    def _admitted(self, entry: Entry) -> tuple[float, float, str]:
+        """When quotas and limits let it start: as soon as enough of those who count against the same limit have ended."""
+        board, klass = self.trial.scheduler.board, entry.klass
+        throttle = klass.throttle
+        if throttle is not None and throttle.running >= throttle.running_max:
+            return self._freed(klass, lambda other: other.throttle is throttle, throttle.running - throttle.running_max + 1, jobs=True)
+        quotas = board.quotas
+        refusal = None if quotas is None else quotas.admits(klass.queue, klass.user, klass.gpus)
+        if refusal is None or quotas is None:
+            return 0.0, 0.0, ""
+        if refusal.reason is Reason.BUDGET:
+            wait_s = max(0.0, refusal.until_s - self.now_s)
+            return wait_s, wait_s, ""
+        if refusal.limit < (1 if refusal.jobs else refusal.asked):
+            return NEVER, NEVER, refusal.sentence()
+        over = (1 if refusal.jobs else refusal.asked) + refusal.held - refusal.limit
+        node = quotas.whole(refusal.queue) if refusal.queue else 0
+
+        def counts(other: Klass) -> bool:
+            return node in quotas.paths[other.queue] and (not refusal.user or other.user == refusal.user)
+
+        return self._freed(klass, counts, over, jobs=refusal.jobs)
+
+    def _freed(self, klass: Klass, counts: object, over: float, *, jobs: bool) -> tuple[float, float, str]:
+        scheduler = self.trial.scheduler
+        assert callable(counts)
+        ends = [
+            (self.left.get(scheduler.ids[other.seq], Left(low_s=0.0, high_s=NEVER)), 1 if jobs else other.gpus)
+            for other in scheduler.board.running.values() if counts(other.klass)
+        ]  # fmt: skip
+        del klass
+        early = _when([(left.low_s, weight) for left, weight in ends], over)
+        late = _when([(left.high_s, weight) for left, weight in ends], over)
+        return early, late, "nobody knows how long the jobs run that count against the same limit" if late == NEVER else ""
+
+    # ---------------------------------------------------------------- room
+
+    def _room(self, needs: Sequence[Need], entry: Entry | None) -> tuple[float, float, str]:
+        """When there is room for its shape."""
+        if not needs[0].devices:
+            found = entry is not None and self.trial.scheduler.board.find(entry) is not None
+            return 0.0, 0.0 if found else NEVER, "it needs CPUs alone, whose ends are not foreseen"
+        shut = 0 if entry is None else entry.klass.shut
+        early_times, late_times = self._times(high=False), self._times(high=True)
+        early = min(self._place(early_times, need, shut)[0] for need in needs)
+        ahead = [] if entry is None else self._ahead(entry)
+        for other in ahead[:AHEAD_MAX]:
+            self._serve(late_times, other)
+        late = min(self._place(late_times, need, shut)[0] for need in needs)
+        if len(ahead) > AHEAD_MAX:
+            return early, NEVER, f"{len(ahead)} jobs stand before it"
+        return early, late, self._blame(needs, shut) if late == NEVER else ""
+
+    def _times(self, *, high: bool) -> Times:
+        scheduler = self.trial.scheduler
+        board = scheduler.board
+        unit = max(1, board.unit)
+        times = np.zeros((len(board.size), unit))
+        used = [0] * len(board.size)
+        sizes = np.array(board.size)
+        times[np.arange(unit)[None, :] >= sizes[:, None]] = NEVER
+        ends: list[list[float]] = [[] for _ in used]
+        for other in board.running.values():
+            left = self.left.get(scheduler.ids[other.seq])
+            run_s = (left.high_s if high else left.low_s) if left is not None else self._started_run_s(other, high=high)
+            for number, count in other.places:
+                ends[number] += [run_s] * count
+        for number, found in enumerate(ends):
+            if found:
+                times[number, : len(found)] = found[:unit]
+        times[sorted(board.down)] = NEVER
+        for number, until_s in self._reserved():
+            times[number] = np.maximum(times[number], until_s)
+        times.sort(axis=1)
+        return times
+
+    def _started_run_s(self, other: Entry, *, high: bool) -> float:
+        """Of a job that the trial itself started: its whole run is before it."""
+        low_s, high_s, _, _ = self.run_of(self.trial.seen.jobs[self.trial.scheduler.ids[other.seq]])
+        return low_s if not high else NEVER if high_s is None else high_s
+
+    def _reserved(self) -> list[tuple[int, float]]:
+        """Nodes set aside now, and for how long: for whom is not looked at, so that the range errs to the late side."""
+        numbers = self.trial.scheduler.fit.numbers
+        return [
+            (number, one.end_s - self.now_s) for one in self.trial.seen.reservations.values() if one.holds(self.now_s)
+            for node_id in one.nodes for number in numbers.get(node_id, ())
+        ]  # fmt: skip
+
+    def _ahead(self, entry: Entry) -> list[Entry]:
+        mine = (-entry.klass.rank, entry.submit_s, entry.seq)
+        found = [other for other in self.trial.scheduler.board.waiting.values() if (-other.klass.rank, other.submit_s, other.seq) < mine]
+        return sorted(found, key=lambda other: (-other.klass.rank, other.submit_s, other.seq))
+
+    def _serve(self, times: Times, other: Entry) -> None:
+        """Give a job that stands before it its place, for as long as it may run."""
+        if not other.klass.gpus:
+            return
+        need = other.klass.needs[0]
+        start_s, nodes = self._place(times, need, other.klass.shut)
+        if start_s == NEVER:
+            return
+        end_s = start_s + self._started_run_s(other, high=True)
+        for at, number in enumerate(nodes):
+            devices = need.tail if need.tail and at == need.nodes else need.devices
+            times[number, :devices] = end_s
+            times[number].sort()
+
+    def _place(self, times: Times, need: Need, shut: int) -> tuple[float, list[int]]:
+        """When and where so many nodes have so many devices free."""
+        board = self.trial.scheduler.board
+        kind = np.array(board.kind)
+        ready = np.where(np.isin(kind, need.kinds), times[:, need.devices - 1], NEVER)
+        closed = shut | need.shut
+        if closed:
+            ready[[number for number in range(len(ready)) if closed >> number & 1]] = NEVER
+        parts = need.nodes + (need.tail > 0)
+        if not (need.required and need.within >= 0):
+            return _soonest(ready, parts)
+        domains = board.domains(need.within)
+        best: tuple[float, list[int]] = (NEVER, [])
+        for domain in np.unique(domains):
+            inside = np.flatnonzero(domains == domain)
+            start_s, chosen = _soonest(ready[inside], parts)
+            best = min(best, (start_s, [int(inside[at]) for at in chosen]))
+        return best
+
+    def _blame(self, needs: Sequence[Need], shut: int) -> str:
+        """The first job whose end nobody knows, on nodes that it could use."""
+        scheduler = self.trial.scheduler
+        kinds = {kind for need in needs for kind in need.kinds}
+        for seq in sorted(scheduler.board.running):
+            entry = scheduler.board.running[seq]
+            left = self.left.get(scheduler.ids[seq])
+            usable = any(scheduler.board.kind[number] in kinds and not shut >> number & 1 for number, _ in entry.places)
+            if usable and (left is None or left.high_s == NEVER):
+                return f"nobody knows how long job {scheduler.ids[seq]} runs: no time limit, and too few likes have ended"
+        return "nodes that it needs are down or drained"
+
+
+def _soonest(ready: Times, parts: int) -> tuple[float, list[int]]:
+    """When the first `parts` nodes are ready, and which; never for too few."""
+    if len(ready) < parts:
+        return NEVER, []
+    chosen = np.argpartition(ready, parts - 1)[:parts] if parts < len(ready) else np.arange(len(ready))
+    return float(ready[chosen].max()), [int(number) for number in chosen]
+
+
+def _when(ends: list[tuple[float, int]], wanted: float) -> float:
+    """When so much has been freed."""
+    freed = 0.0
+    for end_s, weight in sorted(ends):
+        freed += weight
+        if freed >= wanted - 1e-9:
+            return end_s
+    return NEVER
