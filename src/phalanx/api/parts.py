@@ -10,10 +10,11 @@ from typing import Protocol
 from phalanx.controller.leases import Renewal
 from phalanx.controller.mailboxes import Mailboxes
 from phalanx.controller.outbox import Answer
+from phalanx.controller.peek import Peek
 from phalanx.controller.telemetry import Telemetry
 from phalanx.core.errors import PhalanxError
 from phalanx.core.ids import Epoch, JobId, NodeId, SupervisorId
-from phalanx.core.state.events import Report, Request
+from phalanx.core.state.events import Report, Request, Submit
 from phalanx.core.state.plan import Waiting
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
@@ -95,6 +96,10 @@ class Driver(Protocol):
 
     def request(self, event: Request) -> Future[Answer]:
         """Ask; the future holds the answer once it is durable, or the refusal."""
+        ...
+
+    def peek(self, *, job_id: JobId | None = None, wish: Submit | None = None) -> Future[Peek]:
+        """The state between two steps, for questions worked out here."""
         ...
 
     def report(self, reports: Sequence[Report]) -> Future[list[Answer | PhalanxError]]:

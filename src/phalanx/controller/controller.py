@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from phalanx.controller import reports, requests
+from phalanx.controller.history import History
 from phalanx.controller.leases import MARGIN_S, LeaseBook
 from phalanx.controller.outbox import IDLE_WAKE_S, Answer, Now, Outbox
+from phalanx.controller.peek import Peek, peek, would_be
 from phalanx.controller.timers import Deadline, Due, Timers
 from phalanx.controller.turn import Losses, Settings, Turn
 from phalanx.controller.waits import GuardedWaits
@@ -28,7 +30,7 @@ from phalanx.core.lifecycle.verify import rejection
 from phalanx.core.scheduling.policy import Policy
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.scheduling.waits import Waits
-from phalanx.core.state.events import Event, Hello, PlanStop, Request
+from phalanx.core.state.events import Event, Hello, PlanStop, Request, Submit
 from phalanx.core.state.plan import Waiting
 from phalanx.core.state.world import Change, World
 from phalanx.core.units import format_duration
@@ -62,6 +64,7 @@ class Controller:
     waits: Mapping[JobId, Waiting] = field(init=False)
     scheduler: Scheduler = field(init=False)
     stats: dict[str, float] = field(default_factory=dict)
+    history: History = field(default_factory=History)
     _placed_boot_s: dict[JobId, float] = field(default_factory=dict)
     _generations: dict[JobId, tuple[Epoch, Generation, float]] = field(
         default_factory=dict
@@ -101,9 +104,9 @@ class Controller:
             self._generations[attempt.job_id] = (attempt.epoch, attempt.generation, now.boot_s)
             self._publish_epochs(attempt)
             self._arm(attempt, now.boot_s, fresh=True)
-        self._ended.extend(
-            job.id for job in sorted(self.world.jobs.values(), key=lambda job: job.seq) if job.state.terminal
-        )
+        ended = [job for job in sorted(self.world.jobs.values(), key=lambda job: job.seq) if job.state.terminal]
+        self._ended.extend(job.id for job in ended)
+        self.history.remember(sorted(ended, key=lambda job: job.ended_s or 0.0))
 
     def step(self, now: Now, inbox: Sequence[Event]) -> Outbox:
         """One turn. Refused requests are answered with their error and change nothing; nor does a step that breaks off."""
@@ -145,6 +148,7 @@ class Controller:
             if deadline.due is Due.REMIND and self._stands(deadline):
                 self._arm_reminder(self.world.attempts[deadline.job_id], now.boot_s)
         newest: dict[tuple[JobId, Epoch], Attempt] = {}
+        over: list[Job] = []
         for record in outbox.change.records:
             if isinstance(record, Attempt):
                 newest[record.job_id, record.epoch] = record
@@ -153,8 +157,10 @@ class Controller:
             elif isinstance(record, Job):
                 if record.state.terminal:
                     self._ended.append(record.id)
+                    over.append(record)
                 elif record.spec.time_limit_s is not None and record.id in self._limits_s:  # it may have been shortened
                     self._arm_limit(record.id, record.spec.time_limit_s, record.epoch, FIRST_GENERATION)
+        self.history.note(over, newest)
         for attempt in newest.values():
             self._follow(attempt, now.boot_s)
         if outbox.change.removed:
@@ -168,6 +174,18 @@ class Controller:
         self._losses.forget()
         self.scheduler.stale = True
         self._count("refused_commits", 1)
+
+    def peek(self, now: Now, *, job_id: JobId | None = None, wish: Submit | None = None) -> Peek:
+        """The state as of now, for questions worked out elsewhere; with the jobs that a submit would make.
+
+        Raises:
+            PhalanxError: the submit would be refused.
+        """
+        found = peek(self.world, self.scheduler, self.history, self.waits, now, job_id=job_id)
+        if wish is None:
+            return found
+        turn = Turn(world=self.world, settings=self.settings, now=now, change=Change(world=self.world), losses=Losses(self.world))
+        return replace(found, would_be=would_be(turn, wish))
 
     # ---- hearing ------------------------------------------------------------------------------------------------------
 

@@ -17,10 +17,11 @@ from phalanx.controller.controller import Controller
 from phalanx.controller.leases import LeaseBook
 from phalanx.controller.mailboxes import Mailboxes
 from phalanx.controller.outbox import Answer, Now, Outbox
+from phalanx.controller.peek import Peek
 from phalanx.controller.telemetry import Telemetry
 from phalanx.core.errors import PhalanxError, TryLater
 from phalanx.core.ids import JobId
-from phalanx.core.state.events import Event, Report, Request
+from phalanx.core.state.events import Event, Report, Request, Submit
 from phalanx.core.state.plan import Waiting
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
@@ -30,6 +31,7 @@ from phalanx.ports.store import Batch, Store, StoreRefused
 
 INBOX_MAX: Final = 50_000  # letters waiting; past that requests are told to come back
 STEP_EVENTS_MAX: Final = 4096  # in one step, so that answers do not wait for the whole queue
+PEEKS_MAX: Final = 64  # questions waiting for the world to stand still; each is a person's
 REFUSED_WAIT_S: Final = 0.5  # before what nobody repeats is tried again on a disk that took nothing
 BROKEN_WAIT_S: Final = 1.0  # after a turn that broke off: a fault that lasts must not fill the log
 OBSERVE_EVERY_S: Final = 0.1  # how late an engine's word of a death may be heard
@@ -66,6 +68,7 @@ class Driver:
     _listeners: list[Callable[[frozenset[JobId]], None]] = field(default_factory=list)
     _inbox: deque[_Letter] = field(default_factory=deque)
     _unheard: list[_Letter] = field(default_factory=list)  # whose commit was refused; first in the next turn
+    _peeks: deque[tuple[Future[Peek], JobId | None, Submit | None]] = field(default_factory=deque)
     _wake: threading.Condition = field(default_factory=threading.Condition)
     _stopping: bool = False
     _thread: threading.Thread | None = None
@@ -139,6 +142,19 @@ class Driver:
         """Call `listener` with the jobs that each commit touched, on the controller's thread: it must return at once."""
         self._listeners.append(listener)
 
+    def peek(self, *, job_id: JobId | None = None, wish: Submit | None = None) -> Future[Peek]:
+        """The state between two steps, as `Controller.peek`. May be ahead of the store by nothing: the last step is committed or undone."""
+        future: Future[Peek] = Future()
+        future.set_running_or_notify_cancel()
+        with self._wake:
+            if self._stopping or len(self._peeks) >= PEEKS_MAX:
+                why = "the head is stopping" if self._stopping else f"{PEEKS_MAX} such questions wait already"
+                future.set_exception(TryLater(why, hint="try again in a moment"))
+                return future
+            self._peeks.append((future, job_id, wish))
+            self._wake.notify()
+        return future
+
     def _post(self, events: Sequence[Event]) -> Future[list[Answer | PhalanxError]]:
         future: Future[list[Answer | PhalanxError]] = Future()
         future.set_running_or_notify_cancel()
@@ -160,12 +176,15 @@ class Driver:
             if letters is None:
                 break
             wake_in_s = self._turn(letters)
+            self._let_peek()
         for letter in self._inbox:
             letter.future.set_exception(TryLater("the head stopped", hint="try again once it is back"))
+        for future, _, _ in self._peeks:
+            future.set_exception(TryLater("the head stopped", hint="try again once it is back"))
 
     def _collect(self, wake_in_s: float) -> list[_Letter] | None:
         with self._wake:
-            if not self._inbox and not self._stopping:
+            if not self._inbox and not self._peeks and not self._stopping:
                 self._wake.wait(min(wake_in_s, OBSERVE_EVERY_S) if self.engines else wake_in_s)
             if self._stopping:
                 return None
@@ -207,6 +226,15 @@ class Driver:
         for letter in letters:
             letter.future.set_result([next(answers) for _ in letter.events])
         return outbox.wake_in_s
+
+    def _let_peek(self) -> None:
+        """Between two steps, when the world stands still."""
+        while self._peeks:
+            future, job_id, wish = self._peeks.popleft()
+            try:
+                future.set_result(self.controller.peek(self._now(), job_id=job_id, wish=wish))
+            except Exception as error:  # noqa: BLE001  # a refusal, or a fault of ours: the asker's to hear, not the loop's to die of
+                future.set_exception(error)
 
     def _refused(self, letters: list[_Letter], outbox: Outbox, error: StoreRefused) -> float:
         """Nothing of the step happened. What nobody else would repeat is heard again; requests are the caller's to repeat."""

@@ -21,6 +21,12 @@ class Classes:
         self._ended_names: set[tuple[str, ...]] = set()
         self._throttles: dict[JobId, Throttle] = {}
 
+    def copy(self) -> Classes:
+        """The same labels, for a trial that must not add to them."""
+        other = Classes()
+        other._labels, other._ended_names = dict(self._labels), set(self._ended_names)
+        return other
+
     def begin(self) -> None:
         """A new board: nothing runs on it yet."""
         self._throttles.clear()

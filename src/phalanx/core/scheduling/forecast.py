@@ -18,13 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.core.ids import JobId
-from phalanx.core.scheduling.board import Entry, Klass
+from phalanx.core.scheduling.board import Entry
 from phalanx.core.scheduling.need import Need
 from phalanx.core.scheduling.predict import Predictor, traits_of
 from phalanx.core.scheduling.trial import Trial
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.dependency import DependencyKind
 from phalanx.core.work.job import Job, Reason
+from phalanx.core.work.quotas import FLEET, Refusal
 
 AHEAD_MAX: Final = 256  # jobs before it that are given their places first; with more of them no latest start is told
 PARENTS_DEEP: Final = 4  # a chain of dependencies is followed so far
@@ -36,7 +37,9 @@ _FOR_PEOPLE: Final = {
     Reason.NODES_DOWN: "nodes that it needs are down or drained",
     Reason.TOPOLOGY: "no node says where in the network it lies",
 }
-Times = NDArray[np.float64]  # [node number, device]: seconds from now until so many devices of the node are free, ascending
+Times = NDArray[
+    np.float64
+]  # [node number, device]: seconds from now until so many devices of the node are free, ascending
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +59,24 @@ class Left:
     high_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """What keeps a job back though there may be room.
+
+    Attributes:
+        over: GPUs (jobs, with `jobs`) that must go first.
+        holders: who counts against it and runs.
+        refusal: the quota tree's; None for an array's own limit.
+        never: the job alone is past it.
+    """
+
+    over: float
+    holders: tuple[Entry, ...]
+    jobs: bool = False
+    refusal: Refusal | None = None
+    never: bool = False
+
+
 class Forecast:
     """Ends of what runs, and the moments at which devices become free, as of one trial."""
 
@@ -63,7 +84,9 @@ class Forecast:
         self.trial = trial
         self.predictor = predictor
         self.now_s = trial.seen.now_s
-        self.left: dict[JobId, Left] = {job_id: self._left_of(job_id) for job_id in trial.seen.attempts if job_id in trial.seen.jobs}
+        self.left: dict[JobId, Left] = {
+            job_id: self._left_of(job_id) for job_id in trial.seen.attempts if job_id in trial.seen.jobs
+        }
 
     def start_of(self, job: Job, *, deep: int = 0) -> Expected:
         """When the job starts."""
@@ -80,7 +103,9 @@ class Forecast:
                 case Reason.DEPENDENCY:
                     low_s, high_s, unknown = self._after_parents(job, deep)
                 case _:
-                    return Expected(earliest_s=None, latest_s=None, unknown=_FOR_PEOPLE.get(parked.reason, parked.detail))
+                    return Expected(
+                        earliest_s=None, latest_s=None, unknown=_FOR_PEOPLE.get(parked.reason, parked.detail)
+                    )
         entry = scheduler.entries.get(job.id)
         if entry is not None and entry.since_s >= 0.0:
             return Expected(earliest_s=0.0, latest_s=self._cleared_s(job.id))
@@ -110,26 +135,36 @@ class Forecast:
         held_s = max(0.0, self.now_s - attempt.placed_s)
         ran_s = max(0.0, job.attained_s + held_s)
         limit_s = job.spec.time_limit_s
-        told = self.predictor.predict(traits_of(job), ran_s=ran_s, run_max_s=None if limit_s is None else max(ran_s, job.attained_s + limit_s))
-        return Left(low_s=max(0.0, told.p10_s - ran_s), high_s=NEVER if told.p90_s is None else max(0.0, told.p90_s - ran_s))
+        told = self.predictor.predict(
+            traits_of(job), ran_s=ran_s, run_max_s=None if limit_s is None else max(ran_s, job.attained_s + limit_s)
+        )
+        return Left(
+            low_s=max(0.0, told.p10_s - ran_s), high_s=NEVER if told.p90_s is None else max(0.0, told.p90_s - ran_s)
+        )
 
     def _cleared_s(self, job_id: JobId) -> float:
         """Its place is being cleared, or it is started now: those who leave have at most their grace."""
-        entry = self.trial.scheduler.entries[job_id]
-        here = {other.id for other in self.trial.seen.jobs.values() if other.id in self.trial.seen.attempts}
-        nodes = {self.trial.scheduler.fit.nodes[number].id for number, _ in entry.places}
-        leaving = [
-            self.trial.seen.jobs[other].spec.grace_s for other in here
-            if any(grant.node_id in nodes for grant in self.trial.seen.attempts[other].allocation.grants)
-        ]  # fmt: skip
-        return 0.0 if self.trial.plan.placement(job_id) is not None else max(leaving, default=0.0)
+        trial = self.trial
+        if trial.plan.placement(job_id) is not None:
+            return 0.0
+        nodes = {trial.scheduler.fit.nodes[number].id for number, _ in trial.scheduler.entries[job_id].places}
+        return max(
+            (
+                trial.seen.jobs[other].spec.grace_s for other, attempt in trial.seen.attempts.items()
+                if other in trial.seen.jobs and any(grant.node_id in nodes for grant in attempt.allocation.grants)
+            ), default=0.0,
+        )  # fmt: skip
 
     def _after_parents(self, job: Job, deep: int) -> tuple[float, float, str]:
         low_s = high_s = 0.0
         unknown = ""
         for one in job.unmet:
             parent = self.trial.seen.jobs.get(one.job_id)
-            if one.kind in (DependencyKind.SINGLETON, DependencyKind.AFTER_NOT_OK) or parent is None or deep >= PARENTS_DEEP:
+            if (
+                one.kind in (DependencyKind.SINGLETON, DependencyKind.AFTER_NOT_OK)
+                or parent is None
+                or deep >= PARENTS_DEEP
+            ):
                 return low_s, NEVER, f"it waits for {one}, and nobody knows when that holds"
             left = self.left.get(parent.id)
             if left is None:
@@ -141,45 +176,61 @@ class Forecast:
             else:
                 early, late = left.low_s, left.high_s
             if late == NEVER:
-                unknown = unknown or f"it waits for job {parent.id}, and nobody knows how long that runs: no time limit, and no likes have ended"
+                unknown = (
+                    unknown
+                    or f"it waits for job {parent.id}, and nobody knows how long that runs: no time limit, and no likes have ended"
+                )
             low_s, high_s = max(low_s, early), max(high_s, late)
         return low_s, high_s, unknown
 
     # ---------------------------------------------------------------- quotas and limits
 
-    def _admitted(self, entry: Entry) -> tuple[float, float, str]:
-        """When quotas and limits let it start: as soon as enough of those who count against the same limit have ended."""
+    def holders(self, entry: Entry) -> Limit | None:
+        """Who counts against the limit that keeps the job back, and by how much it is passed; None when no limit does."""
         board, klass = self.trial.scheduler.board, entry.klass
-        throttle = klass.throttle
+        running, throttle, quotas = board.running.values(), klass.throttle, board.quotas
         if throttle is not None and throttle.running >= throttle.running_max:
-            return self._freed(klass, lambda other: other.throttle is throttle, throttle.running - throttle.running_max + 1, jobs=True)
-        quotas = board.quotas
+            over = throttle.running - throttle.running_max + 1
+            return Limit(
+                over=over, jobs=True, holders=tuple(other for other in running if other.klass.throttle is throttle)
+            )
         refusal = None if quotas is None else quotas.admits(klass.queue, klass.user, klass.gpus)
         if refusal is None or quotas is None:
+            return None
+        asked = 1 if refusal.jobs else refusal.asked
+        node = quotas.whole(refusal.queue) if refusal.queue else FLEET
+        return Limit(
+            over=asked + refusal.held - refusal.limit, jobs=refusal.jobs, refusal=refusal,
+            never=refusal.limit < asked and refusal.reason is not Reason.BUDGET,
+            holders=tuple(
+                other for other in running
+                if node in quotas.paths[other.klass.queue] and (not refusal.user or other.klass.user == refusal.user)
+            ),
+        )  # fmt: skip
+
+    def left_of(self, entry: Entry) -> Left:
+        """How long a job that runs, or that the trial has started, still runs."""
+        job_id = self.trial.scheduler.ids[entry.seq]
+        left = self.left.get(job_id)
+        if left is None:
+            low_s, high_s, _, _ = self.run_of(self.trial.seen.jobs[job_id])
+            left = self.left[job_id] = Left(low_s=low_s, high_s=NEVER if high_s is None else high_s)
+        return left
+
+    def _admitted(self, entry: Entry) -> tuple[float, float, str]:
+        """When quotas and limits let it start: as soon as enough of those who count against the same limit have ended."""
+        limit = self.holders(entry)
+        if limit is None:
             return 0.0, 0.0, ""
-        if refusal.reason is Reason.BUDGET:
+        refusal = limit.refusal
+        if refusal is not None and refusal.reason is Reason.BUDGET:
             wait_s = max(0.0, refusal.until_s - self.now_s)
             return wait_s, wait_s, ""
-        if refusal.limit < (1 if refusal.jobs else refusal.asked):
+        if refusal is not None and limit.never:
             return NEVER, NEVER, refusal.sentence()
-        over = (1 if refusal.jobs else refusal.asked) + refusal.held - refusal.limit
-        node = quotas.whole(refusal.queue) if refusal.queue else 0
-
-        def counts(other: Klass) -> bool:
-            return node in quotas.paths[other.queue] and (not refusal.user or other.user == refusal.user)
-
-        return self._freed(klass, counts, over, jobs=refusal.jobs)
-
-    def _freed(self, klass: Klass, counts: object, over: float, *, jobs: bool) -> tuple[float, float, str]:
-        scheduler = self.trial.scheduler
-        assert callable(counts)
-        ends = [
-            (self.left.get(scheduler.ids[other.seq], Left(low_s=0.0, high_s=NEVER)), 1 if jobs else other.gpus)
-            for other in scheduler.board.running.values() if counts(other.klass)
-        ]  # fmt: skip
-        del klass
-        early = _when([(left.low_s, weight) for left, weight in ends], over)
-        late = _when([(left.high_s, weight) for left, weight in ends], over)
+        ends = [(self.left_of(other), 1 if limit.jobs else other.gpus) for other in limit.holders]
+        early = _when([(left.low_s, weight) for left, weight in ends], limit.over)
+        late = _when([(left.high_s, weight) for left, weight in ends], limit.over)
         return early, late, "nobody knows how long the jobs run that count against the same limit" if late == NEVER else ""
 
     # ---------------------------------------------------------------- room
@@ -205,13 +256,12 @@ class Forecast:
         board = scheduler.board
         unit = max(1, board.unit)
         times = np.zeros((len(board.size), unit))
-        used = [0] * len(board.size)
         sizes = np.array(board.size)
         times[np.arange(unit)[None, :] >= sizes[:, None]] = NEVER
-        ends: list[list[float]] = [[] for _ in used]
+        ends: list[list[float]] = [[] for _ in board.size]
         for other in board.running.values():
-            left = self.left.get(scheduler.ids[other.seq])
-            run_s = (left.high_s if high else left.low_s) if left is not None else self._started_run_s(other, high=high)
+            left = self.left_of(other)
+            run_s = left.high_s if high else left.low_s
             for number, count in other.places:
                 ends[number] += [run_s] * count
         for number, found in enumerate(ends):
@@ -223,11 +273,6 @@ class Forecast:
         times.sort(axis=1)
         return times
 
-    def _started_run_s(self, other: Entry, *, high: bool) -> float:
-        """Of a job that the trial itself started: its whole run is before it."""
-        low_s, high_s, _, _ = self.run_of(self.trial.seen.jobs[self.trial.scheduler.ids[other.seq]])
-        return low_s if not high else NEVER if high_s is None else high_s
-
     def _reserved(self) -> list[tuple[int, float]]:
         """Nodes set aside now, and for how long: for whom is not looked at, so that the range errs to the late side."""
         numbers = self.trial.scheduler.fit.numbers
@@ -238,7 +283,11 @@ class Forecast:
 
     def _ahead(self, entry: Entry) -> list[Entry]:
         mine = (-entry.klass.rank, entry.submit_s, entry.seq)
-        found = [other for other in self.trial.scheduler.board.waiting.values() if (-other.klass.rank, other.submit_s, other.seq) < mine]
+        found = [
+            other
+            for other in self.trial.scheduler.board.waiting.values()
+            if (-other.klass.rank, other.submit_s, other.seq) < mine
+        ]
         return sorted(found, key=lambda other: (-other.klass.rank, other.submit_s, other.seq))
 
     def _serve(self, times: Times, other: Entry) -> None:
@@ -249,7 +298,7 @@ class Forecast:
         start_s, nodes = self._place(times, need, other.klass.shut)
         if start_s == NEVER:
             return
-        end_s = start_s + self._started_run_s(other, high=True)
+        end_s = start_s + self.left_of(other).high_s
         for at, number in enumerate(nodes):
             devices = need.tail if need.tail and at == need.nodes else need.devices
             times[number, :devices] = end_s
@@ -280,10 +329,12 @@ class Forecast:
         kinds = {kind for need in needs for kind in need.kinds}
         for seq in sorted(scheduler.board.running):
             entry = scheduler.board.running[seq]
-            left = self.left.get(scheduler.ids[seq])
+            left = self.left_of(entry)
             usable = any(scheduler.board.kind[number] in kinds and not shut >> number & 1 for number, _ in entry.places)
-            if usable and (left is None or left.high_s == NEVER):
-                return f"nobody knows how long job {scheduler.ids[seq]} runs: no time limit, and too few likes have ended"
+            if usable and left.high_s == NEVER:
+                return (
+                    f"nobody knows how long job {scheduler.ids[seq]} runs: no time limit, and too few likes have ended"
+                )
         return "nodes that it needs are down or drained"
 
 

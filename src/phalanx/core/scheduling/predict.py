@@ -36,6 +36,7 @@ GROUPS_MAX: Final = 200_000  # about 100 MB; the group that has not heard of an 
 ENDS_ITS_WAY: Final = frozenset(
     {JobState.SUCCEEDED, JobState.FAILED, JobState.TIMEOUT}
 )  # a cancel says nothing of how long it would have run
+ANY_QUEUE: Final = QueueId("")
 _Key = tuple[object, ...]
 
 
@@ -45,7 +46,7 @@ class Traits:
 
     user: UserId
     gpus: int
-    queue: QueueId = QueueId("")
+    queue: QueueId = ANY_QUEUE
     name: str = ""
     command: int = 0
 

@@ -89,20 +89,19 @@ class Scheduler:
             match record:
                 case Job():
                     jobs[record.id] = None
-                case Attempt():
-                    jobs[record.job_id] = None
                 case Node():
                     nodes[record.id] = None
                 case Queue() | Reservation():
                     self.stale = True
                 case _:
-                    pass
+                    pass  # an attempt's job changes with it wherever that matters here
         self._clock(now_s, wall_s)
         if self._stale_after(seen, nodes):
             return
+        changed_board = bool(nodes)
         for job_id in jobs:
-            self._sync(seen, job_id, now_s)
-        if jobs or nodes:
+            changed_board |= self._sync(seen, job_id, now_s)
+        if changed_board:
             self._wake_s = -INFINITE
 
     def load(self, seen: Seen, now_s: float) -> None:
@@ -186,7 +185,7 @@ class Scheduler:
     def blank(self) -> Scheduler:
         """Another of the same policy that knows what this one has learned, with nothing on its board: for trials."""
         other = Scheduler(self.policy, table=self.table.copy())
-        other._labels, other._ended_names = dict(self._labels), set(self._ended_names)
+        other._classes, other._remembered = self._classes.copy(), True
         return other
 
     def needs_of(self, job: Job) -> tuple[Need, ...]:
@@ -274,16 +273,17 @@ class Scheduler:
                 )
                 self._classes.ended(job)
 
-    def _sync(self, seen: Seen, job_id: JobId, now_s: float) -> None:
-        """Bring the board in step with one job's records."""
+    def _sync(self, seen: Seen, job_id: JobId, now_s: float) -> bool:
+        """Bring the board in step with one job's records; says whether that may let the policy decide otherwise."""
         job, attempt = seen.jobs.get(job_id), seen.attempts.get(job_id)
         entry = self.entries.get(job_id)
         if job is None or job.state.terminal:
             self._forget(job_id, entry, job, now_s)
-        elif attempt is not None:
+            return entry is not None
+        if attempt is not None:
             self._runs(job, attempt, entry, now_s)
-        else:
-            self._waits(seen, job, entry, now_s)
+            return entry is None
+        return self._waits(seen, job, entry, now_s)
 
     def _forget(self, job_id: JobId, entry: Entry | None, job: Job | None, now_s: float) -> None:
         self.parked.pop(job_id, None)
@@ -322,7 +322,7 @@ class Scheduler:
         entry.shield_s = placed_s + self.policy.knobs.run_min_s
         return entry
 
-    def _waits(self, seen: Seen, job: Job, entry: Entry | None, now_s: float) -> None:
+    def _waits(self, seen: Seen, job: Job, entry: Entry | None, now_s: float) -> bool:
         self._charge(job.id, None, 0, now_s)
         wait = not_eligible(job, seen.queues.get(job.queue), self._wall_s)
         if wait is ELIGIBLE:
@@ -336,25 +336,31 @@ class Scheduler:
             )
         if wait is not ELIGIBLE:
             self._park(job, entry, wait, now_s)
-            return
+            return entry is not None
         self.parked.pop(job.id, None)
         if entry is None:
             entry = self._new_entry(job, needs)
             self.board.arrive(entry)
-        elif entry.since_s >= 0.0 and job.id not in self.due:
+            return True
+        if job.id in self.due:
+            return False
+        avoid = self.fit.bits(job.avoid)
+        if entry.since_s >= 0.0:
             entry.repair = job.reason in REPAIRED
+            entry.avoid = avoid
             self.board.fell(entry, now_s, self._attained_s(job))
-            entry.avoid = self.fit.bits(job.avoid)
-        elif entry.since_s < 0.0:
-            entry.attained_s = self._attained_s(job)
-            klass = self._klass_of(job, needs)
-            if klass is not entry.klass:
-                self.board.withdraw(entry)
-                entry.klass, entry.gpus = klass, klass.gpus
-                waits_from_s = entry.waits_from_s
-                self.board.arrive(entry)
-                entry.waits_from_s = waits_from_s
-            entry.avoid = self.fit.bits(job.avoid)
+            return True
+        entry.attained_s = self._attained_s(job)
+        klass = self._klass_of(job, needs)
+        changed = klass is not entry.klass or avoid != entry.avoid
+        entry.avoid = avoid
+        if klass is not entry.klass:
+            self.board.withdraw(entry)
+            entry.klass, entry.gpus = klass, klass.gpus
+            waits_from_s = entry.waits_from_s
+            self.board.arrive(entry)
+            entry.waits_from_s = waits_from_s
+        return changed
 
     def _park(self, job: Job, entry: Entry | None, wait: Waiting, now_s: float) -> None:
         self.parked[job.id] = wait

@@ -11,14 +11,16 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from phalanx.core.fleet.node import Node
-from phalanx.core.ids import JobId
+from phalanx.core.ids import JobId, NodeId
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.state.plan import Plan
 from phalanx.core.state.snapshot import EMPTY_USAGE, Snapshot, Usage
 from phalanx.core.work.job import Job
 from phalanx.core.work.queue import Queue
 
-PENDING_MAX: Final = 300  # others that wait and are tried beside the job: those first in line; the rest come after it anyway
+PENDING_MAX: Final = (
+    300  # others that wait and are tried beside the job: those first in line; the rest come after it anyway
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,9 @@ def near(seen: Snapshot, job: Job, *, others_max: int = PENDING_MAX) -> Snapshot
     The job need not be in `seen`: a dry run's is not.
     """
     priority = {queue.id: queue.priority for queue in seen.queues.values()}
-    waiting = [one for one in seen.jobs.values() if one.id not in seen.attempts and one.id != job.id and not one.state.terminal]
+    waiting = [
+        one for one in seen.jobs.values() if one.id not in seen.attempts and one.id != job.id and not one.state.terminal
+    ]
     if len(waiting) > others_max:
         waiting.sort(key=lambda one: (-one.spec.priority - priority.get(one.queue, 0), one.submit_s, one.seq))
         waiting = waiting[:others_max]
@@ -81,7 +85,7 @@ def changed(
     )
 
 
-def _freed(seen: Snapshot, leaving: Iterable[JobId]) -> Mapping[str, Usage]:
+def _freed(seen: Snapshot, leaving: Iterable[JobId]) -> Mapping[NodeId, Usage]:
     usage = dict(seen.usage)
     for job_id in leaving:
         attempt = seen.attempts.get(job_id)

@@ -37,12 +37,14 @@ class Waits(Mapping[JobId, Waiting]):
         return why
 
     def __iter__(self) -> Iterator[JobId]:
-        scheduler = self._scheduler
+        scheduler, jobs = self._scheduler, self._jobs
         waiting = [scheduler.ids[seq] for seq in scheduler.board.waiting]
-        return iter([*scheduler.parked, *waiting, *scheduler.due])
+        known = [(job_id, jobs.get(job_id)) for job_id in (*scheduler.parked, *waiting, *scheduler.due)]
+        # The board runs ahead of the records: whom a plan stops or moves waits there already, and still runs here.
+        return iter([job_id for job_id, job in known if job is not None and job.state is JobState.PENDING])
 
     def __len__(self) -> int:
-        return len(self._scheduler.parked) + len(self._scheduler.board.waiting) + len(self._scheduler.due)
+        return sum(1 for _ in self)
 
 
 def stop_of(scheduler: Known, job_id: JobId, decision: Decision) -> Stop:

@@ -22,6 +22,7 @@ URGENT = 1 << 30  # above any priority: jobs that lost their place, and overdue 
 OVERDUE_LOOK_S = 3600.0  # with nothing else happening, overdue jobs are looked for this often
 RIGHT_TRIES = 8  # classes for which room is made by right in one pass; the others have their turn in the next
 UNFINISHED_S = 0.1  # when the next pass goes on
+SHIELD_LOOK_S = 1.0  # shields that end are looked at together: one more pass a second at most
 RIGHT_WORK = 4_000  # jobs looked at for that, after which the pass ends: 10 ms
 GROW_LOOK_S = 60.0  # idle nodes are offered to elastic jobs this often
 Line = tuple[int, float, float, int, Entry]
@@ -161,6 +162,7 @@ class Default(Listener):
             return self._grow(now_s)
         self.unfinished = False
         self._urgent(order, now_s)
+        shield_s = max(self.room.shield_s, now_s + SHIELD_LOOK_S)
         if now_s >= self.round_next_s:
             self._promote(now_s)
             due_s = now_s + OVERDUE_LOOK_S
@@ -171,8 +173,8 @@ class Default(Listener):
                     due_s = min(due_s, self.fitted_s + knobs.refit_s)
             self.round_next_s = (now_s // knobs.round_s + 1.0) * knobs.round_s
             if not self.unfinished:
-                return max(self.round_next_s, -(-due_s // knobs.round_s) * knobs.round_s)
-        return now_s + UNFINISHED_S if self.unfinished else self.round_next_s
+                return min(shield_s, max(self.round_next_s, -(-due_s // knobs.round_s) * knobs.round_s))
+        return now_s + UNFINISHED_S if self.unfinished else min(shield_s, self.round_next_s)
 
     def _order(self, now_s: float) -> list[Line]:
         """Waiting jobs by priority, then value per GPU, best first; of a class of never-started ones only the head."""
@@ -277,6 +279,7 @@ class Default(Listener):
     def _urgent(self, order: list[Line], now_s: float) -> None:
         """What need not wait for a round: gangs that lost their place, and whoever has a right to what others hold."""
         board, quotas = self.board, self.board.quotas
+        self.room.shield_s = INFINITE
         lowest = min(board.ranks, default=URGENT)
         borrowed = quotas is not None and board.lends
         if not borrowed and not board.elastic and -order[0][0] <= lowest:
@@ -290,6 +293,9 @@ class Default(Listener):
             if tries >= RIGHT_TRIES or self.room.examined > RIGHT_WORK:
                 self.unfinished = True
                 return
+            kept = entry is self.reserved_for
+            if kept:
+                self._unreserve()  # what is kept for it is free for it
             if board.elastic and board.admits(klass):
                 tries += 1
                 if self._carry_out(
@@ -297,12 +303,13 @@ class Default(Listener):
                 ) and self._start_if(entry, now_s):
                     continue
             entitled = borrowed and quotas is not None and quotas.entitled(klass.queue, klass.gpus)
-            if not self.knobs.stops or not (entry.repair or klass.rank > lowest or entitled):
-                continue
-            tries += 1
-            found = self.room.by_right(entry, now_s)
-            if found is not None and self._carry_out(found[0], entry, found[1], now_s):
-                self._start_if(entry, now_s)
+            if self.knobs.stops and (entry.repair or klass.rank > lowest or entitled):
+                tries += 1
+                found = self.room.by_right(entry, now_s)
+                if found is not None and self._carry_out(found[0], entry, found[1], now_s):
+                    self._start_if(entry, now_s)
+            if kept and entry.since_s < 0.0:
+                self._reserve(entry)
 
     def _start_if(self, entry: Entry, now_s: float) -> bool:
         found = self.board.find(entry) if self.board.admits(entry.klass) else None
@@ -343,7 +350,7 @@ class Default(Listener):
             if self._carry_out(going, entry, Because.VALUE, now_s) and self._start_if(entry, now_s):
                 return True
         if knobs.stops:
-            because = Because.OVERDUE if entry.overdue else Because.VALUE
+            because = Because.REPAIR if entry.repair else Because.OVERDUE if entry.overdue else Because.VALUE
             going = self.room.by_value(entry, prices, now_s, value / knobs.hysteresis)
             if self._carry_out(going, entry, because, now_s) and self._start_if(entry, now_s):
                 return True
@@ -422,8 +429,12 @@ class Default(Listener):
         ]
         if not elastic:
             return None
+        look_s = now_s + GROW_LOOK_S
         for entry in sorted(elastic, key=lambda entry: entry.seq):
-            if now_s - entry.moved_s < self.knobs.grow_min_s or entry.unsaved_s(now_s) > self.board.restart_cost_s:
+            if now_s < entry.moved_s + self.knobs.grow_min_s:
+                look_s = min(look_s, entry.moved_s + self.knobs.grow_min_s)
+                continue
+            if entry.unsaved_s(now_s) > self.board.restart_cost_s:
                 continue
             board.give(entry)
             found = board.find(entry)
@@ -431,7 +442,7 @@ class Default(Listener):
             if found is not None and len(found[1]) > len(entry.places):
                 board.move(entry, *found, now_s, None, Because.GROW)
                 entry.moved_s = now_s
-        return now_s + GROW_LOOK_S
+        return look_s
 
 
 class _Failed:

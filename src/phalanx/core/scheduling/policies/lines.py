@@ -218,7 +218,8 @@ class Backfill(Listener):
         """Heads while they fit, then whoever does not delay the head."""
         board = self.board
         head: Entry | None = None
-        shadow_s, spare = 0.0, {}
+        shadow_s = 0.0
+        spare: dict[int, int] = {}  # on nodes of the head: what it leaves over there
         kept: list[tuple[Key, Entry]] = []
         failed: set[tuple[object, ...]] = set()
         for item in self.line:

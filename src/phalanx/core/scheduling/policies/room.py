@@ -18,6 +18,7 @@ from phalanx.core.scheduling.need import Need
 from phalanx.core.scheduling.policies.prices import INFINITE, Prices
 from phalanx.core.scheduling.pool import Places
 
+CHEAPEST = 1_000  # jobs among which a set on as few nodes as needed is sought; past them any cheapest set will do
 LIKELY_NODES = (
     64  # nodes priced exactly for a job that makes room by right; the order they come in is by what is at stake
 )
@@ -43,6 +44,7 @@ class Room:
         self.right_min_s = right_min_s
         self.stops_max = stops_max
         self.examined = 0  # jobs looked at by right since the policy last set it to 0: bounds a pass
+        self.shield_s = INFINITE  # the first guaranteed run to end that was in the way since the policy last set it
 
     # ---------------------------------------------------------------- by moves and by value
 
@@ -144,7 +146,8 @@ class Room:
         self.examined += len(victims)
         cost = {other.seq: self._cost(other, now_s) for other in victims}
         victims.sort(key=lambda other: (other.klass.rank, cost[other.seq], -other.since_s, other.seq))
-        chosen = self._on_one_place(entry, victims, cost) or self._fewest(entry, victims)
+        near = victims[: max(CHEAPEST, 4 * klass.gpus)]
+        chosen = self._on_one_place(entry, near, cost) or self._fewest(entry, victims)
         if chosen is None:
             return None
         borrowed = board.quotas is not None and not any(other.klass.rank < klass.rank for other in chosen)
@@ -198,13 +201,17 @@ class Room:
             if not (loan or lower or repair):
                 continue
             for other in group.values():
-                if other.since_s < 0.0 or now_s - other.moved_s < self.right_min_s or other.overdue:
+                if other.since_s < 0.0 or other.overdue:
                     continue
                 exempt = other.fixed or other.stops >= self.stops_max
                 newcomer = (
                     repair and not other.repair and (other.moved_s > entry.waits_from_s or other.gpus < entry.gpus)
                 )
-                if loan or (not exempt and (lower or newcomer)):
+                if not (loan or (not exempt and (lower or newcomer))):
+                    continue
+                if now_s < other.moved_s + self.right_min_s:
+                    self.shield_s = min(self.shield_s, other.moved_s + self.right_min_s)
+                else:
                     found.append(other)
         return found
 
@@ -341,12 +348,10 @@ class Room:
                 (need for need in other.klass.needs if other.need is not None and need.devices == other.need.devices),
                 None,
             )
-            if (
-                least is None
-                or len(other.places) <= least.nodes
-                or other.klass.rank > entry.klass.rank
-                or now_s - other.moved_s < self.move_min_s
-            ):
+            if least is None or len(other.places) <= least.nodes or other.klass.rank > entry.klass.rank:
+                continue
+            if now_s < other.moved_s + self.move_min_s:
+                self.shield_s = min(self.shield_s, other.moved_s + self.move_min_s)
                 continue
             for nodes in range(len(other.places) - 1, least.nodes - 1, -1):
                 trial = [*going, Going(other, replace(least, nodes=nodes), other.places[:nodes])]

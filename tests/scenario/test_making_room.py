@@ -1,0 +1,249 @@
+"""Making room, drawn: who must go so that another may start, by what right, and who is left alone. A job drawn without more has run two hours.
+
+A plan in a line: `b stops for a` or `moves`, placements, then who waits. A job that waits for its room to be left is `claimed`.
+"""
+
+import pytest
+
+from phalanx.core.scheduling.policies import Knobs
+from phalanx.core.work.job import Reason, Resume
+from phalanx.core.work.spec import Spread
+from tests.builders import T, checkpoint, drawn, job, lined, make_fleet, plan_of, queue
+
+HIGH = {"priority": 5}
+WHOLE = "0-7"
+
+
+def busy(text, *running):
+    """A fleet on which these run: (name, where, GPUs and more)."""
+    fleet = make_fleet(text)
+    for name, on, fields in running:
+        fields = {"gpus": sum(1 for _ in devices(on)), **fields}
+        for_s = fields.pop("for_s", 7200.0)
+        fleet = fleet.runs(job(name, **fields), on, for_s=for_s)
+    return fleet
+
+
+def devices(on):
+    for word in on.split():
+        for span in word.partition(":")[2].split(","):
+            first, _, last = span.partition("-")
+            yield from range(int(first), int(last or first) + 1)
+
+
+def saved(ago_s):
+    """Its newest checkpoint."""
+    return (Resume(epoch=1, step=1, path="/ckpt", digest="sha", saved_s=T - ago_s),)
+
+
+# ---- by priority ----------------------------------------------------------------------------------------------------
+
+# what runs, who comes -> the plan. Everything else about the fleet is in the drawing.
+PRIORITY = [
+    ("lower goes", "r: n0=8", [("l", "n0:0-7", {})], {"gpus": 8, **HIGH}, "l stops for a | a claimed"),
+    ("equal stays", "r: n0=8", [("l", "n0:0-7", {"for_s": 300, **HIGH})], {"gpus": 8, **HIGH}, "a resources"),
+    ("higher stays", "r: n0=8", [("l", "n0:0-7", {"priority": 6})], {"gpus": 8, **HIGH}, "a resources"),
+    ("guaranteed run", "r: n0=8", [("l", "n0:0-7", {"for_s": 59})], {"gpus": 8, **HIGH}, "a resources"),
+    ("past it", "r: n0=8", [("l", "n0:0-7", {"for_s": 61})], {"gpus": 8, **HIGH}, "l stops for a | a claimed"),
+    ("budget of stops is spent", "r: n0=8", [("l", "n0:0-7", {"preemptions": 16})], {"gpus": 8, **HIGH}, "a resources"),
+    ("one stop is left", "r: n0=8", [("l", "n0:0-7", {"preemptions": 15})], {"gpus": 8, **HIGH}, "l stops for a | a claimed"),
+    ("not preemptible", "r: n0=8", [("l", "n0:0-7", {"preemptible": False})], {"gpus": 8, **HIGH}, "a resources"),
+    ("the lowest first, dear or not", "r: n0=8 n1=8",
+     [("l", "n0:0-7", {"priority": 1, "for_s": 90}), ("m", "n1:0-7", {"priority": 0})], {"gpus": 8, **HIGH}, "m stops for a | a claimed"),
+    ("who has lost least", "r: n0=8 n1=8", [("l", "n0:0-7", {}), ("m", "n1:0-7", {"for_s": 3600})], {"gpus": 8, **HIGH},
+     "m stops for a | a claimed"),
+    ("who saves when asked loses nothing", "r: n0=8 n1=8",
+     [("l", "n0:0-7", {"saves_on_stop": True}), ("m", "n1:0-7", {"for_s": 600})], {"gpus": 8, **HIGH}, "l stops for a | a claimed"),
+    ("work since the checkpoint counts", "r: n0=8 n1=8",
+     [("l", "n0:0-7", {"checkpoints": saved(100)}), ("m", "n1:0-7", {"for_s": 600})], {"gpus": 8, **HIGH}, "l stops for a | a claimed"),
+    ("only as many as needed", "r: n0=8",
+     [(f"l{at}", f"n0:{at}", {"saves_on_stop": True}) for at in range(8)], {"gpus": 2, **HIGH},
+     "l6 stops for a | l7 stops for a | a claimed"),
+    ("what is free counts", "r: n0=8 n1=8", [("l", "n0:0-5", {}), ("m", "n1:0-7", {"for_s": 100})], {"gpus": 8, **HIGH},
+     "m stops for a | a claimed"),
+    ("a gang goes whole, and is not touched for a part", "r: n0=8 n1=8",
+     [("g", "n0:0-7 n1:0-3", {"gpus": "2x6", "for_s": 600}), ("s", "n1:4-7", {"for_s": 3600})], {"gpus": 4, **HIGH},
+     "s stops for a | a claimed"),
+    ("CPUs are room too", "r: n0=8", [("l", "n0:0", {"cpus": 30})], {"gpus": 1, "cpus": 8, **HIGH}, "l stops for a | a claimed"),
+    ("the preferred model first", "r: n0=h200:4 n1=a100:4", [("l", "n0:0-3", {"gpus": "h200:4"})],
+     {"gpus": "h200,a100:4", **HIGH}, "a n1:0,1,2,3"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fleet", "running", "wanted", "plan"), [row[1:] for row in PRIORITY], ids=[row[0] for row in PRIORITY]
+)
+def test_priority_makes_room(fleet, running, wanted, plan):
+    found = plan_of(busy(fleet, *running).with_jobs(job("a", **wanted)), knobs=Knobs(moves=False))
+    assert lined(found) == plan
+
+
+def test_four_nodes_with_two_free_each_cost_a_gang_the_jobs_of_one_node():
+    """Eight are free, and freeing eight scattered ones more would not do: the gang needs one node."""
+    running = [
+        (f"s{node}{part}", f"n{node}:{2 * part},{2 * part + 1}", {"for_s": 7200 - node})
+        for node in range(4)
+        for part in range(3)
+    ]
+    plan = plan_of(
+        busy("r: n0=8 n1=8 n2=8 n3=8", *running).with_jobs(job("a", gpus=8, **HIGH)), knobs=Knobs(moves=False)
+    )
+    assert lined(plan) == "s30 stops for a | s31 stops for a | s32 stops for a | a claimed"
+    assert plan.waiting("a").detail == "its place on n3 is being cleared: what runs there saves and leaves"
+
+
+def test_topology_that_is_required_is_cleared_in_one_domain():
+    fleet = busy(
+        "r0: n0=8 n1=8 | r1: n2=8 n3=8",
+        ("w", "n0:0-7", {"for_s": 300}),
+        ("x", "n1:0-7", {}),
+        ("y", "n2:0-7", {"for_s": 400}),
+    )
+    wanted = job("a", gpus="2x8", spread=Spread(within="rack", required=True), **HIGH)
+    assert lined(plan_of(fleet.with_jobs(wanted), knobs=Knobs(moves=False))) == "y stops for a | a claimed"
+
+
+def test_who_is_stopped_is_told_by_whom_and_by_what_right():
+    plan = plan_of(busy("r: n0=8", ("l", "n0:0-7", {})).with_jobs(job("a", gpus=8, **HIGH)))
+    (stop,) = plan.stops
+    assert (stop.other, stop.why) == ("a", "preempted by job a, which has a higher priority")
+
+
+def test_a_stopped_job_does_not_pass_the_stop_on_to_a_like_that_has_more_to_lose():
+    """It lost an hour's work and is not young for it: else it would cost its neighbour two."""
+    fleet = busy("r: n0=8 n1=8", ("l", "n0:0-7", {}), ("m", "n1:0-7", {"for_s": 3600}))
+    assert lined(plan_of(fleet.with_jobs(job("a", gpus=8, **HIGH)))) == "m stops for a | a claimed"
+
+
+# ---- moves before stops ---------------------------------------------------------------------------------------------
+
+MOVES = [
+    ("into the hole beside", "r: n0=8 n1=8", [("six", "n0:0-5", {}), ("one", "n1:0", {})], {"gpus": 8}, "one moves for a | a claimed"),
+    ("a right to stop is no need to", "r: n0=8 n1=8", [("six", "n0:0-5", {}), ("one", "n1:0", {})], {"gpus": 8, **HIGH},
+     "one moves for a | a claimed"),
+    ("no hole: by right it stops", "r: n0=8 n1=8", [("six", "n0:0-7", {"gpus": 8, **HIGH}), ("one", "n1:0", {})], {"gpus": 8, **HIGH},
+     "one stops for a | a claimed"),
+    ("no hole, no right: it stays", "r: n0=8 n1=8", [("six", "n0:0-7", {"for_s": 300}), ("one", "n1:0", {"for_s": 300})], {"gpus": 8},
+     "a resources"),
+    ("moved a moment ago", "r: n0=8 n1=8", [("six", "n0:0-5", {"for_s": 200}), ("one", "n1:0", {"for_s": 200})], {"gpus": 8}, "a resources"),
+    ("not preemptible", "r: n0=8 n1=8",
+     [("six", "n0:0-5", {"preemptible": False}), ("one", "n1:0", {"preemptible": False})], {"gpus": 8}, "a resources"),
+    ("an empty node is not broken for it", "r: n0=8 n1=8 n2=4", [("three", "n0:0-2", {}), ("two", "n1:0,1", {})], {"gpus": "2x8"},
+     "three moves for a | a claimed | two resources"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fleet", "running", "wanted", "plan"), [row[1:] for row in MOVES[:-1]], ids=[row[0] for row in MOVES[:-1]]
+)
+def test_small_jobs_move_into_holes_before_anybody_stops(fleet, running, wanted, plan):
+    assert lined(plan_of(busy(fleet, *running).with_jobs(job("a", **wanted)))) == plan
+
+
+def test_a_move_says_where_to_and_for_whom():
+    plan = plan_of(busy("r: n0=8 n1=8", ("six", "n0:0-5", {}), ("one", "n1:0", {})).with_jobs(job("a", gpus=8)))
+    assert plan.stop("one").why == "moved to n0 to make room for job a"
+
+
+# ---- elastic --------------------------------------------------------------------------------------------------------
+
+THREE = "r: n0=4 n1=4 n2=4"
+WIDE = ("e", "n0:0-3 n1:0-3 n2:0-3", {"gpus": "1..3x4", "saves_on_stop": True})
+
+
+def test_elastic_starts_as_wide_as_there_is_room():
+    assert (
+        drawn(plan_of(make_fleet(THREE).held(n1=[0]).with_jobs(job("e", gpus="1..3x4"))), "e")
+        == "n0:0,1,2,3 n2:0,1,2,3"
+    )
+
+
+def test_elastic_shrinks_for_a_newcomer_before_anybody_stops():
+    plan = plan_of(busy(THREE, WIDE).with_jobs(job("a", gpus=4)))
+    assert lined(plan) == "e moves for a | a claimed"
+    assert plan.stop("e").why == "moved to n0, n1 to make room for job a, and gives back nodes it grew into"
+
+
+def test_elastic_shrinks_no_further_than_it_must_and_than_its_least():
+    assert "moved to n0 to" in plan_of(busy(THREE, WIDE).with_jobs(job("a", gpus="2x4"))).stop("e").why
+    least = busy(THREE, (*WIDE[:2], {**WIDE[2], "gpus": "2..3x4", "for_s": 600, **HIGH}))
+    assert lined(plan_of(least.with_jobs(job("a", gpus="2x4")))) == "a resources"
+
+
+def test_elastic_grows_into_idle_nodes_once_nobody_waits():
+    narrow = busy(THREE, ("e", "n1:0-3", WIDE[2]))
+    assert plan_of(narrow.with_jobs()).stop("e").why == "moved to n0, n1, n2: more nodes are idle"
+    assert plan_of(busy(THREE, ("e", "n1:0-3", {**WIDE[2], "for_s": 599})).with_jobs()).stops == ()
+    unsaved = busy(THREE, ("e", "n1:0-3", {**WIDE[2], "saves_on_stop": False}))
+    assert plan_of(unsaved.with_jobs()).stops == (), "only where it costs little: at a checkpoint"
+
+
+# ---- repair ---------------------------------------------------------------------------------------------------------
+
+LOST = {"reason": Reason.NODE_FAIL, "attained_s": 3600.0, "submit_s": T - 4000}
+
+
+def test_a_gang_that_lost_its_node_goes_before_a_newcomer_whatever_its_priority():
+    fleet = make_fleet("r: n0=8 n1=8 n2=8").down("n2")
+    plan = plan_of(fleet.with_jobs(job("new", gpus="2x8", **HIGH), job("lost", gpus="2x8", **LOST)))
+    assert lined(plan, "lost", "new") == "lost n0:0,1,2,3,4,5,6,7 n1:0,1,2,3,4,5,6,7 | new resources"
+
+
+def test_newcomers_do_not_take_what_is_left_of_a_lost_gangs_place():
+    """n2 is gone and one of the two it had is free: small work waits, or the gang would lose that too."""
+    fleet = busy("r: n0=8 n1=8 n2=8", ("old", "n1:0-7", {"for_s": 90_000, **HIGH})).down("n2")
+    plan = plan_of(fleet.with_jobs(job("lost", gpus="2x8", **LOST), job("small", gpus=1)))
+    assert drawn(plan, "small") == ""
+
+
+def test_who_came_while_the_gang_waited_gives_the_place_back():
+    fleet = busy("r: n0=8", ("new", "n0:0-7", {"for_s": 90}))
+    plan = plan_of(fleet.with_jobs(job("lost", gpus=8, **LOST)))
+    assert lined(plan) == "new stops for lost | lost claimed"
+    assert plan.stop("new").why == "preempted by job lost, which lost a node and gets its place back"
+
+
+# ---- borrowed room --------------------------------------------------------------------------------------------------
+
+
+def lending(*running):
+    """Two queues with a right to eight each, on sixteen."""
+    fleet = make_fleet("r: n0=8 n1=8").with_queues(queue("own", quota_gpus=8), queue("loan", quota_gpus=8))
+    for name, on, fields in running:
+        fields = {"gpus": sum(1 for _ in devices(on)), "queue": "loan", **fields}
+        for_s = fields.pop("for_s", 7200.0)
+        fleet = fleet.runs(job(name, **fields), on, for_s=for_s)
+    return fleet
+
+
+RECLAIM = [
+    ("cheapest first", [("x", "n0:0-7", {}), ("y", "n1:0-7", {"for_s": 3600})], {"gpus": 8}, "y stops for a | a claimed"),
+    ("only as many as needed", [("x", "n0:0-7", {}), ("y", "n1:0-3", {"for_s": 3600}), ("z", "n1:4-7", {})], {"gpus": 4},
+     "y stops for a | a claimed"),
+    ("within the right alone", [("x", "n0:0-7", {}), ("o", "n1:0-7", {"queue": "own"})], {"gpus": 8}, "a resources"),
+    ("a loan is a loan, whatever its priority", [("x", "n0:0-7", {"priority": 9}), ("y", "n1:0-7", {"priority": 9})], {"gpus": 8},
+     "x stops for a | a claimed"),
+    ("even of one never stopped otherwise",
+     [("x", "n0:0-7", {"preemptible": False}), ("y", "n1:0-7", {"preemptible": False, "for_s": 600})], {"gpus": 8},
+     "y stops for a | a claimed"),
+    ("but for its first minute", [("x", "n0:0-7", {"for_s": 30}), ("y", "n1:0-7", {"for_s": 30})], {"gpus": 8}, "a resources"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("running", "wanted", "plan"), [row[1:] for row in RECLAIM], ids=[row[0] for row in RECLAIM])
+def test_an_owner_takes_back_what_was_borrowed(running, wanted, plan):
+    found = plan_of(lending(*running).with_jobs(job("a", queue="own", **wanted)), knobs=Knobs(moves=False))
+    assert lined(found) == plan
+
+
+def test_a_borrower_is_told_that_its_loan_ends():
+    plan = plan_of(
+        lending(("x", "n0:0-7", {}), ("y", "n1:0-7", {"for_s": 600})).with_jobs(job("a", gpus=8, queue="own"))
+    )
+    assert plan.stop("y").why == "preempted by job a, whose queue takes back what was borrowed"
+
+
+def test_a_lower_job_of_the_own_queue_goes_where_the_quota_is_full():
+    fleet = make_fleet("r: n0=8 n1=8").with_queues(queue("own", quota_gpus=8, borrow_gpus=0), queue("default"))
+    fleet = fleet.runs(job("mine", gpus=8, queue="own"), "n0:0-7").runs(job("other", gpus=4), "n1:0-3", for_s=100)
+    assert lined(plan_of(fleet.with_jobs(job("a", gpus=8, queue="own", **HIGH)))) == "mine stops for a | a claimed"
