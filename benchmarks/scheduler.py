@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from phalanx.controller.driver import calm_collector
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, UserId
@@ -94,8 +95,7 @@ def measure_passes(repeat: int) -> list[Pass]:
     scheduler = Scheduler(Policy(placements_max=100_000))
     now_s = T
     scheduler.plan(world, now_s)
-    gc.collect()
-    gc.freeze()
+    calm_collector()  # as the head does when it begins
     found = []
     for number in range(WARM_UP + repeat):
         now_s += 60.0

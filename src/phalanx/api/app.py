@@ -22,6 +22,7 @@ from phalanx.api import (
     steps,
     story,
     submit,
+    why,
 )
 from phalanx.api.errors import add_error_handlers
 from phalanx.api.openapi import describe
@@ -36,6 +37,7 @@ __all__ = ["build_app", "runtime_in"]
 _NOUNS = (
     submit,
     node_routes,
+    why,
     jobs,
     logs,
     steps,

@@ -50,15 +50,9 @@ async def submit_job(request: Request) -> Response:
     if len(key) > KEY_MAX:
         raise BadRequest(f"an idempotency key of {len(key)} characters; at most {KEY_MAX}", hint="a UUID does")
     body = await read_body(request, runtime.parts.limits.body_bytes)
-    mapping = decoded(body, dict[str, Any])
-    spec = spec_from_mapping(mapping, workdir=_workdir(mapping), now_s=runtime.parts.clock.now_s())
-    parents = await off_loop(parents_of, runtime.parts.store, caller, spec.dependencies) if spec.dependencies else {}
-    answer = await runtime.ask(
-        Submit(
-            spec=spec, user=caller.user, project=_project(caller, spec), queue=QueueId(spec.queue or DEFAULT), key=key,
-            body_sha256=hashlib.sha256(body).hexdigest() if key else "", parents=parents,
-        )
-    )  # fmt: skip
+    wish = await wish_of(runtime, caller, body, key)
+    spec = wish.spec
+    answer = await runtime.ask(wish)
     jobs = answer if isinstance(answer, list) else [answer]
     job = jobs[0]
     assert isinstance(job, Job)
@@ -66,10 +60,31 @@ async def submit_job(request: Request) -> Response:
     runtime.hub.tell(one.id for one in jobs if isinstance(one, Job))
     fresh = job.epoch == 0 and not job.state.terminal
     view = fresh_job_view(job, output_root=runtime.parts.output_root) if fresh else seen(runtime.parts, caller, job)
-    notes = [*_notes(runtime, spec.role), *_wishes(runtime, spec)]
+    notes = notes_of(runtime, spec)
     if job.array is None:
         return reply(Submitted(job=view, notes=notes), 201)
     return reply(Submitted(job=view, notes=[_note_of_array(job.array), *notes], array_id=job.array.array_id), 201)
+
+
+async def wish_of(runtime: Runtime, caller: Caller, body: bytes, key: str = "") -> Submit:
+    """What a body asks the controller for.
+
+    Raises:
+        BadRequest: it is no job.
+        NotFound, NotPermitted: a job that it depends on.
+    """
+    mapping = decoded(body, dict[str, Any])
+    spec = spec_from_mapping(mapping, workdir=_workdir(mapping), now_s=runtime.parts.clock.now_s())
+    parents = await off_loop(parents_of, runtime.parts.store, caller, spec.dependencies) if spec.dependencies else {}
+    return Submit(
+        spec=spec, user=caller.user, project=_project(caller, spec), queue=QueueId(spec.queue or DEFAULT), key=key,
+        body_sha256=hashlib.sha256(body).hexdigest() if key else "", parents=parents,
+    )  # fmt: skip
+
+
+def notes_of(runtime: Runtime, spec: JobSpec) -> list[str]:
+    """What the user is told of the job: shape, number of tasks, and what becomes of wishes."""
+    return [*_notes(runtime, spec.role), *_wishes(runtime, spec)]
 
 
 def _note_of_array(place: ArrayPlace) -> str:

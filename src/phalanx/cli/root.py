@@ -28,6 +28,7 @@ SECTIONS: Final[dict[str, dict[str, Verb]]] = {
         "run": Verb("phalanx.cli.jobs.run:run", "Run a command or job file and stay with it."),
         "submit": Verb("phalanx.cli.jobs.submit:submit", "Hand in a command or job file and go on."),
         "ps": Verb("phalanx.cli.jobs.ps:ps", "List jobs: how far they are, and why one waits."),
+        "why": Verb("phalanx.cli.jobs.why:why", "Why a job waits, until when, and what would start it now."),
         "show": Verb("phalanx.cli.jobs.show:show_", "All about one job: story, attempts, ranks, checkpoints, receipt."),
         "logs": Verb("phalanx.cli.jobs.logs:logs", "Print or follow the output of a job."),
         "get": Verb("phalanx.cli.jobs.get:get", "Fetch the files a job put into PHALANX_OUTPUT_DIR."),

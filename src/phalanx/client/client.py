@@ -22,6 +22,7 @@ from phalanx.core.errors import BadRequest, TooLarge, Unreachable, WaitTimedOut
 
 if TYPE_CHECKING:
     from phalanx.wire import api
+    from phalanx.wire.why import DryRunReply, WhyReply
 else:
 
     class _Records:
@@ -37,6 +38,7 @@ else:
 T = TypeVar("T")
 
 BODY_BYTES_MAX: Final = 1 << 20  # the head takes no larger job; told here before it is sent
+WHY_S: Final = 60.0  # for one answer to `why`: eight may be before it, each of some seconds on the largest fleet
 _ARRAY_POLL_S: Final = 0.5  # between looks at an array that is waited for
 _COPY_BYTES: Final = 1 << 18
 _ID: Final = re.compile(r"[A-Za-z0-9._@-]{1,64}")  # of a user, project, queue, token or reservation
@@ -183,6 +185,24 @@ class Client:
     def requeue(self, job_id: str) -> api.JobView:
         """Save, stop and wait again."""
         return self._change(job_id, "requeue")
+
+    def why(self, job_id: str) -> WhyReply:
+        """Why a job waits, who is in the way, when it is expected to start, and what would start it now."""
+        from phalanx.wire.why import WhyReply
+
+        payload = self.transport.json("GET", f"/v1/jobs/{_name(job_id)}/why", timeout_s=WHY_S)
+        return _record(payload, WhyReply)
+
+    def dry_run(self, job: Mapping[str, object]) -> DryRunReply:
+        """What a job would meet if it were submitted now; nothing is written.
+
+        Raises:
+            BadFile, BadRequest, NeverFits, TooLarge: the head would not take it.
+        """
+        from phalanx.wire.why import DryRunReply
+
+        payload = self.transport.json("POST", "/v1/jobs/dry-run", _encode(job), again=True, timeout_s=WHY_S)
+        return _record(payload, DryRunReply)
 
     def story(self, job_id: str, *, after: int = 0, limit: int = 1000) -> api.StoryReply:
         """What happened to a job."""

@@ -5,6 +5,7 @@ Everything that queued up while the last commit was being fsynced goes into the 
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 from collections import deque
@@ -34,6 +35,7 @@ STEP_EVENTS_MAX: Final = 4096  # in one step, so that answers do not wait for th
 PEEKS_MAX: Final = 64  # questions waiting for the world to stand still; each is a person's
 REFUSED_WAIT_S: Final = 0.5  # before what nobody repeats is tried again on a disk that took nothing
 BROKEN_WAIT_S: Final = 1.0  # after a turn that broke off: a fault that lasts must not fill the log
+COLLECT_EVERY: Final = 50_000  # objects more than before; a step of the largest kind makes about as many
 OBSERVE_EVERY_S: Final = 0.1  # how late an engine's word of a death may be heard
 _log = logging.getLogger("phalanx.controller")
 
@@ -106,6 +108,7 @@ class Driver:
 
     def start(self, *, leases_until_s: float = 0.0) -> None:
         """Take over the loaded world and begin to turn. `leases_until_s` as in `Controller.begin`."""
+        calm_collector()
         self.controller.begin(self._now(), leases_until_s=leases_until_s)
         self._thread = threading.Thread(target=self._run, name="controller", daemon=True)
         self._thread.start()
@@ -260,6 +263,16 @@ class Driver:
 
     def _now(self) -> Now:
         return Now(wall_s=self.clock.now_s(), boot_s=self.clock.boottime_s())
+
+
+def calm_collector() -> None:
+    """Keep the garbage collector off what is loaded, and from looking at every few hundred records that a step makes.
+
+    Records form no cycles: almost nothing is ever found. With Python's own thresholds a pass over 50,000 jobs took up to twice its time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECT_EVERY, 20, 50)
 
 
 def _batch(outbox: Outbox) -> Batch:

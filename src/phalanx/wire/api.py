@@ -11,6 +11,7 @@ Times are Unix seconds (`_s`), amounts carry their unit. Bytes travel as base64.
     PATCH  /v1/jobs/{id}                 UpdateBody -> JobReply
     POST   /v1/jobs/{id}/cancel|hold|release|requeue   WhyBody or nothing -> JobReply
     POST   /v1/jobs/cancel               CancelBody -> JobsReply (all at once, in the order named)
+    GET    /v1/jobs/{id}/why             -> wire.why.WhyReply;  POST /v1/jobs/dry-run  job mapping -> wire.why.DryRunReply
     GET    /v1/jobs/{id}/story ?after=&limit=  -> StoryReply
     GET    /v1/jobs/{id}/logs ?rank=all|K|supervisor&epoch=&cursor=&limit_bytes=&tail_bytes=  -> LogsReply
            with ?follow=1 or Accept: text/event-stream an SSE stream: `log` LogChunk, `state` StateEvent, `end` EndEvent

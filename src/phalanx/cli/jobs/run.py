@@ -24,8 +24,10 @@ from phalanx.core.errors import BadRequest
     metavar="RANK",
     help="Output of one rank, or `all`; all with a prefix unless there is one task only.",
 )
+@click.option("--dry-run", is_flag=True, help="Only say what the job would meet: nodes, start, GPU-hours.")
+@click.option("--json", "as_json", is_flag=True, help="With --dry-run: print JSON.")
 @click.pass_context
-def run(context: click.Context, /, detach: bool, rank: str | None, **given: Any) -> int:
+def run(context: click.Context, /, detach: bool, rank: str | None, dry_run: bool, as_json: bool, **given: Any) -> int:
     """Run a command or a job file and stay with it: its output here, its exit code ours.
 
     The first Ctrl-C detaches and says how to come back, a second within 2 s cancels the job.
@@ -35,6 +37,13 @@ def run(context: click.Context, /, detach: bool, rank: str | None, **given: Any)
     phalanx run job.yaml
     """  # noqa: D301 - click reads the backspace character itself
     wanted = asked(context, given)
+    if dry_run:
+        from phalanx.cli.jobs.dryrun import show_dry_run
+
+        show_dry_run(connect(), wanted, as_json=as_json)
+        return 0
+    if as_json:
+        raise BadRequest("--json goes with --dry-run", hint="phalanx submit --json prints the job")
     if wanted.spec.array and not detach:
         raise BadRequest(
             "--array: an array has no one output to stay with", hint="phalanx submit --wait waits for all elements"

@@ -28,10 +28,13 @@ if TYPE_CHECKING:
     metavar="TIME",
     help="With --wait: leave with code 124 after this long; the job goes on.",
 )
+@click.option("--dry-run", is_flag=True, help="Only say what the job would meet: nodes, start, GPU-hours.")
 @click.option("--json", "as_json", is_flag=True, help="Print the job as JSON.")
 @click.option("--quiet", is_flag=True, help="Print the job's number alone.")
 @click.pass_context
-def submit(context: click.Context, /, wait: bool, timeout: str | None, as_json: bool, quiet: bool, **given: Any) -> int:
+def submit(
+    context: click.Context, /, wait: bool, timeout: str | None, dry_run: bool, as_json: bool, quiet: bool, **given: Any
+) -> int:
     """Hand in a command or a job file, and go on.
 
     \b
@@ -41,6 +44,11 @@ def submit(context: click.Context, /, wait: bool, timeout: str | None, as_json: 
     """  # noqa: D301 - click reads the backspace character itself
     wanted = asked(context, given)
     head = connect()
+    if dry_run:
+        from phalanx.cli.jobs.dryrun import show_dry_run
+
+        show_dry_run(head, wanted, as_json=as_json)
+        return 0
     taken = hand_in(head, wanted)
     if as_json:
         from phalanx.cli.lists import encoded

@@ -50,7 +50,12 @@ _CURVE_POINTS: Final = 4000  # of the fleet's curve: about nine for each step th
 @click.option("--skip-bad", is_flag=True, help="Leave out rows that are no job, and jobs that fit no empty fleet.")
 @click.option("--limit-jobs", type=click.IntRange(min=1), metavar="N", help="Only the first N jobs.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-@click.option("--plot", "plot_path", metavar="OUT.png", help="Draw utilisation, queue depth and wait by size.")
+@click.option(
+    "--plot",
+    "plot_path",
+    metavar="OUT.png",
+    help="Draw utilisation, queue depth and wait by size (needs phalanx[plot]).",
+)
 @click.option("--html", "html_path", metavar="OUT.html", help="Write the same as a page.")
 def simulate(**asked: Any) -> None:
     """Replay a trace in virtual time, through the scheduler and the job lifecycle that run live.
@@ -61,6 +66,7 @@ def simulate(**asked: Any) -> None:
     """  # noqa: D301  # \b is click's
     from phalanx.cli.lists import encoded
 
+    _check_outputs(asked)
     trace, nodes = _trace(asked), _fleet(asked)
     names = _policies(asked)
     # All are checked first: a refusal of one must not come after minutes of another.
@@ -86,6 +92,19 @@ def simulate(**asked: Any) -> None:
     else:
         _print(runs, about)
     _write(runs, asked, about)
+
+
+def _check_outputs(asked: dict[str, Any]) -> None:
+    """Refuse now what could not be written after minutes of replay."""
+    if asked["plot_path"]:
+        from phalanx.cli.simulate.plot import check_plot
+
+        check_plot(asked["plot_path"])
+    for option, path in (("--plot", asked["plot_path"]), ("--html", asked["html_path"])):
+        if path and not Path(path).absolute().parent.is_dir():
+            raise BadRequest(f"{option} {path}: there is no folder {Path(path).parent}", hint="make it first")
+        if path and Path(path).is_dir():
+            raise BadRequest(f"{option} {path} is a folder, not a file")
 
 
 def _trace(asked: dict[str, Any]) -> Any:
@@ -214,8 +233,7 @@ def _write(runs: list[Any], asked: dict[str, Any], about: dict[str, Any]) -> Non
     title = f"{name}: {', '.join(run.policy for run in runs)}"
     lead = f"{runs[0].report.jobs:,} jobs on {about['nodes']} node{'' if about['nodes'] == 1 else 's'}, {about['gpus']:,} GPUs; a preemption or move costs {about['restart_cost_s']:g} s."
     if asked["plot_path"]:
-        from phalanx.cli.simulate.charts import charts
-        from phalanx.cli.simulate.png import png
+        from phalanx.cli.simulate.plot import check_plot, plot
 
         best = min(runs, key=lambda run: run.report.avg_jct_s)
         figures = best.report
@@ -223,7 +241,8 @@ def _write(runs: list[Any], asked: dict[str, Any], about: dict[str, Any]) -> Non
             f"{f'Least with {best.policy}: mean' if len(runs) > 1 else 'Mean'} time from submit to end {figures.avg_jct_s:,.0f} s, "
             f"99th percentile {figures.p99_jct_s:,.0f} s; mean wait {figures.avg_wait_s:,.0f} s; GPUs held {figures.utilization:.0%}"
         )
-        Path(asked["plot_path"]).write_bytes(png(charts(runs), title=title, lines=[lead, line]))
+        kind = check_plot(asked["plot_path"])
+        Path(asked["plot_path"]).write_bytes(plot(runs, kind=kind, title=title, lines=[lead, line]))
     if asked["html_path"]:
         from phalanx import __version__
         from phalanx.cli.simulate.page import build_page

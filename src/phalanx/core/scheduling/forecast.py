@@ -243,7 +243,7 @@ class Forecast:
         shut = 0 if entry is None else entry.klass.shut
         early_times, late_times = self._times(high=False), self._times(high=True)
         early = min(self._place(early_times, need, shut)[0] for need in needs)
-        ahead = [] if entry is None else self._ahead(entry)
+        ahead = [] if entry is None else self.before(entry)
         for other in ahead[:AHEAD_MAX]:
             self._serve(late_times, other)
         late = min(self._place(late_times, need, shut)[0] for need in needs)
@@ -281,7 +281,8 @@ class Forecast:
             for node_id in one.nodes for number in numbers.get(node_id, ())
         ]  # fmt: skip
 
-    def _ahead(self, entry: Entry) -> list[Entry]:
+    def before(self, entry: Entry) -> list[Entry]:
+        """Who stands before it in line."""
         mine = (-entry.klass.rank, entry.submit_s, entry.seq)
         found = [
             other

@@ -325,7 +325,6 @@ class Default(Listener):
         ranks = {entry.klass.rank for _, _, _, _, entry in order}
         for rank in [rank for rank in self.prices if rank not in ranks]:
             del self.prices[rank]
-        self._refresh(now_s)
         for _, density, _, _, entry in order:
             klass = entry.klass
             prices = self._prices(klass.rank)

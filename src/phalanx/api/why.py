@@ -1,0 +1,221 @@
+"""Why a job waits and what would start it; and the same of a job not yet submitted.
+
+The state is taken between two steps of the controller, the answer is worked out on a thread of the API: one at a time, since each takes
+the processor for a while, and bounded in time, since each trial costs a whole board. Who may see jobs sees who is in the way.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from phalanx.api.bodies import read_body, reply
+from phalanx.api.gate import known_job
+from phalanx.api.parts import HeadParts
+from phalanx.api.routes import Routes
+from phalanx.api.runtime import caller_of, off_loop, runtime_of
+from phalanx.api.submit import notes_of, wish_of
+from phalanx.controller.peek import Peek
+from phalanx.core.errors import TryLater
+from phalanx.core.ids import JobId
+from phalanx.core.scheduling.counterfactuals import OPERATORS, UPDATES, Change, Counterfactuals
+from phalanx.core.scheduling.forecast import NEVER, Expected, Forecast
+from phalanx.core.scheduling.trial import near, tried
+from phalanx.core.state.plan import Waiting
+from phalanx.core.units import format_duration
+from phalanx.core.work.job import Job, JobState, Reason
+from phalanx.core.work.people import Action
+from phalanx.wire.api import JobBody
+from phalanx.wire.why import BlockerView, ChangeView, DryRunReply, RunView, StartView, WhyReply
+
+T = TypeVar("T")
+
+WORK_S: Final = 2.0  # of trials for one answer: what a person waits for; a trial on 12,500 nodes takes one second
+ASKING_MAX: Final = 8  # answers worked out or waiting for their turn
+BLOCKERS_MAX: Final = 8  # named; more is no help
+_one_at_a_time = threading.Lock()
+_asking = threading.BoundedSemaphore(ASKING_MAX)
+
+routes = Routes()
+
+
+@routes.get("/v1/jobs/{job_id}/why", Action.SEE, reply=WhyReply)
+async def why_job(request: Request, job_id: JobId) -> Response:
+    """Why a job waits, who is in the way, when it is expected to start, and the smallest changes that would start it now."""
+    runtime = runtime_of(request)
+    parts = runtime.parts
+    job = known_job(parts.store, job_id)
+    if job.state is not JobState.PENDING:
+        return reply(await off_loop(_past, parts, job))
+    found = await runtime.answers.of(parts.driver.peek(job_id=job_id))
+    return reply(await off_loop(_in_turn, lambda: _why(parts, found, job)))
+
+
+@routes.post("/v1/jobs/dry-run", Action.SUBMIT, body=JobBody, reply=DryRunReply)
+async def dry_run(request: Request) -> Response:
+    """What a job would meet if it were submitted now: refused as a submit would be, and nothing is written."""
+    runtime = runtime_of(request)
+    parts = runtime.parts
+    body = await read_body(request, parts.limits.body_bytes)
+    wish = await wish_of(runtime, caller_of(request), body)
+    found = await runtime.answers.of(parts.driver.peek(wish=wish))
+    notes = notes_of(runtime, wish.spec)
+    return reply(await off_loop(_in_turn, lambda: _dry_run(parts, found, notes)))
+
+
+def _in_turn(work: Callable[[], T]) -> T:
+    """Work out one answer when it is its turn.
+
+    Raises:
+        TryLater: too many wait.
+    """
+    if not _asking.acquire(blocking=False):
+        raise TryLater(f"{ASKING_MAX} such questions are being answered already", hint="try again in a moment")
+    try:
+        with _one_at_a_time:
+            return work()
+    finally:
+        _asking.release()
+
+
+# ---- a job that is ------------------------------------------------------------------------------------------------------
+
+
+def _past(parts: HeadParts, job: Job) -> WhyReply:
+    """Of a job that does not wait: since when it runs and where, or how it ended."""
+    now_s = parts.clock.now_s()
+    attempts = parts.store.attempts(job.id)
+    nodes = [grant.node_id for grant in attempts[-1].allocation.grants] if attempts else []
+    if job.state is JobState.RUNNING:
+        since_s = attempts[-1].placed_s if attempts else job.started_s
+        headline = f"runs since {format_duration(max(0.0, now_s - (since_s or now_s)))} on {_names(nodes)}"
+        return WhyReply(job_id=job.id, state=job.state, now_s=now_s, headline=headline, nodes=nodes, since_s=since_s)
+    code = f" with exit code {job.exit_code}" if job.exit_code else ""
+    by = f" by {job.cancelled_by}" if job.cancelled_by else ""
+    ago = "" if job.ended_s is None else f" {format_duration(max(0.0, now_s - job.ended_s))} ago"
+    headline = f"{job.state.value}{code}{by}{ago}" + (f": {job.detail}" if job.detail else "")
+    return WhyReply(
+        job_id=job.id, state=job.state, now_s=now_s, headline=headline, nodes=nodes, since_s=job.ended_s, detail=job.detail
+    )  # fmt: skip
+
+
+def _why(parts: HeadParts, found: Peek, job: Job) -> WhyReply:
+    job = found.seen.jobs.get(job.id, job)
+    if job.state is not JobState.PENDING or job.id in found.seen.attempts:  # it was started meanwhile
+        return _past(parts, parts.store.job(job.id) or job)
+    answer = _Answer(parts, found, job)
+    waiting = found.waiting or answer.waiting
+    expected = answer.forecast.start_of(job)
+    blockers, more = answer.blockers(waiting)
+    changes = [_change_view(change, job.id) for change in answer.search.find()]
+    return WhyReply(
+        job_id=job.id, state=job.state, now_s=answer.now_s, headline=_headline(waiting), reason=waiting.reason.value,
+        detail=waiting.detail, blockers=blockers, blockers_more=more, start=answer.start(expected), changes=changes,
+    )  # fmt: skip
+
+
+# ---- a job that might be ------------------------------------------------------------------------------------------------
+
+
+def _dry_run(parts: HeadParts, found: Peek, notes: list[str]) -> DryRunReply:
+    job = found.would_be[0]
+    answer = _Answer(parts, found, job)
+    trial = answer.forecast.trial
+    starts = trial.starts(job.id)
+    low_s, high_s, ends, likes = answer.forecast.run_of(job)
+    entry = trial.scheduler.entries.get(job.id)
+    gpus = entry.klass.gpus if entry is not None else job.spec.role.gpus.total
+    hours = gpus * len(found.would_be) / 3600.0
+    waiting = None if starts else answer.waiting
+    blockers, more = ([], 0) if waiting is None else answer.blockers(waiting)
+    nodes = (
+        []
+        if entry is None or not starts
+        else sorted({trial.scheduler.fit.nodes[number].id for number, _ in entry.places})
+    )
+    if job.spec.hold and waiting is None:
+        waiting = Waiting(reason=Reason.HELD, detail="it is to be held")
+    return DryRunReply(
+        now_s=answer.now_s, starts=starts, gpus=gpus, jobs=len(found.would_be), nodes=nodes, notes=notes,
+        start=answer.start(answer.forecast.start_of(job)), run=RunView(low_s=low_s, high_s=high_s, ends=ends, likes=likes),
+        gpu_hours_low=hours * low_s, gpu_hours_high=None if high_s is None else hours * high_s,
+        reason="" if waiting is None else waiting.reason.value, detail="" if waiting is None else waiting.detail,
+        blockers=blockers, blockers_more=more, changes=[_change_view(change, None) for change in answer.search.find()],
+    )  # fmt: skip
+
+
+# ---- both ---------------------------------------------------------------------------------------------------------------
+
+
+class _Answer:
+    """One question's trial, with what is read off it."""
+
+    def __init__(self, parts: HeadParts, found: Peek, job: Job) -> None:
+        self.now_s = found.seen.now_s
+        self.job = job
+        self.forecast = Forecast(tried(near(found.seen, job), found.like), found.history.predictor())
+        until_s = parts.clock.boottime_s() + WORK_S
+        self.search = Counterfactuals(self.forecast, job, found.like, lambda: parts.clock.boottime_s() < until_s)
+
+    @property
+    def waiting(self) -> Waiting:
+        """Why the trial leaves it waiting."""
+        told = self.forecast.trial.scheduler.why(self.job)
+        return told or Waiting(reason=Reason.NEW, detail="starts in a moment")
+
+    def start(self, expected: Expected) -> StartView:
+        """The range in Unix seconds."""
+        return StartView(
+            earliest_s=None if expected.earliest_s is None else self.now_s + expected.earliest_s,
+            latest_s=None if expected.latest_s is None else self.now_s + expected.latest_s, unknown=expected.unknown,
+        )  # fmt: skip
+
+    def blockers(self, waiting: Waiting) -> tuple[list[BlockerView], int]:
+        """Who is in the way, and how many more."""
+        scheduler = self.forecast.trial.scheduler
+        entry = scheduler.entries.get(self.job.id)
+        ids: Sequence[JobId] = self.search.blockers
+        if waiting.reason is Reason.DEPENDENCY:
+            ids = [one.job_id for one in self.job.unmet if one.job_id in self.forecast.trial.seen.jobs]
+        elif waiting.reason is Reason.PRIORITY and entry is not None:
+            ids = [scheduler.ids[other.seq] for other in self.forecast.before(entry)]
+        return [self._blocker(job_id) for job_id in ids[:BLOCKERS_MAX]], max(0, len(ids) - BLOCKERS_MAX)
+
+    def _blocker(self, job_id: JobId) -> BlockerView:
+        job = self.forecast.trial.seen.jobs[job_id]
+        attempt = self.forecast.trial.seen.attempts.get(job_id)
+        left = self.forecast.left.get(job_id) if attempt is not None else None
+        end = None
+        if left is not None:
+            latest_s = None if left.high_s == NEVER else self.now_s + left.high_s
+            end = StartView(earliest_s=self.now_s + left.low_s, latest_s=latest_s)
+        gpus = attempt.allocation.gpus if attempt is not None else job.spec.role.gpus.total
+        return BlockerView(
+            id=job.id, user=job.user, name=job.spec.name, state=JobState.PENDING if attempt is None else JobState.RUNNING, gpus=gpus,
+            since_s=None if attempt is None else attempt.placed_s, end=end,
+        )  # fmt: skip
+
+
+def _headline(waiting: Waiting) -> str:
+    return f"waits ({waiting.reason.value.replace('_', ' ')}): {waiting.detail}"
+
+
+def _change_view(change: Change, job_id: JobId | None) -> ChangeView:
+    """The change with what to type: for a job that is there, or for one that is to be submitted."""
+    command = change.command
+    if change.option and job_id is not None and change.kind in UPDATES:
+        command = f"phalanx update {job_id} {change.option}"
+    elif change.option:
+        command = f"phalanx submit {change.option} ..."
+    if job_id is None and change.kind.value == "release":
+        command = "phalanx submit ... (without --hold)"
+    return ChangeView(kind=change.kind.value, text=change.text, command=command, operator=change.kind in OPERATORS)
+
+
+def _names(nodes: Sequence[str]) -> str:
+    shown = ", ".join(nodes[:4])
+    return shown if len(nodes) <= 4 else f"{shown} and {len(nodes) - 4} more"

@@ -1,0 +1,65 @@
+"""`submit --dry-run`, `run --dry-run`: what a job would meet if it were handed in now. Nothing is written, and no files are sent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from phalanx.cli.jobs.why import in_the_way, span, what_helps
+from phalanx.cli.terminal import Terminal, clean, terminal
+from phalanx.core.units import format_duration
+from phalanx.wire.why import DryRunReply
+
+if TYPE_CHECKING:
+    from phalanx.cli.jobs.asked import Asked
+    from phalanx.client import Client
+
+
+def show_dry_run(head: Client, wanted: Asked, *, as_json: bool) -> None:
+    """Ask and print.
+
+    Raises:
+        PhalanxError: the head would refuse the job.
+    """
+    found = head.dry_run(wanted.mapping)
+    if as_json:
+        from phalanx.cli.lists import encoded
+
+        print(encoded(found, indent=2))
+        return
+    print("\n".join(dry_run_page(found, wanted.spec.name, terminal())))
+
+
+def dry_run_page(found: DryRunReply, name: str, screen: Terminal) -> list[str]:
+    """The lines of the answer."""
+    many = f"{found.jobs} jobs, of each: " if found.jobs > 1 else ""
+    lines = [
+        f"{screen.paint('dry run', 'bold')} {clean(name)}: nothing was submitted",
+        f"  {many}{'; '.join(map(clean, found.notes))}",
+    ]
+    if found.starts:
+        lines.append(
+            f"  would start {'' if found.start is None else span(found.start, found.now_s)} on {', '.join(found.nodes)}"
+        )
+    else:
+        lines.append(clean(f"  would wait ({found.reason.replace('_', ' ')}): {found.detail}"))
+        if found.start is not None:
+            why = f": {found.start.unknown}" if found.start.unknown else ""
+            lines.append(clean(f"  expected to start {span(found.start, found.now_s)}{why}"))
+    lines.append(f"  {_run(found)}")
+    lines += in_the_way(found.blockers, found.blockers_more, found.now_s, screen)
+    return lines + what_helps(found.changes, screen)
+
+
+def _run(found: DryRunReply) -> str:
+    run = found.run
+    if run is None or (run.high_s is None and not run.ends):
+        return "GPU-hours unknown: no time limit, and nobody's jobs have ended yet"
+    known = f"from {run.ends} ended jobs {clean(run.likes)}" if run.ends else "from its time limit"
+    if run.high_s is None or found.gpu_hours_high is None:
+        return f"GPU-hours unknown: only {run.ends} ended jobs {clean(run.likes)}, and no time limit"
+    hours = f"{_hours(found.gpu_hours_low or 0.0)} to {_hours(found.gpu_hours_high)} GPU-hours"
+    return f"runs {format_duration(run.low_s)} to {format_duration(run.high_s)}, {hours}, {known}"
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:.2g}" if hours < 10 else f"{hours:,.0f}"

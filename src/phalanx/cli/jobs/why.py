@@ -1,0 +1,139 @@
+"""`phalanx why`: why a job waits, who is in the way, when it is expected to start, and what to type to start it sooner."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from phalanx.cli import cells
+from phalanx.cli.connect import connect
+from phalanx.cli.jobs.named import job_named
+from phalanx.cli.lists import Shown, list_options, show
+from phalanx.cli.tables import Cell, Column, table
+from phalanx.cli.terminal import Terminal, clean
+from phalanx.core.units import format_duration
+from phalanx.wire.why import BlockerView, ChangeView, StartView, WhyReply
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
+
+
+@click.command(name="why")
+@click.argument("job", metavar="JOB")
+@list_options
+def why(job: str, as_json: bool, watch: bool) -> None:
+    """Why a job waits, who is in the way, when it is expected to start, and what would start it now.
+
+    \b
+    phalanx why 17
+    phalanx why train --watch
+    """  # noqa: D301 - click reads the backspace character itself
+    head = connect()
+    job_id = job_named(head, job)
+    show(lambda: _shown(head, job_id), as_json=as_json, watch=watch)
+
+
+def _shown(head: Client, job_id: str) -> Shown:
+    found = head.why(job_id)
+    return Shown(value=found, lines=lambda screen: why_page(found, screen), next=_next(found))
+
+
+def why_page(found: WhyReply, screen: Terminal) -> list[str]:
+    """The lines of the answer."""
+    lines = [clean(f"{screen.paint(f'job {found.job_id}', 'bold')} {found.headline}")]
+    if not found.reason:
+        return lines
+    lines += [f"  {line}" for line in start_lines(found.start, found.now_s)]
+    lines += in_the_way(found.blockers, found.blockers_more, found.now_s, screen)
+    return lines + what_helps(found.changes, screen)
+
+
+def start_lines(start: StartView | None, now_s: float) -> list[str]:
+    """When it is expected to start, and why no later bound is known."""
+    if start is None:
+        return []
+    told = f"expected to start {span(start, now_s)}"
+    if start.latest_s is None and start.unknown:
+        return [clean(f"{told}: {start.unknown}")]
+    return [f"{told}, if nothing goes before it that is not in line yet"]
+
+
+def span(start: StartView, now_s: float) -> str:
+    """A range of moments as people say it: `in 20m to 3h05m (14:20 to 17:05)`."""
+    early, late = start.earliest_s, start.latest_s
+    soon = early is None or early - now_s < 1.0
+    if late is None:
+        return (
+            "at a time unknown"
+            if early is None or soon
+            else f"not before {_about(early - now_s)} from now, up to a time unknown"
+        )
+    if late - now_s < 1.0:
+        return "at once"
+    if soon:
+        return f"within {_about(late - now_s)} ({_clock(late, now_s)} at the latest)"
+    assert early is not None
+    if _about(early - now_s) == _about(late - now_s):
+        return f"in {_about(late - now_s)} ({_clock(late, now_s)})"
+    return f"in {_about(early - now_s)} to {_about(late - now_s)} ({_clock(early, now_s)} to {_clock(late, now_s)})"
+
+
+def in_the_way(blockers: Sequence[BlockerView], more: int, now_s: float, screen: Terminal) -> list[str]:
+    """Who is in the way, one line each."""
+    if not blockers:
+        return []
+    columns = (
+        Column(title="JOB"), Column(title="USER"), Column(title="NAME", least=8), Column(title="STATE"), Column(title="GPUS", right=True),
+        Column(title="SINCE", right=True), Column(title="EXPECTED TO END", least=12, hide_empty=True),
+    )  # fmt: skip
+    rows: list[list[Cell | str]] = [
+        [
+            one.id, one.user, clean(one.name), cells.state(one.state.value), str(one.gpus), cells.ago(one.since_s, now_s),
+            "" if one.end is None else "unknown" if one.end.latest_s is None else span(one.end, now_s).partition(" (")[0],
+        ]
+        for one in blockers
+    ]  # fmt: skip
+    title = screen.paint("in the way", "bold")
+    return [
+        "",
+        title,
+        *(f"  {line}" for line in table(columns, rows, screen)),
+        *([f"  and {more} more"] if more else []),
+    ]
+
+
+def what_helps(changes: Sequence[ChangeView], screen: Terminal) -> list[str]:
+    """Changes that start it now, with what to type."""
+    if not changes:
+        return []
+    lines = ["", screen.paint("it would start now with", "bold")]
+    for one in changes:
+        who = " (an operator)" if one.operator else ""
+        lines.append(clean(f"  {one.text}{who}"))
+        if one.command:
+            lines.append(f"      {clean(one.command)}")
+    return lines
+
+
+def _about(seconds: float) -> str:
+    """A length as far as a forecast may claim to know it."""
+    seconds = max(0.0, seconds)
+    if seconds < 60.0:
+        return "a minute"
+    if seconds < 3600.0:
+        return f"{round(seconds / 60.0)} min"
+    return format_duration(round(seconds / 600.0) * 600.0)
+
+
+def _clock(at_s: float, now_s: float) -> str:
+    """Local time; with the day where it is not within twelve hours."""
+    return time.strftime("%H:%M" if at_s - now_s < 43_200.0 else "%a %d %b %H:%M", time.localtime(at_s))
+
+
+def _next(found: WhyReply) -> str:
+    if found.changes and found.changes[0].command and "..." not in found.changes[0].command:
+        return found.changes[0].command
+    return f"phalanx show {found.job_id}"
