@@ -160,15 +160,16 @@ class Harness:
         return answer
 
     def submit(
-        self, one: JobSpec | None = None, *, key: str = "", behaviour: Behaviour | None = None, **fields: Any
-    ) -> JobId:
+        self, one: JobSpec | None = None, *, key: str = "", behaviour: Behaviour | None = None, queue: str = "default",
+        user: str = "ada", **fields: Any,
+    ) -> JobId:  # fmt: skip
         """Submit; the spec by its fields, the behaviour of the job beside it."""
         wanted = one or spec(**{"name": f"job{next(self._order)}", **fields})
         if behaviour is not None:
             self.behaviours[wanted.name] = behaviour
         job: Job = self.ask(
             Submit(
-                spec=wanted, user=UserId("ada"), project=ProjectId("gpt"), queue=QueueId("default"), key=key,
+                spec=wanted, user=UserId(user), project=ProjectId("gpt"), queue=QueueId(queue), key=key,
                 body_sha256=repr(wanted),
             )
         )  # fmt: skip

@@ -10,7 +10,9 @@ from phalanx.core.lifecycle.facts import NO_PROGRESS_BUDGET, PORT_TRIES
 from phalanx.core.state.commands import Prepare, StartTasks
 from phalanx.core.state.snapshot import EMPTY_USAGE
 from phalanx.core.work.attempt import Attempt, AttemptState, Cause, MemberState
+from phalanx.core.work.dependency import Dependency, DependencyKind
 from phalanx.core.work.job import Job, JobState, Resume
+from tests.limits import Limits
 from tests.simulated_node import newest_whole
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ class Watch:
         self._epochs: dict[JobId, Epoch] = {}
         self._started: dict[tuple[JobId, Epoch, Generation], Resume | None] = {}
         self._last_line = 0
+        self._limits = Limits(stops_max=harness.policy.knobs.stops_max)
 
     def acknowledged(self, job_id: JobId) -> None:
         self._acknowledged.add(job_id)
@@ -49,6 +52,7 @@ class Watch:
             self._last_line = line.seq
         self._commands(outbox)
         self._devices()
+        self._limits.look(self._harness.world, outbox)
         for job_id in self._acknowledged:
             assert self._harness.store.job(job_id) is not None, "3: an acknowledged submit survives"
 
@@ -76,10 +80,31 @@ class Watch:
                 node = self._harness.world.nodes[grant.node_id]
                 assert node.schedulable, f"2: something new on {grant.node_id}, which is {node.state} {node.cordon}"
                 self._set_aside(attempt, grant.node_id)
+            self._may_start(self._harness.job(attempt.job_id))
         if attempt.job_id in self._cancelled:
             assert (attempt.epoch, attempt.generation) <= self._cancelled[attempt.job_id], "12: runs after a cancel"
         tail = attempt.causes[-PORT_TRIES - 1 :]
         assert tail != (Cause.PORT_TAKEN,) * (PORT_TRIES + 1) or not attempt.live, "13: ports are tried for ever"
+
+    def _may_start(self, job: Job) -> None:
+        assert not job.unmet, f"7: job {job.id} starts before {job.unmet}"
+        assert not job.held, f"job {job.id} starts while it is held"
+        for condition in job.spec.dependencies:
+            assert self._holds(condition, job), f"7: job {job.id} starts, and {condition} does not hold"
+
+    def _holds(self, condition: Dependency, job: Job) -> bool:
+        """Worked out anew from the jobs' states; the lifecycle strikes conditions out as jobs end."""
+        world = self._harness.world
+        if condition.kind is DependencyKind.SINGLETON:
+            likes = [one for one in world.jobs.values() if (one.user, one.spec.name) == (job.user, job.spec.name)]
+            return all(one.state.terminal for one in likes if one.seq < job.seq)
+        names = [one.id for one in world.jobs.values() if one.array and one.array.array_id == condition.job_id]
+        states = [self._harness.job(name).state for name in names or [condition.job_id]]
+        if condition.kind is DependencyKind.AFTER_OK:
+            return all(state is JobState.SUCCEEDED for state in states)
+        if condition.kind is DependencyKind.AFTER_NOT_OK and all(state is JobState.SUCCEEDED for state in states):
+            return False
+        return all(state.terminal for state in states)
 
     def _set_aside(self, attempt: Attempt, node_id: NodeId) -> None:
         job = self._harness.world.jobs[attempt.job_id]

@@ -1,0 +1,159 @@
+"""`why` and dry runs over HTTP: what they say, that they write nothing, and who may ask."""
+
+# Ids are written as plain words here, as in a drawing.
+# mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
+
+import pytest
+
+from phalanx.client import Client
+from phalanx.core.errors import BadRequest, NeverFits, NotFound, NotPermitted
+from phalanx.core.state.events import CordonNode, Hello
+from phalanx.ports.store import JobFilter
+from phalanx.wire.api import QueueFacts
+from tests.contract.api_head import JOB, TOKENS, ApiHead, Supervisor, make_node, until
+
+WHOLE = {**JOB, "gpus": 4}
+
+
+@pytest.fixture
+def head(tmp_path):
+    head = ApiHead(str(tmp_path))
+    yield head
+    head.close()
+
+
+@pytest.fixture
+def ada(head):
+    head.ask(Hello(node=make_node(), supervisor_id="s1"))
+    with head.served() as url:
+        yield Client(url, TOKENS["user"])
+
+
+def waiting(client, job_id):
+    until(lambda: client.job(job_id).job.reason != "new")
+    return client.why(job_id)
+
+
+def test_full_fleet_names_who_holds_it_and_until_when(ada):
+    first = ada.submit({**WHOLE, "time": "10m", "preemptible": False}).id
+    found = waiting(ada, ada.submit({**WHOLE, "name": "late"}).id)
+    assert (found.state, found.reason) == ("pending", "resources")
+    assert found.headline.startswith("waits (resources): needs 1 x 4 GPUs; 0 free in all")
+    (holder,) = found.blockers
+    assert (holder.id, holder.user, holder.name, holder.gpus, holder.state) == (first, "ada", "train", 4, "running")
+    assert 590 < found.start.latest_s - found.now_s <= 600
+    assert [(one.kind, one.text) for one in found.changes] == [("wait", f"job {first} will have ended")]
+
+
+def test_smallest_changes_that_start_it_are_told_as_commands(ada):
+    ada.submit({**JOB, "gpus": 3, "preemptible": False})
+    found = waiting(ada, ada.submit({**JOB, "gpus": 2}).id)
+    assert [(one.kind, one.command) for one in found.changes] == [("fewer", "phalanx submit --gpus 1 ..."), ("wait", "")]
+    held = ada.submit({**JOB, "gpus": 1, "hold": True}).id
+    release = ada.why(held).changes[0]
+    assert (release.kind, release.command, release.operator) == ("release", f"phalanx release {held}", False)
+    assert ada.why(held).start.unknown == "it is held, and nobody knows until when"
+
+
+def test_drained_node_and_full_quota_are_an_operators_to_mend(head, ada):
+    head.ask(CordonNode(node_id="n0", by="opal", why="disk", drain=False))
+    found = waiting(ada, ada.submit(JOB).id)
+    assert found.reason == "no_nodes"
+    assert [(one.kind, one.command, one.operator) for one in found.changes] == [("undrain", "phalanx nodes undrain n0", True)]
+
+
+def test_quota_names_its_holders_and_another_queue_with_room(head, ada):
+    with head.served() as url:
+        Client(url, TOKENS["operator"]).put_queues(
+            [QueueFacts(id="default", quota_gpus=2, borrow_gpus=0), QueueFacts(id="red", quota_gpus=2, borrow_gpus=0)]
+        )
+    first = ada.submit(JOB).id
+    second = ada.submit(JOB).id
+    found = waiting(ada, second)
+    assert (found.reason, [one.id for one in found.blockers]) == ("quota", [first])
+    kinds = [(one.kind, one.command) for one in found.changes]
+    assert kinds == [("queue", f"phalanx update {second} --queue red"), ("wait", ""), ("quota", "")]
+    assert "2 more in the quota of queue default" in found.changes[-1].text
+
+
+def test_dependency_waits_for_its_parents_and_their_limit(ada):
+    parent = ada.submit({**WHOLE, "time": "10m"}).id
+    child = ada.submit({**JOB, "depends_on": parent}).id
+    found = waiting(ada, child)
+    assert (found.reason, [one.id for one in found.blockers]) == ("dependency", [parent])
+    assert 590 < found.start.latest_s - found.now_s <= 600
+    assert found.changes == []
+
+
+def test_unknown_end_is_told_as_unknown(ada):
+    first = ada.submit(WHOLE).id
+    found = waiting(ada, ada.submit({**WHOLE, "name": "late"}).id)
+    assert found.start.latest_s is None
+    assert found.start.unknown == f"nobody knows how long job {first} runs: no time limit, and too few likes have ended"
+
+
+def test_job_that_runs_or_is_over_says_so(head, ada):
+    with head.calling() as call:
+        node = Supervisor(call)
+        node.hello()
+        job_id = ada.submit(JOB).id
+        until(lambda: ada.job(job_id).job.state == "running")
+        node.run(job_id)
+        found = ada.why(job_id)
+        assert (found.reason, found.nodes, found.changes) == ("", ["n0"], [])
+        assert found.headline.startswith("runs since ") and found.headline.endswith(" on n0")
+        node.end(job_id, code=3)
+        until(lambda: ada.job(job_id).job.state == "failed")
+        assert ada.why(job_id).headline.startswith("failed with exit code 3 ")
+    with pytest.raises(NotFound):
+        ada.why("999")
+
+
+def test_dry_run_says_where_it_would_start_and_writes_nothing(head, ada):
+    found = ada.dry_run({**JOB, "time": "2h"})
+    assert (found.starts, found.nodes, found.gpus, found.reason) == (True, ["n0"], 2, "")
+    assert (found.run.high_s, found.run.ends, found.gpu_hours_high) == (7200.0, 0, 4.0)
+    assert found.notes[0].startswith("1 node x 2")
+    assert head.store.jobs(JobFilter()) == []
+    assert head.driver.controller.world.jobs == {}
+    assert ada.submit(JOB).id == "1"  # no number was used up
+
+
+def test_dry_run_of_what_waits_gives_reason_and_changes(head, ada):
+    first = ada.submit({**JOB, "gpus": 3, "preemptible": False, "time": "10m"}).id
+    until(lambda: ada.job(first).job.state == "running")
+    found = ada.dry_run({**JOB, "gpus": 2})
+    assert (found.starts, found.reason, [one.id for one in found.blockers]) == (False, "resources", [first])
+    assert [one.command for one in found.changes] == ["phalanx submit --gpus 1 ...", ""]
+    assert 0 < found.start.latest_s - found.now_s <= 600
+    assert found.gpu_hours_high is None
+    array = ada.dry_run({**JOB, "array": "0-9", "gpus": 1, "time": "1h"})
+    assert (array.jobs, array.gpu_hours_high) == (10, 10.0)
+
+
+def test_dry_run_refuses_what_a_submit_refuses(head, ada):
+    for wrong, error in (({"gpus": 64}, NeverFits), ({"queue": "none"}, NotFound), ({"gpus": "many"}, BadRequest)):
+        with pytest.raises(error):
+            ada.dry_run({**JOB, **wrong})
+    assert head.driver.controller.world.jobs == {}
+    with head.served() as url:
+        with pytest.raises(NotPermitted):
+            Client(url, TOKENS["viewer"]).dry_run(JOB)
+        job_id = ada.submit({**WHOLE, "hold": True}).id
+        assert Client(url, TOKENS["viewer"]).why(job_id).reason == "held"
+
+
+def test_ends_are_learned_and_foretell_the_next(head, ada):
+    with head.calling() as call:
+        node = Supervisor(call)
+        node.hello()
+        for number in range(10):
+            job_id = ada.submit(JOB).id
+            until(lambda job_id=job_id: ada.job(job_id).job.state == "running")
+            node.run(job_id)
+            node.end(job_id)
+            until(lambda job_id=job_id: ada.job(job_id).job.state == "succeeded")
+            assert ada.dry_run(JOB).run.ends == number + 1
+        run = ada.dry_run(JOB).run
+        assert run.likes == "of ada called train, with this command and 2 GPUs"
+        assert 0.0 <= run.low_s <= run.high_s < 20.0
