@@ -1,7 +1,7 @@
 """What a scheduling pass costs on a large fleet, and what replays cost: figures of the pure scheduler, on one core, no daemon.
 
-`python -m benchmarks.scheduler --json` prints the medians named in docs/benchmarks.md; where the public traces lie next to the checkout,
-the replays run on them, else on a synthetic trace of the same size, and the output says so.
+`python -m benchmarks.scheduler --json` prints the medians named in docs/benchmarks.md. Each part runs in a process of its own; ranges and
+where each bound comes from stand in ranges/scheduler.json.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ import argparse
 import gc
 import json
 import random
-import resource
-import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
 
+from benchmarks.figures import Figure, at_least, at_most, report, shown, tell
+from benchmarks.replays import replay_s
 from phalanx.controller.driver import calm_collector
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Node, NodeState
@@ -36,6 +38,9 @@ from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.spec import JobSpec, Role
 
+REPLAYS: Final = ("fifo", "default")  # the policies that have a bound
+PARTS: Final = ("pass", "place", "decision", *REPLAYS)
+RANGES: Final = Path(__file__).parent / "ranges" / "scheduler.json"
 NODES, PENDING, QUEUES = 12_500, 50_000, 200
 GPUS_PER_NODE = 8
 HELD_SHARE = 0.95
@@ -55,34 +60,90 @@ class Pass:
 
 def main(argv: list[str] | None = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scheduler")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--repeat", type=int, default=5, help="passes; the median counts")
-    parser.add_argument(
-        "--only", action="append", choices=["pass", "place", "decision", "replay"], help="several times for several"
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scheduler", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="figures as one JSON object on stdout")
+    parser.add_argument("--repeat", type=int, default=5, help="passes, placements and decisions; the median counts")
+    parser.add_argument("--only", action="append", choices=[*PARTS, "replay"], help="several times for several")
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)  # what a child is asked for
     args = parser.parse_args(argv)
-    wanted = set(args.only or ["pass", "place", "decision", "replay"])
-    figures: dict[str, object] = {}
-    if "pass" in wanted:
-        passes = measure_passes(args.repeat)
-        figures["pass_50k_ms"] = round(1000 * statistics.median(one.seconds for one in passes), 1)
-        figures["pass_placed"] = min(one.placed for one in passes)
-        figures["pass_classes"] = min(one.classes for one in passes)
-    if "place" in wanted:
-        figures["placements_per_s"] = round(statistics.median(placements_per_s(seed) for seed in range(args.repeat)))
-    if "decision" in wanted:
-        figures["decision_1213_ms"] = round(
-            1000 * statistics.median(decision_s(seed) for seed in range(args.repeat)), 3
-        )
-    if "replay" in wanted:
-        figures.update(replays())
-    figures["peak_mib"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
-    if args.json:
-        print(json.dumps(figures))
+    if args.part:
+        print(json.dumps(asdict(measured(args.part, args.repeat))))
+        return
+    wanted = (
+        list(PARTS)
+        if not args.only
+        else [part for part in PARTS if part in args.only or (part in REPLAYS and "replay" in args.only)]
+    )
+    print_figures({part: in_a_child(part, args.repeat) for part in wanted}, as_json=args.json)
+
+
+# ---- parts, each in a process of its own ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one part of the benchmark has measured: runs by figure, facts that are no figures, and its process's largest memory."""
+
+    runs: dict[str, list[float]]
+    facts: dict[str, object]
+    peak_mib: float
+
+
+def measured(part: str, repeat: int) -> Part:
+    """Measure one part, in this process."""
+    facts: dict[str, object] = {}
+    if part == "pass":
+        passes = measure_passes(repeat)
+        runs = {"pass_50k_ms": [1000 * one.seconds for one in passes]}
+        facts = {"pass_placed": min(one.placed for one in passes), "pass_classes": min(one.classes for one in passes)}
+    elif part == "place":
+        runs = {"placements_per_s": [placements_per_s(seed) for seed in range(repeat)]}
+    elif part == "decision":
+        runs = {"decision_1213_ms": [1000 * decision_s(seed) for seed in range(repeat)]}
     else:
-        for name, value in figures.items():
-            print(f"{name:20} {value}")
+        seconds, facts = replay_s(part)
+        runs = {f"replay_{part}_s": [seconds]}  # once: it takes as long as all others together
+    return Part(runs=runs, facts=facts, peak_mib=peak_mib())
+
+
+def in_a_child(part: str, repeat: int) -> Part:
+    """The same in a fresh process: peaks are told apart, and no part runs in the memory that another has broken up."""
+    tell(f"{part} ...")
+    words = [sys.executable, "-m", "benchmarks.scheduler", "--part", part, "--repeat", str(repeat)]
+    done = subprocess.run(
+        words, cwd=Path(__file__).resolve().parents[1], stdout=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"benchmarks.scheduler: {part} ended with {done.returncode}; what it said stands above")
+    return Part(**json.loads(done.stdout))
+
+
+def peak_mib() -> float:
+    """The most memory that this process has held. Not `ru_maxrss`: that begins with what the parent held when it forked."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) / 1024
+
+
+def print_figures(parts: dict[str, Part], *, as_json: bool) -> None:
+    """The medians beside their ranges (ranges/scheduler.json): a table, or one flat JSON object in which `missed` names what is out of range."""
+    ranges = json.loads(RANGES.read_text(encoding="utf-8"))
+    peaks = {part: each.peak_mib for part, each in parts.items()}
+    figures = [ranged(name, runs, ranges) for each in parts.values() for name, runs in each.runs.items()]
+    figures += [shown(f"peak_{part}_mib", [peak], "MiB") for part, peak in peaks.items()]
+    figures.append(shown("peak_mib", [max(peaks.values())], "MiB", note="the largest of the processes above"))
+    facts = {name: value for each in parts.values() for name, value in each.facts.items()}
+    if not as_json:
+        report("scheduler" + "".join(f"; {name} {value}" for name, value in facts.items()), figures, as_json=False)
+        return
+    flat: dict[str, object] = {figure.name: float(f"{figure.value:.5g}") for figure in figures}
+    print(json.dumps({**flat, **facts, "missed": [figure.name for figure in figures if figure.met is False]}))
+
+
+def ranged(name: str, runs: list[float], ranges: dict[str, dict[str, Any]]) -> Figure:
+    """A figure beside its range."""
+    bound = ranges[name]
+    judge = {"at most": at_most, "at least": at_least}[bound["direction"]]
+    return judge(name, runs, bound["unit"], bound["bound"], note=bound["origin"])
 
 
 # ---- one pass on a full fleet -------------------------------------------------------------------------------------------
@@ -267,21 +328,6 @@ def _need(gpus: int) -> Need:
         if gpus <= GPUS_PER_NODE
         else Need(nodes=gpus // GPUS_PER_NODE, devices=GPUS_PER_NODE)
     )
-
-
-# ---- replays ------------------------------------------------------------------------------------------------------------
-
-
-def replays() -> dict[str, object]:
-    """47,192 jobs on 640 GPUs through the controller and the lifecycle, by the two policies that have a bound."""
-    raise NotImplementedError
-
-
-def timed(work: Callable[[], object]) -> float:
-    """Seconds of one call."""
-    begun = time.perf_counter()
-    work()
-    return time.perf_counter() - begun
 
 
 if __name__ == "__main__":

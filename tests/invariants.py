@@ -10,7 +10,7 @@ from phalanx.core.lifecycle.facts import NO_PROGRESS_BUDGET, PORT_TRIES
 from phalanx.core.state.commands import Prepare, StartTasks
 from phalanx.core.state.snapshot import EMPTY_USAGE
 from phalanx.core.work.attempt import Attempt, AttemptState, Cause, MemberState
-from phalanx.core.work.dependency import Dependency, DependencyKind
+from phalanx.core.work.dependency import Dependency, DependencyKind, element_id
 from phalanx.core.work.job import Job, JobState, Resume
 from tests.limits import Limits
 from tests.simulated_node import newest_whole
@@ -97,10 +97,12 @@ class Watch:
         world = self._harness.world
         if condition.kind is DependencyKind.SINGLETON:
             likes = [one for one in world.jobs.values() if (one.user, one.spec.name) == (job.user, job.spec.name)]
-            return all(one.state.terminal for one in likes if one.seq < job.seq)
-        names = [one.id for one in world.jobs.values() if one.array and one.array.array_id == condition.job_id]
+            return all(one.state.terminal or array_of(one) == array_of(job) for one in likes if one.seq < job.seq)
+        names = [one.id for one in world.jobs.values() if array_of(one) == condition.job_id]
+        if condition.kind is DependencyKind.AFTER_CORR and job.array is not None and names:
+            names = [element_id(condition.job_id, job.array.index)]
         states = [self._harness.job(name).state for name in names or [condition.job_id]]
-        if condition.kind is DependencyKind.AFTER_OK:
+        if condition.kind in (DependencyKind.AFTER_OK, DependencyKind.AFTER_CORR):
             return all(state is JobState.SUCCEEDED for state in states)
         if condition.kind is DependencyKind.AFTER_NOT_OK and all(state is JobState.SUCCEEDED for state in states):
             return False
@@ -192,3 +194,8 @@ class Watch:
                 assert attempt is not None, f"10: {task.key} lives on {node.id}"
                 assert attempt.epoch == task.key.epoch, f"10: {task.key} lives on {node.id}"
         assert not world.attempts or any(node.tasks for node in self._harness.nodes.values())
+
+
+def array_of(job: Job) -> JobId:
+    """The array it is an element of, else itself."""
+    return job.id if job.array is None else job.array.array_id

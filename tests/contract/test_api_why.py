@@ -6,7 +6,7 @@
 import pytest
 
 from phalanx.client import Client
-from phalanx.core.errors import BadRequest, NeverFits, NotFound, NotPermitted
+from phalanx.core.errors import BadFile, NeverFits, NotFound, NotPermitted
 from phalanx.core.state.events import CordonNode, Hello
 from phalanx.ports.store import JobFilter
 from phalanx.wire.api import QueueFacts
@@ -25,8 +25,8 @@ def head(tmp_path):
 @pytest.fixture
 def ada(head):
     head.ask(Hello(node=make_node(), supervisor_id="s1"))
-    with head.served() as url:
-        yield Client(url, TOKENS["user"])
+    with head.served() as url, Client(url, TOKENS["user"]) as client:
+        yield client
 
 
 def waiting(client, job_id):
@@ -63,8 +63,8 @@ def test_drained_node_and_full_quota_are_an_operators_to_mend(head, ada):
 
 
 def test_quota_names_its_holders_and_another_queue_with_room(head, ada):
-    with head.served() as url:
-        Client(url, TOKENS["operator"]).put_queues(
+    with head.served() as url, Client(url, TOKENS["operator"]) as operator:
+        operator.put_queues(
             [QueueFacts(id="default", quota_gpus=2, borrow_gpus=0), QueueFacts(id="red", quota_gpus=2, borrow_gpus=0)]
         )
     first = ada.submit(JOB).id
@@ -132,15 +132,15 @@ def test_dry_run_of_what_waits_gives_reason_and_changes(head, ada):
 
 
 def test_dry_run_refuses_what_a_submit_refuses(head, ada):
-    for wrong, error in (({"gpus": 64}, NeverFits), ({"queue": "none"}, NotFound), ({"gpus": "many"}, BadRequest)):
+    for wrong, error in (({"gpus": 64}, NeverFits), ({"queue": "none"}, NotFound), ({"gpus": "many"}, BadFile)):
         with pytest.raises(error):
             ada.dry_run({**JOB, **wrong})
     assert head.driver.controller.world.jobs == {}
-    with head.served() as url:
+    with head.served() as url, Client(url, TOKENS["viewer"]) as viewer:
         with pytest.raises(NotPermitted):
-            Client(url, TOKENS["viewer"]).dry_run(JOB)
+            viewer.dry_run(JOB)
         job_id = ada.submit({**WHOLE, "hold": True}).id
-        assert Client(url, TOKENS["viewer"]).why(job_id).reason == "held"
+        assert viewer.why(job_id).reason == "held"
 
 
 def test_ends_are_learned_and_foretell_the_next(head, ada):

@@ -27,7 +27,7 @@ RIGHTS = [
     ("what is kept at home is nobody else's", [queue("a"), queue("b", quota_gpus=4, lend_gpus=1)],
      [asks("x", 5, "a"), asks("y", 1, "a")], "x n0:0,1,2,3,4 | y quota"),
     ("and is there for its owner", [queue("a"), queue("b", quota_gpus=4, lend_gpus=0)],
-     [asks("x", 8, "a"), asks("y", 4, "b"), asks("z", 4, "a")], f"y n0:{FIRST} | z n0:{SECOND} | x quota"),
+     [asks("x", 8, "a"), asks("y", 4, "b"), asks("z", 4, "a")], f"y n0:{FIRST} | z n0:{SECOND} | x resources"),
     ("a quota binds all below it", [queue("top", quota_gpus=4, borrow_gpus=0), queue("a", parent="top"), queue("b", parent="top")],
      [asks("x", 3, "a"), asks("y", 2, "b"), asks("z", 1, "b")], "x n0:0,1,2 | z n0:3 | y quota"),
     ("one user's GPUs", [queue("a", gpus_per_user=4)], [asks("x", 4, "a"), asks("y", 1, "a"), asks("z", 4, "a", user="bob")],
@@ -47,7 +47,7 @@ def test_rights(queues, waits, plan):
 @pytest.mark.parametrize("name", ["default", "fifo", "skip", "backfill", "fair", "sjf"])
 def test_what_a_quota_keeps_back_blocks_no_other_queue(name):
     queues = [queue("a", quota_gpus=2, borrow_gpus=0), queue("b")]
-    fleet = make_fleet("r: n0=8").with_queues(*queues).runs(asks("x", 2, "a"), "n0:0,1")
+    fleet = make_fleet("r: n0=8").with_queues(*queues).runs(asks("x", 2, "a", priority=9), "n0:0,1")
     plan = plan_of(fleet.with_jobs(asks("y", 1, "a", priority=9), asks("z", 6, "b")), name=name)
     assert lined(plan) == "z n0:2,3,4,5,6,7 | y quota"
 
@@ -98,10 +98,10 @@ def test_two_queues_that_always_want_all_get_about_the_same(name):
 
 @pytest.mark.parametrize("name", ["default", "fifo", "skip", "fair", "backfill"])
 def test_a_spent_budget_waits_for_its_next_period_and_no_longer(name):
-    """Ten GPU-hours a day: two jobs of five run, the third starts when the day is over, though nothing else happens then."""
-    poor = queue("poor", budget_gpu_h=10.0, budget_period_s=DAY)
+    """Ten GPU-hours in three days: two jobs of five run, the third starts when those are over, though nothing else happens then."""
+    poor = queue("poor", budget_gpu_h=10.0, budget_period_s=3 * DAY)
     cell = Cell(make_fleet("r: n0=8").with_queues(queue("default"), poor), name=name)
-    left_s = DAY - cell.now_s % DAY
+    left_s = 3 * DAY - cell.now_s % (3 * DAY)
     assert left_s > 3 * HOUR
     for number in range(3):
         cell.submit(asks(f"j{number}", 5, "poor"), lasts_s=HOUR)
@@ -167,12 +167,12 @@ def test_endless_small_jobs_do_not_starve_a_large_one(gpus, fleet):
 
     The bound (docs/decisions/0018) stretches with what waits: here at most the gang itself and one small job for each GPU.
     """
-    knobs = Knobs(overdue_s=6 * HOUR, patience=0.0)
+    knobs = Knobs(overdue_s=3 * HOUR, patience=0.0)
     cell = Cell(make_fleet(fleet), knobs=knobs)
     count = 0
     for minute in range(0, 40 * 60, 15):
         for _ in range(gpus // 2):
-            cell.submit(job(f"s{count}", gpus=1), lasts_s=1900.0)
+            cell.submit(job(f"s{count}", gpus=1), lasts_s=1690.0)
             count += 1
         if minute == 60:
             cell.submit(job("big", gpus=gpus), lasts_s=1e9)

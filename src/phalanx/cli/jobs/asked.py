@@ -23,7 +23,7 @@ _FILE_ENDINGS: Final = (".yaml", ".yml", ".json")
 _KEYS: Final = (
     "name", "gpus", "nodes", "gpus_per_node", "cpus", "memory", "workdir", "time", "priority", "queue", "project", "retry",
     "warm", "checkpoint", "tasks_per_node", "hold", "depends_on", "array", "begin", "grace", "collective_timeout", "setup", "within", "prefer", "slice", "slice_within",
-    "preemptible", "reservation",
+    "preemptible", "reservation", "saves_on_stop",
 )  # fmt: skip
 
 
@@ -212,6 +212,7 @@ _OPTIONS: Final = (
     click.option("--slice", type=int, metavar="N", help="Every N nodes, in rank order, inside one domain of --slice-within."),
     click.option("--slice-within", metavar="LEVEL", help="The level of the slices."),
     click.option("--no-preempt", "preemptible", is_flag=True, flag_value=False, default=None, help="Never stopped for another job's sake."),
+    click.option("--saves-on-stop", is_flag=True, default=None, help="It saves when asked to stop, so that stopping it costs little."),
     click.option("--reservation", metavar="NAME", help="Start inside this reservation only."),
     click.option("--copy", is_flag=True, help="Send a copy of the working directory (.gitignore obeyed, at most 100 MB)."),
     click.option("--depends-on", "--dependency", "depends_on", metavar="JOBS", help="Wait for others: 17, afterok:17:18, afterany:17, singleton."),

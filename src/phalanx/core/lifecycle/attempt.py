@@ -163,6 +163,8 @@ def _saved(case: Case, attempt: Attempt, happening: CheckpointSaved, facts: Fact
     known = sorted((*others, fresh), key=lambda kept: (kept.epoch, kept.step))
     kept, dropped = known[-CHECKPOINTS_KEPT:], known[:-CHECKPOINTS_KEPT]
     job = _progress(replace(case.job, checkpoints=tuple(kept)), fresh.step)
+    if attempt.ending in _ASKED and not job.spec.saves_on_stop:
+        job = replace(job, spec=replace(job.spec, saves_on_stop=True))  # so it is known from now on, and asked sooner
     text = (
         f"checkpoint of step {fresh.step} published (stall {happening.stall_s:.2f} s, write {happening.write_s:.2f} s)"
     )
@@ -286,6 +288,7 @@ def _members_with(
 
 
 _USERS: Final = (Cause.CANCELLED, Cause.REQUEUED, Cause.TIMEOUT, Cause.PREEMPTED, Cause.MOVED, Cause.DRAINED)
+_ASKED: Final = (Cause.PREEMPTED, Cause.MOVED, Cause.REQUEUED, Cause.DRAINED)  # with time to save
 _OURS: Final = (Cause.FREEZE, Cause.PORT_TAKEN, Cause.START_FAIL, Cause.NODE_FAIL)
 _ALL: Final = (_S.PLACED, _S.STARTING, _S.RUNNING, _S.STOPPING)
 Handler = Callable[[Case, Attempt, Any, Facts], Outcome]

@@ -324,7 +324,14 @@ class Counterfactuals:
         if not entry.klass.needs[0].devices or board.find(entry) is not None:
             return []
         kinds = {kind for need in entry.klass.needs for kind in need.kinds}
-        running = _by_end(forecast, (other for other in board.running.values() if any(board.kind[number] in kinds for number, _ in other.places)))
+        running = _by_end(
+            forecast,
+            (
+                other
+                for other in board.running.values()
+                if any(board.kind[number] in kinds for number, _ in other.places)
+            ),
+        )
         for other in running:
             board.give(other)
             fits = board.find(entry) is not None

@@ -231,7 +231,11 @@ class Forecast:
         ends = [(self.left_of(other), 1 if limit.jobs else other.gpus) for other in limit.holders]
         early = _when([(left.low_s, weight) for left, weight in ends], limit.over)
         late = _when([(left.high_s, weight) for left, weight in ends], limit.over)
-        return early, late, "nobody knows how long the jobs run that count against the same limit" if late == NEVER else ""
+        return (
+            early,
+            late,
+            "nobody knows how long the jobs run that count against the same limit" if late == NEVER else "",
+        )
 
     # ---------------------------------------------------------------- room
 

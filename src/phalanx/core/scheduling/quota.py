@@ -5,12 +5,12 @@ own share of two equals, and so on down. Along the way from the fleet (R = 0, S 
 
     R(c) = R(p) + U(c) * (1 - s) / (s * S(p))        S(c) = S(p) * s
 
-    s   weight of c over the weights of the siblings in use (that have used or hold anything, c itself included)
+    s   weight of c over the weights of the siblings in use (that have used, hold or want anything, c itself included)
     U   decayed GPU-seconds of c with all below it, as a part of the whole fleet's; what runs now is counted up to now
 
 Source: Slurm's classic fair share, F = 2^(-U_E/S) with effective usage U_E(c) = U(c) + (U_E(p) - U(c)) * s
 (slurm.schedmd.com/classic_fair_share.html, read July 2026); expanded, U_E(c)/S(c) is the sum above. Two changes: the fleet's own
-U_E is taken as 0, so that a queue without rivals keeps 1 whatever it uses; and siblings that never used anything do not dilute
+U_E is taken as 0, so that a queue without rivals keeps 1 whatever it uses; and siblings that never used or wanted anything do not dilute
 shares. Depth costs nothing: a queue without siblings has its parent's factor.
 
 **Budgets.** A start is refused while the GPU-hours spent in the period, running jobs counted up to now, have reached the budget of
@@ -53,7 +53,7 @@ class QuotaTree(Holdings):
     Cost: O(depth) per call, but for the first `factor` after `advance` or `charge`, which works out all queues.
     """
 
-    __slots__ = ("_budgets", "_factors", "_queues", "_shut", "_use", "now_s")
+    __slots__ = ("_budgets", "_factors", "_queues", "_shut", "_use", "_wanting", "now_s")
 
     def __init__(
         self, queues: Iterable[Queue], fleet_gpus: int, spent: Iterable[Spent] = (), now_s: float = 0.0
@@ -66,6 +66,7 @@ class QuotaTree(Holdings):
         self._budgets = tuple(sorted(node for node, queue in self._queues.items() if queue.budget_gpu_h is not None))
         self._shut: set[int] = set()
         self._factors: list[float] = []
+        self._wanting: frozenset[int] = frozenset()
         self._remember({record.queue: record for record in spent})
         self.advance(now_s)
 
@@ -102,6 +103,12 @@ class QuotaTree(Holdings):
                 if node in self._shut:
                     return self._over_budget(node, gpus)
         return super().admits(queue, user, gpus)
+
+    def want(self, queues: Iterable[int]) -> None:
+        """In these queues jobs wait: with all above them they are in use, though they may never have run anything. O(depth) each."""
+        wanting = frozenset(node for queue in queues for node in self.paths[queue])
+        if wanting != self._wanting:
+            self._wanting, self._factors = wanting, []
 
     def factor(self, queue: int, now_s: float) -> float:
         """The fair-share factor of the queue's own jobs, in (0, 1]; the higher, the sooner."""
@@ -182,7 +189,7 @@ class QuotaTree(Holdings):
         while ways:
             node = ways.pop()
             below = self.children[node]
-            weights = sum(self.weight[child] for child in below if used[child] > 0.0)
+            weights = sum(self.weight[child] for child in below if used[child] > 0.0 or child in self._wanting)
             for child in below:
                 ratio[child], share[child] = ratio[node], share[node]
                 if used[child] > 0.0 and total > 0.0:

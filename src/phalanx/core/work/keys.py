@@ -29,6 +29,7 @@ KEYS: Final[Mapping[str, Kind]] = {
     "grace": Kind.TEXT, "collective_timeout": Kind.TEXT, "upload": Kind.TEXT, "labels": Kind.TABLE,
     "depends_on": Kind.LIST, "array": Kind.TEXT, "begin": Kind.TEXT,
     "within": Kind.TEXT, "prefer": Kind.TEXT, "slice": Kind.NUMBER, "slice_within": Kind.TEXT, "preemptible": Kind.FLAG,
+    "saves_on_stop": Kind.FLAG,
     "reservation": Kind.TEXT,
 }  # fmt: skip
 

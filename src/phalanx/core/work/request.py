@@ -111,6 +111,7 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
         ),
         reservation=_text(given, "reservation").strip(),
         preemptible=_flag(given, "preemptible", default=True),
+        saves_on_stop=_flag(given, "saves_on_stop"),
     )  # fmt: skip
     _bounded(spec)
     return spec

@@ -154,6 +154,11 @@ class Default(Listener):
         ):
             self._refit(now_s)
         self._factors.clear()
+        if board.quotas is not None:
+            board.quotas.want(
+                {klass.queue for klass, line in self.lines.items() if line}
+                | {one.klass.queue for one in self.again.values()}
+            )
         if self.reserved and self.reserved_for is not None and self.reserved_for.repair:
             self._unreserve()  # it may fit by now
         order = self._order(now_s)

@@ -162,6 +162,8 @@ class Fair(Listener):
         self._age(now_s)
         board, quotas = self.board, self.board.quotas
         shut: set[Klass] = set()
+        if quotas is not None:
+            quotas.want({klass.queue for klass, line in self.lines.items() if line})
         while True:
             best: tuple[object, ...] | None = None
             chosen: Klass | None = None

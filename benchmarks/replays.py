@@ -1,0 +1,82 @@
+"""Replays of a month of jobs through the whole lifecycle, for `benchmarks.scheduler`: which trace, and how long one policy takes.
+
+The public Philly trace is read where it lies, beside the checkout or at `PHALANX_SHARED`; it is not part of the project. Elsewhere a trace
+of the same size and likeness is drawn, and the output says which of the two it was.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import time
+from itertools import accumulate
+from pathlib import Path
+from typing import Final
+
+from phalanx.simulator.fleet import equal_nodes
+from phalanx.simulator.simulate import Setting, simulate_live
+from phalanx.simulator.trace import Trace, TraceJob, read_trace
+
+NODES, GPUS_PER_NODE = 80, 8  # the loaded pool of the issue's table: 640 GPUs
+TRACE_NAME: Final = "philly_2017_oct.csv"
+JOBS: Final = 47_192  # as that trace
+# Shape of the drawn trace, reckoned from philly_2017_oct.csv: GPUs and their shares, run times (median 1,278 s, deviation of the logarithm
+# 1.92, none past 2,750,674 s), 11 virtual clusters, and a load of 0.92 of the pool, by which the submits are spread.
+SHARES: Final = (
+    (1, 0.953),
+    (2, 0.0166),
+    (4, 0.0168),
+    (8, 0.0121),
+    (12, 0.0001),
+    (16, 0.0009),
+    (24, 0.0001),
+    (32, 0.0004),
+)
+MEDIAN_S, LOG_DEVIATION, LONGEST_S = 1278.0, 1.92, 2_750_674.0
+LABELS, LOAD = 11, 0.92
+
+
+def replay_s(policy: str) -> tuple[float, dict[str, object]]:
+    """Seconds of one replay, reading the trace not counted; and what was replayed."""
+    name, trace = replayed_trace()
+    nodes = equal_nodes(NODES, GPUS_PER_NODE)
+    gc.collect()
+    gc.freeze()  # as `phalanx simulate` does
+    begun = time.perf_counter()
+    parts = simulate_live(trace, nodes, Setting(policy=policy))
+    seconds = time.perf_counter() - begun
+    ended = sum(outcome.end_s >= 0.0 for part in parts for outcome in part.outcomes)
+    assert ended == len(trace.jobs), (ended, len(trace.jobs))
+    return seconds, {"replay_trace": name, "replay_jobs": ended}
+
+
+def replayed_trace() -> tuple[str, Trace]:
+    """The trace and its name: the public one where it lies, else a drawn one."""
+    path = public_trace()
+    if path is None:
+        return f"synthetic ({TRACE_NAME} is not here)", synthetic_trace()
+    return TRACE_NAME, read_trace(path.read_text(encoding="utf-8").splitlines(), name=path.name)
+
+
+def public_trace() -> Path | None:
+    """Where the public trace lies, found as the tests find it."""
+    beside = Path(__file__).resolve().parents[2] / "shared"
+    path = Path(os.environ.get("PHALANX_SHARED", beside)) / "data" / "traces" / TRACE_NAME
+    return path if path.is_file() else None
+
+
+def synthetic_trace(jobs: int = JOBS, seed: int = 1) -> Trace:
+    """A trace like the public one: heavy-tailed run times, mostly single GPUs, bursts by chance alone. Equal seeds give equal traces."""
+    chance = random.Random(seed)  # a benchmark's dice
+    sizes, weights = [gpus for gpus, _ in SHARES], [share for _, share in SHARES]
+    asked = chance.choices(sizes, weights, k=jobs)
+    ran = [float(round(min(MEDIAN_S * chance.lognormvariate(0.0, LOG_DEVIATION), LONGEST_S))) for _ in range(jobs)]
+    work_gpu_s = sum(gpus * run_s for gpus, run_s in zip(asked, ran, strict=True))
+    gaps = list(accumulate(chance.expovariate(1.0) for _ in range(jobs)))
+    stretch = work_gpu_s / (LOAD * NODES * GPUS_PER_NODE) / gaps[-1]
+    return Trace(jobs=tuple(
+        TraceJob(id=f"drawn-{at}", submit_s=float(round(gaps[at] * stretch)), duration_s=ran[at], gpus=asked[at],
+                 label=f"vc{chance.randrange(LABELS)}", line=at + 2)
+        for at in range(jobs)
+    ))  # fmt: skip

@@ -1,0 +1,194 @@
+"""When a waiting job is expected to start, and the smallest changes that start it now: fleets drawn in a line."""
+
+from dataclasses import replace
+
+import pytest
+
+from phalanx.core.fleet.node import Cordon
+from phalanx.core.scheduling.counterfactuals import Counterfactuals
+from phalanx.core.scheduling.forecast import Forecast
+from phalanx.core.scheduling.policies import Knobs
+from phalanx.core.scheduling.policy import Policy
+from phalanx.core.scheduling.predict import Predictor, traits_of
+from phalanx.core.scheduling.schedule import schedule
+from phalanx.core.scheduling.scheduler import Scheduler
+from phalanx.core.scheduling.trial import near, tried
+from phalanx.core.state.snapshot import Snapshot
+from phalanx.core.state.world import Change, World
+from phalanx.core.work.queue import Queue
+from phalanx.core.work.reservation import Reservation
+from phalanx.core.work.spec import Spread
+from tests.builders import PLAIN, T, job, make_fleet, placed
+
+# Nobody is stopped for another's value: what these tests change shall be all that changes.
+CALM = Policy(knobs=Knobs(stops=False, moves=False))
+TWO = "r0: n0=4 n1=4"
+
+
+def snapshot(fleet, runs=(), waits=(), queues=(PLAIN,), reservations=()):
+    """`runs`: (job, "n0:0,1", seconds it has run)."""
+    world = World()
+    change = Change(world=world)
+    nodes = fleet.nodes if not isinstance(fleet, str) else make_fleet(fleet).nodes
+    for record in (*nodes.values(), *queues, *reservations):
+        change.put(record)
+    for seq, (one, on, ran_s) in enumerate(runs, start=1):
+        case = placed(replace(one, seq=seq), on, now_s=-ran_s)
+        change.put(case.job)
+        change.put(case.attempt)
+    for seq, one in enumerate(waits, start=100):
+        change.put(replace(one, seq=seq))
+    return Snapshot(
+        version=1, now_s=T, nodes=world.nodes, usage=world.usage, queues=world.queues, reservations=world.reservations,
+        attempts=world.attempts, jobs=world.jobs, spent=world.spent,
+    )  # fmt: skip
+
+
+class Asked:
+    """What is found for the job called x."""
+
+    def __init__(self, seen, *, policy=CALM, history=(), go_on=lambda: True):
+        like, predictor = Scheduler(policy), Predictor()
+        for one, run_s in history:
+            predictor.ended(traits_of(one), run_s)
+        x = seen.jobs["x"]
+        self.seen, self.policy = seen, policy
+        self.forecast = Forecast(tried(near(seen, x), like), predictor)
+        self.search = Counterfactuals(self.forecast, x, like, go_on)
+        self.expected = self.forecast.start_of(x)
+        self.changes = self.search.find()
+
+    @property
+    def told(self):
+        return [(change.kind.value, change.option or change.command) for change in self.changes]
+
+    @property
+    def range_s(self):
+        return self.expected.earliest_s, self.expected.latest_s
+
+
+HOUR = {"time_limit_s": 3600.0}
+
+
+def test_one_job_in_the_way_and_its_limit_bounds_the_start():
+    seen = snapshot(TWO, [(job("a", gpus=4, **HOUR), "n0:0,1,2,3", 600.0), (job("b", gpus=4), "n1:0,1,2,3", 60.0)], [job("x", gpus=4)])
+    found = Asked(seen)
+    assert found.search.blockers == ["a"]
+    assert found.range_s == (0.0, 3000.0)
+    assert found.told == [("wait", "")]
+
+
+def test_history_narrows_the_range():
+    a, b = job("a", gpus=4), job("b", gpus=4)
+    seen = snapshot(TWO, [(a, "n0:0,1,2,3", 500.0), (b, "n1:0,1,2,3", 100.0)], [job("x", gpus=8)])
+    found = Asked(seen, history=[(a, 1000.0 + number) for number in range(9)])
+    assert found.range_s == (900.0, 908.0)  # the later of the two, each ending after 1000 to 1008 s in all
+
+
+def test_nothing_known_is_told_as_unknown():
+    seen = snapshot(TWO, [(job("a", gpus=8), "n0:0,1,2,3 n1:0,1,2,3", 60.0)], [job("x", gpus=8)])
+    expected = Asked(seen).expected
+    assert expected.latest_s is None
+    assert expected.unknown == "nobody knows how long job a runs: no time limit, and too few likes have ended"
+
+
+def test_jobs_before_it_get_their_places_first():
+    runs = [(job("a", gpus=8, **HOUR), "n0:0,1,2,3 n1:0,1,2,3", 0.0)]
+    seen = snapshot(TWO, runs, [job("first", gpus=8, time_limit_s=600.0), job("x", gpus=8)])
+    assert Asked(seen).range_s == (0.0, 4200.0)
+
+
+def test_other_shape_starts_now():
+    seen = snapshot(TWO, [(job("a", gpus=2), "n0:0,1", 0.0), (job("b", gpus=2), "n1:0,1", 0.0)], [job("x", gpus=4)])
+    found = Asked(seen)
+    assert found.told == [("shape", "--gpus 2x2"), ("fewer", "--gpus 2"), ("wait", "")]
+    assert found.search.blockers == ["a"]
+
+
+def test_any_model_and_fewer_nodes():
+    fleet = "r: n0=h200:4 n1=a100:4 n2=a100:4"
+    seen = snapshot(fleet, [(job("a", gpus=1), "n0:0", 0.0)], [job("x", gpus="1xh200:4")])
+    assert Asked(seen).told[0] == ("model", "--gpus 1x4")
+    seen = snapshot(TWO, [(job("a", gpus=1), "n0:0", 0.0)], [job("x", gpus="2x4")])
+    assert ("fewer", "--gpus 2x3") in Asked(seen).told
+
+
+def test_required_level_becomes_a_wish():
+    x = job("x", gpus="2x4", spread=Spread(within="rack", required=True))
+    seen = snapshot("r0: n0=4 n1=4 | r1: n2=4 n3=4", [(job("a", gpus=1), "n0:0", 0.0), (job("b", gpus=1), "n2:0", 0.0)], [x])
+    assert Asked(seen).told[0] == ("level", "--prefer rack")
+
+
+def test_least_priority_that_starts_it():
+    runs = [(job("low", gpus=4, priority=1), "n0:0,1,2,3", 7200.0), (job("high", gpus=4, priority=7), "n1:0,1,2,3", 7200.0)]
+    found = Asked(snapshot(TWO, runs, [job("x", gpus=4)]), policy=Policy())
+    assert ("priority", "--priority 2") in found.told
+
+
+def test_held_queue_closed_and_begin():
+    assert Asked(snapshot(TWO, (), [job("x", gpus=4, held=True)])).told == [("release", "phalanx release x")]
+    assert Asked(snapshot(TWO, (), [job("x", gpus=4, begin_s=T + 60.0)])).told == [("begin", "--begin now")]
+    shut = [replace(PLAIN, open=False), Queue(id="free")]
+    assert Asked(snapshot(TWO, (), [job("x", gpus=4)], shut)).told == [
+        ("queue", "--queue free"), ("open", "phalanx queues set default --open"),
+    ]  # fmt: skip
+
+
+def test_begin_and_parents_are_the_least_that_it_waits():
+    assert Asked(snapshot(TWO, (), [job("x", gpus=4, begin_s=T + 600.0)])).range_s == (600.0, 600.0)
+
+
+def test_quota_another_queue_or_more_of_it():
+    queues = [Queue(id="default", quota_gpus=4, borrow_gpus=0), Queue(id="other", quota_gpus=4)]
+    seen = snapshot(TWO, [(job("a", gpus=2, **HOUR), "n0:0,1", 600.0)], [job("x", gpus=4)], queues)
+    found = Asked(seen)
+    assert [kind for kind, _ in found.told] == ["queue", "fewer", "wait", "quota"]
+    assert found.range_s == (0.0, 3000.0)
+    assert "quota_gpus: 6" in found.changes[-1].text
+
+
+def test_shorter_limit_ends_before_the_nodes_are_set_aside():
+    window = Reservation(id="w", nodes=("n0", "n1"), start_s=T + 3600.0, end_s=T + 7200.0, why="firmware", by="op")
+    seen = snapshot(TWO, (), [job("x", gpus=8, time_limit_s=7200.0)], reservations=[window])
+    assert Asked(seen).told[0] == ("time", "--time 58m")
+
+
+def test_node_taken_back_into_work():
+    fleet = make_fleet(TWO)
+    cordon = Cordon(by="op", why="disk", since_s=T, drain=True)
+    fleet = replace(fleet, nodes={**fleet.nodes, "n1": replace(fleet.nodes["n1"], cordon=cordon)})
+    seen = snapshot(fleet, (), [job("x", gpus="2x4")])
+    assert ("undrain", "phalanx nodes undrain n1") in Asked(seen).told
+
+
+@pytest.mark.parametrize("gpus", ["4", "2x4", "8"])
+def test_every_change_told_starts_it_in_a_plan(gpus):
+    runs = [(job("a", gpus=3, **HOUR), "n0:0,1,2", 600.0), (job("b", gpus=1), "n1:0", 60.0)]
+    seen = snapshot(TWO, runs, [job("x", gpus=gpus)])
+    assert schedule(seen, CALM).placement("x") is None
+    found = Asked(seen)
+    assert found.told
+    for change in found.changes:
+        if change.option.startswith("--gpus "):
+            asked = replace(job("x", gpus=change.option.split()[1]), seq=100)
+            assert schedule(replace(seen, jobs={**seen.jobs, "x": asked}), CALM).placement("x") is not None, change
+
+
+def test_board_is_left_as_it_was_by_the_search():
+    seen = snapshot(TWO, [(job("a", gpus=4), "n0:0,1,2,3", 0.0), (job("b", gpus=2), "n1:0,1", 0.0)], [job("x", gpus=8)])
+    found = Asked(seen)
+    assert found.search.blockers == ["a", "b"]
+    assert found.forecast.trial.scheduler.board.free_total == 2
+    never = Asked(snapshot(TWO, [(job("a", gpus=4), "n0:0,1,2,3", 0.0)], [job("x", gpus="2x4", cpus=9999)]))
+    assert never.search.blockers == []
+
+
+def test_search_ends_when_its_time_is_over():
+    seen = snapshot(TWO, [(job("a", gpus=4), "n0:0,1,2,3", 0.0)], [job("x", gpus=8)])
+    assert Asked(seen, go_on=lambda: False).changes == []
+
+
+def test_only_the_first_in_line_are_tried_beside_it():
+    waits = [job(f"w{number}", gpus=1, priority=number) for number in range(50)]
+    small = near(snapshot(TWO, (), [*waits, job("x", gpus=8)]), job("x", gpus=8), others_max=10)
+    assert sorted(small.jobs) == sorted(["x", *(f"w{number}" for number in range(40, 50))])
