@@ -29,7 +29,7 @@ help: ## this list
 # ------------------------------------------------------------------------------------------------------------- install
 
 install: $(READY) ## .venv with Phalanx and torch (about 230 MB to download, once)
-install-dev: $(READYDEV) ## the same with tests, lint and types (33 MB more)
+install-dev: $(READYDEV) ## the same with tests, lint and types (58 MB more)
 
 # A Debian python3 has `venv` but no `ensurepip`; then the pip of the system, if any, fills the new folder.
 $(BIN)/python:
@@ -51,7 +51,7 @@ $(READY): pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(READYDEV): $(READY)
-	@echo "Installing what tests, lint and types need: 33 MB to download."
+	@echo "Installing what tests, lint and types need: 58 MB to download."
 	@$(PIP) install $(QUIET) -c constraints.txt --no-build-isolation -e '.[torch,dev]'
 	@touch $@
 
@@ -63,6 +63,7 @@ demo: $(READY) ## a cluster here, a real job, a killed node
 bench: $(READYDEV) ## the numbers of the design beside their targets
 	$(BIN)/python -m benchmarks.launch $(ARGS)
 	$(BIN)/python -m benchmarks.control $(ARGS)
+	$(BIN)/python -m benchmarks.scheduler $(ARGS)
 
 wheel: $(READYDEV) ## dist/*.whl, what servers install
 	@rm -rf build

@@ -1,7 +1,8 @@
 """What a scheduling pass costs on a large fleet, and what replays cost: figures of the pure scheduler, on one core, no daemon.
 
-`python -m benchmarks.scheduler --json` prints the medians named in docs/benchmarks.md. Each part runs in a process of its own; ranges and
-where each bound comes from stand in ranges/scheduler.json.
+python -m benchmarks.scheduler [--json] [--runs N] [--only pass,place,decision,fifo,default,replay]
+
+Each part runs in a process of its own; bounds, and where each comes from, stand in ranges/scheduler.json.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.figures import Figure, at_least, at_most, report, shown, tell
+from benchmarks.figures import Figure, arguments, at_least, at_most, report, shown, tell
 from benchmarks.replays import replay_s
 from phalanx.controller.driver import calm_collector
 from phalanx.core.fleet.device import Device
@@ -39,6 +40,7 @@ from phalanx.core.work.queue import Queue
 from phalanx.core.work.spec import JobSpec, Role
 
 REPLAYS: Final = ("fifo", "default")  # the policies that have a bound
+RUNS: Final = 5  # passes, placements and decisions; a replay runs once
 PARTS: Final = ("pass", "place", "decision", *REPLAYS)
 RANGES: Final = Path(__file__).parent / "ranges" / "scheduler.json"
 NODES, PENDING, QUEUES = 12_500, 50_000, 200
@@ -60,21 +62,20 @@ class Pass:
 
 def main(argv: list[str] | None = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scheduler", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="figures as one JSON object on stdout")
-    parser.add_argument("--repeat", type=int, default=5, help="passes, placements and decisions; the median counts")
-    parser.add_argument("--only", action="append", choices=[*PARTS, "replay"], help="several times for several")
+    parser = arguments("The scheduler alone: passes, placements, one decision, replays of a month.")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)  # what a child is asked for
-    args = parser.parse_args(argv)
-    if args.part:
-        print(json.dumps(asdict(measured(args.part, args.repeat))))
+    given = parser.parse_args(argv)
+    runs = given.runs or RUNS
+    if given.part:
+        print(json.dumps(asdict(measured(given.part, runs))))
         return
-    wanted = (
-        list(PARTS)
-        if not args.only
-        else [part for part in PARTS if part in args.only or (part in REPLAYS and "replay" in args.only)]
-    )
-    print_figures({part: in_a_child(part, args.repeat) for part in wanted}, as_json=args.json)
+    only = set(filter(None, given.only.split(",")))
+    if "replay" in only:
+        only |= set(REPLAYS)
+    wanted = [part for part in PARTS if not only or part in only]
+    if not wanted:
+        parser.error(f"--only {given.only}: no such figure; there are {', '.join(PARTS)} and replay")
+    print_figures({part: in_a_child(part, runs) for part in wanted}, as_json=given.json)
 
 
 # ---- parts, each in a process of its own ------------------------------------------------------------------------------------
@@ -102,14 +103,17 @@ def measured(part: str, repeat: int) -> Part:
         runs = {"decision_1213_ms": [1000 * decision_s(seed) for seed in range(repeat)]}
     else:
         seconds, facts = replay_s(part)
+        facts[f"replay_{part}_cpu_s"] = round(
+            time.process_time(), 1
+        )  # what it would be nearer to on a machine of its own
         runs = {f"replay_{part}_s": [seconds]}  # once: it takes as long as all others together
     return Part(runs=runs, facts=facts, peak_mib=peak_mib())
 
 
-def in_a_child(part: str, repeat: int) -> Part:
+def in_a_child(part: str, runs: int) -> Part:
     """The same in a fresh process: peaks are told apart, and no part runs in the memory that another has broken up."""
     tell(f"{part} ...")
-    words = [sys.executable, "-m", "benchmarks.scheduler", "--part", part, "--repeat", str(repeat)]
+    words = [sys.executable, "-m", "benchmarks.scheduler", "--part", part, "--runs", str(runs)]
     done = subprocess.run(
         words, cwd=Path(__file__).resolve().parents[1], stdout=subprocess.PIPE, text=True, check=False
     )
@@ -129,8 +133,17 @@ def print_figures(parts: dict[str, Part], *, as_json: bool) -> None:
     ranges = json.loads(RANGES.read_text(encoding="utf-8"))
     peaks = {part: each.peak_mib for part, each in parts.items()}
     figures = [ranged(name, runs, ranges) for each in parts.values() for name, runs in each.runs.items()]
-    figures += [shown(f"peak_{part}_mib", [peak], "MiB") for part, peak in peaks.items()]
-    figures.append(shown("peak_mib", [max(peaks.values())], "MiB", note="the largest of the processes above"))
+    for name, of in (("pass", ["pass"]), ("replay", list(REPLAYS)), ("", list(PARTS))):
+        held = [peaks[part] for part in of if part in peaks]
+        if held:
+            figures.append(
+                shown(
+                    f"peak_{name}_mib" if name else "peak_mib",
+                    [max(held)],
+                    "MiB",
+                    note="largest of these processes" if name else "largest of all",
+                )
+            )
     facts = {name: value for each in parts.values() for name, value in each.facts.items()}
     if not as_json:
         report("scheduler" + "".join(f"; {name} {value}" for name, value in facts.items()), figures, as_json=False)

@@ -30,7 +30,7 @@ class Watch:
         self._epochs: dict[JobId, Epoch] = {}
         self._started: dict[tuple[JobId, Epoch, Generation], Resume | None] = {}
         self._last_line = 0
-        self._limits = Limits(stops_max=harness.policy.knobs.stops_max)
+        self._limits = Limits(harness)
 
     def acknowledged(self, job_id: JobId) -> None:
         self._acknowledged.add(job_id)
@@ -101,7 +101,10 @@ class Watch:
         names = [one.id for one in world.jobs.values() if array_of(one) == condition.job_id]
         if condition.kind is DependencyKind.AFTER_CORR and job.array is not None and names:
             names = [element_id(condition.job_id, job.array.index)]
-        states = [self._harness.job(name).state for name in names or [condition.job_id]]
+        known = [self._harness.store.job(name) for name in names or [condition.job_id]]
+        states = [
+            one.state for one in known if one is not None
+        ]  # of a job before the store's time the request alone knows
         if condition.kind in (DependencyKind.AFTER_OK, DependencyKind.AFTER_CORR):
             return all(state is JobState.SUCCEEDED for state in states)
         if condition.kind is DependencyKind.AFTER_NOT_OK and all(state is JobState.SUCCEEDED for state in states):

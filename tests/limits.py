@@ -1,14 +1,19 @@
-"""Invariants 6 and 13 of DESIGN 3: what queues and users hold, and how often a job was stopped for others. Part of `tests.invariants`."""
+"""Invariants 6 and 13 of DESIGN 3: what queues and users hold, how often and how soon a job is stopped for others. Part of `tests.invariants`."""
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
+from phalanx.controller.controller import SCHEDULER
 from phalanx.controller.outbox import Outbox
-from phalanx.core.ids import JobId, QueueId
+from phalanx.core.ids import Epoch, JobId, QueueId
 from phalanx.core.state.world import World
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.quotas import Holdings
+
+if TYPE_CHECKING:
+    from tests.harness import Harness
 
 TAKEN_BACK = "takes back what was borrowed"  # what `core.scheduling.waits` tells the borrower; a loan may be called in at any time
 
@@ -16,9 +21,10 @@ TAKEN_BACK = "takes back what was borrowed"  # what `core.scheduling.waits` tell
 class Limits:
     """Remembers what was over its limit when the limits themselves changed: that is not undone, but may only get less."""
 
-    def __init__(self, *, stops_max: int) -> None:
-        self._stops_max = stops_max
+    def __init__(self, harness: Harness) -> None:
+        self._harness, self._knobs = harness, harness.policy.knobs
         self._stops: Counter[JobId] = Counter()
+        self._placed: dict[tuple[JobId, Epoch | None], tuple[int, float]] = {}  # by which life of the head, and when
         self._limits: object = None
         self._over: dict[str, int] = {}
 
@@ -30,10 +36,29 @@ class Limits:
                 assert by <= self._over.get(what, 0), f"6: {what} by {by}"
         self._over, self._limits = over, limits
         for line in outbox.change.story:
-            if line.kind == "stopping" and line.text.startswith("preempted: ") and TAKEN_BACK not in line.text:
-                self._stops[line.job_id] += 1
-                stops = self._stops[line.job_id]
-                assert stops <= self._stops_max, f"13: job {line.job_id} was preempted {stops} times: {line.text}"
+            if line.job_id is None:
+                continue
+            if line.kind == "placed":
+                self._placed[line.job_id, line.epoch] = self._head(), self._harness.boot_s
+            elif line.kind == "stopping" and line.by == SCHEDULER:
+                self._stopped(line.job_id, line.epoch, line.text)
+
+    def _stopped(self, job_id: JobId, epoch: Epoch | None, text: str) -> None:
+        if text.startswith("preempted: ") and TAKEN_BACK not in text:
+            self._stops[job_id] += 1
+            stops = self._stops[job_id]
+            assert stops <= self._knobs.stops_max, f"13: job {job_id} was preempted {stops} times: {text}"
+        head, placed_s = self._placed[job_id, epoch]
+        if head == self._head():  # another head reckons by the clock on the wall, which may have been set
+            least_s = min(self._knobs.right_min_s, self._knobs.move_min_s, self._knobs.run_min_s)
+            age_s = self._harness.boot_s - placed_s
+            assert age_s >= least_s - 1e-6, (
+                f"job {job_id} ran {age_s:.3f} s of the {least_s} s it is guaranteed: {text}"
+            )
+
+    def _head(self) -> int:
+        assert self._harness.head is not None
+        return self._harness.head.number
 
 
 def over_limit(world: World) -> dict[str, int]:

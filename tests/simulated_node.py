@@ -51,6 +51,7 @@ class Behaviour:
         refuses: node -> why it cannot prepare, "!" before it for the job's own fault.
         prepare_s: how long preparing takes.
         stubborn: SIGTERM does nothing.
+        saves: asked to stop, rank 0 saves before it ends.
         port_taken: how many generations find the rendezvous port taken.
     """
 
@@ -60,6 +61,7 @@ class Behaviour:
     refuses: dict[str, str] = field(default_factory=dict)
     prepare_s: float = 0.05
     stubborn: bool = False
+    saves: bool = False
     port_taken: int = 0
 
 
@@ -176,6 +178,8 @@ class SimNode:
                 for task in self._of(key):
                     if not self._behaviour_of(task.key).stubborn:
                         self._halt(task)
+                        if self._behaviour_of(task.key).saves and task.rank == 0:
+                            self._save(task)
                         task.left_s, task.code, task.signal, task.save_every_s = 0.1, None, 15, None
                         self._go(task)
             case actions.Freeze(key=key):
@@ -284,20 +288,23 @@ class SimNode:
             return
         self._halt(task)
         if task.left_s > 1e-6:
-            step = round(task.done_s)
-            path = f"{task.checkpoint_dir}/step-{step:08d}"
-            self.harness.deleted.discard(path)
-            self.hear(
-                CheckpointReported(
-                    key=task.key, step=step, path=path, digest=f"{path}@{task.key.generation}", size_bytes=1, stall_s=0.0,
-                    write_s=0.0, at_s=self.harness.now.wall_s,
-                )
-            )  # fmt: skip
+            self._save(task)
             self._go(task)
             return
         self._end(task, task.code, task.signal)
         if not self._of(task.key):
             self._later(0.01, Emptied(key=task.key))
+
+    def _save(self, task: Task) -> None:
+        step = round(task.done_s)
+        path = f"{task.checkpoint_dir}/step-{step:08d}"
+        self.harness.deleted.discard(path)
+        self.hear(
+            CheckpointReported(
+                key=task.key, step=step, path=path, digest=f"{path}@{task.key.generation}", size_bytes=1, stall_s=0.0,
+                write_s=0.0, at_s=self.harness.now.wall_s,
+            )
+        )  # fmt: skip
 
     def _end(self, task: Task, code: int | None, signal: int | None) -> None:
         task.ended = True

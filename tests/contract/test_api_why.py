@@ -1,12 +1,12 @@
 """`why` and dry runs over HTTP: what they say, that they write nothing, and who may ask."""
 
 # Ids are written as plain words here, as in a drawing.
-# mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
+# mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined, index"
 
 import pytest
 
 from phalanx.client import Client
-from phalanx.core.errors import BadFile, NeverFits, NotFound, NotPermitted
+from phalanx.core.errors import BadFile, NeverFits, NotFound, NotPermitted, TryLater
 from phalanx.core.state.events import CordonNode, Hello
 from phalanx.ports.store import JobFilter
 from phalanx.wire.api import QueueFacts
@@ -48,7 +48,10 @@ def test_full_fleet_names_who_holds_it_and_until_when(ada):
 def test_smallest_changes_that_start_it_are_told_as_commands(ada):
     ada.submit({**JOB, "gpus": 3, "preemptible": False})
     found = waiting(ada, ada.submit({**JOB, "gpus": 2}).id)
-    assert [(one.kind, one.command) for one in found.changes] == [("fewer", "phalanx submit --gpus 1 ..."), ("wait", "")]
+    assert [(one.kind, one.command) for one in found.changes] == [
+        ("fewer", "phalanx submit --gpus 1 ..."),
+        ("wait", ""),
+    ]
     held = ada.submit({**JOB, "gpus": 1, "hold": True}).id
     release = ada.why(held).changes[0]
     assert (release.kind, release.command, release.operator) == ("release", f"phalanx release {held}", False)
@@ -59,7 +62,9 @@ def test_drained_node_and_full_quota_are_an_operators_to_mend(head, ada):
     head.ask(CordonNode(node_id="n0", by="opal", why="disk", drain=False))
     found = waiting(ada, ada.submit(JOB).id)
     assert found.reason == "no_nodes"
-    assert [(one.kind, one.command, one.operator) for one in found.changes] == [("undrain", "phalanx nodes undrain n0", True)]
+    assert [(one.kind, one.command, one.operator) for one in found.changes] == [
+        ("undrain", "phalanx nodes undrain n0", True)
+    ]
 
 
 def test_quota_names_its_holders_and_another_queue_with_room(head, ada):
@@ -101,7 +106,8 @@ def test_job_that_runs_or_is_over_says_so(head, ada):
         node.run(job_id)
         found = ada.why(job_id)
         assert (found.reason, found.nodes, found.changes) == ("", ["n0"], [])
-        assert found.headline.startswith("runs since ") and found.headline.endswith(" on n0")
+        assert found.headline.startswith("runs since ")
+        assert found.headline.endswith(" on n0")
         node.end(job_id, code=3)
         until(lambda: ada.job(job_id).job.state == "failed")
         assert ada.why(job_id).headline.startswith("failed with exit code 3 ")
@@ -157,3 +163,10 @@ def test_ends_are_learned_and_foretell_the_next(head, ada):
         run = ada.dry_run(JOB).run
         assert run.likes == "of ada called train, with this command and 2 GPUs"
         assert 0.0 <= run.low_s <= run.high_s < 20.0
+
+
+def test_stopping_head_answers_no_more_questions(head):
+    assert head.driver.peek().result(timeout=10).would_be == ()
+    head.close()
+    with pytest.raises(TryLater):
+        head.driver.peek().result(timeout=10)

@@ -8,11 +8,19 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.cluster import ROOT, Cluster, cluster, until
+from tests.e2e.test_cli_head import Shell
 
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.timeout(300)]
 TRAIN = os.path.join(ROOT, "examples", "train_gpt", "train.py")
 SMALL = ["--d-model", "32", "--layers", "1", "--heads", "2", "--seq", "32", "--batch", "4", "--print-every", "1"]
-SOON = ("--min-run", "1s", "--min-run-by-right", "1s", "--min-stay", "1s")  # a job's guarantees, short enough for a test
+SOON = (
+    "--min-run",
+    "1s",
+    "--min-run-by-right",
+    "1s",
+    "--min-stay",
+    "1s",
+)  # a job's guarantees, short enough for a test
 
 
 @contextlib.contextmanager
@@ -166,3 +174,13 @@ def test_head_that_comes_back_schedules_as_it_was_told_once():
         head.start()
         with open(os.path.join(head.home, "head.log"), encoding="utf-8") as log:
             assert log.read().count("1 nodes, fifo") == 2
+
+
+def test_up_refuses_what_no_live_head_can_follow_and_passes_on_the_rest(tmp_path):
+    phalanx = Shell(tmp_path)
+    refused = phalanx("up", "--policy", "srtf", code=64).stderr
+    assert "of live jobs nobody knows that" in refused
+    assert "one of: default, fifo, skip, backfill, las, fair" in refused
+    assert "has no unit" in phalanx("up", "--min-run", "30", code=64).stderr
+    unit = phalanx("up", "--systemd", "--policy", "default", "--min-run", "10m", "--no-preemption").stdout
+    assert "-m phalanx.app.head --policy default --min-run 10m --no-preemption\n" in unit

@@ -5,6 +5,7 @@ a while and then passes by itself, so that faults overlap while work goes on.
 """
 
 import contextlib
+from dataclasses import replace
 from random import Random
 
 import hypothesis.strategies as st
@@ -12,15 +13,30 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multiple, precondition, rule
 
-from phalanx.core.errors import Conflict
+from phalanx.core.errors import BadRequest, Conflict
 from phalanx.core.ids import NodeId, ProjectId, QueueId, ReservationId, UserId
-from phalanx.core.state.events import CordonNode, EndReservation, Hold, PutReservation, Requeue, Submit, UncordonNode
+from phalanx.core.scheduling.policies import Knobs
+from phalanx.core.scheduling.schedule import Policy
+from phalanx.core.state.events import (
+    CordonNode,
+    EndReservation,
+    Hold,
+    PutQueues,
+    PutReservation,
+    Requeue,
+    Submit,
+    UncordonNode,
+)  # fmt: skip
+from phalanx.core.work.attempt import Cause
 from phalanx.core.work.dependency import parse_dependencies
-from phalanx.core.work.job import JobState
+from phalanx.core.work.job import BACKOFF_MAX_S, JobState
+from phalanx.core.work.queue import Queue
+from phalanx.core.work.quotas import Holdings
 from phalanx.core.work.reservation import Reservation
 from phalanx.ports.store import StoreRefused
 from tests.builders import spec
 from tests.harness import Harness
+from tests.limits import fleet_gpus
 from tests.simulated_node import Behaviour
 
 NAMES = ("n0", "n1", "n2")
@@ -43,15 +59,53 @@ BEHAVIOURS = {
     "refused": Behaviour(run_s=5.0, refuses={"n1": "device 2 is sick"}),
     "bound": Behaviour(run_s=6.0, port_taken=2),
 }
-SHAPES = ("2x4", "2x2", "2x4", "4", "3x4", "2", "1", "6", "0")
+SHAPES = ("2x4", "2x2", "2x4", "4", "3x4", "2", "1", "6", "0", "1..3x4", "1..2x2")
+# Twelve GPUs: some lent, some borrowed, some kept; a limit for users on either side.
+TREE = (
+    Queue(id=QueueId("default")),
+    Queue(id=QueueId("research"), quota_gpus=6),
+    Queue(id=QueueId("nlp"), parent=QueueId("research"), quota_gpus=4, lend_gpus=2, gpus_per_user=10),
+    Queue(id=QueueId("prod"), quota_gpus=4, borrow_gpus=4, priority=1, jobs_per_user=3),
+)
+QUEUES = ("default", "default", "research", "nlp", "prod", "prod")
+QUOTAS = (None, 0, 2, 4, 6)
+# As the defaults stand to each other, but in the seconds in which these jobs live.
+QUICK = Policy(knobs=Knobs(round_s=5.0, run_min_s=6.0, right_min_s=1.0, move_min_s=2.0, grow_min_s=3.0, stops_max=2))
 KINDS = ("saving", "long", *sorted(BEHAVIOURS))
 AFTER = ("afterok:{}", "afterany:{}", "afternotok:{}", "afterany:{},singleton")
 LASTING = (0.3, 3.0, 5.5, 9.0, 25.0)  # around the lease of 6 s, and well over it
 MOMENTS = (0.005, 0.04, 0.07, 0.11, 0.5, 2.0, 5.0, 8.0)
+OF_THE_SCHEDULER = (Cause.PREEMPTED, Cause.MOVED)
+IDLE_MAX_S = 1.0  # the head looks when something happens, and when it said it would
 kinds = st.sampled_from(KINDS)
 names = st.sampled_from(NAMES)
 lasting = st.sampled_from(LASTING)
 moments = st.sampled_from(MOMENTS)
+
+
+def may_ever_run(world, job):
+    """Whether its queue's limits let the job start on an idle fleet."""
+    tree = Holdings(world.queues.values(), fleet_gpus(world))
+    return tree.admits(tree.number(job.queue), job.user, job.spec.role.gpus.total) is None
+
+
+class Idle:
+    """14: on a healed fleet of which nobody holds anything, a job that may start does so at once."""
+
+    def __init__(self, harness):
+        self.harness = harness
+        self.since_s = harness.boot_s
+
+    def look(self):
+        world, now = self.harness.world, self.harness.now
+        ready = [
+            job.id
+            for job in world.pending.values()
+            if not job.held and not job.unmet and not 0 < job.not_before_s - now.wall_s <= BACKOFF_MAX_S
+        ]
+        if world.attempts or not ready:
+            self.since_s = now.boot_s
+        assert now.boot_s - self.since_s <= IDLE_MAX_S, f"14: nothing runs, and {ready} do not start"
 
 
 class Cluster(RuleBasedStateMachine):
@@ -59,7 +113,8 @@ class Cluster(RuleBasedStateMachine):
 
     @initialize(first=kinds, second=kinds)
     def begin(self, first, second):
-        self.harness = Harness("r: n0=4 n1=4 n2=4")
+        self.harness = Harness("r: n0=4 n1=4 n2=4", policy=QUICK)
+        self.harness.ask(PutQueues(queues=TREE))
         self.harness.behaviours.update(BEHAVIOURS)
         self.keys = 0
         self.harness.submit(spec(first, gpus="2x4", collective_timeout_s=20.0))
@@ -69,7 +124,7 @@ class Cluster(RuleBasedStateMachine):
         return self.harness.head is not None
 
     def ask(self, event):
-        with contextlib.suppress(Conflict, StoreRefused):
+        with contextlib.suppress(BadRequest, Conflict, StoreRefused):
             self.harness.ask(event)
 
     def go(self, seconds):
@@ -79,8 +134,9 @@ class Cluster(RuleBasedStateMachine):
 
     @precondition(head_is_up)
     @rule(target=jobs, kind=kinds, gpus=st.sampled_from(SHAPES), retry=st.integers(0, 1), priority=st.integers(0, 2),
-          limit_s=st.sampled_from((None, None, 9.0)), grace_s=st.sampled_from((1.0, 30.0)), then_s=moments)  # fmt: skip
-    def submit(self, kind, gpus, retry, priority, limit_s, grace_s, then_s):
+          limit_s=st.sampled_from((None, None, 9.0)), grace_s=st.sampled_from((1.0, 30.0)), queue=st.sampled_from(QUEUES),
+          then_s=moments)  # fmt: skip
+    def submit(self, kind, gpus, retry, priority, limit_s, grace_s, queue, then_s):
         wanted = spec(
             kind,
             gpus=gpus,
@@ -92,28 +148,39 @@ class Cluster(RuleBasedStateMachine):
         )
         self.keys += 1
         self.harness.store.refuse_next = 0
-        first = self.harness.submit(wanted, key=f"key-{self.keys}")
-        assert self.harness.submit(wanted, key=f"key-{self.keys}") == first, "11: submit is idempotent"
+        first = self.harness.submit(wanted, key=f"key-{self.keys}", queue=queue)
+        assert self.harness.submit(wanted, key=f"key-{self.keys}", queue=queue) == first, "11: submit is idempotent"
         self.go(then_s)
         return first
 
     @precondition(head_is_up)
-    @rule(target=jobs, parent=jobs, word=st.sampled_from(AFTER), kind=kinds, then_s=moments)
-    def submit_after(self, parent, word, kind, then_s):
+    @rule(
+        target=jobs, parent=jobs, word=st.sampled_from(AFTER), kind=kinds, queue=st.sampled_from(QUEUES), then_s=moments
+    )
+    def submit_after(self, parent, word, kind, queue, then_s):
         """7: it starts when its parent has ended as asked, and ends when that can be no more (`tests.invariants`)."""
         self.harness.store.refuse_next = 0
-        child = self.harness.submit(spec(kind, gpus="2", dependencies=parse_dependencies(word.format(parent))))
+        wanted = spec(kind, gpus="2", dependencies=parse_dependencies(word.format(parent)))
+        child = self.harness.submit(wanted, queue=queue)
         self.go(then_s)
         return child
 
     @precondition(head_is_up)
-    @rule(target=jobs, kind=kinds, size=st.integers(1, 4), running_max=st.sampled_from((None, 1, 2)), then_s=moments)
-    def submit_array(self, kind, size, running_max, then_s):
+    @rule(target=jobs, kind=kinds, size=st.integers(1, 4), running_max=st.sampled_from((None, 1, 2)),
+          queue=st.sampled_from(QUEUES), then_s=moments)  # fmt: skip
+    def submit_array(self, kind, size, running_max, queue, then_s):
         self.harness.store.refuse_next = 0
         wanted = spec(kind, gpus="2", array=f"0-{size - 1}", array_max=running_max)
-        made = self.harness.ask(Submit(spec=wanted, user=ADA, project=ProjectId("gpt"), queue=QueueId("default")))
+        made = self.harness.ask(Submit(spec=wanted, user=ADA, project=ProjectId("gpt"), queue=QueueId(queue)))
         self.go(then_s)
         return multiple(*(job.id for job in made))
+
+    @precondition(head_is_up)
+    @rule(which=st.sampled_from(TREE[1:]), quota=st.sampled_from(QUOTAS), then_s=moments)
+    def change_quota(self, which, quota, then_s):
+        """6: what runs goes on, also past a right that has shrunk; nothing new starts past it."""
+        self.ask(PutQueues(queues=(replace(self.harness.world.queues[which.id], quota_gpus=quota),)))
+        self.go(then_s)
 
     @precondition(head_is_up)
     @rule(job=jobs, then_s=moments)
@@ -246,7 +313,9 @@ class Cluster(RuleBasedStateMachine):
         assert {job: after.get(job, "gone") for job in before} == before
 
     def endings(self):
-        return {job: attempt.ending for job, attempt in self.harness.world.attempts.items()}
+        """The scheduler's are left out: a jump makes it look anew, and what it finds may have been due in any case."""
+        endings = {job: attempt.ending for job, attempt in self.harness.world.attempts.items()}
+        return {job: None if ending in OF_THE_SCHEDULER else ending for job, ending in endings.items()}
 
     # ---- the end ------------------------------------------------------------------------------------------------------
 
@@ -265,11 +334,15 @@ class Cluster(RuleBasedStateMachine):
         for job in list(harness.world.jobs.values()):
             if job.held:
                 self.ask(Hold(job_id=job.id, held=False, by=OP))
-        # 14: every job here fits the whole fleet; 30 s of work, budgets of restarts, and backoffs bound the rest.
-        harness.until(
-            lambda: all(job.state.terminal for job in harness.world.jobs.values()),
-            limit_s=120.0 * len(harness.world.jobs),
-        )
+        self.ask(PutQueues(queues=TREE))
+        for job in list(harness.world.jobs.values()):
+            if not job.state.terminal and not may_ever_run(harness.world, job):
+                harness.cancel(job.id)
+        # 14: every job left fits the whole fleet; 30 s of work, budgets of restarts and stops, and backoffs bound the rest.
+        idle = Idle(harness)
+        for _ in harness.events(lambda: any(not job.state.terminal for job in harness.world.jobs.values()),
+                                limit_s=120.0 * len(harness.world.jobs)):  # fmt: skip
+            idle.look()
         harness.run(10.0)
         harness.watch.settled()
 
@@ -296,14 +369,27 @@ def test_storm(seed):
                 kind, limit_s, grace_s = dice.choice(KINDS), dice.choice((None, None, 9.0)), dice.choice((1.0, 30.0))
                 jobs.append(
                     cluster.submit(
-                        kind, dice.choice(SHAPES), dice.randint(0, 1), dice.randint(0, 2), limit_s, grace_s, then_s
+                        kind,
+                        dice.choice(SHAPES),
+                        dice.randint(0, 1),
+                        dice.randint(0, 2),
+                        limit_s,
+                        grace_s,
+                        dice.choice(QUEUES),
+                        then_s,
                     )
                 )
             case "after" if jobs:
-                jobs.append(cluster.submit_after(dice.choice(jobs), dice.choice(AFTER), dice.choice(KINDS), then_s))
+                jobs.append(
+                    cluster.submit_after(
+                        dice.choice(jobs), dice.choice(AFTER), dice.choice(KINDS), dice.choice(QUEUES), then_s
+                    )
+                )
             case "array":
                 size, running_max = dice.randint(1, 4), dice.choice((None, 1, 2))
-                jobs += cluster.submit_array(dice.choice(KINDS), size, running_max, then_s).values
+                jobs += cluster.submit_array(dice.choice(KINDS), size, running_max, dice.choice(QUEUES), then_s).values
+            case "quota":
+                cluster.change_quota(dice.choice(TREE[1:]), dice.choice(QUOTAS), then_s)
             case "cancel" if jobs:
                 cluster.cancel(dice.choice(jobs), then_s)
             case "requeue" if jobs:
@@ -341,5 +427,5 @@ def test_storm(seed):
     cluster.teardown()
 
 
-STORM = ("submit", "submit", "after", "array", "wait", "wait", "wait", "cancel", "requeue", "hold", "cordon", "uncordon", "uncordon", "reserve", "unreserve", "kill_node",
+STORM = ("submit", "submit", "after", "array", "quota", "wait", "wait", "wait", "cancel", "requeue", "hold", "cordon", "uncordon", "uncordon", "reserve", "unreserve", "kill_node",
          "kill_node", "pause", "cut", "slow", "lose", "kill_head", "disk", "old", "clock")  # fmt: skip

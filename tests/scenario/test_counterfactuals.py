@@ -1,5 +1,8 @@
 """When a waiting job is expected to start, and the smallest changes that start it now: fleets drawn in a line."""
 
+# Ids are written as plain words here, as in a drawing.
+# mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined, index"
+
 from dataclasses import replace
 
 import pytest
@@ -15,7 +18,8 @@ from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.scheduling.trial import near, tried
 from phalanx.core.state.snapshot import Snapshot
 from phalanx.core.state.world import Change, World
-from phalanx.core.work.queue import Queue
+from phalanx.core.work.dependency import ArrayPlace, Dependency, DependencyKind
+from phalanx.core.work.queue import Queue, Spent
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.spec import Spread
 from tests.builders import PLAIN, T, job, make_fleet, placed
@@ -71,7 +75,11 @@ HOUR = {"time_limit_s": 3600.0}
 
 
 def test_one_job_in_the_way_and_its_limit_bounds_the_start():
-    seen = snapshot(TWO, [(job("a", gpus=4, **HOUR), "n0:0,1,2,3", 600.0), (job("b", gpus=4), "n1:0,1,2,3", 60.0)], [job("x", gpus=4)])
+    seen = snapshot(
+        TWO,
+        [(job("a", gpus=4, **HOUR), "n0:0,1,2,3", 600.0), (job("b", gpus=4), "n1:0,1,2,3", 60.0)],
+        [job("x", gpus=4)],
+    )
     found = Asked(seen)
     assert found.search.blockers == ["a"]
     assert found.range_s == (0.0, 3000.0)
@@ -115,13 +123,18 @@ def test_any_model_and_fewer_nodes():
 
 def test_required_level_becomes_a_wish():
     x = job("x", gpus="2x4", spread=Spread(within="rack", required=True))
-    seen = snapshot("r0: n0=4 n1=4 | r1: n2=4 n3=4", [(job("a", gpus=1), "n0:0", 0.0), (job("b", gpus=1), "n2:0", 0.0)], [x])
+    seen = snapshot(
+        "r0: n0=4 n1=4 | r1: n2=4 n3=4", [(job("a", gpus=1), "n0:0", 0.0), (job("b", gpus=1), "n2:0", 0.0)], [x]
+    )
     assert Asked(seen).told[0] == ("level", "--prefer rack")
 
 
 def test_least_priority_that_starts_it():
-    runs = [(job("low", gpus=4, priority=1), "n0:0,1,2,3", 7200.0), (job("high", gpus=4, priority=7), "n1:0,1,2,3", 7200.0)]
-    found = Asked(snapshot(TWO, runs, [job("x", gpus=4)]), policy=Policy())
+    runs = [
+        (job("low", gpus=4, priority=1), "n0:0,1,2,3", 7200.0),
+        (job("high", gpus=4, priority=7), "n1:0,1,2,3", 7200.0),
+    ]
+    found = Asked(snapshot(TWO, runs, [job("x", gpus=4)]), policy=Policy(knobs=Knobs(run_min_s=1e9, moves=False)))
     assert ("priority", "--priority 2") in found.told
 
 
@@ -192,3 +205,40 @@ def test_only_the_first_in_line_are_tried_beside_it():
     waits = [job(f"w{number}", gpus=1, priority=number) for number in range(50)]
     small = near(snapshot(TWO, (), [*waits, job("x", gpus=8)]), job("x", gpus=8), others_max=10)
     assert sorted(small.jobs) == sorted(["x", *(f"w{number}" for number in range(40, 50))])
+
+
+def test_of_several_ways_to_wait_the_shortest_is_named():
+    runs = [
+        (job("later", gpus=4, time_limit_s=7200.0), "n0:0,1,2,3", 0.0), (job("soon", gpus=4, time_limit_s=600.0), "n1:0,1,2,3", 0.0),
+        (job("middle", gpus=4, time_limit_s=3600.0), "n2:0,1,2,3", 0.0),
+    ]  # fmt: skip
+    assert Asked(snapshot("r0: n0=4 n1=4 n2=4", runs, [job("x", gpus=8)])).search.blockers == ["soon", "middle"]
+
+
+def test_array_limit_and_parents_bound_the_start():
+    place = {"array_id": "7", "size": 3, "running_max": 1, "lowest": 0, "highest": 2}
+    first = job("7_0", gpus=1, array=ArrayPlace(index=0, **place), **HOUR)
+    seen = snapshot(TWO, [(first, "n0:0", 600.0)], [job("x", gpus=1, array=ArrayPlace(index=1, **place))])
+    found = Asked(seen)
+    assert (found.search.reason.value, found.search.blockers, found.range_s) == ("array_limit", ["7_0"], (0.0, 3000.0))
+    parent = Dependency(kind=DependencyKind.AFTER_OK, job_id="a")
+    seen = snapshot(TWO, [(job("a", gpus=1, **HOUR), "n0:0", 600.0)], [job("x", gpus=1, unmet=(parent,))])
+    assert Asked(seen).range_s == (0.0, 3000.0)
+    alone = Dependency(kind=DependencyKind.SINGLETON)
+    expected = Asked(snapshot(TWO, (), [job("x", gpus=1, unmet=(alone,))])).expected
+    assert (expected.latest_s, expected.unknown) == (None, "it waits for singleton, and nobody knows when that holds")
+
+
+def test_budget_waits_for_its_next_period():
+    queue = Queue(id="default", budget_gpu_h=1.0, budget_period_s=86_400.0)
+    seen = snapshot(TWO, (), [job("x", gpus=1)], [queue])
+    seen = replace(seen, spent={"default": Spent(queue="default", at_s=T, period_s=T - T % 86_400.0, gpu_s=7200.0)})
+    left_s = 86_400.0 - T % 86_400.0
+    assert Asked(seen).range_s == (left_s, left_s)
+
+
+def test_change_of_a_job_that_can_never_start_is_not_told():
+    seen = snapshot(TWO, (), [job("x", gpus=4)], [Queue(id="default", quota_gpus=0, borrow_gpus=2)])
+    found = Asked(seen)
+    assert "may never hold more than 2" in found.expected.unknown
+    assert [kind for kind, _ in found.told] == ["fewer", "quota"]

@@ -3,7 +3,8 @@
 import pytest
 
 from phalanx.core.ids import QueueId
-from phalanx.core.scheduling.policies import Knobs
+from phalanx.core.scheduling.policies import POLICIES, Knobs
+from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.work.job import Reason
 from tests.builders import job, lined, make_fleet, plan_of, queue
 from tests.cell import Cell
@@ -91,6 +92,21 @@ def test_two_queues_that_always_want_all_get_about_the_same(name):
     cell.go_on(12 * HOUR)
     ran = [one.job_id[0] for plan in cell.plans for one in plan.placements]
     assert 7 <= ran[:16].count("a") <= 9, ran
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_jobs_that_ran_before_the_scheduler_did_may_end_under_every_policy(name):
+    cell = Cell(make_fleet("r: n0=8").with_queues(queue("a"), queue("b")), name=name)
+    cell.submit(asks("x", 6, "a"), asks("y", 2, "b"))
+    cell.go_on(61.0)
+    assert cell.runs("x")
+    assert cell.runs("y")
+    cell.scheduler = Scheduler(cell.policy)
+    cell.go_on(61.0)
+    cell.end("x")
+    cell.submit(asks("z", 6, "b"))
+    cell.go_on(61.0)
+    assert cell.runs("z")
 
 
 # ---- budgets --------------------------------------------------------------------------------------------------------

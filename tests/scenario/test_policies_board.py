@@ -35,8 +35,8 @@ def run_on(board, one, places, since_s=0.0):
     board.arrive(one)
     board._listener.left(one)
     board.start(one, one.klass.needs[0], places, since_s)
-    if one.klass.group is not None:
-        one.klass.group.active[one.seq] = one
+    if one.group is not None:
+        one.group.began(one.seq, one)
     board.drain()
     return one
 

@@ -1,12 +1,13 @@
 """`phalanx simulate`, as typed."""
 
+import gzip
+import io
 import json
 import re
-import struct
-import zlib
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from phalanx.cli.root import main
 
@@ -91,13 +92,24 @@ def test_compare_sets_policies_side_by_side(typed):
         (("--trace", "t.csv", *FLEET, "--per-vc"), 64, "which node is whose"),
         (("--trace", "t.csv", *FLEET, "--policy", "fofo"), 64, "no policy 'fofo'"),
         (("--trace", "t.csv", *FLEET, "--compare", "fifo,fofo"), 64, "no policy 'fofo'"),
-        (("--trace", "t.csv", *FLEET, "--policy", "sjf", "--durations", "limit"), 64, "sjf is a yardstick"),
+        (("--trace", "t.csv", *FLEET, "--policy", "sjf", "--durations", "limit"), 64, "job a (line 2) has no time limit"),
+        (("--trace", "t.csv", *FLEET, "--compare", "fifo,backfill", "--durations", "limit"), 64, "job a (line 2) has no time limit"),
         (("--trace", "t.csv", *FLEET, "--policy", "srtf", "--durations", "predicted"), 64, "srtf is a yardstick"),
         (("--trace", "t.csv", *FLEET, "--policy", "backfill", "--durations", "limit"), 64, "job a (line 2) has no time limit"),
         (("--trace", "none.csv", *FLEET), 78, "none.csv: there is no such file"),
         (("--trace", ".", *FLEET), 78, "is a folder"),
         (("--trace", "bad.csv", *FLEET), 78, "bad.csv: 2 bad rows: line 3: num_gpus 0 asks for no device; line 4: duration_s 'x' is not a number"),
         (("--trace", "big.csv", *FLEET), 64, "job b (line 3)"),
+        (("--trace", "empty.csv", *FLEET), 78, "empty.csv is empty"),
+        (("--trace", "t.csv", "--fleet", "empty.csv"), 78, "empty.csv is empty"),
+        (("--trace", "few.csv", *FLEET), 78, "few.csv: line 1 lacks the columns duration_s, num_gpus"),
+        (("--trace", "noise.csv", *FLEET), 78, "noise.csv: byte 0 is no UTF-8 text"),
+        (("--trace", "cut.csv.gz", *FLEET), 78, "cut.csv.gz: begins as gzip does and cannot be unpacked"),
+        (("--trace", "t.csv", "--nodes", "99999999", "--gpus-per-node", "8"), 64, "more than any fleet has"),
+        (("--trace", "t.csv", *FLEET, "--restart-cost", "nan"), 64, "no number of seconds"),
+        (("--trace", "t.csv", *FLEET, "--plot", "nowhere/out.png"), 64, "there is no folder nowhere"),
+        (("--trace", "t.csv", *FLEET, "--plot", "out.jpg"), 64, "out.png, out.svg or out.pdf"),
+        (("--trace", "t.csv", *FLEET, "--html", "."), 64, "--html . is a folder"),
         (("--trace", "t.csv", *FLEET, "--nodes", "0"), 64, "is no fleet"),
     ],
 )  # fmt: skip
@@ -105,6 +117,10 @@ def test_refusals_name_what_and_where(typed, words, code, said):
     trace("a,0,10,1,,,")
     trace("a,0,10,1,,,", "b,1,10,0,,,", "c,1,x,1,,,", name="bad.csv")
     trace("a,0,10,1,,,", "b,1,10,64,,,", name="big.csv")
+    Path("empty.csv").write_text("\n")
+    trace("a,0", name="few.csv", header="job_id,submit_s")
+    Path("noise.csv").write_bytes(b"\xff\xfe\x00")
+    Path("cut.csv.gz").write_bytes(gzip.compress(b"job_id,submit_s" * 9)[:20])
     got, out, err = typed(*words)
     assert (got, out) == (code, "")
     assert said in err
@@ -143,17 +159,81 @@ def test_limit_jobs_takes_the_first(typed):
     assert json.loads(out)["jobs"] == 5
 
 
-@pytest.mark.parametrize("policies", ["fifo", "fifo,sjf,skip"])
-def test_plot_is_a_png_with_ink_on_it(typed, policies):
+@pytest.mark.parametrize(("policies", "series"), [("fifo", 2), ("fifo,sjf,skip", 3)])
+def test_plot_is_a_light_picture_with_every_series_on_it(typed, policies, series):
     code, _, _ = typed("--trace", busy(), *FLEET, "--compare", policies, "--plot", "out.png")
-    raw = Path("out.png").read_bytes()
     assert code == 0
-    assert raw[:8] == b"\x89PNG\r\n\x1a\n"
-    wide, tall = struct.unpack(">II", raw[16:24])
-    body = raw[raw.index(b"IDAT") + 4 : raw.index(b"IEND") - 8]
-    pixels = zlib.decompress(body)
-    assert len(pixels) == tall * (wide * 3 + 1)
-    assert bytes.fromhex("2a6fd0") in pixels  # the first series
+    picture = Image.open("out.png").convert("RGB")
+    assert picture.size == (1650, 1575)
+    counts = {colour: count for count, colour in picture.getcolors(1 << 24) or ()}
+    inks = [(0x2A, 0x6F, 0xD0), (0xE0, 0x93, 0x0A), (0x2E, 0x9C, 0x6A), (0xD8, 0x43, 0x3D)]
+    assert [counts.get(ink, 0) > 1000 for ink in inks] == [number < series for number in range(4)]
+    assert counts[255, 255, 255] > 0.5 * 1650 * 1575
+
+
+def test_plot_is_the_kind_of_file_that_its_name_says(typed):
+    typed("--trace", busy(), *FLEET, "--policy", "fifo", "--plot", "out.svg")
+    drawn = Path("out.svg").read_text(encoding="utf-8")
+    assert drawn.startswith("<?xml")
+    assert "<svg" in drawn
+
+
+def test_plot_without_matplotlib_is_refused_before_anything_is_replayed(typed, monkeypatch):
+    monkeypatch.setattr("phalanx.cli.simulate.plot.find_spec", lambda name: None)
+    code, out, err = typed("--trace", busy(), *FLEET, "--plot", "out.png")
+    assert (code, out) == (64, "")
+    assert "pip install 'phalanx[plot]'" in err
+    assert not Path("out.png").exists()
+
+
+def test_jobs_go_to_the_models_that_they_name_in_the_order_they_name_them(typed):
+    trace("x,Tesla V100-SXM2,8", "y,P100,8", name="n.csv", header="node,gpu_type,gpus")
+    both = ("a,0,100,8,v100|p100,,", "b,0,100,8,V100|P100,,")
+    one = ("a,0,100,8,v100,,", "b,0,100,8,v100,,")
+    waits = []
+    for rows in (both, one):
+        _, out, _ = typed("--trace", trace(*rows), "--fleet", "n.csv", "--policy", "fifo", "--json")
+        waits.append(json.loads(out)["max_wait_s"])
+    assert waits == [0.0, 100.0]
+
+
+def test_model_that_the_fleet_has_not_is_refused_and_where_no_node_names_any_it_counts_for_nothing(typed):
+    trace("x,T4,8", name="n.csv", header="node,gpu_type,gpus")
+    rows = trace("a,0,100,8,,,", "b,0,100,8,h100|k80,,")
+    code, _, err = typed("--trace", rows, "--fleet", "n.csv")
+    assert code == 64
+    assert "job b (line 3)" in err
+    assert "this fleet has: t4" in err
+    code, out, _ = typed("--trace", rows, "--fleet", "n.csv", "--skip-bad", "--policy", "fifo", "--json")
+    assert (code, json.loads(out)["jobs_left_out"]) == (0, 1)
+    code, out, _ = typed("--trace", rows, *FLEET, "--policy", "fifo", "--json")
+    assert (code, json.loads(out)["jobs"]) == (0, 2)
+
+
+def test_fractions_of_a_gpu_are_refused_by_line_and_left_out_on_demand(typed):
+    rows = trace("a,0,10,0.46,,,", "b,0,10,1,,,")
+    code, _, err = typed("--trace", rows, *FLEET)
+    assert code == 78
+    assert "line 2: num_gpus 0.46 is a fraction" in err
+    code, out, _ = typed("--trace", rows, *FLEET, "--skip-bad", "--policy", "fifo", "--json")
+    assert (code, json.loads(out)["jobs"], json.loads(out)["bad_rows"]) == (0, 1, 1)
+
+
+def test_gzipped_trace_and_standard_input_are_read_as_the_plain_file(typed, monkeypatch):
+    plain = Path(busy()).read_bytes()
+    Path("t.csv.gz").write_bytes(gzip.compress(plain))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(plain)))
+    figures = []
+    for path in ("t.csv", "t.csv.gz", "-"):
+        _, out, _ = typed("--trace", path, *FLEET, "--policy", "fifo", "--json")
+        figures.append(json.loads(out)["avg_jct_s"])
+    assert len(set(figures)) == 1
+
+
+def test_json_is_alone_on_standard_output(typed):
+    code, out, _ = typed("--trace", busy(), *FLEET, "--policy", "fifo", "--json", "--plot", "o.png", "--html", "o.html")
+    assert code == 0
+    assert json.loads(out)["jobs"] == 60
 
 
 def test_page_needs_nothing_else_and_holds_both_themes(typed):

@@ -6,18 +6,20 @@ import random
 
 import pytest
 
-from phalanx.core.errors import NeverFits
+from phalanx.core.errors import BadRequest, NeverFits
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.policies import policy_named
 from phalanx.core.scheduling.policy import Policy
 from phalanx.core.work.job import JobState
 from phalanx.simulator.cluster import Cluster
 from phalanx.simulator.fleet import equal_nodes
+from phalanx.simulator.known import Durations, known_of
 from phalanx.simulator.live import _Replay, replay_live
 from phalanx.simulator.replay import replay
 from phalanx.simulator.report import report
-from phalanx.simulator.simulate import Durations, Setting, shuffled, simulate_live
+from phalanx.simulator.simulate import Setting, check, shuffled, simulate_live
 from phalanx.simulator.trace import Trace, TraceJob
+from tests.builders import job
 
 
 def jobs_of(*rows):
@@ -119,6 +121,60 @@ def test_limits_are_what_sjf_may_not_and_backfill_may_know():
     )
     (done,) = simulate_live(trace, equal_nodes(1, 8), Setting(policy="backfill", durations=Durations.LIMIT))
     assert [outcome.end_s for outcome in done.outcomes] == [100.0, 150.0, 160.0]
+
+
+def test_predictions_know_what_has_ended_before_and_nothing_else():
+    # Team red's jobs have run 100 s and blue's 10 s. Then both hand in the contrary, behind a job that holds all devices.
+    lesson = [(f"{team}{at}", 0, run_s, 1, team) for team, run_s in (("red", 100), ("blue", 10)) for at in range(20)]
+    rows = [*lesson, ("all", 100, 50, 40, ""), ("short", 101, 10, 40, "red"), ("long", 102, 100, 40, "blue")]
+    jobs = tuple(
+        TraceJob(id=name, submit_s=float(at), duration_s=float(run_s), gpus=gpus, label=team)
+        for name, at, run_s, gpus, team in rows
+    )
+    known = known_of(jobs, Durations.PREDICTED)
+    short, long = job("short"), job("long")
+    assert known.size_s(short) == float("inf")  # nothing has ended
+    known.ended(jobs[20])
+    assert known.size_s(short) == 10.0  # the only end there is, though another team's
+    for taught in jobs[:40]:
+        known.ended(taught)
+    assert (known.size_s(short), known.size_s(long)) == (100.0, 10.0)
+    for durations, first in ((Durations.PREDICTED, "long"), (Durations.EXACT, "short")):
+        (live,) = simulate_live(Trace(jobs=jobs), equal_nodes(1, 40), Setting(policy="sjf", durations=durations))
+        starts = {outcome.job.id: outcome.first_start_s for outcome in live.outcomes}
+        assert min(("long", "short"), key=starts.__getitem__) == first
+
+
+def test_prediction_never_passes_the_time_limit():
+    jobs = (
+        TraceJob(id="a", submit_s=0.0, duration_s=900.0, gpus=1),
+        TraceJob(id="b", submit_s=0.0, duration_s=1.0, gpus=1, limit_s=60.0),
+    )
+    known = known_of(jobs, Durations.PREDICTED)
+    limited = job("b")
+    assert known.size_s(limited) == 60.0
+    known.ended(jobs[0])
+    assert known.size_s(limited) == 60.0
+
+
+@pytest.mark.parametrize("policy", ["backfill", "sjf", "fifo", "default"])
+def test_every_job_ends_under_predictions(policy):
+    trace = Trace(jobs=tuple(crowd(120)))
+    (done,) = simulate_live(trace, equal_nodes(4, 8), Setting(policy=policy, durations=Durations.PREDICTED))
+    assert all(outcome.end_s >= outcome.job.submit_s + outcome.job.duration_s for outcome in done.outcomes)
+
+
+def test_srtf_knows_no_predictions_for_a_job_outlives_its_own():
+    with pytest.raises(BadRequest, match="srtf is a yardstick"):
+        check(Setting(policy="srtf", durations=Durations.PREDICTED), Trace(jobs=tuple(crowd(3))))
+
+
+def test_job_that_never_fits_is_refused_before_anything_is_replayed():
+    told = []
+    jobs = jobs_of(*((at, 10, 1) for at in range(3000)), (5000, 10, 99))
+    with pytest.raises(NeverFits, match=r"job j3000 \(line 3002\)"):
+        replay_live(jobs, equal_nodes(2, 8), Policy(name="fifo"), on_progress=lambda *seen: told.append(seen))
+    assert told == []
 
 
 def test_curve_keeps_the_last_point_of_each_step():

@@ -75,5 +75,25 @@ def test_a_fleet_row_without_a_number_is_named():
         read_fleet(["node,gpus", "a,many"])
 
 
+def test_a_node_that_stands_twice_is_named():
+    with pytest.raises(BadFile, match="line 3: node a stands twice"):
+        read_fleet(["node,gpus", "a,8", "a,4"])
+
+
+@pytest.mark.parametrize(
+    ("text", "models"),
+    [
+        ("", ()),
+        ("V100|p100", ("v100", "p100")),
+        ("Tesla V100-SXM2 | v100|V100", ("tesla_v100_sxm2", "v100")),
+        ("A100-80GB", ("a100_80gb",)),  # not a memory to be asked for: this fleet has no other
+        ("3090", ("gpu_3090",)),  # the grammar of requests wants a letter first; nodes are named alike
+    ],
+)
+def test_models_of_a_row_become_words_of_the_request_grammar(text, models):
+    (job,) = read_trace([HEADER, f"a,0,1,1,{text},,"]).jobs
+    assert job.models == models
+
+
 def test_equal_nodes():
     assert [node.gpus for node in equal_nodes(2, 4)] == [4, 4]

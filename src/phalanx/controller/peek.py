@@ -28,7 +28,7 @@ class Peek:
 
     Attributes:
         seen: all that lives; `jobs` holds some that ended, too.
-        like: a scheduler of the same policy and history, with nothing on its board.
+        like: the loop's own scheduler, to be copied (`blank`) and never asked to plan.
         history: the loop's own; its predictor is for one reader at a time.
         waiting: why the job asked for waits, by the newest cycle.
         would_be: the jobs that a submit would make; in no mapping.
@@ -42,7 +42,13 @@ class Peek:
 
 
 def peek(
-    world: World, scheduler: Scheduler, history: History, waits: Mapping[JobId, Waiting], now: Now, *, job_id: JobId | None = None
+    world: World,
+    scheduler: Scheduler,
+    history: History,
+    waits: Mapping[JobId, Waiting],
+    now: Now,
+    *,
+    job_id: JobId | None = None,
 ) -> Peek:
     """The moment. Cost: one copy of each mapping; a few milliseconds at 60,000 jobs."""
     seen = Snapshot(
@@ -50,7 +56,7 @@ def peek(
         reservations=world.reservations, attempts=dict(world.attempts), jobs=dict(world.jobs), spent=dict(world.spent),
     )  # fmt: skip
     waiting = None if job_id is None else waits.get(job_id)
-    return Peek(seen=seen, like=scheduler.blank(), history=history, waiting=waiting)
+    return Peek(seen=seen, like=scheduler, history=history, waiting=waiting)
 
 
 def would_be(turn: Turn, wish: Submit) -> tuple[Job, ...]:

@@ -19,13 +19,14 @@ from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import JobId, NodeId, ProjectId, QueueId, SupervisorId, UserId
 from phalanx.core.scheduling.policy import Policy
-from phalanx.core.state.events import Event, Hello, PutProject, PutQueue, PutUser
+from phalanx.core.state.events import Event, Hello, PutProject, PutQueues, PutUser
 from phalanx.core.state.world import World
 from phalanx.core.units import GIB
 from phalanx.core.work.people import User, UserRole
 from phalanx.core.work.queue import Project, Queue
 from phalanx.simulator.fleet import SimNode
 from phalanx.simulator.supervisors import Course, Supervisors
+from phalanx.simulator.trace import model_word
 
 PROJECT: Final = ProjectId("trace")
 QUEUE: Final = QueueId("default")
@@ -57,7 +58,15 @@ class Cluster:
         controller: as live, with its world.
     """
 
-    def __init__(self, nodes: Sequence[SimNode], policy: Policy, *, users: Sequence[UserId], start_s: float) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[SimNode],
+        policy: Policy,
+        *,
+        users: Sequence[UserId],
+        start_s: float,
+        queues: Sequence[Queue] = (),
+    ) -> None:
         self.controller = Controller(
             world=World(), leases=LeaseBook(lease_s=_LEASE_S), policy=policy,
             settings=Settings(checkpoint_root="/simulated/checkpoints", output_root="/simulated/output"),
@@ -66,7 +75,7 @@ class Cluster:
         now = Now(wall_s=start_s, boot_s=start_s)
         self.controller.begin(now)
         self.instant(start_s, [
-            PutProject(project=Project(id=PROJECT)), PutQueue(queue=Queue(id=QUEUE)),
+            PutProject(project=Project(id=PROJECT)), PutQueues(queues=(*(() if any(queue.id == QUEUE for queue in queues) else (Queue(id=QUEUE),)), *queues)),
             *(PutUser(user=User(id=user, role=UserRole.USER)) for user in users),
             *(Hello(node=_node(node), supervisor_id=SupervisorId(node.name)) for node in nodes),
         ])  # fmt: skip
@@ -95,7 +104,7 @@ def _node(node: SimNode) -> Node:
     return Node(
         id=NodeId(node.name), engine="simulated", cpus=_NODE_CPUS, memory_bytes=_NODE_BYTES, state=NodeState.UP,
         devices=tuple(
-            Device(index=index, uuid=f"{node.name}/{index}", model=node.model, memory_bytes=_DEVICE_BYTES)
+            Device(index=index, uuid=f"{node.name}/{index}", model=model_word(node.model), memory_bytes=_DEVICE_BYTES)
             for index in range(node.gpus)
         ),
     )  # fmt: skip

@@ -5,8 +5,13 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from phalanx.core.errors import BadFile, BadRequest
+from phalanx.core.work.gpus import GPUS_MAX
+
+GPUS_PER_NODE_MAX: Final = 4096  # past any server; bounds a typo
+_HEADER: Final = "the header is node,gpu_type,gpus and, for --per-vc, vc"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,10 +28,14 @@ def equal_nodes(nodes: int, gpus_per_node: int) -> tuple[SimNode, ...]:
     """`nodes` nodes of `gpus_per_node` devices.
 
     Raises:
-        BadRequest: either is below 1.
+        BadRequest: either is below 1, or the GPUs are more than `GPUS_MAX`.
     """
     if nodes < 1 or gpus_per_node < 1:
         raise BadRequest(f"{nodes} nodes x {gpus_per_node} GPUs is no fleet", hint="--nodes 80 --gpus-per-node 8")
+    if nodes * gpus_per_node > GPUS_MAX:
+        raise BadRequest(
+            f"{nodes} nodes x {gpus_per_node} GPUs are more than any fleet has", hint=f"{GPUS_MAX:,} GPUs at most"
+        )
     return tuple(SimNode(name=f"n{number}", gpus=gpus_per_node) for number in range(nodes))
 
 
@@ -34,29 +43,35 @@ def read_fleet(lines: Iterable[str], *, name: str = "fleet") -> tuple[SimNode, .
     """Nodes in file order. Nodes without devices are left out: nothing here runs on them.
 
     Raises:
-        BadFile: a column is missing, a row is no node, or no node has a device.
+        BadFile: empty, no CSV, a column is missing, a row is no node or its node stands twice, or no node has a device.
     """
-    reader = csv.reader(list(lines))
-    header = [cell.strip() for cell in next(reader, [])]
+    try:
+        reader = csv.reader(list(lines))
+        rows = [(reader.line_num, [cell.strip() for cell in cells]) for cells in reader if cells]
+    except csv.Error as error:
+        raise BadFile(f"{name} is no CSV: {error}") from None
+    if not rows:
+        raise BadFile(f"{name} is empty", hint=_HEADER)
+    header = rows[0][1]
     for column in ("node", "gpus"):
         if column not in header:
-            raise BadFile(
-                f"{name}: line 1 lacks the column {column}",
-                hint="the header is node,gpu_type,gpus and, for --per-vc, vc",
-            )
-    nodes: list[SimNode] = []
-    for cells in reader:
-        if not cells:
-            continue
-        row = dict(zip(header, (cell.strip() for cell in cells), strict=False))
-        count = row.get("gpus", "")
-        if not row.get("node") or not count.isdigit():
-            raise BadFile(f"{name}: line {reader.line_num}: gpus {count!r} is not a number of devices" if row.get("node") else
-                          f"{name}: line {reader.line_num}: the node has no name")  # fmt: skip
-        if int(count):
-            nodes.append(
-                SimNode(name=row["node"], gpus=int(count), model=row.get("gpu_type", ""), label=row.get("vc", ""))
-            )
-    if not nodes:
+            raise BadFile(f"{name}: line {rows[0][0]} lacks the column {column}", hint=_HEADER)
+    nodes: dict[str, SimNode] = {}
+    for line, cells in rows[1:]:
+        node = _node(dict(zip(header, cells, strict=False)), f"{name}: line {line}")
+        if node.name in nodes:
+            raise BadFile(f"{name}: line {line}: node {node.name} stands twice")
+        nodes[node.name] = node
+    found = tuple(node for node in nodes.values() if node.gpus)
+    if not found:
         raise BadFile(f"{name}: no node has a GPU")
-    return tuple(nodes)
+    return found
+
+
+def _node(row: dict[str, str], where: str) -> SimNode:
+    count = row.get("gpus", "")
+    if not row.get("node"):
+        raise BadFile(f"{where}: the node has no name")
+    if not (count.isascii() and count.isdigit() and int(count) <= GPUS_PER_NODE_MAX):
+        raise BadFile(f"{where}: gpus {count!r} is not a number of devices")
+    return SimNode(name=row["node"], gpus=int(count), model=row.get("gpu_type", ""), label=row.get("vc", ""))

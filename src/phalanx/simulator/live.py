@@ -12,11 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from phalanx.core.errors import NeverFits, PhalanxError
-from phalanx.core.ids import JobId, UserId
+from phalanx.core.ids import JobId, QueueId, UserId
 from phalanx.core.scheduling.policy import Policy
+from phalanx.core.scheduling.shape import shapes_of
 from phalanx.core.state.events import Event, Submit
 from phalanx.core.work.gpus import GpuRequest
 from phalanx.core.work.job import Job
+from phalanx.core.work.queue import Queue
 from phalanx.core.work.spec import JobSpec, Launch, Role
 from phalanx.simulator.cluster import PROJECT, QUEUE, Cluster, Turned
 from phalanx.simulator.fleet import SimNode
@@ -55,6 +57,8 @@ def replay_live(
     curve_step_s: float = 0.0,
     skip_never: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
+    on_end: Callable[[TraceJob], None] | None = None,
+    queues: Sequence[Queue] = (),
 ) -> Replayed:
     """Replay `jobs` on `nodes`.
 
@@ -66,11 +70,13 @@ def replay_live(
         curve_step_s: least time between points of the curve; 0 draws none.
         skip_never: leave out jobs that the empty fleet could not hold, and name them in the result, instead of refusing.
         on_progress: told (ended, all) now and then.
+        on_end: told each job whose work is done, before what else happens at that instant.
+        queues: with their quotas; a job waits in the one that its label names, else in the default one.
 
     Raises:
         NeverFits: a job does not fit the empty fleet, or jobs wait on an idle fleet with nothing left to happen.
     """
-    replay = _Replay(jobs, nodes, policy, restart_cost_s, skip_never=skip_never)
+    replay = _Replay(jobs, nodes, policy, restart_cost_s, skip_never=skip_never, on_end=on_end, queues=queues)
     replay.run(curve_step_s, on_progress)
     result = replay.result
     if result.refused:
@@ -82,19 +88,36 @@ class _Replay:
     """The event loop: arrivals, ends, and what the controller itself has due."""
 
     def __init__(self, jobs: Sequence[TraceJob], nodes: Sequence[SimNode], policy: Policy,
-                 restart_cost_s: Callable[[int], float] | float, *, skip_never: bool) -> None:  # fmt: skip
+                 restart_cost_s: Callable[[int], float] | float, *, skip_never: bool,
+                 on_end: Callable[[TraceJob], None] | None = None, queues: Sequence[Queue] = ()) -> None:  # fmt: skip
         self.jobs = jobs
+        self.on_end = on_end
         self.skip_never = skip_never
         self.cost = restart_cost_s if callable(restart_cost_s) else (lambda _gpus: restart_cost_s)
         self.cluster = Cluster(
-            nodes, policy, users=sorted({_user_of(job) for job in jobs}), start_s=jobs[0].submit_s if jobs else 0.0
-        )
-        self.submits = _submits(jobs, nodes)
+            nodes, policy, users=sorted({_user_of(job) for job in jobs}), start_s=jobs[0].submit_s if jobs else 0.0, queues=queues,
+        )  # fmt: skip
+        self.submits = _submits(jobs, nodes, queues)
+        if not skip_never:
+            self._refuse_never()
         self.lives: dict[JobId, _Life] = {}
         self.ends: list[tuple[float, int, JobId]] = []
         self.held = 0
         self.ended = 0
         self.result = Replayed(outcomes=[Outcome(job=job) for job in jobs], gpus=sum(node.gpus for node in nodes))
+
+    def _refuse_never(self) -> None:
+        """As the controller will, but now, not after minutes: each request is judged once."""
+        fleet = self.cluster.controller.world.fleet()
+        judged: set[int] = set()
+        for job, submit in zip(self.jobs, self.submits, strict=True):
+            role = submit.spec.role  # one object for equal requests
+            if id(role) not in judged:
+                judged.add(id(role))
+                try:
+                    shapes_of(role, fleet)
+                except NeverFits as error:
+                    raise _never(job, error) from None
 
     def run(self, curve_step_s: float, on_progress: Callable[[int, int], None] | None) -> None:
         """Until the last job has ended."""
@@ -137,7 +160,10 @@ class _Replay:
         inbox: list[Event] = []
         while self._next_end_s() <= now_s:
             _, _, job_id = heapq.heappop(self.ends)
-            self.lives[job_id].due_s = -1.0
+            life = self.lives[job_id]
+            life.due_s = -1.0
+            if self.on_end is not None:
+                self.on_end(life.outcome.job)
             inbox += self.cluster.supervisors.finish(job_id, now_s)
         return inbox
 
@@ -149,8 +175,7 @@ class _Replay:
                     self.result.refused.append((job, answer.message))
                     self.ended += 1
                     continue
-                raise NeverFits(f"job {job.id} (line {job.line}): {answer.message}",
-                                hint="simulate a larger fleet, or leave such jobs out with --skip-bad")  # fmt: skip
+                raise _never(job, answer)
             assert isinstance(answer, Job)
             self.lives[answer.id] = _Life(
                 outcome=self.result.outcomes[number], left_s=self.jobs[number].duration_s, waits_from_s=now_s
@@ -213,21 +238,30 @@ class _Replay:
             curve.append(point)
 
 
-def _submits(jobs: Sequence[TraceJob], nodes: Sequence[SimNode]) -> list[Submit]:
-    """What each job's user hands in. Equal requests share one role."""
+def _never(job: TraceJob, error: PhalanxError) -> NeverFits:
+    return NeverFits(f"job {job.id} (line {job.line}): {error.message}",
+                     hint=f"{error.hint or 'simulate a larger fleet'}; --skip-bad leaves such jobs out")  # fmt: skip
+
+
+def _submits(jobs: Sequence[TraceJob], nodes: Sequence[SimNode], queues: Sequence[Queue] = ()) -> list[Submit]:
+    """What each job's user hands in. Equal requests share one role. Models count where the fleet names any."""
     largest = max((node.gpus for node in nodes), default=0)
-    models = {node.model.lower() for node in nodes if node.model}
-    roles: dict[tuple[int, str | None], Role] = {}
+    known = {queue.id for queue in queues}
+    named = any(node.model for node in nodes)
+    roles: dict[tuple[int, tuple[str, ...]], Role] = {}
     submits = []
     for job in jobs:
-        model = job.model.lower() if job.model.lower() in models else None
-        role = roles.get((job.gpus, model))
+        models = job.models if named else ()
+        role = roles.get((job.gpus, models))
         if role is None:
-            gpus = GpuRequest(total=job.gpus, model=model, uneven=job.gpus > largest)
+            gpus = GpuRequest(
+                total=job.gpus, model=models[0] if models else None, or_models=models[1:], uneven=job.gpus > largest
+            )
             role = Role(argv=("replayed",), gpus=gpus, tasks_per_node=1, launch=Launch.FIXED)
-            roles[job.gpus, model] = role
+            roles[job.gpus, models] = role
         spec = JobSpec(name=job.id, role=role, workdir="/", saves_on_stop=True)
-        submits.append(Submit(spec=spec, user=_user_of(job), project=PROJECT, queue=QUEUE))
+        queue = QueueId(job.label) if job.label in known else QUEUE
+        submits.append(Submit(spec=spec, user=_user_of(job), project=PROJECT, queue=queue))
     return submits
 
 

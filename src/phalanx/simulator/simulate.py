@@ -6,32 +6,21 @@ without the records, for tuning and for the calibration.
 
 from __future__ import annotations
 
-import enum
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.scheduling.board import Board, Listener
 from phalanx.core.scheduling.policies import policy_named
 from phalanx.core.scheduling.policy import Policy
-from phalanx.core.work.job import Job
+from phalanx.core.work.queue import Queue
 from phalanx.simulator.fleet import SimNode
+from phalanx.simulator.known import LOOKING, Durations, check_limits, known_of
 from phalanx.simulator.live import replay_live
 from phalanx.simulator.outcome import Replayed
 from phalanx.simulator.replay import replay
 from phalanx.simulator.trace import Trace, TraceJob
-
-YARDSTICKS: Final = ("sjf", "srtf")  # mean nothing but with exact durations
-
-
-class Durations(enum.StrEnum):
-    """What policies that look at run times may know of them."""
-
-    EXACT = "exact"  # the trace's own: nobody knows them; for yardsticks
-    LIMIT = "limit"  # the time limit that the user gave
-    PREDICTED = "predicted"  # from what has ended before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +33,7 @@ class Setting:
         seed: orders jobs of one submit time; 0 keeps the trace's order.
         curve_points: points of the fleet's curve to keep, about; 0 keeps none.
         skip_never: leave out jobs that the empty fleet could not hold.
+        queues: with their quotas; a job waits in the one that its virtual cluster names, else in the default one.
     """
 
     policy: str = "default"
@@ -53,6 +43,7 @@ class Setting:
     seed: int = 0
     curve_points: int = 0
     skip_never: bool = False
+    queues: tuple[Queue, ...] = ()
 
 
 def simulate_live(
@@ -70,22 +61,21 @@ def simulate_live(
         BadRequest: no such policy, one that cannot know what `setting` says, or a virtual cluster without a node.
         NeverFits: a job fits no empty pool of its own.
     """
-    check(setting)
+    check(setting, trace)
     trace = shuffled(trace, setting.seed)
-    policy = Policy(
-        name=setting.policy,
-        restart_cost_s=setting.restart_cost_s,
-        size_of=_sizes(trace, setting.durations),
-    )
     total, done = len(trace.jobs), 0
     span_s = trace.jobs[-1].submit_s - trace.jobs[0].submit_s
     parts = []
     for jobs, own in pools(trace, nodes, per_label=setting.per_label):
-        before = done
+        # Anew for each pool: the replays of virtual clusters follow each other here and happen at one time there.
+        known = known_of(jobs, setting.durations) if setting.policy in LOOKING else None
+        policy = Policy(
+            name=setting.policy, restart_cost_s=setting.restart_cost_s, size_of=None if known is None else known.size_s,
+        )  # fmt: skip
         parts.append(replay_live(
             jobs, own, policy, restart_cost_s=setting.restart_cost_s, skip_never=setting.skip_never,
             curve_step_s=span_s / setting.curve_points if setting.curve_points else 0.0,
-            on_progress=_shifted(on_progress, before, total),
+            on_progress=_shifted(on_progress, done, total), on_end=None if known is None else known.ended, queues=setting.queues,
         ))  # fmt: skip
         done += len(jobs)
     return tuple(parts)
@@ -154,38 +144,20 @@ def shuffled(trace: Trace, seed: int) -> Trace:
     return replace(trace, jobs=tuple(job for *_, job in keyed))
 
 
-def check(setting: Setting) -> None:
-    """Refuse what contradicts itself, before a trace is replayed.
+def check(setting: Setting, trace: Trace) -> None:
+    """Refuse what contradicts itself, before anything is replayed.
 
     Raises:
         BadRequest: no such policy, or one that cannot know what `setting` says.
     """
     policy_named(setting.policy)
-    if setting.policy in YARDSTICKS and setting.durations is not Durations.EXACT:
+    if setting.policy == "srtf" and setting.durations is not Durations.EXACT:
         raise BadRequest(
-            f"{setting.policy} is a yardstick and knows every duration: it cannot be replayed with --durations {setting.durations.value}",
-            hint="--durations exact, or another policy",
+            f"srtf is a yardstick and knows every duration: it cannot be replayed with --durations {setting.durations.value}",
+            hint="what is left of a job that outlived its forecast, only exact durations tell; default and las need none",
         )
-    if setting.durations is Durations.PREDICTED:
-        raise BadRequest(
-            "--durations predicted: no policy that looks at run times can be given predictions yet",
-            hint="the default policy learns from history by itself; for backfill say --durations limit or exact",
-        )
-
-
-def _sizes(trace: Trace, durations: Durations) -> Callable[[Job], float]:
-    """What the policy may know of a job's run time, by the trace's job id, which is the job's name."""
-    if durations is Durations.EXACT:
-        known = {job.id: job.duration_s for job in trace.jobs}
-    else:
-        without = next((job for job in trace.jobs if job.limit_s is None), None)
-        if without is not None:
-            raise BadRequest(
-                f"--durations limit: job {without.id} (line {without.line}) has no time limit",
-                hint="the column limit_s of a CSV, or field 9 of an SWF file, gives it",
-            )
-        known = {job.id: job.limit_s or 0.0 for job in trace.jobs}
-    return lambda job: known[job.spec.name]
+    if setting.policy in LOOKING and setting.durations is Durations.LIMIT:
+        check_limits(trace.jobs)
 
 
 def _shifted(told: Callable[[int, int], None] | None, before: int, total: int) -> Callable[[int, int], None] | None:

@@ -6,11 +6,13 @@ Reads text, not files: whoever opens the file passes its lines.
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.errors import BadFile
+from phalanx.core.work.gpus import KINDS_MAX
 
 COLUMNS: Final = ("job_id", "submit_s", "duration_s", "num_gpus")
 _SWF_FIELDS: Final = 18
@@ -19,13 +21,20 @@ _SHOWN_MAX: Final = 5  # bad rows spelled out in one error
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceJob:
-    """One job of a trace. `limit_s` is its time limit, or None when none was published."""
+    """One job of a trace.
+
+    Attributes:
+        models: GPU models that will do, best first, as `model_word` writes them; none for any.
+        label: its virtual cluster; "" for none.
+        limit_s: its time limit, or None when none was published.
+        line: where it stands in the file.
+    """
 
     id: str
     submit_s: float
     duration_s: float
     gpus: int
-    model: str = ""
+    models: tuple[str, ...] = ()
     label: str = ""
     limit_s: float | None = None
     line: int = 0
@@ -51,12 +60,17 @@ def read_trace(lines: Iterable[str], *, name: str = "trace", skip_bad: bool = Fa
     """The trace in `lines`; SWF when `name` ends in .swf or the first line is one of SWF's comments, else CSV.
 
     Raises:
-        BadFile: no header, a column is missing, no job at all, or bad rows without `skip_bad`.
+        BadFile: empty, no CSV, a column is missing, no job at all, or bad rows without `skip_bad`.
     """
     rows = list(lines)
-    first = next((row for row in rows if row.strip()), "")
-    swf = name.lower().endswith(".swf") or first.lstrip().startswith(";")
-    jobs, bad = _swf(rows) if swf else _csv(rows, name)
+    first = next((row for row in rows if row.strip()), None)
+    if first is None:
+        raise BadFile(f"{name} is empty", hint=f"a CSV with the columns {', '.join(COLUMNS)}, or an SWF file")
+    swf = name.lower().removesuffix(".gz").endswith(".swf") or first.lstrip().startswith(";")
+    try:
+        jobs, bad = _swf(rows) if swf else _csv(rows, name)
+    except csv.Error as error:
+        raise BadFile(f"{name} is no CSV: {error}") from None
     if bad and not skip_bad:
         shown = "; ".join(f"line {row.line}: {row.why}" for row in bad[:_SHOWN_MAX])
         more = f"; and {len(bad) - _SHOWN_MAX} more" if len(bad) > _SHOWN_MAX else ""
@@ -106,9 +120,24 @@ def _job(cells: list[str], at: dict[str, int], line: int) -> TraceJob:
     limit = cell("limit_s")
     return TraceJob(
         id=name, submit_s=_number(cells[at["submit_s"]], "submit_s", low=0.0), duration_s=_number(cells[at["duration_s"]], "duration_s", low=0.0),
-        gpus=_count(cells[at["num_gpus"]]), model=cell("gpu_type"), label=cell("vc"),
+        gpus=_count(cells[at["num_gpus"]]), models=_models(cell("gpu_type")), label=cell("vc"),
         limit_s=_number(limit, "limit_s", low=0.0) if limit else None, line=line,
     )  # fmt: skip
+
+
+def model_word(text: str) -> str:
+    """A GPU's model as one lower-case word of the request grammar: "Tesla V100-SXM2" is tesla_v100_sxm2. "" for none.
+
+    Jobs and nodes pass through this alike, so that "v100" still names it, as it does live.
+    """
+    words = re.findall(r"[a-z0-9.]+", text.lower())
+    word = "_".join(words)
+    return f"gpu_{word}" if word[:1].isdigit() else word
+
+
+def _models(text: str) -> tuple[str, ...]:
+    """`v100|p100`: any of them, in this order."""
+    return tuple(dict.fromkeys(filter(None, map(model_word, text.split("|")))))[:KINDS_MAX]
 
 
 def _number(text: str, column: str, *, low: float) -> float:

@@ -53,8 +53,12 @@ def dry_run_page(found: DryRunReply, name: str, screen: Terminal) -> list[str]:
 def _run(found: DryRunReply) -> str:
     run = found.run
     if run is None or (run.high_s is None and not run.ends):
-        return "GPU-hours unknown: no time limit, and nobody's jobs have ended yet"
-    known = f"from {run.ends} ended jobs {clean(run.likes)}" if run.ends else "from its time limit"
+        return "GPU-hours unknown: no time limit, and no job like it has ended yet"
+    if not run.ends and run.high_s is not None and found.gpu_hours_high is not None:
+        return (
+            f"runs at most {format_duration(run.high_s)}, {_hours(found.gpu_hours_high)} GPU-hours, by its time limit"
+        )
+    known = f"from {run.ends} ended jobs {clean(run.likes)}"
     if run.high_s is None or found.gpu_hours_high is None:
         return f"GPU-hours unknown: only {run.ends} ended jobs {clean(run.likes)}, and no time limit"
     hours = f"{_hours(found.gpu_hours_low or 0.0)} to {_hours(found.gpu_hours_high)} GPU-hours"

@@ -268,7 +268,7 @@ def _clock(at_s: float) -> str:
 def _next(job: JobView) -> str:
     match job.state:
         case JobState.PENDING:
-            return f"phalanx release {job.id}" if job.held else "phalanx nodes"
+            return f"phalanx release {job.id}" if job.held else f"phalanx why {job.id}"
         case JobState.RUNNING:
             return f"phalanx logs -f {job.id}"
         case JobState.FAILED | JobState.TIMEOUT:

@@ -134,6 +134,8 @@ def _clock(at_s: float, now_s: float) -> str:
 
 
 def _next(found: WhyReply) -> str:
+    if found.reason == "held":
+        return f"phalanx release {found.job_id}"
     if found.changes and found.changes[0].command and "..." not in found.changes[0].command:
         return found.changes[0].command
     return f"phalanx show {found.job_id}"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import gzip
+import math
 import shlex
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +20,7 @@ from phalanx.cli.faults import warn
 from phalanx.cli.terminal import terminal
 from phalanx.core.errors import BadFile, BadRequest
 
+_GZIP: Final = b"\x1f\x8b"  # RFC 1952, 2.3.1
 _SHOWN_MAX: Final = 5  # jobs left out that are named one by one
 _CURVE_POINTS: Final = 4000  # of the fleet's curve: about nine for each step that is drawn
 
@@ -27,9 +31,14 @@ _CURVE_POINTS: Final = 4000  # of the fleet's curve: about nine for each step th
     "trace_path",
     required=True,
     metavar="FILE",
-    help="Jobs: a CSV with job_id, submit_s, duration_s, num_gpus; or SWF.",
+    help="Jobs: a CSV with job_id, submit_s, duration_s, num_gpus; or SWF; also gzipped, and - for standard input.",
 )
-@click.option("--fleet", "fleet_path", metavar="FILE", help="Nodes: a CSV with node, gpus and, for --per-vc, vc.")
+@click.option(
+    "--fleet",
+    "fleet_path",
+    metavar="FILE",
+    help="Nodes: a CSV with node, gpus and perhaps gpu_type; for --per-vc also vc.",
+)
 @click.option("--nodes", type=int, metavar="N", help="Instead of --fleet: so many equal nodes ...")
 @click.option("--gpus-per-node", type=int, metavar="G", help="... of so many GPUs.")
 @click.option("--per-vc", is_flag=True, help="Each virtual cluster's jobs on its own nodes.")
@@ -66,11 +75,13 @@ def simulate(**asked: Any) -> None:
     """  # noqa: D301  # \b is click's
     from phalanx.cli.lists import encoded
 
+    if not math.isfinite(asked["restart_cost"]):
+        raise BadRequest(f"--restart-cost {asked['restart_cost']}: no number of seconds", hint="--restart-cost 60")
     _check_outputs(asked)
-    trace, nodes = _trace(asked), _fleet(asked)
+    trace, nodes = trace_of(asked), fleet_of(asked)
     names = _policies(asked)
     # All are checked first: a refusal of one must not come after minutes of another.
-    settings = [_setting(asked, name) for name in names]
+    settings = [_setting(asked, name, trace) for name in names]
     runs: list[Any] = []
     refused: list[Any] = []
     for setting in settings:
@@ -86,12 +97,12 @@ def simulate(**asked: Any) -> None:
         "durations": asked["durations"], "restart_cost_s": asked["restart_cost"], "seed": asked["seed"],
         "bad_rows": len(trace.bad), "jobs_left_out": len(refused),
     }  # fmt: skip
+    _write(runs, asked, about)  # first: a reader that goes away (`| head`) must not cost the files
     if asked["as_json"]:
         found = [{"policy": run.policy, **run.report.as_dict(), **about} for run in runs]
         print(encoded(found if asked["compare"] else found[0], indent=2))
     else:
         _print(runs, about)
-    _write(runs, asked, about)
 
 
 def _check_outputs(asked: dict[str, Any]) -> None:
@@ -107,11 +118,12 @@ def _check_outputs(asked: dict[str, Any]) -> None:
             raise BadRequest(f"{option} {path} is a folder, not a file")
 
 
-def _trace(asked: dict[str, Any]) -> Any:
+def trace_of(asked: dict[str, Any]) -> Any:
+    """The trace that the options name; what is left out of it is told."""
     from phalanx.simulator.trace import Trace, read_trace
 
     path = asked["trace_path"]
-    trace = read_trace(_lines(path), name=path, skip_bad=asked["skip_bad"])
+    trace = read_trace(lines_of(path), name=path, skip_bad=asked["skip_bad"])
     for row in trace.bad[:_SHOWN_MAX]:
         warn(f"left out: {path}: line {row.line}: {row.why}")
     if len(trace.bad) > _SHOWN_MAX:
@@ -120,14 +132,19 @@ def _trace(asked: dict[str, Any]) -> Any:
     return trace if limit is None else Trace(jobs=trace.jobs[:limit], bad=trace.bad)
 
 
-def _fleet(asked: dict[str, Any]) -> Any:
+def fleet_of(asked: dict[str, Any]) -> Any:
+    """The fleet that the options name.
+
+    Raises:
+        BadRequest: none, or two that contradict each other.
+    """
     from phalanx.simulator.fleet import equal_nodes, read_fleet
 
     path, nodes, each = asked["fleet_path"], asked["nodes"], asked["gpus_per_node"]
     if path is not None:
         if nodes is not None or each is not None:
             raise BadRequest("--fleet and --nodes contradict each other", hint="give one of the two")
-        return read_fleet(_lines(path), name=path)
+        return read_fleet(lines_of(path), name=path)
     if nodes is None or each is None:
         raise BadRequest("the fleet is missing", hint="--fleet nodes.csv, or --nodes 80 --gpus-per-node 8")
     if asked["per_vc"]:
@@ -135,13 +152,23 @@ def _fleet(asked: dict[str, Any]) -> Any:
     return equal_nodes(nodes, each)
 
 
-def _lines(path: str) -> list[str]:
+def lines_of(path: str) -> list[str]:
+    """The lines of a text file, unpacked if gzip packed it; `-` is standard input.
+
+    Raises:
+        BadFile: there is none, or it is no text.
+    """
     try:
-        return Path(path).read_text(encoding="utf-8-sig").splitlines()
+        raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        if raw.startswith(_GZIP):
+            raw = gzip.decompress(raw)
+        return raw.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise BadFile(
-            f"{path}: byte {error.start} is no UTF-8 text", hint="is it compressed? unpack it first"
+            f"{path}: byte {error.start} is no UTF-8 text", hint="a CSV or SWF file as text, or the same packed by gzip"
         ) from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise BadFile(f"{path}: begins as gzip does and cannot be unpacked: {error}") from None
     except FileNotFoundError:
         raise BadFile(f"{path}: there is no such file") from None
     except IsADirectoryError:
@@ -157,15 +184,16 @@ def _policies(asked: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _setting(asked: dict[str, Any], policy: str) -> Any:
-    from phalanx.simulator.simulate import Durations, Setting, check
+def _setting(asked: dict[str, Any], policy: str, trace: Any) -> Any:
+    from phalanx.simulator.known import Durations
+    from phalanx.simulator.simulate import Setting, check
 
     setting = Setting(
         policy=policy, durations=Durations(asked["durations"]), per_label=asked["per_vc"], restart_cost_s=asked["restart_cost"],
         seed=asked["seed"], skip_never=asked["skip_bad"],
         curve_points=_CURVE_POINTS if asked["plot_path"] or asked["html_path"] else 0,
     )  # fmt: skip
-    check(setting)
+    check(setting, trace)
     return setting
 
 
@@ -177,7 +205,7 @@ def _replayed(trace: Any, nodes: Any, setting: Any, *, quiet: bool) -> tuple[Any
     gc.collect()
     gc.freeze()  # the trace lives to the end: looking through it again and again would be time for nothing
     try:
-        with _progress(setting.policy, len(trace.jobs), quiet=quiet) as told:
+        with progress_of(setting.policy, len(trace.jobs), quiet=quiet) as told:
             started_s = time.perf_counter()
             parts = simulate_live(trace, nodes, setting, on_progress=told)
             wall_s = time.perf_counter() - started_s
@@ -190,7 +218,8 @@ def _replayed(trace: Any, nodes: Any, setting: Any, *, quiet: bool) -> tuple[Any
 
 
 @contextmanager
-def _progress(policy: str, jobs: int, *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+def progress_of(policy: str, jobs: int, *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on a terminal, to be told (ended, all); None where nobody looks."""
     if quiet or not terminal(sys.stderr).interactive:
         yield None
         return

@@ -109,7 +109,7 @@ def _over_time(
 def _waits(axes: Axes, runs: Sequence[Run]) -> None:
     """Bars on a logarithmic axis: mean and 99th percentile of one policy, or the means of several."""
     tables = [{waits.sizes: waits for waits in waits_by_size(run)} for run in runs]
-    names = list(max(tables, key=len))
+    names = list(tables[0])  # the same for all: every policy ends the same jobs
     if len(runs) == 1:
         one = tables[0]
         bars = [
@@ -117,29 +117,37 @@ def _waits(axes: Axes, runs: Sequence[Run]) -> None:
             ("99 % waited less", [one[name].p99_s for name in names]),
         ]
     else:
-        bars = [
-            (run.policy, [table[name].mean_s if name in table else 0.0 for name in names])
-            for run, table in zip(runs, tables, strict=True)
-        ]
+        bars = [(run.policy, [table[name].mean_s for name in names]) for run, table in zip(runs, tables, strict=True)]
     width = min(0.3, 0.8 / len(bars))
+    axes.set_yscale("log")
     for number, (label, values) in enumerate(bars):
         places = [place + (number - (len(bars) - 1) / 2) * width for place in range(len(names))]
-        axes.bar(places, values, width * 0.92, color=_colour(number), label=label)
+        # From one second up: on a logarithmic axis nothing less has a place.
+        axes.bar(
+            places,
+            [max(0.0, value - 1.0) for value in values],
+            width * 0.92,
+            bottom=1.0,
+            color=_colour(number),
+            label=label,
+        )
     marks = lasts([value for _, values in bars for value in values])
-    axes.set_yscale("log")
     axes.set_ylim(marks[0], max(marks[-1], 10.0))
     axes.set_yticks(marks, [short(mark) for mark in marks])
     axes.minorticks_off()
-    counts = [max(table[name].jobs if name in table else 0 for table in tables) for name in names]
-    axes.set_xticks(range(len(names)), [f"{name}\n{jobs:,} jobs" for name, jobs in zip(names, counts, strict=True)])
+    axes.set_xticks(range(len(names)), [f"{name}\n{_jobs(tables[0][name].jobs)}" for name in names])
     axes.set_xlabel("GPUs of the job", color=_SOFT)
     _dressed(axes, "Wait by size" if len(runs) == 1 else "Mean wait by size", "wait (logarithmic)", key=True)
 
 
 def _dressed(axes: Axes, title: str, unit: str, *, key: bool) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     axes.set_title(title, loc="left", fontweight="bold", color=_INK)
     axes.set_ylabel(unit, color=_SOFT)
-    axes.yaxis.set_major_formatter("{x:,.0f}") if axes.get_yscale() == "linear" else None
+    if axes.get_yscale() == "linear":
+        axes.yaxis.set_major_locator(MaxNLocator("auto", integer=True))
+        axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.grid(visible=True, axis="y", color=_GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(colors=_SOFT, length=0)
@@ -150,6 +158,10 @@ def _dressed(axes: Axes, title: str, unit: str, *, key: bool) -> None:
         axes.legend(
             loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=8, frameon=False, labelcolor=_SOFT, borderaxespad=0.2
         )
+
+
+def _jobs(count: int) -> str:
+    return f"{count:,} job{'' if count == 1 else 's'}"
 
 
 def _colour(number: int) -> str:

@@ -75,7 +75,6 @@ class Klass:
     user: str = ""
     shut: int = 0
     throttle: Throttle | None = None
-    group: Group | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -99,6 +98,7 @@ class Entry:
         repair: it lost its place through no fault of its own, and gets it back before newcomers.
         avoid: bitset of nodes to use only if nothing else fits.
         fixed: never stopped for another's sake.
+        group: jobs alike, of whose ends a policy learns; the policy's own.
     """
 
     seq: int
@@ -122,6 +122,7 @@ class Entry:
     repair: bool = False
     avoid: int = 0
     fixed: bool = False
+    group: Group | None = None
 
     def __post_init__(self) -> None:
         self.gpus = self.klass.gpus

@@ -8,15 +8,16 @@ job's own changes before those that only an operator makes, and waiting for othe
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import JobId
+from phalanx.core.scheduling.blockers import in_the_way
 from phalanx.core.scheduling.board import Entry
-from phalanx.core.scheduling.forecast import Forecast, Limit
+from phalanx.core.scheduling.forecast import Forecast
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.scheduling.trial import Trial, changed, tried
 from phalanx.core.state.snapshot import Snapshot
@@ -28,8 +29,7 @@ from phalanx.core.work.queue import Queue
 from phalanx.core.work.spec import Launch
 
 CHANGES_MAX: Final = 5  # told; more is no help
-GONE_MAX: Final = 16  # jobs that one waits for; more than a person looks at
-LOOKED_AT_MAX: Final = 2000  # running jobs tried for that
+GONE_MAX: Final = 16  # jobs to wait for that are still told as a change; of more, `blockers` tells
 PRIORITY_MOST: Final = 10_000  # what a job may ask for (core.work.request)
 LIMIT_SLACK_S: Final = 120.0  # a job is told to be over so long before the reserved time begins
 _NODES_TRIED: Final = (1, 2, 4, 8, 16, 32)
@@ -101,7 +101,7 @@ class Counterfactuals:
         self.entry: Entry | None = self.scheduler.entries.get(job.id)
         waiting = self.scheduler.why(job)
         self.reason = Reason.NEW if waiting is None else waiting.reason
-        self.blockers = self._in_the_way(forecast)
+        self.blockers = in_the_way(forecast, self.entry)
         self.tried = 0
         self._like = like
         self._go_on = go_on
@@ -254,12 +254,17 @@ class Counterfactuals:
         for fewer in asked[:_FEWER_TRIED]:
             job = self._asking(fewer)
             if self._may_fit(job):
-                yield self._of(Kind.FEWER, f"{fewer.total} GPUs instead of {request.total}", f"--gpus {fewer}", job)
+                yield self._of(
+                    Kind.FEWER,
+                    f"{fewer.total} GPU{'' if fewer.total == 1 else 's'} instead of {request.total}",
+                    f"--gpus {fewer}",
+                    job,
+                )
 
     # ---------------------------------------------------------------- others'
 
     def _wait(self) -> Iterator[_Candidate]:
-        if not self.blockers:
+        if not 0 < len(self.blockers) <= GONE_MAX:
             return
         named = ", ".join(self.blockers[:3]) + (
             "" if len(self.blockers) <= 3 else f" and {len(self.blockers) - 3} more"
@@ -279,7 +284,7 @@ class Counterfactuals:
             )
             yield _Candidate(change=change, seen=changed(self.seen, nodes=[node]))
         if len(back) > 1:
-            names = " ".join(node.id for node in back)
+            names = ",".join(node.id for node in back)
             change = Change(
                 kind=Kind.UNDRAIN, text=f"{len(back)} nodes take work again", command=f"phalanx nodes undrain {names}"
             )
@@ -313,57 +318,6 @@ class Counterfactuals:
 
     # ---------------------------------------------------------------- sieves
 
-    def _in_the_way(self, forecast: Forecast) -> list[JobId]:
-        """Running jobs whose end would let it start: who counts against a limit, else who holds room; as few as were found."""
-        entry, board = self.entry, self.scheduler.board
-        if entry is None or entry.since_s >= 0.0:
-            return []
-        limit = forecast.holders(entry)
-        if limit is not None:
-            return [] if limit.never else self._ids(_soonest_gone(forecast, limit))
-        if not entry.klass.needs[0].devices or board.find(entry) is not None:
-            return []
-        kinds = {kind for need in entry.klass.needs for kind in need.kinds}
-        running = _by_end(
-            forecast,
-            (
-                other
-                for other in board.running.values()
-                if any(board.kind[number] in kinds for number, _ in other.places)
-            ),
-        )
-        for other in running:
-            board.give(other)
-            fits = board.find(entry) is not None
-            board.take(other)
-            if fits:
-                return self._ids([other])
-        given: list[Entry] = []
-        for other in running:
-            board.give(other)
-            given.append(other)
-            if board.find(entry) is not None:
-                return self._ids(self._needed(entry, given))
-        for other in given:
-            board.take(other)
-        return []
-
-    def _ids(self, entries: list[Entry]) -> list[JobId]:
-        return [self.scheduler.ids[other.seq] for other in entries] if len(entries) <= GONE_MAX else []
-
-    def _needed(self, entry: Entry, given: list[Entry]) -> list[Entry]:
-        """Take back what the job can do without; in the end all of them, as the board was."""
-        board = self.scheduler.board
-        needed: list[Entry] = []
-        for other in given:
-            board.take(other)
-            if board.find(entry) is None:
-                board.give(other)
-                needed.append(other)
-        for other in needed:
-            board.take(other)
-        return needed
-
     def _may_fit(self, job: Job) -> bool:
         """Whether there is room for it by devices alone: what cannot fit need not be tried."""
         board = self.scheduler.board
@@ -386,27 +340,6 @@ class Counterfactuals:
             return str(self.job.spec.role.gpus)
         need = entry.klass.needs[0]
         return f"{need.nodes} x {need.devices}{f' + {need.tail}' if need.tail else ''}"
-
-
-def _by_end(forecast: Forecast, entries: Iterable[Entry]) -> list[Entry]:
-    """Those that end first, first; by seq where nobody knows."""
-
-    def key(entry: Entry) -> tuple[float, float, int]:
-        left = forecast.left_of(entry)
-        return left.high_s, left.low_s, entry.seq
-
-    return sorted(entries, key=key)[:LOOKED_AT_MAX]
-
-
-def _soonest_gone(forecast: Forecast, limit: Limit) -> list[Entry]:
-    """The first to end that together free what the limit is passed by."""
-    freed, gone = 0.0, []
-    for entry in _by_end(forecast, limit.holders):
-        if freed >= limit.over:
-            break
-        gone.append(entry)
-        freed += 1 if limit.jobs else entry.gpus
-    return gone if freed >= limit.over else []
 
 
 def _raised(queue: Queue, reason: Reason, over: int, *, jobs: bool) -> tuple[Queue | None, str]:

@@ -25,6 +25,7 @@ PRIOR_EVENTS: Final = 1.0  # the prior's weight in each bin: one event
 PRIOR_SHAPE: Final = 0.5  # hazard 0.5 / t: a Pareto tail of index 1/2, as of a fleet of which nothing is known but that long jobs stay long
 POOL_EVENTS: Final = 4.0  # a size of its own counts more than all sizes together once it has seen four ends in a bin
 
+Hazard = NDArray[np.float64]  # ends per second of service, by bin
 EDGES_S: Final = (0.0, *(FIRST_EDGE_S * 2.0 ** (k / BINS_PER_OCTAVE) for k in range(BINS - 1)))
 _SCALE: Final = BINS_PER_OCTAVE / math.log(2.0)
 _LOG_FIRST: Final = math.log(FIRST_EDGE_S)
@@ -54,6 +55,15 @@ TRUSTS: Final = (
 KERNEL: Final = ((-2, 0.1), (-1, 0.2), (0, 0.4), (1, 0.2), (2, 0.1))
 
 
+# Jobs of one group submitted soon after one another are one sweep, alike beyond what their group is.
+BURST_GAP_S: Final = 600.0
+BURST_SIZES: Final = (
+    3  # up to 4 GPUs; of larger gangs too few end in one burst for it to say anything (measured: believed, they starve)
+)
+BURST_TRUSTS: Final = (0.25, 1.0, 4.0, 16.0, 1e9)
+BURST_KERNEL: Final = ((-1, 0.25), (0, 0.5), (1, 0.25))  # narrower: sweeps are more alike
+
+
 class Serving(Protocol):
     """A job that has begun."""
 
@@ -62,17 +72,39 @@ class Serving(Protocol):
 
 
 class Group:
-    """Jobs alike: of one queue (live: of one user and name) and one number of GPUs. The newest ends count most."""
+    """Jobs alike: of one queue (live: of one user and name) and one number of GPUs; or one burst of these. The newest ends count most.
 
-    __slots__ = ("active", "dirty", "ends", "index", "risk", "size")
+    Attributes:
+        parent: the group of a burst; None for a group.
+        burst: a group's newest burst, and `last_s` its newest submit.
+        fitted: the `refit` its index is from; -1 when it must be worked out anew.
+    """
 
-    def __init__(self, gpus: int) -> None:
+    __slots__ = ("active", "burst", "ends", "fitted", "hazard", "index", "last_s", "parent", "risk", "size")
+
+    def __init__(self, gpus: int, parent: Group | None = None) -> None:
         self.size = size_of(gpus)
+        self.parent = parent
+        self.burst: Group | None = None
+        self.last_s = 0.0
         self.ends = np.zeros(BINS)
         self.risk = np.zeros(BINS)
+        self.hazard = np.zeros(BINS)
         self.active: dict[int, Serving] = {}
-        self.dirty = True
+        self.fitted = -1
         self.index: list[float] = []
+
+    def began(self, seq: int, job: Serving) -> None:
+        """One of its jobs serves; it and its group count it as time at risk."""
+        self.active[seq] = job
+        if self.parent is not None:
+            self.parent.active[seq] = job
+
+    def left(self, seq: int) -> None:
+        """It does so no longer."""
+        self.active.pop(seq, None)
+        if self.parent is not None:
+            self.parent.active.pop(seq, None)
 
 
 class HazardTable:
@@ -81,7 +113,8 @@ class HazardTable:
     Attributes:
         hazard: per size and bin, ends per second of service, as of the last `refit`.
         events, served_s: jobs ended so far, and their service.
-        evidence: log-likelihood of each trust per size; `trust` is the best of them.
+        evidence: log-likelihood of each trust per size; `trust` is the best of them. The same for bursts.
+        fits: how often it was fitted.
     """
 
     def __init__(self) -> None:
@@ -98,6 +131,10 @@ class HazardTable:
         self._trusts = np.array(TRUSTS)[:, None]
         self.evidence = np.zeros((SIZES, len(TRUSTS)))
         self.trust = [TRUSTS[-1]] * SIZES
+        self._burst_trusts = np.array(BURST_TRUSTS)[:, None]
+        self.burst_evidence = np.zeros((SIZES, len(BURST_TRUSTS)))
+        self.burst_trust = [BURST_TRUSTS[-1]] * SIZES
+        self.fits = 0
         self.refit(())
 
     def copy(self) -> HazardTable:
@@ -118,33 +155,54 @@ class HazardTable:
             group = self.groups[label, gpus] = Group(gpus)
         return group
 
-    def ended(self, group: Group, service_s: float) -> None:
-        """A job ended with this service."""
+    def burst(self, label: int, gpus: int, submit_s: float) -> Group:
+        """The burst that a job submitted now belongs to; its group where bursts say nothing."""
+        group = self.group(label, gpus)
+        if group.size >= BURST_SIZES:
+            return group
+        if group.burst is None or submit_s - group.last_s > BURST_GAP_S:
+            group.burst = Group(gpus, group)
+        group.last_s = submit_s
+        return group.burst
+
+    def ended(self, burst: Group, service_s: float) -> None:
+        """A job of this burst (or group) ended with this service."""
+        group = burst.parent or burst
         size, last = group.size, bin_of(service_s)
-        self._judge(group, service_s, last)
+        self._judge(group, burst, service_s, last)
         self._ends[size, last] += 1.0
         group.ends *= GROUP_KEEP
         group.risk *= GROUP_KEEP
-        for off, share in KERNEL:
-            group.ends[min(max(last + off, 0), BINS - 1)] += share
-        for risk in (self._risk[size], group.risk):
+        counted = [(group, KERNEL)] if burst is group else [(group, KERNEL), (burst, BURST_KERNEL)]
+        for one, kernel in counted:
+            for off, share in kernel:
+                one.ends[min(max(last + off, 0), BINS - 1)] += share
+            one.fitted = -1
+        for risk in (self._risk[size], *(one.risk for one, _ in counted)):
             risk[:last] += self._width[:last]
             risk[last] += service_s - EDGES_S[last]
         self.events += 1
         self.served_s += service_s
-        group.dirty = True
 
-    def _judge(self, group: Group, service_s: float, last: int) -> None:
+    def _judge(self, group: Group, burst: Group, service_s: float, last: int) -> None:
         """How well each trust foretold this end, before it is counted: the log-likelihood, summed per size.
 
         Source: A. P. Dawid, "Statistical theory: the prequential approach", J. R. Statist. Soc. A 147 (1984).
         """
         size = group.size
         base = self.hazard[size]
-        hazard = (group.ends + self._trusts) / (group.risk + self._trusts / base)
-        lived = hazard[:, :last] @ self._width[:last] + hazard[:, last] * (service_s - EDGES_S[last])
-        self.evidence[size] += np.log(hazard[:, last]) - lived
+        self.evidence[size] += self._score(group, self._trusts, base, service_s, last)
+        if burst is not group:
+            trust = self.trust[size]
+            middle = (group.ends + trust) / (group.risk + trust / base)
+            self.burst_evidence[size] += self._score(burst, self._burst_trusts, middle, service_s, last)
+            self.burst_trust[size] = BURST_TRUSTS[int(np.argmax(self.burst_evidence[size]))]
         self.trust[size] = TRUSTS[int(np.argmax(self.evidence[size]))]
+
+    def _score(self, group: Group, trusts: Hazard, base: Hazard, service_s: float, last: int) -> Hazard:
+        hazard = (group.ends + trusts) / (group.risk + trusts / base)
+        lived = hazard[:, :last] @ self._width[:last] + hazard[:, last] * (service_s - EDGES_S[last])
+        return np.asarray(np.log(hazard[:, last]) - lived)
 
     def refit(self, active: Iterable[tuple[int, float]]) -> None:
         """Compute the hazards anew; `active` are (gpus, service so far) of the jobs that have begun and not ended."""
@@ -154,8 +212,7 @@ class HazardTable:
         pooled = (self._ends.sum(axis=0) + PRIOR_EVENTS) / (risk.sum(axis=0) + PRIOR_EVENTS / prior)
         self.hazard = (self._ends + POOL_EVENTS) / (risk + POOL_EVENTS / pooled)
         self.size_index = gittins(self.hazard[0].tolist(), self._widths)
-        for group in self.groups.values():
-            group.dirty = True
+        self.fits += 1
 
     def _at_risk(self, active: Iterable[tuple[int, float]]) -> NDArray[np.float64]:
         """Service of jobs not yet ended, by size and bin: whole bins before the one they are in, and their part of that."""
@@ -171,25 +228,34 @@ class HazardTable:
         return risk + beyond * self._width
 
     def index_of(self, group: Group, now_s: float) -> list[float]:
-        """The group's index per bin; its jobs still running count as time at risk."""
-        if group.dirty:
-            group.dirty = False
-            base = self.hazard[group.size]
-            risk = group.risk.copy()
-            for entry in group.active.values():
-                service_s = entry.service_s(now_s)
-                if service_s > 0.0:
-                    last = bin_of(service_s)
-                    risk[:last] += self._width[:last]
-                    risk[last] += service_s - EDGES_S[last]
-            trust = self.trust[group.size]
-            hazard = (group.ends + trust) / (risk + trust / base)
-            index = gittins(hazard.tolist(), self._widths)
+        """The group's or burst's index per bin; its jobs still running count as time at risk."""
+        if group.fitted != self.fits or not group.index:
+            index = gittins(self._hazard_of(group, now_s).tolist(), self._widths)
             if group.size == 0:
                 # Single GPUs get the better of the two: they are probed cheaply, and one user's sweeps mix with another's.
                 index = [max(own, others) for own, others in zip(index, self.size_index, strict=True)]
             group.index = index
         return group.index
+
+    def _hazard_of(self, group: Group, now_s: float) -> Hazard:
+        if group.fitted == self.fits:
+            return group.hazard
+        group.fitted = self.fits
+        group.index = []
+        parent = group.parent
+        if parent is None:
+            base, trust = self.hazard[group.size], self.trust[group.size]
+        else:
+            base, trust = self._hazard_of(parent, now_s), self.burst_trust[group.size]
+        risk = group.risk.copy()
+        for entry in group.active.values():
+            service_s = entry.service_s(now_s)
+            if service_s > 0.0:
+                last = bin_of(service_s)
+                risk[:last] += self._width[:last]
+                risk[last] += service_s - EDGES_S[last]
+        group.hazard = (group.ends + trust) / (risk + trust / base)
+        return group.hazard
 
 
 def gittins(hazard: Sequence[float], width: Sequence[float]) -> list[float]:

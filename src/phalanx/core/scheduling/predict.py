@@ -28,6 +28,7 @@ from phalanx.core.scheduling.hazard import size_of
 from phalanx.core.work.job import Job, JobState
 
 LOW, MIDDLE, HIGH = 0.1, 0.5, 0.9  # what is told: the range that four of five jobs end in
+ENDS_ENOUGH: Final = 9  # of so many, smallest and largest are the quantiles LOW and HIGH: n with 1 / (n + 1) = LOW
 NEWEST_NARROW: Final = 64  # ends kept of one name: its owner changes it now and then, and the newest tell more
 NEWEST_WIDE: Final = 4096  # of users, sizes and all: a few bursts of one user's sweep must not be all that is known
 LEARNING: Final = 0.005  # step of the shares' adaptation: what 200 ends miss too often widens by as much as was missed
@@ -116,7 +117,6 @@ class Predictor:
             ran_s: what it has run; it will run longer.
             run_max_s: it is stopped then, by its time limit; None for no limit.
         """
-        enough = 1.0 / min(self.low, self.high) - 1.0 - 1e-9
         ordered: list[float] = []
         first, likes = 0, ""
         for key, _, words in _likes(traits):
@@ -125,7 +125,7 @@ class Predictor:
                 continue
             ordered, likes = group.ordered, words
             first = bisect_right(ordered, ran_s) if ran_s > 0.0 else 0
-            if len(ordered) - first >= enough:
+            if len(ordered) - first >= ENDS_ENOUGH:
                 break
         count = len(ordered) - first
         low, middle, high = (_quantile(ordered, first, count, share) for share in (self.low, MIDDLE, 1.0 - self.high))
@@ -167,13 +167,15 @@ def _likes(traits: Traits) -> Iterator[tuple[_Key, int, str]]:
 
 
 def _quantile(ordered: list[float], first: int, count: int, share: float) -> float | None:
-    """Of `count` values from `first` on: linear between the neighbours of place `share` x (count + 1). None outside of all: how far
-    outside, nobody knows.
+    """Of `count` values from `first` on: linear between the neighbours of place `share` x (count + 1).
+
+    Past the outermost, that one; of too few values None, since how far outside it may lie, nobody knows.
     """
     place = share * (count + 1)
-    low = int(place + 1e-9)
-    if low < 1 or place > count + 1e-9:
+    if count < ENDS_ENOUGH and not 1.0 - 1e-9 <= place <= count + 1e-9:
         return None
+    place = min(max(place, 1.0), float(count))
+    low = int(place + 1e-9)
     below = ordered[first + low - 1]
     return below if low == count else below + (ordered[first + low] - below) * max(0.0, place - low)
 

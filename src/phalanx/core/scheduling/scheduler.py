@@ -269,7 +269,8 @@ class Scheduler:
             if job.state in LEARNT and job.started_s is not None and job.ended_s is not None:
                 label = self._classes.label(job)
                 self.table.ended(
-                    self.table.group(label, max(1, job.spec.role.gpus.total)), max(0.0, job.ended_s - job.started_s)
+                    self.table.burst(label, max(1, job.spec.role.gpus.total), job.submit_s),
+                    max(0.0, job.ended_s - job.started_s),
                 )
                 self._classes.ended(job)
 
@@ -317,7 +318,9 @@ class Scheduler:
         entry = self._new_entry(job, self._shaping.needs_of(job) or (_need_of(attempt),))
         places = self.fit.places(attempt.allocation)
         need = _held_as(entry.klass.needs, places, self.fit.kind) or _need_of(attempt)
-        placed_s = attempt.placed_s - self._skew_s
+        placed_s = min(
+            attempt.placed_s - self._skew_s, self._now_s
+        )  # later: the clock was set back while there was no head
         self.board.adopt(entry, need, places, placed_s)
         entry.shield_s = placed_s + self.policy.knobs.run_min_s
         return entry
@@ -338,6 +341,8 @@ class Scheduler:
             self._park(job, entry, wait, now_s)
             return entry is not None
         self.parked.pop(job.id, None)
+        if entry is not None:  # made while a stop was under way, it did not count that one
+            entry.stops, entry.moves = job.preemptions, job.moves
         if entry is None:
             entry = self._new_entry(job, needs)
             self.board.arrive(entry)

@@ -48,8 +48,8 @@ class Knobs:
         lane: share of the fleet that overdue jobs may hold ahead of everyone.
     """
 
-    round_s: float = 60.0
-    boost: float = 4.0
+    round_s: float = 30.0
+    boost: float = 5.0
     hysteresis: float = 8.0
     run_min_s: float = 1800.0
     right_min_s: float = 60.0
@@ -74,7 +74,7 @@ class Default(Listener):
         self.table = table or HazardTable()
         self.fitted_s = -INFINITE
         self.fitted_events = self.table.events
-        self.lines: dict[Klass, list[tuple[float, int, Entry]]] = {}
+        self.lines: dict[tuple[Klass, Group], list[tuple[float, int, Entry]]] = {}
         self.again: dict[int, Entry] = {}  # waiting, and ran before
         self.prices: dict[int, Prices] = {}
         self.room = Room(
@@ -96,21 +96,22 @@ class Default(Listener):
 
     def arrived(self, entry: Entry) -> None:
         """Wait, among its likes."""
-        self._group(entry.klass)
+        self._group(entry)
         self._join(entry)
 
     def adopted(self, entry: Entry) -> None:
         """It counts as time at risk like those started here."""
-        self._group(entry.klass).active[entry.seq] = entry
+        self._group(entry).began(entry.seq, entry)
 
     def left(self, entry: Entry) -> None:
         """Wait no longer."""
-        self._group(entry.klass).active.pop(entry.seq, None)
+        self._group(entry).left(entry.seq)
         if self.again.pop(entry.seq, None) is not None:
             return
-        line = [item for item in self.lines[entry.klass] if item[2] is not entry]
+        key = (entry.klass, self._group(entry))
+        line = [item for item in self.lines[key] if item[2] is not entry]
         heapq.heapify(line)
-        self.lines[entry.klass] = line
+        self.lines[key] = line
 
     def ended(self, entry: Entry, now_s: float) -> None:
         """Learn from how long it took."""
@@ -126,20 +127,22 @@ class Default(Listener):
         if entry.overdue:
             self.lane_used -= entry.gpus
             entry.overdue = False
-        group = self._group(entry.klass)
+        group = self._group(entry)
         group.active.pop(entry.seq, None)
         return group
 
-    def _group(self, klass: Klass) -> Group:
-        if klass.group is None:
-            klass.group = self.table.group(klass.label, max(1, klass.gpus))
-        return klass.group
+    def _group(self, entry: Entry) -> Group:
+        if entry.group is None:
+            entry.group = self.table.burst(entry.klass.label, max(1, entry.klass.gpus), entry.submit_s)
+        return entry.group
 
     def _join(self, entry: Entry) -> None:
         if entry.stops or entry.attained_s or entry.repair:
             self.again[entry.seq] = entry
         else:
-            heapq.heappush(self.lines.setdefault(entry.klass, []), (entry.submit_s, entry.seq, entry))
+            heapq.heappush(
+                self.lines.setdefault((entry.klass, self._group(entry)), []), (entry.submit_s, entry.seq, entry)
+            )
 
     # ---------------------------------------------------------------- deciding
 
@@ -156,7 +159,7 @@ class Default(Listener):
         self._factors.clear()
         if board.quotas is not None:
             board.quotas.want(
-                {klass.queue for klass, line in self.lines.items() if line}
+                {klass.queue for (klass, _), line in self.lines.items() if line}
                 | {one.klass.queue for one in self.again.values()}
             )
         if self.reserved and self.reserved_for is not None and self.reserved_for.repair:
@@ -183,7 +186,9 @@ class Default(Listener):
 
     def _order(self, now_s: float) -> list[Line]:
         """Waiting jobs by priority, then value per GPU, best first; of a class of never-started ones only the head."""
-        order = [self._line(line[0][2], now_s) for line in self.lines.values() if line]
+        if any(not line for line in self.lines.values()):
+            self.lines = {key: line for key, line in self.lines.items() if line}
+        order = [self._line(line[0][2], now_s) for line in self.lines.values()]
         order.extend(self._line(entry, now_s) for entry in self.again.values())
         order.sort()
         return order
@@ -208,9 +213,13 @@ class Default(Listener):
         late += [
             line[0][2] for line in self.lines.values() if line and not line[0][2].overdue and now_s - line[0][0] > limit
         ]
-        late.sort(key=lambda entry: (entry.submit_s, entry.seq))
-        for entry in late:
-            if not self.lane_used or self.lane_used + entry.gpus <= knobs.lane * self.total:
+        late.sort(
+            key=lambda entry: (entry.waits_from_s - entry.waited_s - cost_s * (entry.stops + entry.moves), entry.seq)
+        )
+        for entry in (
+            late
+        ):  # the longest wait first; the last one in may overshoot, so that while anyone queues the lane is full
+            if self.lane_used < knobs.lane * self.total:
                 self.lane_used += entry.gpus
                 entry.overdue = True
 
@@ -227,7 +236,7 @@ class Default(Listener):
         lived_s = max(
             entry.service_s(now_s), entry.seen_s
         )  # lost work is to be done again, and the job is not young for it
-        value = boost * self.table.index_of(self._group(klass), now_s)[bin_of(lived_s)]
+        value = boost * self.table.index_of(self._group(entry), now_s)[bin_of(lived_s)]
         quotas = self.board.quotas
         if quotas is not None:
             factor = self._factors.get(klass.queue)
@@ -255,15 +264,15 @@ class Default(Listener):
                     break
                 lone = entry.seq in self.again
                 self._start(entry, *found, now_s)
-                line = self.lines.get(klass)
+                line = self.lines.get((klass, self._group(entry)))
                 if lone or not line:
                     break
                 entry = line[0][2]  # noqa: PLW2901  # the next of its class
 
     def _start(self, entry: Entry, need: Need, places: tuple[tuple[int, int], ...], now_s: float) -> None:
         if self.again.pop(entry.seq, None) is None:
-            heapq.heappop(self.lines[entry.klass])
-        self._group(entry.klass).active[entry.seq] = entry
+            heapq.heappop(self.lines[entry.klass, self._group(entry)])
+        self._group(entry).began(entry.seq, entry)
         entry.shield_s = now_s + self.knobs.run_min_s
         entry.moved_s = now_s
         self.board.start(entry, need, places, now_s)
@@ -311,7 +320,7 @@ class Default(Listener):
             if self.knobs.stops and (entry.repair or klass.rank > lowest or entitled):
                 tries += 1
                 found = self.room.by_right(entry, now_s)
-                if found is not None and self._carry_out(found[0], entry, found[1], now_s):
+                if found is not None and self._carry_out(found, entry, Because.PRIORITY, now_s):
                     self._start_if(entry, now_s)
             if kept and entry.since_s < 0.0:
                 self._reserve(entry)
@@ -341,7 +350,7 @@ class Default(Listener):
                     if (entry.overdue or entry.repair) and not self.reserved:
                         self._reserve(entry)
                     break
-                line = self.lines.get(klass)
+                line = self.lines.get((klass, self._group(entry)))
                 if lone or not line:
                     break
                 entry = line[0][2]  # noqa: PLW2901  # the next of its class
@@ -365,13 +374,13 @@ class Default(Listener):
             return False
         for one in going:
             if one.need is not None:
-                self.board.move(one.entry, one.need, one.places, now_s, other, because)
+                self.board.move(one.entry, one.need, one.places, now_s, other, one.because or because)
                 one.entry.moved_s = now_s
             else:
                 if one.entry.overdue:
                     self.lane_used -= one.entry.gpus
                     one.entry.overdue = False
-                self.board.stop(one.entry, now_s, other, because)
+                self.board.stop(one.entry, now_s, other, one.because or because)
                 self._join(one.entry)
         return True
 

@@ -50,6 +50,7 @@ class Prices:
             entry.klass.rank == self.rank
             and not entry.fixed
             and entry.shield_s <= now_s
+            and not entry.overdue
             and entry.stops < self.stops_max
         )
 

@@ -27,11 +27,12 @@ TRIES = 4  # nodes tried for a part-node job before the round goes on to the nex
 
 @dataclass(slots=True)
 class Going:
-    """One job that makes way: to `places`, or out when there are none."""
+    """One job that makes way: to `places`, or out when there are none. `because` is set where its right is not that of all."""
 
     entry: Entry
     need: Need | None = None
     places: Places = ()
+    because: Because | None = None
 
 
 class Room:
@@ -136,7 +137,7 @@ class Room:
 
     # ---------------------------------------------------------------- by right
 
-    def by_right(self, entry: Entry, now_s: float) -> tuple[list[Going], Because] | None:
+    def by_right(self, entry: Entry, now_s: float) -> list[Going] | None:
         """Stop the cheapest jobs that the entry has a right to stop, on the nodes it needs and no others."""
         board, klass = self.board, entry.klass
         admitted = board.admits(klass)
@@ -150,14 +151,23 @@ class Room:
         chosen = self._on_one_place(entry, near, cost) or self._fewest(entry, victims)
         if chosen is None:
             return None
-        borrowed = board.quotas is not None and not any(other.klass.rank < klass.rank for other in chosen)
-        because = Because.REPAIR if entry.repair else Because.RECLAIM if borrowed else Because.PRIORITY
         chosen.sort(key=lambda other: other.seq)
         # What only its quota keeps back needs others to give theirs, and a moved job keeps it.
         going = (
             self._rather_moved(entry, chosen, now_s) if self.moves and admitted else [Going(other) for other in chosen]
         )
-        return going, because
+        for one in going:
+            one.because = self._right_over(entry, one.entry)
+        return going
+
+    def _right_over(self, entry: Entry, other: Entry) -> Because:
+        """What the job that goes is told: a loan is called in also of one that nothing else may stop (any more)."""
+        if not (other.fixed or other.stops >= self.stops_max):
+            if entry.repair:
+                return Because.REPAIR
+            if other.klass.rank < entry.klass.rank:
+                return Because.PRIORITY
+        return Because.RECLAIM
 
     def _rather_moved(self, entry: Entry, chosen: Sequence[Entry], now_s: float) -> list[Going]:
         """How the chosen make way: small ones go on in holes, if there are some beside the place that is made; the others stop."""

@@ -1,0 +1,99 @@
+"""The head's own past as a trace: jobs that ended, how long they ran, the nodes and queues there are."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Final
+
+from phalanx.core.errors import NotFound
+from phalanx.core.units import format_duration
+from phalanx.core.work.gpus import parse_gpus
+from phalanx.core.work.job import TERMINAL
+from phalanx.core.work.queue import Queue
+from phalanx.simulator.fleet import SimNode
+from phalanx.simulator.trace import Trace, TraceJob, model_word
+from phalanx.wire.api import JobView
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
+
+_BARREN_MAX: Final = (
+    3  # pages in a row with no job that ended late enough: what was submitted before them ended before them, too
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """What there was. `notes`: what is left out, for people."""
+
+    trace: Trace
+    nodes: tuple[SimNode, ...]
+    queues: tuple[Queue, ...]
+    notes: tuple[str, ...] = ()
+
+
+def past_of(head: Client, since_s: float, *, jobs_max: int, page: int) -> Past:
+    """Jobs with GPUs that ended within the last `since_s` seconds and ran, newest first until `jobs_max`; all nodes and queues.
+
+    Raises:
+        NotFound: there is no such job.
+    """
+    from_s = time.time() - since_s
+    found: list[TraceJob] = []
+    notes: list[str] = []
+    without = 0
+    before: int | None = None
+    barren = 0
+    while len(found) < jobs_max and barren < _BARREN_MAX:
+        seen_before = len(found) + without
+        reply = head.jobs(state=sorted(state.value for state in TERMINAL), before_seq=before, limit=page)
+        for view in reply.jobs:
+            run_s = _run_s(head, view)
+            if run_s is None or view.ended_s is None or view.ended_s < from_s:
+                continue
+            if not view.gpu_count:
+                without += 1
+            elif len(found) < jobs_max:
+                found.append(_trace_job(view, run_s))
+        barren = 0 if len(found) + without > seen_before else barren + 1
+        if reply.next is None:
+            break
+        before = reply.next
+    if len(found) >= jobs_max:
+        notes.append(f"only the newest {jobs_max:,} jobs are replayed")
+    if without:
+        notes.append(f"left out: {without:,} jobs without GPUs")
+    if not found:
+        raise NotFound(
+            f"no job with GPUs ended within {format_duration(since_s)}", hint="--trace takes the jobs from a file"
+        )
+    found.sort(key=lambda job: (job.submit_s, job.line))
+    nodes = tuple(
+        SimNode(name=node.id, gpus=len(node.devices), model=model_word(node.devices[0].model))
+        for node in head.nodes() if node.devices
+    )  # fmt: skip
+    names = {field.name for field in fields(Queue)} - {"open"}
+    queues = tuple(Queue(**{name: getattr(queue, name) for name in names}) for queue in head.queues())
+    return Past(trace=Trace(jobs=tuple(found)), nodes=nodes, queues=queues, notes=tuple(notes))
+
+
+def _trace_job(view: JobView, run_s: float) -> TraceJob:
+    asked = parse_gpus(view.gpus)
+    models = tuple(model_word(model) for model, _ in asked.kinds if model is not None)
+    return TraceJob(
+        id=view.id, submit_s=view.submit_s, duration_s=run_s, gpus=view.gpu_count, models=models, label=view.queue,
+        limit_s=view.time_limit_s, line=view.seq,
+    )  # fmt: skip
+
+
+def _run_s(head: Client, view: JobView) -> float | None:
+    """How long it ran, waits between its attempts left out; None for one that never did."""
+    if view.started_s is None or view.ended_s is None:
+        return None
+    if view.attempts <= 1:
+        return view.ended_s - view.started_s
+    attempts = head.job(view.id).attempts
+    return sum(
+        (one.ended_s or view.ended_s) - one.first_running_s for one in attempts if one.first_running_s is not None
+    )

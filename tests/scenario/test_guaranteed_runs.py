@@ -1,0 +1,95 @@
+"""When a running job makes way, under the real controller in virtual time: as soon as its guaranteed run is over, not a round later."""
+
+import pytest
+
+from phalanx.core.ids import NodeId, QueueId, UserId
+from phalanx.core.scheduling.policies import Knobs
+from phalanx.core.scheduling.schedule import Policy
+from phalanx.core.state.events import CordonNode, PutQueues
+from phalanx.core.work.job import JobState
+from phalanx.core.work.queue import Queue
+from tests.builders import PLAIN
+from tests.harness import Harness
+from tests.simulated_node import Behaviour
+
+SAVING = Behaviour(run_s=3000.0, save_every_s=5.0)
+LOOK_S = 2.5  # shields that ended are looked at once a second; stopping and starting take the rest
+
+
+def made(fleet: str, **knobs: float) -> Harness:
+    """A cluster whose rounds are so far apart that nothing can wait for one."""
+    return Harness(fleet, policy=Policy(knobs=Knobs(round_s=6000.0, **knobs)))
+
+
+def ran_s(cluster: Harness, job: str, epoch: int = 1) -> float:
+    attempt = cluster.attempts(job)[epoch - 1]
+    return (attempt.ended_s or cluster.now.wall_s) - attempt.placed_s
+
+
+def test_higher_priority_waits_for_the_guaranteed_run_and_no_longer():
+    cluster = made("r: n0=4", right_min_s=60.0)
+    low = cluster.submit(gpus="4", behaviour=SAVING)
+    cluster.run(5.0)
+    high = cluster.submit(gpus="4", priority=1, behaviour=SAVING)
+    cluster.runs(high)
+    assert 60.0 <= ran_s(cluster, low) <= 60.0 + LOOK_S
+    assert f"preempted by job {high}, which has a higher priority" in cluster.told(low)
+
+
+def test_owner_waits_for_the_guaranteed_run_of_the_borrower_and_no_longer():
+    cluster = made("r: n0=4", right_min_s=20.0)
+    cluster.ask(PutQueues(queues=(PLAIN, Queue(id=QueueId("prod"), quota_gpus=4))))
+    borrower = cluster.submit(gpus="4", behaviour=SAVING)
+    cluster.run(3.0)
+    owner = cluster.submit(gpus="3", queue="prod", behaviour=SAVING)
+    cluster.runs(owner)
+    assert 20.0 <= ran_s(cluster, borrower) <= 20.0 + LOOK_S
+    assert f"preempted by job {owner}, whose queue takes back what was borrowed" in cluster.told(borrower)
+
+
+def test_borrower_of_lower_priority_past_its_stops_is_told_that_a_loan_is_called_in():
+    cluster = made("r: n0=4", right_min_s=1.0, stops_max=0)
+    cluster.ask(PutQueues(queues=(PLAIN, Queue(id=QueueId("prod"), quota_gpus=4, priority=9))))
+    borrower = cluster.submit(gpus="4", behaviour=SAVING)
+    owner = cluster.submit(gpus="4", queue="prod", behaviour=SAVING)
+    cluster.runs(owner)
+    assert "whose queue takes back what was borrowed" in cluster.told(borrower)
+    assert "higher priority" not in cluster.told(borrower)
+
+
+def test_gang_of_a_drained_node_takes_its_place_from_a_smaller_job_before_a_newcomer_comes():
+    cluster = made("r: n0=4 n1=4 n2=4", right_min_s=1.0)
+    gang = cluster.submit(gpus="2x4", behaviour=SAVING)
+    holder = cluster.submit(gpus="4", behaviour=SAVING)
+    cluster.run(5.0)
+    newcomer = cluster.submit(gpus="4", behaviour=SAVING)
+    cluster.ask(CordonNode(node_id=NodeId("n0"), by=UserId("op"), why="fan", drain=True))
+    cluster.until(lambda: len(cluster.attempts(gang)) == 2, limit_s=10.0)
+    cluster.runs(gang)
+    assert f"preempted by job {gang}, which lost a node and gets its place back" in cluster.told(holder)
+    assert cluster.job(newcomer).state is JobState.PENDING
+
+
+def test_elastic_job_shrinks_and_grows_when_its_least_stay_is_over():
+    cluster = made("r: n0=4 n1=4 n2=4", right_min_s=1.0, move_min_s=30.0, grow_min_s=40.0)
+    elastic = cluster.submit(gpus="1..3x4", behaviour=SAVING)
+    cluster.run(6.0)
+    other = cluster.submit(gpus="4", behaviour=Behaviour(run_s=8.0))
+    cluster.until(lambda: len(cluster.attempts(elastic)) == 3)
+    widths = [len(attempt.allocation.grants) for attempt in cluster.attempts(elastic)]
+    assert widths == [3, 2, 3]
+    assert cluster.job(other).state is JobState.SUCCEEDED
+    assert ran_s(cluster, elastic, 1) == pytest.approx(30.0, abs=LOOK_S)
+    assert ran_s(cluster, elastic, 2) == pytest.approx(40.0, abs=LOOK_S)
+
+
+def test_head_that_found_the_clock_set_back_does_not_shield_for_as_long():
+    cluster = made("r: n0=4", right_min_s=10.0)
+    low = cluster.submit(gpus="4", behaviour=SAVING)
+    cluster.run(20.0)
+    cluster.kill_head()
+    cluster.jump_clock(-86400.0)
+    cluster.start_head()
+    high = cluster.submit(gpus="4", priority=1, behaviour=SAVING)
+    cluster.until(lambda: high in cluster.world.attempts, limit_s=10.0 + LOOK_S)
+    assert f"preempted by job {high}" in cluster.told(low)
