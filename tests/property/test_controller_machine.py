@@ -6,10 +6,8 @@ a while and then passes by itself, so that faults overlap while work goes on.
 
 import contextlib
 from dataclasses import replace
-from random import Random
 
 import hypothesis.strategies as st
-import pytest
 from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multiple, precondition, rule
 
@@ -110,10 +108,11 @@ class Idle:
 
 class Cluster(RuleBasedStateMachine):
     jobs = Bundle("jobs")
+    policy = QUICK
 
     @initialize(first=kinds, second=kinds)
     def begin(self, first, second):
-        self.harness = Harness("r: n0=4 n1=4 n2=4", policy=QUICK)
+        self.harness = Harness("r: n0=4 n1=4 n2=4", policy=self.policy)
         self.harness.ask(PutQueues(queues=TREE))
         self.harness.behaviours.update(BEHAVIOURS)
         self.keys = 0
@@ -350,82 +349,3 @@ class Cluster(RuleBasedStateMachine):
 # An example costs some 40 ms, and hypothesis spends many on the neighbours of others: more of them than usual.
 Cluster.TestCase.settings = settings(max_examples=max(100, settings().max_examples))
 test_random_faults_break_no_invariant_and_healed_work_ends = Cluster.TestCase
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_storm(seed):
-    """The same rules without a search: every kind of fault, densely, always the same for a seed."""
-    dice = Random(seed)
-    cluster = Cluster()
-    cluster.begin(dice.choice(KINDS), dice.choice(KINDS))
-    jobs = []
-    for _ in range(60):
-        name, for_s, then_s = dice.choice(NAMES), dice.choice(LASTING), dice.choice(MOMENTS)
-        if not cluster.head_is_up():
-            cluster.wait(then_s)
-            continue
-        match dice.choice(STORM):
-            case "submit":
-                kind, limit_s, grace_s = dice.choice(KINDS), dice.choice((None, None, 9.0)), dice.choice((1.0, 30.0))
-                jobs.append(
-                    cluster.submit(
-                        kind,
-                        dice.choice(SHAPES),
-                        dice.randint(0, 1),
-                        dice.randint(0, 2),
-                        limit_s,
-                        grace_s,
-                        dice.choice(QUEUES),
-                        then_s,
-                    )
-                )
-            case "after" if jobs:
-                jobs.append(
-                    cluster.submit_after(
-                        dice.choice(jobs), dice.choice(AFTER), dice.choice(KINDS), dice.choice(QUEUES), then_s
-                    )
-                )
-            case "array":
-                size, running_max = dice.randint(1, 4), dice.choice((None, 1, 2))
-                jobs += cluster.submit_array(dice.choice(KINDS), size, running_max, dice.choice(QUEUES), then_s).values
-            case "quota":
-                cluster.change_quota(dice.choice(TREE[1:]), dice.choice(QUOTAS), then_s)
-            case "cancel" if jobs:
-                cluster.cancel(dice.choice(jobs), then_s)
-            case "requeue" if jobs:
-                cluster.requeue(dice.choice(jobs), then_s)
-            case "hold" if jobs:
-                cluster.hold(dice.choice(jobs), dice.random() < 0.5)
-            case "cordon":
-                cluster.cordon(name, dice.random() < 0.5, then_s)
-            case "uncordon":
-                cluster.uncordon(name)
-            case "reserve":
-                cluster.reserve(name, dice.random() < 0.3, for_s, then_s)
-            case "unreserve":
-                cluster.unreserve(then_s)
-            case "kill_node":
-                cluster.kill_node(name, dice.random() < 0.5, for_s, then_s)
-            case "pause":
-                cluster.pause_node(name, for_s, then_s)
-            case "cut":
-                cluster.cut_node_off(name, for_s, then_s)
-            case "slow":
-                cluster.slow_network(name, dice.choice((0.3, 1.5)), for_s)
-            case "lose":
-                cluster.lose_commands(dice.randint(1, 3), for_s, then_s)
-            case "kill_head":
-                cluster.kill_head(for_s, then_s)
-            case "disk":
-                cluster.fill_disk(dice.randint(1, 4), then_s)
-            case "old":
-                cluster.hear_something_old_again(dice.randint(0, 60), dice.randint(1, 8))
-            case "clock":
-                cluster.jump_clock(dice.choice((-86400.0, -3.0, 3.0, 86400.0)))
-            case _:
-                cluster.wait(then_s)
-    cluster.teardown()
-
-
-STORM = ("submit", "submit", "after", "array", "quota", "wait", "wait", "wait", "cancel", "requeue", "hold", "cordon", "uncordon", "uncordon", "reserve", "unreserve", "kill_node",
-         "kill_node", "pause", "cut", "slow", "lose", "kill_head", "disk", "old", "clock")  # fmt: skip

@@ -37,6 +37,13 @@ def training(cluster, name="train", **fields):
     return found
 
 
+def resumed_at(cluster, job_id):
+    """The step its live attempt began with."""
+    found = cluster.live(job_id).resume
+    assert found is not None
+    return found.step
+
+
 def urgent(cluster, **fields):
     return submit(cluster, "urgent", **{"gpus": "2x4", "priority": 10, "behaviour": Behaviour(run_s=30.0), **fields})
 
@@ -84,7 +91,7 @@ def test_a_stop_from_the_last_checkpoint_when_the_job_does_not_save_by_itself(cl
     first = urgent(cluster)
     cluster.ends(first)
     cluster.runs(train)
-    assert cluster.live(train).resume.step == 100
+    assert resumed_at(cluster, train) == 100
 
 
 def test_a_job_within_its_guaranteed_run_is_stopped_only_after_it(cluster):
@@ -151,7 +158,7 @@ def test_a_drained_nodes_gang_gets_its_place_back_before_a_newcomer():
     assert cluster.job(gang).reason is Reason.DRAINED
     cluster.until(cluster.attempt_is(gang, AttemptState.RUNNING), 400.0)
     assert cluster.job(newcomer).state is JobState.PENDING
-    assert 119 <= cluster.live(gang).resume.step <= 125
+    assert 119 <= resumed_at(cluster, gang) <= 125
 
 
 # ---- moves, queues, policies ----------------------------------------------------------------------------------------
@@ -173,7 +180,7 @@ def test_a_small_job_moves_into_a_hole_and_goes_on():
     assert (moved.moves, moved.preemptions) == (1, 0)
     cluster.runs(one)
     assert cluster.live(one).allocation.grants[0].node_id == cluster.live(three).allocation.grants[0].node_id
-    assert cluster.live(one).resume.step > 300
+    assert resumed_at(cluster, one) > 300
     assert cluster.attempts(one)[0].ending is Cause.MOVED
 
 
@@ -188,7 +195,7 @@ def test_a_queue_borrows_and_gives_back(cluster):
     assert cluster.job(back).detail == f"preempted by job {mine}, whose queue takes back what was borrowed"
     cluster.ends(mine)
     cluster.runs(back)
-    assert cluster.live(back).resume.step >= 119
+    assert resumed_at(cluster, back) >= 119
 
 
 @pytest.mark.parametrize("name", ["default", "fifo", "skip", "backfill", "sjf", "las", "srtf", "fair"])

@@ -3,14 +3,17 @@
 A plan in a line: `b stops for a` or `moves`, placements, then who waits. A job that waits for its room to be left is `claimed`.
 """
 
+from typing import Any
+
 import pytest
 
+from phalanx.core.ids import Epoch
 from phalanx.core.scheduling.policies import Knobs
 from phalanx.core.work.job import Reason, Resume
 from phalanx.core.work.spec import Spread
 from tests.builders import T, drawn, job, lined, make_fleet, plan_of, queue
 
-HIGH = {"priority": 5}
+HIGH: dict[str, Any] = {"priority": 5}
 WHOLE = "0-7"
 
 
@@ -33,7 +36,7 @@ def devices(on):
 
 def saved(ago_s):
     """Its newest checkpoint."""
-    return (Resume(epoch=1, step=1, path="/ckpt", digest="sha", saved_s=T - ago_s),)
+    return (Resume(epoch=Epoch(1), step=1, path="/ckpt", digest="sha", saved_s=T - ago_s),)
 
 
 # ---- by priority ----------------------------------------------------------------------------------------------------
@@ -178,7 +181,7 @@ def test_elastic_grows_into_idle_nodes_once_nobody_waits():
 
 # ---- repair ---------------------------------------------------------------------------------------------------------
 
-LOST = {"reason": Reason.NODE_FAIL, "attained_s": 3600.0, "submit_s": T - 4000}
+LOST: dict[str, Any] = {"reason": Reason.NODE_FAIL, "attained_s": 3600.0, "submit_s": T - 4000}
 
 
 def test_a_gang_that_lost_its_node_goes_before_a_newcomer_whatever_its_priority():

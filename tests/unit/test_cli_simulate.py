@@ -171,6 +171,15 @@ def test_plot_is_a_light_picture_with_every_series_on_it(typed, policies, series
     assert counts[255, 255, 255] > 0.5 * 1650 * 1575
 
 
+@pytest.mark.filterwarnings("error")
+def test_plot_of_a_job_that_neither_ran_nor_waited_is_drawn_without_complaint(typed):
+    code, _, err = typed(
+        "--trace", trace("a,0,0,1,,,"), *FLEET, "--policy", "fifo", "--plot", "o.png", "--html", "o.html"
+    )
+    assert (code, err) == (0, "")
+    assert Path("o.png").stat().st_size > 10_000
+
+
 def test_plot_is_the_kind_of_file_that_its_name_says(typed):
     typed("--trace", busy(), *FLEET, "--policy", "fifo", "--plot", "out.svg")
     drawn = Path("out.svg").read_text(encoding="utf-8")

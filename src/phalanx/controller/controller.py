@@ -184,7 +184,13 @@ class Controller:
         found = peek(self.world, self.scheduler, self.history, self.waits, now, job_id=job_id)
         if wish is None:
             return found
-        turn = Turn(world=self.world, settings=self.settings, now=now, change=Change(world=self.world), losses=Losses(self.world))
+        turn = Turn(
+            world=self.world,
+            settings=self.settings,
+            now=now,
+            change=Change(world=self.world),
+            losses=Losses(self.world),
+        )
         return replace(found, would_be=would_be(turn, wish))
 
     # ---- hearing ------------------------------------------------------------------------------------------------------

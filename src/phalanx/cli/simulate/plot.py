@@ -81,6 +81,7 @@ def plot(runs: Sequence[Run], *, kind: str, title: str, lines: Sequence[str]) ->
             [[100.0 * share for share in each.held] for each in courses],
         )
         held.set_ylim(0.0, 102.0)
+        held.set_yticks([0.0, 25.0, 50.0, 75.0, 100.0])
         _over_time(waiting, "Jobs waiting", "jobs", runs, courses, [each.waiting for each in courses])
         waiting.set_ylim(bottom=0.0)
         _waits(waits, runs)

@@ -176,13 +176,20 @@ class Default(Listener):
             due_s = now_s + OVERDUE_LOOK_S
             if knobs.stops or knobs.moves:
                 self._make_room(now_s)
-                due_s = min((due_s, *(float(prices.expiry.min()) for prices in self.prices.values())))
+                due_s = min(due_s, self._prices_change_s(now_s))
                 if self.table.events > self.fitted_events:
                     due_s = min(due_s, self.fitted_s + knobs.refit_s)
             self.round_next_s = (now_s // knobs.round_s + 1.0) * knobs.round_s
             if not self.unfinished:
                 return min(shield_s, max(self.round_next_s, -(-due_s // knobs.round_s) * knobs.round_s))
         return now_s + UNFINISHED_S if self.unfinished else min(shield_s, self.round_next_s)
+
+    def _prices_change_s(self, now_s: float) -> float:
+        """When the prices that somebody looked at in this round change by time alone; those that nobody asked for wake nobody."""
+        asked = [prices for prices in self.prices.values() if prices.fresh_s == now_s]
+        if asked:
+            self._refresh(now_s)
+        return min((float(prices.expiry.min()) for prices in asked), default=INFINITE)
 
     def _order(self, now_s: float) -> list[Line]:
         """Waiting jobs by priority, then value per GPU, best first; of a class of never-started ones only the head."""

@@ -35,12 +35,14 @@ class Strict(Listener):
 
     def arrived(self, entry: Entry) -> None:
         """Join the line."""
-        if entry.seq in self.gone:  # back before its old place came up
+        if (
+            entry.seq in self.gone
+        ):  # back before its old place came up, and maybe as another entry: it was held meanwhile
             self.gone.discard(entry.seq)
-            self.line = [item for item in self.line if item[1] is not entry]
+            self.line = [item for item in self.line if item[1].seq != entry.seq]
             heapq.heapify(self.line)
             for klass, items in self.kept_back.items():
-                self.kept_back[klass] = [item for item in items if item[1] is not entry]
+                self.kept_back[klass] = [item for item in items if item[1].seq != entry.seq]
         heapq.heappush(self.line, (key_of(entry, entry.size_s if self.shortest else entry.submit_s), entry))
 
     def left(self, entry: Entry) -> None:
