@@ -183,8 +183,10 @@ def test_no_admitted_job_that_fits_is_left_waiting(cell):
 def test_a_plan_on_an_unchanged_state_decides_nothing(cell):
     cell.plan()
     again = cell.scheduler.plan(cell.world, cell.now_s)
-    assert not again.placements
     assert not again.stops
+    assert not again.decided
+    tried = [placement for placement in again.placements if not rejection(cell.world, placement)]
+    assert not tried, "all it may say again is what was refused, because somebody is leaving still"
 
 
 # ---- on what a plan depends -----------------------------------------------------------------------------------------

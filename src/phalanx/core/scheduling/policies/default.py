@@ -128,7 +128,7 @@ class Default(Listener):
             self.lane_used -= entry.gpus
             entry.overdue = False
         group = self._group(entry)
-        group.active.pop(entry.seq, None)
+        group.left(entry.seq)
         return group
 
     def _group(self, entry: Entry) -> Group:

@@ -86,7 +86,9 @@ class Rounds(Listener):
             board.take(entry)
             board.stop(entry, now_s, because=Because.VALUE)
         for entry, need, places in placed:
-            if board.admits(entry.klass):
+            # As wide as it was found: the others that start now were not counted then.
+            wide = board.quotas is None or board.quotas.admits(entry.klass.queue, entry.klass.user, need.gpus) is None
+            if wide and board.admits(entry.klass):
                 board.start(entry, need, places, now_s)
         for entry in by_submit(board.waiting.values()):
             if not board.free_total:
