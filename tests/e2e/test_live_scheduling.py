@@ -4,6 +4,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -47,7 +48,11 @@ def open_gate(head: Cluster, gate: str) -> None:
 
 def runs(head: Cluster, *jobs: str) -> None:
     for job in jobs:
-        until(lambda job=job: head.job(job)["attempt_state"] == "running", f"job {job} runs")
+        until(partial(_runs, head, job), f"job {job} runs")
+
+
+def _runs(head: Cluster, job: str) -> bool:
+    return bool(head.job(job)["attempt_state"] == "running")
 
 
 def said(head: Cluster, job: str) -> str:

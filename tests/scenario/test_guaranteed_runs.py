@@ -1,8 +1,10 @@
 """When a running job makes way, under the real controller in virtual time: as soon as its guaranteed run is over, not a round later."""
 
+from typing import Any
+
 import pytest
 
-from phalanx.core.ids import NodeId, QueueId, UserId
+from phalanx.core.ids import JobId, NodeId, QueueId, UserId
 from phalanx.core.scheduling.policies import Knobs
 from phalanx.core.scheduling.schedule import Policy
 from phalanx.core.state.events import CordonNode, PutQueues
@@ -16,13 +18,13 @@ SAVING = Behaviour(run_s=3000.0, save_every_s=5.0)
 LOOK_S = 2.5  # shields that ended are looked at once a second; stopping and starting take the rest
 
 
-def made(fleet: str, **knobs: float) -> Harness:
+def made(fleet: str, **knobs: Any) -> Harness:
     """A cluster whose rounds are so far apart that nothing can wait for one."""
     return Harness(fleet, policy=Policy(knobs=Knobs(round_s=6000.0, **knobs)))
 
 
 def ran_s(cluster: Harness, job: str, epoch: int = 1) -> float:
-    attempt = cluster.attempts(job)[epoch - 1]
+    attempt = cluster.attempts(JobId(job))[epoch - 1]
     return (attempt.ended_s or cluster.now.wall_s) - attempt.placed_s
 
 

@@ -48,8 +48,8 @@ PRIORITY = [
     ("higher stays", "r: n0=8", [("l", "n0:0-7", {"priority": 6})], {"gpus": 8, **HIGH}, "a resources"),
     ("guaranteed run", "r: n0=8", [("l", "n0:0-7", {"for_s": 59})], {"gpus": 8, **HIGH}, "a resources"),
     ("past it", "r: n0=8", [("l", "n0:0-7", {"for_s": 61})], {"gpus": 8, **HIGH}, "l stops for a | a claimed"),
-    ("budget of stops is spent", "r: n0=8", [("l", "n0:0-7", {"preemptions": 16})], {"gpus": 8, **HIGH}, "a resources"),
-    ("one stop is left", "r: n0=8", [("l", "n0:0-7", {"preemptions": 15})], {"gpus": 8, **HIGH}, "l stops for a | a claimed"),
+    ("budget of stops is spent", "r: n0=8", [("l", "n0:0-7", {"preemptions": Knobs().stops_max})], {"gpus": 8, **HIGH}, "a resources"),
+    ("one stop is left", "r: n0=8", [("l", "n0:0-7", {"preemptions": Knobs().stops_max - 1})], {"gpus": 8, **HIGH}, "l stops for a | a claimed"),
     ("not preemptible", "r: n0=8", [("l", "n0:0-7", {"preemptible": False})], {"gpus": 8, **HIGH}, "a resources"),
     ("the lowest first, dear or not", "r: n0=8 n1=8",
      [("l", "n0:0-7", {"priority": 1, "for_s": 90}), ("m", "n1:0-7", {"priority": 0})], {"gpus": 8, **HIGH}, "m stops for a | a claimed"),
@@ -143,7 +143,7 @@ def test_small_jobs_move_into_holes_before_anybody_stops(fleet, running, wanted,
 
 def test_a_move_says_where_to_and_for_whom():
     plan = plan_of(busy("r: n0=8 n1=8", ("six", "n0:0-5", {}), ("one", "n1:0", {})).with_jobs(job("a", gpus=8)))
-    assert plan.stop("one").why == "moved to n0 to make room for job a"
+    assert plan.stop("one").why == "moved to n0 to make room for job a, which is likely to end sooner for the same GPUs"
 
 
 # ---- elastic --------------------------------------------------------------------------------------------------------
@@ -169,6 +169,11 @@ def test_elastic_shrinks_no_further_than_it_must_and_than_its_least():
     assert "moved to n0 to" in plan_of(busy(THREE, WIDE).with_jobs(job("a", gpus="2x4"))).stop("e").why
     least = busy(THREE, (*WIDE[:2], {**WIDE[2], "gpus": "2..3x4", "for_s": 600, **HIGH}))
     assert lined(plan_of(least.with_jobs(job("a", gpus="2x4")))) == "a resources"
+
+
+def test_elastic_does_not_shrink_onto_a_drained_node():
+    plan = plan_of(busy(THREE, WIDE).drained("n0").with_jobs(job("a", gpus=4)))
+    assert plan.stop("e").why == "moved to n1 to make room for job a, and gives back nodes it grew into"
 
 
 def test_elastic_grows_into_idle_nodes_once_nobody_waits():

@@ -21,7 +21,7 @@ def board_of(sizes, policy="default"):
     return board, deciding
 
 
-BOARDS = []
+BOARDS: list[Board] = []
 
 
 def entry(seq, gpus, submit_s=0.0, size_s=100.0):

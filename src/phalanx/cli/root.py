@@ -52,7 +52,9 @@ SECTIONS: Final[dict[str, dict[str, Verb]]] = {
             "phalanx.cli.simulate.command:simulate",
             "Replay a trace of jobs in virtual time: waits, utilisation, policies compared.",
         ),
-        "whatif": Verb("phalanx.cli.simulate.whatif:whatif", "Replay the past on another fleet, quota or policy, side by side."),
+        "whatif": Verb(
+            "phalanx.cli.simulate.whatif:whatif", "Replay the past on another fleet, quota or policy, side by side."
+        ),
         "demo": Verb("phalanx.cli.demo.command:demo", "A cluster, a real training job, a killed node: in 90 seconds."),
     },
     "Access": {

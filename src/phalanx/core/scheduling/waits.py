@@ -13,7 +13,7 @@ from phalanx.core.work.attempt import Cause
 from phalanx.core.work.job import Job, JobState
 
 _RIGHT: Final = {
-    Because.VALUE: "",
+    Because.VALUE: ", which is likely to end sooner for the same GPUs",
     Because.PRIORITY: ", which has a higher priority",
     Because.RECLAIM: ", whose queue takes back what was borrowed",
     Because.OVERDUE: ", which has waited past the bound",
@@ -54,6 +54,11 @@ def stop_of(scheduler: Known, job_id: JobId, decision: Decision) -> Stop:
     if decision.verb is Verb.MOVE:
         names = ", ".join(scheduler.fit.nodes[number].id for number, _ in decision.places[:4])
         whom = f" to make room for job {other}" if other is not None else ""
-        return Stop(job_id=job_id, cause=Cause.MOVED, why=f"moved to {names}{whom}{right}", other=other)
+        return Stop(
+            job_id=job_id,
+            cause=Cause.MOVED,
+            why=f"moved to {names}{whom}{right if decision.because is not Because.VALUE else ''}",
+            other=other,
+        )
     whom = f" by job {other}" if other is not None else ""
     return Stop(job_id=job_id, cause=Cause.PREEMPTED, why=f"preempted{whom}{right}", other=other)

@@ -54,7 +54,7 @@ class Knobs:
     run_min_s: float = 1800.0
     right_min_s: float = 60.0
     move_min_s: float = 300.0
-    stops_max: int = 16
+    stops_max: int = 64
     grow_min_s: float = 600.0
     refit_s: float = 3600.0
     overdue_s: float = 432_000.0

@@ -363,11 +363,16 @@ class Room:
             if now_s < other.moved_s + self.move_min_s:
                 self.shield_s = min(self.shield_s, other.moved_s + self.move_min_s)
                 continue
-            for nodes in range(len(other.places) - 1, least.nodes - 1, -1):
-                trial = [*going, Going(other, replace(least, nodes=nodes), other.places[:nodes])]
+            stays = tuple(
+                [place for place in other.places if place[0] not in board.down]
+            )  # a move to a drained node is refused
+            if len(stays) < least.nodes:
+                continue
+            for nodes in range(min(len(stays), len(other.places) - 1), least.nodes - 1, -1):
+                trial = [*going, Going(other, replace(least, nodes=nodes), stays[:nodes])]
                 if self._fits_after_shrinking(entry, trial):
                     return trial
-            going.append(Going(other, least, other.places[: least.nodes]))
+            going.append(Going(other, least, stays[: least.nodes]))
         return None
 
     def _fits_after_shrinking(self, entry: Entry, going: Sequence[Going]) -> bool:

@@ -10,7 +10,7 @@ LAS_THRESHOLD_GPU_S = 18_000.0  # shared/data/README.md; 5 GPU-hours
 
 
 class Rounds(Listener):
-    """At every round the best jobs by rank that fit together run; the rest wait. Between rounds free room is filled by rank."""
+    """At every round the best jobs by rank that fit together run; the rest wait. Nothing starts between rounds."""
 
     def __init__(
         self,
