@@ -57,7 +57,7 @@ def stop_of(scheduler: Known, job_id: JobId, decision: Decision) -> Stop:
         return Stop(
             job_id=job_id,
             cause=Cause.MOVED,
-            why=f"moved to {names}{whom}{right if decision.because is not Because.VALUE else ''}",
+            why=f"moved to {names}{whom}{right}",
             other=other,
         )
     whom = f" by job {other}" if other is not None else ""
