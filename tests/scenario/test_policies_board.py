@@ -167,3 +167,16 @@ def test_every_policy_finishes_every_job_and_loses_no_device(name):
     assert all(outcome.wait_s > -1e-6 for outcome in done.outcomes)
     again = replay(jobs, equal_nodes(3, 8), policy_named(name))
     assert [outcome.end_s for outcome in again.outcomes] == [outcome.end_s for outcome in done.outcomes]
+
+
+def test_endless_small_jobs_past_capacity_do_not_starve_a_gang():
+    """The limit of a job must not grow with those who come after it: at 150 % load they are ever more."""
+    small = [job(number, 1, 50.0 * number, 600.0) for number in range(4000)]  # 12 GPUs' worth on 8
+    gang = job(9999, 8, 25.0, 600.0)
+    knobs = Knobs(overdue_s=7200.0, patience=0.0)
+    replayed = replay(
+        sorted([*small, gang], key=lambda one: one.submit_s), equal_nodes(1, 8), lambda board: Default(board, knobs)
+    )
+    waited = next(one for one in replayed.outcomes if one.job is gang)
+    ahead = 1  # the one small job that was submitted before it had started: nobody who came before it waits
+    assert waited.first_start_s - 25.0 <= 7200.0 * (1 + ahead / 8) + knobs.run_min_s + 600.0 + knobs.round_s

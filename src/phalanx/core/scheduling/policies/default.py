@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-from phalanx.core.scheduling.board import Because, Board, Entry, Klass, Listener
+from phalanx.core.scheduling.board import Because, Board, Entry, Klass, Listener, by_submit
 from phalanx.core.scheduling.hazard import Group, HazardTable, bin_of
 from phalanx.core.scheduling.need import Need
 from phalanx.core.scheduling.policies.prices import Prices
@@ -44,7 +44,7 @@ class Knobs:
         refit_s: hazards are computed anew this often.
         overdue_s: least wait after which a job is overdue; never reached when infinite.
         patience: mean service times after which a job is overdue, where that is longer than `overdue_s`.
-        crowd: how far the limit stretches for each fleet's worth of GPUs that wait.
+        crowd: how far the limit stretches for each fleet's worth of GPUs that waited before the job.
         lane: share of the fleet that overdue jobs may hold ahead of everyone.
     """
 
@@ -59,8 +59,8 @@ class Knobs:
     refit_s: float = 3600.0
     overdue_s: float = 432_000.0
     patience: float = 25.0
-    crowd: float = 3.0
-    lane: float = 0.125
+    crowd: float = 12.0
+    lane: float = 0.0625
     stops: bool = True
     moves: bool = True
 
@@ -205,37 +205,39 @@ class Default(Listener):
         return (-rank, -self._value(entry, now_s) / max(1, entry.gpus), entry.submit_s, entry.seq, entry)
 
     def _promote(self, now_s: float) -> None:
-        """Jobs that waited past the limit become overdue, oldest first, as far as the lane has room; a gang wider than it gets it alone."""
+        """Jobs that waited past their limit become overdue, the longest wait first, while the lane has room."""
         knobs = self.knobs
-        if knobs.overdue_s == INFINITE:
+        base_s = self._base_s()
+        if base_s == INFINITE:
             return
-        limit = self.patience_s()
-        cost_s = self.board.restart_cost_s
-        late = [
-            entry
-            for entry in self.again.values()
-            if not entry.overdue
-            and entry.waited_s + now_s - entry.waits_from_s + cost_s * (entry.stops + entry.moves) > limit
-        ]
-        late += [
-            line[0][2] for line in self.lines.values() if line and not line[0][2].overdue and now_s - line[0][0] > limit
-        ]
-        late.sort(
-            key=lambda entry: (entry.waits_from_s - entry.waited_s - cost_s * (entry.stops + entry.moves), entry.seq)
-        )
-        for entry in (
-            late
-        ):  # the longest wait first; the last one in may overshoot, so that while anyone queues the lane is full
+        heads = [line[0][2] for line in self.lines.values() if line]
+        late = {
+            entry.seq: self._waited_s(entry, now_s)
+            for entry in [*self.again.values(), *heads]
+            if not entry.overdue and self._waited_s(entry, now_s) > base_s
+        }
+        if not late or self.lane_used >= knobs.lane * self.total:
+            return
+        found: list[tuple[float, int, Entry]] = []
+        older = 0  # GPUs wanted by those who came before: they shrink, so that the limit of a job never grows
+        for entry in by_submit(self.board.waiting.values()):
+            waited_s = late.get(entry.seq)
+            if waited_s is not None and waited_s > base_s * (1.0 + knobs.crowd * older / self.total):
+                found.append((-waited_s, entry.seq, entry))
+            older += entry.gpus
+        for _, _, entry in sorted(found):  # the last one in may overshoot, so that while anyone queues the lane is full
             if self.lane_used < knobs.lane * self.total:
                 self.lane_used += entry.gpus
                 entry.overdue = True
 
-    def patience_s(self) -> float:
-        """The wait after which a job is overdue, as of now: it stretches with the service times and with the crowd."""
-        knobs = self.knobs
+    def _base_s(self) -> float:
+        """The wait after which a job that found nobody waiting is overdue: it stretches with the service times."""
         mean_s = self.table.served_s / max(1, self.table.events)
-        demand = sum(entry.gpus for entry in self.board.waiting.values())
-        return max(knobs.overdue_s, knobs.patience * mean_s) * (1.0 + knobs.crowd * demand / self.total)
+        return max(self.knobs.overdue_s, self.knobs.patience * mean_s)
+
+    def _waited_s(self, entry: Entry, now_s: float) -> float:
+        """All its waiting so far, and what stops and moves cost it."""
+        return entry.waited_s + now_s - entry.waits_from_s + self.board.restart_cost_s * (entry.stops + entry.moves)
 
     def _value(self, entry: Entry, now_s: float) -> float:
         klass = entry.klass
