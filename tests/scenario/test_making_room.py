@@ -249,3 +249,11 @@ def test_a_lower_job_of_the_own_queue_goes_where_the_quota_is_full():
     fleet = make_fleet("r: n0=8 n1=8").with_queues(queue("own", quota_gpus=8, borrow_gpus=0), queue("default"))
     fleet = fleet.runs(job("mine", gpus=8, queue="own"), "n0:0-7").runs(job("other", gpus=4), "n1:0-3", for_s=100)
     assert lined(plan_of(fleet.with_jobs(job("a", gpus=8, queue="own", **HIGH)))) == "mine stops for a | a claimed"
+
+
+def test_what_is_cleared_beyond_the_need_is_used_at_once():
+    """Found live: a borrower of 12 left for 4, and small jobs saw the other 8 lie idle until the next round."""
+    fleet = busy("r: n0=4 n1=4 n2=4", ("wide", "n0:0-3 n1:0-3 n2:0-3", {"gpus": "3x4"}))
+    plan = plan_of(fleet.with_jobs(job("high", gpus=4, **HIGH), job("small", gpus=1)))
+    assert plan.stop("wide") is not None
+    assert plan.waiting("small").reason is Reason.CLAIMED

@@ -86,6 +86,7 @@ class Default(Listener):
         )
         self.round_next_s = 0.0
         self.unfinished = False
+        self.cleared = False  # somebody made way for a right in this pass; what is left over from a round waits for the next change
         self.lane_used = 0
         self.reserved: list[int] = []  # nodes kept free of new work for the first urgent gang
         self.reserved_for: Entry | None = None
@@ -148,6 +149,13 @@ class Default(Listener):
 
     def decide(self, now_s: float) -> float | None:
         """Start what fits; make room for what does not, by right at once and by value at a round."""
+        self.cleared = False
+        again_s = self._decide(now_s)
+        if self.cleared and self.board.waiting:
+            self._fill(self._order(now_s), now_s)  # more may have been cleared than was needed
+        return again_s
+
+    def _decide(self, now_s: float) -> float | None:
         board, knobs = self.board, self.knobs
         if not board.waiting:
             return self._grow(now_s)
@@ -381,6 +389,7 @@ class Default(Listener):
     def _carry_out(self, going: list[Going] | None, other: Entry, because: Because, now_s: float) -> bool:
         if going is None:
             return False
+        self.cleared = self.cleared or because is not Because.VALUE
         for one in going:
             if one.need is not None:
                 self.board.move(one.entry, one.need, one.places, now_s, other, one.because or because)
