@@ -183,7 +183,7 @@ class Default(Listener):
             self._promote(now_s)
             due_s = now_s + OVERDUE_LOOK_S
             if knobs.stops or knobs.moves:
-                self._make_room(now_s)
+                self._make_room(order, now_s)
                 due_s = min(due_s, self._prices_change_s(now_s))
                 if self.table.events > self.fitted_events:
                     due_s = min(due_s, self.fitted_s + knobs.refit_s)
@@ -205,6 +205,25 @@ class Default(Listener):
             self.lines = {key: line for key, line in self.lines.items() if line}
         order = [self._line(line[0][2], now_s) for line in self.lines.values()]
         order.extend(self._line(entry, now_s) for entry in self.again.values())
+        order.sort()
+        return order
+
+    def _still(self, before: list[Line], now_s: float) -> list[Line]:
+        """The order of this pass without those that have started: only who has moved up or become overdue is weighed anew."""
+        order: list[Line] = []
+        seen: set[int] = set()
+        for line in before:
+            entry = line[-1]
+            if entry.since_s >= 0.0:
+                rest = self.lines.get((entry.klass, self._group(entry)))
+                if not rest:
+                    continue
+                entry = rest[0][2]
+            if entry.seq in seen:
+                continue
+            seen.add(entry.seq)
+            order.append(line if entry is line[-1] and not entry.overdue else self._line(entry, now_s))
+        order.extend(self._line(entry, now_s) for seq, entry in self.again.items() if seq not in seen)
         order.sort()
         return order
 
@@ -349,10 +368,10 @@ class Default(Listener):
         self._start(entry, *found, now_s)
         return True
 
-    def _make_room(self, now_s: float) -> None:
+    def _make_room(self, before: list[Line], now_s: float) -> None:
         board = self.board
         self._unreserve()
-        order = self._order(now_s)
+        order = self._still(before, now_s)
         ranks = {entry.klass.rank for _, _, _, _, entry in order}
         for rank in [rank for rank in self.prices if rank not in ranks]:
             del self.prices[rank]
