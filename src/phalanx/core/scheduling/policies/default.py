@@ -15,6 +15,7 @@ from phalanx.core.scheduling.hazard import Group, HazardTable, bin_of
 from phalanx.core.scheduling.need import Need
 from phalanx.core.scheduling.policies.prices import Prices
 from phalanx.core.scheduling.policies.room import Going, Room
+from phalanx.core.scheduling.policies.sweep import Sweep
 
 INFINITE = float("inf")
 OVERDUE = 1e6  # value per GPU of an overdue job: above any index, which is at most 1 per second times the boost
@@ -91,7 +92,7 @@ class Default(Listener):
         self.reserved: list[int] = []  # nodes kept free of new work for the first urgent gang
         self.reserved_for: Entry | None = None
         self.total = max(1, sum(size for size in board.size if size > 0))
-        self._factors: dict[int, float] = {}
+        self._weights: dict[int, float] = {}
 
     # ---------------------------------------------------------------- what it hears
 
@@ -164,7 +165,7 @@ class Default(Listener):
             now_s - self.fitted_s >= knobs.refit_s or (self.fitted_events < 1000 and news > 0.1 * self.fitted_events)
         ):
             self._refit(now_s)
-        self._factors.clear()
+        self._weights.clear()
         if board.quotas is not None:
             board.quotas.want(
                 {klass.queue for (klass, _), line in self.lines.items() if line}
@@ -203,8 +204,17 @@ class Default(Listener):
         """Waiting jobs by priority, then value per GPU, best first; of a class of never-started ones only the head."""
         if any(not line for line in self.lines.values()):
             self.lines = {key: line for key, line in self.lines.items() if line}
-        order = [self._line(line[0][2], now_s) for line in self.lines.values()]
-        order.extend(self._line(entry, now_s) for entry in self.again.values())
+        table, again, order = self.table, self.again, []
+        for (klass, group), line in self.lines.items():
+            submit_s, seq, entry = line[0]
+            if entry.overdue or entry.repair:
+                order.append(self._line(entry, now_s))
+                continue
+            # The value of one that never ran, written out: there may be ten thousand lines.
+            index = group.index if group.fitted == table.fits and group.index else table.index_of(group, now_s)
+            value = self._weight(klass, now_s) * index[0] / (klass.gpus or 1)
+            order.append((-klass.rank, -value, submit_s, seq, entry))
+        order.extend(self._line(entry, now_s) for entry in again.values())
         order.sort()
         return order
 
@@ -267,19 +277,20 @@ class Default(Listener):
         return entry.waited_s + now_s - entry.waits_from_s + self.board.restart_cost_s * (entry.stops + entry.moves)
 
     def _value(self, entry: Entry, now_s: float) -> float:
-        klass = entry.klass
-        boost = self.knobs.boost if klass.gpus >= self.board.pools[klass.needs[0].kinds[0]].unit else 1.0
-        lived_s = max(
-            entry.service_s(now_s), entry.seen_s
-        )  # lost work is to be done again, and the job is not young for it
-        value = boost * self.table.index_of(self._group(entry), now_s)[bin_of(lived_s)]
-        quotas = self.board.quotas
-        if quotas is not None:
-            factor = self._factors.get(klass.queue)
-            if factor is None:
-                factor = self._factors[klass.queue] = quotas.factor(klass.queue, now_s)
-            value *= factor
+        # Lost work is to be done again, and the job is not young for it.
+        lived_s = max(entry.service_s(now_s), entry.seen_s)
+        value = self._weight(entry.klass, now_s) * self.table.index_of(self._group(entry), now_s)[bin_of(lived_s)]
         return value + OVERDUE * max(1, entry.gpus) if entry.overdue or entry.repair else value
+
+    def _weight(self, klass: Klass, now_s: float) -> float:
+        """How much the class counts: whole nodes more, queues that have used their share less. Kept for one pass."""
+        weight = self._weights.get(klass.number)
+        if weight is None:
+            weight = self.knobs.boost if klass.gpus >= self.board.pools[klass.needs[0].kinds[0]].unit else 1.0
+            if self.board.quotas is not None:
+                weight *= self.board.quotas.factor(klass.queue, now_s)
+            self._weights[klass.number] = weight
+        return weight
 
     def _price(self, entry: Entry, now_s: float) -> float:
         """What stopping the job takes: its value, and the more the more work it would do again."""
@@ -288,13 +299,14 @@ class Default(Listener):
 
     def _fill(self, order: list[Line], now_s: float) -> None:
         board = self.board
-        failed = _Failed(board)
+        sweep = Sweep(board)
+        closed = sweep.closed
         for _, _, _, _, entry in order:
             klass = entry.klass
-            while not failed.like(entry) and board.admits(klass):
+            while klass.number not in closed and not sweep.hopeless(entry):
                 found = board.find(entry)
                 if found is None:
-                    failed.add(entry)
+                    sweep.failed(entry)
                     if entry.repair and not self.reserved:
                         self._reserve(entry)  # before newcomers take what is left of its place
                     break
@@ -369,20 +381,21 @@ class Default(Listener):
         return True
 
     def _make_room(self, before: list[Line], now_s: float) -> None:
-        board = self.board
         self._unreserve()
         order = self._still(before, now_s)
         ranks = {entry.klass.rank for _, _, _, _, entry in order}
         for rank in [rank for rank in self.prices if rank not in ranks]:
             del self.prices[rank]
+        sweep = Sweep(self.board)
         for _, density, _, _, entry in order:
             klass = entry.klass
-            prices = self._prices(klass.rank)
-            while entry.since_s < 0.0 and board.admits(klass):
+            while entry.since_s < 0.0 and klass.number not in sweep.closed and sweep.admits(klass):
                 lone = entry.seq in self.again
-                if not self._start_if(entry, now_s) and not self._by_moves_or_value(
-                    entry, prices, -density * max(1, entry.gpus), now_s
-                ):
+                if self._start_if(entry, now_s):
+                    pass
+                elif self._by_moves_or_value(entry, -density * max(1, entry.gpus), now_s):
+                    sweep = Sweep(self.board)
+                else:
                     if (entry.overdue or entry.repair) and not self.reserved:
                         self._reserve(entry)
                     break
@@ -391,7 +404,8 @@ class Default(Listener):
                     break
                 entry = line[0][2]  # noqa: PLW2901  # the next of its class
 
-    def _by_moves_or_value(self, entry: Entry, prices: Prices, value: float, now_s: float) -> bool:
+    def _by_moves_or_value(self, entry: Entry, value: float, now_s: float) -> bool:
+        prices = self._prices(entry.klass.rank)
         self._refresh(now_s)
         knobs = self.knobs
         if knobs.moves and self.board.free_total >= entry.gpus:
@@ -493,36 +507,3 @@ class Default(Listener):
                 board.move(entry, *found, now_s, None, Because.GROW)
                 entry.moved_s = now_s
         return look_s
-
-
-class _Failed:
-    """Needs that did not fit in this sweep: room only shrinks within one, so that their likes and larger ones need not be tried."""
-
-    def __init__(self, board: Board) -> None:
-        self.board = board
-        self.exact: set[tuple[object, ...]] = set()
-        self.least: dict[tuple[object, ...], int] = {}
-
-    def like(self, entry: Entry) -> bool:
-        """Whether the job cannot fit, by what has been tried."""
-        key = self._size_key(entry)
-        if key is None:
-            return (entry.klass.needs, entry.klass.shut, entry.avoid) in self.exact
-        return entry.gpus >= self.least.get(key, 1 << 30)
-
-    def add(self, entry: Entry) -> None:
-        """The job did not fit."""
-        key = self._size_key(entry)
-        if key is None:
-            self.exact.add((entry.klass.needs, entry.klass.shut, entry.avoid))
-        else:
-            self.least[key] = min(self.least.get(key, entry.gpus), entry.gpus)
-
-    def _size_key(self, entry: Entry) -> tuple[object, ...] | None:
-        """Of needs packed onto one node or onto whole nodes, more devices never fit where fewer did not. None: of another shape."""
-        klass = entry.klass
-        need = klass.needs[0]
-        packed = need.nodes == 1 or need.devices == self.board.pools[need.kinds[0]].unit
-        if len(klass.needs) > 1 or not packed or not need.plain or entry.avoid or not need.devices or need.nodes_max:
-            return None
-        return (need.kinds, klass.shut)
