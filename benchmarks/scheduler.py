@@ -47,6 +47,7 @@ NODES, PENDING, QUEUES = 12_500, 50_000, 200
 GPUS_PER_NODE = 8
 HELD_SHARE = 0.95
 PLACED_LEAST, CLASSES_LEAST = 500, 2_000
+ENDS = ARRIVALS = 450  # between two passes: enough that more than PLACED_LEAST can start
 WARM_UP = 3  # passes before the first that counts: the history of a fresh scheduler is fitted anew at every tenth end
 T = 1_700_000_000.0
 
@@ -163,7 +164,7 @@ def ranged(name: str, runs: list[float], ranges: dict[str, dict[str, Any]]) -> F
 
 
 def measure_passes(repeat: int) -> list[Pass]:
-    """A pass is: 700 jobs end, 700 arrive, the policy decides. Every pass goes on from the state that the one before left."""
+    """A pass is: 450 jobs end, 450 arrive, the policy decides. Every pass goes on from the state that the one before left."""
     random_ = random.Random(7)  # a benchmark's dice
     world, change = full_world(random_)
     scheduler = Scheduler(Policy(placements_max=100_000))
@@ -174,9 +175,9 @@ def measure_passes(repeat: int) -> list[Pass]:
     for number in range(WARM_UP + repeat):
         now_s += 60.0
         told = len(change.records)
-        for attempt in random_.sample(sorted(world.attempts.values(), key=lambda attempt: int(attempt.job_id)), 900):
+        for attempt in random_.sample(sorted(world.attempts.values(), key=lambda attempt: int(attempt.job_id)), ENDS):
             end(world, change, attempt, now_s)
-        for _ in range(700):
+        for _ in range(ARRIVALS):
             change.put(new_job(change.new_job_seq(), random_, now_s))
         changed = change.records[told:]
         begun = time.perf_counter()

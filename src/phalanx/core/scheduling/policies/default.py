@@ -86,6 +86,7 @@ class Default(Listener):
             stops_max=knobs.stops_max,
         )
         self.round_next_s = 0.0
+        self.order: list[Line] = []  # of the pass under way
         self.unfinished = False
         self.cleared = False  # somebody made way for a right in this pass; what is left over from a round waits for the next change
         self.lane_used = 0
@@ -153,7 +154,8 @@ class Default(Listener):
         self.cleared = False
         again_s = self._decide(now_s)
         if self.cleared and self.board.waiting:
-            self._fill(self._order(now_s), now_s)  # more may have been cleared than was needed
+            self._fill(self._still(self.order, now_s), now_s)  # more may have been cleared than was needed
+        self.order = []
         return again_s
 
     def _decide(self, now_s: float) -> float | None:
@@ -173,7 +175,7 @@ class Default(Listener):
             )
         if self.reserved and self.reserved_for is not None and self.reserved_for.repair:
             self._unreserve()  # it may fit by now
-        order = self._order(now_s)
+        order = self.order = self._order(now_s)
         self._fill(order, now_s)
         if not board.waiting:
             return self._grow(now_s)
