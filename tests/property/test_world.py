@@ -55,8 +55,12 @@ def nth(world, n):
 
 def start(change, n, on):
     one = nth(change.world, n)
-    if one is not None and one.state is JobState.PENDING and one.id not in change.world.attempts:
-        after = place(one, allocation(on), facts())
+    wanted = allocation(on)
+    held = any(
+        set(grant.devices) & change.world.snapshot(T).held(grant.node_id).devices for grant in wanted.grants
+    )  # a device is in one live allocation at most: what the verification before every commit sees to
+    if one is not None and one.state is JobState.PENDING and one.id not in change.world.attempts and not held:
+        after = place(one, wanted, facts())
         change.put(after.job)
         change.put(after.attempt)
 
