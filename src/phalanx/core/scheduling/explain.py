@@ -14,6 +14,7 @@ from phalanx.core.work.dependency import sentence
 from phalanx.core.work.job import BACKOFF_MAX_S, Job, Reason
 from phalanx.core.work.queue import Queue
 
+NO_OVERTAKING: Final = ("fifo", "sjf", "backfill")
 ELIGIBLE: Final = None
 _NAMED_MAX: Final = 3  # jobs named in one sentence
 
@@ -87,6 +88,8 @@ def _others_first(scheduler: Known, entry: Entry) -> Waiting:
         f"{ahead} jobs of higher priority wait"
         if ahead
         else "jobs submitted earlier wait for room, and nobody overtakes them"
+        if scheduler.policy.name in NO_OVERTAKING
+        else "the next round looks at it"
     )
     return Waiting(reason=Reason.PRIORITY, detail=f"would fit now; {first}")
 

@@ -7,6 +7,7 @@ from typing import Protocol
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.board import Board, Entry
 from phalanx.core.scheduling.fit import Fit
+from phalanx.core.scheduling.policy import Policy
 from phalanx.core.state.plan import Waiting
 from phalanx.core.work.job import Job
 
@@ -19,6 +20,7 @@ class Known(Protocol):
         held_over: the last cycle has placed its share, and some are left.
     """
 
+    policy: Policy
     board: Board
     fit: Fit
     entries: dict[JobId, Entry]
