@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from phalanx.controller.outbox import Now
 from phalanx.core.ids import JobId, NodeId
@@ -57,7 +58,7 @@ class Turn:
         if self._facts is None:
             self._facts = Facts(
                 now_s=self.now.wall_s, addresses=_Addresses(self.world), checkpoint_root=self.settings.checkpoint_root,
-                output_root=self.settings.output_root, gang_mtbf_s=self._gang_mtbf_s, ages_s=self.ages_s,
+                output_root=self.settings.output_root, gang_mtbf_s=partial(_gang_mtbf_s, self.losses, self.now.wall_s), ages_s=self.ages_s,
             )  # fmt: skip
         return self._facts
 
@@ -113,12 +114,6 @@ class Turn:
         """A story line that belongs to no job."""
         self.change.tell(StoryLine(seq=0, at_s=self.now.wall_s, kind=kind, text=text, node_id=node_id, by=by))
 
-    def _gang_mtbf_s(self, job: Job, nodes: int) -> float:
-        """How long this gang lasts, by the fleet's rate and what the job itself has met."""
-        ran_s = 0.0 if job.started_s is None else self.now.wall_s - job.started_s
-        node_mtbf_s = self.losses.node_mtbf_s(self.now.wall_s)
-        return gang_mtbf_s(node_mtbf_s, nodes=nodes, losses=job.losses, exposure_s=ran_s)
-
 
 class Losses:
     """How often nodes fail, over the whole fleet. The sums are kept until a node's record changes: most steps touch none."""
@@ -156,3 +151,12 @@ class _Addresses(Mapping[NodeId, str]):
 
     def __len__(self) -> int:
         return len(self._world.nodes)
+
+
+def _gang_mtbf_s(losses: Losses, now_s: float, job: Job, nodes: int) -> float:
+    """How long this gang lasts, by the fleet's rate and what the job itself has met.
+
+    No method of the turn: its facts would hold the turn that holds them, and every step would be left to the garbage collector.
+    """
+    ran_s = 0.0 if job.started_s is None else now_s - job.started_s
+    return gang_mtbf_s(losses.node_mtbf_s(now_s), nodes=nodes, losses=job.losses, exposure_s=ran_s)
