@@ -127,6 +127,15 @@ class Entry:
     def __post_init__(self) -> None:
         self.gpus = self.klass.gpus
 
+    @property
+    def held(self) -> int:
+        """Devices it holds."""
+        return sum([count for _, count in self.places])
+
+    def on(self, node: int) -> int:
+        """Devices it holds on one of its nodes."""
+        return next(count for at, count in self.places if at == node)
+
     def service_s(self, now_s: float) -> float:
         """Kept work so far."""
         return self.attained_s if self.since_s < 0.0 else self.attained_s + (now_s - self.since_s)
@@ -260,32 +269,30 @@ class Board:
         """Where the job fits now, by its first need that does; nodes to avoid only if nothing else fits."""
         klass = entry.klass
         for need in klass.needs:
-            places = self.find_need(need, klass.shut | shut | entry.avoid)
-            if places is None and entry.avoid:
-                places = self.find_need(need, klass.shut | shut)
-            if places is not None:
-                return (need, places) if need.nodes_max <= need.nodes else self._widest(entry, need, places, shut)
+            for closed in (klass.shut | shut | entry.avoid, klass.shut | shut):
+                places = self.find_need(need, closed)
+                if places is not None:
+                    return (need, places) if need.nodes_max <= need.nodes else self._widest(klass, need, places, closed)
+                if not entry.avoid:
+                    break
         return None
 
     def find_need(self, need: Need, shut: int = 0) -> Places | None:
         """Where the need fits now, in the first kind that holds it."""
         for kind in need.kinds:
-            places = self.pools[kind].find(need, shut | need.shut)
+            places = self.pools[kind].find(need, shut)
             if places is not None:
                 return places
         return None
 
-    def _widest(self, entry: Entry, need: Need, places: Places, shut: int) -> tuple[Need, Places]:
+    def _widest(self, klass: Klass, need: Need, places: Places, shut: int) -> tuple[Need, Places]:
         """An elastic job takes as many nodes as there are, up to its most, and its queue allows."""
         best = (need, places)
         for nodes in range(need.nodes + 1, need.nodes_max + 1):
             wider = replace(need, nodes=nodes)
-            if (
-                self.quotas is not None
-                and self.quotas.admits(entry.klass.queue, entry.klass.user, wider.gpus) is not None
-            ):
+            if self.quotas is not None and self.quotas.admits(klass.queue, klass.user, wider.gpus) is not None:
                 break
-            found = self.find_need(wider, entry.klass.shut | shut)
+            found = self.find_need(wider, shut)
             if found is None:
                 break
             best = (wider, found)
@@ -293,9 +300,9 @@ class Board:
 
     # ---------------------------------------------------------------- what happened
 
-    def arrive(self, entry: Entry, now_s: float | None = None) -> None:
-        """A job waits."""
-        entry.waits_from_s = entry.submit_s if now_s is None else now_s
+    def arrive(self, entry: Entry) -> None:
+        """A job waits since its submit."""
+        entry.waits_from_s = entry.submit_s
         self.waiting[entry.seq] = entry
         self._listener.arrived(entry)
 
@@ -399,21 +406,35 @@ class Board:
 
     def give(self, entry: Entry) -> None:
         """Free the entry's devices for a trial; `take` puts them back."""
-        self._give(entry.need, entry.places)
+        self.vacate(entry.need, entry.places)
 
     def take(self, entry: Entry) -> None:
         """End the trial."""
-        self._take(entry.need, entry.places)
+        self.occupy(entry.need, entry.places)
+
+    def occupy(self, need: Need | None, places: Places) -> None:
+        """Hold these places for nobody in particular; `vacate` lets them go."""
+        if places:
+            self.pools[self.kind[places[0][0]]].take(places)
+            if need is not None and (need.cpus or need.memory_bytes):
+                self._book(places, -need.cpus, -need.memory_bytes)
+
+    def vacate(self, need: Need | None, places: Places) -> None:
+        """Let them go."""
+        if places:
+            self.pools[self.kind[places[0][0]]].give(places)
+            if need is not None and (need.cpus or need.memory_bytes):
+                self._book(places, need.cpus, need.memory_bytes)
 
     def _hold(self, entry: Entry, need: Need, places: Places) -> None:
         entry.places = places
         entry.need = need
-        self._take(need, places)
+        self.occupy(need, places)
         for node, _ in places:
             self.here[node].append(entry)
         klass = entry.klass
         if self.quotas is not None:
-            self.quotas.take(klass.queue, klass.user, sum([count for _, count in places]))
+            self.quotas.take(klass.queue, klass.user, entry.held)
         if klass.throttle is not None:
             klass.throttle.running += 1
         self.ranks[klass.rank] += 1
@@ -421,12 +442,12 @@ class Board:
         self.elastic += need.nodes_max > 0
 
     def _release(self, entry: Entry) -> None:
-        self._give(entry.need, entry.places)
+        self.vacate(entry.need, entry.places)
         for node, _ in entry.places:
             self.here[node].remove(entry)
         klass = entry.klass
         if self.quotas is not None:
-            self.quotas.give(klass.queue, klass.user, sum([count for _, count in entry.places]))
+            self.quotas.give(klass.queue, klass.user, entry.held)
         if klass.throttle is not None:
             klass.throttle.running -= 1
         del self.groups[klass.queue, klass.rank][entry.seq]
@@ -436,18 +457,6 @@ class Board:
         self.elastic -= entry.need is not None and entry.need.nodes_max > 0
         entry.places = ()
         entry.need = None
-
-    def _take(self, need: Need | None, places: Places) -> None:
-        if places:
-            self.pools[self.kind[places[0][0]]].take(places)
-            if need is not None and (need.cpus or need.memory_bytes):
-                self._book(places, -need.cpus, -need.memory_bytes)
-
-    def _give(self, need: Need | None, places: Places) -> None:
-        if places:
-            self.pools[self.kind[places[0][0]]].give(places)
-            if need is not None and (need.cpus or need.memory_bytes):
-                self._book(places, need.cpus, need.memory_bytes)
 
     def _book(self, places: Places, cpus: int, memory_bytes: int) -> None:
         for node, _ in places:

@@ -160,10 +160,17 @@ class HazardTable:
         group = self.group(label, gpus)
         if group.size >= BURST_SIZES:
             return group
-        if group.burst is None or submit_s - group.last_s > BURST_GAP_S:
+        if group.burst is None or abs(submit_s - group.last_s) > BURST_GAP_S:
             group.burst = Group(gpus, group)
         group.last_s = submit_s
         return group.burst
+
+    def forget_active(self) -> None:
+        """Nobody serves any more: the board on which they did is made anew, and tells of each again."""
+        for group in self.groups.values():
+            group.active.clear()
+            if group.burst is not None:
+                group.burst.active.clear()
 
     def ended(self, burst: Group, service_s: float) -> None:
         """A job of this burst (or group) ended with this service."""

@@ -115,8 +115,7 @@ class Scheduler:
         self.board = new_board(self.fit, seen, self.policy.restart_cost_s, self._wall_s)
         self.decider = make_policy(self.policy.name, self.board, self.policy.knobs, self.table)
         self.board.listen(self.decider)
-        for group in self.table.groups.values():
-            group.active.clear()
+        self.table.forget_active()
         for known in (self.entries, self.ids, self.parked, self.due, self._charged):
             known.clear()
         self._later.clear()
@@ -361,7 +360,7 @@ class Scheduler:
         entry.avoid = avoid
         if klass is not entry.klass:
             self.board.withdraw(entry)
-            entry.klass, entry.gpus = klass, klass.gpus
+            entry.klass, entry.gpus, entry.group = klass, klass.gpus, None
             waits_from_s = entry.waits_from_s
             self.board.arrive(entry)
             entry.waits_from_s = waits_from_s
@@ -392,7 +391,8 @@ class Scheduler:
 
     def _new_entry(self, job: Job, needs: tuple[Need, ...]) -> Entry:
         entry = Entry(
-            seq=job.seq, klass=self._klass_of(job, needs), submit_s=min(job.submit_s - self._skew_s, self._now_s), size_s=self._size_s(job), attained_s=self._attained_s(job),
+            seq=job.seq, klass=self._klass_of(job, needs), submit_s=min(job.submit_s - self._skew_s, self._now_s),
+            size_s=self._size_s(job), attained_s=self._attained_s(job),
             stops=job.preemptions, moves=job.moves, avoid=self.fit.bits(job.avoid), fixed=not job.spec.preemptible,
             saved_s=NEVER_S if job.spec.saves_on_stop else 0.0, repair=job.reason in REPAIRED,
         )  # fmt: skip

@@ -142,7 +142,7 @@ class Fair(Listener):
         """Its queue uses that much from now on; what it used before is in the books of the quota tree."""
         who = _who(entry.klass)
         self.used.setdefault(who, 0.0)
-        self.rate[who] = self.rate.get(who, 0) + sum(count for _, count in entry.places)
+        self.rate[who] = self.rate.get(who, 0) + entry.held
 
     def left(self, entry: Entry) -> None:
         """Leave the queue."""
@@ -153,7 +153,7 @@ class Fair(Listener):
     def ended(self, entry: Entry, now_s: float) -> None:
         """Its queue uses less from now on."""
         self._age(now_s)
-        self.rate[_who(entry.klass)] -= sum(count for _, count in entry.places)
+        self.rate[_who(entry.klass)] -= entry.held
 
     def stopped(self, entry: Entry, now_s: float) -> None:
         """The same."""
@@ -185,7 +185,7 @@ class Fair(Listener):
                 continue
             _, entry = heapq.heappop(line)
             board.start(entry, *found, now_s)
-            self.rate[_who(chosen)] += sum(count for _, count in entry.places)
+            self.rate[_who(chosen)] += entry.held
 
     def _age(self, now_s: float) -> None:
         span = now_s - self.told_s

@@ -79,7 +79,7 @@ class Prices:
 
     def cheapest(self, rows: Rows, need: Need, shut: int) -> list[tuple[int, int]] | None:
         """The (node, devices wanted) whose rows cost least for the need; None if there are not enough. Ties by number."""
-        open_ = self._open(need, shut)
+        open_ = self.open_to(need, shut)
         column = np.where(open_, rows[:, need.devices], INFINITE)
         chosen = self._in_one_domain(column, need) if need.required else np.argsort(column, kind="stable")[: need.nodes]
         if len(chosen) < need.nodes or column[chosen[-1]] == INFINITE:
@@ -103,7 +103,7 @@ class Prices:
         for entry in self.board.here[node]:
             if not (self.movable(entry, now_s) if moves else self.stoppable(entry, now_s)):
                 continue
-            count = next(count for at, count in entry.places if at == node)
+            count = entry.on(node)
             if not count:
                 continue
             cost = float(count) if moves else self.price(entry, now_s)
@@ -113,7 +113,7 @@ class Prices:
                     best[short] = (before[0] + cost, (*before[1], entry))
         return list(best[need][1])
 
-    def _open(self, need: Need, shut: int) -> NDArray[np.bool_]:
+    def open_to(self, need: Need, shut: int) -> NDArray[np.bool_]:
         """Nodes of a kind that the need takes, and not closed to it."""
         open_ = np.isin(self._kinds, need.kinds[:1])
         shut |= need.shut
@@ -153,11 +153,7 @@ class Prices:
             fixed, still = not self.stoppable(entry, now_s), not self.movable(entry, now_s)
             if fixed and still:
                 continue
-            count = (
-                entry.places[0][1]
-                if len(entry.places) == 1
-                else next(count for at, count in entry.places if at == node)
-            )
+            count = entry.on(node)
             service_s = entry.service_s(now_s)
             age = bin_of(service_s)
             value = self.price(entry, now_s)

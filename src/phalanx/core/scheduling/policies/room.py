@@ -58,7 +58,7 @@ class Room:
             if need.nodes == 1 and not need.tail and not need.required:
                 column = prices.shift[:, need.devices]
                 if len(self.board.pools) > 1 or shut or need.shut:
-                    column = np.where(prices._open(need, shut), column, INFINITE)  # noqa: SLF001  # its other half
+                    column = np.where(prices.open_to(need, shut), column, INFINITE)
                 for node in np.argsort(column, kind="stable")[:TRIES].tolist():
                     if column[node] == INFINITE:
                         break
@@ -107,17 +107,11 @@ class Room:
                     return None
                 going.append(Going(victim))
             else:
-                self.board.pools[self.board.kind[hole[0][0]]].take(hole)
+                self.board.occupy(victim.need, hole)
                 going.append(Going(victim, victim.need, hole))
-        if (
-            not need.plain
-            or self.board.pools[need.kinds[0]].tree is not None
-            or entry.klass.throttle
-            or self.board.quotas
-        ):
-            fits = self._would_fit(entry, going)
-        else:
-            fits = True  # device counts alone decide, and they have been counted
+        fits = need.plain or self._would_fit(
+            entry, going
+        )  # of a plain need device counts decide, and they have been counted
         self._let_go(going)
         return going if fits else None
 
@@ -132,8 +126,7 @@ class Room:
 
     def _let_go(self, going: Sequence[Going]) -> None:
         for one in going:
-            if one.places:
-                self.board.pools[self.board.kind[one.places[0][0]]].give(one.places)
+            self.board.vacate(one.need, one.places)
 
     # ---------------------------------------------------------------- by right
 
@@ -177,9 +170,8 @@ class Room:
         found = board.find(entry)
         going = [Going(other) for other in chosen]
         if found is not None:
-            entry.need, entry.places = found
-            board.take(entry)
-            shut = bits_of(node for node, _ in entry.places)
+            board.occupy(*found)
+            shut = bits_of(node for node, _ in found[1])
             for one in sorted(going, key=lambda one: -one.entry.gpus):
                 other = one.entry
                 still = (
@@ -190,11 +182,10 @@ class Room:
                 )
                 hole = None if still else self._hole(other, shut)
                 if hole is not None:
-                    board.pools[board.kind[hole[0][0]]].take(hole)
+                    board.occupy(other.need, hole)
                     one.need, one.places = other.need, hole
             self._let_go(going)
-            board.give(entry)
-            entry.need, entry.places = None, ()
+            board.vacate(*found)
         for other in chosen:
             board.take(other)
         return going
@@ -304,43 +295,58 @@ class Room:
 
     def _fewest(self, entry: Entry, victims: Sequence[Entry]) -> list[Entry] | None:
         """Cheapest first until the job fits: for needs that no single set of nodes explains (topology, CPUs, quota)."""
-        chosen: list[Entry] = []
-        if not self._enough(entry, victims):
-            return None
-        low, high = 1, len(victims)
-        while low < high:  # the fewest of the cheapest that suffice
-            middle = (low + high) // 2
-            if self._enough(entry, victims[:middle]):
-                high = middle
-            else:
-                low = middle + 1
-        chosen = list(victims[:low])
-        return self._without_idle(entry, chosen)
+        gone: list[Entry] = []
+        fits = False
+        for other in victims:
+            self._out(other)
+            gone.append(other)
+            fits = self._fits(entry)
+            if fits:
+                break
+        for other in gone:
+            self._back(other)
+        return self._without_idle(entry, gone) if fits else None
 
-    def _without_idle(self, entry: Entry, chosen: list[Entry]) -> list[Entry]:
+    def _without_idle(self, entry: Entry, chosen: Sequence[Entry]) -> list[Entry]:
         """Leave out whoever need not go, dearest first."""
-        for other in reversed(list(chosen)):
-            rest = [one for one in chosen if one is not other]
-            if self._enough(entry, rest):
-                chosen = rest
-        return chosen
+        for other in chosen:
+            self._out(other)
+        needed: list[Entry] = []
+        for other in reversed(chosen):
+            self._back(other)
+            if not self._fits(entry):
+                self._out(other)
+                needed.append(other)
+        for other in needed:
+            self._back(other)
+        return needed[::-1]
 
     def _enough(self, entry: Entry, going: Sequence[Entry]) -> bool:
         return self._would_fit(entry, [Going(other) for other in going])
 
     def _would_fit(self, entry: Entry, going: Sequence[Going]) -> bool:
         """Whether the job would be admitted and placed with these gone; the board is as before afterwards."""
-        board, quotas = self.board, self.board.quotas
         for one in going:
-            board.give(one.entry)
-            if quotas is not None and not one.places:
-                quotas.give(one.entry.klass.queue, one.entry.klass.user, sum(count for _, count in one.entry.places))
-        fits = board.admits(entry.klass) and board.find(entry) is not None
+            self._out(one.entry, moves=bool(one.places))
+        fits = self._fits(entry)
         for one in going:
-            board.take(one.entry)
-            if quotas is not None and not one.places:
-                quotas.take(one.entry.klass.queue, one.entry.klass.user, sum(count for _, count in one.entry.places))
+            self._back(one.entry, moves=bool(one.places))
         return fits
+
+    def _fits(self, entry: Entry) -> bool:
+        return self.board.admits(entry.klass) and self.board.find(entry) is not None
+
+    def _out(self, other: Entry, *, moves: bool = False) -> None:
+        """For a trial, the job is gone; one that only moves keeps its quota."""
+        self.board.give(other)
+        if self.board.quotas is not None and not moves:
+            self.board.quotas.give(other.klass.queue, other.klass.user, other.held)
+
+    def _back(self, other: Entry, *, moves: bool = False) -> None:
+        """The trial's end."""
+        self.board.take(other)
+        if self.board.quotas is not None and not moves:
+            self.board.quotas.take(other.klass.queue, other.klass.user, other.held)
 
     # ---------------------------------------------------------------- elastic
 
@@ -379,9 +385,9 @@ class Room:
         board = self.board
         for one in going:
             board.give(one.entry)
-            board.pools[board.kind[one.places[0][0]]].take(one.places)
-        fits = board.admits(entry.klass) and board.find(entry) is not None
+            board.occupy(one.need, one.places)
+        fits = self._fits(entry)
         for one in going:
-            board.pools[board.kind[one.places[0][0]]].give(one.places)
+            board.vacate(one.need, one.places)
             board.take(one.entry)
         return fits

@@ -52,7 +52,7 @@ class Rounds(Listener):
         chosen: list[Entry] = []
         losers: list[Entry] = []
         for entry in everyone:
-            held = sum(count for _, count in entry.places) or entry.gpus
+            held = entry.held or entry.gpus
             if held <= room and (entry.since_s >= 0.0 or board.admits(entry.klass)):
                 room -= held
                 if entry.since_s < 0.0:
@@ -70,8 +70,7 @@ class Rounds(Listener):
         for entry in chosen:
             found = board.find(entry)
             if found is not None:
-                entry.need, entry.places = found
-                board.take(entry)
+                board.occupy(*found)
                 placed.append((entry, *found))
         stopped = []
         for entry in losers:
@@ -79,9 +78,8 @@ class Rounds(Listener):
                 board.take(entry)
             else:
                 stopped.append(entry)
-        for entry, _, _ in placed:
-            board.give(entry)
-            entry.need, entry.places = None, ()
+        for _, need, places in placed:
+            board.vacate(need, places)
         for entry in stopped:
             board.take(entry)
             board.stop(entry, now_s, because=Because.VALUE)
