@@ -1,0 +1,125 @@
+"""What a fleet is able to: records of facts, each with where it is from. The numbers themselves are data (`phalanx.facts`) or measured
+(`phalanx calibrate`), never constants here.
+
+Rates are per device and second, one direction for links; bytes are bytes, not bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """Where a number is from: a page, paper or measurement, and its ISO date (year, month or day as known)."""
+
+    source: str
+    date: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One accelerator model.
+
+    Attributes:
+        name: as the tables have it ("h100-sxm5-80gb").
+        aliases: other names people and drivers use, lower case ("h100", "nvidia h100 80gb hbm3").
+        memory_bytes: what the device has; what a program gets is a little less, see the memory model.
+        memory_bytes_per_s: of the device memory.
+        flops: dense peak of matrix products by precision ("bf16", "fp16", "fp8", "fp32").
+        best_flops: the best that anybody measured of it, by precision; missing where nobody published it.
+        link_bytes_per_s: to another device in the same link domain, one direction, all links together; 0 for PCIe only.
+        link_domain: devices joined by such links; 1 for none.
+        link_kind: "nvlink", "xgmi", "pcie": how the domain is joined.
+        pcie_bytes_per_s: to the host, one direction.
+        watts: at most.
+        virtual: no accelerator at all; a slot on a CPU.
+    """
+
+    name: str
+    memory_bytes: int
+    memory_bytes_per_s: float
+    flops: Mapping[str, float]
+    link_bytes_per_s: float
+    link_domain: int
+    pcie_bytes_per_s: float
+    watts: float
+    aliases: tuple[str, ...] = ()
+    best_flops: Mapping[str, float] = field(default_factory=dict)
+    link_kind: str = "nvlink"
+    virtual: bool = False
+    fact: Fact = Fact(source="", date="")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """What one device costs per hour, in US dollars. Without a date it is no price.
+
+    Attributes:
+        kind: "on-demand", "spot", "reserved", ...
+        offer: the instance or rental ("AWS p5.48xlarge").
+    """
+
+    usd_per_gpu_hour: float
+    kind: str
+    offer: str
+    region: str
+    fact: Fact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What `phalanx calibrate` found on this fleet; None where it did not measure. Rates as the records above have them.
+
+    Attributes:
+        flops: best measured by precision.
+        within_bytes_per_s: bus bandwidth of a large all-reduce among the devices of one node.
+        between_bytes_per_s: the same among nodes, per device.
+        all_to_all_within_bytes_per_s, all_to_all_between_bytes_per_s: sent per device.
+        within_latency_s, between_latency_s: of one small collective step.
+        storage_bytes_per_s: written by one node, durable.
+        slowdown: measured over predicted step time, geometric mean of the short runs; 1 where none was made.
+    """
+
+    at: str = ""
+    flops: Mapping[str, float] = field(default_factory=dict)
+    memory_bytes_per_s: float | None = None
+    within_bytes_per_s: float | None = None
+    between_bytes_per_s: float | None = None
+    all_to_all_within_bytes_per_s: float | None = None
+    all_to_all_between_bytes_per_s: float | None = None
+    within_latency_s: float | None = None
+    between_latency_s: float | None = None
+    storage_bytes_per_s: float | None = None
+    slowdown: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Equal nodes of one accelerator, and what joins them.
+
+    Attributes:
+        nodes, gpus_per_node: what the plan may use.
+        network_bytes_per_s: per device, one direction, between nodes.
+        network_kind: "infiniband", "roce", "efa", "tcp", "ethernet", "none".
+        network_fact: where that is from; an assumption says so.
+        storage_bytes_per_s: written per node, durable.
+        price: None where no dated one is known.
+    """
+
+    gpu: Gpu
+    nodes: int
+    gpus_per_node: int
+    network_bytes_per_s: float
+    network_kind: str = "infiniband"
+    network_fact: Fact = Fact(source="", date="")
+    storage_bytes_per_s: float = 2e9
+    storage_fact: Fact = Fact(source="", date="")
+    price: Price | None = None
+    measured: Measured | None = None
+
+    @property
+    def gpus(self) -> int:
+        """Devices in all."""
+        return self.nodes * self.gpus_per_node

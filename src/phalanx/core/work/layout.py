@@ -1,0 +1,250 @@
+"""How one model is split over the ranks of a job: the degrees of each kind of parallelism, and who sits beside whom.
+
+The planner chooses it (`core.layouts`), the job carries it, `phalanx.torch` builds its mesh from it. A record and its arithmetic; what a
+layout costs is said in `core.performance`.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from phalanx.core.errors import BadRequest
+from phalanx.core.work.nearest import nearest
+
+RANKS_MAX: Final = 1 << 20  # past any fleet; bounds a typo
+DEGREES_MAX: Final = 1 << 20
+
+
+class Recompute(enum.StrEnum):
+    """What the backward pass computes again instead of keeping it from the forward pass."""
+
+    NONE = "none"
+    SELECTIVE = "selective"  # the core of attention (scores, softmax, dropout): little work, much memory without flash attention
+    FULL = "full"  # whole blocks: only their inputs are kept
+
+
+class Axis(enum.StrEnum):
+    """One dimension of the mesh of ranks."""
+
+    TENSOR = "tensor"
+    CONTEXT = "context"
+    SHARD = "shard"  # data parallel ranks that hold one copy of the states among them
+    PIPELINE = "pipeline"
+    REPLICATE = "replicate"  # data parallel ranks that each hold all that their shard group holds
+
+
+ORDER: Final = (Axis.TENSOR, Axis.CONTEXT, Axis.SHARD, Axis.PIPELINE, Axis.REPLICATE)
+"""Innermost first: whoever talks most per second sits nearest. Tensor parallel exchanges activations in every layer and is waited for,
+context parallel keys and values in every layer, sharded data parallel parameters once per layer, pipeline one activation per micro-batch,
+replicas gradients once per step."""
+
+_SHORT: Final = {
+    "dp": "replicate", "fsdp": "shard", "tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert", "vpp": "interleave",
+    "mbs": "micro_batch", "accumulate": "micro_batches",
+}  # fmt: skip
+_PAIR: Final = re.compile(r"\s*([a-z_]+)\s*=\s*([a-z0-9_,-]+)\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """A split of one model over `ranks` processes, one device each.
+
+    Attributes:
+        tensor: ranks that share each matrix product. Also splits the sequence of what lies between (sequence parallel) if `sequence`.
+        pipeline: stages, each with its own layers.
+        interleave: runs of layers per stage (virtual stages); 1 for plain 1F1B.
+        context: ranks that share one sequence's attention.
+        expert: ranks, among those of `context * shard * replicate`, that share the experts of a mixture; 1 for dense models.
+        shard: data parallel ranks among which states are sharded, see `zero`.
+        replicate: data parallel groups of `shard` ranks. Plain DDP is shard 1; FSDP over all is replicate 1; both above 1 is hybrid.
+        zero: what `shard` splits: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too (FSDP2).
+        micro_batch: sequences that one rank computes at once.
+        micro_batches: times per step that it does so; the global batch is micro_batch * micro_batches * data.
+        precision: of the matrix products: "bf16", "fp16", "fp8" or "fp32".
+        order: axes, innermost first, by which a rank's number is read.
+    """
+
+    tensor: int = 1
+    sequence: bool = False
+    pipeline: int = 1
+    interleave: int = 1
+    context: int = 1
+    expert: int = 1
+    shard: int = 1
+    replicate: int = 1
+    zero: int = 0
+    micro_batch: int = 1
+    micro_batches: int = 1
+    recompute: Recompute = Recompute.NONE
+    precision: str = "bf16"
+    order: tuple[Axis, ...] = ORDER
+
+    @property
+    def data(self) -> int:
+        """Ranks that see different samples."""
+        return self.shard * self.replicate
+
+    @property
+    def ranks(self) -> int:
+        """Processes in all."""
+        return self.tensor * self.context * self.shard * self.pipeline * self.replicate
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences per step over all ranks."""
+        return self.micro_batch * self.micro_batches * self.data
+
+    def size(self, axis: Axis) -> int:
+        """Ranks along the axis."""
+        return int(getattr(self, axis.value))
+
+    def stride(self, axis: Axis) -> int:
+        """Distance in rank numbers between neighbours along the axis."""
+        return math.prod(self.size(inner) for inner in self.order[: self.order.index(axis)])
+
+    def coordinates(self, rank: int) -> dict[Axis, int]:
+        """Where the rank sits along each axis.
+
+        Raises:
+            ValueError: no such rank.
+        """
+        if not 0 <= rank < self.ranks:
+            raise ValueError(f"rank {rank} of {self.ranks}")
+        return {axis: rank // self.stride(axis) % self.size(axis) for axis in self.order}
+
+    def __str__(self) -> str:
+        """As people write it, and as `parse_layout` reads it: `tp=2,pp=2,fsdp=4,mbs=1`; what is 1 or the default is left out."""
+        words = [
+            f"{short}={getattr(self, long)}"
+            for short, long in sorted(_SHORT.items(), key=lambda pair: _SPOKEN.index(pair[0]))
+            if getattr(self, long) != 1
+        ]
+        words += [f"zero={self.zero}"] * (self.zero > 0 and self.zero != 3)
+        words += ["sp=1"] * self.sequence
+        words += [f"recompute={self.recompute}"] * (self.recompute is not Recompute.NONE)
+        words += [f"precision={self.precision}"] * (self.precision != "bf16")
+        words += [f"order={'-'.join(self.order)}"] * (self.order != ORDER)
+        return ",".join(words) or "single"
+
+
+_SPOKEN: Final = ("tp", "cp", "ep", "pp", "vpp", "fsdp", "dp", "mbs", "accumulate")
+
+
+def layout_to_json(layout: Layout) -> dict[str, Any]:
+    """The layout as plain values, every field."""
+    values = {field.name: getattr(layout, field.name) for field in fields(layout)}
+    return values | {"recompute": layout.recompute.value, "order": [axis.value for axis in layout.order]}
+
+
+def layout_from_json(values: Mapping[str, Any]) -> Layout:
+    """The reverse; fields that are missing have their defaults.
+
+    Raises:
+        BadRequest: an unknown field, or a value that cannot be.
+    """
+    known = {field.name: field for field in fields(Layout)}
+    given: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in known:
+            raise BadRequest(f"layout: unknown field {name!r}", hint=_near(name, list(known)))
+        if name == "recompute":
+            given[name] = _recompute(value)
+        elif name == "order":
+            given[name] = _order(value)
+        elif name == "precision":
+            given[name] = _precision(value)
+        elif name == "sequence":
+            given[name] = bool(value)
+        else:
+            given[name] = _degree(name, value, least=0 if name == "zero" else 1)
+    return checked(Layout(**given))
+
+
+def parse_layout(text: str) -> Layout:
+    """The layout that `tp=2,pp=2,fsdp=2,mbs=4,accumulate=2,recompute=full` states. Long names are taken too; `single` is one rank.
+
+    Raises:
+        BadRequest: outside that grammar, an axis given twice, or a value that cannot be.
+    """
+    if text.strip().lower() == "single":
+        return Layout()
+    values: dict[str, Any] = {}
+    for part in text.split(","):
+        found = _PAIR.fullmatch(part)
+        if found is None:
+            raise BadRequest(f"layout {text!r}: {part.strip()!r} is no name=value", hint="write tp=2,pp=2,fsdp=4")
+        name, value = found[1].lower(), found[2].lower()
+        name = {"sp": "sequence"}.get(name, _SHORT.get(name, name))
+        if name in values:
+            raise BadRequest(f"layout {text!r}: {name} is given twice")
+        values[name] = value.split("-") if name == "order" else value == "1" if name == "sequence" else value
+    if "shard" in values:
+        values.setdefault("zero", 3)
+    return layout_from_json(values)
+
+
+def checked(layout: Layout) -> Layout:
+    """The layout itself.
+
+    Raises:
+        BadRequest: its parts contradict each other.
+    """
+    if layout.interleave > 1 and layout.pipeline == 1:
+        raise BadRequest(f"interleave {layout.interleave} needs a pipeline", hint="give pp=2 or more, or leave vpp out")
+    if layout.zero and layout.shard == 1 and layout.zero == 3:
+        raise BadRequest("zero=3 shards parameters over `fsdp` ranks, and fsdp is 1", hint="give fsdp=2 or more")
+    if layout.sequence and layout.tensor == 1:
+        raise BadRequest("sequence parallel splits over the tensor ranks, and tp is 1", hint="leave sp out")
+    many = layout.context * layout.data
+    if many % layout.expert:
+        raise BadRequest(
+            f"expert {layout.expert} does not divide the {many} ranks of context x data that share experts"
+        )
+    if layout.ranks > RANKS_MAX:
+        raise BadRequest(f"{layout.ranks} ranks are more than any fleet has ({RANKS_MAX})")
+    return layout
+
+
+def _degree(name: str, value: object, *, least: int) -> int:
+    if isinstance(value, bool) or not str(value).strip().lstrip("-").isdigit():
+        raise BadRequest(f"layout: {name} is {value!r}; it must be a whole number")
+    number = int(str(value))
+    most = 3 if name == "zero" else DEGREES_MAX
+    if not least <= number <= most:
+        raise BadRequest(f"layout: {name} is {number}; it must be {least} to {most}")
+    return number
+
+
+def _recompute(value: object) -> Recompute:
+    try:
+        return Recompute(str(value).lower())
+    except ValueError:
+        known = [one.value for one in Recompute]
+        raise BadRequest(f"layout: recompute is {value!r}; it must be one of {', '.join(known)}") from None
+
+
+PRECISIONS: Final = ("bf16", "fp16", "fp8", "fp32")
+
+
+def _precision(value: object) -> str:
+    text = str(value).lower()
+    if text not in PRECISIONS:
+        raise BadRequest(f"layout: precision is {value!r}; it must be one of {', '.join(PRECISIONS)}")
+    return text
+
+
+def _order(value: object) -> tuple[Axis, ...]:
+    words = [str(word) for word in value] if isinstance(value, (list, tuple)) else []
+    if sorted(words) != sorted(axis.value for axis in Axis):
+        raise BadRequest(f"layout: order is {value!r}; it must name each of {', '.join(ORDER)} once, innermost first")
+    return tuple(Axis(word) for word in words)
+
+
+def _near(name: str, known: list[str]) -> str:
+    close = nearest(name, known)
+    return f"did you mean {close!r}?" if close else f"known: {', '.join(known)}"
