@@ -143,10 +143,10 @@ class Model:
             count += (self.layers - self.mixture.dense_layers) * (always + routed)
         return count
 
-    def flops_per_token(self, seq: int) -> float:
+    def flops_per_token(self, seq: int, *, frozen: bool = False) -> float:
         """Model FLOPs that training spends on one token, forward and backward, causal attention counted half; no recomputation.
 
-        6 per parameter visited in a matrix product (the input embedding is a look-up), and 6 L s h k for scores and values of the
+        6 per parameter visited in a matrix product (the input embedding is a look-up), 4 where the weights are frozen, and 6 L s h k for scores and values of the
         s/2 positions that a token sees on average.
         Source: A. Chowdhery et al., "PaLM", 2022, appendix B, with the causal half of T. Dao et al., "FlashAttention", 2022.
         """
@@ -156,4 +156,4 @@ class Model:
             wide = 2 * self.head_dim
         else:
             wide = self.head_dim + self.latent.rope_dim + self.latent.value_dim
-        return 6.0 * products + 3.0 * self.layers * seq * self.heads * wide
+        return (4.0 if frozen else 6.0) * products + 3.0 * self.layers * seq * self.heads * wide

@@ -38,10 +38,10 @@ class Axis(enum.StrEnum):
     REPLICATE = "replicate"  # data parallel ranks that each hold all that their shard group holds
 
 
-ORDER: Final = (Axis.TENSOR, Axis.CONTEXT, Axis.SHARD, Axis.PIPELINE, Axis.REPLICATE)
+ORDER: Final = (Axis.TENSOR, Axis.CONTEXT, Axis.SHARD, Axis.REPLICATE, Axis.PIPELINE)
 """Innermost first: whoever talks most per second sits nearest. Tensor parallel exchanges activations in every layer and is waited for,
-context parallel keys and values in every layer, sharded data parallel parameters once per layer, pipeline one activation per micro-batch,
-replicas gradients once per step."""
+context parallel keys and values in every layer, sharded data parallel parameters once per layer, replicas gradients once per step;
+a pipeline hands on one activation per micro-batch, which is the least of all."""
 
 _SHORT: Final = {
     "dp": "replicate", "fsdp": "shard", "tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert", "vpp": "interleave",

@@ -1,0 +1,105 @@
+"""Fit the planner's coefficients to measured runs: least squares of log step times, with each coefficient's prior as one more equation.
+
+Levenberg-Marquardt on the logarithms, residuals weighted down beyond 1.5 spreads (soft L1), so that a wrong row does not bend the
+machine. A source's rows share a weight that grows with the fourth root of their number: 216 rows of one table do not outvote 8.
+Sources: K. Levenberg, 1944; D. Marquardt, SIAM J. Appl. Math. 11(2), 1963; soft L1 after B. Triggs et al., "Bundle Adjustment", 2000.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.measured import Run
+from phalanx.core.performance.coefficients import Physics, Stack
+from phalanx.core.performance.step import LayerCosts, StepTime
+from phalanx.facts.coefficients import Coefficient, physics_from, stacks_from
+
+NOISE: Final = (
+    0.07  # spread of one measured step time about a perfect model: runs of one table repeat within a few per cent
+)
+SOFT: Final = 1.5  # spreads beyond which a residual counts linearly
+ROUNDS: Final = 14
+DONE: Final = 1e-4  # relative gain below which a round is the last
+NUDGE: Final = 1e-4
+
+Table = Sequence[Coefficient]
+Vector = NDArray[np.float64]
+
+
+def predicted(runs: Sequence[Run], table: Table) -> list[StepTime]:
+    """Step times of the runs under the table's coefficients."""
+    physics, stacks = physics_from(table), stacks_from(table)
+    return [predict(run, physics, stacks[run.stack]) for run in runs]
+
+
+def predict(run: Run, physics: Physics, stack: Stack) -> StepTime:
+    """Step time of one run."""
+    return LayerCosts(run.task, run.machine, physics, stack).step(run.layout)
+
+
+def fit(runs: Sequence[Run], table: Table) -> tuple[Coefficient, ...]:
+    """The table with its fitted values replaced; the search starts at the priors, so that nothing is left of an earlier fit."""
+    free = [place for place, one in enumerate(table) if one.spread]
+    centre = np.array([math.log(table[place].prior or table[place].value) for place in free])
+    spread = np.array([table[place].spread or 1.0 for place in free])
+    counts = Counter(run.source for run in runs)
+    weight = np.array([(10.0 / counts[run.source]) ** 0.25 / NOISE for run in runs])
+    truth = np.log([run.step_s for run in runs])
+
+    def residuals(vector: Vector) -> Vector:
+        given = np.log([step.total_s for step in predicted(runs, _with(table, free, vector))])
+        return np.concatenate([(given - truth) * weight, (vector - centre) / spread])
+
+    vector = _search(residuals, centre, soft=len(runs))
+    return _with(table, free, vector)
+
+
+def _search(residuals: object, start: Vector, *, soft: int) -> Vector:
+    assert callable(residuals)
+    vector, damp = start.copy(), 1e-2
+    now = residuals(vector)
+    cost = _cost(now, soft)
+    for _ in range(ROUNDS):
+        jacobian = np.empty((len(now), len(vector)))
+        for column in range(len(vector)):
+            moved = vector.copy()
+            moved[column] += NUDGE
+            jacobian[:, column] = (residuals(moved) - now) / NUDGE
+        scale = _scale(now, soft)
+        left, right = jacobian * scale[:, None], now * scale
+        normal, gradient = left.T @ left, left.T @ right
+        before = cost
+        for _ in range(8):
+            step = np.linalg.solve(normal + damp * np.diag(np.diag(normal)), -gradient)
+            tried = residuals(vector + step)
+            if _cost(tried, soft) < cost:
+                vector, now, cost, damp = vector + step, tried, _cost(tried, soft), damp / 5.0
+                break
+            damp *= 4.0
+        if before - cost < DONE * before:
+            break
+    return vector
+
+
+def _scale(residual: Vector, soft: int) -> Vector:
+    """Square root of each residual's weight under soft L1; priors keep theirs."""
+    scale = np.ones_like(residual)
+    scale[:soft] = (1.0 + (residual[:soft] / SOFT) ** 2) ** -0.25
+    return scale
+
+
+def _cost(residual: Vector, soft: int) -> float:
+    rough = 2.0 * SOFT**2 * (np.sqrt(1.0 + (residual[:soft] / SOFT) ** 2) - 1.0)
+    return float(rough.sum() + (residual[soft:] ** 2).sum())
+
+
+def _with(table: Table, free: Sequence[int], vector: Vector) -> tuple[Coefficient, ...]:
+    values = dict(zip(free, np.exp(vector).tolist(), strict=True))
+    return tuple(replace(one, value=values[place]) if place in values else one for place, one in enumerate(table))

@@ -1,0 +1,245 @@
+"""How true the planner is: its step times and memory beside published runs, on sources it was fitted to and on sources left out.
+
+python -m benchmarks.planner [--csv FILE] [--json] [--no-loso] [--fit]
+
+FILE has the columns of training_measured.csv (docs/planner.md lists them). Without --csv the file is looked for where the tests do.
+For `loso` every coefficient is fitted again without the source, from its prior; `--fit` fits all rows and prints the table to ship.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.fitting import fit, predicted
+from benchmarks.measured import Run, read_runs
+from phalanx.core.performance.memory import Memory, Part, memory_of, refused
+from phalanx.core.performance.uncertainty import interval_s
+from phalanx.facts.coefficients import Coefficient, coefficients, physics_from, stacks_from
+
+RANGES: Final = Path(__file__).parent / "ranges" / "planner.json"
+CLOSE: Final = 0.05  # a choice within 5 % of the best measured layout counts as the best
+UNKNOWN: Final = "generic"  # whose spread a stack has that no row of the fit knows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """One row beside its prediction. `error` is predicted over measured, less 1."""
+
+    run: Run
+    seconds: float
+    low_s: float
+    high_s: float
+
+    @property
+    def error(self) -> float:
+        """Relative, signed."""
+        return self.seconds / self.run.step_s - 1.0
+
+    @property
+    def held(self) -> bool:
+        """Whether the truth lies in the interval."""
+        return self.low_s <= self.run.step_s <= self.high_s
+
+
+def main() -> None:
+    """Print the scores of a file."""
+    options = _options()
+    runs = read_runs(Path(options.csv))
+    table = coefficients()
+    if options.fit:
+        table = fit(runs, table)
+        for line in shipped_lines(table):
+            print(line)
+        return
+    known = {run.stack for run in runs}
+    scores = score(runs, table, known)
+    left = [] if options.no_loso else left_out(runs, table)
+    figures = summary(scores, left, table)
+    figures["csv"] = Path(options.csv).name
+    print(json.dumps(figures, indent=2) if options.json else drawn(figures))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    public = public_runs()
+    parser.add_argument("--csv", default=str(public) if public else None)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--no-loso", action="store_true", help="leave out the fits without one source (a minute)")
+    parser.add_argument(
+        "--fit", action="store_true", help="fit all rows and print the lines of coefficients.csv that change"
+    )
+    options = parser.parse_args()
+    if options.csv is None:
+        parser.error("no file of measured runs here; name one with --csv")
+    return options
+
+
+def public_runs() -> Path | None:
+    """Where the file of published runs lies, found as the tests find the traces: beside the checkout or at PHALANX_SHARED."""
+    beside = Path(__file__).resolve().parents[1].parent / "shared"
+    path = Path(os.environ.get("PHALANX_SHARED", beside)) / "data" / "training_measured.csv"
+    return path if path.is_file() else None
+
+
+def score(runs: Sequence[Run], table: Sequence[Coefficient], known: set[str]) -> list[Score]:
+    """Every run under the table; `known` are the stacks that the fit has seen."""
+    physics, stacks = physics_from(table), stacks_from(table)
+    scores = []
+    for run, step in zip(runs, predicted(runs, table), strict=True):
+        spread = stacks[run.stack if run.stack in known else UNKNOWN].spread
+        low_s, high_s = interval_s(step, physics.spreads, spread)
+        scores.append(Score(run=run, seconds=step.total_s, low_s=low_s, high_s=high_s))
+    return scores
+
+
+def left_out(runs: Sequence[Run], table: Sequence[Coefficient]) -> list[Score]:
+    """Every run by a fit that has not seen its source."""
+    sources = sorted({run.source for run in runs})
+    if len(sources) < 2:
+        return []
+    with multiprocessing.get_context("fork").Pool(min(len(sources), multiprocessing.cpu_count())) as pool:
+        parts = pool.starmap(_left_out, [(runs, table, source) for source in sources], chunksize=1)
+    return [one for part in parts for one in part]
+
+
+def _left_out(runs: Sequence[Run], table: Sequence[Coefficient], source: str) -> list[Score]:
+    rest = [run for run in runs if run.source != source]
+    return score([run for run in runs if run.source == source], fit(rest, table), {run.stack for run in rest})
+
+
+def summary(scores: Sequence[Score], left: Sequence[Score], table: Sequence[Coefficient]) -> dict[str, Any]:
+    """All figures by name."""
+    stacks = stacks_from(table)
+    memories = [
+        (one.run, memory_of(one.run.task, one.run.layout, one.run.machine.gpu, stacks[one.run.stack])) for one in scores
+    ]
+    off = [abs(_said(memory, run) / run.memory_bytes - 1.0) for run, memory in memories if run.memory_bytes]
+    figures: dict[str, Any] = {
+        "rows": len(scores),
+        "mape": _mape(scores),
+        "mape_by_source": _by_source(scores),
+        "bias_by_source": {name: statistics.mean(one.error for one in part) for name, part in _sources(scores).items()},
+        "loso_by_source": _by_source(left),
+        "loso_mean": statistics.mean(_by_source(left).values()) if left else None,
+        "memory_rows": len(off),
+        "memory_mape": statistics.mean(off) if off else None,
+        "refused_that_ran": sum(refused(memory) for _, memory in memories),
+        "coverage_80": statistics.mean(one.held for one in left) if left else None,
+        "coverage_80_by_source": {
+            name: statistics.mean(one.held for one in part) for name, part in _sources(left).items()
+        },
+        "coverage_80_seen": statistics.mean(one.held for one in scores),
+        "interval_width": statistics.median(one.high_s / one.low_s for one in left or scores),
+        "choice": choices(scores),
+        "peers": peers(scores),
+    }
+    return figures
+
+
+def choices(scores: Sequence[Score]) -> dict[str, Any]:
+    """Where several layouts of one task were measured: how much slower the one predicted fastest was than the one measured fastest."""
+    groups: dict[tuple[str, ...], list[Score]] = defaultdict(list)
+    for one in scores:
+        groups[one.run.group].append(one)
+    losses = []
+    for group in groups.values():
+        if len({str(one.run.layout) for one in group}) > 1:
+            chosen = min(group, key=lambda one: one.seconds)
+            losses.append(chosen.run.step_s / min(one.run.step_s for one in group) - 1.0)
+    if not losses:
+        return {"groups": 0}
+    return {
+        "groups": len(losses),
+        "within_5": statistics.mean(loss <= CLOSE for loss in losses),
+        "mean_loss": statistics.mean(losses),
+        "worst_loss": max(losses),
+    }
+
+
+def peers(scores: Sequence[Score]) -> dict[str, Any]:
+    """Other tools on the rows that they can predict, and ours on the same rows."""
+    out: dict[str, Any] = {}
+    for name in sorted({name for one in scores for name in one.run.peers}):
+        rows = [one for one in scores if name in one.run.peers]
+        theirs = [abs(one.run.peers[name] / one.run.step_s - 1.0) for one in rows]
+        by_source = {
+            source: {
+                "theirs": statistics.mean(abs(one.run.peers[name] / one.run.step_s - 1.0) for one in part),
+                "ours": _mape(part),
+            }
+            for source, part in _sources(rows).items()
+        }
+        out[name] = {"rows": len(rows), "theirs": statistics.mean(theirs), "ours": _mape(rows), "by_source": by_source}
+    return out
+
+
+def _said(memory: Memory, run: Run) -> float:
+    """What the row's figure means: the allocator's reserve, or parameters, states and activations alone where it was modelled."""
+    if "modelled" in run.memory_kind:
+        return memory.total_bytes - memory.items[Part.OTHER]
+    return memory.allocator_bytes
+
+
+def _sources(scores: Sequence[Score]) -> dict[str, list[Score]]:
+    parts: dict[str, list[Score]] = defaultdict(list)
+    for one in scores:
+        parts[one.run.source].append(one)
+    return dict(sorted(parts.items()))
+
+
+def _mape(scores: Sequence[Score]) -> float:
+    return statistics.mean(abs(one.error) for one in scores)
+
+
+def _by_source(scores: Sequence[Score]) -> dict[str, float]:
+    return {name: _mape(part) for name, part in _sources(scores).items()}
+
+
+def shipped_lines(table: Sequence[Coefficient]) -> list[str]:
+    """The beginnings of the lines of coefficients.csv that a fit changes."""
+    return [f"{one.scope},{one.name},{one.value:.4g},{one.prior:g},{one.spread:g}" for one in table if one.spread]
+
+
+def drawn(figures: dict[str, Any]) -> str:
+    """The table for people."""
+    bounds = json.loads(RANGES.read_text(encoding="utf-8"))
+    lines = [f"{figures['rows']} measured runs of {figures['csv']}", ""]
+    lines.append(f"{'source':24} {'error':>8} {'bias':>8} {'left out':>9} {'in 80 %':>8}")
+    for name, error in figures["mape_by_source"].items():
+        left, held = figures["loso_by_source"].get(name), figures["coverage_80_by_source"].get(name)
+        lines.append(
+            f"{name:24} {error:8.1%} {figures['bias_by_source'][name]:+8.1%} {_percent(left):>9} {_percent(held):>8}"
+        )
+    lines.append("")
+    for name in ("mape", "loso_mean", "memory_mape", "coverage_80", "refused_that_ran"):
+        bound = bounds.get(name) or {"bound": "75 to 90 %"}
+        value = figures[name]
+        shown = "-" if value is None else f"{value}" if isinstance(value, int) else f"{value:.1%}"
+        lines.append(f"{name:24} {shown:>8}   bound {bound['bound']}")
+    choice = figures["choice"]
+    if choice["groups"]:
+        lines.append(
+            f"{'choice':24} {choice['within_5']:8.1%}   of {choice['groups']} groups within 5 % of the best; "
+            f"mean loss {choice['mean_loss']:.1%}, worst {choice['worst_loss']:.1%}"
+        )
+    for name, peer in figures["peers"].items():
+        lines.append(f"{name:24} {peer['theirs']:8.1%}   on its {peer['rows']} rows; ours there {peer['ours']:.1%}")
+    return "\n".join(lines)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None or math.isnan(value) else f"{value:.1%}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""One layout: memory, time, money and checkpoints, from the formulas of `core.performance`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Final
+
+from phalanx.core.errors import BadRequest
+from phalanx.core.layouts.asked import Asked, Checkpoint, Judged
+from phalanx.core.performance.memory import Memory, memory_of
+from phalanx.core.performance.step import LayerCosts, Method, StepTime, Task
+from phalanx.core.performance.uncertainty import interval_s
+from phalanx.core.recovery.interval import daly_interval_s, expected_wall_s, gang_mtbf_s
+from phalanx.core.work.layout import Layout
+from phalanx.core.work.split import Splittable, check_split
+
+RESTART_S: Final = 180.0
+"""From a failure until the gang computes again, beside loading the checkpoint: notice, placement, imports, first step. Source: our
+own drills take seconds, imports and compilation of a large model minutes; A. Kokolis et al., HPCA 2025, give 2 to 8 minutes."""
+STATE_BYTES: Final = (
+    12.0  # per trained parameter in a checkpoint: 32-bit weight and two moments of Adam, as DCP writes FSDP2's states
+)
+HOST_SHARE: Final = 0.5
+"""Of PCIe's bandwidth, reached when the state is copied to host memory: torch's pinned copies, our estimate, 2026-11."""
+HOUR_S: Final = 3600.0
+
+
+def task_of(asked: Asked) -> Task:
+    """What is trained."""
+    return Task(model=asked.model, seq=asked.seq, method=asked.method, adapter_share=asked.adapter_share)
+
+
+def costs_of(asked: Asked) -> LayerCosts:
+    """The time of layouts of this question; keep it over many of them."""
+    return LayerCosts(task_of(asked), asked.machine, asked.physics, asked.stack)
+
+
+def memory(asked: Asked, layout: Layout) -> Memory:
+    """Device memory of the fullest rank."""
+    return memory_of(task_of(asked), layout, asked.machine.gpu, asked.stack)
+
+
+def judge(asked: Asked, layout: Layout, *, costs: LayerCosts | None = None, why: str = "") -> Judged:
+    """Everything about one layout, whether it fits or not."""
+    step = (costs or costs_of(asked)).step(layout)
+    held = memory(asked, layout)
+    spread = asked.stack.spread
+    low_s, high_s = interval_s(step, asked.physics.spreads, spread)
+    slowdown = asked.machine.measured.slowdown if asked.machine.measured is not None else 1.0
+    low_s, middle_s, high_s = low_s * slowdown, step.total_s * slowdown, high_s * slowdown
+    tokens_per_s = layout.global_batch * asked.seq / middle_s
+    train = hours = cost = None
+    if asked.tokens is not None:
+        steps = math.ceil(asked.tokens / (layout.global_batch * asked.seq))
+        train = (steps * low_s, steps * middle_s, steps * high_s)
+        hours = _times(train, layout.ranks / HOUR_S)
+        if asked.machine.price is not None:
+            cost = _times(hours, asked.machine.price.usd_per_gpu_hour)
+    return Judged(
+        layout=layout,
+        memory=held,
+        step=_slowed(step, slowdown),
+        low_s=low_s,
+        high_s=high_s,
+        tokens_per_s=tokens_per_s,
+        mfu=mfu(asked, tokens_per_s, layout.ranks),
+        checkpoint=checkpoint(asked, layout),
+        train_s=train,
+        gpu_hours=hours,
+        cost_usd=cost,
+        fits=held.room_bytes >= 0.0,
+        why=why,
+    )
+
+
+def mfu(asked: Asked, tokens_per_s: float, gpus: int) -> float:
+    """Model FLOP/s over the dense 16-bit peak of the devices; frozen weights need no gradients, which is a third less."""
+    flops = asked.machine.gpu.flops
+    peak = flops.get("bf16") or flops.get("fp16") or flops["fp32"]
+    flops_per_token = asked.model.flops_per_token(asked.seq, frozen=asked.method is not Method.FULL)
+    return tokens_per_s * flops_per_token / (gpus * peak)
+
+
+def checkpoint(asked: Asked, layout: Layout) -> Checkpoint:
+    """Bytes, times and the best interval: J. T. Daly, 2006, see `core.recovery.interval`."""
+    trained = asked.model.parameters * (1.0 if asked.method is Method.FULL else asked.adapter_share)
+    bytes_ = trained * STATE_BYTES
+    machine = asked.machine
+    nodes = max(1, -(-layout.ranks // machine.gpus_per_node))
+    storage = machine.storage_bytes_per_s
+    if machine.measured is not None and machine.measured.storage_bytes_per_s:
+        storage = machine.measured.storage_bytes_per_s
+    write_s = bytes_ / (nodes * storage)
+    stall_s = bytes_ / layout.ranks / (machine.gpu.pcie_bytes_per_s * HOST_SHARE)
+    mtbf_s = gang_mtbf_s(devices=layout.ranks)
+    interval_s = max(daly_interval_s(stall_s=stall_s, mtbf_s=mtbf_s), write_s)
+    wall_s = expected_wall_s(
+        work_s=HOUR_S, interval_s=interval_s, stall_s=stall_s, mtbf_s=mtbf_s, restart_s=RESTART_S + write_s
+    )
+    return Checkpoint(bytes=bytes_, write_s=write_s, stall_s=stall_s, interval_s=interval_s, goodput=HOUR_S / wall_s)
+
+
+def checked(asked: Asked, layout: Layout) -> Layout:
+    """The layout that a user gave, its batches filled in where it leaves them open.
+
+    Raises:
+        BadRequest: it is not for this machine, or it cannot split this model and batch.
+    """
+    if layout.ranks != asked.machine.gpus:
+        raise BadRequest(
+            f"layout {layout} is for {layout.ranks} ranks and the plan is for {asked.machine.gpus} GPUs",
+            hint="its axes must multiply to the number of GPUs",
+        )
+    if asked.global_batch % (layout.data * layout.micro_batch):
+        raise BadRequest(
+            f"a global batch of {asked.global_batch} does not divide into {layout.data} data parallel ranks "
+            f"with {layout.micro_batch} sequences at once",
+            hint=f"take a multiple of {layout.data * layout.micro_batch}",
+        )
+    model = asked.model
+    filled = _filled(layout, asked)
+    check_split(
+        filled,
+        Splittable(
+            layers=model.layers,
+            heads=model.heads,
+            kv_heads=model.kv_heads if model.latent is None else model.heads,
+            widths=(("ffn", model.ffn),),
+            sequence=asked.seq,
+            batch=asked.global_batch,
+            experts=1 if model.mixture is None else model.mixture.experts,
+        ),
+    )
+    return filled
+
+
+def _filled(layout: Layout, asked: Asked) -> Layout:
+    return replace(layout, micro_batches=asked.global_batch // (layout.data * layout.micro_batch))
+
+
+def _times(three: tuple[float, float, float], factor: float) -> tuple[float, float, float]:
+    return three[0] * factor, three[1] * factor, three[2] * factor
+
+
+def _slowed(step: StepTime, factor: float) -> StepTime:
+    if factor == 1.0:
+        return step
+    return StepTime(
+        items={item: seconds * factor for item, seconds in step.items.items()},
+        total_s=step.total_s * factor,
+        stages=(step.stages[0] * factor, step.stages[1] * factor),
+    )

@@ -1,0 +1,232 @@
+"""The planner: all layouts of a model on a machine, those that fit, the best of each way to split, and why the others lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from phalanx.core.layouts.asked import Answer, Asked, Judged, Smaller
+from phalanx.core.layouts.candidates import (
+    RECOMPUTATIONS,
+    Split,
+    interleavings,
+    layout_from,
+    micro_batches,
+    shardings,
+    splits,
+    with_runs,
+)
+from phalanx.core.layouts.judge import checked, costs_of, judge, task_of
+from phalanx.core.layouts.why import lost_by, misfit, said
+from phalanx.core.performance.memory import Memory, memory_of
+from phalanx.core.performance.step import LayerCosts, Method
+from phalanx.core.work.layout import Layout, Recompute
+
+AXIS_COST: Final = 0.01
+"""Of the step, charged for each kind of parallelism: of two layouts that the planner cannot tell apart, the simpler one. Half of the
+mean loss of its choices where several layouts were measured (benchmarks.planner)."""
+SPARE: Final = 0.04
+"""Of the device's memory, left free by every layout that the search offers: half of what the memory model errs by where memory was
+measured (benchmarks.planner). A layout that a user gives may use all of it."""
+GROWTH_MAX: Final = 256  # times the GPUs asked for, up to which a number that fits is sought
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    layout: Layout
+    seconds: float
+    order: float
+
+
+def plan(asked: Asked, *, top: int = 5) -> Answer:
+    """The answer. One given layout is judged alone; else all are searched.
+
+    Raises:
+        BadRequest: the given layout cannot be, or the global batch divides into no number of ranks.
+    """
+    if asked.layout is not None:
+        return _given(asked, checked(asked, asked.layout))
+    costs = costs_of(asked)
+    best: dict[tuple[int, ...], _Found] = {}
+    nearest: dict[tuple[int, ...], tuple[float, Layout]] = {}
+    count = 0
+    for split in splits(asked):
+        for layout, held in _sized(asked, split):
+            count += 1
+            way = (split.tensor, split.pipeline, split.context, split.expert, layout.zero, layout.shard)
+            if not _holds(held):
+                over = held.total_bytes
+                if way not in nearest or over < nearest[way][0]:
+                    nearest[way] = (over, layout)
+                continue
+            for found in _timed(asked, split, layout, costs):
+                if way not in best or found.order < best[way].order:
+                    best[way] = found
+    ranked = sorted(best.values(), key=lambda found: (found.order, str(found.layout)))
+    if not ranked:
+        return _nothing(
+            asked, [layout for _, layout in sorted(nearest.values(), key=lambda one: (one[0], str(one[1])))], count
+        )
+    first = judge(asked, ranked[0].layout, costs=costs)
+    seconds = [_second(asked, found.layout, first, costs) for found in ranked[1:top]]
+    layouts = (replace(first, why="fastest that fits"), *seconds)
+    shown = {_family(one.layout) for one in layouts}
+    losers = [_second(asked, found.layout, first, costs) for found in ranked[top:] if _is_new(found.layout, shown)][:3]
+    misfits = sorted((over, layout) for way, (over, layout) in nearest.items() if way not in best) if nearest else []
+    losers += [_missing(asked, layout, costs) for _, layout in misfits if _is_new(layout, shown)][:3]
+    return Answer(
+        fits=True, reason=said(asked, first), layouts=layouts, losers=tuple(losers), smallest=(), judged=count
+    )
+
+
+def choose(asked: Asked) -> Layout | None:
+    """The best layout, or None where nothing fits."""
+    answer = plan(asked, top=1)
+    return answer.layouts[0].layout if answer.fits else None
+
+
+def _given(asked: Asked, layout: Layout) -> Answer:
+    judged = judge(asked, layout)
+    if judged.fits:
+        return Answer(
+            fits=True,
+            reason=said(asked, judged),
+            layouts=(replace(judged, why="as given"),),
+            losers=(),
+            smallest=(),
+            judged=1,
+        )
+    judged = replace(judged, why=misfit(judged))
+    return Answer(
+        fits=False,
+        reason=f"{layout} does not fit: {judged.why}",
+        layouts=(),
+        losers=(judged,),
+        smallest=_smaller(asked),
+        judged=1,
+    )
+
+
+def _sized(asked: Asked, split: Split) -> Iterator[tuple[Layout, Memory]]:
+    """For each micro-batch, the cheapest recomputation and sharding that fit; where none fits, the leanest."""
+    task = task_of(asked)
+    for size in micro_batches(asked, split):
+        any_fits = False
+        for again in RECOMPUTATIONS:
+            fitting = False
+            for zero, shard, replicate in shardings(asked, split):
+                layout = layout_from(split, asked=asked, zero=zero, shard=shard, replicate=replicate, micro_batch=size)
+                layout = layout if again is Recompute.NONE else replace(layout, recompute=again)
+                held = memory_of(task, layout, asked.machine.gpu, asked.stack)
+                if _holds(held):
+                    fitting = any_fits = True
+                    yield layout, held
+                elif again is Recompute.FULL and size == 1:
+                    yield layout, held
+            if fitting:
+                break
+        if not any_fits:
+            return  # larger micro-batches need more
+
+
+def _holds(held: Memory) -> bool:
+    return held.room_bytes >= SPARE * held.usable_bytes
+
+
+def _timed(asked: Asked, split: Split, layout: Layout, costs: LayerCosts) -> Iterator[_Found]:
+    task = task_of(asked)
+    axes = (split.tensor > 1) + (split.pipeline > 1) + (split.context > 1) + (split.expert > 1) + (layout.zero > 0)
+    for runs in interleavings(asked, split, layout.micro_batches):
+        run = with_runs(layout, runs)
+        if runs > 1 and not _holds(memory_of(task, run, asked.machine.gpu, asked.stack)):
+            continue
+        seconds = costs.step(run).total_s
+        yield _Found(run, seconds, seconds * (1.0 + AXIS_COST * axes))
+
+
+def _second(asked: Asked, layout: Layout, first: Judged, costs: LayerCosts) -> Judged:
+    judged = judge(asked, layout, costs=costs)
+    return replace(judged, why=lost_by(judged, first))
+
+
+def _missing(asked: Asked, layout: Layout, costs: LayerCosts) -> Judged:
+    judged = judge(asked, layout, costs=costs)
+    return replace(judged, why=misfit(judged))
+
+
+def _family(layout: Layout) -> tuple[bool, ...]:
+    return (layout.tensor > 1, layout.pipeline > 1, layout.context > 1, layout.expert > 1, layout.zero == 3)
+
+
+def _is_new(layout: Layout, shown: set[tuple[bool, ...]]) -> bool:
+    """Whether no layout with the same kinds of parallelism is shown yet; it is from now on."""
+    family = _family(layout)
+    if family in shown:
+        return False
+    shown.add(family)
+    return True
+
+
+def _nothing(asked: Asked, leanest: list[Layout], count: int) -> Answer:
+    costs = costs_of(asked)
+    losers = tuple(_missing(asked, layout, costs) for layout in leanest[:3])
+    if losers:
+        reason = misfit(losers[0], asked=asked)
+    else:
+        reason = f"no layout of {asked.model.name} divides over {asked.machine.gpus} GPUs with a global batch of {asked.global_batch}"
+    return Answer(fits=False, reason=reason, layouts=(), losers=losers, smallest=_smaller(asked), judged=count)
+
+
+def _smaller(asked: Asked) -> tuple[Smaller, ...]:
+    """Adapters on the same GPUs, and the fewest of the same GPUs that hold the whole."""
+    out = []
+    for method in (Method.LORA, Method.QLORA):
+        if asked.method is Method.FULL or (asked.method is Method.LORA and method is Method.QLORA):
+            layout = _first_fit(replace(asked, method=method, layout=None))
+            if layout is not None:
+                out.append(
+                    Smaller(what=f"--method {method.value}", method=method, gpus=asked.machine.gpus, layout=layout)
+                )
+                break
+    grown = _grown(asked)
+    if grown is not None:
+        out.append(grown)
+    return tuple(out)
+
+
+def _grown(asked: Asked) -> Smaller | None:
+    machine = asked.machine
+    low, nodes = machine.nodes, machine.nodes
+    layout = None
+    while layout is None and nodes < machine.nodes * GROWTH_MAX:
+        low, nodes = nodes, nodes * 2
+        layout = _on(asked, nodes)
+    while layout is not None and nodes - low > 1:
+        middle = (low + nodes) // 2
+        tried = _on(asked, middle)
+        if tried is None:
+            low = middle
+        else:
+            nodes, layout = middle, tried
+    if layout is None:
+        return None
+    gpus = nodes * machine.gpus_per_node
+    return Smaller(
+        what=f"{nodes}x{machine.gpu.name}:{machine.gpus_per_node}", method=asked.method, gpus=gpus, layout=layout
+    )
+
+
+def _on(asked: Asked, nodes: int) -> Layout | None:
+    machine = replace(asked.machine, nodes=nodes)
+    # The batch must divide over more ranks: it is taken as large as that asks.
+    batch = -(-asked.global_batch // machine.gpus) * machine.gpus
+    return _first_fit(replace(asked, machine=machine, global_batch=batch, layout=None))
+
+
+def _first_fit(asked: Asked) -> Layout | None:
+    for split in splits(asked):
+        for layout, held in _sized(asked, split):
+            if _holds(held):
+                return layout
+    return None

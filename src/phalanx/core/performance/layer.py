@@ -1,0 +1,248 @@
+"""Time of one layer for one micro-batch on one rank: products, attention, the small kernels between, and what its ranks exchange.
+
+Legend: T tokens of the micro-batch on this rank, d hidden, h heads, g key-value heads, k features per head, f MLP width, s sequence,
+t tensor parallel ranks.
+    product M x K x N    2 M K N / R + w (M K + K N + M N) 2 / B     R sustained FLOP/s, B bytes/s of memory, w what is not hidden
+    flash attention      2 T s h k / t, half of the square: forward; 2.5 times that backward (five products instead of two)
+    unfused attention    the whole square at matrix rate, and the score matrix written and read by scale, softmax and dropout
+    small kernels        about 10 passes over T d forward and 13 backward, 2.5 to 5.5 over T f / t
+    tensor parallel      two all-reduces of T d forward and two backward; as gather and scatter where sequence parallel (same bytes)
+Sources: roofline with partial overlap after S. Williams, A. Waterman, D. Patterson, CACM 52(4), 2009; flash attention's FLOPs
+T. Dao, "FlashAttention-2", 2023, section 4.1; tensor parallel V. Korthikanti et al., 2022, section 4. Passes were counted by us from
+the kernels of a pre-norm block; `Physics.elementwise` carries what that count misses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from phalanx.core.performance.coefficients import Physics, Stack
+from phalanx.core.performance.collectives import Network
+from phalanx.core.performance.machine import Gpu, Machine
+from phalanx.core.performance.model import Model
+from phalanx.core.work.layout import Axis, Layout, Recompute
+
+BYTES: int = 2
+"""Of one activation, bf16 or fp16."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """Seconds of one pass through one layer, by what they are spent on. `tensor`, `context`, `expert` are communication."""
+
+    matmul: float
+    attention: float
+    small: float
+    tensor: float
+    context: float
+    expert: float
+
+    @property
+    def total_s(self) -> float:
+        """One after the other; what of communication is hidden has been left out already."""
+        return self.matmul + self.attention + self.small + self.tensor + self.context + self.expert
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """Both passes, and what is computed again in between."""
+
+    forward: Pass
+    backward: Pass
+    again: float
+
+
+class Rates:
+    """Sustained rates of one GPU under one stack, in FLOP/s and bytes/s."""
+
+    def __init__(self, machine: Machine, physics: Physics, stack: Stack, precision: str) -> None:
+        gpu = machine.gpu
+        self.matmul = sustained(
+            machine, physics, "fp16" if precision == "fp16" else "fp32" if precision == "fp32" else "bf16"
+        )
+        self.linear = self.matmul
+        self.cast = 0.0
+        if precision == "fp8":
+            self.linear = sustained(machine, physics, "fp8") * physics.fp8_share
+            self.cast = physics.fp8_cast
+        bandwidth = gpu.memory_bytes_per_s
+        if machine.measured is not None and machine.measured.memory_bytes_per_s:
+            self.bytes = machine.measured.memory_bytes_per_s
+        else:
+            self.bytes = bandwidth * physics.memory_share
+        self.flash = self.matmul / physics.matmul_share * stack.flash_share(gpu.name)
+        self.uncovered = physics.matmul_bytes
+
+    def product_s(self, m: float, k: float, n: float, *, linear: bool = True) -> float:
+        """Seconds of one product; `linear` ones run in fp8 where the stack does."""
+        seconds = 2.0 * m * k * n / (self.linear if linear else self.matmul)
+        seconds += self.uncovered * BYTES * (m * k + k * n + m * n) / self.bytes
+        if linear and self.cast:
+            seconds += self.cast * (3.0 * m * k + k * n) / self.bytes
+        return seconds
+
+
+def sustained(machine: Machine, physics: Physics, precision: str) -> float:
+    """FLOP/s of large products, kept up."""
+    measured = machine.measured
+    if measured is not None and measured.flops.get(precision):
+        return measured.flops[precision]
+    return best(machine.gpu, physics, precision) * physics.matmul_share
+
+
+def best(gpu: Gpu, physics: Physics, precision: str) -> float:
+    """Best FLOP/s that anybody measured, else the usual share of the peak; bf16 stands for fp16 and the reverse where one is missing."""
+    for name in (precision, {"fp16": "bf16", "bf16": "fp16"}.get(precision, precision)):
+        if gpu.best_flops.get(name):
+            return gpu.best_flops[name]
+        if gpu.flops.get(name):
+            return gpu.flops[name] * physics.untuned_share
+    raise KeyError(precision)
+
+
+def layer_of(
+    model: Model, layout: Layout, seq: int, *, mixture: bool, machine: Machine, physics: Physics, stack: Stack,
+    network: Network, flash: bool = True, frozen: bool = False,
+) -> Layer:  # fmt: skip
+    """One layer, a mixture or dense; `frozen` weights need no gradients of their own (LoRA)."""
+    rates = Rates(machine, physics, stack, layout.precision)
+    tokens = layout.micro_batch * seq / layout.context
+    again, both = 1.0, 1.0 if frozen else 2.0
+    products = [*_attention_products(model, layout, tokens), *_mlp_products(model, layout, tokens, mixture=mixture)]
+    matmul = sum(rates.product_s(*one) for one in products)
+    matmul_back = sum(_backward_s(rates, one, frozen=frozen) for one in products)
+    if mixture and model.mixture is not None:
+        experts = tuple(_expert_products(model, layout, tokens, physics))
+        matmul += sum(count * rates.product_s(*one) for count, one in experts)
+        matmul_back += sum(count * _backward_s(rates, one, frozen=frozen) for count, one in experts)
+    attend, attend_back = _attention_s(model, layout, tokens, seq, rates, physics, flash=flash)
+    small, small_back = _small_s(model, layout, tokens, rates, physics, stack, mixture=mixture)
+    tensor = _tensor_s(model, layout, tokens, network) * stack.tensor_exposed
+    context = _context_s(model, layout, tokens, network) * physics.context_exposed
+    expert = _expert_s(model, layout, tokens, network, physics) * stack.expert_exposed if mixture else 0.0
+    forward = Pass(matmul=matmul, attention=attend, small=small, tensor=tensor, context=context, expert=expert)
+    backward = Pass(
+        matmul=matmul_back,
+        attention=attend_back,
+        small=small_back,
+        tensor=tensor,
+        context=both * context,
+        expert=expert,
+    )
+    again = _again_s(layout, forward, flash=flash)
+    return Layer(forward=forward, backward=backward, again=again)
+
+
+def _again_s(layout: Layout, forward: Pass, *, flash: bool) -> float:
+    if layout.recompute is Recompute.FULL:
+        return forward.total_s
+    if layout.recompute is Recompute.SELECTIVE:
+        # Without flash attention its core is made again; with it, every second product and the small kernels (torch's per-op policy).
+        return 0.35 * forward.matmul + 0.4 * forward.small if flash else forward.attention
+    return 0.0
+
+
+def _backward_s(rates: Rates, one: tuple[float, float, float], *, frozen: bool) -> float:
+    m, k, n = one
+    inputs = rates.product_s(m, n, k)
+    return inputs if frozen else inputs + rates.product_s(k, m, n)
+
+
+def _attention_products(model: Model, layout: Layout, tokens: float) -> Iterable[tuple[float, float, float]]:
+    d, h, k, t = model.hidden, model.heads, model.head_dim, layout.tensor
+    if model.latent is not None:
+        mla = model.latent
+        wide = h * (k + mla.rope_dim) / t
+        down = mla.query_rank + mla.kv_rank + mla.rope_dim  # not split: every rank makes the latent vectors
+        yield tokens, d, down if mla.query_rank else mla.kv_rank + mla.rope_dim
+        yield tokens, mla.query_rank or d, wide
+        yield tokens, mla.kv_rank, h * (k + mla.value_dim) / t
+        yield tokens, h * mla.value_dim / t, d
+        return
+    yield tokens, d, (h + 2 * model.kv_heads) * k / t
+    yield tokens, h * k / t, d
+
+
+def _mlp_products(
+    model: Model, layout: Layout, tokens: float, *, mixture: bool
+) -> Iterable[tuple[float, float, float]]:
+    d, t = model.hidden, layout.tensor
+    width = model.ffn
+    if mixture and model.mixture is not None:
+        yield tokens, d, model.mixture.experts
+        width = model.mixture.shared_ffn
+    if width:
+        yield tokens, d, (model.mlp_matrices - 1) * width / t
+        yield tokens, width / t, d
+
+
+def _expert_products(
+    model: Model, layout: Layout, tokens: float, physics: Physics
+) -> Iterable[tuple[float, tuple[float, float, float]]]:
+    """How many experts lie here, and the products of one: its tokens are those of all ranks that share the experts."""
+    mixture = model.mixture
+    if mixture is None:
+        return
+    local = mixture.experts / layout.expert
+    rows = tokens * layout.expert * mixture.per_token / mixture.experts * physics.expert_imbalance
+    width = mixture.ffn / layout.tensor
+    yield local, (rows, model.hidden, (model.mlp_matrices - 1) * width)
+    yield local, (rows, width, model.hidden)
+
+
+def _attention_s(
+    model: Model, layout: Layout, tokens: float, seq: int, rates: Rates, physics: Physics, *, flash: bool
+) -> tuple[float, float]:
+    heads = model.heads / layout.tensor
+    both = 2 * model.head_dim
+    if model.latent is not None:
+        both = model.head_dim + model.latent.rope_dim + model.latent.value_dim
+    half = tokens * seq * heads * both  # FLOPs of the causal half of scores and values
+    if flash:
+        forward = half / rates.flash
+        return forward, 2.5 * forward / physics.flash_backward
+    square = 2.0 * half / (0.8 * rates.matmul)  # 0.8: batched products of one head's width are small
+    scores = physics.unfused_attention * tokens * seq * heads * BYTES / rates.bytes
+    return square + 6.5 * scores, 2.0 * square + 9.0 * scores
+
+
+def _small_s(
+    model: Model, layout: Layout, tokens: float, rates: Rates, physics: Physics, stack: Stack, *, mixture: bool
+) -> tuple[float, float]:
+    t = layout.tensor
+    d = model.hidden / (t if layout.sequence else 1)
+    heads = (model.heads + model.kv_heads) * model.head_dim / t
+    forward, backward = 10.0 * d + 2.0 * heads, 13.0 * d + 2.0 * heads
+    width = model.ffn / t
+    if mixture and model.mixture is not None:
+        width = (model.mixture.shared_ffn + model.mixture.per_token * model.mixture.ffn) / t
+        moved = model.mixture.per_token * d  # tokens are copied to their experts and back, and summed
+        forward, backward = forward + 4.0 * moved, backward + 4.0 * moved
+    forward += (3.5 if model.gated else 2.5) * width
+    backward += (5.5 if model.gated else 3.5) * width
+    each = physics.elementwise * stack.elementwise * tokens * BYTES / rates.bytes
+    return each * forward, each * backward
+
+
+def _tensor_s(model: Model, layout: Layout, tokens: float, network: Network) -> float:
+    return 4.0 * network.axis(layout, Axis.TENSOR).gather_s(tokens * model.hidden * BYTES)
+
+
+def _context_s(model: Model, layout: Layout, tokens: float, network: Network) -> float:
+    """Keys and values once round the ring; of latent attention they are the expanded ones."""
+    if layout.context == 1:
+        return 0.0
+    features = 2 * model.kv_heads * model.head_dim
+    group = network.axis(layout, Axis.CONTEXT)
+    hop = network.near_bytes_per_s if group.size <= group.near else network.far_bytes_per_s
+    return (layout.context - 1) * tokens * features / layout.tensor * BYTES / hop
+
+
+def _expert_s(model: Model, layout: Layout, tokens: float, network: Network, physics: Physics) -> float:
+    """Tokens to their experts and back. Experts lie on neighbours among the ranks that see other tokens."""
+    if model.mixture is None or layout.expert == 1:
+        return 0.0
+    group = network.group(layout.expert, layout.stride(Axis.CONTEXT))
+    sent = tokens / layout.tensor * model.mixture.per_token * model.hidden * BYTES * physics.expert_imbalance
+    return 2.0 * network.all_to_all_s(group, sent)

@@ -1,0 +1,103 @@
+"""Records as plain values and back: what profiles and samples are written as. Every field by its name; JSON is somebody else's."""
+
+from __future__ import annotations
+
+import enum
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from phalanx.core.errors import BadRequest
+from phalanx.core.work.layout import Layout, layout_from_json, layout_to_json
+from phalanx.core.work.nearest import nearest
+
+R = TypeVar("R")
+
+
+def to_plain(value: Any) -> Any:
+    """The record as dicts, lists, texts and numbers."""
+    if isinstance(value, Layout):
+        return layout_to_json(value)
+    if is_dataclass(value):
+        return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(inner) for key, inner in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [to_plain(inner) for inner in value]
+    return value
+
+
+def from_plain(record: type[R], values: Any, where: str = "") -> R:
+    """The reverse; fields that are missing have their defaults, numbers must be finite.
+
+    Args:
+        record: a dataclass whose fields are numbers, texts, enums, mappings, tuples and such dataclasses.
+        values: as `to_plain` gives them.
+        where: what to call the record in an error.
+
+    Raises:
+        BadRequest: a field that is unknown, missing or of another kind.
+    """
+    where = where or record.__name__.lower()
+    if not isinstance(values, Mapping):
+        raise BadRequest(f"{where} is {_shown(values)}; it must be an object")
+    if record is Layout:
+        return layout_from_json(values)  # type: ignore[return-value]  # R is Layout here
+    hints = get_type_hints(record)
+    for name in values:
+        if name not in hints:
+            near = nearest(str(name), list(hints))
+            raise BadRequest(
+                f"{where}: unknown field {str(name)[:40]!r}", hint=f"did you mean {near!r}?" if near else ""
+            )
+    given = {name: _value(hints[name], inner, f"{where}.{name}") for name, inner in values.items()}
+    lacking = [field.name for field in fields(record) if _needed(field) and field.name not in given]  # type: ignore[arg-type]
+    if lacking:
+        raise BadRequest(f"{where} lacks {', '.join(lacking)}")
+    return record(**given)
+
+
+def _needed(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in inner:
+            return None
+        return _value(next(one for one in inner if one is not type(None)), value, where)
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise BadRequest(f"{where} is {_shown(value)}; it must be a list")
+        return tuple(_value(inner[0], one, f"{where}[{index}]") for index, one in enumerate(value))
+    if origin is not None and issubclass(origin, Mapping):
+        if not isinstance(value, Mapping):
+            raise BadRequest(f"{where} is {_shown(value)}; it must be an object")
+        return {str(key): _value(inner[1], one, f"{where}.{key}") for key, one in value.items()}
+    if is_dataclass(hint):
+        return from_plain(hint, value, where)  # type: ignore[arg-type]  # is a class, not a record
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        if value not in {one.value for one in hint}:
+            raise BadRequest(
+                f"{where} is {_shown(value)}; it must be one of {', '.join(str(one.value) for one in hint)}"
+            )
+        return hint(value)
+    return _scalar(hint, value, where)
+
+
+def _scalar(hint: Any, value: Any, where: str) -> Any:
+    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    if hint in (int, str, bool) and type(value) is hint:
+        return value
+    words = {float: "a finite number", int: "a whole number", str: "a text", bool: "true or false"}
+    raise BadRequest(f"{where} is {_shown(value)}; it must be {words.get(hint, 'something else')}")
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:40]

@@ -1,0 +1,282 @@
+"""What the ranks of a calibration measured, as they measured it, and the profile that it amounts to.
+
+A rank hands in medians of its repeats; nothing is thrown away before this. Times of collectives follow the alpha-beta model: a message
+of m bytes takes alpha + beta m. With n ranks, a ring all-reduce makes 2 (n - 1) steps and sends 2 (n - 1) / n of its message per rank,
+an all-to-all sends (n - 1) / n of its buffer.
+Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations in MPICH", 2005, sections 3 and 4.
+"""
+
+from __future__ import annotations
+
+import enum
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from phalanx.core.errors import BadRequest
+from phalanx.core.performance.profile import BetweenFound, NodeFound, PairFound, Profile, RunFound
+
+
+class Collective(enum.StrEnum):
+    """What was timed."""
+
+    ALL_REDUCE = "all-reduce"
+    ALL_TO_ALL = "all-to-all"
+
+
+class Scope(enum.StrEnum):
+    """Among whom: the devices of one node, or one device of each node."""
+
+    WITHIN = "within"
+    BETWEEN = "between"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductSample:
+    """Square matrix products of `size` on one device."""
+
+    node_rank: int
+    rank: int
+    precision: str
+    size: int
+    flops_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopySample:
+    """A copy within one device's memory; what is read and what is written both count."""
+
+    node_rank: int
+    rank: int
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveSample:
+    """A collective of `bytes` per rank. `node_rank` is of the node for `within`; of `between` it is 0."""
+
+    collective: Collective
+    scope: Scope
+    node_rank: int
+    ranks: int
+    groups: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairSample:
+    """Two nodes, `first < second`, each of which sent `bytes` to the other."""
+
+    first: int
+    second: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteSample:
+    """A file written and fsynced by one node, all nodes at once."""
+
+    node_rank: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """All that one calibration measured. `devices`: ranks of each node, by node rank."""
+
+    at: str
+    at_s: float
+    quick: bool
+    devices: tuple[int, ...]
+    products: tuple[ProductSample, ...] = ()
+    copies: tuple[CopySample, ...] = ()
+    collectives: tuple[CollectiveSample, ...] = ()
+    pairs: tuple[PairSample, ...] = ()
+    writes: tuple[WriteSample, ...] = ()
+    runs: tuple[RunFound, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A node of the calibration as the head knows it, for node ranks are this one job's."""
+
+    node: str
+    gpu: str
+    virtual: bool
+
+
+def profile_of(samples: Samples, members: Sequence[Member], *, job: str = "") -> Profile:
+    """The profile that the samples amount to. `members` are the nodes by node rank, equal in accelerator.
+
+    What was measured in several passes counts by its best: noise only slows, and what is slow by itself is so in every pass.
+
+    Raises:
+        BadRequest: there are other nodes in the samples than members, or of several accelerators.
+    """
+    if len({member.gpu for member in members}) > 1:
+        raise BadRequest(
+            "one calibration measures nodes of one accelerator", hint="phalanx calibrate --nodes, kind by kind"
+        )
+    if len(members) != len(samples.devices):
+        raise BadRequest(
+            f"the calibration measured {len(samples.devices)} nodes and the job had {len(members)}",
+            hint="calibrate again",
+        )
+    names = [member.node for member in members]
+    pairs = _pairs(samples.pairs, names)
+    nodes = [_node(samples, rank, member, pairs) for rank, member in enumerate(members)]
+    return Profile(
+        at=samples.at,
+        at_s=samples.at_s,
+        job=job,
+        quick=samples.quick,
+        nodes=tuple(sorted(nodes, key=lambda node: node.node)),
+        pairs=pairs,
+        between=_between(samples, members),
+        runs=tuple(replace(run, gpu=members[0].gpu) for run in samples.runs),
+    )
+
+
+def fit(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """Alpha in seconds and beta in seconds per byte of t = alpha + beta m, by least squares of the relative errors; both >= 0.
+
+    Relative, for else the largest message would decide and alpha be whatever is left over. One size alone is all beta.
+    """
+    weights = [(m / t, 1.0 / t) for m, t in points]  # minimise sum of (alpha / t + beta m / t - 1) squared
+    smm = sum(m * m for m, _ in weights)
+    sm1 = sum(m * one for m, one in weights)
+    s11 = sum(one * one for _, one in weights)
+    sm, s1 = sum(m for m, _ in weights), sum(one for _, one in weights)
+    determinant = smm * s11 - sm1 * sm1
+    if determinant > 1e-9 * smm * s11:  # sizes differ
+        alpha = (smm * s1 - sm1 * sm) / determinant
+        beta = (s11 * sm - sm1 * s1) / determinant
+        if alpha >= 0.0 and beta > 0.0:
+            return alpha, beta
+        if beta <= 0.0:  # larger messages took no longer: noise; the largest bounds beta
+            m, t = max(points)
+            return min(t for _, t in points), t / m
+    return 0.0, sm / smm
+
+
+def _node(samples: Samples, rank: int, member: Member, pairs: Sequence[PairFound]) -> NodeFound:
+    best = _best_products(samples, rank)
+    copies = _best_copies(samples, rank)
+    reduce = _fitted(samples, Collective.ALL_REDUCE, Scope.WITHIN, rank)
+    exchange = _fitted(samples, Collective.ALL_TO_ALL, Scope.WITHIN, rank)
+    links = [pair.bytes_per_s for pair in pairs if member.node in (pair.first, pair.second)]
+    writes = [write.bytes / write.seconds for write in samples.writes if write.node_rank == rank]
+    return NodeFound(
+        node=member.node,
+        gpu=member.gpu,
+        virtual=member.virtual,
+        devices=samples.devices[rank],
+        at_s=samples.at_s,
+        flops={precision: statistics.median(devices) for precision, devices in best.items()},
+        worst_flops={precision: min(devices) for precision, devices in best.items()},
+        memory_bytes_per_s=statistics.median(copies) if copies else None,
+        within_bytes_per_s=None if reduce is None else reduce.bytes_per_s,
+        within_latency_s=None if reduce is None else reduce.latency_s,
+        all_to_all_within_bytes_per_s=None if exchange is None else exchange.bytes_per_s,
+        link_bytes_per_s=statistics.median(links) if links else None,
+        storage_bytes_per_s=max(writes) if writes else None,
+    )
+
+
+def _best_products(samples: Samples, node_rank: int) -> dict[str, list[float]]:
+    """By precision, what each device of the node reached at the size that suits it best."""
+    best: dict[tuple[str, int], float] = {}
+    for product in samples.products:
+        if product.node_rank == node_rank:
+            key = (product.precision, product.rank)
+            best[key] = max(best.get(key, 0.0), product.flops_per_s)
+    by_precision: dict[str, list[float]] = {}
+    for (precision, _), flops in sorted(best.items()):
+        by_precision.setdefault(precision, []).append(flops)
+    return by_precision
+
+
+def _best_copies(samples: Samples, node_rank: int) -> list[float]:
+    """Of each device of the node."""
+    best: dict[int, float] = {}
+    for copy in samples.copies:
+        if copy.node_rank == node_rank:
+            best[copy.rank] = max(best.get(copy.rank, 0.0), copy.bytes_per_s)
+    return [rate for _, rate in sorted(best.items())]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fitted:
+    latency_s: float
+    bytes_per_s: float
+    ranks: int
+    groups: int
+
+
+def _fitted(samples: Samples, collective: Collective, scope: Scope, node_rank: int) -> _Fitted | None:
+    """Latency of one step, and bytes that one rank sends per second."""
+    mine = [
+        one
+        for one in samples.collectives
+        if one.collective is collective and one.scope is scope and one.node_rank == node_rank and one.ranks > 1
+    ]
+    if not mine:
+        return None
+    best: dict[int, float] = {}
+    for one in mine:
+        best[one.bytes] = min(best.get(one.bytes, one.seconds), one.seconds)
+    alpha, beta = fit(sorted(best.items()))
+    ranks = mine[0].ranks
+    turns = 2 if collective is Collective.ALL_REDUCE else 1  # an all-reduce goes round the ring twice
+    steps, sent = turns * (ranks - 1), turns * (ranks - 1) / ranks
+    return _Fitted(latency_s=alpha / steps, bytes_per_s=sent / beta, ranks=ranks, groups=mine[0].groups)
+
+
+def _between(samples: Samples, members: Sequence[Member]) -> tuple[BetweenFound, ...]:
+    reduce = _fitted(samples, Collective.ALL_REDUCE, Scope.BETWEEN, 0)
+    exchange = _fitted(samples, Collective.ALL_TO_ALL, Scope.BETWEEN, 0)
+    if reduce is None:
+        return ()
+    found = BetweenFound(
+        gpu=members[0].gpu,
+        nodes=reduce.ranks,
+        groups=reduce.groups,
+        all_reduce_bytes_per_s=reduce.bytes_per_s,
+        latency_s=reduce.latency_s,
+        all_to_all_bytes_per_s=None if exchange is None else exchange.bytes_per_s,
+    )
+    return (found,)
+
+
+def _pairs(samples: Sequence[PairSample], names: Sequence[str]) -> tuple[PairFound, ...]:
+    """Of each pair that met, by names."""
+    best: dict[tuple[str, str], float] = {}
+    for pair in samples:
+        first, second = sorted((names[pair.first], names[pair.second]))
+        best[first, second] = max(best.get((first, second), 0.0), pair.bytes / pair.seconds)
+    return tuple(
+        PairFound(first=first, second=second, bytes_per_s=rate) for (first, second), rate in sorted(best.items())
+    )
+
+
+def rounds(nodes: int, most: int) -> list[list[tuple[int, int]]]:
+    """A tournament: in each round every node meets one other, and no two meet twice; all pairs in nodes - 1 rounds (nodes if odd).
+
+    With more rounds than `most`, that many evenly among them: each node then meets `most` others. By the circle method: node 0 stays,
+    the others move on by one.
+    """
+    if nodes < 2:
+        return []
+    seats = list(range(nodes)) + ([-1] if nodes % 2 else [])  # who meets -1 rests
+    count = len(seats)
+    played = []
+    for _ in range(count - 1):
+        pairs = [(seats[place], seats[count - 1 - place]) for place in range(count // 2)]
+        played.append([(min(pair), max(pair)) for pair in pairs if -1 not in pair])
+        seats[1:] = [seats[-1], *seats[1:-1]]
+    if len(played) <= most:
+        return played
+    return [played[index * len(played) // most] for index in range(most)]

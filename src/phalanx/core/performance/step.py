@@ -1,0 +1,273 @@
+"""Time of one training step under one layout, item by item.
+
+Legend: m micro-batches per step, p pipeline stages, v runs of layers per stage, L layers, n ranks among which gradients are summed.
+    one micro-batch on the busiest stage   F + B of its L / p layers, plus the output's products and the loss on the last one
+    the pipeline                           m of those, and (p - 1) / v more of the mean stage in which ranks wait (the bubble)
+    a layer under sharded data parallel    the longer of computing and gathering the next one; what is hidden slows by `interference`
+    host                                   if one core issues kernels slower than the device runs them, the step takes the host's time
+    gradients and parameters, once a step  reduce-scatter, and gather of what the optimizer changed; hidden behind the last backward
+                                           pass, but for `data_exposed` of it and what is longer than that pass
+    optimizer                              states read and written at memory bandwidth
+Sources: bubble of 1F1B and interleaved 1F1B, D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
+Megatron-LM", 2021, section 2.2; sharded data parallel, Y. Zhao et al., "PyTorch FSDP", 2023, section 3; states, S. Rajbhandari et al.,
+"ZeRO", 2020, section 3.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from phalanx.core.performance.coefficients import Physics, Stack
+from phalanx.core.performance.collectives import Network
+from phalanx.core.performance.layer import BYTES, Layer, Rates, layer_of
+from phalanx.core.performance.machine import Machine
+from phalanx.core.performance.model import Model
+from phalanx.core.work.layout import Axis, Layout, Recompute
+
+OVERLAP = 6.0
+"""Exponent by which computing and gathering combine where they overlap: nearly the longer of the two. One prefetch is never perfect."""
+LAST_PASS = 0.7
+"""Of one micro-batch's layers, the share of time in which gradients of the last backward pass can travel: its backward part."""
+
+
+class Method(enum.StrEnum):
+    """What is trained."""
+
+    FULL = "full"
+    LORA = "lora"  # low-rank adapters beside frozen 16-bit weights
+    QLORA = "qlora"  # the same beside weights in 4 bits
+
+
+class Item(enum.StrEnum):
+    """What the time of a step goes to."""
+
+    MATMUL = "matmul"
+    ATTENTION = "attention"
+    SMALL = "small kernels"
+    AGAIN = "recomputation"
+    LOSS = "output and loss"
+    TENSOR = "tensor parallel"
+    CONTEXT = "context parallel"
+    EXPERT = "expert all-to-all"
+    SHARD = "sharded parameters"
+    GRADIENTS = "gradients"
+    PIPELINE = "pipeline sends"
+    BUBBLE = "pipeline bubble"
+    HOST = "host"
+    OPTIMIZER = "optimizer"
+    FIXED = "per step"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What is trained, apart from how it is split.
+
+    Attributes:
+        adapter_share: of all parameters, how many the adapters of LoRA have.
+        flash: attention is fused.
+    """
+
+    model: Model
+    seq: int
+    method: Method = Method.FULL
+    adapter_share: float = 0.005
+    flash: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Seconds of one step. `stages` is the time of one micro-batch on a middle stage and on the last one."""
+
+    items: Mapping[Item, float]
+    total_s: float
+    stages: tuple[float, float]
+
+
+def step_time(task: Task, layout: Layout, machine: Machine, physics: Physics, stack: Stack) -> StepTime:
+    """The expected step. Layer costs depend on few parts of a layout; whoever judges many keeps them (`LayerCosts`)."""
+    return LayerCosts(task, machine, physics, stack).step(layout)
+
+
+class LayerCosts:
+    """Step times of many layouts of one task: a layer's cost is computed once for each way in which it can be split."""
+
+    def __init__(self, task: Task, machine: Machine, physics: Physics, stack: Stack) -> None:
+        self.task, self.machine, self.physics, self.stack = task, machine, physics, stack
+        self.network = Network(machine, physics)
+        self._layers: dict[object, tuple[Layer, Layer]] = {}
+        self._rates: dict[str, Rates] = {}
+
+    def step(self, layout: Layout) -> StepTime:
+        """See `step_time`."""
+        physics = self.physics
+        micro_batches, stages, runs = layout.micro_batches, layout.pipeline, layout.interleave
+        items = dict.fromkeys(Item, 0.0)
+        # The stage with the most layers sets the pace.
+        uneven = -(-self.task.model.layers // stages) * stages / self.task.model.layers
+        stage_s = 0.0
+        for layer, count in zip(self._layer(layout), self._counts(), strict=True):
+            per_stage = count / stages * uneven
+            if not per_stage:
+                continue
+            spent = self._layer_items(layer, layout)
+            stage_s += per_stage * sum(spent.values())
+            for item, seconds in spent.items():
+                items[item] += per_stage * micro_batches * seconds
+        output_s, embed_s = self._ends(layout)
+        sends_s = self._sends_s(layout)
+        busiest_s = stage_s + max(output_s, embed_s)
+        mean_s = stage_s + (output_s + embed_s) / stages if stages > 1 else busiest_s + embed_s
+        items[Item.LOSS] = micro_batches * ((max(output_s, embed_s)) if stages > 1 else output_s + embed_s)
+        items[Item.PIPELINE] = micro_batches * sends_s
+        items[Item.BUBBLE] = (stages - 1) / runs * (mean_s + sends_s)
+        items[Item.GRADIENTS] = self._gradients_s(layout, stage_s)
+        items[Item.OPTIMIZER] = self._optimizer_s(layout)
+        items[Item.FIXED] = physics.step_s
+        return StepTime(items=items, total_s=sum(items.values()), stages=(stage_s, stage_s + output_s))
+
+    def _layer(self, layout: Layout) -> tuple[Layer, Layer]:
+        """A dense layer and a mixture layer."""
+        key = (
+            layout.tensor, layout.sequence, layout.context, layout.expert, layout.micro_batch, layout.recompute, layout.precision,
+            layout.stride(Axis.TENSOR), layout.stride(Axis.CONTEXT),
+        )  # fmt: skip
+        known = self._layers.get(key)
+        if known is None:
+            task = self.task
+            known = self._layers[key] = (
+                self._one(layout, mixture=False),
+                self._one(layout, mixture=True) if task.model.mixture is not None else self._one(layout, mixture=False),
+            )
+        return known
+
+    def _one(self, layout: Layout, *, mixture: bool) -> Layer:
+        return layer_of(
+            self.task.model, layout, self.task.seq, mixture=mixture, machine=self.machine, physics=self.physics,
+            stack=self.stack, network=self.network, flash=self.task.flash, frozen=self.task.method is not Method.FULL,
+        )  # fmt: skip
+
+    def _counts(self) -> tuple[int, int]:
+        model = self.task.model
+        return (model.dense_layers, model.layers - model.dense_layers)
+
+    def _layer_items(self, layer: Layer, layout: Layout) -> dict[Item, float]:
+        """Seconds of one layer and micro-batch by item; they add up to what passes."""
+        forward, backward = layer.forward, layer.backward
+        gather_s, reduce_s = self._shard_s(layout)
+        run = forward.total_s
+        back = backward.total_s + layer.again
+        shown = _overlapped(run, gather_s, self.physics.interference) - run
+        shown += _overlapped(back, gather_s + reduce_s, self.physics.interference) - back
+        device = run + back + shown
+        passes = 3.0 if layout.recompute is Recompute.FULL else 2.0
+        mixture = (
+            2.0 if forward.expert else 1.0
+        )  # a mixture issues about twice the kernels: router, permutation, groups
+        host = self.stack.host_s * passes * mixture
+        sharp = self.physics.host_sharpness
+        longest = max(device, host)
+        whole: float = longest * ((device / longest) ** sharp + (host / longest) ** sharp) ** (1.0 / sharp)
+        return {
+            Item.MATMUL: forward.matmul + backward.matmul,
+            Item.ATTENTION: forward.attention + backward.attention,
+            Item.SMALL: forward.small + backward.small,
+            Item.AGAIN: layer.again,
+            Item.TENSOR: forward.tensor + backward.tensor,
+            Item.CONTEXT: forward.context + backward.context,
+            Item.EXPERT: forward.expert + backward.expert,
+            Item.SHARD: shown,
+            Item.HOST: whole - device,
+        }
+
+    def _shard_s(self, layout: Layout) -> tuple[float, float]:
+        """Gathering one layer's parameters, and reducing its gradients, where they are sharded."""
+        if layout.zero < 3 or layout.shard * layout.context == 1:
+            return 0.0, 0.0
+        group = self.network.axes(layout, Axis.CONTEXT, Axis.SHARD)
+        count = layer_parameters(self.task.model, layout)
+        trained = 1.0 if self.task.method is Method.FULL else self.task.adapter_share
+        gather = self.stack.gather_bytes * (0.28 if self.task.method is Method.QLORA else 1.0)
+        return group.gather_s(count * gather), group.gather_s(count * self.stack.reduce_bytes * trained)
+
+    def _ends(self, layout: Layout) -> tuple[float, float]:
+        """One micro-batch of the output, loss and their gradients; and of the embedding."""
+        rates = self._rates_of(layout.precision)
+        model, tokens = self.task.model, layout.micro_batch * self.task.seq / layout.context
+        words = model.vocab / layout.tensor
+        products = 3.0 if self.task.method is Method.FULL else 2.0
+        logits = self.physics.loss * tokens * words * (2.0 + 4.0 * 5.0) / rates.bytes
+        output = products * rates.product_s(tokens, model.hidden, words, linear=False) + logits
+        return output, self.physics.loss * tokens * model.hidden * BYTES * 6.0 / rates.bytes
+
+    def _sends_s(self, layout: Layout) -> float:
+        if layout.pipeline == 1:
+            return 0.0
+        tokens = layout.micro_batch * self.task.seq / layout.context
+        bytes_ = tokens * self.task.model.hidden * BYTES / (layout.tensor if layout.sequence else 1)
+        hop = bytes_ / self.network.hop_bytes_per_s(layout.stride(Axis.PIPELINE)) + self.network.near_latency_s
+        return 2.0 * layout.interleave * hop * self.physics.pipeline_exposed
+
+    def _gradients_s(self, layout: Layout, stage_s: float) -> float:
+        """Once a step; under ZeRO 2 of a pipeline after every micro-batch, since only a shard of the gradients is kept."""
+        stack, network = self.stack, self.network
+        if layout.zero == 3:
+            group = network.axis(layout, Axis.REPLICATE)
+            count = rank_parameters(self.task.model, layout) / layout.shard * self._trained()
+            return stack.data_exposed * group.all_reduce_s(count * stack.reduce_bytes)
+        whole = network.axes(layout, Axis.CONTEXT, Axis.SHARD, Axis.REPLICATE)
+        if whole.size == 1:
+            return 0.0
+        count = rank_parameters(self.task.model, layout) * self._trained()
+        reduce = whole.gather_s(count * stack.reduce_bytes)
+        gather = whole.gather_s(count * (stack.gather_bytes if layout.zero else stack.reduce_bytes))
+        seconds = max(stack.data_exposed * (reduce + gather), reduce + gather - LAST_PASS * stage_s)
+        if stack.data_exposed >= 1.0:
+            seconds = reduce + gather
+        if layout.zero == 2:
+            seconds += (layout.micro_batches - 1) * self.physics.interference * reduce
+        return seconds
+
+    def _optimizer_s(self, layout: Layout) -> float:
+        """States read and written, the gradient read, the parameter written; and gradients cleared or cast on every rank."""
+        count = rank_parameters(self.task.model, layout) * self._trained()
+        own = count / (layout.shard * layout.context) if layout.zero else count
+        rates = self._rates_of(layout.precision)
+        seconds = own * (30.0 if layout.zero < 3 else 32.0) + count * (4.0 if layout.zero < 3 else 0.0)
+        return self.physics.optimizer * seconds / rates.bytes
+
+    def _trained(self) -> float:
+        return 1.0 if self.task.method is Method.FULL else self.task.adapter_share
+
+    def _rates_of(self, precision: str) -> Rates:
+        if precision not in self._rates:
+            self._rates[precision] = Rates(self.machine, self.physics, self.stack, precision)
+        return self._rates[precision]
+
+
+def _overlapped(compute_s: float, exchange_s: float, interference: float) -> float:
+    if not exchange_s:
+        return compute_s
+    longest = max(compute_s, exchange_s)
+    both: float = longest * ((compute_s / longest) ** OVERLAP + (exchange_s / longest) ** OVERLAP) ** (1.0 / OVERLAP)
+    return both + interference * min(compute_s, exchange_s)
+
+
+def layer_parameters(model: Model, layout: Layout) -> float:
+    """Parameters of a mean layer that one rank multiplies with: its tensor slice, its experts."""
+    dense, mixed = model.dense_layers, model.layers - model.dense_layers
+    count = model.layers * model.attention_parameters + dense * model.dense_mlp_parameters
+    routed = 0.0
+    if model.mixture is not None:
+        mixture = model.mixture
+        count += mixed * (model.hidden * mixture.experts + model.mlp_matrices * model.hidden * mixture.shared_ffn)
+        routed = mixed * model.expert_parameters / layout.expert
+    mean: float = (count + routed) / layout.tensor / model.layers
+    return mean
+
+
+def rank_parameters(model: Model, layout: Layout) -> float:
+    """Parameters of the heaviest stage on one rank, before any sharding over data parallel ranks: layers, and one end of the model."""
+    ends = model.vocab * model.hidden * (1 if model.tied or layout.pipeline > 1 else 2)
+    return layer_parameters(model, layout) * model.layers / layout.pipeline + ends / layout.tensor

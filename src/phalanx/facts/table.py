@@ -1,0 +1,177 @@
+"""A table of facts: CSV with a header, one fact per row, each with its source and date. Strict, so that a slip is an error with its
+line and column and never a silently wrong plan. Lines that are empty or begin with # are skipped.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from phalanx.core.errors import BadFile
+from phalanx.core.performance.machine import Fact
+from phalanx.core.work.nearest import nearest
+
+ROWS_MAX: Final = 10_000  # a price list of every cloud region has some thousand rows
+_DATE: Final = re.compile(r"(20[0-9]{2})(?:-(0[1-9]|1[0-2])(?:-(0[1-9]|[12][0-9]|3[01]))?)?")
+_WORDS: Final = {"1": True, "yes": True, "true": True, "0": False, "no": False, "false": False}
+_DAYS: Final = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """What a table has: columns that each row must fill, and those that may stay empty. `source` and `date` are always demanded."""
+
+    needed: Sequence[str]
+    free: Sequence[str] = ()
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """Every column, in the order of the file."""
+        return (*self.needed, *self.free, "source", "date")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of a table. Its methods read one column each, and name file, line and column when that cannot be."""
+
+    where: str
+    line: int
+    values: Mapping[str, str]
+
+    def text(self, column: str) -> str:
+        """As written, without spaces around; empty where nothing is written."""
+        return self.values.get(column, "").strip()
+
+    def number(self, column: str, *, least: float = 0.0, default: float | None = None) -> float:
+        """A decimal number of at least `least`."""
+        text = self.text(column)
+        if not text and default is not None:
+            return default
+        try:
+            value = float(text)
+        except ValueError:
+            raise self.wrong(column, f"{text!r} is no number") from None
+        if not math.isfinite(value) or value < least:
+            raise self.wrong(column, f"{text} must be {least:g} or more")
+        return value
+
+    def whole(self, column: str, *, least: int = 0, default: int | None = None) -> int:
+        """A whole number of at least `least`; `1.3e9` is read too."""
+        value = self.number(column, least=least, default=default)
+        if value != int(value):
+            raise self.wrong(column, f"{self.text(column)} is no whole number")
+        return int(value)
+
+    def truth(self, column: str, *, default: bool = False) -> bool:
+        """1, yes or true; 0, no or false."""
+        text = self.text(column).lower()
+        if not text:
+            return default
+        if text not in _WORDS:
+            raise self.wrong(column, f"{text!r} is neither 1 nor 0")
+        return _WORDS[text]
+
+    def words(self, column: str) -> tuple[str, ...]:
+        """Words between semicolons, lower case."""
+        return tuple(word.strip().lower() for word in self.text(column).split(";") if word.strip())
+
+    def fact(self, source: str = "source", date: str = "date") -> Fact:
+        """Where the row is from, and when that was so."""
+        return Fact(source=self.text(source), date=self.dated(date))
+
+    def dated(self, column: str = "date") -> str:
+        """An ISO date: year, month or day."""
+        text = self.text(column)
+        if not is_date(text):
+            raise self.wrong(column, f"{text!r} is no date", hint="write 2026, 2026-11 or 2026-11-21")
+        return text
+
+    def wrong(self, column: str, what: str, *, hint: str = "") -> BadFile:
+        """The error to raise for a column."""
+        return BadFile(f"{self.where} line {self.line}, column {column}: {what}", hint=hint)
+
+
+def is_date(text: str) -> bool:
+    """Whether `text` is an ISO year, month or day of this century."""
+    found = _DATE.fullmatch(text)
+    if found is None:
+        return False
+    year, month, day = int(found[1]), int(found[2] or 1), int(found[3] or 1)
+    leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
+    return day <= (28 if month == 2 and not leap else _DAYS[month - 1])
+
+
+def rows_of(text: str, where: str, columns: Columns) -> tuple[Row, ...]:
+    """The rows of a table, in its order.
+
+    Raises:
+        BadFile: an unknown, doubled or missing column, a row of another length, an empty column that is needed, or no source or date.
+    """
+    reader = csv.reader(_lines(text), strict=True)
+    header: list[str] | None = None
+    rows: list[Row] = []
+    try:
+        for cells in reader:
+            if not any(cell.strip() for cell in cells) and len(cells) <= 1:
+                continue
+            if header is None:
+                header = _header([cell.strip() for cell in cells], where, columns)
+                continue
+            row = _row(cells, header, where, reader.line_num)
+            rows.append(_filled(row, columns))
+            if len(rows) > ROWS_MAX:
+                raise BadFile(f"{where}: more than {ROWS_MAX} rows")
+    except csv.Error as error:
+        raise BadFile(f"{where} line {reader.line_num}: {error}") from None
+    if header is None:
+        raise BadFile(f"{where}: no header", hint=f"the first line is {','.join(columns.all)}")
+    return tuple(rows)
+
+
+def _lines(text: str) -> Iterator[str]:
+    """The lines of the file; what says nothing becomes an empty line, so that line numbers stay those of the file."""
+    for line in text.splitlines():
+        yield "" if line.lstrip().startswith("#") else line + "\n"
+
+
+def _header(names: list[str], where: str, columns: Columns) -> list[str]:
+    for name in names:
+        if name not in columns.all:
+            close = nearest(name, columns.all)
+            raise BadFile(
+                f"{where} line 1: unknown column {name!r}",
+                hint=f"did you mean {close!r}?" if close else f"known: {', '.join(columns.all)}",
+            )
+        if names.count(name) > 1:
+            raise BadFile(f"{where} line 1: column {name!r} stands there twice")
+    missing = [name for name in (*columns.needed, "source", "date") if name not in names]
+    if missing:
+        raise BadFile(
+            f"{where} line 1: no column {missing[0]!r}", hint=f"needed: {', '.join(columns.needed)}, source, date"
+        )
+    return names
+
+
+def _row(cells: list[str], header: list[str], where: str, line: int) -> Row:
+    if len(cells) != len(header):
+        raise BadFile(
+            f"{where} line {line}: {len(cells)} cells, the header has {len(header)}",
+            hint="put a cell that holds a comma between double quotes",
+        )
+    return Row(where=where, line=line, values=dict(zip(header, cells, strict=True)))
+
+
+def _filled(row: Row, columns: Columns) -> Row:
+    for name in columns.needed:
+        if not row.text(name):
+            raise row.wrong(name, "is empty")
+    if not row.text("source"):
+        raise row.wrong("source", "is empty; a fact says where it is from")
+    if not row.text("date"):
+        raise row.wrong("date", "is empty; a fact says when it was so", hint="write 2026, 2026-11 or 2026-11-21")
+    row.dated()
+    return row

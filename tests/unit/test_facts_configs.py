@@ -1,0 +1,153 @@
+"""Hugging Face config files: each supported kind against the shape of the table, and each bad key by name."""
+
+import json
+
+import pytest
+
+from phalanx.core.errors import BadFile
+from phalanx.facts.argument import model_from
+from phalanx.facts.configs import KINDS, model_of
+from phalanx.facts.models import model_named
+
+
+def llama(kind="llama", **more):
+    return {"model_type": kind, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256} | more  # fmt: skip
+
+
+def config(kind, layers, hidden, heads, kv_heads, ffn, vocab, **more):
+    return llama(kind, num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads,
+                 num_key_value_heads=kv_heads, intermediate_size=ffn, vocab_size=vocab, **more)  # fmt: skip
+
+
+MLA = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "n_routed_experts": 64,
+       "num_experts_per_tok": 6, "moe_intermediate_size": 1408, "n_shared_experts": 2, "first_k_dense_replace": 1}  # fmt: skip
+
+CASES = {
+    "llama-3.1-8b": llama(rope_theta=500000.0, torch_dtype="bfloat16", head_dim=None),
+    "llama-3.2-1b": config("llama", 16, 2048, 32, 8, 8192, 128256, tie_word_embeddings=True),
+    "mistral-nemo-12b": config("mistral", 40, 5120, 32, 8, 14336, 131072, head_dim=128),
+    "mixtral-8x7b": config("mixtral", 32, 4096, 32, 8, 14336, 32000, num_local_experts=8, num_experts_per_tok=2),
+    "qwen2.5-7b": config("qwen2", 28, 3584, 28, 4, 18944, 152064),
+    "qwen2-57b-a14b": config(
+        "qwen2_moe", 28, 3584, 28, 4, 18944, 151936, num_experts=64, num_experts_per_tok=8, moe_intermediate_size=2560,
+        shared_expert_intermediate_size=20480, decoder_sparse_step=1, mlp_only_layers=[]),
+    "qwen3-8b": config("qwen3", 36, 4096, 32, 8, 12288, 151936, head_dim=128),
+    "qwen3-30b-a3b": config(
+        "qwen3_moe", 48, 2048, 32, 4, 6144, 151936, head_dim=128, num_experts=128, num_experts_per_tok=8,
+        moe_intermediate_size=768),
+    "gpt2-xl": {"model_type": "gpt2", "n_layer": 48, "n_embd": 1600, "n_head": 25, "n_positions": 1024, "vocab_size": 50257},
+    "gpt-neox-20b": {"model_type": "gpt_neox", "num_hidden_layers": 44, "hidden_size": 6144, "num_attention_heads": 64,
+                     "intermediate_size": 24576, "vocab_size": 50432},
+    "gemma-7b": {"model_type": "gemma", "num_hidden_layers": 28, "hidden_size": 3072, "num_attention_heads": 16,
+                 "num_key_value_heads": 16, "head_dim": 256, "intermediate_size": 24576, "vocab_size": 256000},
+    "gemma-2-9b": config("gemma2", 42, 3584, 16, 8, 14336, 256000, head_dim=256),
+    "falcon-7b": {"model_type": "falcon", "num_hidden_layers": 32, "hidden_size": 4544, "num_attention_heads": 71,
+                  "multi_query": True, "vocab_size": 65024},
+    "falcon-40b": {"model_type": "falcon", "num_hidden_layers": 60, "hidden_size": 8192, "num_attention_heads": 128,
+                   "num_kv_heads": 8, "new_decoder_architecture": True, "vocab_size": 65024},
+    "mpt-7b": {"model_type": "mpt", "n_layers": 32, "d_model": 4096, "n_heads": 32, "expansion_ratio": 4, "no_bias": True,
+               "max_seq_len": 2048, "vocab_size": 50432, "attn_config": {"alibi": True}},
+    "phi-3-medium": config("phi3", 40, 5120, 40, 10, 17920, 32064),
+    "deepseek-v2-lite": config("deepseek_v2", 27, 2048, 16, 16, 10944, 102400, q_lora_rank=None, **MLA),
+    "gpt-oss-20b": config(
+        "gpt_oss", 24, 2880, 64, 8, 2880, 201088, head_dim=64, num_local_experts=32, num_experts_per_tok=4, attention_bias=True),
+    "nemotron-4-15b": config("nemotron", 32, 6144, 48, 8, 24576, 256000),
+    "llama-4-maverick": {"model_type": "llama4", "vision_config": {}, "text_config": config(
+        "llama4_text", 48, 5120, 40, 8, 8192, 202048, head_dim=128, intermediate_size_mlp=16384, num_local_experts=128,
+        num_experts_per_tok=1, interleave_moe_layer_step=2)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_config_of_each_kind_is_the_shape_of_the_table(name):
+    values = CASES[name]
+    if values["model_type"] == "llama4":  # the outer config of a model of text and pictures
+        values = values | {"model_type": "llama4_of_text_and_pictures"}
+    read, listed = model_of(values, "config.json", "x"), model_named(name)
+    assert read.parameters == listed.parameters
+    assert read.active_parameters == listed.active_parameters
+    assert read.flops_per_token(4096) == listed.flops_per_token(4096)
+
+
+def test_every_supported_kind_has_a_case_or_is_read_like_one():
+    tried = {values["model_type"] for values in CASES.values()} | {"llama4_text"}
+    untried = set(KINDS) - tried
+    assert {KINDS[kind] for kind in untried} <= {KINDS[kind] for kind in tried & set(KINDS)}
+
+
+def test_deepseek_v3_is_read_like_its_forebear_with_narrow_queries():
+    more = MLA | {"q_lora_rank": 1536, "n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
+                  "n_shared_experts": 1, "first_k_dense_replace": 3}  # fmt: skip
+    values = config("deepseek_v3", 61, 7168, 128, 128, 18432, 129280, **more)
+    assert model_of(values, "config.json", "x").parameters == model_named("deepseek-v3").parameters
+
+
+def test_a_config_is_found_as_a_file_or_in_its_folder(tmp_path):
+    folder = tmp_path / "my-llama"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(llama()))
+    assert model_from(str(folder)) == model_from(str(folder / "config.json"))
+    assert model_from(str(folder)).name == "my-llama"
+    other = tmp_path / "tiny.json"
+    other.write_text(json.dumps(llama(_name_or_path="meta-llama/Llama-3.1-8B")))
+    assert model_from(str(other)).name == "Llama-3.1-8B"
+
+
+@pytest.mark.parametrize("kind", ["bert", "t5", "whisper", "mamba", "clip"])
+def test_an_unsupported_kind_is_refused_by_name_with_what_is_supported(kind):
+    with pytest.raises(BadFile, match=f"models of kind '{kind}' cannot be planned") as caught:
+        model_of({"model_type": kind, "hidden_size": 768}, "config.json", "x")
+    assert "supported: " in caught.value.hint
+    assert "qwen3_moe" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"hidden_size": -4096}, "hidden_size is -4096; it must be 1 or more"),
+        ({"hidden_size": "4096"}, "hidden_size is '4096'; it must be a whole number"),
+        ({"hidden_size": 4096.5}, "hidden_size is '4096.5'"),
+        ({"hidden_size": True}, "hidden_size is 'True'"),
+        ({"hidden_size": float("nan")}, "hidden_size is 'nan'"),
+        ({"hidden_size": float("inf")}, "hidden_size is 'inf'"),
+        ({"hidden_size": 10**12}, "hidden is 1000000000000; it must be 1 to"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"num_attention_heads": 33}, "33 heads do not divide the hidden size 4096"),
+        ({"num_key_value_heads": 5}, "heads 32 do not divide by kv_heads 5"),
+        ({"vocab_size": []}, "vocab_size is '[]'"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'; it must be true or false"),
+        ({"model_type": None}, "model_type is missing"),
+        ({"model_type": 7}, "model_type is missing"),
+        ({"model_type": "mixtral"}, "num_local_experts is missing"),
+        ({"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3}, "visits 3 experts, and a layer has 2"),
+        ({"model_type": "deepseek_v3", "kv_lora_rank": 0}, "kv_lora_rank is 0"),
+        ({"model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 2, "attn_config": 3}, "attn_config is '3'"),
+        ({"model_type": "qwen2_moe", "mlp_only_layers": 2}, "mlp_only_layers is '2'; it must be a list"),
+    ],
+)  # fmt: skip
+def test_a_bad_key_is_one_line_that_names_it(change, said):
+    with pytest.raises(BadFile) as caught:
+        model_of(llama(**change), "some/config.json", "x")
+    assert said in caught.value.message
+    assert caught.value.message.startswith("some/config.json")
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("{", "line 1: no JSON"), ("[]", "not list"), ("7", "not int"), ("", "no JSON")]
+)
+def test_a_file_that_is_no_config_is_refused(tmp_path, text, said):
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(BadFile) as caught:
+        model_from(str(path))
+    assert said in caught.value.message
+
+
+def test_a_path_that_leads_nowhere_is_said(tmp_path):
+    with pytest.raises(BadFile, match="no such file"):
+        model_from(str(tmp_path / "none.json"))
+    with pytest.raises(BadFile, match=r"the folder holds no config\.json"):
+        model_from(str(tmp_path))

@@ -1,0 +1,197 @@
+"""The shipped tables, and what the strict reader says of a table that somebody wrote by hand."""
+
+import csv
+import io
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from phalanx.core.errors import BadFile, PhalanxError
+from phalanx.facts.files import json_at, shipped_json, shipped_text, text_at
+from phalanx.facts.gpus import gpus_in, read_gpus
+from phalanx.facts.instances import read_instances, read_networks
+from phalanx.facts.machines import assumed
+from phalanx.facts.models import models_in, read_models
+from phalanx.facts.prices import prices_in, read_prices
+from phalanx.facts.table import Columns, is_date, rows_of
+
+COLUMNS = Columns(needed=("name", "size"), free=("note",))
+SHIPPED = ("gpus.csv", "instances.csv", "networks.csv", "prices.csv", "models.csv", "assumed.csv")
+
+
+def rows(text):
+    return rows_of(text, "mine.csv", COLUMNS)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_row_has_a_source_and_a_date(name):
+    found = list(csv.DictReader(io.StringIO(shipped_text(name))))
+    assert found
+    for row in found:
+        assert row["source"].strip(), row
+        assert is_date(row["date"]), row
+
+
+def test_every_price_is_of_a_known_gpu_and_is_dated():
+    known = {entry.gpu.name for entry in read_gpus()}
+    assert len(read_prices()) > 40
+    for entry in read_prices():
+        assert entry.gpu in known
+        assert is_date(entry.price.fact.date)
+        assert entry.price.fact.source
+        assert entry.price.usd_per_gpu_hour > 0
+
+
+def test_every_instance_is_of_a_known_gpu_and_the_three_clouds_are_there():
+    known = {entry.gpu.name for entry in read_gpus()}
+    assert {entry.cloud for entry in read_instances()} == {"AWS", "Azure", "GCP"}
+    assert all(entry.gpu in known for entry in read_instances())
+
+
+def test_a_measured_rate_is_below_the_peak_and_says_who_measured():
+    measured = [entry.gpu for entry in read_gpus() if entry.gpu.best_flops]
+    assert len(measured) >= 5
+    for gpu in measured:
+        assert all(0 < rate < gpu.flops[name] for name, rate in gpu.best_flops.items())
+
+
+def test_a_figure_nobody_stated_is_called_assumed():
+    value, fact = assumed("storage_gb_per_s")
+    assert value > 0
+    assert fact.source.startswith("assumed")
+    assert any(network.name == "ib-ndr" for network in read_networks())
+
+
+def test_a_table_is_read_with_comments_and_empty_lines_between():
+    found = rows("# mine\nname,size,source,date\n\na,1,me,2026\n# older\nb, 2 ,me,2026-11\n")
+    assert [(row.text("name"), row.whole("size"), row.line) for row in found] == [("a", 1, 4), ("b", 2, 6)]
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "hint"),
+    [
+        ("", "mine.csv: no header", "name,size,note,source,date"),
+        ("name,size,source\n", "line 1: no column 'date'", "needed"),
+        ("nmae,size,source,date\n", "line 1: unknown column 'nmae'", "did you mean 'name'?"),
+        ("name,name,size,source,date\n", "line 1: column 'name' stands there twice", ""),
+        ("name,size,source,date\na,1,me\n", "line 2: 3 cells, the header has 4", "double quotes"),
+        ("name,size,source,date\na,1,me,2026\n,1,me,2026\n", "line 3, column name: is empty", ""),
+        ("name,size,source,date\na,1,,2026\n", "line 2, column source: is empty; a fact says where it is from", ""),
+        ("name,size,source,date\na,1,me,\n", "line 2, column date: is empty; a fact says when it was so", "2026-11"),
+        ("name,size,source,date\na,1,me,lately\n", "column date: 'lately' is no date", "2026-11"),
+        ("name,size,source,date\na,1,me,2026-02-30\n", "column date: '2026-02-30' is no date", "2026-11"),
+        ('name,size,source,date\n"a,1,me,2026\n', "line 2", ""),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_named_by_line_and_column(text, said, hint):
+    with pytest.raises(BadFile) as caught:
+        rows(text)
+    assert said in caught.value.message
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize("size", ["much", "-1", "nan", "inf", "1.5", "", "1e999"])
+def test_a_size_that_is_no_whole_number_is_refused(size):
+    row = rows(f"name,size,note,source,date\na,0,{size},me,2026\n")[0]
+    with pytest.raises(BadFile, match=r"mine\.csv line 2, column note"):
+        row.whole("note")
+
+
+def test_a_price_without_a_date_is_refused():
+    header = "offer,gpu,kind,region,usd_per_gpu_hour,source,date\n"
+    assert prices_in(header + "own,h100,on-demand,,2.5,invoice,2026-11\n", "mine.csv")[0].gpu == "h100-sxm5-80gb"
+    with pytest.raises(BadFile, match="line 2, column date: is empty"):
+        prices_in(header + "own,h100,on-demand,,2.5,invoice,\n", "mine.csv")
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("own,h100,on-demand,,12.29,invoice,2026-11", ""),
+        ("own,h100,on-demand,,98.32,invoice,2026-11", "for one GPU and hour cannot be"),
+        ("own,h100,on-demand,,-1,invoice,2026-11", "must be 0 or more"),
+        ("own,h1000,on-demand,,2,invoice,2026-11", "column gpu: unknown GPU 'h1000'"),
+    ],
+)
+def test_a_price_that_cannot_be_is_refused(row, said):
+    text = f"offer,gpu,kind,region,usd_per_gpu_hour,source,date\n{row}\n"
+    if not said:
+        assert len(prices_in(text, "mine.csv")) == 1
+        return
+    with pytest.raises(BadFile) as caught:
+        prices_in(text, "mine.csv")
+    assert said in caught.value.message
+
+
+def test_a_gpu_or_model_that_stands_there_twice_is_refused():
+    for name, read in (("gpus.csv", gpus_in), ("models.csv", models_in)):
+        text = shipped_text(name)
+        with pytest.raises(BadFile, match="stands there twice"):
+            read(text + text.splitlines()[1] + "\n", name)
+
+
+@given(st.text(alphabet='abc,"#\n\r e1-.;=', max_size=200))
+def test_any_text_is_a_table_or_refused_in_our_words(text):
+    said = "mine.csv is read"
+    try:
+        rows("name,size,source,date\n" + text)
+    except PhalanxError as error:
+        said = error.message
+    assert said.startswith("mine.csv")
+
+
+@given(st.integers(2000, 2099), st.integers(0, 13), st.integers(0, 32))
+def test_a_date_is_one_of_the_calendar(year, month, day):
+    import datetime
+
+    try:
+        datetime.date(year, month, day)
+        real = True
+    except ValueError:
+        real = False
+    assert is_date(f"{year:04}-{month:02}-{day:02}") is real
+
+
+def test_a_file_that_is_not_there_or_is_no_text_is_one_line(tmp_path):
+    with pytest.raises(BadFile, match="No such file"):
+        text_at(str(tmp_path / "none.csv"))
+    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(BadFile, match="not UTF-8"):
+        text_at(str(tmp_path / "binary.csv"))
+    for hostile in ("{", "[" * 100_000, "1" * 10_000):
+        (tmp_path / "broken.json").write_text(hostile)
+        with pytest.raises(BadFile, match="no JSON"):
+            json_at(str(tmp_path / "broken.json"))
+    with pytest.raises(BadFile, match="missing from this installation"):
+        shipped_json("never.json")
+
+
+def test_every_shipped_table_is_in_the_wheel():
+    import tomllib
+    from importlib import resources
+    from pathlib import Path
+
+    shipped = {path.name for path in resources.files("phalanx.facts").joinpath("tables").iterdir()}
+    assert set(SHIPPED) <= shipped
+    project = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["*"]
+    assert {f"**/*.{name.rsplit('.', 1)[1]}" for name in shipped} <= set(patterns)
+
+
+def test_the_tables_have_what_people_plan_with():
+    assert len(read_gpus()) >= 25
+    assert len(read_models()) >= 90
+
+
+def test_the_page_of_facts_names_every_row_and_every_kind_of_config():
+    from pathlib import Path
+
+    from phalanx.facts.configs import KINDS
+
+    page = (Path(__file__).resolve().parents[2] / "docs" / "facts.md").read_text()
+    named = set(page.replace("`", " ").split())
+    rows = [entry.gpu.name for entry in read_gpus()] + [entry.model.name for entry in read_models()]
+    rows += [entry.name for entry in read_instances()] + [entry.name for entry in read_networks()]
+    assert not set(rows) - named
+    assert not set(KINDS) - named - {"llama4_text"}
