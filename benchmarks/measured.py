@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from phalanx.core.errors import PhalanxError
 from phalanx.core.performance.machine import Gpu, Machine
 from phalanx.core.performance.model import LatentAttention, Mixture, Model
 from phalanx.core.performance.step import Task
@@ -41,20 +42,17 @@ class Run:
     group: tuple[str, ...]
 
 
-def read_runs(path: Path) -> list[Run]:
-    """Every row of the file, in its order.
-
-    Raises:
-        ValueError: a row cannot be read; its line is named.
-    """
-    runs = []
+def read_runs(path: Path) -> tuple[list[Run], list[str]]:
+    """Every row of the file that can be read, in its order; and of each other one its line and what is wrong with it."""
+    runs: list[Run] = []
+    wrong: list[str] = []
     with path.open(encoding="utf-8", newline="") as file:
         for line, row in enumerate(csv.DictReader(file), start=2):
             try:
                 runs.append(_run(row))
-            except (ValueError, KeyError) as error:
-                raise ValueError(f"{path.name} line {line}: {error}") from error
-    return runs
+            except (ValueError, KeyError, ZeroDivisionError, PhalanxError) as error:
+                wrong.append(f"{path.name} line {line}: {error}")
+    return runs, wrong
 
 
 def _run(row: Mapping[str, str]) -> Run:

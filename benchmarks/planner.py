@@ -14,6 +14,7 @@ import math
 import multiprocessing
 import os
 import statistics
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,7 +55,11 @@ class Score:
 def main() -> None:
     """Print the scores of a file."""
     options = _options()
-    runs = read_runs(Path(options.csv))
+    runs, wrong = read_runs(Path(options.csv))
+    for line in wrong:
+        print(f"not scored: {line}", file=sys.stderr)
+    if not runs:
+        sys.exit(f"{options.csv}: no row can be scored")
     table = coefficients()
     if options.fit:
         table = fit(runs, table)
@@ -65,7 +70,7 @@ def main() -> None:
     scores = score(runs, table, known)
     left = [] if options.no_loso else left_out(runs, table)
     figures = summary(scores, left, table)
-    figures["csv"] = Path(options.csv).name
+    figures |= {"csv": Path(options.csv).name, "not_scored": len(wrong)}
     print(json.dumps(figures, indent=2) if options.json else drawn(figures))
 
 
@@ -97,7 +102,7 @@ def score(runs: Sequence[Run], table: Sequence[Coefficient], known: set[str]) ->
     scores = []
     for run, step in zip(runs, predicted(runs, table), strict=True):
         spread = stacks[run.stack if run.stack in known else UNKNOWN].spread
-        low_s, high_s = interval_s(step, physics.spreads, spread)
+        low_s, high_s = interval_s(step, physics, spread, run.machine.gpu, mixture=run.task.model.mixture is not None)
         scores.append(Score(run=run, seconds=step.total_s, low_s=low_s, high_s=high_s))
     return scores
 

@@ -63,6 +63,7 @@ def physics_from(table: Sequence[Coefficient]) -> Physics:
     return Physics(
         **{one.name: one.value for one in table if one.scope == "physics"},
         spreads={one.name: one.value for one in table if one.scope == "spread"},
+        seen=tuple(one.name for one in table if one.scope == "seen"),
     )
 
 
@@ -74,7 +75,7 @@ def stacks_from(table: Sequence[Coefficient]) -> dict[str, Stack]:
     for one in table:
         if one.scope in described:
             numbers.setdefault(one.scope, {})[one.name] = one.value
-        elif one.scope not in {"physics", "spread"}:
+        elif one.scope not in {"physics", "spread", "seen"}:
             shares.setdefault(one.scope, {})[one.name.replace(_ANY, "")] = one.value
     known = {field.name for field in fields(Stack)}
     out = {}

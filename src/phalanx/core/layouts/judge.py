@@ -45,8 +45,9 @@ def judge(asked: Asked, layout: Layout, *, costs: LayerCosts | None = None, why:
     """Everything about one layout, whether it fits or not."""
     step = (costs or costs_of(asked)).step(layout)
     held = memory(asked, layout)
-    spread = asked.stack.spread
-    low_s, high_s = interval_s(step, asked.physics.spreads, spread)
+    low_s, high_s = interval_s(
+        step, asked.physics, asked.stack.spread, asked.machine.gpu, mixture=asked.model.mixture is not None
+    )
     slowdown = asked.machine.measured.slowdown if asked.machine.measured is not None else 1.0
     low_s, middle_s, high_s = low_s * slowdown, step.total_s * slowdown, high_s * slowdown
     tokens_per_s = layout.global_batch * asked.seq / middle_s
@@ -99,6 +100,21 @@ def checkpoint(asked: Asked, layout: Layout) -> Checkpoint:
         work_s=HOUR_S, interval_s=interval_s, stall_s=stall_s, mtbf_s=mtbf_s, restart_s=RESTART_S + write_s
     )
     return Checkpoint(bytes=bytes_, write_s=write_s, stall_s=stall_s, interval_s=interval_s, goodput=HOUR_S / wall_s)
+
+
+def check_asked(asked: Asked) -> None:
+    """Do nothing if the question makes sense.
+
+    Raises:
+        BadRequest: a size that is not positive, or a precision that the device does not have.
+    """
+    for name, value in (("seq", asked.seq), ("global batch", asked.global_batch), ("GPUs", asked.machine.gpus)):
+        if value < 1:
+            raise BadRequest(f"{name} is {value}; it must be at least 1")
+    gpu = asked.machine.gpu
+    have = sorted({*gpu.flops, *gpu.best_flops})
+    if asked.precision not in have:
+        raise BadRequest(f"{gpu.name} has no {asked.precision} products", hint=f"it has {', '.join(have)}")
 
 
 def checked(asked: Asked, layout: Layout) -> Layout:

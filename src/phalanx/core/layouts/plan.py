@@ -17,7 +17,7 @@ from phalanx.core.layouts.candidates import (
     splits,
     with_runs,
 )
-from phalanx.core.layouts.judge import checked, costs_of, judge, task_of
+from phalanx.core.layouts.judge import check_asked, checked, costs_of, judge, task_of
 from phalanx.core.layouts.why import lost_by, misfit, said
 from phalanx.core.performance.memory import Memory, memory_of
 from phalanx.core.performance.step import LayerCosts, Method
@@ -45,6 +45,7 @@ def plan(asked: Asked, *, top: int = 5) -> Answer:
     Raises:
         BadRequest: the given layout cannot be, or the global batch divides into no number of ranks.
     """
+    check_asked(asked)
     if asked.layout is not None:
         return _given(asked, checked(asked, asked.layout))
     costs = costs_of(asked)

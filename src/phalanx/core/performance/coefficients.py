@@ -35,6 +35,7 @@ class Physics:
         host_sharpness: exponent by which host and device time combine; large for the larger of the two alone.
         step_s: per step, whatever the size.
         spreads: standard deviation of the logarithm of each item of a step, by its name.
+        seen: beginnings of the names of GPUs that runs were fitted on.
     """
 
     matmul_share: float
@@ -58,6 +59,7 @@ class Physics:
     host_sharpness: float
     step_s: float
     spreads: Mapping[str, float] = field(default_factory=dict)
+    seen: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

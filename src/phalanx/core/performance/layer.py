@@ -63,7 +63,7 @@ class Rates:
         )
         self.linear = self.matmul
         self.cast = 0.0
-        if precision == "fp8":
+        if precision == "fp8" and ("fp8" in gpu.flops or "fp8" in gpu.best_flops):
             self.linear = sustained(machine, physics, "fp8") * physics.fp8_share
             self.cast = physics.fp8_cast
         bandwidth = gpu.memory_bytes_per_s

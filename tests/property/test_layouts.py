@@ -1,0 +1,76 @@
+"""Whatever is asked, an answer keeps its promises."""
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phalanx.core.layouts.asked import Asked
+from phalanx.core.layouts.plan import plan
+from phalanx.core.performance.machine import Machine
+from phalanx.core.performance.model import Mixture, Model
+from phalanx.core.performance.step import Method
+from phalanx.facts.coefficients import physics, stacks
+from phalanx.facts.gpus import gpu_named
+
+
+@st.composite
+def questions(draw):
+    heads = draw(st.sampled_from([8, 12, 16, 32, 40, 64]))
+    kv_heads = draw(st.sampled_from([count for count in (1, 2, 4, 8, heads) if heads % count == 0]))
+    mixture = None
+    if draw(st.booleans()):
+        experts = draw(st.sampled_from([4, 8, 60]))
+        mixture = Mixture(experts=experts, per_token=2, ffn=1024, shared_ffn=draw(st.sampled_from([0, 512])))
+    model = Model(
+        name="drawn", layers=draw(st.integers(1, 100)), hidden=heads * 64, heads=heads, kv_heads=kv_heads, head_dim=64,
+        ffn=draw(st.sampled_from([1024, 4096, 11008])), vocab=draw(st.sampled_from([1000, 32000, 128256])), mixture=mixture,
+    )  # fmt: skip
+    per_node = draw(st.sampled_from([1, 2, 4, 8]))
+    machine = Machine(
+        gpu=gpu_named(draw(st.sampled_from(["h100", "a100-40gb", "t4", "l40s", "gb200"]))).gpu,
+        nodes=draw(st.integers(1, 12)),
+        gpus_per_node=per_node,
+        network_bytes_per_s=draw(st.sampled_from([1e8, 2.5e10, 5e10])),
+    )
+    return Asked(
+        model=model, machine=machine, physics=physics(), stack=stacks()[draw(st.sampled_from(sorted(stacks())))],
+        seq=draw(st.sampled_from([128, 2048, 8192, 65536])), global_batch=draw(st.integers(1, 300)),
+        method=draw(st.sampled_from(Method)), precision="fp16" if machine.gpu.name.startswith("t4") else "bf16",
+    )  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(questions())
+def test_what_is_offered_can_run(asked):
+    answer = plan(asked)
+    assert answer.fits == bool(answer.layouts)
+    assert answer.reason
+    for one in answer.layouts:
+        layout = one.layout
+        assert layout.ranks == asked.machine.gpus
+        assert layout.global_batch == asked.global_batch
+        assert one.fits
+        assert one.low_s < one.step.total_s < one.high_s
+        assert abs(sum(one.step.items.values()) - one.step.total_s) < 1e-9 * one.step.total_s
+        assert asked.model.heads % layout.tensor == 0
+        assert asked.model.kv_heads % layout.tensor == 0
+        assert layout.pipeline <= asked.model.layers
+        assert 0.0 < one.checkpoint.goodput <= 1.0
+
+
+@settings(max_examples=40, deadline=None)
+@given(questions())
+def test_the_given_layout_is_judged_as_the_search_judged_it(asked):
+    answer = plan(asked, top=2)
+    for one in answer.layouts:
+        again = plan(replace(asked, layout=one.layout))
+        assert again.layouts[0].step == one.step
+
+
+@settings(max_examples=40, deadline=None)
+@given(questions())
+def test_what_fits_fits_on_a_larger_device_too(asked):
+    if plan(asked).fits:
+        gpu = replace(asked.machine.gpu, memory_bytes=2 * asked.machine.gpu.memory_bytes)
+        assert plan(replace(asked, machine=replace(asked.machine, gpu=gpu))).fits

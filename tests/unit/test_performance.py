@@ -1,0 +1,228 @@
+"""What a step costs: each test changes one thing and says which item must answer."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from phalanx.core.performance.collectives import Network
+from phalanx.core.performance.machine import Machine, Measured
+from phalanx.core.performance.memory import Part, in_flight, memory_of
+from phalanx.core.performance.model import Mixture, Model
+from phalanx.core.performance.step import Item, Method, Task, step_time
+from phalanx.core.performance.uncertainty import interval_s
+from phalanx.core.work.layout import Layout, Recompute, parse_layout
+from phalanx.facts.coefficients import physics, stack_named, stacks
+from phalanx.facts.gpus import gpu_named
+
+LLAMA_8B = Model(name="llama-3-8b", layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocab=128256)
+EXPERTS = replace(LLAMA_8B, name="8x", mixture=Mixture(experts=8, per_token=2, ffn=14336))
+GB = 1e9
+
+
+def machine(nodes=1, gpu="h100", per_node=8, network_gbit=400, **more):
+    return Machine(
+        gpu=gpu_named(gpu).gpu, nodes=nodes, gpus_per_node=per_node, network_bytes_per_s=network_gbit * 1e9 / 8, **more
+    )
+
+
+def step(layout, model=LLAMA_8B, seq=8192, on=None, stack="fsdp2-compile", **task):
+    layout = parse_layout(layout) if isinstance(layout, str) else layout
+    on = on or machine(nodes=-(-layout.ranks // 8))
+    return step_time(Task(model=model, seq=seq, **task), layout, on, physics(), stack_named(stack))
+
+
+def memory(layout, model=LLAMA_8B, seq=8192, gpu="h100", stack="fsdp2-compile", **task):
+    return memory_of(Task(model=model, seq=seq, **task), parse_layout(layout), gpu_named(gpu).gpu, stacks()[stack])
+
+
+# ---------------------------------------------------------------------------------------------------------------- time
+
+
+def test_items_add_up_to_the_step():
+    one = step("tp=2,pp=2,vpp=2,fsdp=2,accumulate=8,recompute=full,sp=1")
+    assert math.isclose(sum(one.items.values()), one.total_s)
+    assert all(seconds >= 0.0 for seconds in one.items.values())
+
+
+def test_matrix_products_take_what_their_work_takes():
+    one = step("dp=8")
+    flops = 6.0 * (LLAMA_8B.parameters - 2 * LLAMA_8B.vocab * LLAMA_8B.hidden) * 8192
+    assert (
+        0.85 < flops / gpu_named("h100").gpu.best_flops["bf16"] / physics().matmul_share / one.items[Item.MATMUL] < 1.0
+    )
+
+
+def test_full_recomputation_is_one_more_forward_pass():
+    plain, again = step("dp=8"), step("dp=8,recompute=full")
+    assert plain.items[Item.AGAIN] == 0.0
+    assert again.items[Item.AGAIN] > 0.3 * plain.items[Item.MATMUL]
+
+
+def test_the_bubble_is_stages_less_one_over_micro_batches():
+    few, many = step("pp=8,accumulate=8"), step("pp=8,accumulate=64")
+    assert math.isclose(few.items[Item.BUBBLE], many.items[Item.BUBBLE])
+    assert 0.6 < few.items[Item.BUBBLE] / (few.total_s - few.items[Item.BUBBLE]) < 7 / 8
+
+
+def test_interleaving_divides_the_bubble_and_multiplies_the_sends():
+    plain, runs = step("pp=4,accumulate=16"), step("pp=4,vpp=4,accumulate=16")
+    assert runs.items[Item.BUBBLE] < plain.items[Item.BUBBLE] / 3
+    assert math.isclose(runs.items[Item.PIPELINE], 4 * plain.items[Item.PIPELINE])
+
+
+def test_tensor_parallel_over_the_network_costs_more_than_over_links():
+    inside, across = step("tp=8,dp=2"), step("tp=16")
+    assert across.items[Item.TENSOR] > 1.4 * inside.items[Item.TENSOR]
+
+
+def test_a_naive_order_puts_tensor_parallel_on_the_network():
+    planned = parse_layout("tp=2,dp=8")
+    naive = parse_layout("tp=2,dp=8,order=replicate-context-shard-pipeline-tensor")
+    slow = machine(nodes=2, network_gbit=100)
+    assert step(naive, on=slow).items[Item.TENSOR] > 5 * step(planned, on=slow).items[Item.TENSOR]
+
+
+def test_sharded_parameters_hide_behind_large_micro_batches():
+    small, large = step("fsdp=64"), step("fsdp=64,mbs=4")
+    assert small.items[Item.SHARD] / small.total_s > large.items[Item.SHARD] / large.total_s
+
+
+def test_a_tiny_model_is_as_slow_as_its_host():
+    tiny = Model(name="tiny", layers=24, hidden=256, heads=4, kv_heads=4, head_dim=64, ffn=1024, vocab=1000)
+    one = step("single", model=tiny, seq=128, stack="fsdp2-eager")
+    assert one.items[Item.HOST] > 0.9 * (one.total_s - one.items[Item.FIXED])
+    assert one.total_s > 24 * 2 * stacks()["fsdp2-eager"].host_s
+
+
+def test_eight_bits_are_faster_where_the_device_has_them_and_change_nothing_elsewhere():
+    eight, sixteen = step("dp=8,precision=fp8"), step("dp=8")
+    assert eight.items[Item.MATMUL] < 0.65 * sixteen.items[Item.MATMUL]
+    assert eight.items[Item.ATTENTION] == sixteen.items[Item.ATTENTION]
+    old = machine(gpu="a100-80gb")
+    assert step("dp=8,precision=fp8", on=old).total_s == step("dp=8", on=old).total_s
+
+
+def test_adapters_spare_the_gradients_of_the_weights():
+    full, lora = step("dp=8"), step("dp=8", method=Method.LORA)
+    assert 0.6 < lora.items[Item.MATMUL] / full.items[Item.MATMUL] < 0.7
+
+
+def test_a_token_visits_two_of_eight_experts():
+    dense, mixed = step("dp=8"), step("dp=8", model=EXPERTS)
+    assert 1.5 < mixed.items[Item.MATMUL] / dense.items[Item.MATMUL] < 2.2
+    assert mixed.items[Item.EXPERT] == 0.0
+
+
+def test_experts_on_other_ranks_are_reached_by_all_to_all():
+    near, far = (
+        step("dp=8,ep=8", model=EXPERTS),
+        step("dp=64,ep=8,order=replicate-tensor-context-shard-pipeline", model=EXPERTS),
+    )
+    assert near.items[Item.EXPERT] > 0.0
+    assert far.items[Item.EXPERT] >= near.items[Item.EXPERT]
+
+
+def test_what_was_measured_goes_before_what_the_tables_say():
+    found = Measured(flops={"bf16": 100e12}, within_bytes_per_s=10e9)
+    known, measured = step("tp=8"), step("tp=8", on=machine(measured=found))
+    assert measured.items[Item.MATMUL] > 5 * known.items[Item.MATMUL]
+    assert measured.items[Item.TENSOR] > 10 * known.items[Item.TENSOR]
+
+
+# ----------------------------------------------------------------------------------------------------------- exchanges
+
+
+def test_a_group_enters_a_node_through_as_many_ports_as_it_has_devices_there():
+    network = Network(machine(nodes=4), physics())
+    one, eight = network.group(4, 8), network.group(32, 1)
+    assert (one.near, eight.near) == (1, 8)
+    assert math.isclose(eight.bytes_per_s, min(network.near_bytes_per_s, 8 * one.bytes_per_s))
+
+
+def test_nothing_is_exchanged_alone():
+    network = Network(machine(), physics())
+    assert network.group(1, 1).all_reduce_s(1e9) == 0.0
+    assert network.all_to_all_s(network.group(1, 1), 1e9) == 0.0
+
+
+def test_an_nvlink_domain_of_nine_trays_is_one_island():
+    assert Network(machine(nodes=18, gpu="gb200", per_node=4), physics()).island == 72
+
+
+# -------------------------------------------------------------------------------------------------------------- memory
+
+
+def test_full_training_keeps_sixteen_bytes_a_parameter():
+    held = memory("fsdp=8", model=LLAMA_8B)
+    states = sum(held.items[part] for part in (Part.PARAMETERS, Part.GRADIENTS, Part.STATES)) * 8
+    assert 0.99 < states / (16 * LLAMA_8B.parameters) < 1.01
+
+
+@pytest.mark.parametrize(("zero", "split"), [(1, [Part.STATES]), (2, [Part.STATES, Part.GRADIENTS])])
+def test_each_degree_of_zero_splits_one_thing_more(zero, split):
+    whole, less = memory("dp=8", stack="deepspeed"), memory(f"fsdp=8,zero={zero}", stack="deepspeed")
+    for part in (Part.PARAMETERS, Part.GRADIENTS, Part.STATES):
+        assert math.isclose(less.items[part] * (8 if part in split else 1), whole.items[part])
+
+
+def test_recomputation_keeps_only_what_enters_a_block():
+    none, selective, full = (memory(f"fsdp=8,recompute={what}").items[Part.ACTIVATIONS] for what in Recompute)
+    assert full < 0.5 * selective < 0.5 * none
+
+
+def test_the_first_stage_holds_as_many_micro_batches_as_there_are_stages():
+    assert in_flight(Layout(pipeline=4, micro_batches=16)) == 4.0
+    assert in_flight(Layout(pipeline=4, micro_batches=2)) == 2.0
+    assert in_flight(Layout(pipeline=4, interleave=2, micro_batches=16)) == 5.5
+
+
+def test_the_published_eight_billion_run_fits_as_it_was_measured():
+    held = memory("fsdp=8,mbs=2,recompute=selective", gpu="h100-96hbm2e", stack="fsdp2-eager")
+    assert abs(held.allocator_bytes / 2**30 / 82.4 - 1.0) < 0.05  # torchtitan, December 2024
+
+
+def test_four_bit_weights_take_a_quarter():
+    lora, qlora = (memory("single", method=method).items[Part.PARAMETERS] for method in (Method.LORA, Method.QLORA))
+    assert 0.25 < qlora / lora < 0.3
+
+
+# ---------------------------------------------------------------------------------------------------------- how sure
+
+
+def test_the_truth_is_expected_in_the_middle_of_its_interval():
+    one = step("dp=8")
+    low_s, high_s = interval_s(one, physics(), 0.1, gpu_named("h100").gpu, mixture=False)
+    assert low_s < one.total_s < high_s
+    assert math.isclose(low_s * high_s, one.total_s**2)
+
+
+def test_a_step_that_waits_for_the_network_is_less_sure():
+    def width(layout, on):
+        one = step(layout, on=on)
+        low_s, high_s = interval_s(one, physics(), 0.05, on.gpu, mixture=False)
+        return high_s / low_s
+
+    assert width("fsdp=64", machine(nodes=8, network_gbit=10)) > width("fsdp=64,mbs=4", machine(nodes=8))
+
+
+def test_an_unseen_device_and_a_mixture_widen_the_interval():
+    one = step("dp=8")
+    known = interval_s(one, physics(), 0.05, gpu_named("h100").gpu, mixture=False)
+    other = interval_s(one, physics(), 0.05, gpu_named("b200").gpu, mixture=False)
+    mixed = interval_s(one, physics(), 0.05, gpu_named("h100").gpu, mixture=True)
+    assert other[1] > known[1]
+    assert mixed[1] > known[1]
+
+
+# ------------------------------------------------------------------------------------------------------------- shapes
+
+
+def test_frozen_weights_need_a_third_less_work():
+    full, frozen = LLAMA_8B.flops_per_token(1), LLAMA_8B.flops_per_token(1, frozen=True)
+    assert 0.66 < frozen / full < 0.68
+
+
+def test_attention_grows_with_the_sequence():
+    short, long = LLAMA_8B.flops_per_token(1024), LLAMA_8B.flops_per_token(8192)
+    assert math.isclose(long - short, 6 * 32 * (8192 - 1024) * 4096)
