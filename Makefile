@@ -1,4 +1,4 @@
-# What a person types. Every target installs what it needs into .venv; nothing outside this folder is written.
+# What a person types. Every target installs what it needs into .venv; nothing outside this folder is written, but for `make lab`.
 #
 #   make demo     a cluster on this machine, a real training job, a killed node      (ARGS="..." goes to `phalanx demo`)
 #   make check    lint, types, contracts, quick tests: for every edit, a minute at most
@@ -20,7 +20,7 @@ READYDEV := $(VENV)/.ready-dev
 QUICK    := tests/unit tests/scenario tests/property
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo test check lint types types-house types-examples contracts quick suite bench wheel format changelog constraints sizes clean distclean
+.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools test test-engines check lint types types-house types-examples contracts quick suite bench wheel format changelog constraints sizes clean distclean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -69,10 +69,40 @@ wheel: $(READYDEV) ## dist/*.whl, what servers install
 	@rm -rf build
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist .
 
+# The one target that touches the system: as root, on Debian, it installs what the lab is made with.
+lab-tools:
+	@command -v ip >/dev/null && command -v tc >/dev/null && command -v iptables >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "Installing iproute2 and iptables: the lab is made with them."; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends iproute2 iptables >/dev/null; \
+	else echo "error: the lab needs root, iproute2 and iptables; see docs/lab.md" >&2; exit 69; fi
+
+lab: lab-tools $(READY) ## three hosts and a switch as network namespaces (root); `make lab-down` removes them
+	@$(BIN)/python -m tests.lab up $(ARGS)
+
+# Where Debian starts munge with its package, that is the machine's own; the lab's daemons know nothing of it.
+slurm-tools:
+	@command -v slurmctld >/dev/null && command -v slurmd >/dev/null && command -v srun >/dev/null && command -v munged >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "Installing slurmctld, slurmd, slurm-client and munge."; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge >/dev/null; \
+	else echo "Slurm's daemons are not here, and only root on Debian could install them: what needs them is skipped." >&2; fi
+
+lab-slurm: lab-tools slurm-tools $(READY) ## the same with Slurm's daemons on every host
+	@$(BIN)/python -m tests.lab show >/dev/null 2>&1 || $(BIN)/python -m tests.lab up $(ARGS)
+	@$(BIN)/python -m tests.lab slurm
+
+lab-down: $(READY)
+	@$(BIN)/python -m tests.lab down
+
 # --------------------------------------------------------------------------------------------------------------- check
 
 check: lint types contracts quick ## lint, types, contracts, quick tests
 test: lint types contracts suite ## the whole suite
+
+test-engines: $(READYDEV) slurm-tools ## one suite of what engines do, on each of them (Ray is installed if it is missing: 95 MB)
+	@$(BIN)/python -c 'import ray' 2>/dev/null || $(PIP) install $(QUIET) -c constraints.txt --no-build-isolation -e '.[ray]'
+	$(BIN)/python -m pytest -n 0 tests/contract/test_engine_contract.py $(ARGS)
 
 lint: $(READYDEV)
 	$(BIN)/ruff check .

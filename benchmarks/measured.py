@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Final
 
 from phalanx.core.errors import PhalanxError
-from phalanx.core.performance.machine import Gpu, Machine
+from phalanx.core.performance.machine import Machine
 from phalanx.core.performance.model import LatentAttention, Mixture, Model
 from phalanx.core.performance.step import Task
 from phalanx.core.work.layout import Layout, Recompute
 from phalanx.facts.coefficients import stack_of
-from phalanx.facts.gpus import gpu_named
+from phalanx.facts.gpus import GpuEntry, gpu_named, gpu_on
 
 LATENT: Final = LatentAttention(query_rank=1536, kv_rank=512, rope_dim=64, value_dim=128)
 """What a row that says only "mla" means. Source: DeepSeek-AI, "DeepSeek-V3", 2024, section 4.2."""
@@ -77,7 +77,7 @@ def _run(row: Mapping[str, str]) -> Run:
         precision=_precision(row.get("precision", "")),
     )
     machine = Machine(
-        gpu=_gpu(row["gpu"]),
+        gpu=gpu_on(_gpu(row["gpu"]), min(gpus, per_node)),
         nodes=max(1, -(-gpus // per_node)),
         gpus_per_node=min(gpus, per_node),
         network_bytes_per_s=float(row.get("nic_gbps_per_gpu") or 0.0) * GBIT or 1.0,
@@ -135,8 +135,8 @@ def _model(row: Mapping[str, str]) -> Model:
 
 
 @cache
-def _gpu(text: str) -> Gpu:
-    return gpu_named(text).gpu
+def _gpu(text: str) -> GpuEntry:
+    return gpu_named(text)
 
 
 def _stack(framework: str, notes: str, *, flash: bool) -> str:

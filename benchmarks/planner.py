@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import statistics
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,9 +24,21 @@ from typing import Any, Final
 
 from benchmarks.fitting import fit, predicted
 from benchmarks.measured import Run, read_runs
+from phalanx.core.layouts.asked import Asked
+from phalanx.core.layouts.plan import plan
 from phalanx.core.performance.memory import Memory, Part, memory_of, refused
 from phalanx.core.performance.uncertainty import interval_s
-from phalanx.facts.coefficients import Coefficient, coefficients, physics_from, stacks_from
+from phalanx.core.work.gpus import parse_gpus
+from phalanx.facts.argument import model_from
+from phalanx.facts.coefficients import (
+    Coefficient,
+    coefficients,
+    physics,
+    physics_from,
+    stack_named,
+    stacks_from,
+)
+from phalanx.facts.machines import machine_for
 
 RANGES: Final = Path(__file__).parent / "ranges" / "planner.json"
 CLOSE: Final = 0.05  # a choice within 5 % of the best measured layout counts as the best
@@ -70,7 +83,7 @@ def main() -> None:
     scores = score(runs, table, known)
     left = [] if options.no_loso else left_out(runs, table)
     figures = summary(scores, left, table)
-    figures |= {"csv": Path(options.csv).name, "not_scored": len(wrong)}
+    figures |= {"csv": Path(options.csv).name, "not_scored": len(wrong), "search_s": search_s()}
     print(json.dumps(figures, indent=2) if options.json else drawn(figures))
 
 
@@ -149,6 +162,24 @@ def summary(scores: Sequence[Score], left: Sequence[Score], table: Sequence[Coef
         "peers": peers(scores),
     }
     return figures
+
+
+def search_s(runs: int = 5) -> float:
+    """Seconds of one search: every layout of a model of a trillion parameters on 8,192 H100, the median of some searches."""
+    asked = Asked(
+        model=model_from("megatron-1t"),
+        machine=machine_for(parse_gpus("1024xh100:8")),
+        physics=physics(),
+        stack=stack_named("fsdp2-compile"),
+        seq=2048,
+        global_batch=6144,
+    )
+    taken = []
+    for _ in range(runs):
+        began_s = time.perf_counter()
+        plan(asked)
+        taken.append(time.perf_counter() - began_s)
+    return statistics.median(taken)
 
 
 def choices(scores: Sequence[Score]) -> dict[str, Any]:
@@ -231,6 +262,9 @@ def drawn(figures: dict[str, Any]) -> str:
         value = figures[name]
         shown = "-" if value is None else f"{value}" if isinstance(value, int) else f"{value:.1%}"
         lines.append(f"{name:24} {shown:>8}   bound {bound['bound']}")
+    lines.append(
+        f"{'search_s':24} {figures['search_s']:7.2f}s   bound {bounds['search_s']['bound']} s, 1T on 8,192 GPUs"
+    )
     choice = figures["choice"]
     if choice["groups"]:
         lines.append(

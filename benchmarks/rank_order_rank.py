@@ -15,6 +15,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from phalanx.core.work.layout import Axis, Layout, layout_from_json
 
 PORT = os.environ.get("RANK_ORDER_INTERFACE", "eth0")
 RATE = 0.1  # of learning; any that makes the loss move
+REPEATS = 20  # of what `rates` times: some 0.5 s for the slowest
 SENT = f"/sys/class/net/{PORT}/statistics/tx_bytes"
 
 
@@ -197,6 +199,35 @@ def measure(arm: Arm, steps: int) -> dict[str, Any]:
     return {"arm": arm.name, "step_s": took_s / steps, "loss": loss, "sent_bytes": (sent_bytes() - before) / steps}
 
 
+def rates(shape: dict[str, int], devices: int, micro_batch: int) -> dict[str, float]:
+    """What this rank reaches while all are at it: the planner's formulas are given this, and nothing that was fitted to the step times."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    tokens, width = micro_batch * shape["sequence"], shape["width"]
+    inside = [dist.new_group(list(range(first, first + devices))) for first in range(0, world, devices)]
+    across = [dist.new_group(list(range(index, world, devices))) for index in range(devices)]
+    x, w = torch.randn(tokens, width), torch.randn(width, 4 * width // devices)
+    share = (devices - 1) / devices, (world // devices - 1) * devices / world
+    sent_bytes = [2.0 * part * 4.0 * x.numel() for part in share]
+    return {
+        "flops": 2.0 * x.numel() * w.shape[1] / _each_s(lambda: x @ w),
+        "memory_bytes_per_s": 2.0 * 4.0 * x.numel() / _each_s(lambda: x * 2.0),
+        "within_bytes_per_s": sent_bytes[0] / _each_s(lambda: dist.all_reduce(x, group=inside[rank // devices])),
+        "between_bytes_per_s": sent_bytes[1] / _each_s(lambda: dist.all_reduce(x, group=across[rank % devices])),
+    }
+
+
+def _each_s(what: Callable[[], Any]) -> float:
+    """Seconds of one, of some made in a row by all ranks at once."""
+    what()
+    dist.barrier()
+    began = time.perf_counter()
+    for _ in range(REPEATS):
+        what()
+    took_s = time.perf_counter() - began
+    dist.barrier()
+    return took_s / REPEATS
+
+
 def main() -> None:
     """Take turns."""
     asked = json.loads(sys.argv[1])
@@ -205,6 +236,8 @@ def main() -> None:
     arms = [Arm(record, asked["shape"]) for record in asked["arms"]]
     for arm in arms:
         measure(arm, 1)  # connections and allocator
+    found = rates(asked["shape"], asked["devices"], arms[0].layout.micro_batch)
+    print(json.dumps({"arm": "rates", **found}), flush=True)
     for number in range(asked["rounds"]):
         turn = arms if number % 2 == 0 else arms[::-1]
         for arm in turn:

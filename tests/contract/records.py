@@ -2,6 +2,7 @@
 
 import hashlib
 
+from phalanx.core.fleet.calibration import Calibration
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, TokenId, UserId
@@ -91,6 +92,10 @@ def reservation(name="fans", **more):
     )  # fmt: skip
 
 
+def calibration(by="opal", profile='{"at":"2026-11-21"}'):
+    return Calibration(profile=profile, by=UserId(by), at_s=7.5)
+
+
 def key(seq, owner="ann", word=None):
     return Idempotency(
         user=UserId(owner), key=word or f"key-{seq}", body_sha256="0" * 64, job_id=JobId(str(seq)), at_s=3.0
@@ -128,4 +133,5 @@ def dump(store):
         "tokens": store.tokens(),
         "reservations": store.reservations(),
         "spent": store.spent(),
+        "calibration": store.calibration(),
     }

@@ -94,11 +94,12 @@ def test_there_are_routes_for_all_that_the_contract_names(every_route):
     assert promised - offered == set()
 
 
-def test_only_health_is_open(every_route):
-    assert [route.path for route, _ in every_route if route.declared.open_to_all] == ["/v1/health"]
+def test_only_health_and_the_public_certificate_are_open(every_route):
+    assert [route.path for route, _ in every_route if route.declared.open_to_all] == ["/v1/health", "/v1/ca"]
 
 
-def test_node_tokens_reach_the_supervisors_channel_alone(every_route):
+def test_node_tokens_reach_the_supervisors_channel_and_the_way_in_alone(every_route):
+    assert [route.path for route, _ in every_route if route.declared.action is Action.JOIN] == ["/v1/join"]
     for route, _ in every_route:
         assert (route.declared.action is Action.SUPERVISE) == route.path.startswith("/v1/node/")
 

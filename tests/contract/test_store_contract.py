@@ -20,6 +20,7 @@ from tests.contract.records import (
     RUNNING,
     SUCCEEDED,
     attempt,
+    calibration,
     dump,
     job,
     key,
@@ -56,13 +57,14 @@ def seqs(jobs):
 
 def test_every_kind_of_record_comes_back_as_it_was(store):
     records = [user(), project(), queue(), token(), scoped_token(), node(), job(1), attempt(1)]
-    put(store, reservation(), spent())
+    put(store, reservation(), spent(), calibration())
     put(store, *records, key(1))
     assert [*store.users(), *store.projects(), *store.queues(), *store.tokens(), *store.nodes()] == records[:6]
     assert store.job(JobId("1")) == job(1)
     assert store.attempts(JobId("1")) == [attempt(1)]
     assert store.reservations() == [reservation()]
     assert store.spent() == [spent()]
+    assert store.calibration() == calibration()
 
 
 def test_the_last_of_several_states_of_one_record_counts(store):
@@ -105,6 +107,14 @@ def test_a_removed_queue_is_gone_with_what_it_had_used(store):
     assert store.queues() == [queue("b", parent=QueueId("a"), quota_gpus=8, budget_gpu_h=0.5)]
     assert store.spent() == [spent("b", at_s=1200.0)]
     assert store.load().spent == {"b": spent("b", at_s=1200.0)}
+
+
+def test_the_last_calibration_is_the_one_that_is_kept_and_loaded(store):
+    assert store.calibration() is None
+    put(store, calibration("opal"))
+    put(store, calibration("root", profile='{"at":"later"}'))
+    assert store.calibration() == calibration("root", profile='{"at":"later"}')
+    assert list(store.load().calibrations.values()) == [calibration("root", profile='{"at":"later"}')]
 
 
 def test_an_ended_reservation_is_found_by_name_and_neither_listed_nor_loaded(store):

@@ -13,7 +13,21 @@ from phalanx.core.work.job import JobState
 from phalanx.ports.store import Batch, JobFilter, StoreRefused
 from phalanx.store.memory import MemoryStore
 from phalanx.store.sql.store import SqliteStore
-from tests.contract.records import attempt, dump, job, key, line, node, project, queue, reservation, spent, token, user
+from tests.contract.records import (
+    attempt,
+    calibration,
+    dump,
+    job,
+    key,
+    line,
+    node,
+    project,
+    queue,
+    reservation,
+    spent,
+    token,
+    user,
+)
 
 SEQS = st.integers(1, 6)  # few, so that records meet
 EPOCHS = st.integers(0, 3)
@@ -32,6 +46,7 @@ OTHERS = st.one_of(
     st.builds(project, NAMES),
     st.builds(lambda name, ended: reservation(name, ended=ended), NAMES, st.booleans()),
     st.builds(spent, NAMES),
+    st.builds(calibration, NAMES),
     st.builds(user, NAMES),
     st.builds(token, st.sampled_from(["t1", "t2"]), NAMES),
     st.builds(key, SEQS, NAMES, st.sampled_from(["k1", "k2"])),

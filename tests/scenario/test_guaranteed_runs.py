@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 
-from phalanx.core.ids import JobId, NodeId, QueueId, UserId
+from phalanx.core.ids import JobId, NodeId, QueueId, ReservationId, UserId
 from phalanx.core.scheduling.policies import Knobs
 from phalanx.core.scheduling.schedule import Policy
-from phalanx.core.state.events import CordonNode, PutQueues
+from phalanx.core.state.events import CordonNode, PutQueues, PutReservation
 from phalanx.core.work.job import JobState
 from phalanx.core.work.queue import Queue
+from phalanx.core.work.reservation import Reservation
 from tests.builders import PLAIN
 from tests.harness import Harness
 from tests.simulated_node import Behaviour
@@ -95,3 +96,20 @@ def test_head_that_found_the_clock_set_back_does_not_shield_for_as_long():
     high = cluster.submit(gpus="4", priority=1, behaviour=SAVING)
     cluster.until(lambda: high in cluster.world.attempts, limit_s=10.0 + LOOK_S)
     assert f"preempted by job {high}" in cluster.told(low)
+
+
+def test_clock_set_forward_as_the_board_is_made_anew_takes_no_guaranteed_run_away():
+    """A reservation makes the board anew in the step after the clock was set; what runs has run no longer for it."""
+    cluster = made("r: n0=4", right_min_s=60.0)
+    low = cluster.submit(gpus="4", behaviour=SAVING)
+    cluster.run(5.0)
+    cluster.jump_clock(86400.0)
+    soon_s = cluster.now.wall_s + 90_000.0
+    window = Reservation(
+        id=ReservationId("fans"), nodes=(NodeId("n0"),), start_s=soon_s, end_s=soon_s + 60.0, users=frozenset()
+    )
+    cluster.ask(PutReservation(reservation=window))
+    high = cluster.submit(gpus="4", priority=1, behaviour=SAVING)
+    cluster.run(20.0)
+    assert cluster.job(high).state is JobState.PENDING
+    assert "preempted" not in cluster.told(low)

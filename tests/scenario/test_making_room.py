@@ -184,6 +184,15 @@ def test_elastic_grows_into_idle_nodes_once_nobody_waits():
     assert plan_of(unsaved.with_jobs()).stops == (), "only where it costs little: at a checkpoint"
 
 
+def test_elastic_grows_past_those_whom_their_quota_keeps_out():
+    """b's queue holds all it may: that it waits keeps no idle node from others."""
+    fleet = make_fleet(THREE).with_queues(queue("default"), queue("small", quota_gpus=4, borrow_gpus=0))
+    full = busy(fleet, ("e", "n1:0-3", WIDE[2]), ("a", "n0:0-3", {"queue": "small"}))
+    plan = plan_of(full.with_jobs(job("b", gpus=4, queue="small")))
+    assert plan.stop("e").why == "moved to n1, n2: more nodes are idle"
+    assert plan.waiting("b").reason is Reason.QUOTA
+
+
 # ---- repair ---------------------------------------------------------------------------------------------------------
 
 LOST: dict[str, Any] = {"reason": Reason.NODE_FAIL, "attained_s": 3600.0, "submit_s": T - 4000}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from phalanx.core.scheduling.board import Board, Entry, Verb
-from phalanx.core.scheduling.policies import POLICIES, policy_named
-from phalanx.core.scheduling.policies.default import Default, Knobs
+from phalanx.core.scheduling.policies import POLICIES, Knobs, policy_named
+from phalanx.core.scheduling.policies.default import Default
 from phalanx.simulator.fleet import equal_nodes
 from phalanx.simulator.replay import replay
 from phalanx.simulator.report import report

@@ -23,7 +23,9 @@ HANG_S = 60.0
 # Ranks fork from one clean process that has imported torch, as warm ranks do: a second of import is paid once, and that
 # phalanx.torch leaves its importer single-threaded and fit to fork is tested on the way.
 _FORKSERVER = multiprocessing.get_context("forkserver")
-_FORKSERVER.set_forkserver_preload(["torch", "phalanx.torch", "phalanx.torch.checkpointer", "torch.distributed.fsdp"])
+_FORKSERVER.set_forkserver_preload(
+    ["torch", "phalanx.torch", "phalanx.torch.checkpointer", "torch.distributed.fsdp", "phalanx.torch.assembly"]
+)
 
 
 class Gang:
@@ -161,7 +163,11 @@ def _run(argv, environment, log):
     os.environ.update(environment)
     sys.argv = argv
     sys.path.insert(0, os.path.dirname(argv[0]))
-    runpy.run_path(argv[0], run_name="__main__")
+    try:
+        runpy.run_path(argv[0], run_name="__main__")
+    except Exception:  # noqa: BLE001 - as the interpreter ends a script; multiprocessing would not ask the hook
+        sys.excepthook(*sys.exc_info())
+        sys.exit(1)
 
 
 def _free_port():

@@ -21,6 +21,7 @@ TABLE = {
     Action.ADMINISTER:   "- - - y -",
     Action.OWN_TOKENS:   "- y y y -",
     Action.SUPERVISE:    "- - - - y",
+    Action.JOIN:         "- - - y y",
 }  # fmt: skip
 
 

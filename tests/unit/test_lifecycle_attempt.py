@@ -22,6 +22,7 @@ from phalanx.core.state.events import (
     MemberStopped,
     Progressed,
     TaskExited,
+    Withdrawn,
 )
 from phalanx.core.work.attempt import AttemptState, Cause, MemberState
 from phalanx.core.work.job import JobState
@@ -56,6 +57,9 @@ def one_of_each(attempt):
         StopWanted: StopWanted(cause=Cause.REQUEUED, why="requeued by ada"),
         StartOverdue: StartOverdue(silent=(N0,), waited_s=60.0),
         Remind: Remind(node_id=N0),
+        Withdrawn: Withdrawn(
+            job_id=key["job_id"], epoch=key["epoch"], why="others were faster", nodes=(N0,), cause=Cause.CONTENDED
+        ),
     }
 
 
@@ -77,6 +81,7 @@ EDGES = {
     StopWanted:    ("STOPPING K0K1", "STOPPING K0K1", "STOPPING K0K1", "STOPPING K0K1"),
     StartOverdue:  ("STOPPING K0K1", ".",          ".",            "."),
     Remind:        ("PLACED P0",   "STARTING S0",  "RUNNING -",    "STOPPING K0"),
+    Withdrawn:     ("ENDED F0F1",  ".",            ".",            "ENDED F0F1"),
 }  # fmt: skip
 LETTER = {Prepare: "P", StartTasks: "S", StopTasks: "K", Forget: "F", DeleteCheckpoints: "D"}
 

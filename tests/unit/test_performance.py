@@ -11,9 +11,11 @@ from phalanx.core.performance.memory import Part, in_flight, memory_of
 from phalanx.core.performance.model import Mixture, Model
 from phalanx.core.performance.step import Item, Method, Task, step_time
 from phalanx.core.performance.uncertainty import interval_s
+from phalanx.core.work.gpus import parse_gpus
 from phalanx.core.work.layout import Layout, Recompute, parse_layout
 from phalanx.facts.coefficients import physics, stack_named, stacks
 from phalanx.facts.gpus import gpu_named
+from phalanx.facts.machines import machine_for
 
 LLAMA_8B = Model(name="llama-3-8b", layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocab=128256)
 EXPERTS = replace(LLAMA_8B, name="8x", mixture=Mixture(experts=8, per_token=2, ffn=14336))
@@ -150,7 +152,72 @@ def test_an_nvlink_domain_of_nine_trays_is_one_island():
     assert Network(machine(nodes=18, gpu="gb200", per_node=4), physics()).island == 72
 
 
+def test_links_of_a_server_do_not_reach_other_servers():
+    alone, together = (Network(machine_for(parse_gpus(gpus)), physics()) for gpus in ("8xh100:1", "h100:8"))
+    assert (alone.island, together.island) == (1, 8)
+    assert alone.group(8, 1).bytes_per_s < 0.2 * together.group(8, 1).bytes_per_s
+
+
+def test_nodes_of_two_link_domains_are_taken_evenly():
+    network = Network(machine_for(parse_gpus("32xgb200:4")), physics())
+    assert network.island == 64
+    assert network.group(16, 1).near == 16
+
+
+def test_a_group_that_lies_across_two_nodes_talks_over_the_network():
+    network = Network(machine(nodes=2, per_node=6), physics())
+    assert network.group(2, 1).near == 2
+    assert network.group(4, 1).near == 2  # 0 to 3 share a node, 4 to 7 do not
+
+
+def test_bridged_cards_use_pcie_in_wider_groups_within_the_node_and_beyond():
+    network = Network(machine(nodes=2, gpu="h100-nvl"), physics())
+    assert network.group(2, 1).bytes_per_s > network.group(8, 1).bytes_per_s
+    assert network.group(16, 1).bytes_per_s <= network.pcie_bytes_per_s
+    assert network.hop_bytes_per_s(4) == network.pcie_bytes_per_s
+
+
+def test_a_measured_all_to_all_goes_before_what_links_promise():
+    known = machine(nodes=2)
+    slow = replace(known, measured=Measured(all_to_all_within_bytes_per_s=1e9, all_to_all_between_bytes_per_s=1e8))
+    sent = [Network(one, physics()) for one in (known, slow)]
+    for size in (8, 16):
+        fast, slower = (network.all_to_all_s(network.group(size, 1), 1e8) for network in sent)
+        assert slower > 10 * fast
+
+
+def test_replicas_sum_only_the_shard_that_context_parallel_leaves():
+    two = machine(nodes=4)
+    plain, split = step("fsdp=8,dp=4", on=two), step("cp=2,fsdp=4,dp=4,zero=3", on=two)
+    assert math.isclose(plain.items[Item.GRADIENTS], split.items[Item.GRADIENTS], rel_tol=0.01)
+
+
+def test_thirty_two_bits_are_twice_as_much_to_keep_and_to_send():
+    half, whole = step("tp=8,sp=1"), step("tp=8,sp=1,precision=fp32")
+    assert whole.items[Item.TENSOR] > 1.8 * half.items[Item.TENSOR]
+    assert whole.items[Item.SMALL] > 1.9 * half.items[Item.SMALL]
+    held = [memory(f"tp=8,sp=1,precision={name}").items[Part.ACTIVATIONS] for name in ("bf16", "fp32")]
+    assert math.isclose(2.0 * held[0], held[1])
+
+
+def test_four_bit_weights_are_unpacked_in_each_pass():
+    lora, qlora = (step("tp=8", method=method).items[Item.SMALL] for method in (Method.LORA, Method.QLORA))
+    again = [step("tp=8,recompute=full", method=method).items[Item.AGAIN] for method in (Method.LORA, Method.QLORA)]
+    assert qlora > lora
+    assert again[1] > again[0]
+
+
+def test_frozen_weights_pass_gradients_of_keys_and_values_round_all_the_same():
+    full, lora = (step("cp=8", method=method).items[Item.CONTEXT] for method in (Method.FULL, Method.LORA))
+    assert full == lora
+
+
 # -------------------------------------------------------------------------------------------------------------- memory
+
+
+def test_the_stage_with_most_layers_is_the_fullest():
+    held = [memory("pp=8,accumulate=8", model=replace(LLAMA_8B, layers=layers)).total_bytes for layers in (33, 40)]
+    assert held[0] == held[1]  # 33 layers put five on the first of eight stages, as 40 do
 
 
 def test_full_training_keeps_sixteen_bytes_a_parameter():

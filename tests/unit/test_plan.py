@@ -1,5 +1,6 @@
 """The planner's answers to questions that people ask."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from phalanx.core.layouts.plan import choose, plan
 from phalanx.core.performance.machine import Fact, Machine, Price
 from phalanx.core.performance.step import Item, Method
 from phalanx.core.work.layout import parse_layout
+from phalanx.core.work.planned import layout_text
 from phalanx.facts.argument import model_from
 from phalanx.facts.coefficients import physics, stack_named
 from phalanx.facts.gpus import gpu_named
@@ -33,6 +35,12 @@ def asked(model, gpus, seq=4096, batch=64, stack="fsdp2-compile", per_node=8, gb
         global_batch=batch,
         **more,
     )
+
+
+def chosen(question):
+    layout = choose(question)
+    assert layout is not None
+    return layout
 
 
 SEVENTY = asked("llama-3-70b", "8 x a100-80gb")
@@ -84,17 +92,17 @@ def test_those_that_lost_say_what_it_cost_them():
 
 
 def test_a_small_model_is_not_split_at_all():
-    best = choose(asked("gpt2", "8 x h100", seq=1024, batch=512))
+    best = chosen(asked("gpt2", "8 x h100", seq=1024, batch=512))
     assert (best.tensor, best.pipeline, best.context) == (1, 1, 1)
 
 
 def test_experts_are_spread():
-    best = choose(asked("mixtral-8x7b", "64 x h100", batch=256, stack="megatron-core"))
+    best = chosen(asked("mixtral-8x7b", "64 x h100", batch=256, stack="megatron-core"))
     assert best.expert > 1
 
 
 def test_a_long_sequence_is_split():
-    best = choose(asked("llama-3-8b", "32 x h100", seq=262144, batch=32))
+    best = chosen(asked("llama-3-8b", "32 x h100", seq=262144, batch=32))
     assert best.context > 1
 
 
@@ -103,6 +111,8 @@ def test_money_needs_tokens_and_a_price():
     free = plan(asked("llama-3-8b", "8 x h100", batch=64)).layouts[0]
     told = plan(asked("llama-3-8b", "8 x h100", batch=64, tokens=1e9, price=price)).layouts[0]
     assert (free.train_s, free.cost_usd) == (None, None)
+    assert told.cost_usd is not None
+    assert told.train_s is not None
     low, middle, high = told.cost_usd
     assert low < middle < high
     assert middle == pytest.approx(told.train_s[1] * 8 / 3600 * 2.0)
@@ -147,6 +157,56 @@ def test_a_layout_that_cannot_be_is_refused_in_one_line(layout, line):
     assert line in refused.value.message
 
 
+def test_a_given_layout_over_by_less_than_the_estimate_errs_may_fit():
+    # As Llama 3.1 405B was trained (A. Grattafiori et al., 2024, table 4), but for its interleaving.
+    given = parse_layout("tp=8,pp=16,fsdp=128,zero=1,sp=1")
+    answer = plan(
+        asked("llama-3.1-405b", "16384 x h100", seq=8192, batch=2048, stack="megatron-core", layout=given), top=1
+    )
+    one = answer.layouts[0]
+    assert answer.fits
+    assert one.tight
+    assert "may fit" in answer.reason
+    assert "so it may run" in one.why
+
+
+def test_what_is_searched_leaves_room_for_the_error():
+    answer = plan(asked("llama-3-70b", "32 x h100", batch=1024))
+    assert not any(one.tight for one in answer.layouts)
+
+
+def test_a_given_layout_that_does_not_fit_points_at_one_that_does_on_the_same_devices():
+    answer = plan(asked("llama-3-8b", "8 x h100", layout=parse_layout("dp=8")))
+    (way,) = answer.smallest
+    assert (way.what, way.gpus) == ("another layout", 8)
+    assert plan(asked("llama-3-8b", "8 x h100", layout=way.layout)).fits
+
+
+def test_what_would_fit_is_a_number_of_nodes_that_somebody_would_build():
+    for nodes in (2, 6):
+        grown = plan(asked("gpt-1t", f"{8 * nodes} x a100-80gb", seq=2048, batch=1024)).smallest[-1].gpus // 8
+        low = nodes * 2 ** int(math.log2((grown - 1) / nodes))
+        assert nodes < grown <= 2 * low
+        assert (grown - low) % max(1, low // 4) == 0
+
+
+def test_a_model_past_all_machines_is_refused_and_not_computed_to_infinity():
+    answer = plan(asked("layers=10000,hidden=10000000,heads=1,vocab=10000000,ffn=10000000", "8 x h100"))
+    assert not answer.fits
+    assert answer.losers[0].checkpoint.goodput == 0.0
+
+
+def test_a_given_layout_has_the_precision_that_is_asked_for():
+    given = parse_layout("tp=2,fsdp=4")
+    (one,) = plan(asked("llama-3-8b", "8 x h100", precision="fp8", layout=given)).layouts
+    assert one.layout.precision == "fp8"
+
+
+def test_states_that_fill_a_node_are_sharded_over_some_nodes_and_copied_over_others():
+    answer = plan(asked("llama-3-70b", "512 x a100-80gb", seq=8192, batch=1024), top=50)
+    assert any(8 < one.layout.tensor * one.layout.shard < 512 and one.layout.replicate > 1 for one in answer.layouts)
+
+
 def test_heads_that_do_not_divide_are_named():
     with pytest.raises(BadRequest, match=r"25 heads cannot be shared by tp=2"):
         plan(asked("gpt2-xl", "2 x h100", seq=1024, layout=parse_layout("tp=2")))
@@ -161,6 +221,18 @@ def test_a_precision_that_the_device_lacks_is_refused():
 def test_sizes_that_are_not_positive_are_refused(what):
     with pytest.raises(BadRequest, match="at least 1"):
         plan(asked("llama-3-8b", "8 x h100", **what))
+
+
+def test_nodes_that_nothing_joins_are_refused():
+    with pytest.raises(BadRequest, match="nothing joins the 2 nodes"):
+        plan(asked("llama-3-8b", "16 x h100", gbit=0))
+    assert plan(asked("llama-3-8b", "8 x h100", gbit=0)).fits
+
+
+def test_small_devices_are_refused_in_tenths_of_gigabytes():
+    answer = plan(asked("gpt2", "4 x virtual", seq=1024, per_node=2))
+    assert "does not fit on 4 x virtual: the leanest layout" in answer.reason
+    assert "which gives 2.1 GB" in answer.reason
 
 
 def test_a_batch_that_divides_over_nothing_is_said():
@@ -178,3 +250,16 @@ def test_a_trillion_parameters_on_eight_thousand_devices_are_searched():
     assert answer.fits
     assert answer.judged > 50
     assert answer.layouts[0].step.items[Item.BUBBLE] < 0.2 * answer.layouts[0].step.total_s
+
+
+def test_layouts_that_need_equal_memory_are_listed_in_a_fixed_order():
+    assert plan(asked("llama-2-70b", "16 x a100-80gb", batch=1024)).fits
+
+
+def test_every_layout_offered_can_be_written_and_read_again():
+    for question in (
+        asked("llama-3-70b", "32 x h100", seq=8192, batch=512),
+        asked("mixtral-8x7b", "64 x h100", batch=256),
+    ):
+        for one in plan(question, top=20).layouts:
+            assert parse_layout(layout_text(one.layout)) == one.layout

@@ -58,7 +58,9 @@ def test_a_file_of_other_runs_is_read_with_mixtures_and_newer_devices(tmp_path):
     runs, wrong = read_runs(path)
     assert wrong == []
     assert [run.machine.gpu.name[:4] for run in runs] == ["h100", "b200"]
-    assert runs[1].task.model.mixture.experts == 8
+    mixture = runs[1].task.model.mixture
+    assert mixture is not None
+    assert mixture.experts == 8
     table = coefficients()
     figures = summary(score(runs, table, {"fsdp2-compile"}), [], table)
     assert set(figures["mape_by_source"]) == {"ours"}

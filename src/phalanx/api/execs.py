@@ -45,7 +45,7 @@ async def open_exec(request: Request, job_id: JobId) -> Response:
     node_id = grants[body.node_rank].node_id
     session = runtime.sessions.open(user=caller.user, job_id=job_id, node_id=node_id, rows=body.rows, cols=body.cols)
     parts.mailboxes.post(
-        node_id,
+        parts.driver.supervisor_of(node_id, job_id, attempt.epoch),
         OpenExec(
             session=session.name,
             job_id=job_id,

@@ -12,12 +12,13 @@ from __future__ import annotations
 import hashlib
 from typing import Final
 
-from phalanx.core.access.node_keys import node_of
+from phalanx.core.access.node_keys import join_expiry, node_of
 from phalanx.core.access.roles import Caller, may, may_touch
 from phalanx.core.errors import BadRequest, NotFound, NotPermitted, NotSignedIn
 from phalanx.core.ids import JobId, NodeId, TokenId, UserId
 from phalanx.core.work.job import Job
 from phalanx.core.work.people import Action, Token, User, UserRole
+from phalanx.core.work.seat import node_of_supervisor
 from phalanx.ports.clock import Clock
 from phalanx.ports.store import JobFilter, Store
 
@@ -26,7 +27,7 @@ _KEPT_MAX: Final = 20_000  # callers kept; more tokens than this in use at once 
 _IN_WORDS: Final = {
     Action.SEE: "see jobs and nodes", Action.SUBMIT: "submit", Action.CHANGE_OWN: "change jobs", Action.SEE_OUTPUT: "read output",
     Action.OPERATE: "operate nodes, queues or the head", Action.ADMINISTER: "administer users, projects and tokens",
-    Action.OWN_TOKENS: "manage tokens", Action.SUPERVISE: "speak as a supervisor",
+    Action.OWN_TOKENS: "manage tokens", Action.SUPERVISE: "speak as a supervisor", Action.JOIN: "bring a server in",
 }  # fmt: skip
 _OF_A_JOB: Final = {Action.CHANGE_OWN: "change", Action.SEE_OUTPUT: "read the output of"}
 _SCHEME: Final = "bearer "
@@ -61,6 +62,9 @@ class Gate:
         if authorization is None or authorization[: len(_SCHEME)].lower() != _SCHEME:
             raise NotSignedIn("no token was sent", hint=_HINT)
         secret = authorization[len(_SCHEME) :].strip()
+        expires_s = join_expiry(self._node_secret, secret) if secret.isascii() else None
+        if expires_s is not None:
+            return _joining(expires_s, self._clock.now_s())
         node_id = node_of(self._node_secret, secret) if secret.isascii() else None
         if node_id is not None:
             return Caller(
@@ -95,6 +99,17 @@ class Gate:
             projects=frozenset(p.id for p in projects if user.id in p.members or user.id in p.admins),
             admin_of=frozenset(p.id for p in projects if user.id in p.admins),
         )  # fmt: skip
+
+
+def _joining(expires_s: float, now_s: float) -> Caller:
+    """Whoever holds a join token: may ask to be a node, and nothing else.
+
+    Raises:
+        NotSignedIn: it has expired.
+    """
+    if now_s >= expires_s:
+        raise NotSignedIn("the join token has expired", hint="phalanx up on the head prints a fresh line")
+    return Caller(user=UserId("joining"), role=UserRole.NODE, token_id=TokenId("join"), scope=frozenset({Action.JOIN}))
 
 
 def known_job(store: Store, job_id: JobId) -> Job:
@@ -151,5 +166,5 @@ def own_node(caller: Caller, node_id: NodeId) -> None:
     Raises:
         NotPermitted: for another.
     """
-    if caller.node_id != node_id:
+    if caller.node_id is None or node_of_supervisor(caller.node_id) != node_id:
         raise NotPermitted(f"the token of node {caller.node_id} does not speak for {node_id}")

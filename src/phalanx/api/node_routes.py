@@ -20,9 +20,21 @@ from phalanx.api.gate import own_node
 from phalanx.api.routes import Routes, Shown, Whole
 from phalanx.api.runtime import Runtime, caller_of, off_loop, runtime_of
 from phalanx.core.errors import BadRequest, NotPermitted, PhalanxError, TryLater
-from phalanx.core.ids import NodeId
-from phalanx.core.state.events import CheckpointFailed, CheckpointSaved, Hello, NodeDead, Progressed, Report, TaskExited
+from phalanx.core.ids import Epoch, JobId, NodeId
+from phalanx.core.state.events import (
+    CheckpointFailed,
+    CheckpointSaved,
+    Hello,
+    NodeDead,
+    NodeSeen,
+    Progressed,
+    Report,
+    SeatLost,
+    TaskExited,
+    Withdrawn,
+)  # fmt: skip
 from phalanx.core.work.people import Action
+from phalanx.core.work.seat import node_of_supervisor, read_seat
 from phalanx.ports.logs import StreamKey
 from phalanx.wire.supervisor import (
     EXEC_CHUNK_BYTES_MAX,
@@ -63,7 +75,7 @@ async def renew_lease(request: Request) -> Response:
     own_node(caller_of(request), wish.node_id)
     driver = runtime.parts.driver
     now_s = runtime.parts.clock.boottime_s()
-    granted = driver.leases.renew(wish.node_id, wish.supervisor_id, wish.epochs, now_s, held_s=wish.held_s)
+    granted = driver.leases.renew(_name_of(request), wish.supervisor_id, wish.epochs, now_s, held_s=wish.held_s)
     runtime.count("lease_renewals")
     return reply(
         LeaseReply(
@@ -81,11 +93,11 @@ async def renew_lease(request: Request) -> Response:
 async def take_streams(request: Request) -> Response:
     """Keep log and step bytes. Answered once they are durable, with where each stream ends."""
     runtime = runtime_of(request)
-    node_id = _node_of(request)
+    name = _name_of(request)
     sent = decoded(await read_body(request, runtime.parts.limits.streams_bytes), StreamsRequest)
-    known = runtime.supervisors.speaking(node_id, sent.supervisor_id)
+    known = runtime.supervisors.speaking(name, sent.supervisor_id)
     for chunk in sent.chunks:
-        _check_chunk(runtime, node_id, chunk)
+        _check_chunk(runtime, name, chunk)
     chunks = [(StreamKey(job_id=c.job_id, epoch=c.epoch, stream=c.stream), c.offset, c.data) for c in sent.chunks]
     async with known.streams:
         before = {key: runtime.parts.logs.end(key) for key, _, _ in chunks}
@@ -108,16 +120,16 @@ async def take_events(request: Request) -> Response:
     were heard; it then counts as acknowledged, so that it never stands in the way of those behind it.
     """
     runtime = runtime_of(request)
-    node_id = _node_of(request)
+    name = _name_of(request)
     sent = decoded(await read_body(request, runtime.parts.limits.body_bytes), EventsRequest)
-    known = runtime.supervisors.speaking(node_id, sent.supervisor_id)
+    known = runtime.supervisors.speaking(name, sent.supervisor_id)
     async with known.events:
         fresh = [framed for framed in sent.events if framed.seq > known.acked]
         reports: list[Report] = []
         refusal: PhalanxError | None = None
         for framed in sorted(fresh, key=lambda framed: framed.seq):
             try:
-                reports.append(_report_of(runtime, node_id, framed))
+                reports.append(_report_of(runtime, name, framed))
             except PhalanxError as error:
                 refusal = refusal or error
         if reports:
@@ -145,14 +157,17 @@ async def hello(request: Request) -> Response:
     if said.version not in (WIRE_VERSION, WIRE_VERSION - 1):
         raise BadRequest(f"node {said.node.id} speaks version {said.version}, this head {WIRE_VERSION} and the one before",
                          hint="install the head's release there")  # fmt: skip
-    node_id, supervisor_id = said.node.id, said.supervisor_id
+    name, supervisor_id = _name_of(request), said.supervisor_id
     # Before the hello is heard: what the controller commands because of it must stay.
-    after = parts.mailboxes.reset(node_id)
-    answers = await runtime.report([Hello(node=said.node, supervisor_id=supervisor_id, carries=tuple(said.carries))])
+    after = parts.mailboxes.reset(name)
+    greeting = Hello(
+        node=said.node, supervisor_id=supervisor_id, carries=tuple(said.carries), seat=read_seat(name)
+    )  # fmt: skip
+    answers = await runtime.report([greeting])
     for answer in answers:
         if isinstance(answer, PhalanxError):
             raise answer
-    runtime.supervisors.greet(node_id, supervisor_id)
+    runtime.supervisors.greet(name, supervisor_id)
     runtime.hub.tell(job_id for job_id, _, _ in said.carries)
     lease_s, renew_in_s = parts.driver.leases.terms  # granted as the hello was heard
     return reply(
@@ -170,23 +185,23 @@ async def hello(request: Request) -> Response:
 async def give_commands(request: Request, after: Whole = 0, wait_s: Annotated[float, Query(ge=0)] = 0.0) -> Response:
     """Commands after a seq, waiting for one up to `wait_s`. Asking after a seq acknowledges all up to it."""
     runtime = runtime_of(request)
-    node_id = _node_of(request)
+    name = _name_of(request)
     mailboxes, clock = runtime.parts.mailboxes, runtime.parts.clock
-    runtime.supervisors.speaking(node_id)
+    runtime.supervisors.speaking(name)
     until_s = clock.boottime_s() + min(wait_s, runtime.parts.limits.wait_s)
     with runtime.hub.bell() as watch:
-        stop = mailboxes.listen(node_id, runtime.answers.soon(watch.ring))
+        stop = mailboxes.listen(name, runtime.answers.soon(watch.ring))
         try:
-            commands, last = mailboxes.take(node_id, after)
+            commands, last = mailboxes.take(name, after)
             while not commands and not runtime.hub.closing:
                 left_s = until_s - clock.boottime_s()
                 if left_s <= 0:
                     break
                 await watch.wait(left_s)
-                commands, last = mailboxes.take(node_id, after)
+                commands, last = mailboxes.take(name, after)
         finally:
             stop()
-    runtime.supervisors.speaking(node_id)
+    runtime.supervisors.speaking(name)
     return reply(CommandsReply(head_id=runtime.parts.driver.head_id, commands=commands, last=last))
 
 
@@ -196,7 +211,7 @@ async def take_samples(request: Request) -> Response:
     runtime = runtime_of(request)
     sample = decoded(await read_body(request, runtime.parts.limits.body_bytes), SamplesRequest)
     own_node(caller_of(request), sample.node_id)
-    runtime.supervisors.speaking(sample.node_id, sample.supervisor_id)
+    runtime.supervisors.speaking(_name_of(request), sample.supervisor_id)
     runtime.parts.telemetry.samples(sample)
     return nothing()
 
@@ -205,7 +220,7 @@ async def take_samples(request: Request) -> Response:
 async def give_blob(request: Request, sha256: str) -> Response:
     """An uploaded working directory."""
     runtime = runtime_of(request)
-    runtime.supervisors.speaking(_node_of(request))
+    runtime.supervisors.speaking(_name_of(request))
     return await send_blob(runtime.parts, sha256)
 
 
@@ -257,13 +272,29 @@ async def take_exec_output(request: Request, session_name: str) -> Response:
     return nothing()
 
 
+def _name_of(request: Request) -> NodeId:
+    """Who speaks: a node's supervisor by the node's name, one that was brought for an attempt by its seat's."""
+    name = caller_of(request).node_id
+    assert name is not None, "the gate lets only node tokens supervise"
+    return name
+
+
 def _node_of(request: Request) -> NodeId:
-    node_id = caller_of(request).node_id
-    assert node_id is not None, "the gate lets only node tokens supervise"
-    return node_id
+    return node_of_supervisor(_name_of(request))
 
 
-def _report_of(runtime: Runtime, node_id: NodeId, framed: Framed) -> Report:
+def _check_seat(name: NodeId, job_id: JobId, epoch: Epoch) -> None:
+    """Nothing, if the supervisor may speak of that attempt at all.
+
+    Raises:
+        NotPermitted: it sits on a seat of another.
+    """
+    seat = read_seat(name)
+    if seat is not None and (seat.job_id, seat.epoch) != (job_id, epoch):
+        raise NotPermitted(f"the supervisor on {name} does not speak of job {job_id} epoch {epoch}")
+
+
+def _report_of(runtime: Runtime, name: NodeId, framed: Framed) -> Report:
     """The event inside, if this node may tell it.
 
     Raises:
@@ -276,7 +307,8 @@ def _report_of(runtime: Runtime, node_id: NodeId, framed: Framed) -> Report:
         raise BadRequest(f"event {framed.seq}: {error}", hint="the head is of an older release") from error
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         raise BadRequest(f"event {framed.seq} ({framed.kind}): {error}") from error
-    assert not isinstance(event, (Hello, NodeDead)), "neither travels as an event"
+    assert not isinstance(event, (Hello, NodeDead, NodeSeen, SeatLost, Withdrawn)), "none of them travels as an event"
+    node_id = node_of_supervisor(name)
     match event:
         case TaskExited():
             told_by, epoch = event.exit.node_id, event.epoch
@@ -288,16 +320,19 @@ def _report_of(runtime: Runtime, node_id: NodeId, framed: Framed) -> Report:
             told_by, epoch = event.node_id, event.epoch
     if told_by != node_id:
         raise NotPermitted(f"event {framed.seq}: node {node_id} does not speak for {told_by}")
+    _check_seat(name, event.job_id, epoch)
     runtime.supervisors.grant(node_id, event.job_id, epoch)
     return event
 
 
-def _check_chunk(runtime: Runtime, node_id: NodeId, chunk: StreamChunk) -> None:
+def _check_chunk(runtime: Runtime, supervisor: NodeId, chunk: StreamChunk) -> None:
     """Nothing, if the chunk is one that this node may send."""
     name = _STREAM.fullmatch(chunk.stream)
     if name is None or chunk.offset < 0 or len(chunk.data) > STREAM_CHUNK_BYTES_MAX:
         raise BadRequest(f"stream {chunk.stream[:40]!r}: {len(chunk.data)} bytes at {chunk.offset}",
                          hint=f"rank-K, steps-K or supervisor-K, at most {STREAM_CHUNK_BYTES_MAX} bytes a chunk")  # fmt: skip
+    _check_seat(supervisor, chunk.job_id, chunk.epoch)
+    node_id = node_of_supervisor(supervisor)
     grant = runtime.supervisors.grant(node_id, chunk.job_id, chunk.epoch)
     number = int(name[2])
     own = range(grant.first_rank, grant.first_rank + grant.tasks) if name[1] == "rank" else (grant.node_rank,)

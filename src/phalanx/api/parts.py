@@ -22,6 +22,7 @@ from phalanx.ports.blobs import Blobs
 from phalanx.ports.clock import Clock
 from phalanx.ports.logs import Logs
 from phalanx.ports.store import Store
+from phalanx.wire.join import JoinLine, JoinReply, JoinRequest
 
 MIB = 1 << 20
 
@@ -94,6 +95,10 @@ class Driver(Protocol):
         """Counters of the loop."""
         ...
 
+    def supervisor_of(self, node_id: NodeId, job_id: JobId, epoch: Epoch) -> NodeId:
+        """By which name the supervisor goes that carries a node's part of an attempt."""
+        ...
+
     def request(self, event: Request) -> Future[Answer]:
         """Ask; the future holds the answer once it is durable, or the refusal."""
         ...
@@ -111,6 +116,23 @@ class Driver(Protocol):
         ...
 
 
+class Welcome(Protocol):
+    """How servers come in from elsewhere; a head on loopback has none."""
+
+    @property
+    def ca_pem(self) -> str:
+        """The certificate of the head's CA."""
+        ...
+
+    def line(self, now_s: float) -> JoinLine:
+        """What the next server is told."""
+        ...
+
+    def take_in(self, wish: JoinRequest) -> JoinReply:
+        """Make the server a node. Off the event loop: it may make a key."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Bounds of what a caller may send or keep open. Bytes unless the name says otherwise.
@@ -119,6 +141,7 @@ class Limits:
         body_bytes: of a JSON body; a job file is some kilobytes.
         body_s: within which a body must be here, blobs' apart: those have a limit on each pause.
         streams_bytes: of one shipment of a supervisor: 32 chunks of the wire's largest size.
+        profile_bytes: of what a calibration found; some 800 bytes per node.
         blob_bytes: of one uploaded working directory (DESIGN 2: over 100 MB is refused).
         wait_s: longest that a poll may hang; proxies cut at 60 s.
         heartbeat_s: between comments on an idle event stream.
@@ -130,6 +153,7 @@ class Limits:
     body_bytes: int = MIB
     body_s: float = 30.0
     streams_bytes: int = 8 * MIB
+    profile_bytes: int = 8 * MIB
     blob_bytes: int = 100 * MIB
     wait_s: float = 30.0
     heartbeat_s: float = 10.0
@@ -150,6 +174,7 @@ class HeadParts:
         hosts_allowed: names (without port) that a Host or Origin header may carry.
         output_root, checkpoint_root: one folder per job lies under each.
         on_stop: called once when a planned stop has been answered; it must return at once.
+        welcome: how servers come in from elsewhere; None on loopback alone.
         on_long_leases: called with their length, in seconds, before the first long lease is granted.
     """
 
@@ -166,5 +191,6 @@ class HeadParts:
     checkpoint_root: str
     on_stop: Callable[[], None]
     on_long_leases: Callable[[float], None] = lambda _: None
+    welcome: Welcome | None = None
     hosts_allowed: frozenset[str] = frozenset({"127.0.0.1", "localhost", "[::1]"})
     limits: Limits = field(default_factory=Limits)

@@ -54,7 +54,7 @@ class Declared:
     """What a route says of itself.
 
     Attributes:
-        open_to_all: answered without a token; health alone.
+        open_to_all: answered without a token: health, and the CA's public certificate.
         bare: the handler takes the request and nothing else, and FastAPI's reading of parameters is left out (hot routes).
         body_limit: name of the field of `Limits` that bounds its body.
         also: further kinds of reply beside `reply`.
@@ -147,11 +147,11 @@ class Routes:
         return self.add("DELETE", path, Declared(action=action, status=204))
 
 
-OPEN_ROUTES: Final = frozenset({"/v1/health"})
+OPEN_ROUTES: Final = frozenset({"/v1/health", "/v1/ca"})
 
 
 def check_every_route_is_gated(app: FastAPI) -> None:
-    """Nothing, if each route of the app declares an action and only health is open.
+    """Nothing, if each route of the app declares an action and only health and the public certificate are open.
 
     Raises:
         TypeError: one does not; the app must not be served.

@@ -22,6 +22,7 @@ from phalanx.core.access.roles import Caller
 from phalanx.core.errors import BadRequest, NeverFits
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import ProjectId, QueueId
+from phalanx.core.scheduling.planned_shape import plan_notes, with_whole_groups
 from phalanx.core.scheduling.shape import shape_of
 from phalanx.core.scheduling.spread import spread_notes
 from phalanx.core.state.events import Submit
@@ -75,6 +76,8 @@ async def wish_of(runtime: Runtime, caller: Caller, body: bytes, key: str = "") 
     """
     mapping = decoded(body, dict[str, Any])
     spec = spec_from_mapping(mapping, workdir=_workdir(mapping), now_s=runtime.parts.clock.now_s())
+    if spec.plan:
+        spec = with_whole_groups(spec, _fleet(runtime))
     parents = await off_loop(parents_of, runtime.parts.store, caller, spec.dependencies) if spec.dependencies else {}
     return Submit(
         spec=spec, user=caller.user, project=_project(caller, spec), queue=QueueId(spec.queue or DEFAULT), key=key,
@@ -84,7 +87,8 @@ async def wish_of(runtime: Runtime, caller: Caller, body: bytes, key: str = "") 
 
 def notes_of(runtime: Runtime, spec: JobSpec) -> list[str]:
     """What the user is told of the job: shape, number of tasks, and what becomes of wishes."""
-    return [*_notes(runtime, spec.role), *_wishes(runtime, spec)]
+    plan = plan_notes(spec, _fleet(runtime)) if spec.plan else []
+    return [*_notes(runtime, spec.role), *plan, *_wishes(runtime, spec)]
 
 
 def _note_of_array(place: ArrayPlace) -> str:
@@ -111,15 +115,21 @@ def _project(caller: Caller, spec: JobSpec) -> ProjectId:
 
 def _notes(runtime: Runtime, role: Role) -> list[str]:
     """What the user is told: shape and number of tasks, as this fleet would place them now."""
+    fleet = _fleet(runtime)
+    known = runtime.notes.get(role)
+    if known is None:
+        known = runtime.notes[role] = notes(role, _devices(role, fleet))
+    return known
+
+
+def _fleet(runtime: Runtime) -> list[Node]:
+    """The nodes, as last read; the notes made against an older fleet are dropped."""
     now_s = runtime.parts.clock.boottime_s()
     if now_s - runtime.fleet_read_s > _FLEET_FRESH_S or len(runtime.notes) > _NOTES_KEPT:
         runtime.fleet_read_s = now_s
         runtime.fleet = runtime.parts.store.nodes()
         runtime.notes.clear()
-    known = runtime.notes.get(role)
-    if known is None:
-        known = runtime.notes[role] = notes(role, _devices(role, runtime.fleet))
-    return known
+    return runtime.fleet
 
 
 def _wishes(runtime: Runtime, spec: JobSpec) -> list[str]:

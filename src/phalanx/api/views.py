@@ -76,7 +76,7 @@ def job_view(
         time_limit_s=spec.time_limit_s, checkpoints=[_checkpoint(resume, whole=whole) for resume in job.checkpoints],
         cancelled_by=job.cancelled_by, virtual=virtual, labels=dict(spec.labels) if whole else {},
         unmet=[str(one) for one in job.unmet] if job.state is JobState.PENDING else [], begin_s=spec.begin_s,
-        terms=terms(spec),
+        terms=terms(spec), plan=spec.plan,
         **_place_in_array(job),
     )  # fmt: skip
 
@@ -192,7 +192,7 @@ def node_view(
     return NodeView(
         id=node.id, state=node.state, engine=node.engine, cpus=node.cpus, memory_bytes=node.memory_bytes, address=node.address,
         hostname=node.hostname, virtual=node.virtual, labels=node.labels, joined_s=node.joined_s, changed_s=node.changed_s,
-        down_cause=node.down_cause, failures=node.failures, supervisor_id=node.supervisor_id,
+        down_cause=node.down_cause, failures=node.failures, slow=node.slow, supervisor_id=node.supervisor_id,
         cordon=None if node.cordon is None else CordonView(
             by=node.cordon.by, why=node.cordon.why, since_s=node.cordon.since_s, drain=node.cordon.drain
         ),
@@ -204,7 +204,7 @@ def node_view(
         jobs=[job_id for job_id, _ in grants], sampled_s=None if samples is None else samples.at_s,
         load_1m=None if samples is None else samples.load_1m,
         memory_available_bytes=None if samples is None else samples.memory_available_bytes,
-        disk_free_bytes=None if samples is None else samples.disk_free_bytes,
+        disk_free_bytes=None if samples is None else samples.disk_free_bytes, outside=list(node.others.who),
     )  # fmt: skip
 
 
@@ -223,6 +223,7 @@ def _device_view(
         power_w=None if sample is None else sample.power_w,
         temperature_c=None if sample is None else sample.temperature_c,
         throttle=[] if sample is None else list(sample.throttle),
+        outside=job_id is None and device.index in node.others.devices,
     )  # fmt: skip
 
 

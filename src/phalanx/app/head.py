@@ -21,17 +21,36 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 from phalanx import __version__
 from phalanx.api.app import build_app
 from phalanx.api.parts import HeadParts
-from phalanx.api.server import ApiServer
+from phalanx.api.server import ApiServer, TlsListener
 from phalanx.app.clock import SystemClock
 from phalanx.app.fleet import this_machine, virtual_nodes
 from phalanx.app.home import Home, boot_id
+from phalanx.app.joining import Joining, Listen, bind, listen_of, secured
+from phalanx.app.ray import (
+    LOOPBACK,
+    RayOptions,
+    add_ray_arguments,
+    ray_engine,
+    ray_joining,
+    ray_options,
+    remembered_ray,
+)
 from phalanx.app.scheduling import add_arguments, policy_of, remembered_of
+from phalanx.app.slurm import (
+    SlurmOptions,
+    add_slurm_arguments,
+    check_slurm,
+    remembered_slurm,
+    slurm_engine,
+    slurm_options,
+)
 from phalanx.controller.controller import Controller
 from phalanx.controller.driver import Driver
 from phalanx.controller.leases import LEASE_DEFAULT_S, MARGIN_S, LeaseBook
@@ -46,15 +65,22 @@ from phalanx.core.scheduling.policy import Policy
 from phalanx.core.state.events import ForgetNode, NodeDead, PutProject, PutQueue, PutToken, PutUser
 from phalanx.core.work.people import Token, User, UserRole
 from phalanx.core.work.queue import Project, Queue
+from phalanx.engines.joined.records import ENGINE_NAME
 from phalanx.engines.local.engine import REVIVE_AFTER_S, LocalEngine
 from phalanx.engines.local.records import LocalNode, known
+from phalanx.engines.ray.engine import RayEngine
+from phalanx.engines.slurm.engine import SlurmEngine
 from phalanx.store.blobs.files import FileBlobs
 from phalanx.store.logs.files import FileLogs
 from phalanx.store.sql.store import SqliteStore
 
+if TYPE_CHECKING:
+    from phalanx.app.certificates import Authority
+
 PORT_DEFAULT: Final = 7600
 LEASES_GRANTED_WITHIN_S: Final = 10.0  # a stopping head grants long leases no longer than this
 LOG_BYTES_MAX: Final = 10_000_000
+HOSTS_OF_LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
 _log = logging.getLogger("phalanx.head")
 
 
@@ -70,6 +96,10 @@ class Options:
     lease_s: float
     revive_after_s: float | None
     policy: Policy
+    listen: Listen | None = None
+    slurm: SlurmOptions | None = None
+    ray: RayOptions | None = None
+    carried: Sequence[LocalNode] = ()
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -99,6 +129,10 @@ class Head:
         self._head_id = secrets.token_hex(8)
         self._socket = _listen(options.port)
         self._url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._outer = bind(options.listen) if options.listen is not None else None
+        self._listen = None
+        if options.listen is not None and self._outer is not None:
+            self._listen = replace(options.listen, port=self._outer.getsockname()[1])
         options.home.say_who_holds(options.lock, {"pid": os.getpid(), "url": self._url})
         options.home.write_private("cluster.json", json.dumps(options.remembered))
         self._secret = self._home.secret()
@@ -110,6 +144,10 @@ class Head:
             home=self._home.path, environment=self._node_environment, token_of=lambda node: node_token(self._secret, node),
             revive_after_s=options.revive_after_s,
         )  # fmt: skip
+        # Ray listens on every address whatever it is told, so its processes speak TLS also where nobody joins.
+        self._authority = self._ca() if self._listen is not None or options.ray is not None else None
+        self._ray = None if options.ray is None else self._on_ray(options.ray)
+        self._slurm = None if options.slurm is None else self._on_slurm(options.slurm)
         settings = Settings(checkpoint_root=self._home.at("checkpoints"), output_root=self._home.at("outputs"))
         controller = Controller(
             world=self._store.load(),
@@ -120,7 +158,7 @@ class Head:
         )
         self._driver = Driver(
             controller=controller, store=self._store, mailboxes=self._mailboxes, telemetry=self._telemetry,
-            clock=self._clock, head_id=self._head_id, engines=(self._engine,),
+            clock=self._clock, head_id=self._head_id, engines=[engine for engine in (self._engine, self._slurm, self._ray) if engine is not None],
         )  # fmt: skip
         self._server = self._api_server(settings)
 
@@ -129,6 +167,10 @@ class Head:
         # uvicorn stops on these by handlers of its own, restores ours, and raises the signal again: it must not end us before `_shut`.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
+        if self._slurm is not None:
+            world = self._driver.controller.world
+            live = [(world.jobs[attempt.job_id], attempt) for attempt in world.attempts.values()]
+            self._slurm.adopt(list(world.nodes.values()), live)
         self._driver.start(leases_until_s=self._long_leases_until_s())
         try:
             self._bootstrap()
@@ -137,22 +179,64 @@ class Head:
         finally:
             self._shut()
 
+    def _on_slurm(self, options: SlurmOptions) -> SlurmEngine:
+        def ca_pem() -> str:
+            from phalanx.app.certificates import Authority
+
+            return Authority(self._home).ca_pem
+
+        outer = "" if self._listen is None else self._listen.url
+        return slurm_engine(options, secret=self._secret, loopback=self._url, outer=outer, ca_pem=ca_pem)
+
     def _api_server(self, settings: Settings) -> ApiServer:
+        listen = self._listen
+        tls, welcome, hosts = None, None, HOSTS_OF_LOOPBACK
+        if listen is not None and self._outer is not None and self._authority is not None:
+            tls, welcome = self._welcome(self._outer, listen, self._authority)
+            hosts |= {listen.host, f"[{listen.host}]", socket.gethostname()}
         app = build_app(
             HeadParts(
                 driver=self._driver, store=self._store, logs=self._logs, blobs=FileBlobs(self._home.at("blobs")),
                 mailboxes=self._mailboxes, telemetry=self._telemetry, clock=self._clock, node_secret=self._secret,
                 version=__version__, output_root=settings.output_root, checkpoint_root=settings.checkpoint_root,
-                on_stop=self._stop_soon, on_long_leases=self._remember_long_leases,
+                on_stop=self._stop_soon, on_long_leases=self._remember_long_leases, welcome=welcome, hosts_allowed=hosts,
             )
         )  # fmt: skip
         app.router.on_startup.append(self._ready)
-        return ApiServer(app)
+        return ApiServer(app, tls=tls)
+
+    def _ca(self) -> Authority:
+        """Of a head that listens off loopback; `cryptography` is imported by those who need it alone."""
+        from phalanx.app.certificates import Authority
+
+        return Authority(self._home)
+
+    def _welcome(self, outer: socket.socket, listen: Listen, authority: Authority) -> tuple[TlsListener, Joining]:
+        """TLS off loopback, and how servers come in."""
+        ray = ray_joining(self._ray)
+        joining = Joining(
+            authority=authority, where=listen, node_secret=self._secret, head_id=self._head_id,
+            engine=ENGINE_NAME if ray is None else "ray", ray=ray,
+        )  # fmt: skip
+        return secured(outer, authority, listen), joining
+
+    def _on_ray(self, options: RayOptions) -> RayEngine:
+        return ray_engine(
+            options, home=self._home, nodes=self._options.carried, authority=self._authority, far=self._listen is not None, environment=self._far_environment,
+            address=LOOPBACK if self._listen is None else self._listen.host, token_of=lambda node: node_token(self._secret, node),
+        )  # fmt: skip
+
+    def _far_environment(self) -> dict[str, str]:
+        """Where supervisors find the head that may be on another machine."""
+        if self._listen is not None:
+            return {"PHALANX_HEAD_URL": self._listen.url}
+        return {"PHALANX_HEAD_URL": self._url, "PHALANX_HEAD_FILE": self._home.at("head.json")}
 
     def _ready(self) -> None:
         """The socket is bound and the world is loaded: say where the head is, then bring up the nodes."""
         record = {
             "url": self._url, "pid": os.getpid(), "head_id": self._head_id, "version": __version__, "started_s": time.time(),
+            "listen": "" if self._listen is None else self._listen.url,
         }  # fmt: skip
         self._home.write_private("head.json", json.dumps(record))
         threading.Thread(target=self._open_engine, name="engine-open", daemon=True).start()
@@ -163,6 +247,10 @@ class Head:
     def _open_engine(self) -> None:
         try:
             self._engine.open()
+            if self._slurm is not None:
+                self._slurm.open()
+            if self._ray is not None:
+                self._ray.open()
         except OSError:
             _log.exception("the local nodes could not be started")
 
@@ -171,7 +259,7 @@ class Head:
 
         They ended with an earlier head, or died while there was none; what is left of them has been swept.
         """
-        living = set(self._engine.adopt(self._options.nodes))
+        living, gone = set(self._engine.adopt(self._options.nodes)), set() if self._ray is None else self._ray.gone()
         deaths = [
             NodeDead(
                 node_id=node.id,
@@ -180,7 +268,16 @@ class Head:
                 confirmed=True,
             )
             for node in self._driver.controller.world.nodes.values()
-            if node.engine == self._engine.name and node.state is NodeState.UP and node.id not in living
+            if node.state is NodeState.UP
+            and (
+                node.id not in living if node.engine == self._engine.name else node.engine == "ray" and node.id in gone
+            )
+        ]
+        engines = {self._engine.name} | ({self._slurm.name} if self._slurm is not None else set())
+        deaths += [
+            NodeDead(node_id=node.id, supervisor_id=None, why=f"this head does not use {node.engine}", confirmed=False)
+            for node in self._driver.controller.world.nodes.values()
+            if node.per_attempt and node.engine not in engines and node.state is NodeState.UP
         ]
         if deaths:
             self._driver.report(deaths).result(timeout=30)
@@ -207,6 +304,7 @@ class Head:
             "PHALANX_HEAD_URL": self._url,
             "PHALANX_HEAD_FILE": self._home.at("head.json"),
             "PHALANX_HOME": self._home.path,
+            "PHALANX_NODE_ADDRESS": "127.0.0.1" if self._listen is None else self._listen.host,
         }
 
     def _bootstrap(self) -> None:
@@ -261,6 +359,10 @@ class Head:
         running = bool(self._driver.controller.world.attempts)
         self._driver.stop()
         self._engine.close(keep_nodes=running)
+        if self._slurm is not None:
+            self._slurm.close(keep_nodes=running)
+        if self._ray is not None:
+            self._ray.close(keep_nodes=running)
         self._logs.close()
         self._store.close()
         self._home.remove("head.json")
@@ -273,11 +375,19 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--home")
     parser.add_argument("--port", type=int, default=None)
+    parser.add_argument(
+        "--listen",
+        default=None,
+        help="ADDRESS[:PORT] of this machine that other servers reach, with TLS; off: loopback alone",
+    )
     parser.add_argument("--virtual", default=None, help="NODESxDEVICES, as 3x4")
     parser.add_argument("--lease", type=float, default=None, help="seconds a supervisor may be silent")
     parser.add_argument(
         "--revive", type=float, default=None, help="seconds until a dead local node is brought back; 0: never"
     )
+    parser.add_argument("--engine", choices=["local", "ray", "slurm"], default=None, help="what brings the supervisors")
+    add_slurm_arguments(parser)
+    add_ray_arguments(parser)
     add_arguments(parser)
     return parser.parse_args(argv)
 
@@ -291,20 +401,32 @@ def _options(given: argparse.Namespace, home: Home, lock: int) -> Options:
     revive_s = given.revive if given.revive is not None else float(before.get("revive_s", REVIVE_AFTER_S))
     if not 1.0 <= lease_s <= 3600.0:
         raise Conflict(f"--lease {lease_s}: a lease lasts 1 s to 1 h")
+    listen = given.listen if given.listen is not None else before.get("listen") or "off"
     scheduling = remembered_of(given, before.get("scheduling"))
     policy = policy_of(scheduling)
-    nodes = virtual_nodes(virtual) if virtual else this_machine()
+    engine = given.engine or before.get("engine") or "local"
+    slurm, ray = slurm_options(engine, given, before), ray_options(engine, given, before)
+    if slurm is not None:
+        check_slurm(slurm, listens=listen != "off")
+    if slurm is not None and given.virtual is not None:
+        raise Conflict("--virtual and --engine slurm at once", hint="Slurm says what nodes there are")
+    nodes = [] if slurm is not None else virtual_nodes(virtual) if virtual else this_machine()
+    if ray is not None and ray.address:
+        nodes = []  # Ray says what nodes there are
+    carried = nodes if ray is not None else []
+    nodes = [] if ray is not None else nodes
     kept = {node.id for node in nodes}
     nodes += [
         node for node in known(home.path) if node.id not in kept
     ]  # still running from before: watched on until they end
     remembered = {
-        "port": port, "virtual": virtual, "lease_s": lease_s, "revive_s": revive_s, "nodes": [node.id for node in nodes],
-        "scheduling": scheduling,
+        "port": port, "listen": listen, "virtual": virtual, "lease_s": lease_s, "revive_s": revive_s, "nodes": [node.id for node in [*nodes, *carried]],
+        "scheduling": scheduling, "engine": engine, "slurm": remembered_slurm(slurm), "ray": remembered_ray(ray),
     }  # fmt: skip
     return Options(
         home=home, lock=lock, remembered=remembered, port=port, nodes=nodes, lease_s=lease_s,
-        revive_after_s=revive_s or None, policy=policy,
+        revive_after_s=revive_s or None, policy=policy, listen=None if listen == "off" else listen_of(listen, port),
+        slurm=slurm, ray=ray, carried=carried,
     )  # fmt: skip
 
 

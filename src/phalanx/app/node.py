@@ -9,6 +9,8 @@ Settings come by environment, and leave it before anything else is started, so t
     PHALANX_NODE_VIRTUAL  number of virtual devices; 0 for the GPUs that NVML finds
     PHALANX_NODE_ADDRESS  where other nodes reach its ranks
     PHALANX_NODE_ENGINE   the engine's word for itself; "local" without
+    PHALANX_NODE_SEAT     of a supervisor that was brought for one attempt (app.seat): it ends with that
+    PHALANX_NODE_DEVICES  of a seat, and of a node that Ray brings: positions in the driver's list of the devices that the engine gave; as many virtual ones without a driver
     PHALANX_HEAD_URL      where the head was when the supervisor started
     PHALANX_HEAD_FILE     a JSON file with "url", read again when the head is not where it was
     PHALANX_HEAD_CA       the head's CA, where it speaks TLS
@@ -28,6 +30,7 @@ from typing import Final
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import NodeId, SupervisorId
+from phalanx.core.work.seat import read_seat
 from phalanx.node.shell import scratch
 from phalanx.node.shell.link import HeadAccess, HeadAddress
 from phalanx.node.shell.logbook import log_to
@@ -47,7 +50,9 @@ def main() -> int:
             f"phalanx node: {missing} is not set; supervisors are started by an engine (`phalanx up`)", file=sys.stderr
         )
         return _USAGE
-    if os.getsid(0) != os.getpid():
+    if (
+        os.getsid(0) != os.getpid() and "PHALANX_NODE_SEAT" not in given
+    ):  # an engine's own job control keeps its hold of us
         try:
             os.setsid()
         except PermissionError:  # already leads a process group; the engine's sweep goes by the key, not by the session
@@ -63,7 +68,7 @@ def main() -> int:
         signal.signal(number, lambda *_: loop.terminate())
     loop.run()
     probe.close()
-    return 0
+    return loop.exit_code if "PHALANX_NODE_SEAT" in given else 0
 
 
 def _take_settings() -> dict[str, str]:
@@ -86,6 +91,8 @@ def _probe(given: dict[str, str], facts: NodeFacts) -> tuple[DeviceProbe, bool]:
     """What tells of the devices, and whether they are virtual; a machine without GPUs has none, unless told how many to pretend."""
     from phalanx.node.shell.virtual import VirtualProbe
 
+    if "PHALANX_NODE_SEAT" in given or "PHALANX_NODE_DEVICES" in given:
+        return _probe_of_seat(given, facts)
     slots = int(given.get("PHALANX_NODE_VIRTUAL") or 0)
     if slots > 0:
         return VirtualProbe(given[_KEPT], slots, facts.memory_bytes // slots), True
@@ -93,6 +100,19 @@ def _probe(given: dict[str, str], facts: NodeFacts) -> tuple[DeviceProbe, bool]:
 
     real = open_nvml()
     return (VirtualProbe(given[_KEPT], 0, 0), False) if real is None else (real, False)
+
+
+def _probe_of_seat(given: dict[str, str], facts: NodeFacts) -> tuple[DeviceProbe, bool]:
+    """The devices that the engine gave, numbered from 0."""
+    from phalanx.node.shell.bound import BoundProbe
+    from phalanx.node.shell.nvml import open_nvml
+    from phalanx.node.shell.virtual import VirtualProbe
+
+    places = [int(word) for word in given.get("PHALANX_NODE_DEVICES", "").split(",") if word]
+    real = open_nvml()
+    if real is not None:
+        return BoundProbe(real, places), False
+    return VirtualProbe(given[_KEPT], len(places), facts.memory_bytes // max(1, len(places))), bool(places)
 
 
 def _settings(given: dict[str, str], facts: NodeFacts, probe: DeviceProbe, *, virtual: bool) -> NodeSettings:
@@ -114,7 +134,7 @@ def _settings(given: dict[str, str], facts: NodeFacts, probe: DeviceProbe, *, vi
     )  # fmt: skip
     return NodeSettings(
         node=node, supervisor_id=supervisor_id, node_key=given[_KEPT], folder=given["PHALANX_NODE_DIR"], access=access,
-        base=dict(os.environ),
+        base=dict(os.environ), seat=read_seat(given.get("PHALANX_NODE_SEAT", "")),
     )  # fmt: skip
 
 

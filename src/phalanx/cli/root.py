@@ -43,10 +43,18 @@ SECTIONS: Final[dict[str, dict[str, Verb]]] = {
     },
     "Cluster": {
         "up": Verb("phalanx.cli.cluster.up:up", "Bring a cluster up on this machine."),
+        "join": Verb("phalanx.cli.cluster.join:join", "Make this server a node of a head elsewhere."),
         "down": Verb("phalanx.cli.cluster.down:down", "Stop it."),
         "nodes": Verb("phalanx.cli.cluster.nodes:nodes", "List nodes; show, drain, undrain or forget them."),
         "topology": Verb("phalanx.cli.cluster.topology:topology", "Draw the network's tree and what is free in it."),
         "top": Verb("phalanx.cli.top.command:top", "Watch devices and jobs, live."),
+        "plan": Verb(
+            "phalanx.cli.plan.command:plan",
+            "Whether a model fits, its best layout, how long it trains and what it costs.",
+        ),
+        "calibrate": Verb(
+            "phalanx.cli.plan.calibrate:calibrate", "Measure this fleet, so that plans count with what it gives."
+        ),
         "doctor": Verb("phalanx.cli.cluster.doctor:doctor", "Check this machine and say what to mend."),
         "simulate": Verb(
             "phalanx.cli.simulate.command:simulate",

@@ -388,6 +388,16 @@ class Client:
         """Give the nodes of a reservation back."""
         self.transport.json("DELETE", f"/v1/reservations/{_id('reservation', reservation_id)}")
 
+    # ---- what a calibration found ------------------------------------------------------------------------------------------
+
+    def profile(self) -> api.ProfileReply:
+        """What the last calibration found of this fleet; `core.performance.profile.profile_from` reads it."""
+        return self._get("/v1/profile", api.ProfileReply)
+
+    def put_profile(self, profile: Mapping[str, object]) -> api.ProfileReply:
+        """Keep a profile in place of the one that is kept."""
+        return _record(self._put("/v1/profile", profile), api.ProfileReply)
+
     # ---- users, projects, queues, tokens -----------------------------------------------------------------------------------
 
     def users(self) -> list[api.UserView]:

@@ -181,8 +181,14 @@ class Transport:
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
         secure, name, port = split_url(self.url())
-        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        connection = kind(name, port, timeout=timeout_s)
+        if secure:
+            from phalanx.client.tls import context_for  # 20 ms of ssl that a head on loopback need not pay
+
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                name, port, timeout=timeout_s, context=context_for(name, port)
+            )
+        else:
+            connection = http.client.HTTPConnection(name, port, timeout=timeout_s)
         connection.connect()
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
@@ -224,6 +230,12 @@ def unreachable(transport: Transport, error: BaseException) -> Unreachable:
         return Unreachable(
             f"the head at {where} does not answer; it may be stopped or overloaded", hint="phalanx doctor looks into it"
         )
+    if where.startswith("https://"):
+        from phalanx.client.tls import explained
+
+        told = explained(error, where)
+        if told is not None:
+            return told
     why = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return Unreachable(
         f"the head at {where} does not answer: {why}", hint="phalanx doctor looks into it; phalanx up starts one"

@@ -14,7 +14,7 @@ from typing import Final
 
 from phalanx.controller import reports, requests
 from phalanx.controller.history import History
-from phalanx.controller.leases import MARGIN_S, LeaseBook
+from phalanx.controller.leases import MARGIN_S, NOBODY, SOMEBODY, LeaseBook
 from phalanx.controller.outbox import IDLE_WAKE_S, Answer, Now, Outbox
 from phalanx.controller.peek import Peek, peek, would_be
 from phalanx.controller.timers import Deadline, Due, Timers
@@ -23,7 +23,7 @@ from phalanx.controller.waits import GuardedWaits
 from phalanx.controller.windows import Windows
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node import Node, NodeState
-from phalanx.core.ids import Epoch, Generation, JobId
+from phalanx.core.ids import Epoch, Generation, JobId, SupervisorId
 from phalanx.core.lifecycle.happenings import Remind, StartOverdue, StopWanted
 from phalanx.core.lifecycle.job import place
 from phalanx.core.lifecycle.verify import rejection
@@ -36,10 +36,12 @@ from phalanx.core.state.world import Change, World
 from phalanx.core.units import format_duration
 from phalanx.core.work.attempt import FIRST_GENERATION, Attempt, AttemptState, Cause, MemberState
 from phalanx.core.work.job import Job
+from phalanx.core.work.seat import read_seat, supervisor_of
 
 ENDED_JOBS_KEPT: Final = 1000  # in memory, for quick answers; the store keeps all
 KEYS_KEPT: Final = 100_000  # idempotency keys in memory
 START_LIMIT_S: Final = 60.0  # from Prepare to the barrier; a node that needs longer is not well
+SEAT_WAIT_S: Final = 30.0 + START_LIMIT_S  # past it nobody is on the way; an engine says sooner what it could not begin
 SETUP_LIMIT_S: Final = 3600.0  # the same when the job has a setup script
 SCHEDULER: Final = "scheduler"  # who stops a job to make room, in its story
 REMIND_EVERY_S: Final = 5.0
@@ -100,6 +102,7 @@ class Controller:
             if node.state is NodeState.UP and node.supervisor_id is not None:
                 self.leases.grant(node.id, node.supervisor_id, now.boot_s, until_s=max(full_s, leases_until_s))
         for attempt in self.world.attempts.values():
+            self._await_seats(attempt, SOMEBODY, now.boot_s, until_s=max(full_s, leases_until_s))
             self._placed_boot_s[attempt.job_id] = now.boot_s - max(0.0, now.wall_s - attempt.placed_s)
             self._generations[attempt.job_id] = (attempt.epoch, attempt.generation, now.boot_s)
             self._publish_epochs(attempt)
@@ -203,7 +206,8 @@ class Controller:
             else:
                 reports.hear(turn, event)
                 if isinstance(event, Hello):
-                    self.leases.grant(event.node.id, event.supervisor_id, turn.now.boot_s)
+                    name = event.node.id if event.seat is None else event.seat.name
+                    self.leases.grant(name, event.supervisor_id, turn.now.boot_s)
                     self._republish(turn, event)
         except PhalanxError as error:
             return error
@@ -218,14 +222,26 @@ class Controller:
     def _publish_epochs(self, attempt: Attempt) -> None:
         for member in attempt.members:
             counts = attempt.live and member.state is not MemberState.LOST
-            self.leases.set_current(member.node_id, attempt.job_id, attempt.epoch if counts else None)
+            name = supervisor_of(self.world.nodes, member.node_id, attempt.job_id, attempt.epoch)
+            self.leases.set_current(name, attempt.job_id, attempt.epoch if counts else None)
+
+    def _await_seats(self, attempt: Attempt, who: SupervisorId, boot_s: float, *, until_s: float) -> None:
+        """An engine that brings supervisors per attempt is bringing these: whoever does not come until then is lost."""
+        for member in attempt.members:
+            name = supervisor_of(self.world.nodes, member.node_id, attempt.job_id, attempt.epoch)
+            if name != member.node_id:
+                self.leases.grant(name, who, boot_s, until_s=until_s)
 
     # ---- time ---------------------------------------------------------------------------------------------------------
 
     def _let_leases_end(self, turn: Turn) -> None:
         for node_id in self.leases.close_ended(turn.now.boot_s):
             why = f"no word for {format_duration(self.leases.terms[0])}: its lease is over"
-            reports.lose_node(turn, node_id, why)
+            seat = read_seat(node_id)
+            if seat is None:
+                reports.lose_node(turn, node_id, why)
+            else:
+                reports.lose_seat(turn, seat, why)
             turn.lost[node_id] = None
 
     def _let_deadlines_pass(self, turn: Turn) -> None:
@@ -278,6 +294,8 @@ class Controller:
         if fresh:
             self._placed_boot_s.setdefault(job_id, boot_s)
             self._generations[job_id] = (attempt.epoch, attempt.generation, boot_s)
+        if known is None or known[0] != attempt.epoch:
+            self._await_seats(attempt, NOBODY, boot_s, until_s=boot_s + SEAT_WAIT_S)
         if fresh or attempt.state is AttemptState.STOPPING:  # a member is lost only while the gang stops
             self._publish_epochs(attempt)
         self._arm(attempt, boot_s, fresh=fresh)

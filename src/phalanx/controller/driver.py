@@ -21,11 +21,13 @@ from phalanx.controller.outbox import Answer, Now, Outbox
 from phalanx.controller.peek import Peek
 from phalanx.controller.telemetry import Telemetry
 from phalanx.core.errors import PhalanxError, TryLater
-from phalanx.core.ids import JobId
+from phalanx.core.ids import Epoch, JobId, NodeId
+from phalanx.core.state.commands import DeleteCheckpoints
 from phalanx.core.state.events import Event, Report, Request, Submit
 from phalanx.core.state.plan import Waiting
 from phalanx.core.work.attempt import Attempt
-from phalanx.core.work.job import Job
+from phalanx.core.work.job import NO_EPOCH, Job
+from phalanx.core.work.seat import supervisor_of
 from phalanx.ports.clock import Clock
 from phalanx.ports.engine import Engine
 from phalanx.ports.store import Batch, Store, StoreRefused
@@ -105,6 +107,10 @@ class Driver:
     def stats(self) -> dict[str, float]:
         """Counters of the loop."""
         return self.controller.stats
+
+    def supervisor_of(self, node_id: NodeId, job_id: JobId, epoch: Epoch) -> NodeId:
+        """By which name the supervisor goes that carries a node's part of an attempt: the node's own, or its seat's."""
+        return supervisor_of(self.controller.world.nodes, node_id, job_id, epoch)
 
     def start(self, *, leases_until_s: float = 0.0) -> None:
         """Take over the loaded world and begin to turn. `leases_until_s` as in `Controller.begin`."""
@@ -192,10 +198,10 @@ class Driver:
             if self._stopping:
                 return None
             letters, self._unheard = self._unheard, []
-            # Deaths go first: the hello of a node's next life must not be heard before the end of the one before.
-            deaths = [death for engine in self.engines for death in engine.observe()]
-            if deaths:
-                letters.append(_Letter(events=deaths, future=Future(), again=True))
+            # What engines saw goes first: the hello of a node's next life must not be heard before the end of the one before.
+            seen = [report for engine in self.engines for report in engine.observe()]
+            if seen:
+                letters.append(_Letter(events=seen, future=Future(), again=True))
             events = 0
             while self._inbox and events < STEP_EVENTS_MAX:
                 letters.append(self._inbox.popleft())
@@ -220,7 +226,11 @@ class Driver:
             )
         self.controller.committed(outbox, now)
         for command in outbox.commands:
-            self.mailboxes.post(command.node_id, command)
+            epoch = self._epoch_now(command.job_id) if isinstance(command, DeleteCheckpoints) else command.epoch
+            self.mailboxes.post(self.supervisor_of(command.node_id, command.job_id, epoch), command)
+        for name in outbox.lost:
+            self.mailboxes.forget(name)
+        self._tell_engines(outbox)
         if self._listeners:
             touched = frozenset(line.job_id for line in outbox.change.story if line.job_id is not None)
             for listener in self._listeners:
@@ -229,6 +239,21 @@ class Driver:
         for letter in letters:
             letter.future.set_result([next(answers) for _ in letter.events])
         return outbox.wake_in_s
+
+    def _epoch_now(self, job_id: JobId) -> Epoch:
+        attempt = self.controller.world.attempts.get(job_id)
+        return NO_EPOCH if attempt is None else attempt.epoch
+
+    def _tell_engines(self, outbox: Outbox) -> None:
+        """Engines that bring a supervisor for each attempt follow them, from the first record to the last."""
+        newest = {(one.job_id, one.epoch): one for one in outbox.change.records if isinstance(one, Attempt)}
+        if not newest:
+            return
+        carriers = [engine for engine in self.engines if engine.capabilities.per_attempt]
+        for attempt in newest.values():
+            job = self.controller.world.jobs[attempt.job_id]
+            for engine in carriers:
+                engine.follow(job, attempt)
 
     def _let_peek(self) -> None:
         """Between two steps, when the world stands still."""

@@ -20,6 +20,10 @@ LEASE_DEFAULT_S: Final = (
 )
 RENEWALS_PER_LEASE: Final = 4
 RENEWALS_PER_S_MAX: Final = 200.0  # of the whole fleet; past that the interval grows with the fleet
+NOBODY: Final = SupervisorId("")  # holds the lease of a seat until the supervisor that an engine brings says hello
+SOMEBODY: Final = SupervisorId(
+    "?"
+)  # the same after a start of the head: a supervisor may sit there, with whatever lease it was granted
 MARGIN_S: Final = 1.0  # for the answer's way and for clocks that tick apart
 
 
@@ -80,12 +84,14 @@ class LeaseBook:
     def grant(self, node_id: NodeId, supervisor_id: SupervisorId, now_s: float, *, until_s: float = 0.0) -> None:
         """Begin a lease: at hello, and for every node believed up when a head starts; it ends no sooner than `until_s`.
 
-        A supervisor that says hello again keeps what it holds: a lease longer than today's, and the epochs that count.
+        A supervisor that says hello again keeps what it holds: a lease longer than today's, and the epochs that count. So does the first
+        that comes where SOMEBODY was presumed.
         """
         with self.guard:
             ends_s = max(now_s + self.terms[0] + MARGIN_S, until_s)
             held = self._leases.get(node_id)
-            if held is not None and held.supervisor_id == supervisor_id and not held.over:
+            if held is not None and held.supervisor_id in (supervisor_id, SOMEBODY) and not held.over:
+                held.supervisor_id = supervisor_id
                 held.ends_s = max(self._touched(held).ends_s, ends_s)
             else:
                 self._leases[node_id] = _Lease(supervisor_id=supervisor_id, ends_s=ends_s, presumed=self._presumed)

@@ -87,6 +87,13 @@ class Mailboxes:
             box.waiting.clear()
             return box.last
 
+    def forget(self, node_id: NodeId) -> None:
+        """Nobody will take from this box again: its supervisor is gone for good. One that is listened to stays."""
+        with self._lock:
+            box = self._boxes.get(node_id)
+            if box is not None and not box.listeners:
+                del self._boxes[node_id]
+
     def waiting(self) -> dict[NodeId, int]:
         """How many commands wait for each node, for metrics; nodes with none are left out."""
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -11,11 +12,13 @@ from phalanx.controller import labels, queues, reservations, submits
 from phalanx.controller.outbox import Answer
 from phalanx.controller.turn import Turn
 from phalanx.core.errors import Conflict, NotFound
+from phalanx.core.fleet.calibration import Calibration
 from phalanx.core.fleet.node import Cordon, Node, NodeState
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.lifecycle import job as jobs
 from phalanx.core.lifecycle.facts import Case, Outcome
 from phalanx.core.lifecycle.happenings import StopWanted
+from phalanx.core.performance.profile import profile_from, slow_parts
 from phalanx.core.state.events import (
     Cancel,
     CancelAll,
@@ -25,6 +28,7 @@ from phalanx.core.state.events import (
     Hold,
     LabelNodes,
     PlanStop,
+    PutCalibration,
     PutProject,
     PutQueue,
     PutQueues,
@@ -87,6 +91,11 @@ def hear(turn: Turn, request: Request) -> Answer:
             return reservations.put(turn, request)
         case EndReservation():
             return reservations.end(turn, request)
+        case PutCalibration(calibration=calibration):
+            turn.change.put(calibration)
+            turn.tell("calibrated", f"the fleet's profile was stored by {calibration.by}", by=calibration.by)
+            _mark_slow(turn, calibration)
+            return None
         case PutToken(token=token):
             turn.change.put(token)
             return token
@@ -149,6 +158,24 @@ def _revoke(turn: Turn, request: RevokeToken) -> Token:
         token = replace(token, revoked_s=turn.now.wall_s)
         turn.change.put(token)
     return token
+
+
+def _mark_slow(turn: Turn, calibration: Calibration) -> None:
+    """What the profile found slow is used last from now on, and what it found sound as before. Virtual nodes share one machine's cores:
+    what is slow there is the neighbour's doing.
+    """
+    profile = profile_from(json.loads(calibration.profile))
+    said: dict[str, list[str]] = {}
+    for slow in slow_parts(profile):
+        said.setdefault(slow.part, []).append(f"{slow.what} {slow.share:.0%} under the fleet's median")
+    measured = {node.node for node in profile.nodes}
+    for node in list(turn.world.nodes.values()):
+        if node.id in measured and not node.virtual:
+            words = "; ".join(said.get(node.id, ()))
+            if words != node.slow:
+                turn.change.put(replace(node, slow=words))
+                what = f"is slow: {words}" if words else "is no longer slow"
+                turn.tell("calibrated", f"node {node.id} {what}", node_id=node.id)
 
 
 def _operate(turn: Turn, request: CordonNode | UncordonNode | ForgetNode) -> Node:

@@ -46,6 +46,7 @@ def submit(turn: Turn, wish: Submit) -> Job | list[Job]:
     if wish.queue not in world.queues:
         raise NotFound(f"no queue {wish.queue!r}", hint=f"there are: {', '.join(sorted(world.queues))}")
     reservations.check_named(turn, wish)
+    _check_nodes(turn, wish)
     wish = _in_one_world(wish)
     shapes = _shapes_of(wish.spec.role, world.fleet())
     refuse_spread(wish.spec.spread, shapes, world.nodes.values())
@@ -59,11 +60,22 @@ def submit(turn: Turn, wish: Submit) -> Job | list[Job]:
 # ---- validation -----------------------------------------------------------------------------------------------------
 
 
+def _check_nodes(turn: Turn, wish: Submit) -> None:
+    """Nothing, if there are enough of the nodes that the job is to be kept to; those to be left out need not be there.
+
+    Raises:
+        NotFound: one is not known here: nobody would ever place the job.
+    """
+    lacking = [name for name in wish.spec.nodelist if name not in turn.world.nodes]
+    if lacking:
+        raise NotFound(f"nodelist: there is no node {lacking[0]}", hint="phalanx nodes lists them")
+
+
 def _in_one_world(wish: Submit) -> Submit:
     """A launcher that makes a world of its own at each call is kept on one node, also when the fleet is another at its start."""
     role = wish.spec.role
     launcher = launcher_of(role.argv, role.script)
-    if launcher not in ONE_WORLD_PER_CALL:
+    if launcher not in ONE_WORLD_PER_CALL or wish.spec.slurm:  # a batch script runs once, whatever it calls
         return wish
     if (role.gpus.nodes or 1) > 1 or role.gpus.nodes_max is not None:
         raise BadRequest(

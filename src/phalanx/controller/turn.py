@@ -57,7 +57,7 @@ class Turn:
         """The surroundings of a transition: the same for all of one step."""
         if self._facts is None:
             self._facts = Facts(
-                now_s=self.now.wall_s, addresses=_Addresses(self.world), checkpoint_root=self.settings.checkpoint_root,
+                now_s=self.now.wall_s, addresses=_Addresses(self.world), nodes=self.world.nodes, checkpoint_root=self.settings.checkpoint_root,
                 output_root=self.settings.output_root, gang_mtbf_s=partial(_gang_mtbf_s, self.losses, self.now.wall_s), ages_s=self.ages_s,
             )  # fmt: skip
         return self._facts

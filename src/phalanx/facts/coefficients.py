@@ -9,12 +9,15 @@ from typing import Any, Final
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.performance.coefficients import Physics, Stack
+from phalanx.core.performance.model import Model
 from phalanx.core.work.nearest import nearest
 from phalanx.facts.files import shipped_json, shipped_text
 from phalanx.facts.table import Columns, rows_of
 
-DEFAULT_STACK: Final = "fsdp2-compile"
-"""What `phalanx.torch` builds."""
+DEFAULT_STACK: Final = "phalanx"
+"""`phalanx.torch`: what it cannot build is not planned, so that the answer can be run as it stands."""
+WIDER_STACK: Final = "megatron-core"
+"""What is planned for instead where `phalanx.torch` does not go: experts spread over ranks, and fp8."""
 _COLUMNS: Final = Columns(needed=("scope", "name", "value", "meaning"), free=("prior", "spread"))
 _ANY: Final = "*"
 
@@ -80,7 +83,7 @@ def stacks_from(table: Sequence[Coefficient]) -> dict[str, Stack]:
     known = {field.name for field in fields(Stack)}
     out = {}
     for name, words in described.items():
-        given: dict[str, Any] = dict(numbers[name])
+        given: dict[str, Any] = dict(numbers[str(words.get("like", name))])
         for key, value in words.items():
             if key in known:
                 given[key] = tuple(value) if isinstance(value, list) else value
@@ -102,6 +105,21 @@ def stack_named(text: str) -> Stack:
             f"unknown stack {text!r}", hint=f"did you mean {close!r}?" if close else f"known: {', '.join(every)}"
         )
     return stacks()[name]
+
+
+def stack_for(model: Model, precision: str, notes: list[str]) -> Stack:
+    """The stack to plan for where nobody names one; `notes` is told why it is not `phalanx.torch`."""
+    own = stacks()[DEFAULT_STACK]
+    lacks = [
+        *(["spread experts"] if model.mixture is not None and not own.experts else []),
+        *([f"train in {precision}"] if precision not in own.precisions else []),
+    ]
+    if not lacks:
+        return own
+    notes.append(
+        f"phalanx.torch does not {' or '.join(lacks)} yet: planned for the habits of {WIDER_STACK}; --stack names another"
+    )
+    return stacks()[WIDER_STACK]
 
 
 def stack_of(text: str) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
@@ -159,6 +159,13 @@ def gpu_named(
         others = ", ".join(entry.gpu.name for entry in found if entry is not chosen)
         notes.append(f"{text} is taken as {chosen.gpu.name}; there is also {others}")
     return chosen
+
+
+def gpu_on(entry: GpuEntry, per_node: int) -> Gpu:
+    """The GPU as a node with `per_node` of them has it: links inside a server join no more than are there; those of a rack join as ever."""
+    if entry.gpu.link_domain > entry.gpus_per_node or entry.gpu.link_domain <= per_node:
+        return entry.gpu
+    return replace(entry.gpu, link_domain=per_node)
 
 
 def gpu_in(row: Row, gpus: Sequence[GpuEntry]) -> str:

@@ -14,7 +14,7 @@ from phalanx.core.performance.machine import Fact, Machine, Measured, Price
 from phalanx.core.work.gpus import GpuRequest
 from phalanx.core.work.nearest import nearest
 from phalanx.facts.files import own_tables, shipped_text
-from phalanx.facts.gpus import GB, GBIT, GpuEntry, gpu_named, read_gpus
+from phalanx.facts.gpus import GB, GBIT, GpuEntry, gpu_named, gpu_on, read_gpus
 from phalanx.facts.instances import Instance, Network, instance_named, network_named, read_instances
 from phalanx.facts.prices import PriceEntry, price_of, read_prices, stated_price
 from phalanx.facts.table import Columns, rows_of
@@ -94,7 +94,7 @@ def machine_for(
     else:
         cost = _listed_price(entry, server, known, price_kind, joined if nodes > 1 else None, said)
     return Machine(
-        gpu=entry.gpu,
+        gpu=gpu_on(entry, per_node),
         nodes=nodes,
         gpus_per_node=per_node,
         network_bytes_per_s=joined.bytes_per_s,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from phalanx.core.errors import TryLater
+from phalanx.core.fleet.calibration import Calibration
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, UserId
 from phalanx.core.state.story import StoryLine
@@ -123,6 +124,10 @@ class Store(Protocol):
 
     def reservation(self, reservation_id: ReservationId) -> Reservation | None:
         """One reservation, an ended one too."""
+        ...
+
+    def calibration(self) -> Calibration | None:
+        """What the last calibration found."""
         ...
 
     def projects(self) -> list[Project]:

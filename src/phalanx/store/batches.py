@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar, assert_never
 
+from phalanx.core.fleet.calibration import Calibration
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, TokenId, UserId
 from phalanx.core.state.story import StoryLine
@@ -34,6 +35,7 @@ class Rows:
     spent: dict[QueueId, Spent] = field(default_factory=dict)
     tokens: dict[TokenId, Token] = field(default_factory=dict)
     reservations: dict[ReservationId, Reservation] = field(default_factory=dict)
+    calibrations: dict[str, Calibration] = field(default_factory=dict)
     nodes: dict[NodeId, Node] = field(default_factory=dict)
     jobs: dict[JobId, Job] = field(default_factory=dict)
     attempts: dict[tuple[JobId, Epoch], Attempt] = field(default_factory=dict)
@@ -78,6 +80,8 @@ def newest_of(batch: Batch) -> Rows:
                 _put_last(rows.tokens, record.id, record)
             case Reservation():
                 _put_last(rows.reservations, record.id, record)
+            case Calibration():
+                _put_last(rows.calibrations, record.id, record)
             case Idempotency():
                 _put_last(rows.idempotency, (record.user, record.key), record)
             case _:

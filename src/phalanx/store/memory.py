@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from phalanx.core.fleet.calibration import FLEET, Calibration
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, TokenId, UserId
 from phalanx.core.state.story import StoryLine
@@ -32,6 +33,7 @@ class _Tables:
     queues: dict[QueueId, Queue] = field(default_factory=dict)
     spent: dict[QueueId, Spent] = field(default_factory=dict)
     reservations: dict[ReservationId, Reservation] = field(default_factory=dict)
+    calibrations: dict[str, Calibration] = field(default_factory=dict)
     nodes: dict[NodeId, Node] = field(default_factory=dict)
     jobs: dict[JobId, Job] = field(default_factory=dict)
     job_of_seq: dict[int, JobId] = field(default_factory=dict)
@@ -94,6 +96,7 @@ class MemoryStore:
                 users=_by_key(tables.users),
                 tokens=self._tokens(),
                 reservations=[one for one in _by_key(tables.reservations) if not one.ended],
+                calibrations=_by_key(tables.calibrations),
                 jobs=[job for job in jobs if job.id not in forgotten],
                 attempts=[live for job in jobs if (live := self._live(job.id)) is not None],
                 idempotency=list(tables.idempotency.values())[-KEYS_LOADED:],
@@ -168,6 +171,11 @@ class MemoryStore:
         with self._lock:
             return self._tables.reservations.get(reservation_id)
 
+    def calibration(self) -> Calibration | None:
+        """What the last calibration found."""
+        with self._lock:
+            return self._tables.calibrations.get(FLEET)
+
     def projects(self) -> list[Project]:
         """All projects by id."""
         with self._lock:
@@ -213,6 +221,7 @@ class MemoryStore:
             tables.queues.pop(queue_id, None)
             tables.spent.pop(queue_id, None)
         tables.reservations.update(rows.reservations)
+        tables.calibrations.update(rows.calibrations)
         tables.nodes.update(rows.nodes)
         for node_id in batch.removed_nodes:
             tables.nodes.pop(node_id, None)

@@ -9,19 +9,35 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from phalanx.torch import session as _sessions
 from phalanx.torch.environment import RankEnvironment
+from phalanx.torch.parts import Parts
 from phalanx.wire.rank import ReportKind, StopReason
 
 if TYPE_CHECKING:
+    from phalanx.core.work.layout import Layout
     from phalanx.torch.checkpointer import Checkpointer
     from phalanx.torch.state import Stateful
+    from phalanx.torch.training import Loss, Training
 
-__all__ = ["Rank", "StopReason", "checkpoint", "fence", "finish", "init", "plan", "report", "should_stop"]
+__all__ = [
+    "Parts",
+    "Rank",
+    "StopReason",
+    "checkpoint",
+    "fence",
+    "finish",
+    "init",
+    "mesh",
+    "parallelize",
+    "plan",
+    "report",
+    "should_stop",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +141,7 @@ def checkpoint(
     """Prepare asynchronous, atomic checkpoints of `model` and `optimizer`. Collective; call it after wrapping and before the loop.
 
     Args:
-        model: plain, DDP or FSDP2.
+        model: plain, DDP, FSDP2, or what `parallelize` returned, which has its optimizer in it.
         optimizer: one or several; may be left out.
         directory: where checkpoints go; by default PHALANX_CHECKPOINT_DIR. With neither, nothing is saved.
         stateful: further objects with state_dict and load_state_dict, by name; saved per rank.
@@ -143,6 +159,67 @@ def checkpoint(
         stateful=stateful or {},
         every_steps=every_steps,
         mtbf_s=mtbf_s,
+    )
+
+
+def mesh(layout: Layout | str | None = None) -> Any:
+    """The DeviceMesh over all ranks, with the names pipeline, replicate, shard, context, tensor. Collective; `parallelize` makes its own.
+
+    Neighbours in the network are neighbours along the inner axes: tensor parallel ranks share a node, data parallel and pipeline ranks
+    may lie apart.
+
+    Args:
+        layout: as for `parallelize`.
+
+    Raises:
+        BadRequest: the layout is for another number of ranks, or `auto`, which needs a model.
+    """
+    from phalanx.torch import building
+
+    return building.mesh(_sessions.current(), layout)
+
+
+def parallelize(
+    model: Any,
+    *,
+    loss: Loss,
+    optimizer: Callable[[Any], Any],
+    layout: Layout | str | None = None,
+    clip: float | None = None,
+    initialize: Callable[[Any], None] | None = None,
+    seed: int = 0,
+    sequence: int = 0,
+    batch: int = 0,
+) -> Training:
+    """Split a model that declares its parts over all ranks, as the layout says. Collective; the same call on any number of ranks.
+
+    Args:
+        model: built with the same seed on every rank, or on the meta device; it has a method `phalanx_parts`.
+        loss: from the output of the last part and the targets to the mean loss.
+        optimizer: from the parameters this rank holds (a module with the names of the whole model) to an optimizer over them.
+        layout: by default the plan's (PHALANX_LAYOUT), else fully sharded data parallel over all ranks. `tp=2,pp=2` is understood.
+        clip: bound on the norm of the gradients of the whole model.
+        initialize: fills one part with values, if the model is on the meta device.
+        seed: of what `initialize` draws; every part has its own, so that values do not depend on the layout.
+        sequence: positions of a sample, 0 if unknown. With it and the batch a layout that cannot split them is refused here.
+        batch: samples of one step over all ranks, 0 if unknown.
+
+    Raises:
+        BadRequest: this layout cannot split this model, in one line.
+    """
+    from phalanx.torch import building
+
+    return building.parallelize(
+        _sessions.current(),
+        model,
+        loss=loss,
+        optimizer=optimizer,
+        layout=layout,
+        clip=clip,
+        initialize=initialize,
+        seed=seed,
+        sequence=sequence,
+        batch=batch,
     )
 
 

@@ -81,6 +81,7 @@ class Checkpointer:
         self._model = model
         self._optimizers = optimizers
         self._stateful = stateful
+        self._layout = state.layout_of(model)
         self._directory = directory or environment.checkpoint_dir
         self._every_steps = every_steps
         known_mtbf_s = mtbf_s or environment.mtbf_s or gang_mtbf_s(devices=session.world_size)
@@ -116,10 +117,10 @@ class Checkpointer:
         return self._directory is not None and self._every_steps is None and self._cadence.due(time.monotonic())
 
     def resume(self) -> Resumed:
-        """Load the newest valid checkpoint into model, optimizer and `stateful`, whatever the world size that wrote it.
+        """Load the newest valid checkpoint into model, optimizer and `stateful`, whatever the world size and layout that wrote it.
 
-        Generators and the state of `stateful` are each rank's own when the world size is the same; else objects get rank 0's and
-        generators stay as they are. Under Phalanx the supervisor names the checkpoint; alone, the newest valid one is looked for.
+        Generators and the state of `stateful` are each rank's own when world size and layout are the same; else objects get rank 0's
+        and generators stay as they are. Under Phalanx the supervisor names the checkpoint; alone, the newest valid one is looked for.
 
         Raises:
             CheckpointInvalid: the checkpoint the supervisor named is not whole.
@@ -132,7 +133,9 @@ class Checkpointer:
         live = state.live_state(self._model, self._optimizers)
         dcp.load(live, checkpoint_id=path, process_group=self._group)
         state.restore_state(self._model, self._optimizers, live)
-        same = writers == self._session.world_size
+        same = writers == self._session.world_size and self._layout == state.written_layout(
+            os.path.join(path, state.rank_file(0))
+        )
         own = os.path.join(path, state.rank_file(self._session.rank if same else 0))
         extra, costs = state.restore_rank_state(own, self._stateful, self._session.device, generators=same)
         load_s = time.monotonic() - began_s
@@ -183,7 +186,7 @@ class Checkpointer:
         began_s = time.monotonic()
         self.wait()
         costs = (self._cadence.stall_s, self._cadence.write_s)
-        own = state.rank_state(self._stateful, extra or {}, self._session.device, costs=costs)
+        own = state.rank_state(self._stateful, extra or {}, self._session.device, costs=costs, layout=self._layout)
         staged = self._stager.stage(state.live_state(self._model, self._optimizers))
         now_s = time.monotonic()
         self._cadence.staged(now_s, stall_s=now_s - began_s)

@@ -14,7 +14,7 @@ class RankEnvironment:
     """The variables of DESIGN 2 that this package reads. Paths and limits are None where the variable is unset or empty.
 
     `launched` is True when somebody (Phalanx, torchrun, Slurm) set the rendezvous of torch.distributed; without it the process
-    is a gang of its own. `supervised` is True when a Phalanx supervisor listens to reports.
+    is a gang of its own. `layout` and `machine` are the plan's, see `chosen`; empty without one. `supervised` is True when a Phalanx supervisor listens to reports.
     """
 
     launched: bool
@@ -34,6 +34,8 @@ class RankEnvironment:
     mtbf_s: float | None
     collective_timeout_s: float | None
     deadline_unix_s: float | None
+    layout: str
+    machine: str
 
     @property
     def supervised(self) -> bool:
@@ -67,6 +69,8 @@ class RankEnvironment:
             mtbf_s=_seconds(variables, "PHALANX_MTBF_S"),
             collective_timeout_s=_seconds(variables, "PHALANX_COLLECTIVE_TIMEOUT_S"),
             deadline_unix_s=_seconds(variables, "PHALANX_DEADLINE"),
+            layout=variables.get("PHALANX_LAYOUT", "").strip(),
+            machine=variables.get("PHALANX_MACHINE", "").strip(),
         )
 
 

@@ -39,6 +39,20 @@ class Stateful(Protocol):
         ...
 
 
+class Split(Protocol):
+    """A model that knows its own state under a layout, optimizer included: what `phalanx.torch.parallelize` returns."""
+
+    layout: Any
+
+    def live_state(self) -> dict[str, Any]:
+        """As the function below."""
+        ...
+
+    def restore_state(self, state: Mapping[str, Any]) -> None:
+        """As the function below."""
+        ...
+
+
 def rank_file(rank: int) -> str:
     """Name of one rank's own file within a checkpoint."""
     return f"rank-{rank}.pt"
@@ -46,14 +60,26 @@ def rank_file(rank: int) -> str:
 
 def live_state(model: Any, optimizers: tuple[Any, ...]) -> dict[str, Any]:
     """The sharded state of model and optimizers by name; it shares memory with them. Called by all ranks."""
+    if hasattr(model, "live_state"):
+        split: Split = model
+        return split.live_state()
     if not optimizers:
         return {"model": get_model_state_dict(model)}
     model_state, optimizer_state = get_state_dict(model, optimizers)
     return {"model": model_state, "optimizer": optimizer_state}
 
 
+def layout_of(model: Any) -> str:
+    """The layout a model is split by, empty for none. What belongs to rank k under one belongs to nobody under another."""
+    return str(model.layout) if hasattr(model, "live_state") else ""
+
+
 def restore_state(model: Any, optimizers: tuple[Any, ...], state: Mapping[str, Any]) -> None:
     """Put `state`, loaded into what `live_state` gave, back into model and optimizers."""
+    if hasattr(model, "restore_state"):
+        split: Split = model
+        split.restore_state(state)
+        return
     if not optimizers:
         set_model_state_dict(model, state["model"])
         return
@@ -61,9 +87,14 @@ def restore_state(model: Any, optimizers: tuple[Any, ...], state: Mapping[str, A
 
 
 def rank_state(
-    stateful: Mapping[str, Stateful], extra: Mapping[str, Any], device: Any, *, costs: tuple[float | None, float | None]
+    stateful: Mapping[str, Stateful],
+    extra: Mapping[str, Any],
+    device: Any,
+    *,
+    costs: tuple[float | None, float | None],
+    layout: str,
 ) -> dict[str, Any]:
-    """This rank's own part of a checkpoint. `costs` are stall and write of the checkpoints so far, in seconds.
+    """This rank's own part of a checkpoint. `costs` are stall and write of the checkpoints so far, in seconds; `layout` as it is written.
 
     Raises:
         TypeError: `extra` or an object's state holds a value that could not be loaded again without running code.
@@ -71,7 +102,19 @@ def rank_state(
     objects = {name: thing.state_dict() for name, thing in stateful.items()}
     _require_plain(objects, "the state of ")
     _require_plain(extra, "extra")
-    return {"extra": dict(extra), "objects": objects, "generators": _generators(device), "costs": costs}
+    return {
+        "extra": dict(extra),
+        "objects": objects,
+        "generators": _generators(device),
+        "costs": costs,
+        "layout": layout,
+    }
+
+
+def written_layout(path: str) -> str:
+    """The layout under which a rank file was written; empty for a model that no layout split."""
+    saved = torch.load(path, map_location="cpu", weights_only=True)
+    return str(saved.get("layout", ""))
 
 
 def restore_rank_state(

@@ -25,6 +25,7 @@ Times are Unix seconds (`_s`), amounts carry their unit. Bytes travel as base64.
     GET    /v1/nodes                     -> NodeList;  GET /v1/nodes/{id} -> NodeReply
     GET    /v1/reservations              -> ReservationList
     PUT    /v1/reservations/{id}         ReservationBody -> ReservationReply;  DELETE -> 204
+    GET    /v1/profile                   -> ProfileReply;  PUT  profile mapping -> ProfileReply
     PATCH  /v1/nodes                     LabelsBody -> NodeList (of those named)
     POST   /v1/nodes/{id}/drain          DrainBody -> NodeReply;  /undrain -> NodeReply;  DELETE /v1/nodes/{id} -> 204
     GET    /v1/users|projects|queues     -> UserList|ProjectList|QueueList
@@ -171,6 +172,7 @@ class JobView(View, frozen=True, kw_only=True):
         virtual: its devices are slots on CPU.
         unmet: what it waits for of other jobs, "afterok:17". `begin_s`: it starts no earlier.
         terms: what it insists on or wishes beyond its GPUs, in words: "within one rack".
+        plan: how its model is split: "auto", or a layout as "tp=2,fsdp=4"; "" where nothing was said.
         array_id, array_index, array_size, array_max: its place in an array, and how many may run at once.
         elements: where the view stands for several elements, which: "40-99". `states`: how many of the whole array are in each state.
     """
@@ -213,6 +215,7 @@ class JobView(View, frozen=True, kw_only=True):
     unmet: list[str] = []
     begin_s: float | None = None
     terms: list[str] = []
+    plan: str = ""
     array_id: str = ""
     array_index: int | None = None
     array_size: int = 0
@@ -328,6 +331,10 @@ class JobBody(View, frozen=True, kw_only=True, forbid_unknown_fields=True):
     depends_on: int | str | list[int | str] | None = None
     array: int | str | None = None
     begin: int | float | str | None = None
+    plan: str | None = None
+    nodelist: str | None = None
+    exclude: str | None = None
+    slurm: dict[str, str] | None = None
 
 
 class UpdateBody(View, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -509,7 +516,7 @@ class ExecResizeBody(View, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class DeviceView(View, frozen=True, kw_only=True):
-    """A device, what holds it and its newest sample. `ranks` are those placed on it, where that is known."""
+    """A device, what holds it and its newest sample. `ranks` are those placed on it, where that is known; `outside`: others hold it."""
 
     index: int
     uuid: str
@@ -525,6 +532,7 @@ class DeviceView(View, frozen=True, kw_only=True):
     power_w: float | None = None
     temperature_c: float | None = None
     throttle: list[str] = []
+    outside: bool = False
 
 
 class CordonView(View, frozen=True, kw_only=True):
@@ -548,7 +556,7 @@ class ReservedView(View, frozen=True, kw_only=True):
 
 
 class NodeView(View, frozen=True, kw_only=True):
-    """A node. `jobs` hold something on it; `reserved`: now or later, first to begin first; `sampled_s` is when its devices were last heard of, None if never in this life."""
+    """A node. `jobs` hold something on it; `reserved`: now or later, first to begin first; `sampled_s` is when its devices were last heard of, None if never in this life; `outside`: who holds some of it on a shared engine."""
 
     id: NodeId
     state: NodeState
@@ -567,11 +575,13 @@ class NodeView(View, frozen=True, kw_only=True):
     changed_s: float = 0.0
     down_cause: str = ""
     failures: int = 0
+    slow: str = ""
     supervisor_id: SupervisorId | None = None
     sampled_s: float | None = None
     load_1m: float | None = None
     memory_available_bytes: int | None = None
     disk_free_bytes: int | None = None
+    outside: list[str] = []
 
 
 class NodeList(View, frozen=True, kw_only=True):
@@ -636,6 +646,21 @@ class ReservationBody(View, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     queues: list[QueueId] = []
     maintenance: bool = False
     why: str = ""
+
+
+class ProfileReply(View, frozen=True, kw_only=True):
+    """What the last calibration found, as `core.performance.profile` writes it; None where there was none.
+
+    Attributes:
+        stale: why it should be made again.
+        slow: nodes that gave less than their peers.
+    """
+
+    profile: dict[str, Any] | None = None
+    by: str = ""
+    stored_s: float | None = None
+    stale: list[str] = []
+    slow: list[str] = []
 
 
 # ---- users, projects, queues, tokens ----------------------------------------------------------------------------------------

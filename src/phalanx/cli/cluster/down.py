@@ -30,6 +30,8 @@ def down(keep_jobs: bool, cancel_jobs: bool) -> None:
     if keep_jobs and cancel_jobs:
         raise BadRequest("--keep-jobs and --cancel-jobs at once", hint="give one of the two")
     record = running(home_folder())
+    if record is None and not os.environ.get("PHALANX_URL") and _leave_cluster(keep=keep_jobs, cancel=cancel_jobs):
+        return
     if record is None and not os.environ.get("PHALANX_URL"):
         print("no head runs here; next: phalanx up")
         return
@@ -51,6 +53,32 @@ def down(keep_jobs: bool, cancel_jobs: bool) -> None:
     print(
         "Phalanx is down" + ("; running jobs go on, phalanx up within 10 minutes finds them again" if keep_jobs else "")
     )
+
+
+def _leave_cluster(*, keep: bool, cancel: bool) -> bool:
+    """Whether this server was a node of a head elsewhere, and is none any more.
+
+    Raises:
+        TryLater: jobs run here.
+    """
+    from phalanx.engines.joined import records
+
+    folder = records.folder_of(home_folder())
+    joined = records.read(folder)
+    if joined is None:
+        return False
+    works = records.works(folder)
+    if works and not cancel:
+        raise TryLater(
+            f"{cells.count(len(works), 'attempt')} of a job {'run' if len(works) > 1 else 'runs'} on this server"
+            + ("; jobs cannot be kept on a server that leaves" if keep else ""),
+            hint=f"phalanx nodes drain {joined.node_id} on the head moves them; --cancel-jobs stops them here, and the head places them anew",
+        )
+    from phalanx.cli.cluster.join import leave
+
+    leave(folder)
+    print(f"{joined.node_id} has left {joined.url}")
+    return True
 
 
 def _ask(stop: Callable[[], StopReply]) -> None:

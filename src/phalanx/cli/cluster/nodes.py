@@ -191,13 +191,17 @@ def _why(node: NodeView, now_s: float) -> str:
     if node.state is NodeState.DOWN:
         return node.down_cause
     cordon = "" if node.cordon is None else f"{node.cordon.why or 'no reason given'} ({node.cordon.by})"
-    return "; ".join(filter(None, [cordon, reservations.reserved_words(node.reserved, now_s)]))
+    slow = f"slow: {node.slow}" if node.slow else ""
+    outside = f"outside: {', '.join(node.outside)}" if node.outside else ""
+    return "; ".join(filter(None, [cordon, slow, outside, reservations.reserved_words(node.reserved, now_s)]))
 
 
 def device_mark(device: DeviceView, screen: Terminal) -> str:
-    """One character: broken, free, or how busy."""
+    """One character: broken, held by others, free, or how busy."""
     if not device.healthy:
         return "!"
+    if device.outside:
+        return "x"
     if device.job_id is None:
         return "·" if screen.blocks else "."
     return cells.level(device.utilization, screen)
@@ -223,7 +227,15 @@ def node_page(node: NodeView, screen: Terminal, now_s: float) -> list[str]:
 
 
 def _device_row(device: DeviceView, screen: Terminal) -> list[Cell | str]:
-    state = "broken" if not device.healthy else "held" if device.job_id is not None else "free"
+    state = (
+        "broken"
+        if not device.healthy
+        else "held"
+        if device.job_id is not None
+        else "outside"
+        if device.outside
+        else "free"
+    )
     memory = (
         ""
         if device.memory_used_bytes is None
@@ -231,7 +243,7 @@ def _device_row(device: DeviceView, screen: Terminal) -> list[Cell | str]:
     )
     return [
         str(device.index), device.model + (" (virtual)" if device.virtual and "virtual" not in device.model else ""),
-        Cell(state, {"broken": "red", "held": "green", "free": "dim"}[state]), device.job_id or "", ", ".join(map(str, device.ranks)),
+        Cell(state, {"broken": "red", "held": "green", "outside": "yellow", "free": "dim"}[state]), device.job_id or "", ", ".join(map(str, device.ranks)),
         "" if device.utilization is None else f"{cells.bar(device.utilization, 10, screen)} {cells.percent(device.utilization)}",
         memory, "" if device.power_w is None else f"{device.power_w:.0f} W",
         "" if device.temperature_c is None else f"{device.temperature_c:.0f} C", ", ".join(device.throttle), device.counter,

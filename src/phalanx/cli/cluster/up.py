@@ -17,7 +17,7 @@ from phalanx.cli.connect import connect, healthy
 from phalanx.cli.faults import warn
 from phalanx.cli.terminal import clean
 from phalanx.cli.words import DURATION
-from phalanx.core.errors import BadRequest, PhalanxError, TryLater, Unreachable
+from phalanx.core.errors import BadRequest, NotFound, NotPermitted, PhalanxError, TryLater, Unreachable
 from phalanx.core.fleet.node import NodeState
 from phalanx.wire.api import NodeView
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _READY_S: Final = 60.0  # a head with 10,000 jobs loads in 2 s; a busy machine gets thirty times that
 _ANSWER_S: Final = 5.0  # for a head that runs to answer: it may be starting, or busy for a moment
 _NODES_S: Final = 10.0  # for the nodes to say hello; the head is ready without them
+_NODES_OF_S: Final = {"ray": 60.0}  # Ray's own processes take 5 to 10 s a machine before ours begin
 _POLL_S: Final = 0.03
 _PORT_DEFAULT: Final = 7600  # DESIGN 4
 
@@ -38,7 +39,19 @@ _PORT_DEFAULT: Final = 7600  # DESIGN 4
     metavar="PORT",
     help=f"On 127.0.0.1; {_PORT_DEFAULT}, or that of the last time.",
 )
+@click.option(
+    "--listen",
+    metavar="ADDR[:PORT]",
+    help="Let other servers join, with TLS, at this address of the machine; off: no longer.",
+)
 @click.option("--virtual", metavar="NxD", help="N virtual nodes of D devices: ranks run on CPUs, all else is real.")
+@click.option(
+    "--engine", type=click.Choice(["local", "ray", "slurm"]), help="What brings the nodes: this machine, Ray, or Slurm."
+)
+@click.option("--ray-address", metavar="HOST:PORT", help="The Ray cluster that is there; own: one of our own again.")
+@click.option("--partition", metavar="NAME", help="Of Slurm; its default one otherwise.")
+@click.option("--account", metavar="NAME", help="Who pays in Slurm.")
+@click.option("--qos", metavar="NAME", help="Slurm's quality of service.")
 @click.option("--foreground", is_flag=True, help="Stay; Ctrl-C stops the head.")
 @click.option("--systemd", is_flag=True, help="Print a unit for systemd and do nothing.")
 @click.option("--lease", type=float, metavar="SECONDS", help="How long a node may be silent before its jobs freeze.")
@@ -74,7 +87,7 @@ def up(foreground: bool, systemd: bool, **given: Any) -> None:
         os.execv(sys.executable, _command(arguments))  # noqa: S606  # no shell is wanted
     url = _start(home, arguments)
     head = connect()
-    _await_nodes(head, fleet(home))
+    _await_nodes(head, fleet(home), _NODES_OF_S.get(given["engine"] or "", _NODES_S))
     _tell(head, url, "is up")
 
 
@@ -180,9 +193,9 @@ def _ended(words: str, code: int) -> PhalanxError:
     return refusal
 
 
-def _await_nodes(head: Client, names: set[str]) -> None:
+def _await_nodes(head: Client, names: set[str], limit_s: float = _NODES_S) -> None:
     """Until the nodes that this head brings up said hello. Others that it remembers may be gone for good."""
-    until = time.monotonic() + _NODES_S
+    until = time.monotonic() + limit_s
     while time.monotonic() < until:
         nodes = head.nodes()
         up_now = {node.id for node in nodes if node.state is NodeState.UP}
@@ -199,7 +212,22 @@ def _tell(head: Client, url: str, what: str) -> None:
         print(clean(f"  {_node(node)}"))
     if not nodes:
         print("  no node has joined yet")
+    _tell_join_line(head)
     print("next: phalanx run --gpus 1 -- python train.py")
+
+
+def _tell_join_line(head: Client) -> None:
+    """What to paste on the next server, if this head takes any in."""
+    import msgspec
+
+    from phalanx.wire.join import JoinLine
+
+    try:
+        line = msgspec.json.decode(head.transport.json("GET", "/v1/join"), type=JoinLine)
+    except (NotFound, NotPermitted):  # a head of the release before, or a token that may not know
+        return
+    if line.address:
+        print(f"on the next server: phalanx join {line.address} --token {line.token} --fingerprint {line.fingerprint}")
 
 
 def _node(node: NodeView) -> str:

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -16,6 +16,10 @@ from phalanx.core.work.keys import BadKey
 from phalanx.core.work.request import spec_from_mapping
 from phalanx.core.work.spec import JobSpec
 
+if TYPE_CHECKING:
+    from phalanx.cli.jobs.batch import Named
+    from phalanx.cli.plan.given import PlanWish
+
 F = TypeVar("F", bound=Callable[..., Any])
 _AFTER_DASHES: Final = "phalanx.command"
 _FILE_ENDINGS: Final = (".yaml", ".yml", ".json")
@@ -23,17 +27,25 @@ _FILE_ENDINGS: Final = (".yaml", ".yml", ".json")
 _KEYS: Final = (
     "name", "gpus", "nodes", "gpus_per_node", "cpus", "memory", "workdir", "time", "priority", "queue", "project", "retry",
     "warm", "checkpoint", "tasks_per_node", "hold", "depends_on", "array", "begin", "grace", "collective_timeout", "setup", "within", "prefer", "slice", "slice_within",
-    "preemptible", "reservation", "saves_on_stop",
+    "preemptible", "reservation", "saves_on_stop", "plan",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A job as it goes to the head, checked here with the head's own rules. `copy`: the working directory travels with it."""
+    """A job as it goes to the head, checked here with the head's own rules.
+
+    Attributes:
+        copy: the working directory travels with it.
+        named: of an `#SBATCH` script, what only the head can say of its words.
+        to_plan: of a file whose `plan:` is a mapping: planned by `plan_now` before the job is handed in; the mapping is without it.
+    """
 
     mapping: dict[str, object]
     spec: JobSpec
     copy: bool
+    to_plan: PlanWish | None = None
+    named: Named | None = None
 
 
 class CommandAfterDashes(click.Command):
@@ -71,10 +83,18 @@ def asked(context: click.Context, given: Mapping[str, Any]) -> Asked:
         BadRequest: options are wrong, or contradict each other.
     """
     words = context.meta.get(_AFTER_DASHES)
-    path = _job_file(given["file"], words, context.command_path)
+    script = _batch_script(given["file"], words)
+    path = None if script is not None else _job_file(given["file"], words, context.command_path)
     options = {key: given[key] for key in _KEYS if given[key] is not None}
     here = os.getcwd()
-    if path is None:
+    named = None
+    where: Callable[[str], str]
+    if script is not None:
+        from phalanx.cli.jobs.batch import batch_mapping
+
+        mapping, named = batch_mapping(script, given["file"][1:])
+        where = lambda key: _flag(key) if key in options else script or key  # noqa: E731  # one line says it best
+    elif path is None:
         mapping, where = {}, _flag
     else:
         from phalanx.cli.jobs.jobfile import read_job_file
@@ -90,15 +110,17 @@ def asked(context: click.Context, given: Mapping[str, Any]) -> Asked:
         mapping["env"] = {**_table(mapping.get("env")), **dict(given["env"])}
     mapping["workdir"] = _workdir(mapping.get("workdir"), here, typed="workdir" in options)
     now_s = time.time()
+    to_plan = None
     try:
+        if mapping.get("plan") is not None:
+            to_plan = _planned(mapping, os.getcwd() if "plan" in options or path in {None, "-"} else _folder_of(path))
         if mapping.get("begin") is not None:
             mapping["begin"] = _begin(mapping["begin"], now_s)
         spec = spec_from_mapping(mapping, workdir=here, now_s=now_s)
     except BadKey as error:
         raise _placed(error, where(error.key), from_file=path is not None and error.key not in options) from None
-    return Asked(
-        mapping={key: value for key, value in mapping.items() if value is not None}, spec=spec, copy=bool(given["copy"])
-    )
+    mapping = {key: value for key, value in mapping.items() if value is not None}
+    return Asked(mapping=mapping, spec=spec, copy=bool(given["copy"]), to_plan=to_plan, named=named)
 
 
 def check_script(spec: JobSpec) -> None:
@@ -132,6 +154,15 @@ def _scripts(argv: Sequence[str]) -> list[str]:
     return found
 
 
+def _batch_script(files: Sequence[str], words: Sequence[str] | None) -> str | None:
+    """The first word, where it is a script with `#SBATCH` lines."""
+    if words is not None or not files or files[0].lower().endswith(_FILE_ENDINGS) or not os.path.isfile(files[0]):
+        return None
+    from phalanx.cli.jobs.batch import is_batch_script
+
+    return files[0] if is_batch_script(files[0]) else None
+
+
 def _job_file(files: Sequence[str], words: Sequence[str] | None, command: str) -> str | None:
     if words is not None and files:
         raise BadRequest(f"a job file ({files[0]}) and a command after -- at once", hint="give one of the two")
@@ -158,6 +189,21 @@ def _workdir(named: object, here: str, *, typed: bool) -> str:
     """Absolute. From a job file it is meant from that file's folder, from an option from where the user stands."""
     text = os.path.expanduser(str(named)) if named else ""
     return os.path.normpath(os.path.join(os.getcwd() if typed else here, text)) if text else here
+
+
+def _folder_of(path: str | None) -> str:
+    return os.path.dirname(os.path.abspath(path or ""))
+
+
+def _planned(mapping: dict[str, object], folder: str) -> PlanWish | None:
+    """Put the words for the head into the mapping; take a wish to plan first out of it."""
+    from phalanx.cli.plan.given import plan_given  # most jobs have no plan
+
+    found = plan_given(mapping.pop("plan"), folder)
+    if not isinstance(found, str):
+        return found
+    mapping["plan"] = found
+    return None
 
 
 def _begin(value: object, now_s: float) -> str:
@@ -214,6 +260,7 @@ _OPTIONS: Final = (
     click.option("--no-preempt", "preemptible", is_flag=True, flag_value=False, default=None, help="Never stopped for another job's sake."),
     click.option("--saves-on-stop", is_flag=True, default=None, help="It saves when asked to stop, so that stopping it costs little."),
     click.option("--reservation", metavar="NAME", help="Start inside this reservation only."),
+    click.option("--plan", metavar="PLAN", help="How the model is split: auto, tp=2,pp=2,fsdp=2, or FILE.json of `phalanx plan --save`."),
     click.option("--copy", is_flag=True, help="Send a copy of the working directory (.gitignore obeyed, at most 100 MB)."),
     click.option("--depends-on", "--dependency", "depends_on", metavar="JOBS", help="Wait for others: 17, afterok:17:18, afterany:17, singleton."),
     click.option("-a", "--array", metavar="NUMBERS", help="One job for each number: 0-99, 1,3,7-20:2; 0-99%8 for at most 8 at once."),

@@ -186,11 +186,11 @@ class _Reader:
         match KEYS[key], _kind(event):
             case _, "Alias":
                 return self._alias(event)
-            case ((Kind.NUMBER | Kind.FLAG | Kind.TEXT | Kind.WORDS | Kind.LIST), "Scalar"):
+            case ((Kind.NUMBER | Kind.FLAG | Kind.TEXT | Kind.WORDS | Kind.LIST | Kind.MAYBE_TABLE), "Scalar"):
                 return self._keep(event, self._resolved(event, KEYS[key]))
             case ((Kind.WORDS | Kind.LIST | Kind.TABLE), "SequenceStart"):
                 return self._keep(event, self._words(key))
-            case Kind.TABLE, "MappingStart":
+            case ((Kind.TABLE | Kind.MAYBE_TABLE), "MappingStart"):
                 return self._keep(event, self._table(key))
             case Kind.TABLE, "Scalar" if _is_null(event):
                 return None
@@ -262,6 +262,7 @@ _WANTED: Final = {
     Kind.NUMBER: "a whole number",
     Kind.FLAG: "true or false",
     Kind.TABLE: "names and values",
+    Kind.MAYBE_TABLE: "one value, or names and values",
 }
 
 

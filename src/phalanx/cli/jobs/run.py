@@ -37,6 +37,10 @@ def run(context: click.Context, /, detach: bool, rank: str | None, dry_run: bool
     phalanx run job.yaml
     """  # noqa: D301 - click reads the backspace character itself
     wanted = asked(context, given)
+    if wanted.to_plan is not None:
+        from phalanx.cli.plan.now import plan_now
+
+        wanted = plan_now(connect(), wanted)
     if dry_run:
         from phalanx.cli.jobs.dryrun import show_dry_run
 

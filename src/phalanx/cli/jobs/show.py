@@ -119,6 +119,7 @@ def _facts(job: JobView, attempts: Sequence[AttemptView], screen: Terminal, now_
         "who": f"{job.user}, project {job.project}, queue {job.queue}, priority {job.priority}",
         "when": f"{_clock(job.submit_s)}{waited}{ran}{limit}",
         "shape": shape + (" (virtual devices)" if job.virtual else ""),
+        "layout": _layout(job),
         "terms": ", ".join(job.terms),
         "progress": "" if progress is None else _progress(job, screen),
         "folder": job.workdir,
@@ -126,6 +127,15 @@ def _facts(job: JobView, attempts: Sequence[AttemptView], screen: Terminal, now_
         "labels": " ".join(f"{name}={value}" for name, value in job.labels.items()),
     }
     return [cut(f"  {screen_label(name)}{clean(text)}", screen.width) for name, text in facts.items() if text]
+
+
+def _layout(job: JobView) -> str:
+    """`tp=2,fsdp=4 (8 ranks)`."""
+    if job.plan in {"", "auto"}:
+        return job.plan and "auto: the ranks choose it when the script gives its model"
+    from phalanx.core.work.layout import parse_layout
+
+    return f"{job.plan} ({parse_layout(job.plan).ranks} ranks)"
 
 
 def screen_label(name: str) -> str:

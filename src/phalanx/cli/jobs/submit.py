@@ -44,6 +44,10 @@ def submit(
     """  # noqa: D301 - click reads the backspace character itself
     wanted = asked(context, given)
     head = connect()
+    if wanted.to_plan is not None:
+        from phalanx.cli.plan.now import plan_now
+
+        wanted = plan_now(head, wanted)
     if dry_run:
         from phalanx.cli.jobs.dryrun import show_dry_run
 
@@ -79,6 +83,10 @@ def hand_in(head: Client, wanted: Asked) -> Submission:
         PhalanxError: the head refuses, or nobody answers.
     """
     mapping = wanted.mapping
+    if wanted.named is not None:
+        from phalanx.cli.jobs.batch import with_names
+
+        mapping = with_names(head, mapping, wanted.named)
     if wanted.copy or not sees_our_files(head):
         mapping = {**mapping, "upload": _send_copy(head, wanted.spec.workdir)}
     else:

@@ -9,10 +9,10 @@ from typing import assert_never
 from phalanx.cli.simulate.charts import HEIGHT, WIDTH, Area, Line, Shape, Words
 
 
-def svg(shapes: Sequence[Shape], title: str) -> str:
+def svg(shapes: Sequence[Shape], title: str, height: float = HEIGHT) -> str:
     """One chart."""
     drawn = "".join(_drawn(shape) for shape in shapes)
-    return f'<svg role="img" aria-label="{escape(title)}" viewBox="0 0 {WIDTH:g} {HEIGHT:g}">{drawn}</svg>'
+    return f'<svg role="img" aria-label="{escape(title)}" viewBox="0 0 {WIDTH:g} {height:g}">{drawn}</svg>'
 
 
 def _drawn(shape: Shape) -> str:

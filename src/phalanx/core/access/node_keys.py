@@ -1,13 +1,17 @@
-"""Tokens of supervisors: derived from the head's secret, so that a head that lost nothing but its memory still knows them."""
+"""Tokens of supervisors and of servers that join: derived from the head's secret, so that a head that lost nothing but its memory
+still knows them.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 
-from phalanx.core.ids import NodeId
+from phalanx.core.ids import Epoch, JobId, NodeId
+from phalanx.core.work.seat import Seat, read_seat
 
 _PREFIX = "phxn"
+_JOIN_PREFIX = "phxj"
 
 
 def node_token(secret: bytes, node_id: NodeId) -> str:
@@ -16,14 +20,51 @@ def node_token(secret: bytes, node_id: NodeId) -> str:
 
 
 def node_of(secret: bytes, token: str) -> NodeId | None:
-    """The node a token speaks for, or None. Compares in constant time."""
+    """The node (or the seat of one attempt on it) that a token speaks for, or None. Compares in constant time."""
     prefix, _, rest = token.partition(".")
     name, _, mac = rest.rpartition(".")
+    seat = read_seat(name)
+    if seat is None:
+        good = _mac(secret, NodeId(name))
+    else:
+        good = seat_token(attempt_key(secret, seat.job_id, seat.epoch), seat).rpartition(".")[2]
     # As bytes: compare_digest refuses text outside ASCII, and a header may hold any.
-    given, wanted = mac.encode(errors="replace"), _mac(secret, NodeId(name)).encode()
+    given, wanted = mac.encode(errors="replace"), good.encode()
     if prefix != _PREFIX or not name or not hmac.compare_digest(given, wanted):
         return None
     return NodeId(name)
+
+
+def attempt_key(secret: bytes, job_id: JobId, epoch: Epoch) -> str:
+    """What the supervisors of one attempt make their own tokens from: an engine hands it to all of them alike."""
+    text = f"phalanx attempt {job_id}.{epoch}"
+    return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()
+
+
+def seat_token(key: str, seat: Seat) -> str:
+    """The token of the supervisor on a seat, made where it sits from its `attempt_key`."""
+    mac = hmac.new(key.encode(), seat.name.encode(errors="surrogatepass"), hashlib.sha256).hexdigest()
+    return f"{_PREFIX}.{seat.name}.{mac}"
+
+
+def join_token(secret: bytes, expires_s: float) -> str:
+    """A token that brings servers in until `expires_s` (Unix seconds) and opens nothing else."""
+    until = str(int(expires_s))
+    return f"{_JOIN_PREFIX}.{until}.{_join_mac(secret, until)}"
+
+
+def join_expiry(secret: bytes, token: str) -> float | None:
+    """Until when a join token of this head is good, in Unix seconds; None for any other word. Compares in constant time."""
+    prefix, _, rest = token.partition(".")
+    until, _, mac = rest.partition(".")
+    wanted = _join_mac(secret, until).encode()
+    if prefix != _JOIN_PREFIX or not until.isdecimal() or not hmac.compare_digest(mac.encode(errors="replace"), wanted):
+        return None
+    return float(until)
+
+
+def _join_mac(secret: bytes, until: str) -> str:
+    return hmac.new(secret, b"phalanx join " + until.encode(errors="surrogatepass"), hashlib.sha256).hexdigest()
 
 
 def _mac(secret: bytes, node_id: NodeId) -> str:

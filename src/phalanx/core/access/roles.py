@@ -18,9 +18,9 @@ _GRANTS: Final = {
     },
     UserRole.ADMIN: {
         Action.SEE, Action.SUBMIT, Action.CHANGE_OWN, Action.SEE_OUTPUT, Action.OWN_TOKENS, Action.OPERATE,
-        Action.ADMINISTER,
+        Action.ADMINISTER, Action.JOIN,
     },
-    UserRole.NODE: {Action.SUPERVISE},
+    UserRole.NODE: {Action.SUPERVISE, Action.JOIN},
 }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import Final
 
 from phalanx.core.fleet.device import Device
 from phalanx.core.ids import NodeId, SupervisorId
@@ -27,6 +28,24 @@ class Cordon:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Others:
+    """What is held on a node of a shared engine outside Phalanx.
+
+    Attributes:
+        devices: indices that nobody of ours is given; where the engine picks devices only their number says something.
+        who: for people, as "Slurm job 812 of alice".
+    """
+
+    devices: tuple[int, ...] = ()
+    cpus: int = 0
+    memory_bytes: int = 0
+    who: tuple[str, ...] = ()
+
+
+NO_OTHERS: Final = Others()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """A server. Times are Unix seconds.
 
@@ -36,6 +55,9 @@ class Node:
         boot_id: the kernel's; a change means that nothing from before still runs.
         virtual: its devices are slots on CPU.
         down_cause: why it is DOWN, for people; empty while UP.
+        per_attempt: its engine brings a supervisor for each attempt; the node itself has none, and no lease.
+        others: what is held here outside Phalanx.
+        slow: what the last calibration found too slow, for people; work goes here only if nothing else fits. Empty for a sound node.
     """
 
     id: NodeId
@@ -55,6 +77,9 @@ class Node:
     changed_s: float = 0.0
     down_cause: str = ""
     failures: int = 0
+    per_attempt: bool = False
+    others: Others = NO_OTHERS
+    slow: str = ""
 
     @property
     def schedulable(self) -> bool:

@@ -56,7 +56,7 @@ class Judged:
         step: its expected time by item; `low_s` and `high_s` are the 80 % interval of the whole.
         mfu: model FLOP/s over the devices' dense 16-bit peak, recomputation not counted.
         train_s, gpu_hours, cost_usd: of all tokens, as (low, expected, high), without failures; None where no tokens, or no price.
-        fits: into the memory of the device, by the expected figure.
+        fits: into the memory of the device, as far as the memory model can tell (`core.performance.memory.refused`).
         why: what speaks for it, or what it loses to the best.
     """
 
@@ -73,6 +73,11 @@ class Judged:
     cost_usd: tuple[float, float, float] | None = None
     fits: bool = True
     why: str = ""
+
+    @property
+    def tight(self) -> bool:
+        """Whether it fits only if the memory model errs to the safe side: above the device's memory by less than its usual error."""
+        return self.fits and self.memory.room_bytes < 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,6 @@ MICRO_BATCHES: Final = (1, 2, 4, 8, 16, 32)  # sequences at once; more fills no 
 CONTEXTS: Final = (1, 2, 4, 8, 16, 32)
 CONTEXT_TOKENS_MIN: Final = 2048  # a rank's part of a sequence; below, passing keys round costs more than it saves
 RUNS_MAX: Final = 12  # of layers per stage in published layouts, `vpp` of NeMo's GPT-3 and Nemotron recipes
-RECOMPUTATIONS: Final = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
-"""From the one that costs least time to the one that needs least memory."""
 UNEVEN_MAX: Final = 1.13  # of the busiest stage over the mean; a worse cut wastes an eighth of the machine
 BATCH_MAX_TOKENS: Final = 1 << 17  # of one micro-batch on one rank, past which activations fit nowhere
 
@@ -40,10 +38,11 @@ def splits(asked: Asked) -> Iterator[Split]:
     model, gpus = asked.model, asked.machine.gpus
     network = Network(asked.machine, asked.physics)
     domain = max(network.island if network.link_domain > 1 else asked.machine.gpus_per_node, 1)
-    for tensor in (1, 2, 4, 8, 16):
+    whole = model.tied and not asked.stack.splits_tied
+    for tensor in (1,) if whole else (1, 2, 4, 8, 16):
         if tensor > min(domain, gpus) or gpus % tensor or not _divides(asked, tensor):
             continue
-        for pipeline in divisors(gpus // tensor):
+        for pipeline in (1,) if whole else divisors(gpus // tensor):
             if pipeline > model.layers or _waste(model.layers, pipeline) > UNEVEN_MAX:
                 continue
             rest = gpus // tensor // pipeline
@@ -65,9 +64,15 @@ def shardings(asked: Asked, split: Split) -> Iterator[tuple[int, int, int]]:
         if zero == 0:
             yield 0, 1, split.data
         else:
-            near = max(1, asked.machine.gpus_per_node // (split.tensor * split.context))
-            if zero == 3 and 1 < near < split.data and split.data % near == 0:
-                yield 3, near, split.data // near  # hybrid: sharded within a node, replicas across
+            shard = max(1, asked.machine.gpus_per_node // (split.tensor * split.context))
+            while zero == 3 and shard < split.data:
+                if shard > 1 and split.data % shard == 0:
+                    yield (
+                        3,
+                        shard,
+                        split.data // shard,
+                    )  # hybrid: sharded within a node, two, four, ... and replicas across
+                shard *= 2
             yield zero, split.data, 1
 
 
@@ -78,6 +83,13 @@ def micro_batches(asked: Asked, split: Split) -> Iterator[int]:
         tokens = size * asked.seq // split.context
         if share % size == 0 and (size == 1 or tokens <= BATCH_MAX_TOKENS) and share // size >= split.pipeline:
             yield size
+
+
+def recomputations(asked: Asked) -> Iterator[Recompute]:
+    """Those that the stack offers, from the one that costs least time to the one that needs least memory."""
+    for again in (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL):
+        if again.value in asked.stack.recomputations:
+            yield again
 
 
 def interleavings(asked: Asked, split: Split, steps: int) -> Iterator[int]:
@@ -138,7 +150,7 @@ def _cuts(asked: Asked, context: int, tensor: int) -> bool:
 
 def _experts(asked: Asked, ranks: int) -> Iterator[int]:
     mixture = asked.model.mixture
-    if mixture is None:
+    if mixture is None or not asked.stack.experts:
         yield 1
         return
     for expert in divisors(mixture.experts):

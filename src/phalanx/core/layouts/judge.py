@@ -8,7 +8,9 @@ from typing import Final
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.layouts.asked import Asked, Checkpoint, Judged
-from phalanx.core.performance.memory import Memory, memory_of
+from phalanx.core.performance.collectives import Network
+from phalanx.core.performance.machine import Gpu
+from phalanx.core.performance.memory import Memory, memory_of, refused
 from phalanx.core.performance.step import LayerCosts, Method, StepTime, Task
 from phalanx.core.performance.uncertainty import interval_s
 from phalanx.core.recovery.interval import daly_interval_s, expected_wall_s, gang_mtbf_s
@@ -24,6 +26,9 @@ STATE_BYTES: Final = (
 HOST_SHARE: Final = 0.5
 """Of PCIe's bandwidth, reached when the state is copied to host memory: torch's pinned copies, our estimate, 2026-11."""
 HOUR_S: Final = 3600.0
+LOST_MAX: Final = (
+    50.0  # failures between two checkpoints, past which the kept share (e^-50) is nothing and Daly's cost no number
+)
 
 
 def task_of(asked: Asked) -> Task:
@@ -70,17 +75,21 @@ def judge(asked: Asked, layout: Layout, *, costs: LayerCosts | None = None, why:
         train_s=train,
         gpu_hours=hours,
         cost_usd=cost,
-        fits=held.room_bytes >= 0.0,
+        fits=not refused(held),
         why=why,
     )
 
 
 def mfu(asked: Asked, tokens_per_s: float, gpus: int) -> float:
     """Model FLOP/s over the dense 16-bit peak of the devices; frozen weights need no gradients, which is a third less."""
-    flops = asked.machine.gpu.flops
-    peak = flops.get("bf16") or flops.get("fp16") or flops["fp32"]
+    peak = peak_flops(asked.machine.gpu)
     flops_per_token = asked.model.flops_per_token(asked.seq, frozen=asked.method is not Method.FULL)
     return tokens_per_s * flops_per_token / (gpus * peak)
+
+
+def peak_flops(gpu: Gpu) -> float:
+    """What MFU is a share of: the dense peak of 16-bit products, or of what the device has instead."""
+    return gpu.flops.get("bf16") or gpu.flops.get("fp16") or gpu.flops["fp32"]
 
 
 def checkpoint(asked: Asked, layout: Layout) -> Checkpoint:
@@ -96,25 +105,38 @@ def checkpoint(asked: Asked, layout: Layout) -> Checkpoint:
     stall_s = bytes_ / layout.ranks / (machine.gpu.pcie_bytes_per_s * HOST_SHARE)
     mtbf_s = gang_mtbf_s(devices=layout.ranks)
     interval_s = max(daly_interval_s(stall_s=stall_s, mtbf_s=mtbf_s), write_s)
-    wall_s = expected_wall_s(
-        work_s=HOUR_S, interval_s=interval_s, stall_s=stall_s, mtbf_s=mtbf_s, restart_s=RESTART_S + write_s
-    )
-    return Checkpoint(bytes=bytes_, write_s=write_s, stall_s=stall_s, interval_s=interval_s, goodput=HOUR_S / wall_s)
+    restart_s = RESTART_S + write_s
+    goodput = 0.0
+    if (interval_s + stall_s + restart_s) / mtbf_s < LOST_MAX:
+        goodput = HOUR_S / expected_wall_s(
+            work_s=HOUR_S, interval_s=interval_s, stall_s=stall_s, mtbf_s=mtbf_s, restart_s=restart_s
+        )
+    return Checkpoint(bytes=bytes_, write_s=write_s, stall_s=stall_s, interval_s=interval_s, goodput=goodput)
 
 
 def check_asked(asked: Asked) -> None:
     """Do nothing if the question makes sense.
 
     Raises:
-        BadRequest: a size that is not positive, or a precision that the device does not have.
+        BadRequest: a size that is not positive, a precision that the device does not have, or nodes that nothing joins.
     """
     for name, value in (("seq", asked.seq), ("global batch", asked.global_batch), ("GPUs", asked.machine.gpus)):
         if value < 1:
             raise BadRequest(f"{name} is {value}; it must be at least 1")
-    gpu = asked.machine.gpu
+    machine, gpu = asked.machine, asked.machine.gpu
+    if machine.nodes > 1 and Network(machine, asked.physics).far_bytes_per_s <= 0.0:
+        raise BadRequest(
+            f"nothing joins the {machine.nodes} nodes (network of 0 bit/s), so no model can be split over them",
+            hint="plan for one node, or state what joins them: --network 100gbit",
+        )
     have = sorted({*gpu.flops, *gpu.best_flops})
     if asked.precision not in have:
         raise BadRequest(f"{gpu.name} has no {asked.precision} products", hint=f"it has {', '.join(have)}")
+    if asked.precision not in asked.stack.precisions:
+        raise BadRequest(
+            f"{asked.stack.name} does not train in {asked.precision}",
+            hint="--stack names a program that does: megatron-core",
+        )
 
 
 def checked(asked: Asked, layout: Layout) -> Layout:
@@ -152,7 +174,9 @@ def checked(asked: Asked, layout: Layout) -> Layout:
 
 
 def _filled(layout: Layout, asked: Asked) -> Layout:
-    return replace(layout, micro_batches=asked.global_batch // (layout.data * layout.micro_batch))
+    precision = asked.precision if layout.precision == Layout().precision else layout.precision
+    micro_batches = asked.global_batch // (layout.data * layout.micro_batch)
+    return replace(layout, micro_batches=micro_batches, precision=precision)
 
 
 def _times(three: tuple[float, float, float], factor: float) -> tuple[float, float, float]:

@@ -8,20 +8,21 @@ from typing import Final
 
 from phalanx.core.layouts.asked import Answer, Asked, Judged, Smaller
 from phalanx.core.layouts.candidates import (
-    RECOMPUTATIONS,
     Split,
     interleavings,
     layout_from,
     micro_batches,
+    recomputations,
     shardings,
     splits,
     with_runs,
 )
 from phalanx.core.layouts.judge import check_asked, checked, costs_of, judge, task_of
-from phalanx.core.layouts.why import lost_by, misfit, said
+from phalanx.core.layouts.why import axes, lost_by, misfit, said, tight
 from phalanx.core.performance.memory import Memory, memory_of
 from phalanx.core.performance.step import LayerCosts, Method
 from phalanx.core.work.layout import Layout, Recompute
+from phalanx.core.work.planned import layout_text
 
 AXIS_COST: Final = 0.01
 """Of the step, charged for each kind of parallelism: of two layouts that the planner cannot tell apart, the simpler one. Half of the
@@ -55,7 +56,7 @@ def plan(asked: Asked, *, top: int = 5) -> Answer:
     for split in splits(asked):
         for layout, held in _sized(asked, split):
             count += 1
-            way = (split.tensor, split.pipeline, split.context, split.expert, layout.zero, layout.shard)
+            way = (split.tensor, split.pipeline, split.context, split.expert, layout.zero, layout.replicate > 1)
             if not _holds(held):
                 over = held.total_bytes
                 if way not in nearest or over < nearest[way][0]:
@@ -74,7 +75,7 @@ def plan(asked: Asked, *, top: int = 5) -> Answer:
     layouts = (replace(first, why="fastest that fits"), *seconds)
     shown = {_family(one.layout) for one in layouts}
     losers = [_second(asked, found.layout, first, costs) for found in ranked[top:] if _is_new(found.layout, shown)][:3]
-    misfits = sorted((over, layout) for way, (over, layout) in nearest.items() if way not in best) if nearest else []
+    misfits = sorted((one for way, one in nearest.items() if way not in best), key=lambda one: (one[0], str(one[1])))
     losers += [_missing(asked, layout, costs) for _, layout in misfits if _is_new(layout, shown)][:3]
     return Answer(
         fits=True, reason=said(asked, first), layouts=layouts, losers=tuple(losers), smallest=(), judged=count
@@ -93,7 +94,7 @@ def _given(asked: Asked, layout: Layout) -> Answer:
         return Answer(
             fits=True,
             reason=said(asked, judged),
-            layouts=(replace(judged, why="as given"),),
+            layouts=(replace(judged, why=tight(judged) if judged.tight else "as given"),),
             losers=(),
             smallest=(),
             judged=1,
@@ -101,7 +102,7 @@ def _given(asked: Asked, layout: Layout) -> Answer:
     judged = replace(judged, why=misfit(judged))
     return Answer(
         fits=False,
-        reason=f"{layout} does not fit: {judged.why}",
+        reason=f"{layout_text(layout)} does not fit: {judged.why}",
         layouts=(),
         losers=(judged,),
         smallest=_smaller(asked),
@@ -114,14 +115,17 @@ def _sized(asked: Asked, split: Split) -> Iterator[tuple[Layout, Memory]]:
     task = task_of(asked)
     for size in micro_batches(asked, split):
         any_fits = False
-        for again in RECOMPUTATIONS:
-            fitting = False
+        for again in recomputations(asked):
+            fitting = hybrid = False
             for zero, shard, replicate in shardings(asked, split):
+                if hybrid and zero == 3 and replicate > 1:
+                    continue  # as narrow as fits: wider ones gather over more of the network, for every micro-batch
                 layout = layout_from(split, asked=asked, zero=zero, shard=shard, replicate=replicate, micro_batch=size)
                 layout = layout if again is Recompute.NONE else replace(layout, recompute=again)
                 held = memory_of(task, layout, asked.machine.gpu, asked.stack)
                 if _holds(held):
                     fitting = any_fits = True
+                    hybrid = zero == 3
                     yield layout, held
                 elif again is Recompute.FULL and size == 1:
                     yield layout, held
@@ -137,13 +141,13 @@ def _holds(held: Memory) -> bool:
 
 def _timed(asked: Asked, split: Split, layout: Layout, costs: LayerCosts) -> Iterator[_Found]:
     task = task_of(asked)
-    axes = (split.tensor > 1) + (split.pipeline > 1) + (split.context > 1) + (split.expert > 1) + (layout.zero > 0)
+    ways = axes(layout)
     for runs in interleavings(asked, split, layout.micro_batches):
         run = with_runs(layout, runs)
         if runs > 1 and not _holds(memory_of(task, run, asked.machine.gpu, asked.stack)):
             continue
         seconds = costs.step(run).total_s
-        yield _Found(run, seconds, seconds * (1.0 + AXIS_COST * axes))
+        yield _Found(run, seconds, seconds * (1.0 + AXIS_COST * ways))
 
 
 def _second(asked: Asked, layout: Layout, first: Judged, costs: LayerCosts) -> Judged:
@@ -180,7 +184,13 @@ def _nothing(asked: Asked, leanest: list[Layout], count: int) -> Answer:
 
 
 def _smaller(asked: Asked) -> tuple[Smaller, ...]:
-    """Adapters on the same GPUs, and the fewest of the same GPUs that hold the whole."""
+    """Another layout of the same; or else adapters on the same GPUs, and the fewest of the same GPUs that hold the whole."""
+    if asked.layout is not None:
+        best = plan(replace(asked, layout=None), top=1).layouts
+        if best:
+            return (
+                Smaller(what="another layout", method=asked.method, gpus=asked.machine.gpus, layout=best[0].layout),
+            )
     out = []
     for method in (Method.LORA, Method.QLORA):
         if asked.method is Method.FULL or (asked.method is Method.LORA and method is Method.QLORA):
@@ -203,8 +213,11 @@ def _grown(asked: Asked) -> Smaller | None:
     while layout is None and nodes < machine.nodes * GROWTH_MAX:
         low, nodes = nodes, nodes * 2
         layout = _on(asked, nodes)
-    while layout is not None and nodes - low > 1:
-        middle = (low + nodes) // 2
+    grain = max(
+        1, low // 4
+    )  # of 256 nodes and more, in steps of 64: nobody builds 259, which only suits a batch that divides
+    while layout is not None and nodes - low > grain:
+        middle = low + max(1, (nodes - low) // (2 * grain)) * grain
         tried = _on(asked, middle)
         if tried is None:
             low = middle

@@ -24,6 +24,7 @@ from phalanx.core.state.events import (
     MemberStopped,
     Progressed,
     TaskExited,
+    Withdrawn,
 )  # fmt: skip
 from phalanx.core.state.revise import replace
 from phalanx.core.state.story import StoryLine
@@ -48,7 +49,7 @@ def transition(case: Case, happening: Happening, facts: Facts) -> Outcome:
 def _current(attempt: Attempt, happening: Happening) -> bool:
     if isinstance(happening, CheckpointSaved):
         return happening.resume.epoch == attempt.epoch
-    if isinstance(happening, (Progressed, CheckpointFailed)):
+    if isinstance(happening, (Progressed, CheckpointFailed, Withdrawn)):
         return happening.epoch == attempt.epoch
     if isinstance(happening, _FROM_A_NODE):
         return happening.epoch == attempt.epoch and happening.generation == attempt.generation
@@ -212,6 +213,21 @@ def _overdue(case: Case, attempt: Attempt, happening: StartOverdue, facts: Facts
     return _stopping(case, attempt, Cause.START_FAIL, text, facts, line(case, facts, "overdue", text))
 
 
+def _withdrawn(case: Case, attempt: Attempt, happening: Withdrawn, facts: Facts) -> Outcome:
+    """The engine never brought a supervisor, and says that none will come: the whole gang is accounted for."""
+    members = tuple(
+        replace(
+            member, state=MemberState.STOPPED, why=happening.why if member.node_id in happening.nodes else member.why
+        )
+        for member in attempt.members
+    )
+    attempt = replace(attempt, members=members)
+    if happening.cause is Cause.FAILED and attempt.exit_code is None:
+        attempt = replace(attempt, exit_code=1)
+    told = line(case, facts, "withdrawn", happening.why)
+    return _stopping(case, attempt, happening.cause, happening.why, facts, told)
+
+
 def _remind(case: Case, attempt: Attempt, happening: Remind, facts: Facts) -> Outcome:
     node_id, state = happening.node_id, _member(attempt, happening.node_id).state
     if attempt.state is _S.STOPPING:
@@ -289,12 +305,13 @@ def _members_with(
 
 _USERS: Final = (Cause.CANCELLED, Cause.REQUEUED, Cause.TIMEOUT, Cause.PREEMPTED, Cause.MOVED, Cause.DRAINED)
 _ASKED: Final = (Cause.PREEMPTED, Cause.MOVED, Cause.REQUEUED, Cause.DRAINED)  # with time to save
-_OURS: Final = (Cause.FREEZE, Cause.PORT_TAKEN, Cause.START_FAIL, Cause.NODE_FAIL)
+_OURS: Final = (Cause.FREEZE, Cause.PORT_TAKEN, Cause.CONTENDED, Cause.START_FAIL, Cause.NODE_FAIL)
 _ALL: Final = (_S.PLACED, _S.STARTING, _S.RUNNING, _S.STOPPING)
 Handler = Callable[[Case, Attempt, Any, Facts], Outcome]
 TABLE: Final[dict[tuple[AttemptState, type[Any]], Handler]] = {
     (_S.PLACED, MemberReady): _ready,
     (_S.PLACED, StartOverdue): _overdue,
+    **{(state, Withdrawn): _withdrawn for state in (_S.PLACED, _S.STOPPING)},
     (_S.STARTING, MemberStarted): _started,
     **{(state, MemberRefused): _refused for state in (_S.PLACED, _S.STARTING)},
     **{(state, TaskExited): _exited for state in (_S.STARTING, _S.RUNNING, _S.STOPPING)},

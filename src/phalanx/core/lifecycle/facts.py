@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from phalanx.core.fleet.node import Node
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.state.commands import Command
 from phalanx.core.state.story import StoryLine
@@ -30,6 +31,7 @@ class Facts:
 
     Attributes:
         addresses: where each node's ranks are reached.
+        nodes: their records, for what a job with a plan is told of its devices.
         gang_mtbf_s: mean time between failures of a job's gang of so many nodes.
         ages_s: how long each live attempt has lasted by a clock that nobody sets; without one, by the difference of Unix times.
     """
@@ -37,6 +39,7 @@ class Facts:
     now_s: float
     ages_s: Mapping[JobId, float] = field(default_factory=dict)
     addresses: Mapping[NodeId, str] = field(default_factory=dict)
+    nodes: Mapping[NodeId, Node] = field(default_factory=dict)
     checkpoint_root: str = ""
     output_root: str = ""
     gang_mtbf_s: Callable[[Job, int], float] = lambda _job, nodes: NODE_MTBF_S / max(1, nodes)

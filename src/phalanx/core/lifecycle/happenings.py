@@ -15,6 +15,7 @@ from phalanx.core.state.events import (
     MemberStopped,
     Progressed,
     TaskExited,
+    Withdrawn,
 )  # fmt: skip
 from phalanx.core.work.attempt import Cause
 
@@ -53,5 +54,5 @@ class Remind:
 
 Happening = (
     MemberReady | MemberRefused | MemberStarted | TaskExited | MemberStopped | MemberFroze | CheckpointSaved | CheckpointFailed | Progressed
-    | MemberLost | StopWanted | StartOverdue | Remind
+    | MemberLost | StopWanted | StartOverdue | Remind | Withdrawn
 )  # fmt: skip

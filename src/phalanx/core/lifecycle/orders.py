@@ -10,6 +10,7 @@ from phalanx.core.state.commands import Command, DeleteCheckpoints, Forget, Prep
 from phalanx.core.state.revise import replace
 from phalanx.core.work.attempt import Attempt, Cause, Member, MemberState
 from phalanx.core.work.job import Job
+from phalanx.core.work.surroundings import surroundings_of
 
 _STOP_REASON: Final = {
     Cause.CANCELLED: "cancelled",
@@ -35,6 +36,7 @@ def prepare(job: Job, attempt: Attempt, facts: Facts, *, only: NodeId | None = N
         deadline_s=deadline_s, restarts=attempt.epoch - 1 + attempt.generation,
         mtbf_s=facts.gang_mtbf_s(job, len(attempt.allocation.grants)), user=job.user,
         array=job.array,
+        surroundings=surroundings_of(attempt.allocation, facts.nodes) if spec.plan else None,
     )  # fmt: skip
     if only is not None:
         return (common,) if any(member.node_id == only for member in attempt.members) else ()

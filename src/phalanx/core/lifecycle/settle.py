@@ -27,6 +27,7 @@ _REASON = {
     Cause.MOVED: Reason.MOVED,
     Cause.DRAINED: Reason.DRAINED,
     Cause.REQUEUED: Reason.REQUEUED,
+    Cause.CONTENDED: Reason.CONTENDED,
 }
 _SIGTERM_CODE = 143  # 128 + SIGTERM: what a shell says of a command that was asked to end
 
@@ -42,7 +43,7 @@ def settle(case: Case, attempt: Attempt, facts: Facts) -> Outcome:
             return _end(case, attempt, cause, JobState.CANCELLED, _SIGTERM_CODE, facts)
         case Cause.TIMEOUT:
             return _end(case, attempt, cause, JobState.TIMEOUT, _SIGTERM_CODE, facts)
-        case Cause.PREEMPTED | Cause.MOVED | Cause.DRAINED | Cause.REQUEUED:
+        case Cause.PREEMPTED | Cause.MOVED | Cause.DRAINED | Cause.REQUEUED | Cause.CONTENDED:
             preempted = cause is Cause.PREEMPTED
             after = replace(job, preemptions=job.preemptions + preempted, moves=job.moves + (cause is Cause.MOVED))
             return _wait(after, attempt, cause, _REASON[cause], 0.0, facts)

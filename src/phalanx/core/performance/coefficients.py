@@ -80,7 +80,10 @@ class Stack:
         loss_bytes: per token and word of the vocabulary, alive at once in the loss.
         activations: kept activations relative to the count in `memory.py`: below 1 where a compiler makes some of them again.
         whole_gradients: under ZeRO 2, micro-batches but the last add to unsharded gradients (FSDP) instead of reducing each time.
-        zeros: degrees of ZeRO that it offers.
+        zeros, recomputations, precisions: what it offers of each.
+        experts: it spreads the experts of a mixture over ranks.
+        splits_tied: it can split a model whose output shares the input embedding, by tensor or pipeline.
+        whole_logits: with tensor parallel, every rank computes the loss over the whole vocabulary.
         spread: half of the 80 % interval of its step times beside what the formulas' items say, as a logarithm.
     """
 
@@ -101,6 +104,11 @@ class Stack:
     activations: float = 1.0
     whole_gradients: bool = False
     zeros: tuple[int, ...] = (0, 1, 2, 3)
+    recomputations: tuple[str, ...] = ("none", "selective", "full")
+    precisions: tuple[str, ...] = ("bf16", "fp16", "fp8", "fp32")
+    experts: bool = True
+    splits_tied: bool = True
+    whole_logits: bool = False
     spread: float = 0.1
     source: str = ""
 

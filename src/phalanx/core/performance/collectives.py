@@ -40,7 +40,7 @@ class Network:
     def __init__(self, machine: Machine, physics: Physics) -> None:
         gpu, measured = machine.gpu, machine.measured
         local = gpu.link_bytes_per_s if gpu.link_domain > 1 else gpu.pcie_bytes_per_s
-        self.island = max(machine.gpus_per_node, gpu.link_domain) if gpu.link_domain > 1 else machine.gpus_per_node
+        self.island = _island(machine)
         self.near_bytes_per_s = local * physics.link_share
         self.far_bytes_per_s = machine.network_bytes_per_s * physics.network_share
         self.near_latency_s = physics.latency_s
@@ -54,16 +54,29 @@ class Network:
         self.bridge_only = 1 < gpu.link_domain < machine.gpus_per_node
         self.link_domain = gpu.link_domain
         self.pcie_bytes_per_s = gpu.pcie_bytes_per_s * physics.link_share
+        # An all-to-all that was measured goes before what all-reduces of the same links reach.
+        self._swap_near = None if measured is None else measured.all_to_all_within_bytes_per_s
+        self._swap_far = None if measured is None else measured.all_to_all_between_bytes_per_s
 
     def group(self, size: int, stride: int) -> Group:
         """`size` ranks, every `stride`-th in rank order."""
-        near = max(1, min(size, self.island // stride)) if stride < self.island else 1
+        extent = size * stride
+        # Blocks that do not fill nodes evenly lie across them: four of six devices here, the next two and two of the next node.
+        near = math.gcd(self.island, extent) // stride
+        return self._of(size, max(1, min(near, size)), extent)
+
+    def _of(self, size: int, near: int, extent: int) -> Group:
+        local = self.local_bytes_per_s(extent)
         if size <= near:
-            wide = self.bridge_only and size * stride > self.link_domain
-            rate = min(self.near_bytes_per_s, self.pcie_bytes_per_s) if wide else self.near_bytes_per_s
-            return Group(size, near, rate, self.near_latency_s)
+            return Group(size, near, local, self.near_latency_s)
         # Every device has its share of the network, so a group enters and leaves a node through as many as it has there.
-        return Group(size, near, min(self.near_bytes_per_s, near * self.far_bytes_per_s), self.far_latency_s)
+        return Group(size, near, min(local, near * self.far_bytes_per_s), self.far_latency_s)
+
+    def local_bytes_per_s(self, extent: int) -> float:
+        """Inside a node, between ranks of a block of `extent`: by the bridge where it joins them all, else by PCIe."""
+        if self.bridge_only and extent > self.link_domain:
+            return min(self.near_bytes_per_s, self.pcie_bytes_per_s)
+        return self.near_bytes_per_s
 
     def axis(self, layout: Layout, axis: Axis) -> Group:
         """The ranks along one axis."""
@@ -79,13 +92,13 @@ class Network:
         for axis in wide:
             near *= self.axis(layout, axis).near
         group = self.group(size, layout.stride(wide[0]))
-        if near >= size or near == group.near:
+        if near == group.near:
             return group
-        return Group(size, near, min(self.near_bytes_per_s, near * self.far_bytes_per_s), self.far_latency_s)
+        return self._of(size, near, max(layout.size(axis) * layout.stride(axis) for axis in wide))
 
     def hop_bytes_per_s(self, stride: int) -> float:
         """To the rank `stride` further, one pair alone per device."""
-        return self.near_bytes_per_s if stride < self.island else self.far_bytes_per_s
+        return self.local_bytes_per_s(stride + 1) if stride < self.island else self.far_bytes_per_s
 
     def all_to_all_s(self, group: Group, sent_bytes: float) -> float:
         """Every rank of the group sends `sent_bytes` in equal parts to all, itself included: what is for its own node goes by links."""
@@ -93,5 +106,19 @@ class Network:
             return 0.0
         far = (group.size - group.near) / group.size
         near = (group.near - 1) / group.size
-        seconds = max(sent_bytes * near / self.near_bytes_per_s, sent_bytes * far / self.far_bytes_per_s)
+        local = self._swap_near or (group.bytes_per_s if group.size <= group.near else self.near_bytes_per_s)
+        seconds = max(sent_bytes * near / local, sent_bytes * far / (self._swap_far or self.far_bytes_per_s))
         return seconds + group.latency_s * math.log2(group.size)
+
+
+def _island(machine: Machine) -> int:
+    """Devices that reach each other without the network: those of a node, or of the nodes that one link domain spans.
+
+    Nodes of several domains are taken evenly: 128 devices in domains of 72 are two islands of 64.
+    """
+    per_node, domain = machine.gpus_per_node, machine.gpu.link_domain
+    together = min(machine.nodes, domain // per_node)
+    if together <= 1:
+        return per_node
+    islands = -(-machine.nodes // together)
+    return -(-machine.nodes // islands) * per_node

@@ -26,6 +26,14 @@ from phalanx.core.work.layout import Axis, Layout, Recompute
 BYTES: int = 2
 """Of one activation, bf16 or fp16."""
 
+PACKED_BYTES: float = 4.127 / 8.0
+"""Of one weight in NF4 with double quantisation. Source: T. Dettmers et al., "QLoRA", 2023, section 3."""
+
+
+def activation_bytes(precision: str) -> int:
+    """Of one activation: fp8 keeps 16 bits between its products."""
+    return 2 * BYTES if precision == "fp32" else BYTES
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
@@ -73,11 +81,12 @@ class Rates:
             self.bytes = bandwidth * physics.memory_share
         self.flash = self.matmul / physics.matmul_share * stack.flash_share(gpu.name)
         self.uncovered = physics.matmul_bytes
+        self.width = activation_bytes(precision)
 
     def product_s(self, m: float, k: float, n: float, *, linear: bool = True) -> float:
         """Seconds of one product; `linear` ones run in fp8 where the stack does."""
         seconds = 2.0 * m * k * n / (self.linear if linear else self.matmul)
-        seconds += self.uncovered * BYTES * (m * k + k * n + m * n) / self.bytes
+        seconds += self.uncovered * self.width * (m * k + k * n + m * n) / self.bytes
         if linear and self.cast:
             seconds += self.cast * (3.0 * m * k + k * n) / self.bytes
         return seconds
@@ -103,12 +112,11 @@ def best(gpu: Gpu, physics: Physics, precision: str) -> float:
 
 def layer_of(
     model: Model, layout: Layout, seq: int, *, mixture: bool, machine: Machine, physics: Physics, stack: Stack,
-    network: Network, flash: bool = True, frozen: bool = False,
+    network: Network, flash: bool = True, frozen: bool = False, packed: bool = False,
 ) -> Layer:  # fmt: skip
-    """One layer, a mixture or dense; `frozen` weights need no gradients of their own (LoRA)."""
+    """One layer, a mixture or dense; `frozen` weights need no gradients of their own (LoRA), `packed` ones are 4 bits wide (QLoRA)."""
     rates = Rates(machine, physics, stack, layout.precision)
     tokens = layout.micro_batch * seq / layout.context
-    again, both = 1.0, 1.0 if frozen else 2.0
     products = [*_attention_products(model, layout, tokens), *_mlp_products(model, layout, tokens, mixture=mixture)]
     matmul = sum(rates.product_s(*one) for one in products)
     matmul_back = sum(_backward_s(rates, one, frozen=frozen) for one in products)
@@ -118,6 +126,8 @@ def layer_of(
         matmul_back += sum(count * _backward_s(rates, one, frozen=frozen) for count, one in experts)
     attend, attend_back = _attention_s(model, layout, tokens, seq, rates, physics, flash=flash)
     small, small_back = _small_s(model, layout, tokens, rates, physics, stack, mixture=mixture)
+    unpack = _unpack_s(model, layout, rates, mixture=mixture) if packed else 0.0
+    small, small_back = small + unpack, small_back + unpack
     tensor = _tensor_s(model, layout, tokens, network) * stack.tensor_exposed
     context = _context_s(model, layout, tokens, network) * physics.context_exposed
     expert = _expert_s(model, layout, tokens, network, physics) * stack.expert_exposed if mixture else 0.0
@@ -127,7 +137,7 @@ def layer_of(
         attention=attend_back,
         small=small_back,
         tensor=tensor,
-        context=both * context,
+        context=2.0 * context,  # keys and values, and their gradients, which frozen weights need too
         expert=expert,
     )
     again = _again_s(layout, forward, flash=flash)
@@ -203,7 +213,7 @@ def _attention_s(
         forward = half / rates.flash
         return forward, 2.5 * forward / physics.flash_backward
     square = 2.0 * half / (0.8 * rates.matmul)  # 0.8: batched products of one head's width are small
-    scores = physics.unfused_attention * tokens * seq * heads * BYTES / rates.bytes
+    scores = physics.unfused_attention * tokens * seq * heads * rates.width / rates.bytes
     return square + 6.5 * scores, 2.0 * square + 9.0 * scores
 
 
@@ -221,12 +231,20 @@ def _small_s(
         forward, backward = forward + 4.0 * moved, backward + 4.0 * moved
     forward += (3.5 if model.gated else 2.5) * width
     backward += (5.5 if model.gated else 3.5) * width
-    each = physics.elementwise * stack.elementwise * tokens * BYTES / rates.bytes
+    each = physics.elementwise * stack.elementwise * tokens * rates.width / rates.bytes
     return each * forward, each * backward
 
 
+def _unpack_s(model: Model, layout: Layout, rates: Rates, *, mixture: bool) -> float:
+    """Every 4-bit weight read and written in 16 bits, which each pass does again: T. Dettmers et al., "QLoRA", 2023, section 3."""
+    mlp = model.dense_mlp_parameters
+    if mixture and model.mixture is not None:
+        mlp = model.expert_parameters // layout.expert + model.mlp_matrices * model.hidden * model.mixture.shared_ffn
+    return (model.attention_parameters + mlp) / layout.tensor * (PACKED_BYTES + BYTES) / rates.bytes
+
+
 def _tensor_s(model: Model, layout: Layout, tokens: float, network: Network) -> float:
-    return 4.0 * network.axis(layout, Axis.TENSOR).gather_s(tokens * model.hidden * BYTES)
+    return 4.0 * network.axis(layout, Axis.TENSOR).gather_s(tokens * model.hidden * activation_bytes(layout.precision))
 
 
 def _context_s(model: Model, layout: Layout, tokens: float, network: Network) -> float:
@@ -235,8 +253,8 @@ def _context_s(model: Model, layout: Layout, tokens: float, network: Network) ->
         return 0.0
     features = 2 * model.kv_heads * model.head_dim
     group = network.axis(layout, Axis.CONTEXT)
-    hop = network.near_bytes_per_s if group.size <= group.near else network.far_bytes_per_s
-    return (layout.context - 1) * tokens * features / layout.tensor * BYTES / hop
+    hop = group.bytes_per_s if group.size <= group.near else network.far_bytes_per_s
+    return (layout.context - 1) * tokens * features / layout.tensor * activation_bytes(layout.precision) / hop
 
 
 def _expert_s(model: Model, layout: Layout, tokens: float, network: Network, physics: Physics) -> float:
@@ -244,5 +262,6 @@ def _expert_s(model: Model, layout: Layout, tokens: float, network: Network, phy
     if model.mixture is None or layout.expert == 1:
         return 0.0
     group = network.group(layout.expert, layout.stride(Axis.CONTEXT))
-    sent = tokens / layout.tensor * model.mixture.per_token * model.hidden * BYTES * physics.expert_imbalance
+    sent = tokens / layout.tensor * model.mixture.per_token * model.hidden * physics.expert_imbalance
+    sent *= activation_bytes(layout.precision)
     return 2.0 * network.all_to_all_s(group, sent)

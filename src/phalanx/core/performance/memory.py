@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.performance.coefficients import Stack
+from phalanx.core.performance.layer import BYTES, PACKED_BYTES, activation_bytes
 from phalanx.core.performance.machine import Gpu
 from phalanx.core.performance.step import Method, Task, layer_parameters, rank_parameters
 from phalanx.core.work.layout import Layout, Recompute
@@ -29,8 +30,6 @@ CONTEXT_BYTES: Final = 1.2e9
 Hopper, our estimate, 2026-11; `phalanx calibrate` on a real device replaces it."""
 SLACK: Final = 1.04
 """Reserved over allocated memory of torch's caching allocator with expandable segments, our estimate, 2026-11."""
-QLORA_BYTES: Final = 4.127 / 8.0
-"""Per weight in NF4 with double quantisation. Source: T. Dettmers et al., "QLoRA", 2023, section 3."""
 
 REFUSED: Final = 1.10
 """A layout is refused when its expected memory is above the device's by more than the model's error: 10 % (benchmarks.planner)."""
@@ -70,40 +69,43 @@ class Memory:
 def memory_of(task: Task, layout: Layout, gpu: Gpu, stack: Stack) -> Memory:
     """Memory of the fullest rank: first or last stage, whichever needs more."""
     model = task.model
-    here = rank_parameters(model, layout)
-    trained = here if task.method is Method.FULL else here * task.adapter_share
-    shards = layout.shard * layout.context
+    held = rank_parameters(model, layout)
+    here, shared = held.total, held.sharded(layout)
+    share = 1.0 if task.method is Method.FULL else task.adapter_share
+    trained = here * share
     items = dict.fromkeys(Part, 0.0)
-    base = QLORA_BYTES if task.method is Method.QLORA else stack.parameter_bytes
+    layers = -(-model.layers // layout.pipeline)  # of the stage that has most
+    base = PACKED_BYTES if task.method is Method.QLORA else stack.parameter_bytes
     if layout.zero == 3:
         # FSDP keeps sharded parameters in the optimizer's precision, which is their master copy too: 4 of `state_bytes`.
-        items[Part.PARAMETERS] = here * (0.0 if task.method is Method.FULL else base) / shards
-        layers = 2.0  # the one that runs and the one being gathered
-        items[Part.GATHERED] = layers * layer_parameters(model, layout) * 2.0
+        items[Part.PARAMETERS] = shared * (0.0 if task.method is Method.FULL else base)
+        at_once = 2.0  # the one that runs and the one being gathered
+        items[Part.GATHERED] = at_once * layer_parameters(model, layout).total * activation_bytes(layout.precision)
     else:
         items[Part.PARAMETERS] = here * base
         if task.method is not Method.FULL:
             items[Part.PARAMETERS] += trained * stack.parameter_bytes
-    items[Part.GRADIENTS] = trained * stack.gradient_bytes / (shards if layout.zero >= 2 else 1)
-    if layout.zero == 2 and stack.whole_gradients and layout.micro_batches > 1:
+    items[Part.GRADIENTS] = (shared * share if layout.zero >= 2 else trained) * stack.gradient_bytes
+    late = layout.zero == 2 or (layout.zero == 3 and layout.pipeline > 1)
+    if late and stack.whole_gradients and layout.micro_batches > 1:
         items[Part.GRADIENTS] += trained * stack.reduce_bytes
-    items[Part.STATES] = trained * stack.state_bytes / (shards if layout.zero >= 1 else 1)
+    items[Part.STATES] = (shared * share if layout.zero >= 1 else trained) * stack.state_bytes
     live = in_flight(layout)
-    first = live * model.layers / layout.pipeline * kept_bytes(task, layout, stack)
+    first = live * layers * kept_bytes(task, layout, stack)
     working = working_bytes(task, layout)
     last = working + loss_bytes(task, layout, stack)
     if layout.pipeline > 1:
         on_last = 1.0 if layout.interleave == 1 else 1.0 + (layout.interleave - 1) / layout.interleave
-        ending = on_last * model.layers / layout.pipeline * kept_bytes(task, layout, stack)
+        ending = on_last * layers * kept_bytes(task, layout, stack)
         first_total, last_total = first + working, ending + last
         items[Part.ACTIVATIONS] = first_total if first_total >= last_total else ending + working
         items[Part.LOSS] = 0.0 if first_total >= last_total else last - working
     else:
         items[Part.ACTIVATIONS] = first + working
         items[Part.LOSS] = last - working
-    held = sum(items.values())
-    items[Part.OTHER] = CONTEXT_BYTES + (SLACK - 1.0) * held
-    return Memory(items=items, total_bytes=held + items[Part.OTHER], usable_bytes=usable_bytes(gpu))
+    together = sum(items.values())
+    items[Part.OTHER] = CONTEXT_BYTES + (SLACK - 1.0) * together
+    return Memory(items=items, total_bytes=together + items[Part.OTHER], usable_bytes=usable_bytes(gpu))
 
 
 def usable_bytes(gpu: Gpu) -> float:
@@ -124,13 +126,13 @@ def kept_bytes(task: Task, layout: Layout, stack: Stack) -> float:
     """Of one layer and micro-batch, from its forward to its backward pass."""
     model = task.model
     tokens = layout.micro_batch * task.seq / layout.context
-    t = layout.tensor
-    shared = t if layout.sequence else 1
+    block_input = tokens * 2.0 * model.hidden / (layout.tensor if layout.sequence else 1)
+    wide = activation_bytes(layout.precision) / BYTES
     if layout.recompute is Recompute.FULL:
-        return tokens * 2.0 * model.hidden / shared
+        return wide * block_input
     if layout.recompute is Recompute.SELECTIVE and task.flash and model.latent is None:
-        return 0.55 * _layer_bytes(task, layout) * stack.activations + 0.45 * tokens * 2.0 * model.hidden / shared
-    return _layer_bytes(task, layout) * stack.activations
+        return wide * (0.55 * _layer_bytes(task, layout) * stack.activations + 0.45 * block_input)
+    return wide * _layer_bytes(task, layout) * stack.activations
 
 
 def working_bytes(task: Task, layout: Layout) -> float:
@@ -138,7 +140,8 @@ def working_bytes(task: Task, layout: Layout) -> float:
     model = task.model
     tokens = layout.micro_batch * task.seq / layout.context
     width = _width(task)
-    grown = tokens * 2.0 * (3.0 * model.hidden + 2.0 * width / layout.tensor)
+    wide = activation_bytes(layout.precision) / BYTES
+    grown = wide * tokens * 2.0 * (3.0 * model.hidden + 2.0 * width / layout.tensor)
     if layout.recompute is Recompute.NONE:
         return grown
     # Of the layer in hand, the inputs of its products are whole on every rank even where sequence parallel keeps slices.
@@ -146,13 +149,14 @@ def working_bytes(task: Task, layout: Layout) -> float:
     plain = Layout(
         tensor=layout.tensor, sequence=layout.sequence, context=layout.context, micro_batch=layout.micro_batch
     )
-    return grown + _layer_bytes(task, plain) + gathered
+    return grown + wide * (_layer_bytes(task, plain) + gathered)
 
 
 def loss_bytes(task: Task, layout: Layout, stack: Stack) -> float:
     """Logits and what the loss makes of them."""
     tokens = layout.micro_batch * task.seq / layout.context
-    return tokens * task.model.vocab / layout.tensor * stack.loss_bytes
+    words = task.model.vocab / (1 if stack.whole_logits else layout.tensor)
+    return tokens * words * stack.loss_bytes
 
 
 def _layer_bytes(task: Task, layout: Layout) -> float:

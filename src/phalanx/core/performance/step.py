@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from phalanx.core.performance.coefficients import Physics, Stack
 from phalanx.core.performance.collectives import Network
-from phalanx.core.performance.layer import BYTES, Layer, Rates, layer_of
+from phalanx.core.performance.layer import Layer, Rates, activation_bytes, layer_of
 from phalanx.core.performance.machine import Machine
 from phalanx.core.performance.model import Model
 from phalanx.core.work.layout import Axis, Layout, Recompute
@@ -146,6 +146,7 @@ class LayerCosts:
         return layer_of(
             self.task.model, layout, self.task.seq, mixture=mixture, machine=self.machine, physics=self.physics,
             stack=self.stack, network=self.network, flash=self.task.flash, frozen=self.task.method is not Method.FULL,
+            packed=self.task.method is Method.QLORA,
         )  # fmt: skip
 
     def _counts(self) -> tuple[int, int]:
@@ -186,10 +187,16 @@ class LayerCosts:
         if layout.zero < 3 or layout.shard * layout.context == 1:
             return 0.0, 0.0
         group = self.network.axes(layout, Axis.CONTEXT, Axis.SHARD)
-        count = layer_parameters(self.task.model, layout)
-        trained = 1.0 if self.task.method is Method.FULL else self.task.adapter_share
-        gather = self.stack.gather_bytes * (0.28 if self.task.method is Method.QLORA else 1.0)
-        return group.gather_s(count * gather), group.gather_s(count * self.stack.reduce_bytes * trained)
+        few = max(1, layout.shard * layout.context // layout.expert)
+        experts = self.network.group(few, layout.stride(Axis.CONTEXT) * layout.expert)
+        held = layer_parameters(self.task.model, layout)
+        gather, reduce = self._sent_bytes(layout)
+        gather *= 0.28 if self.task.method is Method.QLORA else 1.0
+        reduce *= self._trained()
+        return (
+            group.gather_s(held.common * gather) + experts.gather_s(held.routed * gather),
+            group.gather_s(held.common * reduce) + experts.gather_s(held.routed * reduce),
+        )
 
     def _ends(self, layout: Layout) -> tuple[float, float]:
         """One micro-batch of the output, loss and their gradients; and of the embedding."""
@@ -199,13 +206,14 @@ class LayerCosts:
         products = 3.0 if self.task.method is Method.FULL else 2.0
         logits = self.physics.loss * tokens * words * (2.0 + 4.0 * 5.0) / rates.bytes
         output = products * rates.product_s(tokens, model.hidden, words, linear=False) + logits
-        return output, self.physics.loss * tokens * model.hidden * BYTES * 6.0 / rates.bytes
+        return output, self.physics.loss * tokens * model.hidden * rates.width * 6.0 / rates.bytes
 
     def _sends_s(self, layout: Layout) -> float:
         if layout.pipeline == 1:
             return 0.0
         tokens = layout.micro_batch * self.task.seq / layout.context
-        bytes_ = tokens * self.task.model.hidden * BYTES / (layout.tensor if layout.sequence else 1)
+        bytes_ = tokens * self.task.model.hidden * activation_bytes(layout.precision)
+        bytes_ /= layout.tensor if layout.sequence else 1
         hop = bytes_ / self.network.hop_bytes_per_s(layout.stride(Axis.PIPELINE)) + self.network.near_latency_s
         return 2.0 * layout.interleave * hop * self.physics.pipeline_exposed
 
@@ -214,14 +222,20 @@ class LayerCosts:
         stack, network = self.stack, self.network
         if layout.zero == 3:
             group = network.axis(layout, Axis.REPLICATE)
-            count = rank_parameters(self.task.model, layout) / layout.shard * self._trained()
-            return stack.data_exposed * group.all_reduce_s(count * stack.reduce_bytes)
+            count = rank_parameters(self.task.model, layout).sharded(layout) * self._trained()
+            return stack.data_exposed * group.all_reduce_s(count * self._sent_bytes(layout)[1])
         whole = network.axes(layout, Axis.CONTEXT, Axis.SHARD, Axis.REPLICATE)
         if whole.size == 1:
             return 0.0
-        count = rank_parameters(self.task.model, layout) * self._trained()
-        reduce = whole.gather_s(count * stack.reduce_bytes)
-        gather = whole.gather_s(count * (stack.gather_bytes if layout.zero else stack.reduce_bytes))
+        few = max(1, whole.size // layout.expert)
+        experts = network.group(few, layout.stride(Axis.CONTEXT) * layout.expert)
+        held = rank_parameters(self.task.model, layout)
+        gather_bytes, reduce_bytes = self._sent_bytes(layout)
+        back = gather_bytes if layout.zero else reduce_bytes
+        reduce, gather = (
+            self._trained() * (whole.gather_s(held.common * sent) + experts.gather_s(held.routed * sent))
+            for sent in (reduce_bytes, back)
+        )
         seconds = max(stack.data_exposed * (reduce + gather), reduce + gather - LAST_PASS * stage_s)
         if stack.data_exposed >= 1.0:
             seconds = reduce + gather
@@ -231,11 +245,17 @@ class LayerCosts:
 
     def _optimizer_s(self, layout: Layout) -> float:
         """States read and written, the gradient read, the parameter written; and gradients cleared or cast on every rank."""
-        count = rank_parameters(self.task.model, layout) * self._trained()
-        own = count / (layout.shard * layout.context) if layout.zero else count
+        held = rank_parameters(self.task.model, layout)
+        count = held.total * self._trained()
+        own = held.sharded(layout) * self._trained() if layout.zero else count
         rates = self._rates_of(layout.precision)
         seconds = own * (30.0 if layout.zero < 3 else 32.0) + count * (4.0 if layout.zero < 3 else 0.0)
         return self.physics.optimizer * seconds / rates.bytes
+
+    def _sent_bytes(self, layout: Layout) -> tuple[float, float]:
+        """Per parameter, to gather it and to reduce its gradient: the stack's habit, and no fewer than the products need."""
+        width = float(activation_bytes(layout.precision))
+        return max(self.stack.gather_bytes, width), max(self.stack.reduce_bytes, width)
 
     def _trained(self) -> float:
         return 1.0 if self.task.method is Method.FULL else self.task.adapter_share
@@ -254,8 +274,26 @@ def _overlapped(compute_s: float, exchange_s: float, interference: float) -> flo
     return both + interference * min(compute_s, exchange_s)
 
 
-def layer_parameters(model: Model, layout: Layout) -> float:
-    """Parameters of a mean layer that one rank multiplies with: its tensor slice, its experts."""
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Parameters that one rank multiplies with: those that all data parallel ranks have in common, and its share of routed experts."""
+
+    common: float
+    routed: float
+
+    @property
+    def total(self) -> float:
+        """Both."""
+        return self.common + self.routed
+
+    def sharded(self, layout: Layout) -> float:
+        """What remains on each rank when data parallel ranks share what they have in common. Equal experts lie on fewer of them."""
+        shards = layout.shard * layout.context
+        return self.common / shards + self.routed / max(1.0, shards / layout.expert)
+
+
+def layer_parameters(model: Model, layout: Layout) -> Held:
+    """Of a mean layer, before any sharding over data parallel ranks."""
     dense, mixed = model.dense_layers, model.layers - model.dense_layers
     count = model.layers * model.attention_parameters + dense * model.dense_mlp_parameters
     routed = 0.0
@@ -263,11 +301,11 @@ def layer_parameters(model: Model, layout: Layout) -> float:
         mixture = model.mixture
         count += mixed * (model.hidden * mixture.experts + model.mlp_matrices * model.hidden * mixture.shared_ffn)
         routed = mixed * model.expert_parameters / layout.expert
-    mean: float = (count + routed) / layout.tensor / model.layers
-    return mean
+    return Held(count / layout.tensor / model.layers, routed / layout.tensor / model.layers)
 
 
-def rank_parameters(model: Model, layout: Layout) -> float:
-    """Parameters of the heaviest stage on one rank, before any sharding over data parallel ranks: layers, and one end of the model."""
+def rank_parameters(model: Model, layout: Layout) -> Held:
+    """Of the heaviest stage, before any sharding over data parallel ranks: layers, and one end of the model."""
     ends = model.vocab * model.hidden * (1 if model.tied or layout.pipeline > 1 else 2)
-    return layer_parameters(model, layout) * model.layers / layout.pipeline + ends / layout.tensor
+    layer, layers = layer_parameters(model, layout), -(-model.layers // layout.pipeline)
+    return Held(layer.common * layers + ends / layout.tensor, layer.routed * layers)

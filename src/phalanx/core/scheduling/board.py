@@ -195,7 +195,7 @@ class Board:
 
     __slots__ = (
         "_classes", "_listener", "cpus", "decisions", "down", "elastic", "groups", "here", "kind", "lends", "memory", "pools", "quotas", "ranks",
-        "restart_cost_s", "running", "size", "tree", "twins", "unit", "waiting",
+        "restart_cost_s", "running", "size", "slow", "tree", "twins", "unit", "waiting",
     )  # fmt: skip
 
     def __init__(self, sizes: Sequence[int], *, restart_cost_s: float = 60.0, pools: Sequence[Pool] = (),
@@ -221,6 +221,7 @@ class Board:
         self.elastic = 0
         self.decisions: list[Decision] = []
         self.down: set[int] = set()
+        self.slow = 0  # bitset of nodes that a calibration found slow: used only if nothing else fits
         self._listener = Listener()
         self._classes: dict[tuple[object, ...], Klass] = {}
 
@@ -269,11 +270,12 @@ class Board:
         """Where the job fits now, by its first need that does; nodes to avoid only if nothing else fits."""
         klass = entry.klass
         for need in klass.needs:
-            for closed in (klass.shut | shut | entry.avoid, klass.shut | shut):
+            unloved = entry.avoid | self.slow
+            for closed in (klass.shut | shut | unloved, klass.shut | shut):
                 places = self.find_need(need, closed)
                 if places is not None:
                     return (need, places) if need.nodes_max <= need.nodes else self._widest(klass, need, places, closed)
-                if not entry.avoid:
+                if not unloved:
                     break
         return None
 

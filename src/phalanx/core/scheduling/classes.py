@@ -57,6 +57,9 @@ class Classes:
             asker = asker_of(job)
             shut = fit.bits(calendar.closed_to(asker, wall_s).among(fit.numbers))
             until_s = calendar.until_s(asker, wall_s)
+        if job.spec.nodelist:
+            shut |= ((1 << len(fit.nodes)) - 1) & ~fit.bits(job.spec.nodelist)
+        shut |= fit.bits(job.spec.exclude)
         throttle = None
         if job.array is not None and job.array.running_max is not None:
             throttle = self._throttles.setdefault(job.array.array_id, Throttle(running_max=job.array.running_max))

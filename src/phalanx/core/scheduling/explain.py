@@ -121,4 +121,23 @@ def _room(scheduler: Known, need: Need, gpus: int, shut: int) -> Waiting:
         return Waiting(
             reason=Reason.TOPOLOGY, detail=f"needs {shape} in one {level}; {free} free in all, at most {inside} such nodes in one {level}"
         )  # fmt: skip
-    return Waiting(reason=Reason.RESOURCES, detail=f"needs {shape}; {free} free in all, at most {most} on one node")
+    return Waiting(
+        reason=Reason.RESOURCES,
+        detail=f"needs {shape}; {free} free in all, at most {most} on one node{_outside(scheduler, need)}",
+    )
+
+
+def _outside(scheduler: Known, need: Need) -> str:
+    """What others hold, on a shared engine, of the kinds wanted; nothing where they hold none."""
+    fit = scheduler.fit
+    shared = {
+        node.id: node.others
+        for number, node in enumerate(fit.nodes)
+        if fit.kind[number] in need.kinds and node.others.devices
+    }
+    if not shared:
+        return ""
+    count = sum(len(others.devices) for others in shared.values())
+    who = list(dict.fromkeys(name for others in shared.values() for name in others.who))
+    named = ", ".join(who[:_NAMED_MAX]) + ("" if len(who) <= _NAMED_MAX else f" and {len(who) - _NAMED_MAX} more")
+    return f"; {count} held outside Phalanx" + (f" by {named}" if named else "")

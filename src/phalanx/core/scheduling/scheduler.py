@@ -14,6 +14,7 @@ from typing import Final
 
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import JobId, NodeId, QueueId
+from phalanx.core.scheduling.bits import bits_of
 from phalanx.core.scheduling.board import NEVER_S, Board, Decision, Entry, Klass, Listener, Verb
 from phalanx.core.scheduling.boards import new_board
 from phalanx.core.scheduling.calendar import Calendar, asker_of
@@ -71,6 +72,7 @@ class Scheduler:
         self._charged: dict[JobId, tuple[int, int]] = {}  # queue and GPUs that run, in the quota tree's books
         self.said: dict[tuple[int, int], Waiting] = {}  # why classes wait, as of the last change
         self._due_s: dict[JobId, float] = {}
+        self._began: dict[JobId, float] = {}  # while the board is made anew: when runs began that it knew before
         self._later: list[tuple[float, JobId]] = []  # when time alone may let a parked job go
         self._wake_s = -INFINITE
         self._calendar_s = INFINITE
@@ -116,6 +118,12 @@ class Scheduler:
         self.decider = make_policy(self.policy.name, self.board, self.policy.knobs, self.table)
         self.board.listen(self.decider)
         self.table.forget_active()
+        # By our own clock, which nobody sets: the records' times are by one that may have been set since.
+        self._began = {
+            job_id: entry.since_s
+            for job_id, entry in self.entries.items()
+            if entry.since_s >= 0.0 and job_id not in self.due
+        }
         for known in (self.entries, self.ids, self.parked, self.due, self._charged):
             known.clear()
         self._later.clear()
@@ -127,9 +135,11 @@ class Scheduler:
         for job in jobs:
             if not job.state.terminal:
                 self._sync(seen, job.id, now_s)
+        self._began = {}
         for number in range(len(self.fit.nodes)):
             if not self.fit.nodes[number].schedulable:
                 self.board.node_left(number)
+        self._mark_slow()
         self._wake_s = -INFINITE
 
     def plan(self, seen: Seen, now_s: float, wall_s: float | None = None) -> Plan:
@@ -224,8 +234,8 @@ class Scheduler:
     def _node(self, seen: Seen, node_id: NodeId) -> None:
         """A node came, went, or changed: a change of what it is makes the board anew, up and down do not."""
         node, before = seen.nodes.get(node_id), self._seen_nodes.get(node_id)
-        if node is None or before is None or (node.devices, node.labels, node.cpus, node.memory_bytes) != (
-            before.devices, before.labels, before.cpus, before.memory_bytes
+        if node is None or before is None or (node.devices, node.labels, node.cpus, node.memory_bytes, node.others) != (
+            before.devices, before.labels, before.cpus, before.memory_bytes, before.others
         ):  # fmt: skip
             self.stale = True
             return
@@ -237,9 +247,14 @@ class Scheduler:
                     self.board.node_back(number)
                 else:
                     self.board.node_left(number)
+        if node.slow != before.slow:
+            self._mark_slow()
         if node.schedulable != before.schedulable:
             self._shaping.changed(node)
             self._shape_anew(seen)
+
+    def _mark_slow(self) -> None:
+        self.board.slow = bits_of(number for number, node in enumerate(self.fit.nodes) if node.slow)
 
     def _shape_anew(self, seen: Seen) -> None:
         """Other nodes are up: requests without a fixed shape may have another, and what had none may have one."""
@@ -317,9 +332,8 @@ class Scheduler:
         entry = self._new_entry(job, self._shaping.needs_of(job) or (_need_of(attempt),))
         places = self.fit.places(attempt.allocation)
         need = _held_as(entry.klass.needs, places, self.fit.kind) or _need_of(attempt)
-        placed_s = min(
-            attempt.placed_s - self._skew_s, self._now_s
-        )  # later: the clock was set back while there was no head
+        # Later than now: the clock was set back while there was no head.
+        placed_s = self._began.get(job.id, min(attempt.placed_s - self._skew_s, self._now_s))
         self.board.adopt(entry, need, places, placed_s)
         entry.shield_s = placed_s + self.policy.knobs.run_min_s
         return entry

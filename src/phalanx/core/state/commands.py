@@ -9,6 +9,7 @@ from phalanx.core.work.allocation import Allocation
 from phalanx.core.work.dependency import ArrayPlace
 from phalanx.core.work.job import Resume
 from phalanx.core.work.spec import JobSpec
+from phalanx.core.work.surroundings import Surroundings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,7 @@ class Prepare:
     Attributes:
         candidates: published checkpoints, newest first; node rank 0 verifies and names the one to resume from.
         restarts: attempts and in-place restarts so far (PHALANX_RESTART_COUNT).
+        surroundings: of a job with a plan (PHALANX_MACHINE); None for others.
     """
 
     node_id: NodeId
@@ -35,6 +37,7 @@ class Prepare:
     mtbf_s: float
     user: str = ""
     array: ArrayPlace | None = None
+    surroundings: Surroundings | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

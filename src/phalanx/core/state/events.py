@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from phalanx.core.fleet.calibration import Calibration
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import (
     Epoch,
@@ -22,11 +23,12 @@ from phalanx.core.ids import (
     TokenId,
     UserId,
 )
-from phalanx.core.work.attempt import TaskExit
+from phalanx.core.work.attempt import Cause, TaskExit
 from phalanx.core.work.job import JobState, Resume
 from phalanx.core.work.people import Token, User
 from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.reservation import Reservation
+from phalanx.core.work.seat import Seat
 from phalanx.core.work.spec import JobSpec
 
 # ---- requests -------------------------------------------------------------------------------------------------------
@@ -168,6 +170,13 @@ class EndReservation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PutCalibration:
+    """Keep what a calibration found in place of what is kept."""
+
+    calibration: Calibration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PutToken:
     """Add a token (by its hash)."""
 
@@ -197,7 +206,7 @@ class CancelAll:
 
 Request = (
     Submit | Cancel | Hold | Requeue | Update | CordonNode | UncordonNode | LabelNodes | ForgetNode | PutUser | PutProject | PutQueue | PutQueues
-    | PutReservation | EndReservation | PutToken | RevokeToken | PlanStop | CancelAll
+    | PutReservation | EndReservation | PutCalibration | PutToken | RevokeToken | PlanStop | CancelAll
 )  # fmt: skip
 
 # ---- reports of supervisors and observations of engines ---------------------------------------------------------------
@@ -205,11 +214,15 @@ Request = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """A supervisor presents itself: the node as it finds it and the (job, epoch, generation) it carries."""
+    """A supervisor presents itself: the node as it finds it and the (job, epoch, generation) it carries.
+
+    `seat`: of a supervisor that was brought for one attempt; it speaks for its part of that and not for the node.
+    """
 
     node: Node
     supervisor_id: SupervisorId
     carries: tuple[tuple[JobId, Epoch, Generation], ...] = ()
+    seat: Seat | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,8 +341,41 @@ class NodeDead:
     confirmed: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSeen:
+    """A node of an engine that brings supervisors per attempt, as the engine's own inventory has it: it takes work."""
+
+    node: Node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeatLost:
+    """The engine ended what carried an attempt on these nodes: nothing of it runs there any more."""
+
+    job_id: JobId
+    epoch: Epoch
+    node_ids: tuple[NodeId, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Withdrawn:
+    """An engine could not begin an attempt, and took it back whole before any supervisor came.
+
+    Attributes:
+        nodes: those that stood in the way.
+        cause: CONTENDED (others were faster), START_FAIL (the engine's doing), or FAILED (it would refuse the same job again).
+    """
+
+    job_id: JobId
+    epoch: Epoch
+    why: str
+    nodes: tuple[NodeId, ...]
+    cause: Cause
+
+
 Report = (
     Hello | MemberReady | MemberRefused | MemberStarted | TaskExited | MemberStopped | MemberFroze | CheckpointSaved
-    | CheckpointFailed | Progressed | NodeDead
+    | CheckpointFailed | Progressed | NodeDead | NodeSeen | SeatLost | Withdrawn
 )  # fmt: skip
 Event = Request | Report

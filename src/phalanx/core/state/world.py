@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from phalanx.core.fleet.node import Node
+from phalanx.core.fleet.calibration import Calibration
+from phalanx.core.fleet.node import NO_OTHERS, Node
 from phalanx.core.fleet.summary import FleetSummary, node_kind, summary_of
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, TokenId, UserId
 from phalanx.core.state.relations import Relations
@@ -41,7 +42,7 @@ class Idempotency:
     at_s: float
 
 
-Record = Job | Attempt | Node | Queue | Project | User | Token | Idempotency | Reservation | Spent
+Record = Job | Attempt | Node | Queue | Project | User | Token | Idempotency | Reservation | Spent | Calibration
 
 
 @dataclass(slots=True)
@@ -65,6 +66,7 @@ class World:
     # Not ended ones. Replaced whole at each change, so that who has built on them sees by identity that they are others.
     reservations: Mapping[ReservationId, Reservation] = field(default_factory=dict)
     idempotency: dict[tuple[UserId, str], Idempotency] = field(default_factory=dict)
+    calibrations: dict[str, Calibration] = field(default_factory=dict)
     pending: dict[JobId, Job] = field(default_factory=dict)
     relations: Relations = field(default_factory=Relations)
     usage: dict[NodeId, Usage] = field(default_factory=dict)
@@ -141,6 +143,7 @@ class Change:
             case Node():
                 self._forget_holdings_unless_equal(world.nodes.get(record.id), record)
                 self._forget_kinds_unless_equal(world.nodes.get(record.id), record)
+                self._count_others(world.nodes.get(record.id), record)
                 self._set(world.nodes, record.id, record)
                 # A store applies removals last: a node that is back within the step must not be removed by it.
                 self.removed[:] = [node for node in self.removed if node.id != record.id]
@@ -163,6 +166,8 @@ class Change:
                 self._set(world.tokens, record.id, record)
             case Reservation():
                 self._put_reservation(record)
+            case Calibration():
+                self._set(world.calibrations, record.id, record)
             case Idempotency():
                 self._set(world.idempotency, (record.user, record.key), record)
         self.records.append(record)
@@ -238,6 +243,9 @@ class Change:
                 held = world.usage.get(grant.node_id, EMPTY_USAGE)
                 sign = 1 if attempt.live else -1
                 devices = held.devices | set(grant.devices) if attempt.live else held.devices - set(grant.devices)
+                node = world.nodes.get(grant.node_id)
+                if node is not None and node.others.devices:  # the engine may have given ours to others meanwhile
+                    devices = devices | set(node.others.devices)
                 usage = Usage(
                     devices=frozenset(devices), cpus=held.cpus + sign * grant.cpus,
                     memory_bytes=held.memory_bytes + sign * grant.memory_bytes,
@@ -264,6 +272,26 @@ class Change:
         if not attempt.live and attempt.ended_s is not None:
             for record in spend(world.queues, world.spent, job.queue, gpus, attempt.placed_s, attempt.ended_s):
                 self.put(record)
+
+    def _count_others(self, before: Node | None, node: Node) -> None:
+        """What is held outside Phalanx counts as used, beside what our attempts hold."""
+        old = NO_OTHERS if before is None else before.others
+        new = node.others
+        if new == old:
+            return
+        world, held = self.world, self.world.usage.get(node.id, EMPTY_USAGE)
+        ours = {
+            i
+            for attempt in world.on_node.get(node.id, {}).values()
+            for g in attempt.allocation.grants
+            if g.node_id == node.id
+            for i in g.devices
+        }
+        usage = Usage(
+            devices=frozenset(ours | set(new.devices)), cpus=held.cpus - old.cpus + new.cpus,
+            memory_bytes=held.memory_bytes - old.memory_bytes + new.memory_bytes,
+        )  # fmt: skip
+        self._set(world.usage, node.id, usage)
 
     def _forget_kinds_unless_equal(self, before: Node | None, node: Node) -> None:
         if before is None or node_kind(before) != node_kind(node):

@@ -51,6 +51,7 @@ class Cause(enum.StrEnum):
     REQUEUED = "requeued"
     TIMEOUT = "timeout"
     FREEZE = "freeze"  # frozen longer than its collectives bear: restarted, uncharged
+    CONTENDED = "contended"  # a shared engine gave the place to others before ours began: placed again, uncharged
     PORT_TAKEN = "port_taken"  # somebody else held the rendezvous port: again on another, uncharged a few times
 
 

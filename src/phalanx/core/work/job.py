@@ -49,6 +49,7 @@ class Reason(enum.StrEnum):
     START_FAIL = "start_fail"
     REQUEUED = "requeued"
     DRAINED = "drained"  # its node was drained under it
+    CONTENDED = "contended"  # a shared engine gave its place to others
     MOVED = "moved"  # goes on elsewhere in a moment
     DEPENDENCY = "dependency"  # other jobs must end first
     BEGIN_TIME = "begin_time"  # not before a time its owner gave

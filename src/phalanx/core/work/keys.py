@@ -18,6 +18,7 @@ class Kind(enum.Enum):
     LIST = "list"  # one thing, or a list of them
     NUMBER = "number"  # a whole number
     FLAG = "flag"
+    MAYBE_TABLE = "maybe table"  # text, or names and their texts
     TABLE = "table"  # names and their texts, or a list of NAME=text
 
 
@@ -30,7 +31,8 @@ KEYS: Final[Mapping[str, Kind]] = {
     "depends_on": Kind.LIST, "array": Kind.TEXT, "begin": Kind.TEXT,
     "within": Kind.TEXT, "prefer": Kind.TEXT, "slice": Kind.NUMBER, "slice_within": Kind.TEXT, "preemptible": Kind.FLAG,
     "saves_on_stop": Kind.FLAG,
-    "reservation": Kind.TEXT,
+    "reservation": Kind.TEXT, "plan": Kind.MAYBE_TABLE,
+    "nodelist": Kind.TEXT, "exclude": Kind.TEXT, "slurm": Kind.TABLE,
 }  # fmt: skip
 
 # Words of the design that no release understands yet: refused by name, never ignored.
@@ -45,6 +47,7 @@ _KIN: Final = {
     "num_nodes": "nodes", "nproc_per_node": "tasks_per_node", "ntasks_per_node": "tasks_per_node", "partition": "queue",
     "restarts": "retry", "retries": "retry", "script": "run", "time_limit": "time", "timeout": "time", "walltime": "time",
     "working_dir": "workdir", "slices": "slice", "topology": "within", "switches": "within", "segment": "slice", "preemptable": "preemptible",
+    "layout": "plan", "parallelism": "plan", "parallel": "plan",
 }  # fmt: skip
 
 

@@ -196,7 +196,7 @@ def checked(layout: Layout) -> Layout:
     """
     if layout.interleave > 1 and layout.pipeline == 1:
         raise BadRequest(f"interleave {layout.interleave} needs a pipeline", hint="give pp=2 or more, or leave vpp out")
-    if layout.zero and layout.shard == 1 and layout.zero == 3:
+    if layout.zero == 3 and layout.shard * layout.context == 1:
         raise BadRequest("zero=3 shards parameters over `fsdp` ranks, and fsdp is 1", hint="give fsdp=2 or more")
     if layout.sequence and layout.tensor == 1:
         raise BadRequest("sequence parallel splits over the tensor ranks, and tp is 1", hint="leave sp out")

@@ -29,6 +29,7 @@ class Action(enum.StrEnum):
     ADMINISTER = "administer"  # users, projects, others' tokens
     OWN_TOKENS = "own_tokens"
     SUPERVISE = "supervise"  # the supervisors' channel
+    JOIN = "join"  # bring a server in: be given a node's token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NoReturn, TypeVar
 
 from phalanx.core.errors import BadRequest
+from phalanx.core.fleet.hostlist import expand
 from phalanx.core.fleet.topology import NODE_LEVEL
+from phalanx.core.ids import NodeId
 from phalanx.core.units import parse_duration_s, parse_memory_bytes
 from phalanx.core.work.array import ArrayAsk, parse_array
 from phalanx.core.work.begin import parse_begin_s
@@ -19,6 +21,8 @@ from phalanx.core.work.dependency import Dependency, DependencyKind, parse_depen
 from phalanx.core.work.gpus import GpuRequest, combine, parse_gpus, parse_nodes
 from phalanx.core.work.keys import BadKey, refuse_key
 from phalanx.core.work.launchers import commands_of, launcher_of, logical_lines
+from phalanx.core.work.planned import fitted, read_plan
+from phalanx.core.work.sbatch_job import SLURM_WORDS
 from phalanx.core.work.spec import COLLECTIVE_TIMEOUT_DEFAULT_S, GRACE_DEFAULT_S, JobSpec, Launch, Role
 from phalanx.core.work.spread import on_one_node, read_spread
 
@@ -73,7 +77,8 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
     argv, script = _run(given)
     array = _read(given, "array", parse_array, None)
     tasks = _number(given, "tasks_per_node", low=1, high=_TASKS_PER_NODE_MAX)
-    role = Role(
+    plan = read_plan(given.get("plan", ""))
+    role = fitted(Role(
         argv=argv,
         script=script,
         gpus=_gpus(given),
@@ -81,7 +86,7 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
         memory_bytes=_read(given, "memory", parse_memory_bytes, 0),
         launch=_launch(argv, script, tasks),
         tasks_per_node=tasks,
-    )
+    ), plan)  # fmt: skip
     spec = JobSpec(
         name=_name(given, argv, script),
         role=role,
@@ -112,6 +117,10 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
         reservation=_text(given, "reservation").strip(),
         preemptible=_flag(given, "preemptible", default=True),
         saves_on_stop=_flag(given, "saves_on_stop"),
+        plan=plan,
+        nodelist=_hosts(given, "nodelist"),
+        exclude=_hosts(given, "exclude"),
+        slurm=_slurm(given),
     )  # fmt: skip
     _bounded(spec)
     return spec
@@ -254,6 +263,22 @@ def _dependencies(given: Mapping[str, object], array: ArrayAsk | None) -> tuple[
             hint=f"write afterok:{pairs.job_id}, or add array: with the same elements",
         )
     return found
+
+
+def _hosts(given: Mapping[str, object], key: str) -> tuple[NodeId, ...]:
+    none: tuple[str, ...] = ()
+    names = _read(given, key, lambda value: expand(str(value)), none) if given.get(key) else none
+    return tuple(NodeId(name) for name in names)
+
+
+def _slurm(given: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
+    pairs = _table(given, "slurm")
+    for name, value in pairs:
+        if name not in SLURM_WORDS:
+            raise BadKey(f"slurm: unknown word {name!r}", key="slurm", hint=f"known: {' '.join(sorted(SLURM_WORDS))}")
+        if "\n" in value and name != "args":
+            raise BadKey(f"slurm: {name} holds a line break", key="slurm")
+    return pairs
 
 
 def _labels(given: Mapping[str, object]) -> tuple[tuple[str, str], ...]:

@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import Final
 
+from phalanx.core.ids import NodeId
 from phalanx.core.work.dependency import Dependency
 from phalanx.core.work.gpus import GpuRequest
 
@@ -77,6 +78,9 @@ class JobSpec:
         array_max: elements that may run at once; None for all.
         begin_s: not started before this Unix time; None for at once.
         reservation: started inside this reservation only; "" for none.
+        plan: how its model is split: "" unsaid, "auto" for the ranks to choose, or a layout as `core.work.planned` writes it.
+        nodelist: placed on these nodes alone; empty for any. exclude: never on these.
+        slurm: of an `#SBATCH` script, what its nodes need to know of it (`core.work.sbatch_job`); empty for any other job.
         saves_on_stop: the command saves when it is asked to stop (phalanx.torch does), so that a stop loses no work.
         preemptible: False keeps the scheduler from stopping it for others' sake (its quota and a drain still can).
     """
@@ -107,6 +111,10 @@ class JobSpec:
     reservation: str = ""
     preemptible: bool = True
     saves_on_stop: bool = False
+    plan: str = ""
+    nodelist: tuple[NodeId, ...] = ()
+    exclude: tuple[NodeId, ...] = ()
+    slurm: tuple[tuple[str, str], ...] = ()
 
     @property
     def command_line(self) -> str:

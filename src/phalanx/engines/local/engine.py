@@ -16,12 +16,14 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from phalanx.core.ids import NodeId
 from phalanx.core.state.events import NodeDead
+from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.job import Job
 from phalanx.engines.local import records
 from phalanx.engines.local.records import LivingNode, LocalNode
 from phalanx.node.shell.proctable import ProcessIdentity, alive, identity
@@ -52,15 +54,17 @@ class LocalEngine:
 
     Args:
         home: the head's state folder; each node keeps its own in `nodes/<name>`.
-        environment: what every supervisor gets (where the head is), beside its own token.
+        environment: what every supervisor gets (where the head is, at which address it is reached), beside its own token.
         token_of: makes a node's token.
         revive_after_s: pause before a dead node is brought back; None never does.
+        inherited: the environment that a supervisor and its ranks grow up in, without our own variables; this process's.
     """
 
     home: str
     environment: Callable[[], dict[str, str]]
     token_of: Callable[[NodeId], str]
     revive_after_s: float | None = REVIVE_AFTER_S
+    inherited: Callable[[], Mapping[str, str]] = lambda: os.environ
     _watched: dict[NodeId, _Watched] = field(default_factory=dict)
     _deaths: deque[NodeDead] = field(default_factory=deque)
     _guard: threading.RLock = field(default_factory=threading.RLock)
@@ -132,6 +136,9 @@ class LocalEngine:
         for ender in enders:
             ender.join()
 
+    def follow(self, job: Job, attempt: Attempt) -> None:
+        """Nothing: the supervisors of this engine live on their nodes and take attempts by themselves."""
+
     def observe(self) -> list[NodeDead]:
         """Deaths since the last call."""
         deaths = []
@@ -190,15 +197,15 @@ class LocalEngine:
         environment = {
             **{
                 name: value
-                for name, value in os.environ.items()
+                for name, value in self.inherited().items()
                 if not name.startswith("PHALANX_") or name in _HANDED_ON
             },
+            "PHALANX_NODE_ADDRESS": "127.0.0.1",
             **self.environment(),
             "PHALANX_NODE_ID": node.id,
             "PHALANX_NODE_KEY": node_key,
             "PHALANX_NODE_DIR": folder,
             "PHALANX_NODE_VIRTUAL": str(node.virtual_devices),
-            "PHALANX_NODE_ADDRESS": "127.0.0.1",
             "PHALANX_NODE_TOKEN": self.token_of(node.id),
         }
         with open(os.path.join(folder, "supervisor.out"), "ab") as output:

@@ -12,13 +12,17 @@ from typing import Final
 
 from phalanx.core.state.commands import Prepare, StartTasks
 from phalanx.core.work.allocation import Grant
+from phalanx.core.work.layout import layout_to_json
+from phalanx.core.work.planned import layout_of
 from phalanx.core.work.spec import Launch
+from phalanx.core.work.surroundings import surroundings_to_json
 from phalanx.wire.rank import EPOCH_VARIABLE, GENERATION_VARIABLE, LEASE_PAGE_VARIABLE, REPORT_PIPE_VARIABLE
 
 # What another launcher or scheduler left in the supervisor's own environment would mislead libraries that look for it.
 _NOT_INHERITED: Final = (
     "PHALANX_",
     "SLURM_",
+    "SLURMD_",
     "OMPI_",
     "PMI_",
     "PMIX_",
@@ -146,7 +150,19 @@ def _place(prepare: Prepare, grant: Grant, node: NodeView) -> dict[str, str]:
         "PHALANX_DEVICES": ",".join(node.devices),
         "CUDA_VISIBLE_DEVICES": "" if node.virtual else ",".join(node.devices),
         **_array(prepare),
+        **_plan(prepare),
     }
+
+
+def _plan(prepare: Prepare) -> dict[str, str]:
+    """How the job's model is split, and over what: for `phalanx.torch`. Nothing for a job without a plan."""
+    if not prepare.spec.plan:
+        return {}
+    layout = layout_of(prepare.spec.plan)
+    said = {"PHALANX_LAYOUT": prepare.spec.plan if layout is None else json.dumps(layout_to_json(layout))}
+    if prepare.surroundings is not None:
+        said["PHALANX_MACHINE"] = json.dumps(surroundings_to_json(prepare.surroundings))
+    return said
 
 
 def _array(prepare: Prepare) -> dict[str, str]:

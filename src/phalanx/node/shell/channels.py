@@ -52,7 +52,15 @@ class Backoff:
 class Greeter:
     """Says hello once for all threads whenever the head asks; `count` grows with each, `after` is where commands start then."""
 
-    def __init__(self, access: HeadAccess, hello: Callable[[], wire.HelloRequest], ended: threading.Event) -> None:
+    def __init__(
+        self,
+        access: HeadAccess,
+        hello: Callable[[], wire.HelloRequest],
+        ended: threading.Event,
+        *,
+        on_refused: Callable[[Rejected], None] = lambda _: None,
+    ) -> None:
+        self._on_refused = on_refused
         self._connection = Connection(access)
         self._hello = hello
         self._ended = ended
@@ -77,6 +85,8 @@ class Greeter:
                     backoff.pause()
                 except (Rejected, msgspec.MsgspecError) as error:
                     _log.warning("the head refuses this supervisor: %s", error)
+                    if isinstance(error, Rejected):
+                        self._on_refused(error)
                     backoff.pause()
 
 

@@ -10,6 +10,7 @@ from phalanx.node.logic import environment, rendezvous
 from phalanx.node.logic.actions import SpawnTasks
 from phalanx.node.logic.happenings import Spawned, Unfit
 from phalanx.node.logic.warm import warm_argv
+from phalanx.node.shell.batch import batch_command
 from phalanx.node.shell.preparation import Workshop
 from phalanx.node.shell.present import Present
 from phalanx.node.shell.processes import TaskNotStarted, TaskSpec
@@ -41,6 +42,9 @@ def spawn(present: Present, order: SpawnTasks, shop: Workshop) -> Spawned | Unfi
     try:
         present.make_page(deadline_ns=order.deadline_ns, job_deadline_ns=order.job_deadline_ns)
         view = shop.view(present)
+        more: dict[str, str] = {}
+        if present.prepare.spec.slurm:
+            command, more = batch_command(present, start.port)
         for local_rank in range(grant.tasks):
             rank = grant.first_rank + local_rank
             variables, notes = environment.rank_environment(present.prepare, start, grant, local_rank, view)
@@ -48,7 +52,9 @@ def spawn(present: Present, order: SpawnTasks, shop: Workshop) -> Spawned | Unfi
                 present.environment = variables
                 for text in notes:
                     shop.note(present, text)
-            task = TaskSpec(task_id=task_id(rank), command=command, cwd=present.workdir, env=variables, warm=warm)
+            task = TaskSpec(
+                task_id=task_id(rank), command=command, cwd=present.workdir, env={**variables, **more}, warm=warm
+            )
             present.pids[rank] = _spawn_one(present, rank, task, shop)
     except TaskNotStarted as error:
         return Unfit(key=present.key, why=str(error), charge=error.user_error, exit_code=error.exit_code)

@@ -10,13 +10,15 @@ import logging
 import queue
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, SupervisorId
 from phalanx.core.state.commands import Command
 from phalanx.core.state.events import Report as ReportedEvent
+from phalanx.core.state.events import TaskExited
+from phalanx.core.work.seat import Seat
 from phalanx.node.logic.actions import (
     Action,
     Carry,
@@ -55,7 +57,7 @@ from phalanx.node.shell.channels import Commands, Events, Greeter, Renewer, star
 from phalanx.node.shell.containment import AttemptKey
 from phalanx.node.shell.exec_sessions import ExecSessions
 from phalanx.node.shell.hands import Hands
-from phalanx.node.shell.link import HeadAccess
+from phalanx.node.shell.link import HeadAccess, Rejected
 from phalanx.node.shell.preparation import SETUP_TASK, Workshop
 from phalanx.node.shell.present import Present, Presents, member_key
 from phalanx.node.shell.probes import DeviceProbe
@@ -81,7 +83,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
-    """What a supervisor is told when it starts. `base` is the environment that ranks inherit."""
+    """What a supervisor is told when it starts. `base` is the environment that ranks inherit.
+
+    `seat`: it was brought for this attempt alone. Its engine chose the devices: whichever the head counts with, here they are 0, 1, ...
+    """
 
     node: Node
     supervisor_id: SupervisorId
@@ -89,6 +94,7 @@ class NodeSettings:
     folder: str
     access: HeadAccess
     base: dict[str, str]
+    seat: Seat | None = None
 
 
 class Loop:
@@ -102,7 +108,7 @@ class Loop:
         self._presents = Presents()
         self._carried: tuple[MemberKey, ...] = ()
         access, ended, who = settings.access, self._ended, settings.supervisor_id
-        self._greeter = Greeter(access, self._hello, ended)
+        self._greeter = Greeter(access, self._hello, ended, on_refused=self._refused)
         self._renewer = Renewer(
             access, self._greeter, node_id=settings.node.id, supervisor_id=who, epochs=self._epochs, heard=self._inbox.put,
             ended=ended,
@@ -112,7 +118,7 @@ class Loop:
         self._shipper = Shipper(access, self._greeter, supervisor_id=who, ended=ended)
         self._sampler = Sampler(
             access, probe, node_id=settings.node.id, supervisor_id=who, folder=settings.folder, busy=self._presents.jobs,
-            pids=self._presents.pids, ended=ended,
+            pids=self._presents.pids, ended=ended, number=self._number,
         )  # fmt: skip
         self._exec = ExecSessions(access, ended)
         self._probe = probe
@@ -121,6 +127,9 @@ class Loop:
         self._shop: Workshop | None = None
         self._reaped_s = time.monotonic()
         self._leaving = False
+        self._failed = False
+        self._numbers: tuple[int, ...] = ()
+        self.exit_code = 0  # of the first task that failed here by itself, else of one that was stopped
 
     def run(self) -> None:
         """Until the supervisor was told to end and nothing of it is left."""
@@ -191,7 +200,14 @@ class Loop:
         assert self._shop is not None
         return self._shop
 
+    def _number(self, index: int) -> int:
+        """By which index the head counts a device: on a seat that of the grant, whichever device the engine gave for it."""
+        return self._numbers[index] if index < len(self._numbers) else index
+
     def _report(self, events: list[ReportedEvent]) -> None:
+        for event in events:
+            if isinstance(event, TaskExited) and (event.exit.failed > self._failed or not self.exit_code):
+                self.exit_code, self._failed = event.exit.shell_code, event.exit.failed
         self._events.put(events)
 
     # ---------------------------------------------------------------------------------------------------------- work lane
@@ -200,6 +216,9 @@ class Loop:
         order = action.prepare
         grant = order.allocation.on(self._settings.node.id)
         assert grant is not None
+        if self._settings.seat is not None:
+            self._numbers = grant.devices
+            grant = replace(grant, devices=tuple(range(len(grant.devices))))
         scratch = scratch_of(self._settings.folder, order.job_id, order.epoch)
         workdir = scratch.workdir if order.spec.upload else order.spec.workdir
         for older in self._presents.of_attempt(order.job_id, order.epoch):
@@ -240,6 +259,9 @@ class Loop:
             scratch.remove()
             for present in gone[:1]:
                 checkpoints.tidy(present.prepare.checkpoint_dir)
+            seat = self._settings.seat
+            if seat is not None and (seat.job_id, seat.epoch) == (job_id, epoch):
+                self.terminate()  # what it came for is over
 
         def work() -> None:
             keys = sorted({key for present in gone for key in launching.streams_of(present)})
@@ -360,6 +382,12 @@ class Loop:
             ):
                 self._the_shop.note(present, f"{stream.rpartition('.')[2]}: {text}")
                 return
+
+    def _refused(self, error: Rejected) -> None:
+        """The head will not have us: on a seat of an attempt that is over there is nothing left to do."""
+        if self._settings.seat is not None and error.code == "seat_over":
+            _log.warning("%s", error)
+            self.terminate()
 
     def _hello(self) -> wire.HelloRequest:
         carries = [(key.job_id, key.epoch, key.generation) for key in self._carried]

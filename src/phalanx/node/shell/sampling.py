@@ -29,6 +29,7 @@ class Sampler:
     Args:
         busy: which job is on each device index now.
         pids: the ranks on each device index now.
+        number: by which index the head counts a device.
     """
 
     def __init__(
@@ -42,7 +43,9 @@ class Sampler:
         busy: Callable[[], Mapping[int, JobId]],
         pids: Callable[[], Mapping[int, tuple[int, ...]]],
         ended: threading.Event,
+        number: Callable[[int], int] = lambda index: index,
     ) -> None:
+        self._number = number
         self._connection = Connection(access)
         self._probe = probe
         self._node_id = node_id
@@ -103,7 +106,7 @@ class Sampler:
         facts = node_facts(self._folder)
         devices = [
             wire.DeviceSample(
-                index=sample.index, uuid=sample.uuid, counter=sample.counter, utilization=sample.utilization,
+                index=self._number(sample.index), uuid=sample.uuid, counter=sample.counter, utilization=sample.utilization,
                 memory_used_bytes=sample.memory_used_bytes, memory_total_bytes=sample.memory_total_bytes,
                 power_w=sample.power_w, temperature_c=sample.temperature_c, throttle=sample.throttle,
                 virtual=sample.virtual, job_id=jobs.get(sample.index),

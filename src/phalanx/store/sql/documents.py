@@ -8,6 +8,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
+from phalanx.core.fleet.calibration import Calibration
 from phalanx.core.fleet.node import Node
 from phalanx.core.state.story import StoryLine
 from phalanx.core.state.world import Idempotency, Record
@@ -63,6 +64,7 @@ PROJECT: Final = Kind("project", msgspec.json.Decoder(Project))
 USER: Final = Kind("user", msgspec.json.Decoder(User))
 TOKEN: Final = Kind("token", msgspec.json.Decoder(Token))
 RESERVATION: Final = Kind("reservation", msgspec.json.Decoder(Reservation))
+CALIBRATION: Final = Kind("calibration", msgspec.json.Decoder(Calibration))
 IDEMPOTENCY: Final = Kind("idempotency key", msgspec.json.Decoder(Idempotency))
 STORY: Final = Kind("story line", msgspec.json.Decoder(StoryLine))
 
@@ -90,6 +92,11 @@ def spent_row(spent: Spent) -> Row:
 def reservation_row(reservation: Reservation) -> Row:
     """As `put_reservation` takes it."""
     return (reservation.id, int(reservation.ended), *_document(reservation))
+
+
+def calibration_row(calibration: Calibration) -> Row:
+    """As `put_calibration` takes it."""
+    return (calibration.id, *_document(calibration))
 
 
 def token_row(token: Token) -> Row:

@@ -53,6 +53,7 @@ def load_world(connection: apsw.Connection) -> World:
             users=records(connection, documents.USER, "users"),
             tokens=records(connection, documents.TOKEN, "tokens"),
             reservations=records(connection, documents.RESERVATION, "reservations"),
+            calibrations=records(connection, documents.CALIBRATION, "calibrations"),
             jobs=_jobs_to_load(connection),
             attempts=records(connection, documents.ATTEMPT, "live_attempts"),
             idempotency=reversed(records(connection, documents.IDEMPOTENCY, "newest_idempotency", (KEYS_LOADED,))),

@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 
 import apsw
 
+from phalanx.core.fleet.calibration import FLEET, Calibration
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, NodeId, ReservationId, UserId
 from phalanx.core.state.story import StoryLine
@@ -218,6 +219,10 @@ class SqliteStore:
         """One reservation, an ended one too."""
         return self._one(documents.RESERVATION, "reservation", reservation_id)
 
+    def calibration(self) -> Calibration | None:
+        """What the last calibration found."""
+        return self._one(documents.CALIBRATION, "calibration", FLEET)
+
     def projects(self) -> list[Project]:
         """All projects by id."""
         return self._all(documents.PROJECT, "projects")
@@ -268,6 +273,7 @@ def _statements(batch: Batch, rows: Rows) -> list[tuple[str, list[Row]]]:
         ("remove_queue", [(queue_id,) for queue_id in batch.removed_queues]),
         ("remove_spent", [(queue_id,) for queue_id in batch.removed_queues]),
         ("put_reservation", [documents.reservation_row(one) for one in rows.reservations.values()]),
+        ("put_calibration", [documents.calibration_row(one) for one in rows.calibrations.values()]),
         ("put_node", [documents.node_row(node) for node in rows.nodes.values()]),
         ("remove_node", [(node_id,) for node_id in batch.removed_nodes]),
         ("put_job", [documents.job_row(job) for job in rows.jobs.values()]),

@@ -8,7 +8,8 @@ from typing import Final
 from phalanx.core.errors import BadRequest
 from phalanx.core.scheduling.board import Board, Listener
 from phalanx.core.scheduling.hazard import HazardTable
-from phalanx.core.scheduling.policies.default import Default, Knobs
+from phalanx.core.scheduling.policies.default import Default
+from phalanx.core.scheduling.policies.knobs import Knobs
 from phalanx.core.scheduling.policies.lines import Backfill, Fair, Skip, Strict
 from phalanx.core.scheduling.policies.rounds import Rounds
 

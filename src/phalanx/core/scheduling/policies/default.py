@@ -8,11 +8,12 @@ cheapest set on one node.
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
 
-from phalanx.core.scheduling.board import Because, Board, Entry, Klass, Listener, by_submit
+from phalanx.core.scheduling.board import Because, Board, Entry, Klass, Listener
 from phalanx.core.scheduling.hazard import Group, HazardTable, bin_of
 from phalanx.core.scheduling.need import Need
+from phalanx.core.scheduling.policies.knobs import Knobs
+from phalanx.core.scheduling.policies.lane import Lane
 from phalanx.core.scheduling.policies.prices import Prices
 from phalanx.core.scheduling.policies.room import Going, Room
 from phalanx.core.scheduling.policies.sweep import Sweep
@@ -27,43 +28,6 @@ SHIELD_LOOK_S = 1.0  # shields that end are looked at together: one more pass a 
 RIGHT_WORK = 4_000  # jobs looked at for that, after which the pass ends: 10 ms
 GROW_LOOK_S = 60.0  # idle nodes are offered to elastic jobs this often
 Line = tuple[int, float, float, int, Entry]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Knobs:
-    """The policy's constants; docs/decisions/0018 says where each comes from.
-
-    Attributes:
-        round_s: room is made by value for waiting jobs this often; what fits starts at once.
-        boost: how much more a gang of a whole node or more counts.
-        hysteresis: a stop must bring this many times what it takes.
-        run_min_s: guaranteed run after a start, against equals.
-        right_min_s: the same against a higher priority and against the owner of what was borrowed.
-        move_min_s: least time between two moves of a job.
-        stops_max: preemptions of one job; past that nobody stops it but its own quota.
-        grow_min_s: an elastic job grows no sooner after it started or moved.
-        refit_s: hazards are computed anew this often.
-        overdue_s: least wait after which a job is overdue; never reached when infinite.
-        patience: mean service times after which a job is overdue, where that is longer than `overdue_s`.
-        crowd: how far the limit stretches for each fleet's worth of GPUs that waited before the job.
-        lane: share of the fleet that overdue jobs may hold ahead of everyone.
-    """
-
-    round_s: float = 30.0
-    boost: float = 5.0
-    hysteresis: float = 8.0
-    run_min_s: float = 1800.0
-    right_min_s: float = 60.0
-    move_min_s: float = 300.0
-    stops_max: int = 64
-    grow_min_s: float = 600.0
-    refit_s: float = 3600.0
-    overdue_s: float = 432_000.0
-    patience: float = 25.0
-    crowd: float = 12.0
-    lane: float = 0.0625
-    stops: bool = True
-    moves: bool = True
 
 
 class Default(Listener):
@@ -89,10 +53,9 @@ class Default(Listener):
         self.order: list[Line] = []  # of the pass under way
         self.unfinished = False
         self.cleared = False  # somebody made way for a right in this pass; what is left over from a round waits for the next change
-        self.lane_used = 0
         self.reserved: list[int] = []  # nodes kept free of new work for the first urgent gang
         self.reserved_for: Entry | None = None
-        self.total = max(1, sum(size for size in board.size if size > 0))
+        self.lane = Lane(board, self.table, knobs)
         self._weights: dict[int, float] = {}
 
     # ---------------------------------------------------------------- what it hears
@@ -108,7 +71,7 @@ class Default(Listener):
 
     def left(self, entry: Entry) -> None:
         """Wait no longer."""
-        self._group(entry).left(entry.seq)
+        self._leave(entry)
         if self.again.pop(entry.seq, None) is not None:
             return
         key = (entry.klass, self._group(entry))
@@ -127,9 +90,7 @@ class Default(Listener):
         self._leave(entry)
 
     def _leave(self, entry: Entry) -> Group:
-        if entry.overdue:
-            self.lane_used -= entry.gpus
-            entry.overdue = False
+        self.lane.leave(entry)
         group = self._group(entry)
         group.left(entry.seq)
         return group
@@ -183,17 +144,25 @@ class Default(Listener):
         self._urgent(order, now_s)
         shield_s = max(self.room.shield_s, now_s + SHIELD_LOOK_S)
         if now_s >= self.round_next_s:
-            self._promote(now_s)
+            self.lane.promote([*self.again.values(), *(line[0][2] for line in self.lines.values() if line)], now_s)
             due_s = now_s + OVERDUE_LOOK_S
             if knobs.stops or knobs.moves:
                 self._make_room(order, now_s)
                 due_s = min(due_s, self._prices_change_s(now_s))
                 if self.table.events > self.fitted_events:
                     due_s = min(due_s, self.fitted_s + knobs.refit_s)
+            if board.elastic and not board.decisions and self._all_barred():
+                due_s = min(due_s, self._grow(now_s) or INFINITE)
             self.round_next_s = (now_s // knobs.round_s + 1.0) * knobs.round_s
             if not self.unfinished:
                 return min(shield_s, max(self.round_next_s, -(-due_s // knobs.round_s) * knobs.round_s))
         return now_s + UNFINISHED_S if self.unfinished else min(shield_s, self.round_next_s)
+
+    def _all_barred(self) -> bool:
+        """Whether quotas and limits keep out all that wait, so that idle nodes are idle for them too."""
+        waiting = {klass.number: klass for (klass, _), line in self.lines.items() if line}
+        waiting |= {entry.klass.number: entry.klass for entry in self.again.values()}
+        return not any(self.board.admits(klass) for klass in waiting.values())
 
     def _prices_change_s(self, now_s: float) -> float:
         """When the prices that somebody looked at in this round change by time alone; those that nobody asked for wake nobody."""
@@ -242,41 +211,6 @@ class Default(Listener):
     def _line(self, entry: Entry, now_s: float) -> Line:
         rank = URGENT + entry.repair if entry.overdue or entry.repair else entry.klass.rank
         return (-rank, -self._value(entry, now_s) / max(1, entry.gpus), entry.submit_s, entry.seq, entry)
-
-    def _promote(self, now_s: float) -> None:
-        """Jobs that waited past their limit become overdue, the longest wait first, while the lane has room."""
-        knobs = self.knobs
-        base_s = self._base_s()
-        if base_s == INFINITE:
-            return
-        heads = [line[0][2] for line in self.lines.values() if line]
-        late = {
-            entry.seq: self._waited_s(entry, now_s)
-            for entry in [*self.again.values(), *heads]
-            if not entry.overdue and self._waited_s(entry, now_s) > base_s
-        }
-        if not late or self.lane_used >= knobs.lane * self.total:
-            return
-        found: list[tuple[float, int, Entry]] = []
-        older = 0  # GPUs wanted by those who came before: they shrink, so that the limit of a job never grows
-        for entry in by_submit(self.board.waiting.values()):
-            waited_s = late.get(entry.seq)
-            if waited_s is not None and waited_s > base_s * (1.0 + knobs.crowd * older / self.total):
-                found.append((-waited_s, entry.seq, entry))
-            older += entry.gpus
-        for _, _, entry in sorted(found):  # the last one in may overshoot, so that while anyone queues the lane is full
-            if self.lane_used < knobs.lane * self.total:
-                self.lane_used += entry.gpus
-                entry.overdue = True
-
-    def _base_s(self) -> float:
-        """The wait after which a job that found nobody waiting is overdue: it stretches with the service times."""
-        mean_s = self.table.served_s / max(1, self.table.events)
-        return max(self.knobs.overdue_s, self.knobs.patience * mean_s)
-
-    def _waited_s(self, entry: Entry, now_s: float) -> float:
-        """All its waiting so far, and what stops and moves cost it."""
-        return entry.waited_s + now_s - entry.waits_from_s + self.board.restart_cost_s * (entry.stops + entry.moves)
 
     def _value(self, entry: Entry, now_s: float) -> float:
         # Lost work is to be done again, and the job is not young for it.
@@ -430,9 +364,7 @@ class Default(Listener):
                 self.board.move(one.entry, one.need, one.places, now_s, other, one.because or because)
                 one.entry.moved_s = now_s
             else:
-                if one.entry.overdue:
-                    self.lane_used -= one.entry.gpus
-                    one.entry.overdue = False
+                self.lane.leave(one.entry)
                 self.board.stop(one.entry, now_s, other, one.because or because)
                 self._join(one.entry)
         return True
@@ -486,7 +418,7 @@ class Default(Listener):
     # ---------------------------------------------------------------- elastic
 
     def _grow(self, now_s: float) -> float | None:
-        """Nobody waits: elastic jobs take idle nodes, where it costs them little."""
+        """Nobody waits who could start: elastic jobs take idle nodes, where it costs them little."""
         board = self.board
         elastic = [
             entry
@@ -502,9 +434,9 @@ class Default(Listener):
                 continue
             if entry.unsaved_s(now_s) > self.board.restart_cost_s:
                 continue
-            board.give(entry)
+            self.room.out(entry)  # with its quota: what it holds now counts towards what it may hold
             found = board.find(entry)
-            board.take(entry)
+            self.room.back(entry)
             if found is not None and len(found[1]) > len(entry.places):
                 board.move(entry, *found, now_s, None, Because.GROW)
                 entry.moved_s = now_s

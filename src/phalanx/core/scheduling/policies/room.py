@@ -298,27 +298,27 @@ class Room:
         gone: list[Entry] = []
         fits = False
         for other in victims:
-            self._out(other)
+            self.out(other)
             gone.append(other)
             fits = self._fits(entry)
             if fits:
                 break
         for other in gone:
-            self._back(other)
+            self.back(other)
         return self._without_idle(entry, gone) if fits else None
 
     def _without_idle(self, entry: Entry, chosen: Sequence[Entry]) -> list[Entry]:
         """Leave out whoever need not go, dearest first."""
         for other in chosen:
-            self._out(other)
+            self.out(other)
         needed: list[Entry] = []
         for other in reversed(chosen):
-            self._back(other)
+            self.back(other)
             if not self._fits(entry):
-                self._out(other)
+                self.out(other)
                 needed.append(other)
         for other in needed:
-            self._back(other)
+            self.back(other)
         return needed[::-1]
 
     def _enough(self, entry: Entry, going: Sequence[Entry]) -> bool:
@@ -327,22 +327,22 @@ class Room:
     def _would_fit(self, entry: Entry, going: Sequence[Going]) -> bool:
         """Whether the job would be admitted and placed with these gone; the board is as before afterwards."""
         for one in going:
-            self._out(one.entry, moves=bool(one.places))
+            self.out(one.entry, moves=bool(one.places))
         fits = self._fits(entry)
         for one in going:
-            self._back(one.entry, moves=bool(one.places))
+            self.back(one.entry, moves=bool(one.places))
         return fits
 
     def _fits(self, entry: Entry) -> bool:
         return self.board.admits(entry.klass) and self.board.find(entry) is not None
 
-    def _out(self, other: Entry, *, moves: bool = False) -> None:
+    def out(self, other: Entry, *, moves: bool = False) -> None:
         """For a trial, the job is gone; one that only moves keeps its quota."""
         self.board.give(other)
         if self.board.quotas is not None and not moves:
             self.board.quotas.give(other.klass.queue, other.klass.user, other.held)
 
-    def _back(self, other: Entry, *, moves: bool = False) -> None:
+    def back(self, other: Entry, *, moves: bool = False) -> None:
         """The trial's end."""
         self.board.take(other)
         if self.board.quotas is not None and not moves:

@@ -71,6 +71,12 @@ SELECT doc, crc FROM reservations WHERE ended = 0 ORDER BY id;
 -- name: reservation
 SELECT doc, crc FROM reservations WHERE id = ?;
 
+-- name: calibrations
+SELECT doc, crc FROM calibrations ORDER BY id;
+
+-- name: calibration
+SELECT doc, crc FROM calibrations WHERE id = ?;
+
 -- name: projects
 SELECT doc, crc FROM projects ORDER BY id;
 

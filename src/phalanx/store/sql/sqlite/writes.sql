@@ -26,6 +26,10 @@ DELETE FROM spent WHERE queue = ?;
 INSERT INTO reservations (id, ended, doc, crc) VALUES (?, ?, ?, ?)
 ON CONFLICT (id) DO UPDATE SET ended = excluded.ended, doc = excluded.doc, crc = excluded.crc;
 
+-- name: put_calibration
+INSERT INTO calibrations (id, doc, crc) VALUES (?, ?, ?)
+ON CONFLICT (id) DO UPDATE SET doc = excluded.doc, crc = excluded.crc;
+
 -- name: put_token
 INSERT INTO tokens (id, user, sha256, created_s, doc, crc) VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT (id) DO UPDATE SET

@@ -1,0 +1,51 @@
+"""What the planner's formula says of the rank-order benchmark: the same model, the rates that the ranks themselves have measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from phalanx.core.performance.coefficients import Stack
+from phalanx.core.performance.machine import Machine, Measured
+from phalanx.core.performance.model import Model
+from phalanx.core.performance.step import Task, step_time
+from phalanx.core.work.layout import Layout
+from phalanx.facts.coefficients import physics
+from phalanx.facts.gpus import gpu_named
+
+WIDE = 2.0
+"""The planner counts activations of two bytes, these ranks send four (fp32): rates of links and memory are given to it in that unit."""
+
+
+def planned_s(
+    layout: Layout, shape: Mapping[str, int], found: Mapping[str, float], *, hosts: int, devices: int
+) -> float:
+    """Seconds of one step under the layout, its ranks numbered host by host.
+
+    `found` has `flops` and `memory_bytes_per_s` of one rank while all are busy, and `within_bytes_per_s` and `between_bytes_per_s`: what
+    one rank sends per second in an all-reduce of one activation, in its host and between hosts.
+    """
+    width, heads = shape["width"], shape["heads"]
+    model = Model(
+        name="rank-order", layers=shape["layers"], hidden=width, heads=heads, kv_heads=heads, head_dim=width // heads, ffn=4 * width,
+        vocab=shape["vocabulary"], gated=False,
+    )  # fmt: skip
+    measured = Measured(
+        flops={"fp32": found["flops"], "bf16": found["flops"]},
+        memory_bytes_per_s=found["memory_bytes_per_s"] / WIDE,
+        within_bytes_per_s=found["within_bytes_per_s"] / WIDE,
+        between_bytes_per_s=found["between_bytes_per_s"] / WIDE,
+    )
+    machine = Machine(
+        gpu=gpu_named("virtual").gpu, nodes=hosts, gpus_per_node=devices, network_bytes_per_s=found["between_bytes_per_s"],
+        network_kind="tcp", measured=measured,
+    )  # fmt: skip
+    # Nothing overlaps, no kernel is fused, and the host is the device. A core has no special kernel for attention.
+    loop = Stack(
+        name="rank-order", elementwise=1.0, host_s=0.0, tensor_exposed=1.0, data_exposed=1.0, reduce_bytes=4.0 / WIDE,
+        flash_shares={"": physics().matmul_share},
+    )  # fmt: skip
+    task = Task(model=model, seq=shape["sequence"])
+    return step_time(
+        task, replace(layout, precision="fp32"), machine, replace(physics(), pipeline_exposed=1.0), loop
+    ).total_s

@@ -1,0 +1,100 @@
+"""The door off loopback: TLS for who speaks it, one clear line for who does not.
+
+asyncio's own TLS server closes a plain connection without a word. So this accepts by itself, looks at the first byte without taking
+it, and hands the connection on with or without the line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Final
+
+HANDSHAKE_S: Final = 10.0  # from being accepted to the end of the handshake
+OPENING_MAX: Final = 2000  # connections between being accepted and having shaken hands
+_TLS_HANDSHAKE: Final = b"\x16"  # first byte of every TLS record that opens a connection (RFC 8446, 5.1)
+_PAUSE_S: Final = 0.1  # when no descriptor is left
+_PLAIN: Final = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b"
+)
+_BODY: Final = (
+    b'{"error":{"code":"bad_request","message":"this address speaks TLS, and this request came without",'
+    b'"hint":"write https:// instead of http://"}}'
+)
+_log: Final = logging.getLogger("phalanx.api")
+
+
+class TlsDoor:
+    """Accepts on one listening socket until it is closed. Used on the event loop alone."""
+
+    def __init__(self, listener: socket.socket, context: ssl.SSLContext, make: Callable[[], asyncio.Protocol]) -> None:
+        listener.setblocking(False)
+        self._listener, self._context, self._make = listener, context, make
+        self._opening: set[asyncio.Task[None]] = set()
+        self._task = asyncio.get_running_loop().create_task(self._accept())
+
+    def close(self) -> None:
+        """Take no more."""
+        self._task.cancel()
+        for task in self._opening:
+            task.cancel()
+        self._listener.close()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(self._listener)
+            except OSError as error:
+                _log.warning("accepting a connection failed: %s", error)
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            if len(self._opening) >= OPENING_MAX:
+                connection.close()
+                continue
+            task = loop.create_task(self._open(connection))
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+
+    async def _open(self, connection: socket.socket) -> None:
+        handed_on = False
+        try:
+            connection.setblocking(False)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            async with asyncio.timeout(HANDSHAKE_S):
+                if await _first_byte(connection) != _TLS_HANDSHAKE:
+                    connection.recv(1 << 16)  # what is left unread at the close would cut the answer off
+                    await asyncio.get_running_loop().sock_sendall(connection, _PLAIN % (len(_BODY), _BODY))
+                    connection.shutdown(socket.SHUT_WR)
+                    return
+                handed_on = True
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    self._make, connection, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_S
+                )
+        except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError: who does not trust our CA hangs up here
+            _log.debug("a connection was not opened: %s", error)
+        finally:
+            if not handed_on:
+                with contextlib.suppress(OSError):
+                    connection.close()
+
+
+async def _first_byte(connection: socket.socket) -> bytes:
+    """The first byte that comes, left where it is; empty if the other end went away."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def look() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_reader(connection.fileno(), look)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(connection.fileno())
+    return connection.recv(1, socket.MSG_PEEK)

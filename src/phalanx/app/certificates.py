@@ -1,0 +1,132 @@
+"""A small CA, made when a head first listens off loopback, and the certificates it signs.
+
+The CA's key never leaves the head's state folder. Who joins knows the CA by its fingerprint, told by hand; certificates are for one
+address each and are made afresh at every start, so that an address that changed needs no thought.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+import socket
+from dataclasses import dataclass
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from phalanx.app.home import Home
+
+CA_DAYS: Final = 3650  # its fingerprint is known to every server: a new CA means joining anew
+LEAF_DAYS: Final = 397  # the longest that common TLS stacks accept of a server; made anew at each start
+_BACKDATED: Final = datetime.timedelta(hours=1)  # clocks of servers differ
+_ONE_DAY: Final = datetime.timedelta(days=1)
+_PEM: Final = serialization.Encoding.PEM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signed:
+    """A key and its certificate, in PEM form."""
+
+    key_pem: str
+    certificate_pem: str
+
+
+class Authority:
+    """The CA of one state folder: `tls/ca.pem` and `tls/ca.key`, made by the first who asks."""
+
+    def __init__(self, home: Home, now: datetime.datetime | None = None) -> None:
+        self._home = home
+        self._now = now
+        os.makedirs(home.at("tls"), mode=0o700, exist_ok=True)
+        try:
+            with open(home.at("tls", "ca.key"), "rb") as file:
+                key = serialization.load_pem_private_key(file.read(), password=None)
+            assert isinstance(key, ec.EllipticCurvePrivateKey)
+            with open(self.ca_file, "rb") as file:
+                self._key, self._certificate = key, x509.load_pem_x509_certificate(file.read())
+        except FileNotFoundError:
+            self._key, self._certificate = self._make()
+
+    @property
+    def ca_file(self) -> str:
+        """Where the CA's certificate lies."""
+        return self._home.at("tls", "ca.pem")
+
+    @property
+    def ca_pem(self) -> str:
+        """The CA's certificate."""
+        return self._certificate.public_bytes(_PEM).decode("ascii")
+
+    def sign(self, names: list[str]) -> Signed:
+        """A fresh key and certificate of a server at these addresses and names; good for both ends of a connection."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+        built = (
+            self._begun(f"phalanx {names[0]}"[:64], key, LEAF_DAYS)
+            .add_extension(x509.SubjectAlternativeName([_name(name) for name in names]), critical=False)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(both, critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+        return Signed(key_pem=_key_pem(key), certificate_pem=built.public_bytes(_PEM).decode("ascii") + self.ca_pem)
+
+    def write(self, stem: str, signed: Signed) -> tuple[str, str]:
+        """Put a signed pair into `tls/`; the files of certificate and key."""
+        self._home.write_private(f"tls/{stem}.pem", signed.certificate_pem)
+        self._home.write_private(f"tls/{stem}.key", signed.key_pem)
+        return self._home.at("tls", f"{stem}.pem"), self._home.at("tls", f"{stem}.key")
+
+    def _make(self) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+        key = ec.generate_private_key(ec.SECP256R1())
+        self._key = key
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"phalanx CA of {socket.gethostname()}"[:64])])
+        usage = x509.KeyUsage(
+            digital_signature=True, content_commitment=False, key_encipherment=False, data_encipherment=False,
+            key_agreement=False, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False,
+        )  # fmt: skip
+        certificate = (
+            self._dated(x509.CertificateBuilder(), CA_DAYS)
+            .subject_name(name)
+            .issuer_name(name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(usage, critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .sign(key, hashes.SHA256())
+        )
+        # The key first: a certificate without its key would be a CA that can sign nothing.
+        self._home.write_private("tls/ca.key", _key_pem(key))
+        self._home.write_private("tls/ca.pem", certificate.public_bytes(_PEM).decode("ascii"))
+        return key, certificate
+
+    def _begun(self, name: str, key: ec.EllipticCurvePrivateKey, days: int) -> x509.CertificateBuilder:
+        return (
+            self._dated(x509.CertificateBuilder(), days)
+            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+            .issuer_name(self._certificate.subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+        )
+
+    def _dated(self, builder: x509.CertificateBuilder, days: int) -> x509.CertificateBuilder:
+        now = self._now or datetime.datetime.now(datetime.UTC)
+        return builder.not_valid_before(now - _BACKDATED).not_valid_after(now + days * _ONE_DAY)
+
+
+def _name(text: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(text))
+    except ValueError:
+        return x509.DNSName(text)
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> str:
+    return key.private_bytes(
+        _PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ).decode("ascii")  # fmt: skip

@@ -1,0 +1,84 @@
+"""A server's keeper: `python -m phalanx.app.joined --folder DIR`, started by `phalanx join` and ended by `phalanx down` there.
+
+Keeps this server's supervisor alive while the server is a member, brings it back when it dies, and sweeps what it left. Where Ray brings the
+supervisor, it keeps Ray's own node alive instead. When the keeper dies the supervisor goes on; the next keeper finds it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+from typing import Final
+
+from phalanx.core.errors import BadRequest, Conflict, PhalanxError
+from phalanx.engines.joined import records
+from phalanx.engines.joined.records import Joined
+from phalanx.engines.local.engine import LocalEngine
+from phalanx.engines.local.records import LocalNode
+from phalanx.node.shell.logbook import log_to
+
+REVIVE_AFTER_S: Final = (
+    3.0  # a supervisor that was killed: soon enough that the node's lease, not the pause, is what is waited for
+)
+_LOOK_EVERY_S: Final = 1.0
+_log = logging.getLogger("phalanx.joined")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Keep the server a member until SIGTERM or SIGINT; its exit code, with the reason in one line."""
+    parser = argparse.ArgumentParser(prog="phalanx-joined", description="Keep a server in; `phalanx join` does this.")
+    parser.add_argument("--folder", required=True)
+    folder = os.path.abspath(parser.parse_args(argv).folder)
+    try:
+        joined = records.read(folder)
+        if joined is None:
+            raise BadRequest(f"{folder}: this server has joined nothing", hint="phalanx join HEAD --token ...")
+        lock = records.hold(folder)
+        if lock is None:
+            raise Conflict(f"a keeper already runs in {folder}", hint="phalanx down stops it")
+        log_to(os.path.join(folder, "keeper.log"), os.environ.get("PHALANX_LOG", "INFO").upper())
+        _keep(folder, joined)
+    except PhalanxError as error:
+        sys.stderr.write(f"phalanx: error: {error.message}{f' ({error.hint})' if error.hint else ''}\n")
+        return int(error.exit_code)
+    return 0
+
+
+def _keep(folder: str, joined: Joined) -> None:
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    if joined.ray_address:
+        from phalanx.engines.ray.member import keep_ray_node
+
+        keep_ray_node(folder, joined, ended)
+        return
+    engine = supervisor_engine(folder, joined)
+    engine.open()
+    while not ended.wait(_LOOK_EVERY_S):
+        for death in engine.observe():
+            _log.warning("node %s: %s", death.node_id, death.why)
+    engine.close(keep_nodes=False)
+
+
+def supervisor_engine(folder: str, joined: Joined) -> LocalEngine:
+    """This server's one node, as the local engine runs it, but with its head elsewhere."""
+    engine = LocalEngine(
+        home=folder,
+        environment=lambda: {
+            "PHALANX_HEAD_URL": joined.url, "PHALANX_HEAD_CA": records.ca_file(folder), "PHALANX_NODE_ENGINE": joined.engine,
+            "PHALANX_NODE_ADDRESS": joined.address,
+        },
+        token_of=lambda _: records.token(folder), revive_after_s=REVIVE_AFTER_S,
+    )  # fmt: skip
+    engine.adopt([LocalNode(id=joined.node_id, virtual_devices=joined.devices if joined.virtual else 0)])
+    return engine
+
+
+if __name__ == "__main__":
+    sys.exit(main())

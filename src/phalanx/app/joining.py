@@ -1,0 +1,151 @@
+"""The head off loopback: where it listens, with which certificate, and what a server that joins is given."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from phalanx.api.server import TlsListener
+from phalanx.core.access.node_keys import join_token, node_token
+from phalanx.core.errors import BadRequest, Conflict
+from phalanx.core.ids import NodeId
+from phalanx.engines.joined.records import ENGINE_NAME
+from phalanx.wire.join import JoinLine, JoinReply, JoinRequest, RayJoin, fingerprint
+
+if TYPE_CHECKING:
+    from phalanx.app.certificates import Authority, Signed
+
+JOIN_TOKEN_S: Final = 24 * 3600.0  # a line that is pasted the same day; `phalanx up` prints a fresh one
+_NO_ADDRESSES: Final = (
+    "0.0.0.0",
+    "::",
+    "*",
+    "",
+    "127.0.0.1",
+    "localhost",
+    "::1",
+)  # nothing that another server could be told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listen:
+    """An address of this machine that the other servers reach."""
+
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        """Of the head, as others see it."""
+        return f"https://{_bracketed(self.host)}:{self.port}"
+
+
+def listen_of(text: str, port: int) -> Listen:
+    """What `--listen` names: ADDRESS or ADDRESS:PORT; the head's own port where it says none.
+
+    Raises:
+        BadRequest: it is a wildcard, on loopback, or no address.
+    """
+    host, colon, tail = text.strip().rpartition(":")
+    if not colon or (":" in host and not host.endswith("]")):
+        host, tail = text.strip(), ""
+    host = host.strip("[]")
+    if host in _NO_ADDRESSES:
+        raise BadRequest(
+            f"--listen {text}: that is no address that another server reaches",
+            hint="give the address of this machine on the network that joins the servers, as in --listen 10.0.0.5",
+        )
+    if tail and not (tail.isdecimal() and 0 < int(tail) < 65536):
+        raise BadRequest(f"--listen {text}: {tail!r} is no port", hint="--listen 10.0.0.5:7600")
+    return Listen(host=host, port=int(tail) if tail else port)
+
+
+def bind(where: Listen) -> socket.socket:
+    """The listening socket, bound before anything else happens.
+
+    Raises:
+        Conflict: the address is not this machine's, or its port is taken.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(1024)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise Conflict(
+            f"--listen {where.host}:{where.port}: {error.strerror or error}",
+            hint="give an address of this machine (ip addr lists them) and a free port",
+        ) from error
+    listener.set_inheritable(False)
+    return listener
+
+
+def secured(listener: socket.socket, authority: Authority, where: Listen) -> TlsListener:
+    """The socket with a certificate made for its address just now."""
+    names = list(dict.fromkeys([where.host, socket.gethostname(), "localhost", "127.0.0.1"]))
+    certificate, key = authority.write("head", authority.sign(names))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(certificate, key)
+    return TlsListener(socket=listener, context=context)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joining:
+    """What the API hands to servers that join.
+
+    Attributes:
+        engine: the word that their nodes carry.
+        ray: of a head whose supervisors Ray brings: what a server needs to be a node of that Ray cluster.
+    """
+
+    authority: Authority
+    where: Listen
+    node_secret: bytes
+    head_id: str
+    engine: str = ENGINE_NAME
+    ray: Callable[[Signed], RayJoin] | None = None
+
+    @property
+    def ca_pem(self) -> str:
+        """The certificate of the head's CA."""
+        return self.authority.ca_pem
+
+    def line(self, now_s: float) -> JoinLine:
+        """What the next server is told."""
+        expires_s = now_s + JOIN_TOKEN_S
+        return JoinLine(
+            address=f"{_bracketed(self.where.host)}:{self.where.port}", token=join_token(self.node_secret, expires_s),
+            fingerprint=fingerprint(self.ca_pem), expires_s=expires_s,
+        )  # fmt: skip
+
+    def take_in(self, wish: JoinRequest) -> JoinReply:
+        """The node's token, and under Ray its key."""
+        ray = None
+        if self.ray is not None:
+            if not wish.address:
+                raise BadRequest(f"node {wish.node_id} did not say its address", hint="phalanx join --address names it")
+            names = list(dict.fromkeys([wish.address, wish.hostname or wish.node_id, "localhost", "127.0.0.1"]))
+            ray = self.ray(self.authority.sign(names))
+        return JoinReply(
+            node_id=wish.node_id, token=node_token(self.node_secret, NodeId(wish.node_id)), head_id=self.head_id,
+            engine=self.engine, ray=ray,
+        )  # fmt: skip
+
+
+def ray_token() -> str:
+    """A fresh token for a Ray cluster of our own: 256 bits."""
+    return secrets.token_hex(32)
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,116 @@
+"""How a head is put onto Slurm: from its options to the engine, with the addresses that supervisors on the nodes call home by."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any
+
+from phalanx.core.access.node_keys import attempt_key
+from phalanx.core.errors import BadRequest, Conflict
+from phalanx.engines.slurm import commands, render
+from phalanx.engines.slurm.engine import SlurmEngine, SlurmSettings
+from phalanx.engines.slurm.parse import nodes_of, partitions_of
+
+ENGINE: str = "slurm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmOptions:
+    """What `up --engine slurm` was given."""
+
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+
+
+def add_slurm_arguments(parser: argparse.ArgumentParser) -> None:
+    """The head's own arguments for Slurm."""
+    parser.add_argument("--partition", default=None, help="Slurm's partition; its default one without")
+    parser.add_argument("--account", default=None, help="who pays in Slurm")
+    parser.add_argument("--qos", default=None, help="Slurm's quality of service")
+
+
+def slurm_options(engine: str, given: argparse.Namespace, before: Mapping[str, Any]) -> SlurmOptions | None:
+    """The options, else those of the head before; None on another engine.
+
+    Raises:
+        BadRequest: options of Slurm without it.
+    """
+    names = ("partition", "account", "qos")
+    if engine != ENGINE:
+        odd = [name for name in names if getattr(given, name)]
+        if odd:
+            raise BadRequest(f"--{odd[0]} is of Slurm", hint="phalanx up --engine slurm")
+        return None
+    known = before.get("slurm") or {}
+    return SlurmOptions(**{
+        name: getattr(given, name) if getattr(given, name) is not None else str(known.get(name, "")) for name in names
+    })  # fmt: skip
+
+
+def check_slurm(options: SlurmOptions, *, listens: bool) -> None:
+    """Nothing, if there is such a Slurm, and its nodes can reach a head that `listens` off loopback: asked before a head remembers anything.
+
+    Raises:
+        Conflict: it is not here, or too old; or there are nodes on other machines.
+        BadRequest: it has no such partition.
+        TryLater: it does not answer.
+    """
+    commands.check()
+    known = [one.name for one in partitions_of(commands.ask(render.PARTITIONS))]
+    if options.partition and options.partition not in known:
+        raise BadRequest(
+            f"--partition {options.partition}: Slurm has no such partition",
+            hint=f"there are: {', '.join(known) or 'none'}",
+        )
+    here = socket.gethostname().split(".")[0]
+    away = [node.name for node in nodes_of(commands.ask(render.NODES)) if node.hostname.split(".")[0] != here]
+    if away and not listens:
+        raise Conflict(
+            f"Slurm's nodes ({away[0]}, ...) must reach this head, and it listens on loopback alone",
+            hint="phalanx up --engine slurm --listen ADDRESS, the address of this machine on the cluster's network",
+        )
+
+
+def remembered_slurm(options: SlurmOptions | None) -> dict[str, str] | None:
+    """What the next head takes over."""
+    return None if options is None else asdict(options)
+
+
+def slurm_engine(
+    options: SlurmOptions, *, secret: bytes, loopback: str, outer: str, ca_pem: Callable[[], str]
+) -> SlurmEngine:
+    """The engine of this head.
+
+    Args:
+        options: as given.
+        secret: the head's own.
+        loopback: its URL on this machine.
+        outer: its URL for other machines; "" where it listens on loopback alone.
+        ca_pem: the certificate of its CA, asked for where it has one.
+    """
+    settings = SlurmSettings(
+        tag=hashlib.sha256(b"phalanx slurm tag " + secret).hexdigest()[:8],
+        supervisor=(sys.executable, "-P", "-m", "phalanx.app.seat"), head_url=outer or loopback, ca_pem=ca_pem() if outer else "",
+        partition=options.partition, account=options.account, qos=options.qos,
+    )  # fmt: skip
+    return SlurmEngine(
+        settings=settings, key_of=lambda job_id, epoch: attempt_key(secret, job_id, epoch), memory_of=_memory_of
+    )
+
+
+@cache
+def _memory_of(kind: str) -> int:
+    """Memory of a device of that GRES type by the table of GPUs, in bytes; 0 for one that is not in it."""
+    from phalanx.facts.gpus import gpu_named
+
+    try:
+        return gpu_named(kind).gpu.memory_bytes if kind else 0
+    except BadRequest:
+        return 0

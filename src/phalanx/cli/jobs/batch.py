@@ -1,0 +1,114 @@
+"""`phalanx submit script.sh`: an unchanged `#SBATCH` script, with what Slurm's own sbatch takes from where it is typed."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from phalanx.cli.faults import warn
+from phalanx.core.errors import BadFile
+from phalanx.core.work.request import TEXT_BYTES_MAX
+from phalanx.core.work.sbatch import looks_like_script
+from phalanx.core.work.sbatch_job import read_script
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
+
+_SCRIPT_BYTES_MAX: Final = TEXT_BYTES_MAX
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_STAYS: Final = re.compile(
+    r"(PHALANX|SLURM|SBATCH|SSH|TMUX|DBUS|XDG|GPG|WINDOW|DISPLAY|XAUTHORITY|STY|BASH_FUNC)[A-Z0-9_]*"
+    r"|PWD|OLDPWD|SHLVL|_|HOSTNAME|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK"
+)
+"""Of this shell or this machine, or Phalanx's own to set."""
+_ENVIRONMENT_BYTES_MAX: Final = 512 << 10  # half of what a job may hold in all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """What the script names and only the head knows."""
+
+    partition: str
+    account: str
+
+
+def is_batch_script(path: str) -> bool:
+    """Whether the file is a script with `#SBATCH` lines."""
+    try:
+        with open(path, "rb") as file:
+            return looks_like_script(file.read(_SCRIPT_BYTES_MAX + 1).decode("utf-8", "replace"))
+    except (OSError, BadFile) as error:
+        return isinstance(error, BadFile)  # its lines are wrong, which is to be said by line
+
+
+def batch_mapping(path: str, args: Sequence[str]) -> tuple[dict[str, object], Named]:
+    """The job of a script, as a job file would hold it; says what is not honoured.
+
+    Raises:
+        BadFile: the script cannot be read, or an option is wrong, with its line.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_SCRIPT_BYTES_MAX + 1)
+    except OSError as error:
+        raise BadFile(f"{path}: {error.strerror}") from error
+    if len(data) > _SCRIPT_BYTES_MAX:
+        raise BadFile(
+            f"{path}: a batch script of more than {_SCRIPT_BYTES_MAX} bytes",
+            hint="put the work into a file that it calls",
+        )
+    try:
+        found = read_script(data.decode(), name=os.path.basename(path), args=args, folder=os.getcwd())
+    except UnicodeDecodeError as error:
+        raise BadFile(f"{path}: byte {error.start} is not UTF-8") from error
+    except BadFile as error:
+        raise BadFile(f"{path}: {error.message}", hint=error.hint) from None
+    for note in found.notes:
+        warn(f"{os.path.basename(path)}: {note}")
+    slurm = dict(found.mapping["slurm"]) if isinstance(found.mapping["slurm"], Mapping) else {}
+    slurm |= {"key": secrets.token_hex(16), "submit_host": socket.gethostname()}
+    mapping = {**found.mapping, "slurm": slurm, "env": exported(found.export, os.environ)}
+    return mapping, Named(partition=found.partition, account=found.account)
+
+
+def exported(words: str, here: Mapping[str, str]) -> dict[str, str]:
+    """The environment that travels, as `--export` says: ALL of it, NONE, or names and NAME=value."""
+    parts = [part.strip() for part in words.split(",") if part.strip()]
+    found: dict[str, str] = {}
+    if any(part.upper() == "ALL" for part in parts):
+        found = {name: value for name, value in here.items() if _NAME.fullmatch(name) and not _STAYS.fullmatch(name)}
+    for part in parts:
+        name, equals, value = part.partition("=")
+        if equals:
+            found[name] = value
+        elif name in here and name.upper() not in {"ALL", "NONE", "NIL"}:
+            found[name] = here[name]
+    left, kept = _ENVIRONMENT_BYTES_MAX, {}
+    for name, value in sorted(found.items(), key=lambda pair: len(pair[1])):
+        left -= len(name) + len(value.encode(errors="replace")) + 1
+        if left < 0 or len(value) > TEXT_BYTES_MAX // 2 or any("\ud800" <= char <= "\udfff" for char in value):
+            warn(f"the variable {name} does not travel: it is too long, or not UTF-8")
+        else:
+            kept[name] = value
+    return kept
+
+
+def with_names(head: Client, mapping: dict[str, object], named: Named) -> dict[str, object]:
+    """The mapping with a partition that is a queue here, and an account that is a project; says so where they are none."""
+    found = dict(mapping)
+    if named.partition and "queue" not in found:
+        if any(queue.id == named.partition for queue in head.queues()):
+            found["queue"] = named.partition
+        else:
+            warn(f"--partition={named.partition} is not honoured: there is no queue of that name (phalanx queues)")
+    if named.account and "project" not in found:
+        if any(project.id == named.account for project in head.projects()):
+            found["project"] = named.account
+        else:
+            warn(f"--account={named.account} is not honoured: there is no project of that name (phalanx projects)")
+    return found

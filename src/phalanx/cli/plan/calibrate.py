@@ -1,0 +1,155 @@
+"""`phalanx calibrate`: measure this fleet with one ordinary job, show what it gives beside what the tables say, and keep it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from phalanx.cli.cells import count
+from phalanx.cli.connect import FOLLOW_PATIENCE_S, connect
+from phalanx.cli.faults import told, warn
+from phalanx.cli.terminal import clean, terminal
+from phalanx.cli.words import HOSTS
+from phalanx.core.errors import BadRequest, NotFound, NotPermitted
+from phalanx.core.fleet.hostlist import expand, fold
+from phalanx.core.work.people import Action
+
+if TYPE_CHECKING:
+    from phalanx.cli.plan.calibration_nodes import Chosen
+    from phalanx.client import Client
+    from phalanx.core.performance.profile import Profile
+    from phalanx.wire.api import ProfileReply
+
+_INTERRUPTED: Final = 130  # 128 + SIGINT
+_HELD: Final = "40m"  # nodes are kept for --nodes at most so long: the job's own limit and some
+
+
+@click.command()
+@click.option("--nodes", "listed", type=HOSTS, metavar="NODES", help="Only these: gpu[001-004]. [all that are up]")
+@click.option("--quick", is_flag=True, help="Fewer sizes and repeats: a first look, in half a minute.")
+@click.option("--wait", is_flag=True, help="Wait for a busy fleet instead of refusing.")
+@click.option(
+    "--python", default="", metavar="PATH", help="Python with Phalanx and torch on the nodes. [this one, or python]"
+)
+@click.option("--dry-run", is_flag=True, help="Only say what would be measured, and where.")
+@click.option("--show", "show_kept", is_flag=True, help="Show what the last calibration found; nothing runs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def calibrate(
+    listed: str | None, quick: bool, wait: bool, python: str, dry_run: bool, show_kept: bool, as_json: bool
+) -> int:
+    """Measure this fleet: matrix products, memory, links within and between nodes, storage, three short trainings.
+
+    It runs as one job on all nodes at once, so the fleet must be idle. Later plans count with what it finds. Ctrl-C cancels it.
+
+    \b
+    phalanx calibrate --quick
+    phalanx calibrate --nodes gpu[001-004]
+    phalanx calibrate --show
+    """  # noqa: D301 - click reads the backspace character itself
+    from phalanx.cli.plan.calibration_job import CalibrationFailed
+    from phalanx.cli.plan.calibration_nodes import check_idle, chosen_nodes
+
+    if wait and listed is not None:
+        raise BadRequest(
+            "--wait and --nodes: named nodes are set aside, which would move whoever runs there",
+            hint="leave one of them out",
+        )
+    head = connect()
+    if show_kept:
+        return _show_kept(head, as_json=as_json)
+    chosen = chosen_nodes(head.nodes(), None if listed is None else expand(listed), time.time())
+    if dry_run:
+        return _show_plan(chosen, quick=quick, as_json=as_json)
+    me = head.me()
+    if Action.OPERATE not in me.actions:
+        raise NotPermitted(
+            f"{me.user} may not store the fleet's profile", hint="an operator may; --show shows the last"
+        )
+    check_idle(chosen, wait=wait)
+    for line in chosen.left_out:
+        warn(line)
+    try:
+        profile, reply = _measured(head, chosen, only=listed is not None, quick=quick, python=python)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except CalibrationFailed as failed:  # as `run` does: the job's code is ours
+        return told(failed.message, failed.hint, failed.job_code)
+    _print(profile, reply, as_json=as_json)
+    return 0
+
+
+def _measured(head: Client, chosen: Chosen, *, only: bool, quick: bool, python: str) -> tuple[Profile, ProfileReply]:
+    """Run the job, keep what it found beside what is known already; what it found, and what is kept now.
+
+    The job is cancelled, and nodes set aside for it are given back, however this ends.
+    """
+    from phalanx.cli.plan.calibration_job import run_calibration
+    from phalanx.core.performance.plain import to_plain
+    from phalanx.core.performance.profile import merged, profile_from
+
+    reservation = f"calibrate-{time.time():.0f}" if only else ""
+    if reservation:  # a job cannot name its nodes: they are set aside, and it runs inside
+        head.reserve(reservation, chosen.names, _HELD, users=[head.me().user], why="phalanx calibrate")
+    try:
+        profile = run_calibration(
+            connect(FOLLOW_PATIENCE_S), chosen, reservation=reservation, quick=quick, python=python
+        )
+    finally:
+        if reservation:
+            head.unreserve(reservation)
+    kept = head.profile().profile
+    whole = merged(None if kept is None else profile_from(kept), profile, {str(node.id) for node in head.nodes()})
+    return profile, head.put_profile(to_plain(whole))
+
+
+def _show_plan(chosen: Chosen, *, quick: bool, as_json: bool) -> int:
+    from phalanx.cli.plan.calibration_job import job_of
+
+    job = job_of(chosen, reservation="", quick=quick, python="", here=True)
+    if as_json:
+        from phalanx.cli.lists import encoded
+
+        print(encoded({"nodes": chosen.names, "left_out": chosen.left_out, "job": job}, indent=2))
+        return 0
+    print(clean(f"{count(len(chosen.nodes), 'node')} x {chosen.devices} {chosen.gpu}: {fold(chosen.names)}"))
+    for line in chosen.left_out:
+        print(f"  {clean(line)}")
+    several, many = chosen.devices > 1, len(chosen.nodes) > 1
+    parts = ["matrix products", "memory"]
+    parts += ["all-reduce and all-to-all within nodes"] * several
+    parts += ["the same between nodes", "every pair of nodes"] * many
+    parts += ["storage", "short trainings"]
+    print(f"measures {', '.join(parts)}")
+    print("nothing was submitted; next: phalanx calibrate" + (" --quick" if quick else ""))
+    return 0
+
+
+def _show_kept(head: Client, *, as_json: bool) -> int:
+    from phalanx.core.performance.profile import profile_from
+
+    reply = head.profile()
+    if reply.profile is None:
+        raise NotFound("this fleet was never calibrated", hint="phalanx calibrate measures it")
+    _print(profile_from(reply.profile), reply, as_json=as_json)
+    return 0
+
+
+def _print(profile: Profile, reply: ProfileReply, *, as_json: bool) -> None:
+    from phalanx.cli.plan.calibration_table import compared, profile_lines
+    from phalanx.core.performance.plain import to_plain
+    from phalanx.core.performance.profile import slow_parts
+
+    if as_json:
+        from phalanx.cli.lists import encoded
+
+        slow: list[Any] = [to_plain(part) for part in slow_parts(profile)]
+        table = [to_plain(row) for row in compared(profile)]
+        value = {"profile": to_plain(profile), "table": table, "slow": slow, "stale": reply.stale}
+        print(encoded(value, indent=2))
+        return
+    screen = terminal(sys.stdout)
+    print("\n".join(profile_lines(profile, reply.stale, screen)))
+    print(screen.paint("next: phalanx plan MODEL --fleet here", "dim"))

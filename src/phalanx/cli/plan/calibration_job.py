@@ -1,0 +1,167 @@
+"""The job of a calibration: hand it in, draw how far it is, fetch what it found. However we leave, it does not go on without us."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+import tarfile
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from phalanx.cli.cells import bar, count
+from phalanx.cli.connect import sees_our_files
+from phalanx.cli.jobs.follow import StatusLine
+from phalanx.cli.jobs.waiting import ended, exit_code
+from phalanx.cli.plan.calibration_nodes import Chosen, gpu_of
+from phalanx.cli.terminal import clean, terminal
+from phalanx.core.errors import PhalanxError, TooLarge
+from phalanx.core.performance.plain import from_plain
+from phalanx.core.performance.profile import Profile
+from phalanx.core.performance.samples import Member, Samples, profile_of
+from phalanx.core.work.job import JobState
+from phalanx.wire.api import StateEvent
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
+
+SAMPLES_FILE: Final = "calibration.json"  # as phalanx.torch.calibrate.program writes it
+STAGE: Final = re.compile(r"calibrate: (\d+)/(\d+) (.+)")  # and its line before each measurement
+_SAMPLES_BYTES_MAX: Final = 64 << 20  # 8,192 ranks hand in some 10 MB
+_BAR: Final = 20
+_TOLD_OF_FAILURE: Final = 12  # last lines of a job that failed
+
+
+class CalibrationFailed(PhalanxError):
+    """The job ended otherwise than well, or left no samples. `job_code` is what the command ends with."""
+
+    code = "calibration_failed"
+
+    def __init__(self, message: str, *, hint: str = "", job_code: int = 1) -> None:
+        super().__init__(message, hint=hint)
+        self.job_code = job_code
+
+
+def job_of(chosen: Chosen, *, reservation: str, quick: bool, python: str, here: bool) -> dict[str, Any]:
+    """The job as a user would write it. `here`: the nodes see this machine's files, and so this Python."""
+    interpreter = python or (sys.executable if here else "python")
+    return {
+        "name": "calibrate",
+        # -P: whatever lies in the working directory must not pass for torch
+        "run": [interpreter, "-P", "-m", "phalanx.torch.calibrate", *(["--quick"] if quick else [])],
+        "gpus": f"{len(chosen.nodes)}x{chosen.devices}",
+        "workdir": "/",
+        "time": "10m" if quick else "30m",
+        **({"reservation": reservation} if reservation else {}),
+    }
+
+
+def run_calibration(head: Client, chosen: Chosen, *, reservation: str, quick: bool, python: str) -> Profile:
+    """Run it to its end.
+
+    Raises:
+        CalibrationFailed: it ended otherwise than well.
+        KeyboardInterrupt: Ctrl-C; the job is cancelled.
+    """
+    job = job_of(chosen, reservation=reservation, quick=quick, python=python, here=sees_our_files(head))
+    job_id = head.submit(job).id
+    print(f"job {job_id}: {count(len(chosen.nodes), 'node')} x {chosen.devices}", file=sys.stderr, flush=True)
+    try:
+        _follow(head, job_id)
+    except CalibrationFailed:
+        raise
+    except BaseException:
+        head.cancel(job_id, "phalanx calibrate was left")
+        print(f"\ncancelled job {job_id}", file=sys.stderr, flush=True)
+        raise
+    return profile_of(_fetch(head, job_id), _members(head, job_id, chosen), job=job_id)
+
+
+def _follow(head: Client, job_id: str) -> None:
+    """Draw a bar by measurement until the job is over.
+
+    Raises:
+        CalibrationFailed: it did not succeed; its last lines were printed.
+    """
+    status, said = StatusLine(), deque[str](maxlen=_TOLD_OF_FAILURE)
+    begun: dict[str, str] = {}  # lines that have not ended yet, by stream: ranks speak across each other
+    try:
+        for event in head.follow_logs(job_id, rank="all"):
+            if event.kind == "log":
+                stream = event.fields["stream"]
+                *lines, begun[stream] = (begun.get(stream, "") + event.fields["text"]).split("\n")
+                for line in lines:
+                    _draw(line, status, said)
+            elif event.kind == "state":
+                state = msgspec.convert(event.fields, StateEvent)
+                if state.state is JobState.PENDING:
+                    status.show(f"waiting: {state.detail or state.reason or 'not judged yet'}")
+    finally:
+        status.clear()
+    job = head.job(job_id).job
+    if job.state is not JobState.SUCCEEDED:
+        for line in said:
+            print(clean(line), file=sys.stderr)
+        raise CalibrationFailed(ended(job), hint=f"phalanx logs {job_id}", job_code=exit_code(job.state, job.exit_code))
+
+
+def _draw(line: str, status: StatusLine, said: deque[str]) -> None:
+    found = STAGE.fullmatch(line.strip())
+    if found is None:
+        if line.strip():
+            said.append(line)
+        return
+    number, total = int(found[1]), int(found[2])
+    screen = terminal(sys.stderr)
+    drawn = f"{bar((number - 1) / total, _BAR, screen)} " if screen.interactive else ""
+    status.show(f"{drawn}{number}/{total} {found[3]}")
+
+
+def _fetch(head: Client, job_id: str) -> Samples:
+    """The samples that rank 0 left.
+
+    Raises:
+        CalibrationFailed: there are none, or they are no samples.
+    """
+    archive = _Bounded()
+    head.fetch_archive(job_id, archive, SAMPLES_FILE)
+    archive.seek(0)
+    try:
+        with tarfile.open(fileobj=archive) as tar:
+            files = [tar.extractfile(member) for member in tar.getmembers() if member.isreg()]
+            raw = files[0].read() if files and files[0] is not None else b""
+        return from_plain(Samples, json.loads(raw))
+    except (tarfile.TarError, ValueError) as error:
+        raise CalibrationFailed(f"job {job_id} left no samples: {error}", hint=f"phalanx logs {job_id}") from None
+
+
+class _Bounded(io.BytesIO):
+    """A file in memory that does not grow past what samples can be."""
+
+    def write(self, data: Any, /) -> int:
+        """As a file.
+
+        Raises:
+            TooLarge: more than samples ever are.
+        """
+        if self.tell() + len(data) > _SAMPLES_BYTES_MAX:
+            raise TooLarge(f"the samples are over {_SAMPLES_BYTES_MAX >> 20} MiB", hint="is it the right job?")
+        return super().write(data)
+
+
+def _members(head: Client, job_id: str, chosen: Chosen) -> list[Member]:
+    """The job's nodes by node rank."""
+    known = {node.id: node for node in chosen.nodes}
+    grants = sorted(head.job(job_id).attempts[-1].grants, key=lambda grant: grant.node_rank)
+    strange = [grant.node_id for grant in grants if grant.node_id not in known]
+    if strange:
+        raise CalibrationFailed(
+            f"job {job_id} came to {strange[0]}, which was not chosen", hint="nodes changed meanwhile; calibrate again"
+        )
+    return [
+        Member(node=grant.node_id, gpu=gpu_of(known[grant.node_id]), virtual=known[grant.node_id].virtual)
+        for grant in grants
+    ]

@@ -1,0 +1,178 @@
+"""What a calibration found, beside what was to be expected: of parts what the tables of facts say, of steps what the measured parts
+promise. Pure, from a profile to rows and lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from phalanx.cli.cells import count
+from phalanx.cli.tables import Column, table
+from phalanx.cli.terminal import Terminal, clean
+from phalanx.core.errors import BadRequest
+from phalanx.core.performance.profile import SLOW_SHARE, Profile, RunFound, Slow, measured_of, slow_parts
+
+if TYPE_CHECKING:
+    from phalanx.facts.gpus import GpuEntry
+
+_SLOW_SHOWN: Final = 10
+_FLOPS, _BYTES = "FLOP/s", "B/s"
+_COLUMNS: Final = (
+    Column(title="what", least=20),
+    Column(title="measured", right=True),
+    Column(title="expected", right=True, drop=1),
+    Column(title="ratio", right=True, drop=1),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One figure. `unit` is FLOP/s, B/s or s; `expected` is None where nobody says."""
+
+    what: str
+    measured: float
+    unit: str
+    expected: float | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """Measured over expected."""
+        return self.measured / self.expected if self.expected else None
+
+
+def compared(profile: Profile) -> list[Row]:
+    """All figures of the profile, accelerator by accelerator."""
+    gpus = sorted({node.gpu for node in profile.nodes})
+    return [row for gpu in gpus for row in _of_gpu(profile, gpu, f"{gpu}: " if len(gpus) > 1 else "")]
+
+
+def profile_lines(profile: Profile, stale: Sequence[str], screen: Terminal) -> list[str]:
+    """The table, and what to know of it."""
+    rows = [
+        (
+            row.what,
+            amount(row.measured, row.unit),
+            "" if row.expected is None else amount(row.expected, row.unit),
+            "" if row.ratio is None else f"{100 * row.ratio:.0f}%",
+        )
+        for row in compared(profile)
+    ]
+    quick = ", quick" if profile.quick else ""
+    lines = [f"{count(len(profile.nodes), 'node')} measured at {profile.at}{quick}", *table(_COLUMNS, rows, screen)]
+    slow = slow_parts(profile)
+    lines += [screen.paint(clean(slow_line(part)), "yellow") for part in slow[:_SLOW_SHOWN]]
+    if len(slow) > _SLOW_SHOWN:
+        lines.append(f"and {len(slow) - _SLOW_SHOWN} more slow parts; --json lists them")
+    if not slow and len(profile.nodes) > 1:
+        lines.append(f"no node and no link is more than {100 * SLOW_SHARE:.0f} % below the median")
+    if slow and profile.quick:
+        lines.append(
+            "measured quickly, so it may have been a moment's work of others: calibrate without --quick to be sure"
+        )
+    if any(node.virtual for node in profile.nodes):
+        lines.append(
+            "virtual nodes share this machine's cores: the figures hold for them, and for as long as it does nothing else"
+        )
+    lines += [clean(f"calibrate again: {reason}") for reason in stale]
+    return lines
+
+
+def slow_line(slow: Slow) -> str:
+    """`slow: n3, matmul bf16: 312 TFLOP/s, 21 % below the median`."""
+    unit = _FLOPS if slow.what.startswith("matmul") else _BYTES
+    return f"slow: {slow.part}, {slow.what}: {amount(slow.value, unit)}, {100 * slow.share:.0f} % below the median"
+
+
+def amount(value: float, unit: str) -> str:
+    """Three digits and a decimal prefix: `312 TFLOP/s`, `1.25 GB/s`, `24.1 us`."""
+    if value == 0.0:
+        return f"0 {unit}"
+    for prefix, size in (
+        ("P", 1e15),
+        ("T", 1e12),
+        ("G", 1e9),
+        ("M", 1e6),
+        ("k", 1e3),
+        ("", 1.0),
+        ("m", 1e-3),
+        ("u", 1e-6),
+    ):
+        if value >= size * 0.9995:
+            scaled = value / size
+            digits = 0 if scaled >= 99.95 else 1 if scaled >= 9.995 else 2
+            return f"{scaled:.{digits}f} {prefix}{unit}"
+    return f"{value:.1e} {unit}"
+
+
+def _of_gpu(profile: Profile, gpu: str, mark: str) -> list[Row]:
+    """Its devices, the links within and between its nodes, and what ran on it."""
+    entry = _known(gpu)
+    found = measured_of(profile, gpu=gpu)
+    peak = {} if entry is None else entry.gpu.flops
+    figures = [(f"matmul {precision}", flops, _FLOPS, peak.get(precision)) for precision, flops in found.flops.items()]
+    link = network = memory = None
+    if entry is not None:  # where no links join devices they speak over the host's bus
+        link = entry.gpu.link_bytes_per_s or entry.gpu.pcie_bytes_per_s
+        network, memory = entry.network_bytes_per_s, entry.gpu.memory_bytes_per_s
+    runs = [(run, _promised_s(run, profile, entry)) for run in profile.runs if run.gpu == gpu]
+    rows: list[tuple[str, float | None, str, float | None]] = [
+        *figures,
+        ("memory", found.memory_bytes_per_s, _BYTES, memory),
+        ("all-reduce within nodes", found.within_bytes_per_s, _BYTES, link),
+        ("all-to-all within nodes", found.all_to_all_within_bytes_per_s, _BYTES, link),
+        ("latency within nodes", found.within_latency_s, "s", None),
+        ("all-reduce between nodes", found.between_bytes_per_s, _BYTES, network),
+        ("all-to-all between nodes", found.all_to_all_between_bytes_per_s, _BYTES, network),
+        ("latency between nodes", found.between_latency_s, "s", None),
+        ("storage write, per node", found.storage_bytes_per_s, _BYTES, _storage()),
+        *(
+            (f"step on {run.nodes}x{run.gpus_per_node}: {_words(run)}", run.step_s, "s", promised_s)
+            for run, promised_s in runs
+        ),
+    ]
+    return [
+        Row(what=f"{mark}{what}", measured=value, unit=unit, expected=expected)
+        for what, value, unit, expected in rows
+        if value is not None
+    ]
+
+
+def _promised_s(run: RunFound, profile: Profile, entry: GpuEntry | None) -> float | None:
+    """The step that the measured parts promise; None for an accelerator of which only they are known."""
+    from phalanx.core.performance.machine import Machine
+    from phalanx.core.performance.slowdown import CALIBRATION_STACK, predicted_s
+    from phalanx.facts.coefficients import physics, stack_named
+
+    if entry is None:
+        return None
+    machine = Machine(
+        gpu=entry.gpu, nodes=run.nodes, gpus_per_node=run.gpus_per_node, network_bytes_per_s=entry.network_bytes_per_s
+    )
+    return predicted_s(run, profile, machine, physics(), stack_named(CALIBRATION_STACK))
+
+
+def _storage() -> float:
+    """What plans count with where nothing was measured."""
+    from phalanx.facts.machines import assumed
+
+    gb_per_s, _ = assumed("storage_gb_per_s")
+    return gb_per_s * 1e9
+
+
+def _known(gpu: str) -> GpuEntry | None:
+    """The table's row; None for an accelerator that it does not have."""
+    from phalanx.facts.gpus import gpu_named
+
+    try:
+        return gpu_named(gpu)
+    except BadRequest:
+        return None
+
+
+def _words(run: RunFound) -> str:
+    """`2 tensor x 2 data parallel`."""
+    degrees = {"tensor": run.layout.tensor, "pipeline": run.layout.pipeline, "data": run.layout.data}
+    said = " x ".join(f"{degree} {kind}" for kind, degree in degrees.items() if degree > 1)
+    return f"{said} parallel" if said else "one rank"

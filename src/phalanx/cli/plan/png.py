@@ -1,0 +1,51 @@
+"""A sheet of shapes as a PNG, drawn by matplotlib: an extra that only `--plot FILE.png` needs. No window and no global state."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Final, assert_never
+
+from phalanx.cli.plan.fleetview import Sheet
+from phalanx.cli.simulate.charts import WIDTH, Area, Line, Words
+
+_MARGIN: Final = 20.0
+_UNITS_PER_INCH: Final = 96.0  # a unit is a CSS pixel
+_DOTS_PER_INCH: Final = 192  # two dots a unit: sharp on a wide screen
+_POINTS: Final = 72.0 / _UNITS_PER_INCH  # a unit in the points that fonts and lines are measured in
+_ANCHORS: Final = {"start": "left", "middle": "center", "end": "right"}
+
+
+def png(sheet: Sheet, theme: Mapping[str, str]) -> bytes:
+    """The picture's bytes. `theme`: a colour for each name that the shapes use."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    width, height = WIDTH + 2 * _MARGIN, sheet.height + 2 * _MARGIN
+    # Dollar signs in a text are prices, not mathematics.
+    with rc_context({"font.family": "DejaVu Sans", "text.parse_math": False}):
+        size = (width / _UNITS_PER_INCH, height / _UNITS_PER_INCH)
+        figure = Figure(figsize=size, dpi=_DOTS_PER_INCH, facecolor="white")
+        FigureCanvasAgg(figure)
+        axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
+        axes.set_xlim(-_MARGIN, WIDTH + _MARGIN)
+        axes.set_ylim(sheet.height + _MARGIN, -_MARGIN)
+        axes.set_axis_off()
+        for shape in sheet.shapes:
+            match shape:
+                case Line(points, colour, thick):
+                    axes.plot(*zip(*points, strict=True), color=theme[colour], linewidth=thick * _POINTS)
+                case Area(points, base, colour, opacity):
+                    corners = (*points, (points[-1][0], base), (points[0][0], base))
+                    axes.fill(*zip(*corners, strict=True), color=theme[colour], alpha=opacity, linewidth=0)
+                case Words(x, y, text, colour, anchor, strong):
+                    axes.text(
+                        x, y, text, color=theme[colour], ha=_ANCHORS[anchor], va="baseline",
+                        fontsize=(15 if strong else 12) * _POINTS, fontweight="bold" if strong else "normal",
+                    )  # fmt: skip
+                case _:
+                    assert_never(shape)
+        file = io.BytesIO()
+        figure.savefig(file, format="png", facecolor="white")
+    return file.getvalue()

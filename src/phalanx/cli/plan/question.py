@@ -1,0 +1,168 @@
+"""From the words of `phalanx plan` to what the planner is asked: a model, a machine, a task. Every refusal is one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from phalanx.cli.plan.amounts import parse_count, parse_tokens, tokens_shown
+from phalanx.core.errors import BadRequest
+from phalanx.core.performance.coefficients import Stack
+from phalanx.core.performance.machine import Machine, Price
+from phalanx.core.performance.model import Model
+from phalanx.core.performance.step import Method
+from phalanx.core.work.layout import PRECISIONS, Layout, parse_layout
+from phalanx.core.work.nearest import nearest
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
+
+SEQ_DEFAULT: Final = 4096  # positions: what Llama 2 was trained on, H. Touvron et al., 2023
+BATCH_DEFAULT_TOKENS: Final = 4_194_304  # per step in full training: as Llama 1 and 2
+ADAPTER_BATCH_DEFAULT: Final = 64  # sequences per step where adapters are trained: published recipes have 16 to 128
+_PRECISION_ORDER: Final = (
+    "bf16",
+    "fp16",
+    "fp32",
+)  # fp8 is taken when asked for: not every training keeps its loss in it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is planned. `notes`: what was assumed on the way; `name` and `words`: model, and model with GPUs, as they were typed."""
+
+    model: Model
+    machine: Machine
+    seq: int
+    global_batch: int
+    tokens: float | None
+    method: Method
+    precision: str
+    stack: Stack
+    layout: Layout | None
+    name: str
+    words: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def line(self) -> str:
+        """The question in one line, for people."""
+        from phalanx.cli.plan.explained import model_line
+
+        machine = self.machine
+        whole = f"{machine.nodes} {'node' if machine.nodes == 1 else 'nodes'} x {machine.gpus_per_node} = {machine.gpus} {machine.gpu.name}"
+        method = {Method.FULL: "full training", Method.LORA: "LoRA", Method.QLORA: "QLoRA"}[self.method]
+        on = "" if self.tokens is None else f" on {tokens_shown(self.tokens)} tokens"
+        return f"{model_line(self.model)}, {method}{on}: {whole}, sequence {self.seq}, global batch {self.global_batch}, {self.precision}"
+
+
+def question_of(given: Mapping[str, Any], head: Client | None = None) -> Question:
+    """What the options ask.
+
+    Args:
+        given: the command's options, as typed.
+        head: for `--fleet here`; connected to when needed and None.
+
+    Raises:
+        BadRequest: unknown names, sizes that cannot be, or what contradicts.
+        BadFile: a config or price list that cannot be read.
+        PhalanxError: the head does not answer.
+    """
+    from phalanx.cli.cluster.home import home_folder
+    from phalanx.cli.plan.fleet import machine_asked, machine_here
+    from phalanx.facts.argument import model_from
+    from phalanx.facts.coefficients import stack_for, stack_named
+    from phalanx.facts.machines import read_tables
+
+    home = home_folder()
+    notes: list[str] = []
+    tables = read_tables(home, tuple(given["prices"]))
+    method = _method(given["method"])
+    model = model_from(given["model"], home=home, notes=notes)
+    seq = _seq(given["seq"], model)
+    if given["fleet"] == "here":
+        from phalanx.cli.connect import connect
+
+        machine = machine_here(head or connect(), given, tables, notes)
+    else:
+        machine = machine_asked(given, tables, notes)
+    layout = None if given["layout"] is None else parse_layout(given["layout"])
+    precision = _precision(given["precision"], layout, given["layout"], machine)
+    return Question(
+        model=model,
+        machine=machine,
+        seq=seq,
+        global_batch=_batch(given["global_batch"], seq, method, layout, notes),
+        tokens=None if given["tokens"] is None else parse_tokens(given["tokens"]),
+        method=method,
+        precision=precision,
+        stack=stack_named(given["stack"]) if given["stack"] else stack_for(model, precision, notes),
+        layout=layout,
+        name=given["model"],
+        words=" ".join(
+            [
+                given["model"],
+                *(["--gpus", given["gpus"]] if given["gpus"] else []),
+                *(["--fleet", "here"] if given["fleet"] else []),
+            ]
+        ),
+        notes=tuple(notes),
+    )
+
+
+def price_line(price: Price | None) -> str:
+    """`$2.69 a GPU-hour (RunPod, on-demand, 2026-11-09)`."""
+    if price is None:
+        return ""
+    region = f", {price.region}" if price.region else ""
+    return f"${price.usd_per_gpu_hour:.2f} a GPU-hour ({price.offer}, {price.kind}{region}, {price.fact.date})"
+
+
+def _method(text: object) -> Method:
+    word = str(text).strip().lower()
+    if word not in set(Method):
+        raise BadRequest(f"method: {text!r} is none of {', '.join(Method)}")
+    return Method(word)
+
+
+def _seq(text: object, model: Model) -> int:
+    """Positions, as asked; else the usual, or as many as the model has vectors for."""
+    if text is None:
+        return min(SEQ_DEFAULT, model.positions or SEQ_DEFAULT)
+    seq = parse_count(text, what="seq")
+    if model.positions and seq > model.positions:
+        raise BadRequest(
+            f"seq: {model.name} has position vectors for {model.positions} positions, not {seq}",
+            hint=f"--seq {model.positions}",
+        )
+    return seq
+
+
+def _batch(text: object, seq: int, method: Method, layout: Layout | None, notes: list[str]) -> int:
+    """Sequences per step, as asked; else as the layout to be judged has them; else the usual."""
+    if text is not None:
+        return parse_count(text, what="global-batch")
+    if layout is not None and (layout.micro_batches > 1 or layout.micro_batch > 1):
+        return layout.global_batch
+    batch = ADAPTER_BATCH_DEFAULT if method is not Method.FULL else max(1, BATCH_DEFAULT_TOKENS // seq)
+    notes.append(f"global batch not stated: {batch} sequences = {tokens_shown(batch * seq)} tokens a step")
+    return batch
+
+
+def _precision(text: object, layout: Layout | None, layout_words: object, machine: Machine) -> str:
+    has = machine.gpu.flops
+    stated = layout.precision if layout is not None and "precision" in str(layout_words).lower() else None
+    if text is None and stated is None:
+        return next((name for name in _PRECISION_ORDER if name in has), "bf16")
+    word = str(stated if text is None else text).strip().lower()
+    if stated not in (None, word):
+        raise BadRequest(f"precision: {word} is asked for, and {stated} in the layout", hint="give one of the two")
+    if word not in PRECISIONS:
+        near = nearest(word, PRECISIONS)
+        raise BadRequest(
+            f"precision: {text!r} is none of {', '.join(PRECISIONS)}", hint=f"did you mean {near}?" if near else ""
+        )
+    if word not in has:
+        raise BadRequest(f"precision: {machine.gpu.name} has no {word} products", hint=f"it has {', '.join(has)}")
+    return word

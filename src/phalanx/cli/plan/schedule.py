@@ -1,0 +1,94 @@
+"""When each stage of a pipeline computes which micro-batch: the time line that a plan's picture shows. Pure; times in seconds.
+
+1F1B after D. Narayanan et al., "PipeDream", 2019, and interleaved after D. Narayanan et al., "Efficient Large-Scale Language Model
+Training on GPU Clusters Using Megatron-LM", 2021, section 2.2. Activations travel at once here: what a step really takes is said by
+`core.performance`, and the picture is scaled to it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Work(NamedTuple):
+    """One pass of one micro-batch through one run of layers."""
+
+    micro_batch: int
+    chunk: int
+    forward: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """A piece of a stage's time."""
+
+    stage: int
+    work: Work
+    start_s: float
+    end_s: float
+
+
+def schedule(stages: int, chunks: int, micro_batches: int, *, forward_s: float, backward_s: float) -> list[Slot]:
+    """Every slot, stage by stage in the order of time.
+
+    Args:
+        stages: of the pipeline.
+        chunks: runs of layers per stage (`Layout.interleave`); plain 1F1B where the micro-batches do not fill whole rounds of them.
+        micro_batches: how many go through it in a step.
+        forward_s: of one micro-batch through one run of layers.
+        backward_s: the same on the way back.
+    """
+    if chunks > 1 and micro_batches % stages:
+        chunks, forward_s, backward_s = 1, forward_s * chunks, backward_s * chunks
+    left = [deque(_order(stage, stages, chunks, micro_batches)) for stage in range(stages)]
+    free_s = [0.0] * stages
+    done: dict[tuple[int, Work], float] = {}
+    slots: list[list[Slot]] = [[] for _ in range(stages)]
+    while any(left):
+        before = len(done)
+        for stage, queue in enumerate(left):
+            while queue and (ready_s := _ready_s(stage, queue[0], stages, chunks, done)) is not None:
+                work = queue.popleft()
+                start_s = max(free_s[stage], ready_s)
+                free_s[stage] = done[stage, work] = start_s + (forward_s if work.forward else backward_s)
+                slots[stage].append(Slot(stage=stage, work=work, start_s=start_s, end_s=free_s[stage]))
+        assert len(done) > before, "a pipeline's order never waits for itself"
+    return [slot for stage in slots for slot in stage]
+
+
+def _ready_s(stage: int, work: Work, stages: int, chunks: int, done: dict[tuple[int, Work], float]) -> float | None:
+    """When what the work needs is there; None while that is not known yet."""
+    first, last = stage == 0, stage == stages - 1
+    if work.forward:
+        if first and work.chunk == 0:
+            return 0.0
+        return done.get((stages - 1, work._replace(chunk=work.chunk - 1)) if first else (stage - 1, work))
+    if last and work.chunk == chunks - 1:
+        return done.get((stage, work._replace(forward=True)))
+    return done.get((0, work._replace(chunk=work.chunk + 1)) if last else (stage + 1, work))
+
+
+def _order(stage: int, stages: int, chunks: int, micro_batches: int) -> Iterator[Work]:
+    """What the stage does, one after the other: some forward passes to fill the pipeline, then one forward and one backward in turn."""
+    total = micro_batches * chunks
+    ahead = stages - stage - 1 if chunks == 1 else 2 * (stages - stage - 1) + (chunks - 1) * stages
+    ahead = min(ahead, total)
+    for number in range(ahead):
+        yield _work(number, stages, chunks, forward=True)
+    for number in range(total - ahead):
+        yield _work(number + ahead, stages, chunks, forward=True)
+        yield _work(number, stages, chunks, forward=False)
+    for number in range(total - ahead, total):
+        yield _work(number, stages, chunks, forward=False)
+
+
+def _work(number: int, stages: int, chunks: int, *, forward: bool) -> Work:
+    """The n-th pass of its kind: rounds of as many micro-batches as there are stages go through one run of layers after the other."""
+    if chunks == 1:
+        return Work(number, 0, forward)
+    turn, place = divmod(number, stages * chunks)
+    chunk, micro_batch = divmod(place, stages)
+    return Work(turn * stages + micro_batch, chunk if forward else chunks - 1 - chunk, forward)

@@ -1,0 +1,133 @@
+"""A step in time, as shapes: which stage computes which micro-batch, and what the whole step is spent on. Pure; units as in `fleetview`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from phalanx.cli.plan.amounts import seconds_shown
+from phalanx.cli.plan.fleetview import Sheet
+from phalanx.cli.plan.schedule import Slot, schedule
+from phalanx.cli.simulate.charts import SERIES, WIDTH, Area, Line, Shape, Words
+from phalanx.cli.simulate.figures import ticks
+from phalanx.core.work.layout import Layout, Recompute
+
+SLOTS_MAX: Final = (
+    192  # of one stage: about five units each; the picture shows as many micro-batches as that allows, and says so
+)
+SHARE_MIN: Final = 0.001  # of a whole, below which an item is not named
+STAGES_MAX: Final = 16  # lanes; of more, the first and the last half
+FORWARD_SHARE: Final = 1 / 3
+"""Of a micro-batch's time where nothing is computed again: backward has two products for each of forward. Source: J. Kaplan et al., 2020."""
+_LEFT, _RIGHT, _LANE = 64.0, 16.0, 26.0
+_LEGEND_ROW: Final = 20.0
+
+AFTER: Final = frozenset({"gradients", "optimizer", "per step"})  # items of a step that follow its last micro-batch
+Spent = tuple[str, float]  # a name and seconds, or bytes
+Across = Callable[[float], float]  # seconds to the place on the sheet
+
+
+def schedule_sheet(layout: Layout, *, step_s: float, after_s: float) -> Sheet:
+    """The lanes of the stages over one step.
+
+    Args:
+        layout: whose pipeline and micro-batches these are.
+        step_s: all of it.
+        after_s: of that, what follows the pipeline: the exchange of gradients and the optimizer.
+    """
+    stages, chunks = layout.pipeline, layout.interleave
+    most = max(4 * stages, SLOTS_MAX // (2 * chunks) // stages * stages)
+    shown = min(layout.micro_batches, most)
+    forward = FORWARD_SHARE if layout.recompute is not Recompute.FULL else 1 / 4
+    slots = schedule(stages, chunks, shown, forward_s=forward, backward_s=1.0 - forward)
+    end = max(slot.end_s for slot in slots)  # in passes of one micro-batch through one run of layers, both ways
+    scale = (step_s - after_s) / (end + (layout.micro_batches - shown) * chunks)
+    width_s = end * scale + after_s
+    title = f"One step of {seconds_shown(step_s)}" + (", stage by stage" if stages > 1 else "")
+    if shown < layout.micro_batches:
+        title += f": {shown} of {layout.micro_batches} micro-batches, the others repeat the middle"
+    shapes: list[Shape] = [Words(4, 18, title, "ink", strong=True)]
+
+    def x(seconds: float) -> float:
+        return _LEFT + seconds / width_s * (WIDTH - _LEFT - _RIGHT)
+
+    lanes = _lanes(stages)
+    top = 34.0
+    for place, stage in enumerate(lanes):
+        y = top + place * _LANE
+        shapes.append(Words(_LEFT - 10, y + 15, f"P{stage}" if stages > 1 else "rank", anchor="end"))
+        shapes.append(Area(((x(0.0), y), (x(width_s), y)), y + _LANE - 6, "grid", 0.8))
+        shapes += [_box(slot, x, scale, y, chunks) for slot in slots if slot.stage == stage]
+        if after_s > 0:
+            shapes.append(Area(((x(width_s - after_s), y), (x(width_s), y)), y + _LANE - 6, "s3", 0.85))
+    bottom = top + len(lanes) * _LANE
+    shapes += _axis(width_s, bottom, x)
+    key = [("forward", "s0"), ("backward", "s2"), ("gradients and optimizer", "s3"), ("idle (bubble)", "grid")]
+    return Sheet((*shapes, *_key(key, bottom + 44)), bottom + 54)
+
+
+def items_sheet(title: str, items: Sequence[Spent], unit: str, *, whole: float = 0.0) -> Sheet:
+    """One bar cut into items, the largest first, with a line for each that counts; `unit` is printed behind the numbers.
+
+    `whole` is what they are parts of where that is more than their sum: the rest of the bar stays empty.
+    """
+    total = max(whole, sum(value for _, value in items)) or 1.0
+    ordered = sorted((item for item in items if item[1] >= SHARE_MIN * total), key=lambda item: (-item[1], item[0]))
+    shapes: list[Shape] = [Words(4, 18, title, "ink", strong=True)]
+    if whole:
+        shapes += [Line(((4, 34), (WIDTH - 4, 34), (WIDTH - 4, 62), (4, 62), (4, 34)), "line", 1.0)]
+    at = 4.0
+    for number, (_, value) in enumerate(ordered):
+        end = at + value / total * (WIDTH - 8)
+        shapes.append(Area(((at, 34.0), (max(at + 0.5, end - 1), 34.0)), 62.0, f"s{number % SERIES}", _shade(number)))
+        at = end
+    y = 86.0
+    for number, (name, value) in enumerate(ordered):
+        left = 4.0 if number % 2 == 0 else WIDTH / 2
+        shapes.append(Area(((left, y - 11), (left + 14, y - 11)), y + 2, f"s{number % SERIES}", _shade(number)))
+        shapes.append(Words(left + 22, y, name))
+        shapes.append(Words(left + 440, y, f"{value:,.3g} {unit}  {value / total:.0%}", "ink", anchor="end"))
+        y += _LEGEND_ROW * (number % 2)
+    return Sheet(tuple(shapes), y + _LEGEND_ROW * (len(ordered) % 2))
+
+
+def _shade(number: int) -> float:
+    """Colours repeat after eight: then paler."""
+    return 0.9 if number < SERIES else 0.45
+
+
+def _lanes(stages: int) -> list[int]:
+    if stages <= STAGES_MAX:
+        return list(range(stages))
+    half = STAGES_MAX // 2
+    return [*range(half), *range(stages - half, stages)]
+
+
+def _box(slot: Slot, x: Across, scale: float, y: float, chunks: int) -> Area:
+    left, right = x(slot.start_s * scale), x(slot.end_s * scale)
+    edge = min(0.6, (right - left) / 5)
+    paler = 0.95 - 0.5 * slot.work.chunk / max(1, chunks)
+    colour = "s0" if slot.work.forward else "s2"
+    return Area(((left + edge, y), (right - edge, y)), y + _LANE - 6, colour, paler)
+
+
+def _axis(width_s: float, bottom: float, x: Across) -> list[Shape]:
+    shapes: list[Shape] = [Line(((_LEFT, bottom), (WIDTH - _RIGHT, bottom)), "line", 1.0)]
+    unit, size = ("s", 1.0) if width_s >= 2 else ("ms", 1e-3)
+    marks = ticks(0.0, width_s / size, 8)
+    shapes += [
+        Words(x(value * size), bottom + 16, f"{value:g}", anchor="middle")
+        for value in marks
+        if x(value * size) < WIDTH - _RIGHT - 24
+    ]
+    return [*shapes, Words(WIDTH - _RIGHT, bottom + 16, unit, anchor="end")]
+
+
+def _key(key: Sequence[tuple[str, str]], y: float) -> list[Shape]:
+    shapes: list[Shape] = []
+    at = _LEFT
+    for name, colour in key:
+        shapes.append(Area(((at, y - 11), (at + 14, y - 11)), y + 2, colour, 0.9))
+        shapes.append(Words(at + 20, y, name))
+        at += 42.0 + 6.8 * len(name)
+    return shapes

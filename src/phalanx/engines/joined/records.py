@@ -1,0 +1,138 @@
+"""What a server that joined remembers: which head, under which name, and the little it needs to come back after a restart.
+
+    <state folder>/joined/   joined.json  token  ca.pem  keeper.lock  keeper.log  nodes/<name>/  [ray/]
+
+The token lies in a file of its own, for its owner alone; it is in no argv and in no log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from phalanx.core.ids import NodeId
+
+ENGINE_NAME: Final = "joined"
+_RECORD: Final = "joined.json"
+_LOCK: Final = "keeper.lock"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """One membership.
+
+    Attributes:
+        url: of the head, https://.
+        address: where other nodes reach this server's ranks.
+        devices: virtual devices it pretends to have, or its GPUs.
+        ray_address: of the Ray cluster that brings the supervisor; empty where the server starts its own.
+    """
+
+    url: str
+    fingerprint: str
+    node_id: NodeId
+    engine: str
+    address: str
+    devices: int
+    virtual: bool
+    ray_address: str = ""
+
+
+def folder_of(home: str) -> str:
+    """Where it all lies under a state folder."""
+    return os.path.join(home, "joined")
+
+
+def read(folder: str) -> Joined | None:
+    """The membership; None where there is none that can be read."""
+    try:
+        with open(os.path.join(folder, _RECORD), encoding="utf-8") as file:
+            record = json.load(file)
+        return Joined(**{**record, "node_id": NodeId(record["node_id"])})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def write(folder: str, joined: Joined, *, token: str, ca_pem: str) -> None:
+    """Remember; the record comes last, so that it never stands without token and CA."""
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    write_private(folder, "token", token)
+    write_private(folder, "ca.pem", ca_pem)
+    write_private(folder, _RECORD, json.dumps(asdict(joined)))
+
+
+def write_private(folder: str, name: str, text: str) -> str:
+    """A file for its owner alone, whole or not at all; its path."""
+    path = os.path.join(folder, name)
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(f"{path}.new", path)
+    return path
+
+
+def token(folder: str) -> str:
+    """The node's own token; empty where there is none."""
+    try:
+        with open(os.path.join(folder, "token"), encoding="ascii") as file:
+            return file.read().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def ca_file(folder: str) -> str:
+    """Where the head's CA lies."""
+    return os.path.join(folder, "ca.pem")
+
+
+def forget(folder: str) -> None:
+    """Remove the membership and all that belongs to it. Harmless twice."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(folder, _RECORD))
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def hold(folder: str) -> int | None:
+    """The keeper's lock, with this process's number in it; None while another keeper lives."""
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    fd = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, str(os.getpid()).encode(), 0)
+    return fd
+
+
+def keeper(folder: str) -> int | None:
+    """The pid of the keeper that lives; None where none does."""
+    try:
+        with open(os.path.join(folder, _LOCK), "rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return int(file.read() or b"0") or None
+    except (OSError, ValueError):
+        return None
+    return None
+
+
+def works(folder: str) -> list[str]:
+    """Attempts that run on this server, as `<job>.<epoch>`: what a supervisor has made scratch folders for."""
+    nodes = os.path.join(folder, "nodes")
+    found: list[str] = []
+    with contextlib.suppress(OSError):
+        for name in os.listdir(nodes):
+            with contextlib.suppress(OSError):
+                found += os.listdir(os.path.join(nodes, name, "attempts"))
+    return sorted(found)

@@ -1,0 +1,84 @@
+"""On a server that joined a head with Ray: keep its Ray node alive. The supervisor comes by that Ray's actor."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import logging
+import os
+import platform
+import threading
+from typing import Final
+
+from phalanx.core.errors import BadRequest
+from phalanx.engines.joined.records import Joined, write_private
+from phalanx.engines.ray.process import RayProcess, sweep_carried
+from phalanx.engines.ray.render import RayFiles, RayStart, environment, member_command
+from phalanx.wire.join import RayJoin
+
+KEEP_EVERY_S: Final = 2.0
+_log = logging.getLogger("phalanx.joined")
+
+
+def ray_version() -> str:
+    """The version of Ray that is installed here.
+
+    Raises:
+        BadRequest: none is.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise BadRequest("Ray is not installed here", hint="pip install 'phalanx[ray]' in the environment that phalanx runs in")  # fmt: skip
+    return importlib.metadata.version("ray")
+
+
+def check_alike(given: RayJoin) -> None:
+    """Nothing, if this server can be a node of that Ray cluster.
+
+    Raises:
+        BadRequest: Ray is missing, or its version or Python's is another; Ray's nodes must have the same.
+    """
+    ours = (ray_version(), python_version())
+    if ours != (given.ray_version, given.python_version):
+        raise BadRequest(
+            f"the head runs Ray {given.ray_version} on Python {given.python_version}, this server Ray {ours[0]} on Python {ours[1]}",
+            hint=f"Ray needs the same on all: pip install 'ray[default]=={given.ray_version}' under that Python",
+        )
+
+
+def python_version() -> str:
+    """As Ray compares it."""
+    return platform.python_version()
+
+
+def write_ray_files(folder: str, given: RayJoin) -> None:
+    """Token, key and certificate of this server's Ray node, for its owner alone."""
+    for name, text in (("token", given.token), ("node.pem", given.certificate_pem), ("node.key", given.key_pem)):
+        write_private(os.path.join(folder, "ray"), name, text)
+
+
+def ray_process(folder: str, joined: Joined) -> RayProcess:
+    """This server's Ray node."""
+    files = RayFiles(
+        token=os.path.join(folder, "ray", "token"), certificate=os.path.join(folder, "ray", "node.pem"),
+        key=os.path.join(folder, "ray", "node.key"), ca=os.path.join(folder, "ca.pem"),
+    )  # fmt: skip
+    start = RayStart(name=joined.node_id, address=joined.address, devices=joined.devices, virtual=joined.virtual)
+    return RayProcess(
+        name=joined.node_id, folder=os.path.join(folder, "ray", "process"), carried=folder,
+        command=lambda: member_command(start, joined.ray_address), variables=environment(files),
+    )  # fmt: skip
+
+
+def keep_ray_node(folder: str, joined: Joined, ended: threading.Event) -> None:
+    """Until told to end; then nothing of Ray, of the supervisor or of its ranks is left on this server."""
+    process = ray_process(folder, joined)
+    while True:
+        if not process.lives():
+            words = process.last_words()
+            if words:
+                _log.warning("Ray's node ended: %s", words)
+            process.start()
+        if ended.wait(KEEP_EVERY_S):
+            break
+    process.stop()
+    sweep_carried(folder)

@@ -1,0 +1,59 @@
+"""What Ray says, as pure functions: the rows of `ray.nodes()` become nodes of ours. Golden files hold them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from phalanx.core.ids import NodeId
+from phalanx.engines.ray.protocol import RayNode
+
+LABEL_NODE: Final = "phalanx-node"
+LABEL_VIRTUAL: Final = "phalanx-virtual"
+_NAME_MAX: Final = 63
+
+
+def nodes_of(rows: Iterable[Mapping[str, Any]]) -> list[RayNode]:
+    """The Ray nodes that live, and of the dead those whose name no living one has; by name.
+
+    A node that we started says its name and its virtual devices by label; another's name is its host's. Two living Ray nodes of one name
+    (a Ray cluster may have several on a host) are told apart by the beginning of their Ray ids, the smaller id keeping the plain name.
+    """
+    alive: list[RayNode] = []
+    dead: list[RayNode] = []
+    for row in sorted(rows, key=lambda row: str(row["NodeID"])):
+        (alive if row.get("Alive") else dead).append(_node(row))
+    named: dict[NodeId, RayNode] = {}
+    for node in alive:
+        if node.node_id in named:
+            node = _renamed(node, f"{node.node_id[: _NAME_MAX - 7]}-{node.ray_id[:6]}")  # noqa: PLW2901  # the same node by another name
+        named[node.node_id] = node
+    for node in dead:
+        named.setdefault(node.node_id, node)
+    return [named[name] for name in sorted(named)]
+
+
+def _node(row: Mapping[str, Any]) -> RayNode:
+    labels: Mapping[str, str] = row.get("Labels") or {}
+    resources: Mapping[str, float] = row.get("Resources") or {}
+    address = str(row.get("NodeManagerAddress", ""))
+    name = labels.get(LABEL_NODE) or str(row.get("NodeManagerHostname") or "").split(".")[0] or address
+    virtual = labels.get(LABEL_VIRTUAL, "")
+    return RayNode(
+        node_id=NodeId(_sound(name)), ray_id=str(row["NodeID"]), address=address, alive=bool(row.get("Alive")),
+        gpus=float(resources.get("GPU", 0.0)), virtual=int(virtual) if virtual.isdecimal() else None,
+        why="" if row.get("Alive") else str(row.get("DeathReasonMessage") or "Ray does not say why"),
+    )  # fmt: skip
+
+
+def _renamed(node: RayNode, name: str) -> RayNode:
+    return RayNode(
+        node_id=NodeId(name), ray_id=node.ray_id, address=node.address, alive=node.alive, gpus=node.gpus,
+        virtual=node.virtual, why=node.why,
+    )  # fmt: skip
+
+
+def _sound(name: str) -> str:
+    """A name that a node may have: what it must not hold becomes a dash."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-_")[:_NAME_MAX] or "node"

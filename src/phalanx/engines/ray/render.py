@@ -1,0 +1,114 @@
+"""What Ray is told, as pure functions: environments, `ray start` lines, the options of an actor. Golden files hold them."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any, Final
+
+from phalanx.engines.ray.parse import LABEL_NODE, LABEL_VIRTUAL
+
+OBJECT_STORE_BYTES: Final = 80_000_000  # Ray refuses less than 75 MB; nothing of ours goes through it
+HEALTH_PERIOD_MS: Final = 1000
+HEALTH_TIMEOUT_MS: Final = 1000
+HEALTH_FAILURES: Final = 3  # a silent node is told after 3 to 5 s; our own lease is the fence, this only says it sooner
+GCS_RECONNECT_S: Final = (
+    10  # after which a node or driver whose Ray head is gone ends itself: a new head, without Redis, does not know it
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayFiles:
+    """What a process of the Ray cluster proves itself with. Empty `certificate`: no TLS, which is for loopback alone."""
+
+    token: str
+    certificate: str = ""
+    key: str = ""
+    ca: str = ""
+
+
+def environment(files: RayFiles | None) -> dict[str, str]:
+    """For every process that speaks Ray; without files, as for a cluster of somebody else's, what is set already counts.
+
+    RAY_AUTH_MODE is always set: left out, a plain start writes a token into the user's folder that changes later runs.
+    """
+    base = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+    if files is None:
+        return base
+    base |= {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": files.token,
+        "RAY_health_check_initial_delay_ms": "0",
+        "RAY_health_check_period_ms": str(HEALTH_PERIOD_MS),
+        "RAY_health_check_timeout_ms": str(HEALTH_TIMEOUT_MS),
+        "RAY_health_check_failure_threshold": str(HEALTH_FAILURES),
+        "RAY_gcs_rpc_server_reconnect_timeout_s": str(GCS_RECONNECT_S),
+        # A supervisor outlives the actor that brought it: our lease decides when its ranks end, not Ray.
+        "RAY_kill_child_processes_on_worker_exit": "false",
+    }
+    if files.certificate:
+        base |= {
+            "RAY_USE_TLS": "1",
+            "RAY_TLS_SERVER_CERT": files.certificate,
+            "RAY_TLS_SERVER_KEY": files.key,
+            "RAY_TLS_CA_CERT": files.ca,
+        }
+    return base
+
+
+def cleaned(given: dict[str, str]) -> dict[str, str]:
+    """The environment that a supervisor and its ranks grow up in: without what Ray put there for its own worker."""
+    theirs = ("RAY_", "PHALANX_", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "SPARK_")
+    return {name: value for name, value in given.items() if not name.startswith(theirs)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayStart:
+    """One node of a Ray cluster of our own. `devices` 0 and not virtual: Ray finds the GPUs by itself."""
+
+    name: str
+    address: str
+    devices: int
+    virtual: bool
+    temp: str = ""
+
+
+def head_command(start: RayStart, port: int, client_port: int) -> list[str]:
+    """Starts Ray's head, which is a node too, in the foreground. Its server for Ray clients cannot be left out, so it gets a port."""
+    lead = ["--head", "--port", str(port), "--temp-dir", start.temp, "--include-dashboard", "false", "--no-monitor"]
+    return [*_start(), *lead, "--ray-client-server-port", str(client_port), *_common(start)]
+
+
+def member_command(start: RayStart, head: str) -> list[str]:
+    """Starts another node, in the foreground."""
+    return [*_start(), "--address", head, *_common(start)]
+
+
+def _start() -> list[str]:
+    # -P: no module of the folder we stand in may take the place of one of Ray's.
+    return [sys.executable, "-P", "-m", "ray.scripts.scripts", "start"]
+
+
+def _common(start: RayStart) -> list[str]:
+    labels = f"{LABEL_NODE}={start.name}" + (f",{LABEL_VIRTUAL}={start.devices}" if start.virtual else "")
+    counted = ["--num-gpus", str(start.devices)] if start.virtual or start.devices else []
+    return [
+        "--block", "--disable-usage-stats", "--node-name", start.name, "--node-ip-address", start.address, "--labels", labels, *counted,
+        "--object-store-memory", str(OBJECT_STORE_BYTES), "--include-log-monitor", "false", "--dashboard-agent-listen-port", "0",
+    ]  # fmt: skip
+
+
+def actor_name(node_id: str, ray_id: str) -> str:
+    """Of the actor that carries a node, in one life of its Ray node."""
+    return f"{node_id}.{ray_id[:16]}"
+
+
+def actor_options(node_id: str, ray_id: str, gpus: float) -> dict[str, Any]:
+    """Of the actor that carries a node; who calls adds the pin, which is Ray's own object.
+
+    Detached: it outlives the driver, as the node outlives the head. Ray starts it again when its process dies.
+    """
+    return {
+        "name": actor_name(node_id, ray_id), "lifetime": "detached", "get_if_exists": True, "num_cpus": 0, "num_gpus": gpus,
+        "max_restarts": -1, "max_task_retries": 0, "max_concurrency": 2,
+    }  # fmt: skip

@@ -1,0 +1,151 @@
+"""What becomes of each Slurm job of ours, judged from the queue: (order, its row, now) -> what to report and what to cancel. Pure."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from phalanx.core.ids import NodeId, UserId
+from phalanx.core.state.events import Cancel, Event, SeatLost, Withdrawn
+from phalanx.core.work.attempt import Attempt, Cause, MemberState
+from phalanx.engines.slurm.parse import SlurmJob
+
+BEGIN_S: Final = 15.0  # a job of ours that Slurm has not started by then is taken back (issue 5); others were faster
+LAST_WORDS_S: Final = 3.0  # from the end of a Slurm job to its judgement: the supervisors' own report is the better one
+LINGER_S: Final = (
+    20.0  # from the end of an attempt until what is left of its Slurm job is cancelled; supervisors leave by themselves
+)
+GONE_LOOKS: Final = 3  # a job that squeue shows no more this often is over; one look may come before its row does
+_NOT_FOUND: Final = (126, 127)
+_CANCELLED_TOO: Final = (Cause.CANCELLED, Cause.TIMEOUT, Cause.PREEMPTED, Cause.MOVED, Cause.DRAINED, Cause.REQUEUED)
+"""Somebody's wish: so it stands in Slurm's books, if its supervisors are not the faster. Else the job ends with its own exit code."""
+
+
+class Phase(enum.Enum):
+    """QUEUED: Slurm has it. BEGUN: it was given its nodes. SETTLED: we have said all there is to say."""
+
+    QUEUED = "queued"
+    BEGUN = "begun"
+    SETTLED = "settled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One attempt's Slurm job. Times are seconds of a clock that nobody sets.
+
+    Attributes:
+        ended_s: when the attempt ended on our side; None while it lives.
+        over_s: when Slurm's job was first seen over; None before.
+        unseen: looks in a row in which squeue did not show it.
+        cancelled: we have told Slurm to end it.
+        told_cancel: somebody else has, and we have said so.
+    """
+
+    attempt: Attempt
+    slurm_id: str
+    since_s: float
+    phase: Phase = Phase.QUEUED
+    ended_s: float | None = None
+    over_s: float | None = None
+    unseen: int = 0
+    cancelled: bool = False
+    told_cancel: bool = False
+
+    @property
+    def nodes(self) -> tuple[NodeId, ...]:
+        """Of the attempt."""
+        return tuple(grant.node_id for grant in self.attempt.allocation.grants)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What follows from one look.
+
+    Attributes:
+        order: as it is now; None when nothing is left to follow.
+        reports: for the controller, in order.
+        cancel: tell Slurm to end the job.
+        contended: nodes whose place went to others, for a while.
+    """
+
+    order: Order | None
+    reports: tuple[Event, ...] = ()
+    cancel: bool = False
+    contended: tuple[NodeId, ...] = field(default=())
+
+
+def look(
+    order: Order, row: SlurmJob | None, now_s: float, *, gone: Sequence[str], holders: Sequence[str], python: str
+) -> Verdict:
+    """Judge one order.
+
+    Args:
+        order: as it was.
+        row: the job as squeue shows it; None where it shows none.
+        now_s: now.
+        gone: nodes that Slurm calls gone: what runs there has its lease, and that decides.
+        holders: others' jobs on the order's nodes, for people.
+        python: what Slurm was to start, for people.
+    """
+    unseen = order.unseen + 1 if row is None else 0
+    order = replace(order, unseen=unseen)
+    over = row.over if row is not None else unseen >= GONE_LOOKS
+    if over:
+        return _over(order, row, now_s, gone, python)
+    if row is not None and row.holds and order.phase is Phase.QUEUED:
+        order = replace(order, phase=Phase.BEGUN)
+    if order.ended_s is not None:
+        asked = order.attempt.ending in _CANCELLED_TOO
+        left = order.phase is Phase.QUEUED or asked or now_s - order.ended_s >= LINGER_S
+        return Verdict(order=replace(order, cancelled=order.cancelled or left), cancel=left and not order.cancelled)
+    if order.phase is Phase.QUEUED and now_s - order.since_s >= BEGIN_S:
+        return _contended(order, row, holders)
+    return Verdict(order=order)
+
+
+def _contended(order: Order, row: SlurmJob | None, holders: Sequence[str]) -> Verdict:
+    names = ", ".join(order.nodes)
+    why = "" if row is None or row.reason in {"", "None"} else f" (Slurm's reason: {row.reason})"
+    said = f"{', '.join(holders)} took {names}" if holders else f"Slurm did not give {names}"
+    text = f"{said} before our Slurm job {order.slurm_id} began, in {BEGIN_S:.0f} s{why}"
+    back = Withdrawn(
+        job_id=order.attempt.job_id, epoch=order.attempt.epoch, why=text, nodes=order.nodes, cause=Cause.CONTENDED
+    )
+    return Verdict(
+        order=replace(order, phase=Phase.SETTLED, cancelled=True), reports=(back,), cancel=True, contended=order.nodes
+    )
+
+
+def _over(order: Order, row: SlurmJob | None, now_s: float, gone: Sequence[str], python: str) -> Verdict:
+    """Slurm's job has ended. If the attempt has not, say so, once its supervisors have had time for their own words."""
+    by_hand = row is not None and row.state == "CANCELLED" and not order.cancelled and not order.told_cancel
+    reports: list[Event] = []
+    if by_hand:  # somebody's scancel means the job, not this try of it; also where the supervisors were faster to say that they leave
+        why = f"Slurm job {order.slurm_id} was cancelled in Slurm"
+        reports.append(Cancel(job_id=order.attempt.job_id, by=UserId("slurm"), why=why))
+        order = replace(order, told_cancel=True)
+    if order.ended_s is not None:
+        return Verdict(order=None, reports=tuple(reports))
+    if order.phase is Phase.SETTLED:  # kept until the attempt's end is heard of: its records may still come
+        return Verdict(order=order)
+    if order.over_s is None:
+        return Verdict(order=replace(order, over_s=now_s), reports=tuple(reports))
+    if now_s - order.over_s < LAST_WORDS_S:
+        return Verdict(order=order)
+    attempt = order.attempt
+    state = (
+        "is gone" if row is None else f"ended as {row.state}" + (f" with code {row.exit_code}" if row.exit_code else "")
+    )
+    if all(member.state is MemberState.ASKED for member in attempt.members):
+        hint = f"; is {python} on {', '.join(order.nodes)}?" if row is not None and row.exit_code in _NOT_FOUND else ""
+        why = f"Slurm job {order.slurm_id} {state} before its supervisors came{hint}"
+        reports.append(
+            Withdrawn(job_id=attempt.job_id, epoch=attempt.epoch, why=why, nodes=order.nodes, cause=Cause.START_FAIL)
+        )
+    else:
+        there = tuple(node for node in order.nodes if node not in gone)
+        why = f"Slurm job {order.slurm_id} {state}"
+        reports.append(SeatLost(job_id=attempt.job_id, epoch=attempt.epoch, node_ids=there, why=why))
+    return Verdict(order=replace(order, phase=Phase.SETTLED), reports=tuple(reports))

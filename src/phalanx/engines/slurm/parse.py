@@ -1,0 +1,245 @@
+"""From what Slurm's commands print to records. Pure; what cannot be read raises `Unreadable`, with the text.
+
+Source: `scontrol --details --oneliner show node`, `scontrol --oneliner show partition`, `scontrol show topology` and
+`squeue --Format`, as Slurm 20.11 to 24.05 print them; the golden files are from 22.05.8.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from phalanx.core.errors import BadRequest
+from phalanx.core.fleet.hostlist import expand
+from phalanx.core.units import MIB
+
+_FIELD: Final = re.compile(r"(?:^| )([A-Za-z][A-Za-z0-9_/:]*)=")
+_GRES: Final = re.compile(r"gpu(?::([A-Za-z0-9_.\-]+?))??:([0-9]+)(?:\(.*\))?")
+_TAKES_WORK: Final = frozenset({"IDLE", "MIXED", "ALLOCATED", "ALLOC", "COMPLETING"})
+_SHUT: Final = frozenset({"DRAIN", "DRAINED", "DRAINING", "MAINT", "RESERVED", "REBOOT_REQUESTED", "REBOOT"})
+_GONE: Final = frozenset({
+    "DOWN", "ERROR", "FAIL", "FAILING", "FUTURE", "UNKNOWN", "NOT_RESPONDING", "NO_RESPOND", "POWERED_DOWN", "POWERING_DOWN",
+    "POWER_DOWN", "POWERING_UP", "POWER_UP", "PERFCTRS",
+})  # fmt: skip
+_VERSION: Final = re.compile(r"slurm(?:-wlm)? ([0-9]+)\.([0-9]+)")
+OVER: Final = frozenset({
+    "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY", "REVOKED",
+})  # fmt: skip
+HOLDING: Final = frozenset({"RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "STAGE_OUT", "SIGNALING"})
+
+
+class Unreadable(BadRequest):
+    """Slurm printed what this release does not understand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpus:
+    """Devices of one type: `kind` is GRES' type, "" for one without."""
+
+    kind: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmNode:
+    """A node as Slurm has it.
+
+    Attributes:
+        gpus, gpus_used: by type, in the order configured.
+        shut: why it takes no new work though it lives (drained, reserved, in maintenance); empty for none.
+        gone: why it is not there; empty while it is.
+        partitions: that it is in.
+    """
+
+    name: str
+    address: str
+    hostname: str
+    cpus: int
+    cpus_used: int
+    memory_bytes: int
+    memory_used_bytes: int
+    gpus: tuple[Gpus, ...]
+    gpus_used: tuple[Gpus, ...]
+    features: tuple[str, ...]
+    partitions: tuple[str, ...]
+    state: str
+    shut: str
+    gone: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmJob:
+    """A job in Slurm's queue, ours or another's. `exit_code` is the command's, once it ended."""
+
+    id: str
+    user: str
+    state: str
+    nodes: tuple[str, ...]
+    reason: str
+    exit_code: int
+    comment: str
+
+    @property
+    def holds(self) -> bool:
+        """Whether its nodes are given to it now."""
+        return self.state in HOLDING
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended and nothing of it is left on a node that answers."""
+        return self.state in OVER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """What a partition allows. `max_time` is Slurm's own text ("UNLIMITED", "7-00:00:00")."""
+
+    name: str
+    default: bool
+    up: bool
+    max_time: str
+
+
+def fields_of(line: str) -> dict[str, str]:
+    """`Key=value` pairs of a one-line record; a value runs to the next key, since values hold spaces."""
+    found: dict[str, str] = {}
+    marks = list(_FIELD.finditer(line))
+    for place, mark in enumerate(marks):
+        end = marks[place + 1].start() if place + 1 < len(marks) else len(line)
+        found.setdefault(mark[1], line[mark.end() : end].strip())
+    return found
+
+
+def nodes_of(text: str) -> tuple[SlurmNode, ...]:
+    """Nodes, by name."""
+    lines = [line for line in text.splitlines() if line.startswith("NodeName=")]
+    return tuple(sorted((_node(fields_of(line), line) for line in lines), key=lambda node: node.name))
+
+
+def jobs_of(text: str) -> tuple[SlurmJob, ...]:
+    """Jobs, in the order printed; see `render.JOB_FIELDS`."""
+    return tuple(_job(line) for line in text.splitlines() if line.strip())
+
+
+def partitions_of(text: str) -> tuple[Partition, ...]:
+    """Partitions, in the order printed."""
+    found = []
+    for line in text.splitlines():
+        if line.startswith("PartitionName="):
+            given = fields_of(line)
+            found.append(
+                Partition(
+                    name=given["PartitionName"], default=given.get("Default") == "YES", up=given.get("State", "UP") == "UP",
+                    max_time=given.get("MaxTime", "UNLIMITED"),
+                )
+            )  # fmt: skip
+    return tuple(found)
+
+
+def places_of(text: str) -> dict[str, dict[str, str]]:
+    """Labels of nodes (`leaf`, `spine`) from Slurm's tree of switches; empty where Slurm knows no tree.
+
+    Level 0 switches are leaves; of those above, the outermost that a node is under is its spine.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for line in text.splitlines():
+        given = fields_of(line)
+        if "SwitchName" not in given or not given.get("Nodes"):
+            continue
+        level = "leaf" if given.get("Level", "0") == "0" else "spine"
+        for name in expand(given["Nodes"]):
+            found.setdefault(name, {})[level] = given["SwitchName"]
+    return found
+
+
+def version_of(text: str) -> tuple[int, int]:
+    """Year and month of the release, of `sinfo --version`.
+
+    Raises:
+        Unreadable: it says none.
+    """
+    match = _VERSION.match(text.strip())
+    if match is None:
+        raise Unreadable(f"sinfo --version says {text.strip()[:80]!r}", hint="is this Slurm's sinfo?")
+    return int(match[1]), int(match[2])
+
+
+def gres_of(text: str) -> tuple[Gpus, ...]:
+    """GPUs of a GRES text: `gpu:h100:4(S:0-1),shard:8` or `gpu:h100:3(IDX:0-2)`. Others are passed over."""
+    counts: dict[str, int] = {}
+    for word in _split(text):
+        match = _GRES.fullmatch(word)
+        if match is not None:
+            kind = match[1] or ""
+            counts[kind] = counts.get(kind, 0) + int(match[2])
+    return tuple(Gpus(kind=kind, count=count) for kind, count in counts.items())
+
+
+def _split(text: str) -> list[str]:
+    """At commas outside parentheses."""
+    words, depth, current = [], 0, ""
+    for char in text:
+        depth += (char == "(") - (char == ")")
+        if char == "," and depth == 0:
+            words.append(current)
+            current = ""
+        else:
+            current += char
+    return [word.strip() for word in [*words, current] if word.strip()]
+
+
+def _node(given: Mapping[str, str], line: str) -> SlurmNode:
+    state = given.get("State", "UNKNOWN")
+    silent = "*" in state
+    words = [word.rstrip("*~#!%$@^-").upper() for word in state.split("+")]
+    reason = given.get("Reason", "").partition(" [")[0]
+    lost = [word for word in words if word in _GONE] + (["NOT_RESPONDING"] if silent else [])
+    closed = [word for word in words if word in _SHUT]
+    if not lost and not closed and not any(word in _TAKES_WORK for word in words):
+        closed = [state]
+    try:
+        return SlurmNode(
+            name=given["NodeName"], address=given.get("NodeAddr") or given["NodeName"],
+            hostname=given.get("NodeHostName") or given["NodeName"], cpus=int(given.get("CPUEfctv") or given["CPUTot"]),
+            cpus_used=int(given.get("CPUAlloc") or 0), memory_bytes=int(given.get("RealMemory") or 0) * MIB,
+            memory_used_bytes=int(given.get("AllocMem") or 0) * MIB, gpus=gres_of(given.get("Gres", "")),
+            gpus_used=gres_of(given.get("GresUsed", "")), features=_list(given.get("ActiveFeatures", "")),
+            partitions=_list(given.get("Partitions", "")), state=state,
+            shut=_said(closed, reason) if not lost else "", gone=_said(lost, reason),
+        )  # fmt: skip
+    except (KeyError, ValueError) as error:
+        raise Unreadable(f"scontrol show node: {error}: {line[:200]!r}") from error
+
+
+def _said(words: Sequence[str], reason: str) -> str:
+    if not words:
+        return ""
+    return f"Slurm says {'+'.join(dict.fromkeys(words)).lower()}" + (f": {reason}" if reason else "")
+
+
+def _list(text: str) -> tuple[str, ...]:
+    return () if text in {"", "(null)"} else tuple(word for word in text.split(",") if word)
+
+
+def _job(line: str) -> SlurmJob:
+    words = [word.strip() for word in line.rstrip().removesuffix("|").split("|", 6)]
+    if len(words) != 7:
+        raise Unreadable(f"squeue: {line[:200]!r} has {len(words)} fields")
+    job_id, user, state, nodes, reason, code, comment = words
+    return SlurmJob(
+        id=job_id, user=user, state=state.split(" ")[0].upper(), nodes=expand(nodes) if nodes else (), reason=reason,
+        exit_code=_exit_code(code), comment="" if comment in {"(null)", "N/A"} else comment,
+    )  # fmt: skip
+
+
+def _exit_code(text: str) -> int:
+    """A wait status (256 for exit code 1), as squeue prints it, or in later releases `code:signal`."""
+    code, colon, number = text.partition(":")
+    if colon:
+        return int(code or 0) or (128 + int(number) if number.isdecimal() and int(number) else 0)
+    if not text.isdecimal():
+        return 0
+    status = int(text)
+    return status >> 8 if status >= 256 else (128 + (status & 127) if status else 0)

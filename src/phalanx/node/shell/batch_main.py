@@ -1,0 +1,336 @@
+"""One node of a batch job: `python -I -m phalanx.node.shell.batch_main`, started by the supervisor in the place of a rank.
+
+On node rank 0 it runs the script, and carries each `srun` in it to the nodes; on the others it waits for tasks. The script's end is the job's
+end, with its exit code. It decides nothing: layouts come from `logic.srun_options`, variables from `logic.slurm_variables`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import IO, Any, Final
+
+from phalanx.core.errors import PhalanxError
+from phalanx.node.logic.slurm_variables import Batch, BatchNode, Step, batch_variables, filled, step_variables
+from phalanx.node.logic.srun_options import exported, read_srun, shown_address, step_of
+from phalanx.node.shell.batch_link import Closed, Link, dial, greet, order_here
+from phalanx.node.shell.batch_tasks import CHUNK_BYTES, Tasks
+
+JOIN_S: Final = 60.0  # all nodes pass the barrier together; later is a node that is lost, and then the gang ends anyway
+_NODE_NAMES: Final = ("CUDA_VISIBLE_DEVICES",)
+_USAGE: Final = 64
+OF_RANKS: Final = frozenset({
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "TF_CONFIG",
+    "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID",
+})  # fmt: skip
+"""What a rank has and a batch script under Slurm has not: libraries would take the script's processes for ranks."""
+
+
+def main() -> int:
+    """Run this node's part; the script's exit code on node rank 0, else 0."""
+    try:
+        order = order_here()
+    except Closed as error:
+        _complain(f"phalanx batch: {error}")
+        return _USAGE
+    # The script and the tasks are signalled beside us; we stay to tell of their ends. A handler, since what is ignored stays so after exec.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    batch = batch_of(order["batch"])
+    return _Script(order, batch).run() if order["node_rank"] == 0 else _help(order)
+
+
+def batch_of(values: dict[str, Any]) -> Batch:
+    """The record that the supervisor wrote."""
+    nodes = tuple(BatchNode(**node) for node in values["nodes"])
+    return Batch(**{**values, "nodes": nodes})
+
+
+def _help(order: dict[str, Any]) -> int:
+    """On the other nodes: tasks, until the script has ended."""
+    link = dial(order["master"], order["port"], order["key"], {"node": order["node_rank"]}, within_s=JOIN_S)
+
+    def say(message: dict[str, Any]) -> None:
+        with contextlib.suppress(Closed):
+            link.send(message)
+
+    tasks = Tasks(say)
+    own = _Own(order["workdir"])
+    while True:
+        try:
+            message = link.receive()
+        except Closed:
+            tasks.signal(signal.SIGKILL)
+            return 1
+        if message.get("bye"):
+            tasks.signal(signal.SIGKILL)
+            return 0
+        _obey(tasks, message, own)
+
+
+class _Own:
+    """What is this node's alone: its folder of the job, our own variables, and its devices."""
+
+    def __init__(self, workdir: str) -> None:
+        self.workdir = workdir
+        self.variables = {
+            name: value for name, value in os.environ.items() if name.startswith("PHALANX_") or name in _NODE_NAMES
+        }
+
+    def folder(self, cwd: str, first: str) -> str:
+        """The folder that corresponds to `cwd` on node rank 0, whose folder of the job is `first`: a copy lies elsewhere on each node."""
+        inside = cwd == first or cwd.startswith(f"{first}/")
+        return self.workdir + cwd[len(first) :] if inside else cwd
+
+
+def _obey(tasks: Tasks, message: dict[str, Any], own: _Own) -> None:
+    if "run" in message:
+        for one in message["run"]:
+            one["cwd"] = own.folder(one["cwd"], one["first"])
+            one["env"] = {**one["env"], **own.variables}
+            places = one.get("places")
+            if places is not None:
+                devices = own.variables.get("PHALANX_DEVICES", "").split(",")
+                mine = ",".join(devices[place] for place in places if place < len(devices))
+                one["env"] |= {"PHALANX_DEVICES": mine} | (
+                    {"CUDA_VISIBLE_DEVICES": mine} if own.variables.get("CUDA_VISIBLE_DEVICES") else {}
+                )
+        tasks.start(message["step"], message["run"])
+    elif "signal" in message:
+        tasks.signal(message["signal"], message.get("step"))
+    elif "end" in message:
+        tasks.end(message["end"])
+
+
+class _Script:
+    """Node rank 0: the script, and the steps it starts."""
+
+    def __init__(self, order: dict[str, Any], batch: Batch) -> None:
+        self._order, self._batch = order, batch
+        self._lock = threading.Condition()
+        self._nodes: dict[int, Link] = {}
+        self._clients: dict[int, Link] = {}
+        self._left: dict[int, int] = {}
+        self._number = 0
+        self._tasks = Tasks(self._heard)
+        self._own = _Own(order["workdir"])
+
+    def run(self) -> int:
+        """Until the script has ended."""
+        listener = self._listen()
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        self._await_nodes()
+        environment = {name: value for name, value in os.environ.items() if name not in OF_RANKS}
+        environment |= batch_variables(self._batch)
+        environment["PATH"] = f"{self._order['bin']}{os.pathsep}{environment.get('PATH', os.defpath)}"
+        try:
+            script = subprocess.Popen(
+                [self._order["script"], *self._order["args"]], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE if self._order["batch"]["asked"].get("error") else subprocess.STDOUT, process_group=0,
+            )  # fmt: skip
+        except OSError as error:
+            _complain(f"{self._order['script']}: {error.strerror}; is its first line the path of an interpreter?")
+            return 126
+        copies = self._copies(script)
+        self._warn_before_end(script)
+        code = script.wait()
+        self._each_node({"bye": True})
+        self._tasks.signal(signal.SIGKILL)
+        for copy in copies:
+            copy.join(
+                timeout=1.0
+            )  # a child that the script left behind may hold its output open; Slurm ends it with the job
+        return code if code >= 0 else 128 - code
+
+    # ---- the script's output and its signal -----------------------------------------------------------------------------
+
+    def _copies(self, script: subprocess.Popen[bytes]) -> list[threading.Thread]:
+        """To the job's log, and to the files that Slurm would write."""
+        asked = self._batch.asked
+        assert script.stdout is not None
+        pairs: list[tuple[IO[bytes], int, str]] = [(script.stdout, 1, asked.get("output", ""))]
+        if script.stderr is not None:
+            pairs.append((script.stderr, 2, asked.get("error", "")))
+        copies = [threading.Thread(target=self._copy, args=pair, daemon=True) for pair in pairs]
+        for copy in copies:
+            copy.start()
+        return copies
+
+    def _copy(self, pipe: IO[bytes], to: int, pattern: str) -> None:
+        file = self._file(pattern)
+        while data := os.read(pipe.fileno(), CHUNK_BYTES):
+            os.write(to, data)
+            if file is not None:
+                file.write(data)
+                file.flush()
+        if file is not None:
+            file.close()
+
+    def _file(self, pattern: str) -> IO[bytes] | None:
+        if not pattern or pattern == "/dev/null":
+            return None
+        path = filled(pattern, self._batch)
+        again = self._batch.restarts > 0  # what a job said before it resumed must not be lost
+        try:
+            return open(
+                path, "ab" if again or self._batch.asked.get("open_mode") == "append" else "wb"
+            )  # closed by the copier
+        except OSError as error:
+            _complain(f"phalanx: {path} cannot be written ({error.strerror}); the output is in phalanx logs alone")
+            return None
+
+    def _warn_before_end(self, script: subprocess.Popen[bytes]) -> None:
+        words = self._batch.asked.get("signal", "")
+        if not words or self._batch.end_s is None:
+            return
+        who, number, ahead_s = words.split(":")
+        wait_s = max(0.0, self._batch.end_s - time.time() - float(ahead_s))
+
+        def warn() -> None:
+            if who == "batch":
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(script.pid, int(number))
+            else:
+                self._tasks.signal(int(number))
+                self._each_node({"signal": int(number)})
+
+        timer = threading.Timer(wait_s, warn)
+        timer.daemon = True
+        timer.start()
+
+    # ---- nodes and steps ------------------------------------------------------------------------------------------------
+
+    def _listen(self) -> socket.socket:
+        listener = socket.socket(
+            socket.AF_INET6 if ":" in self._order["master"] else socket.AF_INET, socket.SOCK_STREAM
+        )
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((self._order["master"], self._order["port"]))
+        except OSError:  # the address that others use may be none of this host's own
+            listener.bind(("", self._order["port"]))
+        listener.listen(1024)
+        return listener
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            sock, _ = listener.accept()
+            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        try:
+            link, who = greet(sock, self._order["key"])
+            if "node" in who:
+                self._serve_node(link, int(who["node"]))
+            else:
+                self._serve_step(link)
+        except Closed:
+            sock.close()
+
+    def _serve_node(self, link: Link, rank: int) -> None:
+        with self._lock:
+            self._nodes[rank] = link
+            self._lock.notify_all()
+        while True:
+            self._heard(link.receive())
+
+    def _await_nodes(self) -> None:
+        with self._lock:
+            self._lock.wait_for(lambda: len(self._nodes) >= len(self._batch.nodes) - 1, timeout=JOIN_S)
+
+    def _serve_step(self, link: Link) -> None:
+        """One srun: lay its tasks out, start them, pass on what they say, and what its caller sends."""
+        asked = link.receive()
+        with self._lock:
+            number, self._number = self._number, self._number + 1
+        try:
+            srun = read_srun(asked["argv"])
+            step = step_of(srun, self._batch, number)
+        except PhalanxError as error:
+            link.send({"error": error.message, "hint": error.hint})
+            return
+        with self._lock:
+            self._clients[number], self._left[number] = link, step.tasks
+        link.send({"begun": number, "tasks": step.tasks, "notes": list(srun.notes)})
+        share = int(srun.given.get("gpus-per-task") or self._batch.asked.get("gpus_per_task") or 0)
+        environment = exported(srun.given.get("export", ""), asked["env"])
+        self._start(step, list(srun.command), environment, srun.given.get("chdir") or asked["cwd"], share)
+        try:
+            while True:
+                message = link.receive()
+                if "signal" in message:
+                    self._each_node({"signal": int(message["signal"]), "step": number})
+                    self._tasks.signal(int(message["signal"]), number)
+        except Closed:
+            with self._lock:
+                self._clients.pop(number, None)
+            if self._left.get(number):
+                self._each_node({"end": number})
+                self._tasks.end(number)
+
+    def _start(self, step: Step, argv: Sequence[str], environment: dict[str, str], cwd: str, share: int) -> None:
+        host = self._batch.nodes[0].address
+        parts: dict[int, list[dict[str, Any]]] = {}
+        for task in range(step.tasks):
+            place, local = step.node_of(task)
+            one: dict[str, Any] = {
+                "task": task, "argv": list(argv), "cwd": cwd, "first": self._own.workdir,
+                "env": {**environment, **step_variables(self._batch, step, task, host=host)},
+            }  # fmt: skip
+            if share:
+                one["places"] = list(range(local * share, (local + 1) * share))
+            parts.setdefault(step.nodes[place], []).append(one)
+        for rank, tasks in parts.items():
+            if rank == 0:
+                _obey(self._tasks, {"step": step.number, "run": tasks}, self._own)
+                continue
+            for one in tasks:  # one at a time: an environment may be large, and a message has a bound
+                self._nodes[rank].send({"step": step.number, "run": [one]})
+
+    def _heard(self, message: dict[str, Any]) -> None:
+        number = int(message["step"])
+        with self._lock:
+            link = self._clients.get(number)
+            if "exit" in message:
+                self._left[number] -= 1
+        if link is not None:
+            with contextlib.suppress(Closed):
+                link.send(message)
+
+    def _each_node(self, message: dict[str, Any]) -> None:
+        with self._lock:
+            links = list(self._nodes.values())
+        for link in links:
+            with contextlib.suppress(Closed):
+                link.send(message)
+
+
+def hostnames(words: Sequence[str]) -> list[str]:
+    """What `scontrol show hostnames [LIST]` prints in the job: names that can be reached.
+
+    Raises:
+        Closed: this is no batch job.
+    """
+    from phalanx.core.fleet.hostlist import expand
+
+    batch = batch_of(order_here()["batch"])
+    ranks = {node.name: rank for rank, node in enumerate(batch.nodes)}
+    names = expand(words[0]) if words else tuple(ranks)
+    return [shown_address(batch, ranks[name]) if name in ranks else name for name in names]
+
+
+def _complain(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # the threads hold pipes of processes that may live on for a moment

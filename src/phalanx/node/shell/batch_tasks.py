@@ -1,0 +1,95 @@
+"""Runs the tasks of steps on one node, and tells what they print and how they end."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from typing import IO, Any, Final
+
+CHUNK_BYTES: Final = 1 << 16
+KILL_AFTER_S: Final = 2.0  # from SIGTERM to SIGKILL of a step whose srun is gone
+_NOT_FOUND: Final = 127
+_NOT_EXECUTABLE: Final = 126
+Say = Callable[[dict[str, Any]], None]
+
+
+class Tasks:
+    """All tasks of this node.
+
+    Args:
+        say: takes {"step", "task", "out": 1 or 2, "data"} and at the end {"step", "task", "exit"}; called from several threads.
+    """
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._lock = threading.Lock()
+        self._live: dict[tuple[int, int], subprocess.Popen[bytes]] = {}
+
+    def start(self, step: int, tasks: list[dict[str, Any]]) -> None:
+        """Start these tasks of a step: {"task", "argv", "env", "cwd"} each."""
+        for one in tasks:
+            self._start(step, one)
+
+    def signal(self, number: int, step: int | None = None) -> None:
+        """Send a signal to the process groups of a step, or of all."""
+        with self._lock:
+            live = [process for (of, _), process in self._live.items() if step in (None, of)]
+        for process in live:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, number)
+
+    def end(self, step: int) -> None:
+        """SIGTERM, and SIGKILL a moment later."""
+        self.signal(signal.SIGTERM, step)
+        timer = threading.Timer(KILL_AFTER_S, self.signal, (signal.SIGKILL, step))
+        timer.daemon = True
+        timer.start()
+
+    def _start(self, step: int, one: dict[str, Any]) -> None:
+        task, argv = int(one["task"]), [str(word) for word in one["argv"]]
+        host = os.uname().nodename
+        if not os.path.isdir(one["cwd"]):
+            self._tell(step, task, 2, f"srun: error: {host}: there is no {one['cwd']} here; in /tmp instead\n".encode())
+            one["cwd"] = "/tmp"  # noqa: S108  # as slurmd does; nothing of ours is put there
+        try:
+            process = subprocess.Popen(
+                argv, env=one["env"], cwd=one["cwd"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                process_group=0,
+            )  # fmt: skip
+        except (OSError, ValueError) as error:
+            text = f"srun: error: {host}: task {task}: {argv[0]}: {getattr(error, 'strerror', error)}\n"
+            self._tell(step, task, 2, text.encode())
+            code = _NOT_EXECUTABLE if isinstance(error, PermissionError) else _NOT_FOUND
+            self._say({"step": step, "task": task, "exit": code})
+            return
+        with self._lock:
+            self._live[step, task] = process
+        threading.Thread(
+            target=self._attend, args=(step, task, process), name=f"step-{step}.{task}", daemon=True
+        ).start()
+
+    def _attend(self, step: int, task: int, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        errors = threading.Thread(target=self._copy, args=(step, task, 2, process.stderr), daemon=True)
+        errors.start()
+        self._copy(step, task, 1, process.stdout)
+        errors.join()
+        code = process.wait()
+        with self._lock:
+            self._live.pop((step, task), None)
+        self._say({"step": step, "task": task, "exit": code if code >= 0 else 128 - code})
+
+    def _copy(self, step: int, task: int, out: int, pipe: IO[bytes]) -> None:
+        with contextlib.suppress(OSError):
+            while data := os.read(pipe.fileno(), CHUNK_BYTES):
+                self._tell(step, task, out, data)
+        pipe.close()
+
+    def _tell(self, step: int, task: int, out: int, data: bytes) -> None:
+        self._say({"step": step, "task": task, "out": out, "data": base64.b64encode(data).decode()})

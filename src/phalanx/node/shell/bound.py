@@ -1,0 +1,37 @@
+"""The devices that an engine gave to one attempt, out of all that the driver finds: numbered from 0, as the ranks' LOCAL_RANK selects them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from phalanx.node.shell.probes import DeviceFacts, DeviceProbe, DeviceSample
+
+
+class BoundProbe:
+    """A DeviceProbe that shows some devices of another one.
+
+    Args:
+        whole: the probe of the node.
+        places: positions in its inventory, in the order of local ranks. One that is not there is left out.
+    """
+
+    def __init__(self, whole: DeviceProbe, places: Sequence[int]) -> None:
+        self._whole = whole
+        found = whole.devices()
+        chosen = [found[place] for place in places if 0 <= place < len(found)]
+        self._facts = tuple(replace(facts, index=number) for number, facts in enumerate(chosen))
+        self._numbers = {facts.uuid: facts.index for facts in self._facts}
+
+    def devices(self) -> tuple[DeviceFacts, ...]:
+        """Those that were given."""
+        return self._facts
+
+    def sample(self) -> tuple[DeviceSample, ...]:
+        """Those that were given, now."""
+        taken = [sample for sample in self._whole.sample() if sample.uuid in self._numbers]
+        return tuple(replace(sample, index=self._numbers[sample.uuid]) for sample in taken)
+
+    def close(self) -> None:
+        """Give back what the other one holds."""
+        self._whole.close()

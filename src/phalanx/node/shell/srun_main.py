@@ -1,0 +1,147 @@
+"""`srun` and `scontrol show hostnames` as a batch job of Phalanx finds them in its PATH: `python -I -m phalanx.node.shell.srun_main NAME ...`.
+
+srun asks the job's node rank 0 to start tasks, prints what they print, and ends with the highest of their exit codes.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from typing import IO, Any, Final
+
+from phalanx.core.errors import PhalanxError
+from phalanx.node.logic.slurm_variables import Batch, filled
+from phalanx.node.logic.srun_options import Srun, read_srun
+from phalanx.node.shell.batch_link import Closed, Link, dial, order_here
+from phalanx.node.shell.batch_main import batch_of, hostnames
+
+_FAILED: Final = 1
+_DIAL_S: Final = 10.0
+_KILLED: Final = 128
+
+
+def main(words: list[str]) -> int:
+    """Run one command; its exit code."""
+    name, rest = os.path.basename(words[0]), words[1:]
+    try:
+        if name == "scontrol":
+            return _scontrol(rest)
+        order = order_here()
+        return _srun(rest, order, batch_of(order["batch"]))
+    except (Closed, PhalanxError) as error:
+        hint = f" ({error.hint})" if isinstance(error, PhalanxError) and error.hint else ""
+        _complain(f"{name}: error: {error}{hint}")
+        return _FAILED
+
+
+def _scontrol(words: list[str]) -> int:
+    plain = [word for word in words if not word.startswith("-")]
+    if plain[:2] not in (["show", "hostnames"], ["show", "hostname"]):
+        raise Closed(
+            f"scontrol {' '.join(words[:3])} cannot be done here; in a job of Phalanx it knows `show hostnames` alone"
+        )
+    sys.stdout.write("".join(f"{host}\n" for host in hostnames(plain[2:] or _nodelist())))
+    return 0
+
+
+def _nodelist() -> list[str]:
+    found = os.environ.get("SLURM_JOB_NODELIST", "")
+    return [found] if found else []
+
+
+def _srun(words: list[str], order: Mapping[str, Any], batch: Batch) -> int:
+    asked = read_srun(words)
+    link = dial(order["master"], order["port"], order["key"], {"step": True}, within_s=_DIAL_S)
+    link.send({"argv": words, "env": dict(os.environ), "cwd": os.getcwd()})
+    begun = link.receive()
+    if "error" in begun:
+        _complain(f"srun: error: {begun['error']}" + (f" ({begun['hint']})" if begun.get("hint") else ""))
+        return _FAILED
+    for note in begun["notes"]:
+        _complain(f"srun: {note}")
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+        signal.signal(number, lambda got, _: _pass_on(link, got))
+    return _Output(asked, batch, begun["begun"], begun["tasks"]).follow(link)
+
+
+def _pass_on(link: Link, number: int) -> None:
+    with contextlib.suppress(Closed):
+        link.send({"signal": number})
+
+
+class _Output:
+    """Where the tasks' output goes: to ours, with labels if wanted, or to files as --output names them."""
+
+    def __init__(self, asked: Srun, batch: Batch, step: int, tasks: int) -> None:
+        self._asked, self._batch, self._step, self._tasks = asked, batch, step, tasks
+        self._files: dict[str, IO[bytes]] = {}
+        self._torn: dict[tuple[int, int], bytes] = {}
+
+    def follow(self, link: Link) -> int:
+        """Until every task has ended; the highest exit code.
+
+        Raises:
+            Closed: node rank 0 is gone.
+        """
+        worst, left = 0, self._tasks
+        kill = "kill-on-bad-exit" in self._asked.given and self._asked.given["kill-on-bad-exit"] != "0"
+        while left:
+            message = link.receive()
+            if "data" in message:
+                self._write(message["task"], message["out"], base64.b64decode(message["data"]))
+                continue
+            left -= 1
+            code = int(message["exit"])
+            if code:
+                how = f"signal {code - _KILLED}" if code > _KILLED else f"exit code {code}"
+                _complain(f"srun: error: task {message['task']}: Exited with {how}")
+                if kill and not worst:
+                    _pass_on(link, signal.SIGTERM)
+            worst = max(worst, code)
+        self._end()
+        return worst
+
+    def _write(self, task: int, out: int, data: bytes) -> None:
+        if (
+            "unbuffered" not in self._asked.given or "label" in self._asked.given
+        ):  # by lines, as Slurm: tasks must not tear each other's
+            lines = (self._torn.pop((task, out), b"") + data).split(b"\n")
+            if lines[-1]:
+                self._torn[task, out] = lines[-1]
+            data = b"".join(self._label(task) + line + b"\n" for line in lines[:-1])
+        self._sink(task, out).write(data)
+        self._sink(task, out).flush()
+
+    def _label(self, task: int) -> bytes:
+        return f"{task:>{len(str(self._tasks - 1))}}: ".encode() if "label" in self._asked.given else b""
+
+    def _sink(self, task: int, out: int) -> IO[bytes]:
+        pattern = self._asked.given.get("output", "")
+        if out == 2 and self._asked.given.get("error"):
+            pattern = self._asked.given["error"]
+        if not pattern or pattern == "all":
+            return sys.stdout.buffer if out == 1 else sys.stderr.buffer
+        path = os.devnull if pattern == "none" else filled(pattern, self._batch, step=self._step, task=task)
+        if path not in self._files:
+            self._files[path] = open(path, "wb")  # noqa: SIM115  # closed at the end
+        return self._files[path]
+
+    def _end(self) -> None:
+        for (task, out), rest in self._torn.items():
+            self._sink(task, out).write(self._label(task) + rest + (b"\n" if "label" in self._asked.given else b""))
+        sys.stdout.flush()
+        for file in self._files.values():
+            file.close()
+
+
+def _complain(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,64 @@
+"""What one device gives by itself, while all others work as well: matrix products by precision, and its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from phalanx.core.performance.samples import CopySample, ProductSample
+from phalanx.torch.calibrate.gang import Gang
+
+_CUDA_SIZES: Final = (4096, 8192, 12288)  # as the matrices of models of 7 to 200 billion parameters are wide
+_CPU_SIZES: Final = (256, 512, 768)  # a third of a gigaFLOP at most: tens of milliseconds on one slow core
+_DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_CUDA_COPY_BYTES: Final = 1 << 30  # past every cache; H100 has 50 MB
+_CPU_COPY_BYTES: Final = 64 << 20  # past the cache of one core, and small beside a virtual node's memory
+_BURST_S: Final = 0.04
+"""Virtual devices share cores in turns of a few milliseconds; ten turns are a fair share. On an accelerator it evens its clock out."""
+_FP8_SINCE: Final = (8, 9)  # compute capability: Ada and Hopper. Source: NVIDIA, CUDA C++ Programming Guide, 2024
+
+
+def measure_products(gang: Gang) -> list[ProductSample]:
+    """Square products of each size in each precision that the device has. Collective."""
+    sizes = _CUDA_SIZES if gang.on_cuda else _CPU_SIZES
+    return [
+        ProductSample(
+            node_rank=gang.node_rank,
+            rank=gang.rank,
+            precision=precision,
+            size=size,
+            flops_per_s=2.0 * size**3 / gang.together_s(_product(precision, size, gang.device), burst_s=_BURST_S),
+        )
+        for precision in _precisions(gang)
+        for size in (sizes[:2] if gang.quick else sizes)
+    ]
+
+
+def measure_memory(gang: Gang) -> list[CopySample]:
+    """A copy within the device's memory, read and written bytes together. Collective."""
+    count = (_CUDA_COPY_BYTES if gang.on_cuda else _CPU_COPY_BYTES) // 4
+    source, target = torch.ones(count, device=gang.device), torch.empty(count, device=gang.device)
+    seconds = gang.together_s(lambda: target.copy_(source), burst_s=_BURST_S)
+    return [CopySample(node_rank=gang.node_rank, rank=gang.rank, bytes_per_s=2.0 * 4 * count / seconds)]
+
+
+def _precisions(gang: Gang) -> list[str]:
+    """Those that every rank's device has: ranks measure the same things in the same order."""
+    if not gang.on_cuda:
+        return ["fp32", "bf16"]
+    lacks_fp8 = gang.worst(float(torch.cuda.get_device_capability(gang.device) < _FP8_SINCE))
+    return ["fp32", "fp16", "bf16"] + ([] if lacks_fp8 else ["fp8"])
+
+
+def _product(precision: str, size: int, device: Any) -> Callable[[], object]:
+    left, right = torch.randn(size, size, device=device), torch.randn(size, size, device=device)
+    if precision == "fp8":
+        one = torch.ones((), device=device)
+        # The tensor cores read the right matrix by columns.
+        a, b = left.to(torch.float8_e4m3fn), right.to(torch.float8_e4m3fn).t()
+        return lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)  # noqa: SLF001  # torch's only fp8 product
+    a, b = left.to(_DTYPES[precision]), right.to(_DTYPES[precision])
+    out = torch.empty_like(a)
+    return lambda: torch.mm(a, b, out=out)

@@ -1,0 +1,40 @@
+"""How long work takes on a device: CUDA events where there is CUDA, for the host only queues the work; else the host's clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def times_s(work: Callable[[], object], device: Any, repeats: int, burst: int = 1) -> list[float]:
+    """Seconds of `work` in each of `repeats` bursts, one after the other."""
+    if device.type == "cuda":
+        marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
+        for begin, end in marks:
+            begin.record()
+            for _ in range(burst):
+                work()
+            end.record()
+        torch.cuda.synchronize(device)
+        return [begin.elapsed_time(end) / 1e3 / burst for begin, end in marks]
+    taken = []
+    for _ in range(repeats):
+        began_s = time.perf_counter()
+        for _ in range(burst):
+            work()
+        taken.append((time.perf_counter() - began_s) / burst)
+    return taken
+
+
+def time_once_s(work: Callable[[], object], device: Any) -> float:
+    """Seconds of one time, by the host's clock, with the device idle before and after."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    began_s = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - began_s

@@ -1,0 +1,94 @@
+"""The parts of a model that one rank computes, as one module.
+
+Parameters keep the names they have in the whole model, whatever the stage holds: a checkpoint written by one layout is found again by
+another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from phalanx.core.work.layout import Layout
+from phalanx.core.work.split import spread
+from phalanx.torch.parts import Part
+
+Exchange = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Stage(nn.Module):
+    """Parts in order.
+
+    Args:
+        parts: what it computes.
+        enter: applied to the stream before the first layer, and `leave` after the last one, where this stage holds those: sequence
+            parallel splits the stream between them.
+    """
+
+    def __init__(self, parts: Sequence[Part], *, enter: int | None = None, leave: int | None = None) -> None:
+        super().__init__()
+        self.parts = tuple(parts)  # a tuple, so that the names below are the only ones
+        self.scatter: Exchange | None = None
+        self.gather: Exchange | None = None
+        self.enter, self.leave = enter, leave
+        for part in parts:
+            _hang(self, part.name.split("."), part.module)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The stream after this stage's parts; samples for the first stage, logits from the last."""
+        for index, part in enumerate(self.parts):
+            if self.scatter is not None and index == self.enter:
+                x = self.scatter(x)
+            x = part.module(x)
+            if self.gather is not None and index == self.leave:
+                x = self.gather(x)
+            if index < len(self.parts) - 1 and x._is_view():  # noqa: SLF001 - the only way to ask
+                x = x.clone()  # FSDP hangs its hook on what a part returns, and a write into a view would lose it
+        return x
+
+
+def cut(parts: Sequence[Part], chunks: int) -> tuple[tuple[Part, ...], ...]:
+    """The chain in `chunks` pieces with the layers spread evenly; what comes before them is in the first, what after in the last."""
+    layers = [index for index, part in enumerate(parts) if part.layer]
+    if chunks == 1:
+        return (tuple(parts),)
+    ends = []
+    taken = 0
+    for count in spread(len(layers), chunks)[:-1]:
+        taken += count
+        ends.append(layers[taken - 1] + 1)
+    starts = [0, *ends]
+    return tuple(tuple(parts[start:end]) for start, end in zip(starts, [*ends, len(parts)], strict=True))
+
+
+def stages(parts: Sequence[Part], layout: Layout, place: int) -> tuple[Stage, ...]:
+    """The stages of the pipeline rank `place`: every pipeline-th of the chunks, so that runs of layers are interleaved."""
+    pieces = cut(parts, layout.pipeline * layout.interleave)
+    layers = [part.name for part in parts if part.layer]
+    return tuple(_stage(pieces[chunk], layers) for chunk in range(place, len(pieces), layout.pipeline))
+
+
+def hold(held: Sequence[Stage]) -> Any:
+    """One module with the parts of several stages under their names, for checkpoints and optimizers; it computes nothing."""
+    if len(held) == 1:
+        return held[0]
+    return Stage([part for stage in held for part in stage.parts])
+
+
+def _stage(piece: Sequence[Part], layers: Sequence[str]) -> Stage:
+    names = [part.name for part in piece]
+    enter = names.index(layers[0]) if layers and layers[0] in names else None
+    leave = names.index(layers[-1]) if layers and layers[-1] in names else None
+    return Stage(piece, enter=enter, leave=leave)
+
+
+def _hang(root: nn.Module, path: Sequence[str], module: nn.Module) -> None:
+    """Put the module at a dotted path, with empty modules on the way."""
+    for name in path[:-1]:
+        if name not in dict(root.named_children()):
+            root.add_module(name, nn.Module())
+        root = root.get_submodule(name)
+    root.add_module(path[-1], module)

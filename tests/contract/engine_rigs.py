@@ -1,0 +1,118 @@
+"""One cluster of three nodes with two devices each, on each engine, behind the same few verbs. Real daemons; nothing here is played.
+
+A rig is a `benchmarks.cluster.Cluster`: start, kill_head, stop, call, submit, job, wait, story; and `kill_node`, which is a power cut as far
+as one machine can have one: every process of the node at once, those of the engine's own daemons there too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import importlib.util
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from benchmarks.cluster import Cluster, free_port
+from phalanx.engines.local import records
+from phalanx.engines.ray.cluster import temp_of
+from phalanx.engines.ray.process import sweep_ray
+from tests.contract.slurm_rig import slurm
+from tests.slurm_here import why_not as why_no_slurm
+
+VIRTUAL = "3x2"
+SOON = (
+    "--min-run",
+    "1s",
+    "--min-run-by-right",
+    "1s",
+    "--min-stay",
+    "1s",
+)  # a job's guarantees, short enough for a test
+
+
+R = TypeVar("R", bound=Cluster)
+
+
+@dataclass(slots=True)
+class LocalRig(Cluster):
+    """Virtual nodes of the local engine, brought back 5 s after they died."""
+
+
+@dataclass(slots=True)
+class RayRig(Cluster):
+    """A Ray head and two more Ray nodes, on loopback."""
+
+    def stop(self) -> None:
+        """End everything, also what a head that was killed left of Ray."""
+        Cluster.stop(self)
+        for path in glob.glob(os.path.join(self.home, "ray", "*", "engine.json")):
+            living = records.read(os.path.dirname(path))
+            if living is not None:
+                sweep_ray(living)
+        shutil.rmtree(temp_of(self.home), ignore_errors=True)
+
+    def node_records(self) -> dict[str, dict]:
+        """What Ray's actors wrote of the supervisors they brought."""
+        found = {}
+        for path in sorted(glob.glob(os.path.join(self.home, "ray-nodes", "nodes", "*", "engine.json"))):
+            with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
+                found[os.path.basename(os.path.dirname(path))] = json.load(file)
+        return found
+
+    def kill_node(self, name: str, signal_number: int = 9) -> float:
+        """The supervisor and all under it, then Ray's own processes of that node."""
+        at_s = Cluster.kill_node(self, name, signal_number)
+        self.kill_ray(name)
+        return at_s
+
+    def kill_ray(self, name: str) -> None:
+        """Ray's own processes of one node, and nothing of ours."""
+        living = records.read(os.path.join(self.home, "ray", name))
+        assert living is not None, f"Ray's node {name} does not run"
+        sweep_ray(living)
+
+
+@contextlib.contextmanager
+def local() -> Iterator[LocalRig]:
+    """See `LocalRig`."""
+    with _running(LocalRig, revive_s=5.0, words=SOON) as rig:
+        yield rig
+
+
+@contextlib.contextmanager
+def ray() -> Iterator[RayRig]:
+    """See `RayRig`."""
+    with _running(RayRig, words=("--engine", "ray", *SOON)) as rig:
+        yield rig
+
+
+@contextlib.contextmanager
+def _running(kind: type[R], **options: Any) -> Iterator[R]:
+    home = tempfile.mkdtemp(prefix="phalanx-engine-")
+    rig = kind(home=home, port=free_port(), virtual=VIRTUAL, lease_s=4.0, **options)
+    try:
+        rig.start()
+        yield rig
+    finally:
+        rig.stop()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _why_no_ray() -> str:
+    return (
+        "" if importlib.util.find_spec("ray") else "Ray is not installed: pip install 'phalanx[ray]' -c constraints.txt"
+    )
+
+
+RIGS: Mapping[str, Callable[[], contextlib.AbstractContextManager[Cluster]]] = {
+    "local": local,
+    "ray": ray,
+    "slurm": partial(slurm, SOON),
+}
+WHY_NOT: dict[str, Callable[[], str]] = {"local": lambda: "", "ray": _why_no_ray, "slurm": why_no_slurm}

@@ -1,0 +1,165 @@
+"""Joining over the API, and the door off loopback: TLS for who speaks it, one line for who does not."""
+
+# Ids are written as plain words here, as in a drawing.
+# mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
+
+import http.client
+import socket
+import ssl
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from phalanx.api.app import build_app
+from phalanx.api.server import ApiServer
+from phalanx.app.certificates import Authority
+from phalanx.app.home import Home
+from phalanx.app.joining import Joining, Listen, bind, secured
+from phalanx.client.tls import fetch_ca
+from phalanx.core.access.node_keys import join_token, node_of
+from phalanx.core.errors import BadRequest, NotPermitted, Unreachable
+from phalanx.wire.join import fingerprint
+from tests.contract.api_head import SECRET, ApiHead, Supervisor
+
+ADDRESS = "127.0.0.2"  # off the loopback address that speaks plainly, on the loopback network all the same
+
+
+@pytest.fixture
+def bench(tmp_path):
+    head = ApiHead(str(tmp_path))
+    authority = Authority(Home.open(str(tmp_path / "home")))
+    joining = Joining(authority=authority, where=Listen(host=ADDRESS, port=7600), node_secret=SECRET, head_id="head-1")
+    head.parts = replace(head.parts, welcome=joining, hosts_allowed=head.parts.hosts_allowed | {ADDRESS})
+    head.app = build_app(head.parts)
+    with head.calling() as call:
+        yield head, call, authority
+    head.close()
+
+
+def join(call, token, node_id="h1", **more):
+    return call("never issued", "POST", "/v1/join", json={"node_id": node_id, **more}, headers={"authorization": f"Bearer {token}"})  # fmt: skip
+
+
+def good(head, lasts_s=60.0):
+    return join_token(SECRET, head.clock.now_s() + lasts_s)
+
+
+def test_a_join_token_is_exchanged_for_the_nodes_own(bench):
+    head, call, _ = bench
+    reply = join(call, good(head))
+    assert reply.status_code == 200, reply.text
+    assert node_of(SECRET, reply.json()["token"]) == "h1"
+    assert (reply.json()["engine"], reply.json()["up"]) == ("joined", False)
+
+
+def test_a_join_token_opens_nothing_else_and_not_for_longer_than_it_says(bench):
+    head, call, _ = bench
+    token = good(head)
+    for method, path in (("GET", "/v1/nodes"), ("GET", "/v1/join"), ("GET", "/v1/node/commands"), ("POST", "/v1/stop")):
+        assert call("never issued", method, path, headers={"authorization": f"Bearer {token}"}).status_code == 403
+    head.clock.ahead_s = 61.0
+    assert (join(call, token).status_code, join(call, token).json()["error"]["code"]) == (401, "not_signed_in")
+
+
+def test_a_name_that_is_up_is_taken_by_nobody_else(bench):
+    head, call, _ = bench
+    Supervisor(call).hello()  # n0
+    refused = join(call, good(head), "n0")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "conflict")
+    own = call("node:n0", "POST", "/v1/join", json={"node_id": "n0"})
+    assert (own.status_code, own.json()["up"]) == (200, True)
+    assert call("node:n0", "POST", "/v1/join", json={"node_id": "h7"}).status_code == 403
+
+
+@pytest.mark.parametrize("name", ["", "a.b", "a/b", "-a", "x" * 64])
+def test_a_name_that_no_node_may_have_is_refused(bench, name):
+    head, call, _ = bench
+    assert join(call, good(head), name).status_code == 400
+
+
+def test_only_an_admin_is_told_the_line(bench):
+    _, call, authority = bench
+    assert call("operator", "GET", "/v1/join").status_code == 403
+    line = call("admin", "GET", "/v1/join").json()
+    assert (line["address"], line["fingerprint"]) == (f"{ADDRESS}:7600", fingerprint(authority.ca_pem))
+
+
+def test_a_head_on_loopback_alone_takes_nobody_in(tmp_path):
+    head = ApiHead(str(tmp_path))
+    with head.calling() as call:
+        assert join(call, good(head)).status_code == 409
+        assert call(None, "GET", "/v1/ca").status_code == 404
+        assert call("admin", "GET", "/v1/join").json()["address"] == ""
+    head.close()
+
+
+# ---------------------------------------------------------------------------------------------------------------- the door
+
+
+@contextmanager
+def door(bench):
+    """The same API with a door off loopback; its port."""
+    head, _, authority = bench
+    listener = bind(Listen(host=ADDRESS, port=0))
+    port = listener.getsockname()[1]
+    tls = secured(listener, authority, Listen(host=ADDRESS, port=port))
+    server = ApiServer(build_app(head.parts), tls=tls, host="127.0.0.1", port=0)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.005)
+    try:
+        yield port
+    finally:
+        server.should_exit = True
+        thread.join(timeout=20)
+        assert not thread.is_alive(), "the server did not stop"
+
+
+def test_who_knows_the_fingerprint_gets_the_ca_and_who_trusts_it_is_served(bench):
+    _, _, authority = bench
+    with door(bench) as port:
+        ca_pem = fetch_ca(ADDRESS, port, fingerprint(authority.ca_pem))
+        assert ca_pem == authority.ca_pem
+        context = ssl.create_default_context(cadata=ca_pem)
+        connection = http.client.HTTPSConnection(ADDRESS, port, timeout=10, context=context)
+        for _ in range(2):  # the connection is kept
+            connection.request("GET", "/v1/health")
+            assert connection.getresponse().read().startswith(b'{"status":"ok"')
+        connection.close()
+
+
+def test_another_fingerprint_is_refused(bench):
+    with door(bench) as port, pytest.raises(NotPermitted, match="nothing was sent"):
+        fetch_ca(ADDRESS, port, "ab" * 32)
+
+
+def test_a_plain_request_is_told_so_in_one_line(bench):
+    with door(bench) as port:
+        connection = http.client.HTTPConnection(ADDRESS, port, timeout=10)
+        connection.request("POST", "/v1/jobs", body=b"x" * 100_000)
+        reply = connection.getresponse()
+        assert (reply.status, b"speaks TLS" in reply.read()) == (400, True)
+        connection.close()
+
+
+def test_a_silent_connection_stands_in_nobodys_way(bench):
+    _, _, authority = bench
+    with door(bench) as port:
+        silent = [socket.create_connection((ADDRESS, port)) for _ in range(50)]
+        assert fetch_ca.__wrapped__(ADDRESS, port, fingerprint(authority.ca_pem))
+        for one in silent:
+            one.close()
+
+
+def test_who_does_not_speak_tls_is_no_head_to_join(bench):
+    _, call, _ = bench
+    port = int(call.url.rpartition(":")[2])
+    with pytest.raises(BadRequest, match="does not speak TLS"):
+        fetch_ca("127.0.0.1", port, "ab" * 32)
+    with pytest.raises(Unreachable, match="no head at"):
+        fetch_ca(ADDRESS, 9, "ab" * 32)

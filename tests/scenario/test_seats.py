@@ -1,0 +1,232 @@
+# mypy: disable-error-code="arg-type, attr-defined, dict-item, index, list-item"
+# Drawings name jobs and nodes by plain text.
+"""An engine that brings supervisors for each attempt: nodes without supervisors, seats with leases, and others who hold a part of the fleet."""
+
+import threading
+
+import pytest
+
+from phalanx.controller.controller import SEAT_WAIT_S, Controller
+from phalanx.controller.leases import LeaseBook, SayHello
+from phalanx.controller.outbox import Now
+from phalanx.controller.reports import SeatOver
+from phalanx.controller.turn import Settings
+from phalanx.core.access.node_keys import attempt_key, node_of, node_token, seat_token
+from phalanx.core.fleet.device import Device
+from phalanx.core.fleet.node import Cordon, Node, NodeState, Others
+from phalanx.core.ids import UserId
+from phalanx.core.state.events import (
+    CordonNode,
+    Hello,
+    NodeDead,
+    NodeSeen,
+    PutProject,
+    PutQueue,
+    PutUser,
+    SeatLost,
+    Submit,
+    Withdrawn,
+)
+from phalanx.core.state.world import World
+from phalanx.core.work.attempt import AttemptState, Cause, MemberState
+from phalanx.core.work.job import JobState, Reason
+from phalanx.core.work.people import User, UserRole
+from phalanx.core.work.queue import Project, Queue
+from phalanx.core.work.seat import Seat, read_seat, supervisor_of
+from tests.builders import T, spec
+
+SEAT = Seat(node_id="h0", job_id="1", epoch=1)
+
+
+def seen(name, *, others=Others(), cordon=None, devices=4):
+    found = tuple(Device(index=index, uuid="", model="h100", memory_bytes=0) for index in range(devices))
+    return NodeSeen(node=Node(
+        id=name, engine="slurm", devices=found, cpus=16, memory_bytes=1 << 34, state=NodeState.UP, per_attempt=True, others=others,
+        cordon=cordon,
+    ))  # fmt: skip
+
+
+class Head:
+    """A controller, a clock, and what it last said."""
+
+    def __init__(self, *nodes):
+        self.at_s = 1000.0
+        self.controller = Controller(
+            world=World(),
+            leases=LeaseBook(lease_s=6.0, guard=threading.Lock()),
+            settings=Settings(checkpoint_root="/c", output_root="/o"),
+        )
+        self.controller.begin(self.now)
+        self.hear(
+            PutUser(user=User(id="me", role=UserRole.ADMIN)),
+            PutProject(project=Project(id="default")),
+            PutQueue(queue=Queue(id="default")),
+        )
+        self.hear(*(seen(name) for name in nodes))
+
+    @property
+    def now(self):
+        return Now(wall_s=T + self.at_s, boot_s=self.at_s)
+
+    @property
+    def world(self):
+        return self.controller.world
+
+    def hear(self, *events, after_s=0.0):
+        left_s = after_s
+        while left_s > 1.0:  # a head that does not step for long has been away, and presumes every lease live
+            self.at_s, left_s = self.at_s + 1.0, left_s - 1.0
+            self.controller.committed(self.controller.step(self.now, []), self.now)
+        self.at_s += left_s
+        outbox = self.controller.step(self.now, events)
+        self.controller.committed(outbox, self.now)
+        return outbox
+
+    def submit(self, gpus="2x2"):
+        self.hear(Submit(spec=spec("job", gpus=gpus), user="me", project="default", queue="default"))
+
+    def renew(self, seat, supervisor="s0"):
+        return self.controller.leases.renew(seat.name, supervisor, [(seat.job_id, seat.epoch)], self.at_s, held_s=6.0)
+
+    def take_seats(self):
+        for number, name in enumerate(sorted(grant.node_id for grant in self.world.attempts["1"].allocation.grants)):
+            seat = Seat(node_id=name, job_id="1", epoch=self.world.attempts["1"].epoch)
+            self.hear(Hello(node=seen(name).node, supervisor_id=f"s{number}", seat=seat))
+
+
+def test_nodes_of_the_inventory_take_work_without_a_supervisor_or_a_lease():
+    head = Head("h0", "h1")
+    head.submit()
+    assert [grant.node_id for grant in head.world.attempts["1"].allocation.grants] == ["h0", "h1"]
+    head.hear(after_s=20.0)
+    assert {node.state for node in head.world.nodes.values()} == {NodeState.UP}
+
+
+def test_a_seat_is_kept_for_who_was_brought_and_lost_when_nobody_comes():
+    head = Head("h0", "h1")
+    head.submit()
+    with pytest.raises(SayHello):
+        head.renew(SEAT)
+    head.hear(after_s=SEAT_WAIT_S - 2.0)
+    assert head.world.attempts["1"].epoch == 1, "it is asked to stop, and may still come"
+    head.hear(after_s=10.0)
+    assert head.world.attempts["1"].epoch == 2
+
+
+def test_who_takes_a_seat_is_told_what_to_do_and_renews_its_lease():
+    head = Head("h0", "h1")
+    head.submit()
+    outbox = head.hear(Hello(node=seen("h0").node, supervisor_id="s0", seat=SEAT))
+    assert [(type(one).__name__, one.node_id) for one in outbox.commands] == [("Prepare", "h0")]
+    assert head.renew(SEAT).superseded == []
+    assert head.world.nodes["h0"].supervisor_id is None, "it speaks for its seat, not for the node"
+
+
+def test_a_silent_seat_ends_its_attempt_and_leaves_the_node_up():
+    head = Head("h0", "h1", "h2")
+    head.submit()
+    head.take_seats()
+    for _ in range(3):
+        head.hear(after_s=2.0)
+        head.renew(Seat(node_id="h1", job_id="1", epoch=1), "s1")
+    head.hear(after_s=2.0)
+    attempt = head.world.attempts["1"]
+    members = {member.node_id: member.state for member in attempt.members}
+    assert (attempt.epoch, attempt.state, members["h0"]) == (1, AttemptState.STOPPING, MemberState.LOST)
+    assert head.world.nodes["h0"].state is NodeState.UP
+
+
+def test_who_comes_for_an_attempt_that_is_over_is_sent_away():
+    head = Head("h0", "h1")
+    head.submit()
+    (answer,) = head.hear(
+        Hello(node=seen("h0").node, supervisor_id="s9", seat=Seat(node_id="h0", job_id="1", epoch=7))
+    ).answers
+    assert isinstance(answer, SeatOver)
+
+
+def test_a_withdrawn_attempt_is_placed_again_at_once_uncharged_and_not_where_others_are():
+    head = Head("h0", "h1")
+    head.submit("2")
+    assert head.world.attempts["1"].allocation.grants[0].node_id == "h0"
+    taken = seen("h0", others=Others(devices=(0, 1, 2, 3), who=("Slurm job 6 of alice",)))
+    head.hear(taken, Withdrawn(job_id="1", epoch=1, why="job 6 of alice took h0", nodes=("h0",), cause=Cause.CONTENDED))
+    job, attempt = head.world.jobs["1"], head.world.attempts["1"]
+    assert (attempt.epoch, attempt.allocation.grants[0].node_id) == (2, "h1")
+    assert (job.stalls, job.losses) == (0, 0)
+
+
+def test_what_others_hold_is_not_granted_and_why_names_them():
+    head = Head()
+    head.hear(seen("h0", others=Others(devices=(1, 2, 3), who=("Slurm job 6 of alice",))))
+    head.submit("2")
+    waiting = head.controller.waits["1"]
+    assert (waiting.reason, waiting.detail) == (
+        Reason.RESOURCES, "needs 1 x 2 GPUs; 1 free in all, at most 1 on one node; 3 held outside Phalanx by Slurm job 6 of alice"
+    )  # fmt: skip
+    head.hear(seen("h0"))
+    assert head.world.jobs["1"].state is JobState.RUNNING
+
+
+def test_devices_that_went_to_others_under_a_grant_are_not_free_when_it_ends():
+    head = Head("h0")
+    head.submit("2")
+    head.hear(seen("h0", others=Others(devices=(1, 2, 3))))
+    assert head.world.usage["h0"].devices == {0, 1, 2, 3}
+    head.hear(Withdrawn(job_id="1", epoch=1, why="gone", nodes=("h0",), cause=Cause.FAILED))
+    assert head.world.usage["h0"].devices == {1, 2, 3}
+
+
+def test_a_node_that_the_engine_calls_dead_takes_nothing_new_and_its_seats_live_by_their_leases():
+    head = Head("h0", "h1")
+    head.submit()
+    head.take_seats()
+    head.hear(NodeDead(node_id="h0", supervisor_id=None, why="Slurm says down", confirmed=False))
+    assert head.world.nodes["h0"].state is NodeState.DOWN
+    assert head.world.attempts["1"].state is AttemptState.PLACED
+    assert head.renew(SEAT).superseded == []
+
+
+def test_a_seat_whose_slurm_job_ended_is_lost():
+    head = Head("h0", "h1")
+    head.submit()
+    head.take_seats()
+    head.hear(SeatLost(job_id="1", epoch=1, node_ids=("h0", "h1"), why="Slurm job 5 is gone"))
+    assert head.world.attempts["1"].epoch == 2
+
+
+def test_a_cordon_of_the_engine_comes_and_goes_with_it_and_a_persons_stays():
+    head = Head("h0")
+    drained = Cordon(by="slurm", why="bad fan", since_s=0.0)
+    head.hear(seen("h0", cordon=drained))
+    assert head.world.nodes["h0"].cordon == drained
+    head.hear(seen("h0"))
+    assert head.world.nodes["h0"].cordon is None
+    head.hear(CordonNode(node_id="h0", by=UserId("me"), why="mine", drain=False))
+    head.hear(seen("h0"))
+    assert head.world.nodes["h0"].cordon.why == "mine"
+
+
+def test_a_starting_head_presumes_the_seats_of_live_attempts():
+    head = Head("h0", "h1")
+    head.submit()
+    head.take_seats()
+    again = Controller(world=head.world, leases=LeaseBook(lease_s=6.0), settings=head.controller.settings)
+    again.begin(head.now)
+    with pytest.raises(SayHello):
+        again.leases.renew(SEAT.name, "s0", [], head.at_s)
+    again.step(head.now, [Hello(node=seen("h0").node, supervisor_id="s0", seat=SEAT)])
+    assert again.leases.renew(SEAT.name, "s0", [("1", 1)], head.at_s).superseded == []
+
+
+def test_names_and_tokens_of_seats():
+    assert read_seat(SEAT.name) == SEAT
+    assert read_seat("gpu7") is None
+    assert supervisor_of({"h0": seen("h0").node}, "h0", "1", 1) == "h0@1.1"
+    assert supervisor_of({}, "n0", "1", 1) == "n0"
+    secret = b"s" * 32
+    token = seat_token(attempt_key(secret, "1", 1), SEAT)
+    assert node_of(secret, token) == SEAT.name
+    assert node_of(secret, token.replace("1.1", "1.2")) is None, "of another attempt"
+    assert node_of(b"other", token) is None
+    assert node_of(secret, node_token(secret, "h0")) == "h0"

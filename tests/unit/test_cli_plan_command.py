@@ -1,0 +1,183 @@
+"""`phalanx plan` from the words to the answer, with the real planner: what fits, what does not, and how the answer is run."""
+
+import json
+import re
+
+import pytest
+
+from phalanx.cli.plan.given import plan_given
+from phalanx.cli.plan.now import _UNSAID
+from phalanx.cli.plan.told import told_of
+from phalanx.cli.root import main
+from phalanx.core.work.layout import layout_from_json, parse_layout
+from phalanx.core.work.request import spec_from_mapping
+
+
+@pytest.fixture(autouse=True)
+def _own_home(monkeypatch, tmp_path):
+    monkeypatch.setenv("PHALANX_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def typed(capsys):
+    def run(*words):
+        code = main(["plan", *words])
+        shown = capsys.readouterr()
+        assert "Traceback" not in shown.err
+        return code, shown.out, shown.err
+
+    return run
+
+
+def told(model, gpus, **options):
+    return told_of({**_UNSAID, "fleet": None, "model": model, "gpus": gpus, "top": 5, **options})
+
+
+def test_full_training_of_70b_on_eight_a100_is_refused_with_what_would_fit(typed):
+    code, out, _ = typed("llama-2-70b", "--gpus", "a100-80gb:8", "--json")
+    found = json.loads(out)
+    assert code == 1
+    assert (found["fits"], found["layouts"]) == (False, [])
+    assert "1,104 GB" in found["reason"]  # 16 bytes for each of 69.0B parameters
+    assert "8 x a100-sxm4-80gb have 640 GiB = 687 GB" in found["reason"]
+    assert any("--method lora" in text for text in found["smallest"])
+    assert any("--gpus 2xa100-sxm4-80gb:8" in text for text in found["smallest"])
+
+
+def test_lora_of_70b_at_tp4_dp2_fits_with_time_and_cost(typed):
+    code, out, _ = typed(
+        "llama-2-70b",
+        "--gpus",
+        "a100-80gb:8",
+        "--method",
+        "lora",
+        "--layout",
+        "tp=4,dp=2",
+        "--tokens",
+        "100M",
+        "--json",
+    )
+    assert code == 0
+    best = json.loads(out)["layouts"][0]
+    assert layout_from_json(best["layout"]).ranks == 8
+    assert best["memory"]["room_bytes"] > 0
+    assert best["train"]["low_s"] < best["train"]["mid_s"] < best["train"]["high_s"]
+    assert best["usd"]["mid"] == pytest.approx(best["gpu_hours"]["mid"] * 3.4309)
+    assert sum(best["step"]["items"].values()) == pytest.approx(best["step"]["mid_s"])
+    assert sum(best["memory"]["items"].values()) == pytest.approx(best["memory"]["total_bytes"])
+
+
+def test_eight_gpus_give_seven_to_eight_times_one_like_for_like():
+    one = told("llama-2-70b", "a100-80gb:1", method="qlora", global_batch="64", layout="mbs=4,recompute=full")
+    eight = told("llama-2-70b", "a100-80gb:8", method="qlora", global_batch="64", layout="dp=8,mbs=4,recompute=full")
+    assert 7.0 <= eight.layouts[0].tokens_per_s / one.layouts[0].tokens_per_s <= 8.0
+
+
+def test_saved_answer_is_what_run_takes(typed, tmp_path):
+    code, out, _ = typed("llama-3-8b", "--gpus", "2xh100:8", "--save", "best.json")
+    assert code == 0
+    text = plan_given("best.json", str(tmp_path))
+    assert f"next: phalanx run --plan {text} -- python train.py" in out
+    job = spec_from_mapping({"run": "python train.py", "plan": text}, workdir="/w")
+    assert job.role.gpus.total == 16
+    second = json.loads((tmp_path / "best.json").read_text())["layouts"][1]
+    assert parse_layout(str(plan_given("best.json#2", str(tmp_path)))) == layout_from_json(second["layout"])
+
+
+def test_layouts_are_best_first_and_the_others_say_why():
+    answer = told("llama-3-8b", "2xh100:8")
+    steps = [one.step_s.mid for one in answer.layouts]
+    assert len(steps) > 1
+    assert all(one.why for one in (*answer.layouts, *answer.losers))
+    assert all(one.room_bytes > 0 for one in answer.layouts)
+    assert all(one.layout.ranks == 16 for one in answer.layouts)
+
+
+def test_explain_shows_each_formula_with_its_numbers_and_source(typed):
+    _, out, _ = typed("llama-3-70b", "--gpus", "4xh100:8", "--tokens", "300B", "--explain")
+    lines = out.splitlines()
+    assert "    N = L (2 d h k + 2 d g k + 3 d f) + embeddings + norms" in lines
+    assert any("N = 70,553,706,496" in line for line in lines)
+    assert any("Kaplan" in line for line in lines)
+    for one in told("llama-3-70b", "4xh100:8", tokens="300B").formulas:
+        assert one.symbols
+        assert one.numbers
+        assert one.source, one.name
+
+
+def test_mixture_says_what_one_token_visits(typed):
+    assert "46.7B parameters, 12.9B active" in typed("mixtral-8x7b", "--gpus", "2xh100:8")[1].replace("\n", " ")
+
+
+def test_picture_is_drawn_of_what_fits_and_of_what_does_not(typed, tmp_path):
+    assert typed("llama-3-8b", "--gpus", "h100:8", "--plot", "fits.svg")[0] == 0
+    assert "One step of" in (tmp_path / "fits.svg").read_text()
+    assert typed("llama-2-70b", "--gpus", "a100-80gb:8", "--plot", "not.html")[0] == 1
+    assert "One step of" not in (tmp_path / "not.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--layout", "tp=16,dp=2"), "8 key-value heads cannot be shared by tp=16 ranks"),
+        (("--layout", "tp=3,dp=8"), "is for 24 ranks and the plan is for 32 GPUs"),
+        (
+            ("--layout", "fsdp=32", "--global-batch", "7"),
+            "a global batch of 7 does not divide into 32 data parallel ranks",
+        ),
+        (("--layout", "pp=32,accumulate=1024,vpp=3"), "80 layers are fewer than the 96 chunks"),
+        (("--layout", "fsdp=32,precision=bf16", "--precision", "fp8"), "fp8 is asked for, and bf16 in the layout"),
+    ],
+)
+def test_layout_that_cannot_be_is_one_line(typed, words, told):
+    code, out, error = typed("llama-3-70b", "--gpus", "4xh100:8", *words)
+    assert (code, out) == (64, "")
+    assert told in error
+    assert error.count("\n") == 1
+
+
+def test_layout_at_the_edge_of_the_memory_may_fit_and_says_how_sure_that_is(typed):
+    words = ("--gpus", "2048xh100:8", "--seq", "8192", "--global-batch", "2048", "--stack", "megatron-core")
+    code, out, _ = typed("llama-3.1-405b", *words, "--layout", "tp=8,pp=16,fsdp=128,zero=1,sp=1")
+    assert code == 0
+    assert "sp=1 may fit: " in out
+    assert "try it before you count on it" in " ".join(out.split())
+
+
+def test_layout_that_does_not_fit_leads_to_the_one_that_does(typed):
+    code, out, _ = typed("llama-3-8b", "--gpus", "h100:8", "--layout", "dp=8")
+    assert code == 1
+    assert "another layout on these 8 GPUs" in out
+    assert out.endswith("next: phalanx plan llama-3-8b --gpus h100:8\n")
+
+
+def test_nothing_is_proposed_where_nothing_would_do(typed, tmp_path):
+    (tmp_path / "huge.json").write_text(
+        '{"model_type":"llama","hidden_size":10000000,"num_attention_heads":1,"num_hidden_layers":10000,'
+        '"intermediate_size":10000000,"vocab_size":10000000}'
+    )
+    code, out, _ = typed("huge.json", "--gpus", "h100:8")
+    assert code == 1
+    assert "what would fit" not in out
+
+
+def test_explained_mfu_is_the_one_that_is_told(typed):
+    for words in (("--precision", "fp8"), ("--method", "lora")):
+        _, out, _ = typed("llama-3-8b", "--gpus", "h100:8", "--explain", "--json", *words)
+        found = json.loads(out)
+        (numbers,) = (one["numbers"] for one in found["formulas"] if one["name"] == "MFU")
+        told = re.match(r"([\d.,]+) GFLOP x ([\d,]+) /", numbers)
+        assert told is not None
+        work, rate = told.groups()
+        mfu = float(work.replace(",", "")) * 1e9 * float(rate.replace(",", "")) / (8 * 989e12)
+        assert mfu == pytest.approx(found["layouts"][0]["mfu"], rel=0.03)
+
+
+def test_learned_positions_bound_the_sequence(typed):
+    assert "sequence 1024" in typed("gpt2", "--gpus", "h100:1")[1]
+    assert (
+        "gpt2 has position vectors for 1024 positions, not 2048"
+        in typed("gpt2", "--gpus", "h100:1", "--seq", "2048")[2]
+    )

@@ -1,0 +1,110 @@
+"""`--fleet here`: which nodes a plan is made on, and what was measured of them."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from phalanx.cli.plan.fleet import machine_here
+from phalanx.core.errors import NeverFits, Unreachable
+from phalanx.core.fleet.node import NodeState
+from phalanx.core.performance.machine import Price
+from phalanx.core.performance.plain import to_plain
+from phalanx.core.performance.profile import BetweenFound, NodeFound, Profile
+from phalanx.facts.machines import read_tables
+from phalanx.wire.api import CordonView, DeviceView, NodeView, ProfileReply
+
+H100 = "NVIDIA H100 80GB HBM3"
+A100 = "NVIDIA A100-SXM4-80GB"
+PLAIN = {"gpus": None, "network": None, "price": None, "price_date": None, "price_kind": None}
+
+
+def node(name, model, devices, **labels):
+    return NodeView(
+        id=name, state=NodeState.UP, engine="local", cpus=8, memory_bytes=1 << 36, labels=labels,
+        devices=[
+            DeviceView(index=index, uuid=f"{name}-{index}", model=model, memory_bytes=80 << 30) for index in range(devices)
+        ],
+    )  # fmt: skip
+
+
+def head(*nodes, profile=None, fault=None):
+    def asked():
+        if fault is not None:
+            raise fault
+        return ProfileReply(profile=None if profile is None else to_plain(profile), stale=["it is 40 days old"])
+
+    return SimpleNamespace(nodes=lambda: list(nodes), profile=asked)
+
+
+def here(head, **given):
+    notes: list[str] = []
+    return machine_here(head, {**PLAIN, **given}, read_tables(), notes), notes
+
+
+def profile(model):
+    found = NodeFound(
+        node="n0", gpu=model, devices=8, flops={"bf16": 6.1e14}, within_bytes_per_s=3.6e11, storage_bytes_per_s=5e9
+    )
+    between = BetweenFound(gpu=model, nodes=2, groups=8, all_reduce_bytes_per_s=4.2e10, latency_s=2e-5)
+    return Profile(at="2026-11-01T10:00:00Z", at_s=1.0, nodes=(found,), between=(between,))
+
+
+def test_most_devices_of_one_kind_are_the_fleet():
+    machine, notes = here(head(node("a", A100, 8), node("b", H100, 8), node("c", H100, 8)))
+    assert (machine.gpu.name, machine.nodes, machine.gpus_per_node) == ("h100-sxm5-80gb", 2, 8)
+    assert any("never measured" in note for note in notes)
+
+
+def test_gpus_name_a_part_of_it():
+    fleet = head(node("a", A100, 8), node("b", H100, 8), node("c", H100, 8))
+    machine, _ = here(fleet, gpus="a100:4")
+    assert (machine.gpu.name, machine.nodes, machine.gpus_per_node) == ("a100-sxm4-80gb", 1, 4)
+    shaped, _ = here(fleet, gpus="2xh100:4")
+    assert (shaped.nodes, shaped.gpus_per_node) == (2, 4)
+    assert here(fleet, gpus="12")[0].gpus_per_node == 6
+
+
+def test_cordoned_nodes_are_left_out():
+    shut = node("b", H100, 8)
+    machine, _ = here(head(node("a", A100, 8), NodeView(**{**{name: getattr(shut, name) for name in shut.__struct_fields__},
+                           "cordon": CordonView(by="ada", why="fan", since_s=0.0, drain=True)})))  # fmt: skip
+    assert machine.gpu.name == "a100-sxm4-80gb"
+
+
+def test_what_the_fleet_lacks_is_said_with_what_it_has():
+    with pytest.raises(NeverFits) as caught:
+        here(head(node("a", A100, 8)), gpus="h100:8")
+    assert (caught.value.message, caught.value.hint) == ("no node of this fleet has h100 GPUs", f"it has: {A100}")
+
+
+def test_calibrated_rates_go_before_the_tables():
+    machine, notes = here(head(node("n0", H100, 8), node("n1", H100, 8), profile=profile(H100)))
+    assert machine.measured.flops["bf16"] == 6.1e14
+    assert machine.measured.between_bytes_per_s == 4.2e10
+    assert any("as calibrated on 2026-11-01" in note for note in notes)
+    assert any("it is 40 days old" in note for note in notes)
+    assert not any("not stated" in note for note in notes)
+
+
+def test_profile_of_other_devices_counts_for_nothing():
+    machine, notes = here(head(node("n0", H100, 8), profile=profile(A100)))
+    assert machine.measured is None
+    assert any("never measured" in note for note in notes)
+
+
+def test_head_without_a_profile_is_no_hindrance():
+    machine, notes = here(head(node("n0", H100, 8), fault=Unreachable("nobody answers")))
+    assert machine.measured is None
+    assert "no profile of this fleet: nobody answers" in notes
+
+
+def test_network_is_what_the_nodes_labels_say():
+    fleet = head(node("a", H100, 8, network="200gbit"), node("b", H100, 8, network="200gbit"))
+    assert here(fleet)[0].network_bytes_per_s == 25e9
+    assert here(fleet, network="ib-xdr")[0].network_bytes_per_s == 100e9
+
+
+def test_own_price_is_kept():
+    machine, _ = here(head(node("a", H100, 8)), price="1.5", price_date="2026-11")
+    assert isinstance(machine.price, Price)
+    assert machine.price.usd_per_gpu_hour == 1.5

@@ -1,0 +1,81 @@
+"""What Ray says becomes nodes of ours; `ray-nodes.json` is what `ray.nodes()` of Ray 2.60 gave in the lab, with our labels."""
+
+# Ids are written as plain words here, as in a drawing.
+# mypy: disable-error-code="arg-type, var-annotated"
+
+import json
+from pathlib import Path
+
+import pytest
+
+from phalanx.engines.ray.parse import nodes_of
+from phalanx.engines.ray.protocol import Carry, Connected, Died, Release, Seen, Trouble, line_of, order_of, tiding_of
+
+ROWS = json.loads((Path(__file__).parents[1] / "golden" / "ray" / "ray-nodes.json").read_text(encoding="utf-8"))
+
+
+def row(ray_id, *, host="h0", alive=True, gpus=0.0, **labels):
+    named = {key.replace("_", "-"): value for key, value in labels.items()}
+    return {"NodeID": ray_id, "Alive": alive, "NodeManagerHostname": host, "NodeManagerAddress": "10.0.0.1", "Resources": {"GPU": gpus} if gpus else {}, "Labels": named,
+            "DeathReasonMessage": "health check failed due to missing too many heartbeats" if not alive else ""}  # fmt: skip
+
+
+def drawn(nodes):
+    return [f"{node.node_id} {'up' if node.alive else 'dead'} {node.gpus:g} {node.virtual}" for node in nodes]
+
+
+def test_rows_of_a_real_cluster():
+    assert drawn(nodes_of(ROWS)) == ["h0 up 2 2", "h1 up 2 2"]
+    assert [node.address for node in nodes_of(ROWS)] == ["10.77.0.1", "10.77.0.2"]
+
+
+def test_a_node_of_somebody_elses_is_called_as_its_host():
+    assert drawn(nodes_of([row("a", host="gpu-7.example.org", gpus=8.0)])) == ["gpu-7 up 8 None"]
+
+
+def test_a_node_without_gpus_has_none():
+    assert drawn(nodes_of([row("a")])) == ["h0 up 0 None"]
+
+
+def test_two_living_nodes_of_one_host_are_told_apart_alike_whatever_their_order():
+    rows = [row("bbbbbbbbbb"), row("aaaaaaaaaa")]
+    assert [(node.node_id, node.ray_id) for node in nodes_of(rows)] == [("h0", "aaaaaaaaaa"), ("h0-bbbbbb", "bbbbbbbbbb")]  # fmt: skip
+    assert nodes_of(rows) == nodes_of(rows[::-1])
+
+
+def test_a_node_that_came_back_hides_its_former_life():
+    (only,) = nodes_of([row("a", alive=False), row("b")])
+    assert (only.ray_id, only.alive) == ("b", True)
+
+
+def test_a_dead_node_says_why():
+    (dead,) = nodes_of([row("a", alive=False)])
+    assert dead.why == "health check failed due to missing too many heartbeats"
+
+
+def test_no_rows_are_no_nodes():
+    assert nodes_of([]) == []
+
+
+@pytest.mark.parametrize("name", ["", "...", "a b/c", "x" * 200])
+def test_a_name_is_always_one_that_a_node_may_have(name):
+    (node,) = nodes_of([row("a", host=name)])
+    assert node.node_id
+    assert len(node.node_id) <= 63
+    assert node.node_id.replace("-", "").replace("_", "").isalnum()
+
+
+@pytest.mark.parametrize("tiding", [Connected(version="2.60.0"), Seen(nodes=nodes_of(ROWS)), Died(node_id="n0", why="it died"), Trouble(text="no"), Trouble(text="no", fatal=True)])  # fmt: skip
+def test_tidings_travel_whole(tiding):
+    line = line_of(tiding)
+    assert line.count(b"\n") == 1
+    assert tiding_of(line) == tiding
+
+
+def test_orders_travel_whole():
+    from phalanx.engines.ray.protocol import Carried
+
+    what = Carried(node_id="n0", token="t", environment={"A": "b\nc"}, ca_pem="-----\n", virtual=None, address="10.0.0.1", cluster="c")  # fmt: skip
+    for order in (Carry(node=nodes_of(ROWS)[0], what=what), Release(node_id="n0")):
+        assert line_of(order).count(b"\n") == 1
+        assert order_of(line_of(order)) == order

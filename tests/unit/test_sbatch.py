@@ -1,0 +1,221 @@
+"""An unchanged #SBATCH script becomes a job with Slurm's meaning of each option; what is not done is named by line."""
+
+import pytest
+
+from phalanx.core.errors import BadFile
+from phalanx.core.work.request import spec_from_mapping
+from phalanx.core.work.sbatch import looks_like_script, read_options
+from phalanx.core.work.sbatch_job import read_script, seconds_of
+from phalanx.core.work.spec import Launch
+
+
+def script(*lines, body="srun true"):
+    return "\n".join(["#!/bin/bash", *(f"#SBATCH {line}" for line in lines), "", body, ""])
+
+
+def read(*lines, **more):
+    return read_script(script(*lines), **{"name": "job.sh", "folder": "/home/me/run", **more})
+
+
+def spec(*lines, **more):
+    return spec_from_mapping(read(*lines, **more).mapping, workdir="/home/me/run", now_s=1000.0)
+
+
+def options(text):
+    return {given.name: given.value for given in read_options(text)}
+
+
+# ---- which lines count --------------------------------------------------------------------------------------------------
+
+
+def test_directives_end_at_the_first_command_and_the_later_of_two_counts():
+    text = "#!/bin/sh\n# a comment\n#SBATCH -N 2\n\n  # another\n#SBATCH --nodes=4 # four\necho hi\n#SBATCH -n 99\n"
+    assert options(text) == {"nodes": "4"}
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("-N2", {"nodes": "2"}), ("-N 2 -n8", {"nodes": "2", "ntasks": "8"}), ("--job-name 'my job'", {"job-name": "my job"}),
+        ('-J "a#b"', {"job-name": "a#b"}), ("-J a#b", {"job-name": "a#b"}), ("--gres gpu:2", {"gres": "gpu:2"}),
+        ("--ntasks-per-n=4", {"ntasks-per-node": "4"}), ("-H -N1", {"hold": "", "nodes": "1"}), ("--exclusive", {"exclusive": ""}),
+        ("-o out\\ put.txt", {"output": "out put.txt"}),
+    ],
+)  # fmt: skip
+def test_a_line_is_split_as_sbatch_splits_it(line, found):
+    assert options(script(line)) == found
+
+
+@pytest.mark.parametrize("text", ["##SBATCH -N 2", "# SBATCH -N 2", "#SBATCHX -N 2", " #SBATCH -N 2", "#PBS -N 2"])
+def test_what_only_looks_like_a_directive_is_a_comment(text):
+    assert not looks_like_script(f"#!/bin/sh\n{text}\ntrue\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("--gpu-per-node=4", r"line 2: sbatch has no option --gpu-per-node"), ("-Z 3", "line 2: sbatch has no option -Z"),
+        ("--nodes", "--nodes has no value"), ("hetjob", "heterogeneous jobs"), ("-J 'open", "a quotation ' is not closed"),
+        ("--container=x", "--container cannot be done here"), ("-M other", "--clusters cannot be done here"), ("train.py", "'train.py' is no option"),
+    ],
+)  # fmt: skip
+def test_what_sbatch_would_refuse_is_refused_by_line(line, why):
+    with pytest.raises(BadFile, match=why):
+        read_options(script(line))
+
+
+def test_a_script_begins_with_its_interpreter():
+    with pytest.raises(BadFile, match="first line"):
+        read_options("#SBATCH -N 1\ntrue\n")
+
+
+# ---- shape --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lines", "nodes", "gpus", "ntasks", "per_node"),
+    [
+        # lines                                               nodes  GPUs  tasks  on one node
+        (["-N 2", "--ntasks-per-node=8", "--gpus-per-node=8"],  2,    16,   16,    8),
+        (["-N 2", "--gres=gpu:4"],                              2,     8,    2,    1),
+        (["-N 2", "--gres=gpu:a100:4"],                         2,     8,    2,    1),
+        (["-n 8", "--ntasks-per-node=4", "--gres=gpu:4"],       2,     8,    8,    4),
+        (["-N 2", "-G 8"],                                      2,     8,    2,    1),
+        (["-n 4", "--gpus-per-task=1"],                         None,  4,    4,    4),
+        (["-N 2", "--ntasks-per-node=2", "--gpus-per-task=2"],  2,     8,    4,    2),
+        (["-G 8", "--gpus-per-node=4"],                         2,     8,    2,    1),
+        (["-N 3", "-n 6"],                                      3,     0,    6,    2),
+        ([],                                                    1,     0,    1,    1),
+        (["--gpus=2"],                                          None,  2,    1,    1),
+    ],
+)  # fmt: skip
+def test_nodes_tasks_and_devices(lines, nodes, gpus, ntasks, per_node):
+    found = read(*lines)
+    asked = spec(*lines)
+    assert asked.role.gpus.total == gpus
+    assert found.mapping.get("nodes") == nodes
+    assert (found.mapping["slurm"]["ntasks"], found.mapping["slurm"]["tasks_per_node"]) == (str(ntasks), str(per_node))
+    assert (asked.role.launch, asked.role.tasks_per_node) == (Launch.FIXED, 1), "the script itself runs once"
+
+
+def test_fewer_tasks_than_nodes_take_fewer_nodes_and_it_says_so():
+    found = read("-N 4", "-n 2")
+    assert (found.mapping["nodes"], found.notes) == (
+        2,
+        ("--nodes=4 with --ntasks=2: 2 nodes are taken, as Slurm does",),
+    )
+
+
+def test_cpus_and_memory_are_of_the_node():
+    asked = spec("-N 2", "--ntasks-per-node=4", "-c 3", "--mem-per-cpu=2G")
+    assert (asked.role.cpus, asked.role.memory_bytes) == (12, 24 << 30)
+    assert spec("--mem=4000").role.memory_bytes == 4000 << 20, "a bare number is MiB"
+    assert spec("--gres=gpu:2").role.cpus == 0, "with devices and no -c, the devices' share"
+
+
+def test_gpus_that_do_not_fall_into_equal_parts_are_refused_by_line():
+    with pytest.raises(BadFile, match=r"line 3: --gpus=5: 5 GPUs do not fall"):
+        read("-N 2", "--gpus=5")
+
+
+# ---- time, order, files -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30", 1800),
+        ("30:15", 1815),
+        ("2:00:00", 7200),
+        ("1-0", 86400),
+        ("1-12:30", 131400),
+        ("2-00:00:10", 172810),
+        ("x", None),
+    ],
+)
+def test_times_as_slurm_writes_them(text, seconds):
+    assert seconds_of(text) == seconds
+
+
+def test_time_array_dependency_and_the_rest_reach_the_job():
+    asked = spec(
+        "-t 1:00:00", "--array=1-9:2%3", "-d afterok:12:13,afterany:14", "-J my", "-H", "--nice=5", "-w n[0-1]", "-x n7", "-D sub",
+        "--begin=now+2hours", "--comment=hello", "--reservation=r1", args=("a", "b c"),
+    )  # fmt: skip
+    assert (asked.time_limit_s, asked.array, asked.array_max, asked.name, asked.hold) == (
+        3600.0,
+        "1-9:2",
+        3,
+        "my",
+        True,
+    )
+    assert [str(one) for one in asked.dependencies] == ["afterok:12", "afterok:13", "afterany:14"]
+    assert (asked.priority, asked.nodelist, asked.exclude, asked.workdir) == (
+        -5,
+        ("n0", "n1"),
+        ("n7",),
+        "/home/me/run/sub",
+    )
+    assert (asked.begin_s, asked.reservation, dict(asked.labels)) == (8200.0, "r1", {"slurm.comment": "hello"})
+    assert dict(asked.slurm)["args"] == '["a", "b c"]'
+
+
+def test_output_is_slurms_own_unless_said():
+    assert read().mapping["slurm"]["output"] == "slurm-%j.out"
+    assert read("-a 0-3").mapping["slurm"]["output"] == "slurm-%A_%a.out"
+    named = read("-o %x-%j.log", "-e err.%j", "--open-mode=append").mapping["slurm"]
+    assert (named["output"], named["error"], named["open_mode"]) == ("%x-%j.log", "err.%j", "append")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("USR1", "steps:10:60"), ("B:SIGTERM@120", "batch:15:120"), ("R:12@5", "steps:12:5"), ("BR:USR2", "batch:12:60")],
+)
+def test_signals(text, found):
+    assert read(f"--signal={text}", "-t 10").mapping["slurm"]["signal"] == found
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("--signal=NOPE", "is not .B:.SIGNAL"), ("-t tomorrow", "is no time"), ("--mem=lots", "no amount of memory"), ("-N two", "neither a number"),
+        ("-a 5-1", "ends before it begins"), ("-d after:1", "is no condition"), ("-d afterok:1?afterok:2", "one of several"),
+        ("--begin=teatime", "words for hours"), ("--gpus=many", "is not .TYPE:.NUMBER"), ("-n -3", "is no number"), ("--nice=much", "no whole number"),
+    ],
+)  # fmt: skip
+def test_values_that_cannot_be_read_are_refused_by_line(line, why):
+    with pytest.raises(BadFile, match=f"line 2: .*{why}"):
+        read(line)
+
+
+# ---- what is not done ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "note"),
+    [
+        ("--exclusive", "line 2: --exclusive is not honoured: nodes are shared by device"), ("--qos=high", "line 2: --qos=high is not honoured"),
+        ("-C a100", "line 2: --constraint=a100 is not honoured"), ("--mail-type=END", "line 2: --mail-type=END is not honoured: Phalanx sends no mail"),
+        ("--no-requeue", "placed again"), ("--mem=0", "none is asked for"), ("--gres=shard:2", "GPUs alone"), ("-N 2-4", "2 nodes are asked for"),
+        ("--signal=USR1", "it will not come"),
+    ],
+)  # fmt: skip
+def test_what_is_not_honoured_is_named(line, note):
+    (said,) = read(line).notes
+    assert note in said
+
+
+def test_what_is_honoured_says_nothing():
+    lines = (
+        "-J a",
+        "-N 2",
+        "--ntasks-per-node=2",
+        "--gres=gpu:2",
+        "-c 2",
+        "-t 5",
+        "-o x",
+        "--mem=1G",
+        "--requeue",
+        "-i /dev/null",
+    )
+    assert read(*lines).notes == ()

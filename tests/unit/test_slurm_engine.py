@@ -1,0 +1,240 @@
+# mypy: disable-error-code="arg-type"
+# Drawings name jobs and nodes by plain text.
+"""Slurm in words: what its commands print becomes records, attempts become its command lines, and its queue is judged."""
+
+from pathlib import Path
+
+import pytest
+
+from phalanx.core.state.events import Cancel, SeatLost, Withdrawn
+from phalanx.core.units import GIB, MIB
+from phalanx.core.work.allocation import Allocation, Grant
+from phalanx.core.work.attempt import Attempt, AttemptState, Cause, Member, MemberState
+from phalanx.engines.slurm import inventory, orders, parse, render
+from phalanx.engines.slurm.inventory import Ours
+from phalanx.engines.slurm.orders import Order, Phase
+from phalanx.engines.slurm.parse import Gpus, SlurmJob
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "slurm"
+NODES = {node.name: node for node in parse.nodes_of((GOLDEN / "nodes.txt").read_text())}
+JOBS = parse.jobs_of((GOLDEN / "jobs.txt").read_text())
+
+
+def grant(node="h1", devices=(0, 1), rank=0, cpus=0, memory=0):
+    return Grant(
+        node_id=node, node_rank=rank, devices=tuple(devices), cpus=cpus, memory_bytes=memory, tasks=max(1, len(devices)), first_rank=0
+    )  # fmt: skip
+
+
+def attempt(*nodes, state=AttemptState.PLACED, member=MemberState.ASKED, ending=None, epoch=1):
+    grants = tuple(grant(node, rank=rank) for rank, node in enumerate(nodes))
+    members = tuple(Member(node_id=node, state=member) for node in nodes)
+    return Attempt(
+        job_id="17", epoch=epoch, allocation=Allocation(grants=grants), placed_s=0.0, state=state, members=members, ending=ending
+    )  # fmt: skip
+
+
+# ---- parse --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_node_is_read_with_what_of_it_is_used():
+    node = NODES["h1"]
+    assert (node.address, node.cpus, node.cpus_used) == ("10.77.0.2", 16, 1)
+    assert (node.memory_bytes, node.memory_used_bytes) == (4096 * MIB, 256 * MIB)
+    assert (node.gpus, node.gpus_used) == ((Gpus(kind="h100", count=4),), (Gpus(kind="h100", count=3),))
+    assert (node.shut, node.gone, node.partitions) == ("", "", ("lab",))
+
+
+def test_a_drained_node_is_shut_and_a_silent_one_is_gone_with_the_reasons_that_slurm_gives():
+    assert NODES["h2"].shut == "Slurm says drain: bad fan"
+    assert NODES["h3"].gone == "Slurm says down+not_responding: Not responding"
+
+
+def test_a_node_may_have_several_types_and_things_that_are_no_gpus():
+    node = NODES["h4"]
+    assert node.gpus == (Gpus(kind="a100", count=4), Gpus(kind="h100", count=2))
+    assert node.gpus_used == (Gpus(kind="a100", count=1), Gpus(kind="h100", count=0))
+    assert node.features == ("nvlink", "ib")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("gpu:4", [("", 4)]), ("gpu:h100:4(S:0-1)", [("h100", 4)]), ("gpu:a100-sxm4-40gb:8", [("a100-sxm4-40gb", 8)]), ("(null)", []),
+        ("gpu:0(IDX:N/A)", [("", 0)]), ("mps:100,gpu:2(IDX:0,3)", [("", 2)]), ("", []),
+    ],
+)  # fmt: skip
+def test_gres(text, found):
+    assert [(gpus.kind, gpus.count) for gpus in parse.gres_of(text)] == found
+
+
+def test_the_queue_is_read_with_wait_statuses_and_comments_of_any_kind():
+    found = {job.id: job for job in JOBS}
+    assert (found["1"].over, found["1"].exit_code, found["1"].nodes) == (True, 0, ("h0",))
+    assert found["3"].exit_code == 137, "squeue prints the wait status"
+    assert (found["6"].holds, found["6"].user, found["6"].nodes) == (True, "alice", ("h0", "h1", "h2"))
+    assert (found["7"].holds, found["7"].over, found["7"].comment) == (False, False, "a | in a comment")
+    assert render.read_comment(found["9"].comment) == ("8f3ac2a5", "17_4", 2)
+
+
+def test_partitions_and_switches():
+    lab, long = parse.partitions_of((GOLDEN / "partitions.txt").read_text())
+    assert (lab.default, lab.up, lab.max_time) == (True, True, "UNLIMITED")
+    assert (long.name, long.default, long.up, long.max_time) == ("long", False, False, "7-00:00:00")
+    places = parse.places_of((GOLDEN / "topology.txt").read_text())
+    assert places["h1"] == {"leaf": "s0", "spine": "s2"}
+    assert places["h4"] == {"leaf": "s1", "spine": "s2"}
+
+
+def test_what_is_no_slurm_is_refused_with_its_words():
+    with pytest.raises(parse.Unreadable, match="sinfo --version says"):
+        parse.version_of("bash: sinfo: command not found")
+    assert parse.version_of("slurm 22.05.8\n") == (22, 5)
+    assert parse.version_of("slurm-wlm 23.11.4") == (23, 11)
+
+
+# ---- render -------------------------------------------------------------------------------------------------------------
+
+
+def ask(**changes):
+    given = {
+        "name": "my job; rm -rf /", "tag": "8f3ac2a5", "job_id": "17", "epoch": 2, "grants": (grant("h0", cpus=8, memory=2 * GIB),
+        grant("h1", rank=1, cpus=8, memory=2 * GIB)), "supervisor": ("/opt/it's/python", "-P", "-m", "phalanx.app.seat"), "kind": "h100",
+    }  # fmt: skip
+    return render.Ask(**{**given, **changes})
+
+
+def test_an_attempt_is_one_slurm_job_of_exactly_its_nodes():
+    argv, script = render.submit(ask(limit_s=3600.0, partition="lab", account="physics", qos="high"))
+    shown = "\n".join([*argv, "", script])
+    golden = GOLDEN / "submit.txt"
+    assert shown == golden.read_text(), f"see {golden}"
+
+
+def test_a_single_node_needs_no_srun_and_a_job_without_limit_takes_the_partitions():
+    argv, script = render.submit(ask(grants=(grant("h0", devices=()),), kind="", time_max="UNLIMITED"))
+    assert "--time=UNLIMITED" in argv
+    assert not any(word.startswith(("--gres", "--mem")) for word in argv)
+    assert "srun" not in script
+    assert script.splitlines()[-1].startswith("exec '/opt/it'\"'\"'s/python' -P -m")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(1, "0-00:01:00"), (60, "0-00:01:00"), (3601, "0-01:01:00"), (90000, "1-01:00:00")]
+)
+def test_times_are_rounded_up_to_a_minute(seconds, text):
+    assert render.clock(seconds) == text
+
+
+# ---- inventory ----------------------------------------------------------------------------------------------------------
+
+
+def node_of(name, granted=Ours(), begun=Ours(), **more):
+    return inventory.node_of(NODES[name], granted=granted, begun=begun, jobs=JOBS, ours=frozenset({"9"}), **more)
+
+
+def test_others_hold_what_slurm_has_given_and_not_to_us():
+    node = node_of("h1")
+    assert node.per_attempt
+    assert len(node.devices) == 4
+    assert (node.others.devices, node.others.cpus, node.others.who) == ((1, 2, 3), 1, ("Slurm job 6 of alice",))
+    ours = Ours(devices=frozenset({0, 1}), cpus=1, memory_bytes=256 * MIB)
+    assert node_of("h1", granted=ours, begun=ours).others.devices == (3,), "two of the three are ours"
+
+
+def test_what_the_head_has_granted_is_never_said_to_be_others():
+    granted = Ours(devices=frozenset({2, 3}))
+    assert node_of("h1", granted=granted).others.devices == (0, 1)
+
+
+def test_a_contended_node_has_nothing_free_for_a_while():
+    assert node_of("h0", contended="someone").others.devices == (0, 1, 2, 3)
+
+
+def test_a_drained_node_is_cordoned_in_slurms_name():
+    node = node_of("h2")
+    assert (node.cordon.by, node.cordon.why) == ("slurm", "Slurm says drain: bad fan")
+
+
+def test_a_job_asks_for_its_devices_part_of_the_node_and_for_no_more_than_is_free():
+    (share,) = inventory.shares([grant("h0")], NODES)
+    assert (share.cpus, share.memory_bytes) == (8, 2048 * MIB)
+    both = inventory.shares([grant("h0"), grant("h1", rank=1)], NODES)
+    assert {share.cpus for share in both} == {8}
+    (asked,) = inventory.shares([grant("h0", cpus=3, memory=GIB)], NODES)
+    assert (asked.cpus, asked.memory_bytes) == (3, GIB)
+    assert inventory.kind_of(grant("h4", devices=(4,)), NODES["h4"]) == "h100"
+
+
+# ---- orders -------------------------------------------------------------------------------------------------------------
+
+
+def row(state, nodes=("h0",), reason="None", code=0):
+    return SlurmJob(id="5", user="me", state=state, nodes=nodes, reason=reason, exit_code=code, comment="")
+
+
+def look(order, seen, now_s=100.0, **more):
+    return orders.look(order, seen, now_s, **{"gone": (), "holders": (), "python": "/opt/python", **more})
+
+
+def order(**changes):
+    return Order(**{"attempt": attempt("h0", "h1"), "slurm_id": "5", "since_s": 90.0, **changes})
+
+
+def test_a_job_that_does_not_begin_in_15_s_is_taken_back_and_says_who_took_the_node():
+    waiting = order()
+    assert look(waiting, row("PENDING"), 104.0).reports == ()
+    verdict = look(waiting, row("PENDING", reason="Resources"), 105.0, holders=["Slurm job 6 of alice"])
+    (back,) = verdict.reports
+    assert isinstance(back, Withdrawn)
+    assert back.cause is Cause.CONTENDED
+    assert (
+        back.why == "Slurm job 6 of alice took h0, h1 before our Slurm job 5 began, in 15 s (Slurm's reason: Resources)"
+    )
+    assert (verdict.cancel, verdict.contended, verdict.order.phase) == (True, ("h0", "h1"), Phase.SETTLED)
+
+
+def test_one_that_began_is_left_alone():
+    verdict = look(order(), row("RUNNING"), 200.0)
+    assert (verdict.order.phase, verdict.reports, verdict.cancel) == (Phase.BEGUN, (), False)
+
+
+def test_a_job_that_ended_before_its_supervisors_came_tells_what_it_looked_for():
+    first = look(order(phase=Phase.BEGUN), row("FAILED", code=127), 100.0)
+    assert first.reports == (), "its supervisors may still have a word to say"
+    (back,) = look(first.order, row("FAILED", code=127), 103.0).reports
+    assert (back.cause, "is /opt/python on h0, h1?" in back.why) == (Cause.START_FAIL, True)
+
+
+def test_a_job_that_ended_under_its_ranks_loses_the_seats_but_those_on_nodes_that_are_gone():
+    running = order(attempt=attempt("h0", "h1", member=MemberState.STARTED), phase=Phase.BEGUN, over_s=90.0)
+    (lost,) = look(running, row("NODE_FAIL"), 100.0, gone=["h1"]).reports
+    assert lost == SeatLost(job_id="17", epoch=1, node_ids=("h0",), why="Slurm job 5 ended as NODE_FAIL")
+
+
+def test_an_scancel_by_hand_cancels_the_job_also_when_the_attempt_has_ended_by_then():
+    left = order(
+        attempt=attempt("h0", member=MemberState.STARTED, ending=Cause.NODE_FAIL), phase=Phase.BEGUN, ended_s=99.0
+    )
+    verdict = look(left, row("CANCELLED"))
+    assert [type(report) for report in verdict.reports] == [Cancel]
+    assert verdict.order is None
+    assert look(order(cancelled=True, ended_s=99.0), row("CANCELLED")).reports == (), "it was us"
+
+
+def test_what_is_left_of_an_ended_attempt_is_cancelled_at_once_by_wish_and_else_after_a_while():
+    by_wish = order(attempt=attempt("h0", ending=Cause.CANCELLED), phase=Phase.BEGUN, ended_s=100.0)
+    assert look(by_wish, row("RUNNING"), 100.5).cancel
+    well = order(attempt=attempt("h0", ending=Cause.SUCCEEDED), phase=Phase.BEGUN, ended_s=100.0)
+    assert not look(well, row("RUNNING"), 119.0).cancel
+    assert look(well, row("RUNNING"), 120.0).cancel
+
+
+def test_a_job_that_squeue_shows_no_more_is_over_after_three_looks():
+    now = order(phase=Phase.BEGUN, attempt=attempt("h0", member=MemberState.STARTED))
+    for at_s in (100.0, 100.5, 101.0):
+        verdict = look(now, None, at_s)
+        assert verdict.reports == ()
+        now = verdict.order
+    (lost,) = look(now, None, 105.0).reports
+    assert lost.why == "Slurm job 5 is gone"
