@@ -125,9 +125,10 @@ class Driver:
 
     def _free_gpus(self, node: RayNode) -> float:
         """What of the node's GPUs nobody holds: the rest are another user's of the same Ray cluster."""
-        from ray._private.state import available_resources_per_node
+        from ray._private import state
 
-        free: dict[str, dict[str, float]] = available_resources_per_node()  # type: ignore[no-untyped-call]  # Ray's own
+        inside: Any = state  # Ray's own, without types where it is installed
+        free: dict[str, dict[str, float]] = inside.available_resources_per_node()
         return float(int(min(node.gpus, free.get(node.ray_id, {}).get("GPU", 0.0))))
 
     def _release(self, node_id: NodeId) -> None:
