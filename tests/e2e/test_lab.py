@@ -170,7 +170,7 @@ def test_a_disk_outlives_a_power_cut_and_memory_does_not(lab):
     lab.run("h2", ["sh", "-c", "echo kept > /home/lab/checkpoint; echo lost > /tmp/scratch"])
     lab.restart("h2")
     assert lab.run("h2", ["cat", "/home/lab/checkpoint"]) == "kept\n"
-    assert lab.run("h2", ["ls", "/tmp"]) == ""
+    assert "scratch" not in lab.run("h2", ["ls", "/tmp"])  # the checkout may lie there, and is shown to every host
 
 
 def test_fake_gpus_are_character_devices_of_the_host_alone(lab):
