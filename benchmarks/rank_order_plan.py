@@ -13,9 +13,6 @@ from phalanx.core.work.layout import Layout
 from phalanx.facts.coefficients import physics
 from phalanx.facts.gpus import gpu_named
 
-WIDE = 2.0
-"""The planner counts activations of two bytes, these ranks send four (fp32): rates of links and memory are given to it in that unit."""
-
 
 def planned_s(
     layout: Layout, shape: Mapping[str, int], found: Mapping[str, float], *, hosts: int, devices: int
@@ -32,9 +29,9 @@ def planned_s(
     )  # fmt: skip
     measured = Measured(
         flops={"fp32": found["flops"], "bf16": found["flops"]},
-        memory_bytes_per_s=found["memory_bytes_per_s"] / WIDE,
-        within_bytes_per_s=found["within_bytes_per_s"] / WIDE,
-        between_bytes_per_s=found["between_bytes_per_s"] / WIDE,
+        memory_bytes_per_s=found["memory_bytes_per_s"],
+        within_bytes_per_s=found["within_bytes_per_s"],
+        between_bytes_per_s=found["between_bytes_per_s"],
     )
     machine = Machine(
         gpu=gpu_named("virtual").gpu, nodes=hosts, gpus_per_node=devices, network_bytes_per_s=found["between_bytes_per_s"],
@@ -42,7 +39,7 @@ def planned_s(
     )  # fmt: skip
     # Nothing overlaps, no kernel is fused, and the host is the device. A core has no special kernel for attention.
     loop = Stack(
-        name="rank-order", elementwise=1.0, host_s=0.0, tensor_exposed=1.0, data_exposed=1.0, reduce_bytes=4.0 / WIDE,
+        name="rank-order", elementwise=1.0, host_s=0.0, tensor_exposed=1.0, data_exposed=1.0, reduce_bytes=4.0,
         flash_shares={"": physics().matmul_share},
     )  # fmt: skip
     task = Task(model=model, seq=shape["sequence"])
