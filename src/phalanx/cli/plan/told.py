@@ -13,6 +13,7 @@ from phalanx.core.layouts.judge import task_of
 from phalanx.core.layouts.plan import plan
 from phalanx.core.performance.step import Method
 from phalanx.core.work.planned import layout_text
+from phalanx.facts.coefficients import DEFAULT_STACK
 
 if TYPE_CHECKING:
     from phalanx.client import Client
@@ -113,6 +114,10 @@ def _smaller(one: Smaller, question: Question) -> str:
 
 def _next(question: Question, answer: Answer) -> str:
     """What to type now."""
+    if answer.fits and question.stack.name != DEFAULT_STACK:
+        # phalanx.torch may refuse it; a script of that program reads PHALANX_LAYOUT.
+        layout = layout_text(answer.layouts[0].layout)
+        return f"phalanx run --plan {layout} -- python train.py, with a script of {question.stack.name} that reads PHALANX_LAYOUT"
     if answer.fits:
         return f"phalanx run --plan {layout_text(answer.layouts[0].layout)} -- python train.py"
     if not answer.smallest and answer.judged:
