@@ -8,8 +8,7 @@ started whose room is still held by others that save and leave; they are placed 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from phalanx.core.fleet.node import Node
@@ -22,10 +21,10 @@ from phalanx.core.scheduling.classes import Classes
 from phalanx.core.scheduling.explain import ELIGIBLE, not_eligible, why_waiting
 from phalanx.core.scheduling.fit import Fit, fit_of
 from phalanx.core.scheduling.hazard import HazardTable
+from phalanx.core.scheduling.held import held_as, need_of
 from phalanx.core.scheduling.need import Need
 from phalanx.core.scheduling.policies import make_policy
 from phalanx.core.scheduling.policy import Policy, Seen
-from phalanx.core.scheduling.pool import Places
 from phalanx.core.scheduling.shaping import Shaping
 from phalanx.core.scheduling.taken import Taken
 from phalanx.core.scheduling.waits import Waits, stop_of
@@ -329,9 +328,9 @@ class Scheduler:
 
     def _adopt(self, job: Job, attempt: Attempt) -> Entry:
         """It runs, and the board does not know it: after a start of the head, or a board made anew."""
-        entry = self._new_entry(job, self._shaping.needs_of(job) or (_need_of(attempt),))
+        entry = self._new_entry(job, self._shaping.needs_of(job) or (need_of(attempt),))
         places = self.fit.places(attempt.allocation)
-        need = _held_as(entry.klass.needs, places, self.fit.kind) or _need_of(attempt)
+        need = held_as(entry.klass.needs, places, self.fit.kind) or need_of(attempt)
         # Later than now: the clock was set back while there was no head.
         placed_s = self._began.get(job.id, min(attempt.placed_s - self._skew_s, self._now_s))
         self.board.adopt(entry, need, places, placed_s)
@@ -488,27 +487,3 @@ class Scheduler:
         del self._due_s[job_id]
         self.board.undo_start(entry, now_s)
         self._wake_s = -INFINITE
-
-
-def _held_as(needs: Iterable[Need], places: Places, kind: Sequence[int]) -> Need | None:
-    """Which of the needs these places serve, an elastic one as wide as it is; None for none, as of a request on another fleet."""
-    for need in needs:
-        parts = need.nodes + (need.tail > 0)
-        serves = (
-            parts <= len(places) <= max(parts, need.nodes_max)
-            and max((count for _, count in places), default=-1) == need.devices
-        )
-        if serves and kind[places[0][0]] in need.kinds:
-            return replace(need, nodes=len(places)) if need.nodes_max else need
-    return None
-
-
-def _need_of(attempt: Attempt) -> Need:
-    """What an attempt holds, as a need; of a job whose request no longer has a shape on this fleet."""
-    grants = attempt.allocation.grants
-    return Need(
-        nodes=len(grants),
-        devices=max(len(grant.devices) for grant in grants),
-        cpus=grants[0].cpus,
-        memory_bytes=grants[0].memory_bytes,
-    )
