@@ -1,7 +1,8 @@
 """Fit the planner's coefficients to measured runs: least squares of log step times, with each coefficient's prior as one more equation.
 
 Levenberg-Marquardt on the logarithms, residuals weighted down beyond 1.5 spreads (soft L1), so that a wrong row does not bend the
-machine. A source's rows share a weight that grows with the fourth root of their number: 216 rows of one table do not outvote 8.
+machine. The rows of a source together weigh as the square root of their number (each residual by its inverse fourth root): 216 rows
+of one table count five times as much as 8, not 27 times.
 Sources: K. Levenberg, 1944; D. Marquardt, SIAM J. Appl. Math. 11(2), 1963; soft L1 after B. Triggs et al., "Bundle Adjustment", 2000.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -21,9 +22,8 @@ from phalanx.core.performance.coefficients import Physics, Stack
 from phalanx.core.performance.step import LayerCosts, StepTime
 from phalanx.facts.coefficients import Coefficient, physics_from, stacks_from
 
-NOISE: Final = (
-    0.07  # spread of one measured step time about a perfect model: runs of one table repeat within a few per cent
-)
+NOISE: Final = 0.07
+"""Spread of one measured step time about a perfect model: runs of one table repeat within a few per cent."""
 SOFT: Final = 1.5  # spreads beyond which a residual counts linearly
 ROUNDS: Final = 14
 DONE: Final = 1e-4  # relative gain below which a round is the last
@@ -61,8 +61,7 @@ def fit(runs: Sequence[Run], table: Table) -> tuple[Coefficient, ...]:
     return _with(table, free, vector)
 
 
-def _search(residuals: object, start: Vector, *, soft: int) -> Vector:
-    assert callable(residuals)
+def _search(residuals: Callable[[Vector], Vector], start: Vector, *, soft: int) -> Vector:
     vector, damp = start.copy(), 1e-2
     now = residuals(vector)
     cost = _cost(now, soft)

@@ -18,11 +18,10 @@ from phalanx.core.performance.model import LatentAttention, Mixture, Model
 from phalanx.core.performance.step import Task
 from phalanx.core.work.layout import Layout, Recompute
 from phalanx.facts.coefficients import stack_of
-from phalanx.facts.gpus import GpuEntry, gpu_named, gpu_on
+from phalanx.facts.gpus import GBIT, GpuEntry, gpu_named, gpu_on
 
 LATENT: Final = LatentAttention(query_rank=1536, kv_rank=512, rope_dim=64, value_dim=128)
 """What a row that says only "mla" means. Source: DeepSeek-AI, "DeepSeek-V3", 2024, section 4.2."""
-GBIT: Final = 1e9 / 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -133,8 +133,4 @@ def initialize(part: nn.Module) -> None:
         elif isinstance(module, nn.RMSNorm):
             nn.init.ones_(module.weight)
         elif isinstance(module, Attention):
-            module.rotary.copy_(rotary_table(*_rotary_shape(module)))
-
-
-def _rotary_shape(attention: Attention) -> tuple[int, int]:
-    return attention.rotary.shape[0], attention.head_width
+            module.rotary.copy_(rotary_table(module.rotary.shape[0], module.head_width))

@@ -55,9 +55,11 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("layouts")
 
 
-@pytest.fixture(autouse=True)
-def patience(monkeypatch):
-    monkeypatch.setattr(gangs, "HANG_S", 500.0)
+@pytest.fixture(scope="module", autouse=True)
+def patience():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gangs, "HANG_S", 500.0)
+        yield
 
 
 def run(folder, ranks, *arguments):
@@ -88,12 +90,10 @@ def same(one, other, rel=2e-5):
 @pytest.fixture(scope="module")
 def trained(folder):
     """Every layout from the beginning, each with a checkpoint of step 2; its losses and gradient norms by name."""
-    gangs_patience, gangs.HANG_S = gangs.HANG_S, 500.0
     found: dict[Any, Any] = {}
     for ranks, layouts in ((1, {"single": "single"}), (8, EIGHT), (4, FOUR)):
         ends = run(folder, ranks, *orders(layouts))
         found |= {name: (steps, ends) for (name, _), steps in losses(ends).items()}
-    gangs.HANG_S = gangs_patience
     return found
 
 
@@ -149,6 +149,13 @@ def test_tied_embedding_trains_and_loads_where_ranks_hold_the_whole_chain(folder
     assert same(alone, found["half", ""], rel=1e-2)
     assert same(alone[SAVED:STEPS], found["again", "ddp"])
     assert same(alone[SAVED:STEPS], found["back", "fsdp"])
+
+
+def test_tied_embedding_stays_one_parameter_when_it_leaves_the_meta_device(folder):
+    ends = run(folder / "tied_meta", 2, "--tied", "--meta", *orders({"ddp": "dp=2", "fsdp": "fsdp=2"}))
+    assert {"head.weight" in said["held"] for said in ends[0].values()} == {False}
+    first, other = losses(ends).values()
+    assert same(first, other)
 
 
 def test_model_on_the_meta_device_gets_the_same_values_under_every_layout(folder):

@@ -13,7 +13,7 @@ from phalanx.core.work.layout import parse_layout
 from phalanx.torch import Parts
 from phalanx.torch.assembly import check_kinds
 from phalanx.torch.parts import chain, declared
-from phalanx.torch.tensor import split_part
+from phalanx.torch.tensor import styles
 from tests.torch.gang import Gang
 
 pytestmark = [pytest.mark.torch, pytest.mark.serial]
@@ -72,7 +72,7 @@ def test_layer_among_split_ones_must_say_what_it_sees():
     model = Decoder()
     part = chain(model, declared(model))[1]
     with pytest.raises(BadRequest, match=r"blocks\.0\.head_norm lies among split layers") as refused:
-        split_part(part, declared(model), None, sequence=False)
+        styles(part, declared(model), sequence=False)
     assert "shared" in refused.value.hint
 
 
@@ -81,18 +81,22 @@ def test_parameter_beside_layers_must_move_into_one():
     model.blocks[0].register_parameter("scale", nn.Parameter(nn.init.ones_(model.head.weight.new_empty(8))))
     part = chain(model, declared(model))[1]
     with pytest.raises(BadRequest, match=r"blocks\.0 holds parameters beside its layers"):
-        split_part(part, declared(model), None, sequence=False)
+        styles(part, declared(model), sequence=False)
 
 
 SCRIPT = """
 import sys
 import torch
 import phalanx.torch
-from tests.torch.test_layouts_refused import Decoder
+from tests.torch.test_layouts_refused import Attention, Decoder
 
 run = phalanx.torch.init()
 torch.manual_seed(run.rank if sys.argv[1] == "unequal" else 0)
-phalanx.torch.parallelize(Decoder(), loss=None, optimizer=None, layout=sys.argv[2])
+model = Decoder()
+model.blocks.append(Attention())
+if sys.argv[1] == "meta":
+    model.head.to("meta")
+phalanx.torch.parallelize(model, loss=None, optimizer=None, layout=sys.argv[2])
 """
 
 
@@ -100,13 +104,19 @@ UNEQUAL = "phalanx: the ranks built different models; call torch.manual_seed wit
 TOO_FEW = (
     "phalanx: layout tp=4 is for 4 ranks, and there are 2; start 4 ranks, or give a layout whose sizes multiply to 2"
 )
+EMPTY = "phalanx: part 'head' is on the meta device, and nothing says how to initialize it; give parallelize(initialize=function of a part)"
 
 
 @pytest.mark.parametrize(
-    ("seeds", "layout", "line"), [("unequal", "fsdp=2,precision=fp32", UNEQUAL), ("equal", "tp=4", TOO_FEW)]
+    ("built", "layout", "line"),
+    [
+        ("unequal", "fsdp=2,precision=fp32", UNEQUAL),
+        ("equal", "tp=4", TOO_FEW),
+        ("meta", "pp=2,accumulate=2,precision=fp32", EMPTY),  # the part is on the second stage alone
+    ],
 )
-def test_refusal_is_one_line_of_one_rank(tmp_path, seeds, layout, line):
+def test_refusal_is_one_line_of_one_rank(tmp_path, built, layout, line):
     (tmp_path / "script.py").write_text(SCRIPT)
-    with Gang(tmp_path, tmp_path / "script.py", seeds, layout, world_size=2, supervised=False) as gang:
+    with Gang(tmp_path, tmp_path / "script.py", built, layout, world_size=2, supervised=False) as gang:
         assert gang.finish() == [1, 1]
         assert [gang.log(rank) for rank in (0, 1)] == [f"{line}\n", ""]

@@ -163,6 +163,16 @@ def test_nothing_is_proposed_where_nothing_would_do(typed, tmp_path):
     assert "what would fit" not in out
 
 
+def test_explained_gathering_sends_what_the_step_is_counted_with(typed):
+    words = ("--gpus", "h100:8", "--stack", "fsdp2-compile", "--explain", "--json")
+    sent = []
+    for precision in ("bf16", "fp32"):
+        _, out, _ = typed("llama-3-8b", *words, "--layout", f"fsdp=8,precision={precision}")
+        sent += [one["numbers"] for one in json.loads(out)["formulas"] if one["name"] == "sharded parameters"]
+    assert "n 436 MB a layer" in sent[0]
+    assert "n 872 MB a layer" in sent[1]
+
+
 def test_explained_mfu_is_the_one_that_is_told(typed):
     for words in (("--precision", "fp8"), ("--method", "lora")):
         _, out, _ = typed("llama-3-8b", "--gpus", "h100:8", "--explain", "--json", *words)

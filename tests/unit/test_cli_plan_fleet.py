@@ -11,7 +11,7 @@ from phalanx.core.performance.machine import Price
 from phalanx.core.performance.plain import to_plain
 from phalanx.core.performance.profile import BetweenFound, NodeFound, Profile
 from phalanx.facts.machines import read_tables
-from phalanx.wire.api import CordonView, DeviceView, NodeView, ProfileReply
+from phalanx.wire.api.nodes import CordonView, DeviceView, NodeView, ProfileReply
 
 H100 = "NVIDIA H100 80GB HBM3"
 A100 = "NVIDIA A100-SXM4-80GB"

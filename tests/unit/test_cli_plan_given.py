@@ -82,6 +82,7 @@ def test_list_is_no_plan():
     [
         (None, "best.json", "No such file"),
         ("{", "best.json", "not JSON"),
+        ("[" * 100_000, "best.json", "not JSON"),
         ("[]", "best.json", "holds no plan"),
         ('{"fits": false, "reason": "1.1 TB of states", "layouts": []}', "best.json", "1.1 TB of states"),
         (json.dumps(SAVED), "best.json#3", "has 2 layouts, and number 3"),

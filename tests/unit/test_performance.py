@@ -90,6 +90,26 @@ def test_sharded_parameters_hide_behind_large_micro_batches():
     assert small.items[Item.SHARD] / small.total_s > large.items[Item.SHARD] / large.total_s
 
 
+def test_sharded_weights_in_4_bits_are_gathered_in_4_bits_whatever_the_precision_of_the_products():
+    slow = machine(nodes=2, network_gbit=0.01)  # next to it nothing else counts
+
+    def gathered_s(method, words):
+        return step(f"fsdp=16{words}", on=slow, method=method).items[Item.SHARD]
+
+    full = gathered_s(Method.LORA, "")
+    assert 0.25 < gathered_s(Method.QLORA, "") / full < 0.27
+    assert 0.25 < gathered_s(Method.QLORA, ",precision=fp32") / full < 0.27
+
+
+def test_a_mixture_keeps_the_host_as_busy_with_all_experts_here_as_with_them_spread():
+    small = replace(EXPERTS, layers=24, hidden=256, heads=4, kv_heads=4, head_dim=64, ffn=512, vocab=1024)
+    small = replace(small, mixture=Mixture(experts=8, per_token=2, ffn=512))
+    together, spread = (step(layout, small, seq=128) for layout in ("dp=8", "dp=8,ep=8"))
+    host_s = 24 * 2 * 2 * stacks()["fsdp2-compile"].host_s  # both passes, twice the kernels
+    assert together.total_s > host_s
+    assert spread.total_s > host_s
+
+
 def test_a_tiny_model_is_as_slow_as_its_host():
     tiny = Model(name="tiny", layers=24, hidden=256, heads=4, kv_heads=4, head_dim=64, ffn=1024, vocab=1000)
     one = step("single", model=tiny, seq=128, stack="fsdp2-eager")

@@ -7,7 +7,7 @@ import pytest
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.layouts.asked import Asked
-from phalanx.core.layouts.plan import choose, plan
+from phalanx.core.layouts.plan import plan
 from phalanx.core.performance.machine import Fact, Machine, Price
 from phalanx.core.performance.step import Item, Method
 from phalanx.core.work.layout import parse_layout
@@ -38,9 +38,7 @@ def asked(model, gpus, seq=4096, batch=64, stack="fsdp2-compile", per_node=8, gb
 
 
 def chosen(question):
-    layout = choose(question)
-    assert layout is not None
-    return layout
+    return plan(question, top=1).layouts[0].layout
 
 
 SEVENTY = asked("llama-3-70b", "8 x a100-80gb")

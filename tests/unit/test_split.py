@@ -4,7 +4,7 @@ import pytest
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.work.layout import parse_layout
-from phalanx.core.work.split import Splittable, check_split, fitted, spread
+from phalanx.core.work.split import Splittable, check_split, resized, spread
 
 GPT = Splittable(
     layers=8, heads=16, kv_heads=4, widths=(("mlp.up (columns)", 4096),), sequence=2048, batch=64, experts=1
@@ -69,12 +69,12 @@ def test_sequence_parallel_needs_positions_for_every_rank():
     ],
 )
 def test_ranks_that_come_or_go_change_data_parallelism_alone(layout, ranks, becomes):
-    assert fitted(parse_layout(layout), ranks) == parse_layout(becomes)
+    assert resized(parse_layout(layout), ranks) == parse_layout(becomes)
 
 
 def test_ranks_that_hold_no_whole_copy_of_the_model_are_refused():
     with pytest.raises(BadRequest, match="is for 8 ranks and there are 6, no multiple of its 4"):
-        fitted(parse_layout("tp=2,pp=2,fsdp=2,accumulate=2"), 6)
+        resized(parse_layout("tp=2,pp=2,fsdp=2,accumulate=2"), 6)
 
 
 def test_layers_spread_evenly_and_the_first_stages_take_what_is_over():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from phalanx.core.errors import BadFile
@@ -113,8 +114,7 @@ def _mixtral(keys: Keys, name: str) -> Model:
 
 
 def _gpt_oss(keys: Keys, name: str) -> Model:
-    model = _mixtral(keys, name)
-    return _llama(keys, name, mixture=model.mixture, biases=keys.truth("attention_bias", default=True))
+    return replace(_mixtral(keys, name), biases=keys.truth("attention_bias", default=True))
 
 
 def _qwen_moe(keys: Keys, name: str) -> Model:

@@ -11,11 +11,11 @@ from typing import Final
 from phalanx.core.errors import BadRequest
 from phalanx.core.performance.machine import Fact, Gpu
 from phalanx.core.units import MIB
+from phalanx.core.work.layout import PRECISIONS
 from phalanx.core.work.nearest import nearest
 from phalanx.facts.files import shipped_text, text_at
-from phalanx.facts.table import Columns, Row, rows_of
+from phalanx.facts.table import Columns, Row, laid_over, named_of
 
-PRECISIONS: Final = ("bf16", "fp16", "fp8", "fp32")
 COLUMNS: Final = Columns(
     needed=("name", "memory_gb", "memory_mib", "memory_gb_per_s", "link_kind", "link_gb_per_s", "link_domain",
             "pcie_gb_per_s", "watts", "gpus_per_node", "network_gbit_per_gpu", "network_kind", "network_source"),
@@ -57,10 +57,7 @@ def read_gpus(*paths: str) -> tuple[GpuEntry, ...]:
     Raises:
         BadFile: a table is not what it should be; file, line and column are named.
     """
-    entries = {entry.gpu.name: entry for entry in _shipped()}
-    for path in paths:
-        entries |= {entry.gpu.name: entry for entry in gpus_in(text_at(path), path)}
-    return tuple(entries.values())
+    return laid_over(_shipped(), (gpus_in(text_at(path), path) for path in paths), _name)
 
 
 @cache
@@ -74,13 +71,11 @@ def gpus_in(text: str, where: str) -> tuple[GpuEntry, ...]:
     Raises:
         BadFile: as `read_gpus`.
     """
-    entries: dict[str, GpuEntry] = {}
-    for row in rows_of(text, where, COLUMNS):
-        entry = _entry(row)
-        if entry.gpu.name in entries:
-            raise row.wrong("name", f"{entry.gpu.name} stands there twice")
-        entries[entry.gpu.name] = entry
-    return tuple(entries.values())
+    return named_of(text, where, COLUMNS, _entry, _name)
+
+
+def _name(entry: GpuEntry) -> str:
+    return entry.gpu.name
 
 
 def _entry(row: Row) -> GpuEntry:
@@ -104,7 +99,7 @@ def _entry(row: Row) -> GpuEntry:
         best_flops=best,
         link_bytes_per_s=row.number("link_gb_per_s") * GB,
         link_domain=row.whole("link_domain", least=1),
-        link_kind=_one_of(row, "link_kind", LINK_KINDS),
+        link_kind=row.one_of("link_kind", LINK_KINDS),
         pcie_bytes_per_s=row.number("pcie_gb_per_s", least=0.1) * GB,
         watts=row.number("watts"),
         virtual=row.truth("virtual"),
@@ -115,17 +110,10 @@ def _entry(row: Row) -> GpuEntry:
         memory_gb=row.whole("memory_gb", least=1),
         gpus_per_node=row.whole("gpus_per_node", least=1),
         network_bytes_per_s=row.number("network_gbit_per_gpu") * GBIT,
-        network_kind=_one_of(row, "network_kind", NETWORK_KINDS),
+        network_kind=row.one_of("network_kind", NETWORK_KINDS),
         network_fact=row.fact("network_source"),
         note=row.text("note"),
     )
-
-
-def _one_of(row: Row, column: str, known: Sequence[str]) -> str:
-    word = row.text(column).lower()
-    if word not in known:
-        raise row.wrong(column, f"{word!r} is none of {', '.join(known)}")
-    return word
 
 
 def gpu_named(

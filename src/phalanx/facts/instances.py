@@ -12,7 +12,7 @@ from phalanx.core.performance.machine import Fact
 from phalanx.core.work.nearest import nearest
 from phalanx.facts.files import shipped_text, text_at
 from phalanx.facts.gpus import GB, GBIT, NETWORK_KINDS, GpuEntry, gpu_in, read_gpus
-from phalanx.facts.table import Columns, Row, rows_of
+from phalanx.facts.table import Columns, Row, laid_over, rows_of
 
 COLUMNS: Final = Columns(
     needed=("name", "cloud", "gpu", "gpus", "network_gbit_per_gpu", "network_kind"), free=("storage_gb_per_s", "note")
@@ -61,10 +61,8 @@ def read_instances(*paths: str, gpus: Sequence[GpuEntry] | None = None) -> tuple
     Raises:
         BadFile: a table is not what it should be; file, line and column are named.
     """
-    entries = {entry.name.lower(): entry for entry in _shipped()}
-    for path in paths:
-        entries |= {entry.name.lower(): entry for entry in instances_in(text_at(path), path, gpus)}
-    return tuple(entries.values())
+    own = (instances_in(text_at(path), path, gpus) for path in paths)
+    return laid_over(_shipped(), own, lambda entry: entry.name.lower())
 
 
 @cache
@@ -91,7 +89,7 @@ def _instance(row: Row, gpus: Sequence[GpuEntry]) -> Instance:
         gpus=row.whole("gpus", least=1),
         network=Network(
             name=row.text("name"),
-            kind=_kind(row, "network_kind"),
+            kind=row.one_of("network_kind", NETWORK_KINDS),
             bytes_per_s=row.number("network_gbit_per_gpu") * GBIT,
             fact=row.fact(),
         ),
@@ -111,19 +109,12 @@ def read_networks() -> tuple[Network, ...]:
     return tuple(
         Network(
             name=row.text("name").lower(),
-            kind=_kind(row, "kind"),
+            kind=row.one_of("kind", NETWORK_KINDS),
             bytes_per_s=row.number("gbit_per_gpu") * GBIT,
             fact=row.fact(),
         )
         for row in rows_of(shipped_text("networks.csv"), "networks.csv", NETWORK_COLUMNS)
     )
-
-
-def _kind(row: Row, column: str) -> str:
-    word = row.text(column).lower()
-    if word not in NETWORK_KINDS:
-        raise row.wrong(column, f"{word!r} is none of {', '.join(NETWORK_KINDS)}")
-    return word
 
 
 def instance_named(text: str, instances: Sequence[Instance]) -> Instance:

@@ -15,7 +15,7 @@ from phalanx.core.performance.model import LatentAttention, Mixture, Model
 from phalanx.core.work.nearest import nearest
 from phalanx.facts.files import shipped_text, text_at
 from phalanx.facts.sane import sane
-from phalanx.facts.table import Columns, Row, rows_of
+from phalanx.facts.table import Columns, Row, named_of
 
 COLUMNS: Final = Columns(
     needed=("name", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "published_parameters"),
@@ -64,13 +64,7 @@ def models_in(text: str, where: str) -> tuple[ModelEntry, ...]:
     Raises:
         BadFile: as `read_models`.
     """
-    entries: dict[str, ModelEntry] = {}
-    for row in rows_of(text, where, COLUMNS):
-        entry = _entry(row)
-        if entry.model.name in entries:
-            raise row.wrong("name", f"{entry.model.name} stands there twice")
-        entries[entry.model.name] = entry
-    return tuple(entries.values())
+    return named_of(text, where, COLUMNS, _entry, lambda entry: entry.model.name)
 
 
 def _entry(row: Row) -> ModelEntry:

@@ -12,7 +12,7 @@ from phalanx.core.errors import BadRequest
 from phalanx.core.performance.machine import Fact, Price
 from phalanx.facts.files import shipped_text, text_at
 from phalanx.facts.gpus import GpuEntry, gpu_in, read_gpus
-from phalanx.facts.table import Columns, Row, is_date, rows_of
+from phalanx.facts.table import Columns, Row, is_date, laid_over, rows_of
 
 COLUMNS: Final = Columns(needed=("offer", "gpu", "kind", "usd_per_gpu_hour"), free=("region", "note"))
 ON_DEMAND: Final = "on-demand"
@@ -36,10 +36,7 @@ def read_prices(*paths: str, gpus: Sequence[GpuEntry] | None = None) -> tuple[Pr
     Raises:
         BadFile: a table is not what it should be, or a price has no date; file, line and column are named.
     """
-    entries = {_key(entry): entry for entry in _shipped()}
-    for path in paths:
-        entries |= {_key(entry): entry for entry in prices_in(text_at(path), path, own=True, gpus=gpus)}
-    return tuple(entries.values())
+    return laid_over(_shipped(), (prices_in(text_at(path), path, own=True, gpus=gpus) for path in paths), _key)
 
 
 @cache

@@ -7,13 +7,15 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from phalanx.core.errors import BadFile
 from phalanx.core.performance.machine import Fact
 from phalanx.core.work.nearest import nearest
+
+E = TypeVar("E")
 
 ROWS_MAX: Final = 10_000  # a price list of every cloud region has some thousand rows
 _DATE: Final = re.compile(r"(20[0-9]{2})(?:-(0[1-9]|1[0-2])(?:-(0[1-9]|[12][0-9]|3[01]))?)?")
@@ -75,6 +77,13 @@ class Row:
             raise self.wrong(column, f"{text!r} is neither 1 nor 0")
         return _WORDS[text]
 
+    def one_of(self, column: str, known: Sequence[str]) -> str:
+        """One of the known words, any case."""
+        word = self.text(column).lower()
+        if word not in known:
+            raise self.wrong(column, f"{word!r} is none of {', '.join(known)}")
+        return word
+
     def words(self, column: str) -> tuple[str, ...]:
         """Words between semicolons, lower case."""
         return tuple(word.strip().lower() for word in self.text(column).split(";") if word.strip())
@@ -130,6 +139,28 @@ def rows_of(text: str, where: str, columns: Columns) -> tuple[Row, ...]:
     if header is None:
         raise BadFile(f"{where}: no header", hint=f"the first line is {','.join(columns.all)}")
     return tuple(rows)
+
+
+def named_of(
+    text: str, where: str, columns: Columns, entry: Callable[[Row], E], name: Callable[[E], str]
+) -> tuple[E, ...]:
+    """The records of a table whose rows have names, in its order.
+
+    Raises:
+        BadFile: as `rows_of` and `entry`, or a name that stands there twice.
+    """
+    entries: dict[str, E] = {}
+    for row in rows_of(text, where, columns):
+        one = entry(row)
+        if name(one) in entries:
+            raise row.wrong("name", f"{name(one)} stands there twice")
+        entries[name(one)] = one
+    return tuple(entries.values())
+
+
+def laid_over(shipped: Iterable[E], own: Iterable[Iterable[E]], key: Callable[[E], Hashable]) -> tuple[E, ...]:
+    """The shipped records with a user's tables over them: one of a known key takes that one's place, a new one stands at the end."""
+    return tuple({key(one): one for table in (shipped, *own) for one in table}.values())
 
 
 def _lines(text: str) -> Iterator[str]:

@@ -10,7 +10,7 @@ from phalanx.core.errors import BadRequest
 from phalanx.core.layouts.asked import Asked, Checkpoint, Judged
 from phalanx.core.performance.collectives import Network
 from phalanx.core.performance.machine import Gpu
-from phalanx.core.performance.memory import Memory, memory_of, refused
+from phalanx.core.performance.memory import memory_of, refused
 from phalanx.core.performance.step import LayerCosts, Method, StepTime, Task
 from phalanx.core.performance.uncertainty import interval_s
 from phalanx.core.recovery.interval import daly_interval_s, expected_wall_s, gang_mtbf_s
@@ -41,15 +41,10 @@ def costs_of(asked: Asked) -> LayerCosts:
     return LayerCosts(task_of(asked), asked.machine, asked.physics, asked.stack)
 
 
-def memory(asked: Asked, layout: Layout) -> Memory:
-    """Device memory of the fullest rank."""
-    return memory_of(task_of(asked), layout, asked.machine.gpu, asked.stack)
-
-
 def judge(asked: Asked, layout: Layout, *, costs: LayerCosts | None = None, why: str = "") -> Judged:
     """Everything about one layout, whether it fits or not."""
     step = (costs or costs_of(asked)).step(layout)
-    held = memory(asked, layout)
+    held = memory_of(task_of(asked), layout, asked.machine.gpu, asked.stack)
     low_s, high_s = interval_s(
         step, asked.physics, asked.stack.spread, asked.machine.gpu, mixture=asked.model.mixture is not None
     )

@@ -82,12 +82,6 @@ def plan(asked: Asked, *, top: int = 5) -> Answer:
     )
 
 
-def choose(asked: Asked) -> Layout | None:
-    """The best layout, or None where nothing fits."""
-    answer = plan(asked, top=1)
-    return answer.layouts[0].layout if answer.fits else None
-
-
 def _given(asked: Asked, layout: Layout) -> Answer:
     judged = judge(asked, layout)
     if judged.fits:

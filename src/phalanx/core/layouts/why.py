@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from phalanx.core.layouts.asked import Asked, Judged
+from phalanx.core.performance.layer import PACKED_BYTES
 from phalanx.core.performance.memory import REFUSED
 from phalanx.core.performance.step import Item, Method
 from phalanx.core.work.layout import Layout
@@ -88,5 +89,5 @@ def states_bytes(asked: Asked) -> float:
     count = float(asked.model.parameters)
     if asked.method is Method.FULL:
         return 16.0 * count
-    base = 2.0 if asked.method is Method.LORA else 0.52
+    base = 2.0 if asked.method is Method.LORA else PACKED_BYTES
     return count * base + count * asked.adapter_share * 16.0

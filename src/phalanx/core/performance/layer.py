@@ -74,11 +74,10 @@ class Rates:
         if precision == "fp8" and ("fp8" in gpu.flops or "fp8" in gpu.best_flops):
             self.linear = sustained(machine, physics, "fp8") * physics.fp8_share
             self.cast = physics.fp8_cast
-        bandwidth = gpu.memory_bytes_per_s
         if machine.measured is not None and machine.measured.memory_bytes_per_s:
             self.bytes = machine.measured.memory_bytes_per_s
         else:
-            self.bytes = bandwidth * physics.memory_share
+            self.bytes = gpu.memory_bytes_per_s * physics.memory_share
         self.flash = self.matmul / physics.matmul_share * stack.flash_share(gpu.name)
         self.uncovered = physics.matmul_bytes
         self.width = activation_bytes(precision)
@@ -226,7 +225,7 @@ def _small_s(
     forward, backward = 10.0 * d + 2.0 * heads, 13.0 * d + 2.0 * heads
     width = model.ffn / t
     if mixture and model.mixture is not None:
-        width = (model.mixture.shared_ffn + model.mixture.per_token * model.mixture.ffn) / t
+        width = model.mixture.visited_ffn / t
         moved = model.mixture.per_token * d  # tokens are copied to their experts and back, and summed
         forward, backward = forward + 4.0 * moved, backward + 4.0 * moved
     forward += (3.5 if model.gated else 2.5) * width

@@ -190,9 +190,7 @@ def _layer_bytes(task: Task, layout: Layout) -> float:
 
 def _width(task: Task) -> float:
     mixture = task.model.mixture
-    if mixture is None:
-        return task.model.ffn
-    return mixture.shared_ffn + mixture.per_token * mixture.ffn
+    return task.model.ffn if mixture is None else mixture.visited_ffn
 
 
 def refused(memory: Memory) -> bool:

@@ -48,6 +48,11 @@ class Mixture:
     shared_ffn: int = 0
     dense_layers: int = 0
 
+    @property
+    def visited_ffn(self) -> int:
+        """Width of all that one token passes through."""
+        return self.shared_ffn + self.per_token * self.ffn
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:

@@ -21,13 +21,15 @@ from dataclasses import dataclass
 
 from phalanx.core.performance.coefficients import Physics, Stack
 from phalanx.core.performance.collectives import Network
-from phalanx.core.performance.layer import Layer, Rates, activation_bytes, layer_of
+from phalanx.core.performance.layer import PACKED_BYTES, Layer, Rates, activation_bytes, layer_of
 from phalanx.core.performance.machine import Machine
 from phalanx.core.performance.model import Model
 from phalanx.core.work.layout import Axis, Layout, Recompute
 
 OVERLAP = 6.0
 """Exponent by which computing and gathering combine where they overlap: nearly the longer of the two. One prefetch is never perfect."""
+MIXTURE_KERNELS = 2.0
+"""Of a mixture's layer, how many kernels are issued for each of a dense one: router, permutation and groups beside the products."""
 LAST_PASS = 0.7
 """Of one micro-batch's layers, the share of time in which gradients of the last backward pass can travel: its backward part."""
 
@@ -107,11 +109,11 @@ class LayerCosts:
         # The stage with the most layers sets the pace.
         uneven = -(-self.task.model.layers // stages) * stages / self.task.model.layers
         stage_s = 0.0
-        for layer, count in zip(self._layer(layout), self._counts(), strict=True):
+        for layer, count, kernels in zip(self._layer(layout), self._counts(), (1.0, MIXTURE_KERNELS), strict=True):
             per_stage = count / stages * uneven
             if not per_stage:
                 continue
-            spent = self._layer_items(layer, layout)
+            spent = self._layer_items(layer, layout, kernels)
             stage_s += per_stage * sum(spent.values())
             for item, seconds in spent.items():
                 items[item] += per_stage * micro_batches * seconds
@@ -119,7 +121,7 @@ class LayerCosts:
         sends_s = self._sends_s(layout)
         busiest_s = stage_s + max(output_s, embed_s)
         mean_s = stage_s + (output_s + embed_s) / stages if stages > 1 else busiest_s + embed_s
-        items[Item.LOSS] = micro_batches * ((max(output_s, embed_s)) if stages > 1 else output_s + embed_s)
+        items[Item.LOSS] = micro_batches * (max(output_s, embed_s) if stages > 1 else output_s + embed_s)
         items[Item.PIPELINE] = micro_batches * sends_s
         items[Item.BUBBLE] = (stages - 1) / runs * (mean_s + sends_s)
         items[Item.GRADIENTS] = self._gradients_s(layout, stage_s)
@@ -135,11 +137,9 @@ class LayerCosts:
         )  # fmt: skip
         known = self._layers.get(key)
         if known is None:
-            task = self.task
-            known = self._layers[key] = (
-                self._one(layout, mixture=False),
-                self._one(layout, mixture=True) if task.model.mixture is not None else self._one(layout, mixture=False),
-            )
+            dense = self._one(layout, mixture=False)
+            mixed = dense if self.task.model.mixture is None else self._one(layout, mixture=True)
+            known = self._layers[key] = (dense, mixed)
         return known
 
     def _one(self, layout: Layout, *, mixture: bool) -> Layer:
@@ -153,8 +153,8 @@ class LayerCosts:
         model = self.task.model
         return (model.dense_layers, model.layers - model.dense_layers)
 
-    def _layer_items(self, layer: Layer, layout: Layout) -> dict[Item, float]:
-        """Seconds of one layer and micro-batch by item; they add up to what passes."""
+    def _layer_items(self, layer: Layer, layout: Layout, kernels: float) -> dict[Item, float]:
+        """Seconds of one layer and micro-batch by item; they add up to what passes. `kernels`: issued for each of a dense layer."""
         forward, backward = layer.forward, layer.backward
         gather_s, reduce_s = self._shard_s(layout)
         run = forward.total_s
@@ -163,10 +163,7 @@ class LayerCosts:
         shown += _overlapped(back, gather_s + reduce_s, self.physics.interference) - back
         device = run + back + shown
         passes = 3.0 if layout.recompute is Recompute.FULL else 2.0
-        mixture = (
-            2.0 if forward.expert else 1.0
-        )  # a mixture issues about twice the kernels: router, permutation, groups
-        host = self.stack.host_s * passes * mixture
+        host = self.stack.host_s * passes * kernels
         sharp = self.physics.host_sharpness
         longest = max(device, host)
         whole: float = longest * ((device / longest) ** sharp + (host / longest) ** sharp) ** (1.0 / sharp)
@@ -190,9 +187,8 @@ class LayerCosts:
         few = max(1, layout.shard * layout.context // layout.expert)
         experts = self.network.group(few, layout.stride(Axis.CONTEXT) * layout.expert)
         held = layer_parameters(self.task.model, layout)
-        gather, reduce = self._sent_bytes(layout)
-        gather *= 0.28 if self.task.method is Method.QLORA else 1.0
-        reduce *= self._trained()
+        gather = gathered_bytes(self.task, layout, self.stack)
+        reduce = reduced_bytes(layout, self.stack) * self._trained()
         return (
             group.gather_s(held.common * gather) + experts.gather_s(held.routed * gather),
             group.gather_s(held.common * reduce) + experts.gather_s(held.routed * reduce),
@@ -223,15 +219,15 @@ class LayerCosts:
         if layout.zero == 3:
             group = network.axis(layout, Axis.REPLICATE)
             count = rank_parameters(self.task.model, layout).sharded(layout) * self._trained()
-            return stack.data_exposed * group.all_reduce_s(count * self._sent_bytes(layout)[1])
+            return stack.data_exposed * group.all_reduce_s(count * reduced_bytes(layout, stack))
         whole = network.axes(layout, Axis.CONTEXT, Axis.SHARD, Axis.REPLICATE)
         if whole.size == 1:
             return 0.0
         few = max(1, whole.size // layout.expert)
         experts = network.group(few, layout.stride(Axis.CONTEXT) * layout.expert)
         held = rank_parameters(self.task.model, layout)
-        gather_bytes, reduce_bytes = self._sent_bytes(layout)
-        back = gather_bytes if layout.zero else reduce_bytes
+        reduce_bytes = reduced_bytes(layout, stack)
+        back = _returned_bytes(layout, stack) if layout.zero else reduce_bytes
         reduce, gather = (
             self._trained() * (whole.gather_s(held.common * sent) + experts.gather_s(held.routed * sent))
             for sent in (reduce_bytes, back)
@@ -252,11 +248,6 @@ class LayerCosts:
         seconds = own * (30.0 if layout.zero < 3 else 32.0) + count * (4.0 if layout.zero < 3 else 0.0)
         return self.physics.optimizer * seconds / rates.bytes
 
-    def _sent_bytes(self, layout: Layout) -> tuple[float, float]:
-        """Per parameter, to gather it and to reduce its gradient: the stack's habit, and no fewer than the products need."""
-        width = float(activation_bytes(layout.precision))
-        return max(self.stack.gather_bytes, width), max(self.stack.reduce_bytes, width)
-
     def _trained(self) -> float:
         return 1.0 if self.task.method is Method.FULL else self.task.adapter_share
 
@@ -264,6 +255,21 @@ class LayerCosts:
         if precision not in self._rates:
             self._rates[precision] = Rates(self.machine, self.physics, self.stack, precision)
         return self._rates[precision]
+
+
+def gathered_bytes(task: Task, layout: Layout, stack: Stack) -> float:
+    """Sent per parameter to gather it before it is multiplied; packed weights are unpacked where they arrive."""
+    return PACKED_BYTES if task.method is Method.QLORA else _returned_bytes(layout, stack)
+
+
+def reduced_bytes(layout: Layout, stack: Stack) -> float:
+    """Sent per parameter to reduce its gradient: the stack's habit, and no fewer than the products need."""
+    return max(stack.reduce_bytes, float(activation_bytes(layout.precision)))
+
+
+def _returned_bytes(layout: Layout, stack: Stack) -> float:
+    """Sent per parameter that the optimizer changed, in the width that is multiplied or the stack's habit if that is wider."""
+    return max(stack.gather_bytes, float(activation_bytes(layout.precision)))
 
 
 def _overlapped(compute_s: float, exchange_s: float, interference: float) -> float:

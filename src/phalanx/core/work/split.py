@@ -61,7 +61,7 @@ def check_split(layout: Layout, model: Splittable) -> None:
         )
 
 
-def fitted(layout: Layout, ranks: int) -> Layout:
+def resized(layout: Layout, ranks: int) -> Layout:
     """The layout for another number of ranks: the model stays split as it is, data parallelism grows or shrinks.
 
     The global batch stays the same where the micro-batches allow it. Replicas change first, since that moves no state.

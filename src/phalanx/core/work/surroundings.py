@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import groupby
 from typing import Any, Final
@@ -20,9 +20,8 @@ from phalanx.core.work.allocation import Allocation
 
 LINK_LEVEL: Final = "nvlink"  # the level of the topology whose nodes are joined by links as fast as those inside a node
 _GBIT: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)\s*(?:g(?:bit|bps|b/s|bit/s)?)?", re.IGNORECASE)
-NETWORK_LABEL: Final = (
-    "network"  # of a node: what joins it to others, for each GPU and direction, as in `--network` ("400gbit")
-)
+NETWORK_LABEL: Final = "network"
+"""Of a node: what joins it to others, for each GPU and direction, as in `--network` ("400gbit")."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +58,7 @@ def surroundings_of(allocation: Allocation, fleet: Mapping[Any, Node]) -> Surrou
         for device in node.devices
         if device.index in grant.devices
     ]
-    networks = {node.labels.get(NETWORK_LABEL, "") for node in nodes}
-    network = networks.pop() if len(networks) == 1 else ""
+    network = network_of(node.labels for node in nodes)
     gbit = gbit_of(network)
     return Surroundings(
         gpu=devices[0].model if devices else "",
@@ -72,6 +70,12 @@ def surroundings_of(allocation: Allocation, fleet: Mapping[Any, Node]) -> Surrou
         network="" if gbit else network,
         network_gbit=gbit or 0.0,
     )
+
+
+def network_of(labels: Iterable[Mapping[str, str]]) -> str:
+    """What the nodes with these labels say that joins them; "" where they say nothing, or differ."""
+    networks = {one.get(NETWORK_LABEL, "") for one in labels}
+    return networks.pop() if len(networks) == 1 else ""
 
 
 def gbit_of(text: str) -> float | None:
