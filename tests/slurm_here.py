@@ -9,25 +9,27 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import signal
 import socket
 import stat
 import subprocess
-import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from benchmarks.cluster import until
-from tests.lab.slurm import why_no_slurm
+from phalanx.node.shell.proctable import ProcessRow, descendants, environment, read_table
+from phalanx.node.shell.sweeps import kill_until_none
+from tests.lab.slurm import CGROUP, COMMON, why_no_slurm
 
 DEVICE_MAJOR = 120  # of the range for local use: no driver owns it
 SILENCE_S = 5
+LEAVE_S = 5.0  # for jobs to end in good order: KillWait is 2 s
 
-CONFIGURATION = """
+CONFIGURATION = (
+    COMMON
+    + """
 ClusterName=here
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={port}
-SlurmUser=root
-AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool/%n
@@ -35,21 +37,12 @@ SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
-MpiDefault=none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core_Memory
-SlurmdParameters=config_overrides
-ReturnToService=2
 SlurmdTimeout={silence_s}
-KillWait=2
-GresTypes=gpu
 DefMemPerCPU=64
 NodeName=n[0-{last}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first_port}-{last_port}] CPUs=8 RealMemory=4096 Gres=gpu:{gpus} State=UNKNOWN
 PartitionName=here Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
+)
 
 
 def why_not() -> str:
@@ -91,7 +84,7 @@ class SlurmHere:
         for name, said in (
             ("slurm.conf", text),
             ("gres.conf", "\n".join(gres) + "\n"),
-            ("cgroup.conf", "CgroupPlugin=cgroup/v1\n"),
+            ("cgroup.conf", CGROUP),
         ):
             with open(f"{self.folder}/{name}", "w", encoding="ascii") as file:
                 file.write(said)
@@ -136,24 +129,64 @@ class SlurmHere:
         return done.stdout
 
     def stop(self) -> None:
-        """End every daemon."""
-        self.run("scancel", "--partition=here")
-        time.sleep(0.5)
+        """End every daemon, and whatever of a job then still lives: a step daemon that cannot report its end tries for ever.
+
+        Raises:
+            RuntimeError: a process would not die.
+        """
+        with contextlib.suppress(
+            TimeoutError, subprocess.TimeoutExpired
+        ):  # those of a dead node never end in good order
+            self.run("scancel", "--partition=here")
+            until(lambda: not self.run("squeue", "--noheader"), "all jobs have ended", limit_s=LEAVE_S)
         for daemon in reversed(self.daemons.values()):
-            with contextlib.suppress(ProcessLookupError):
-                daemon.send_signal(signal.SIGTERM)
+            daemon.terminate()
         for daemon in self.daemons.values():
             try:
                 daemon.wait(timeout=10)
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
+        left = kill_until_none(self._members, LEAVE_S, certain=lambda: False)
+        if left:
+            raise RuntimeError(f"of the Slurm in {self.folder} these would not die: {left}")
+
+    def processes(self, node: str = "") -> list[int]:
+        """What lives of this Slurm, or of one of its nodes: daemons, step daemons (whose parent is process 1), and all below them."""
+        table = read_table()
+        return sorted(pid for pid in self._members(table, node) if not table[pid].dead)
+
+    def _members(self, table: Mapping[int, ProcessRow], node: str = "") -> set[int]:
+        found = {pid for pid in table if self._is_of(pid, node)} - {os.getpid()}
+        return found | descendants(table, found)
+
+    def _is_of(self, pid: int, node: str) -> bool:
+        """By its environment, or by what it has open: a step daemon writes its title over its environment, and holds its slurmd's log."""
+        ours, opened = environment(pid), _opened(pid)
+        if node:
+            here = ours.get(b"SLURM_CONF") == f"{self.folder}/slurm.conf".encode()
+            return (
+                here and ours.get(b"SLURMD_NODENAME") == node.encode()
+            ) or f"{self.folder}/slurmd-{node}.log" in opened
+        words = (*ours.values(), *(path.encode() for path in opened))
+        return any(word.startswith(f"{self.folder}/".encode()) or word == self.folder.encode() for word in words)
 
     def _daemon(self, name: str, argv: list[str]) -> None:
         with open(f"{self.folder}/{name}.out", "ab") as output:
             self.daemons[name] = subprocess.Popen(
                 argv, env=self.environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
             )
+
+
+def _opened(pid: int) -> list[str]:
+    """Paths of what a process has open, its working folder among them."""
+    found = []
+    with contextlib.suppress(OSError):
+        found.append(os.readlink(f"/proc/{pid}/cwd"))
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                found.append(os.readlink(f"/proc/{pid}/fd/{number}"))
+    return found
 
 
 def _free_ports(count: int) -> list[int]:

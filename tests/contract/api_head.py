@@ -230,6 +230,11 @@ def unknown_event(seq):
     return Framed(seq=seq, kind="FromTheFuture", body=msgspec.Raw(b"{}"))
 
 
+def code(reply):
+    """How a refusal is told: HTTP's number and our word."""
+    return reply.status_code, reply.json()["error"]["code"]
+
+
 def until(true, timeout_s=20.0):
     """Wait for the controller's thread; a hang guard, never an assertion about time."""
     end = time.monotonic() + timeout_s

@@ -26,15 +26,8 @@ from tests.contract.slurm_rig import slurm
 from tests.slurm_here import why_not as why_no_slurm
 
 VIRTUAL = "3x2"
-SOON = (
-    "--min-run",
-    "1s",
-    "--min-run-by-right",
-    "1s",
-    "--min-stay",
-    "1s",
-)  # a job's guarantees, short enough for a test
-
+# A job's guarantees, short enough for a test.
+SOON = ("--min-run", "1s", "--min-run-by-right", "1s", "--min-stay", "1s")
 
 R = TypeVar("R", bound=Cluster)
 
@@ -104,10 +97,21 @@ def _running(kind: type[R], **options: Any) -> Iterator[R]:
         shutil.rmtree(home, ignore_errors=True)
 
 
+def gated(rig: Cluster, gate: str, **body: Any) -> str:
+    """A job that ends well once the gate is open."""
+    script = f"echo begun; while [ ! -e {os.path.join(rig.home, gate)} ]; do sleep 0.05; done; echo over"
+    return rig.submit(run=script, tasks_per_node=1, name=gate, grace="1s", **body)
+
+
+def open_gate(rig: Cluster, gate: str) -> None:
+    """Let the jobs of this gate end."""
+    with open(os.path.join(rig.home, gate), "w", encoding="utf-8"):
+        pass
+
+
 def _why_no_ray() -> str:
-    return (
-        "" if importlib.util.find_spec("ray") else "Ray is not installed: pip install 'phalanx[ray]' -c constraints.txt"
-    )
+    told = "Ray is not installed: pip install 'phalanx[ray]' -c constraints.txt"
+    return "" if importlib.util.find_spec("ray") else told
 
 
 RIGS: Mapping[str, Callable[[], contextlib.AbstractContextManager[Cluster]]] = {

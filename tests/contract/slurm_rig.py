@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
 import shutil
 import subprocess
@@ -12,9 +11,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from benchmarks.cluster import ROOT, Cluster, free_port, until
+from benchmarks.cluster import ROOT, Cluster, command_words, free_port, until
 from tests.slurm_here import SlurmHere
 
 BACK_S = 6.0  # after a node's death until its daemon is started again, as after a short power cut
@@ -25,6 +24,7 @@ class SlurmRig(Cluster):
     """A head on Slurm."""
 
     slurm: SlurmHere
+    revivals: list[threading.Timer] = field(default_factory=list)
 
     def start(self, *, wait_nodes: bool = True) -> None:
         """Start the head; Slurm runs already."""
@@ -42,14 +42,22 @@ class SlurmRig(Cluster):
         if wait_nodes:
             until(lambda: sum(node["state"] == "up" for node in self.nodes()) == 3, "all nodes are up")
 
+    def stop(self) -> None:
+        """End the head, and start no daemon any more."""
+        for revival in self.revivals:
+            revival.cancel()
+            revival.join()
+        Cluster.stop(self)
+
     def kill_node(self, name: str, signal_number: int = 9) -> float:
         """Slurm's daemon there, its steps, our supervisor and all under it."""
         at_s = time.time()
         self.slurm.kill_node(name)
-        for pid in _processes_on(name):
+        for pid in self.slurm.processes(name):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal_number)
-        threading.Timer(BACK_S, self.slurm.start_node, (name,)).start()
+        self.revivals.append(threading.Timer(BACK_S, self.slurm.start_node, (name,)))
+        self.revivals[-1].start()
         return at_s
 
 
@@ -62,33 +70,28 @@ def slurm(words: tuple[str, ...]) -> Iterator[SlurmRig]:
         home=home, port=free_port(), virtual="", lease_s=4.0, words=("--engine", "slurm", *words), slurm=daemons
     )
     try:
-        daemons.start()
-        rig.start()
-        yield rig
+        with here(daemons):
+            try:
+                rig.start()
+                yield rig
+            finally:
+                rig.stop()
     finally:
-        rig.stop()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def here(daemons: SlurmHere) -> Iterator[SlurmHere]:
+    """A Slurm that runs, of which nothing is left afterwards.
+
+    Raises:
+        AssertionError: something is; it goes with what it is.
+    """
+    try:
+        daemons.start()
+        yield daemons
+    finally:
         daemons.stop()
-        for path in (folder, home):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _processes_on(name: str) -> list[int]:
-    """What Slurm started on that node, with the step daemons above it."""
-    mark, found = f"SLURMD_NODENAME={name}", set()
-    for path in glob.glob("/proc/[0-9]*/environ"):
-        pid = int(path.split("/")[2])
-        with contextlib.suppress(OSError):
-            with open(path, encoding="utf-8", errors="replace") as file:
-                if mark not in file.read().split("\0"):
-                    continue
-            found.add(pid)
-            parent = _parent(pid)
-            with open(f"/proc/{parent}/comm", encoding="utf-8") as comm:
-                if comm.read().startswith("slurmstepd"):
-                    found.add(parent)
-    return sorted(found)
-
-
-def _parent(pid: int) -> int:
-    with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:
-        return int(stat.read().rpartition(")")[2].split()[1])
+        left = {pid: " ".join(command_words(pid)) for pid in daemons.processes()}
+        shutil.rmtree(daemons.folder, ignore_errors=True)
+        assert not left, f"left of the Slurm in {daemons.folder}: {left}"

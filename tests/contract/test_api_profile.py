@@ -7,22 +7,13 @@ import pytest
 
 from phalanx.core.performance.plain import to_plain
 from phalanx.core.performance.profile import KEEPS_S, NodeFound, Profile, profile_from
-from tests.contract.api_head import ApiHead, Supervisor
+from tests.contract.api_head import ApiHead, Supervisor, code
 
 
 @pytest.fixture
-def head(tmp_path):
-    head = ApiHead(str(tmp_path))
-    yield head
-    head.close()
-
-
-@pytest.fixture
-def call(head):
-    with head.calling() as call:
-        Supervisor(call).hello()
-        Supervisor(call, "n1", "s2").hello()
-        yield call
+def call(call):
+    Supervisor(call, "n1", "s2").hello()
+    return call
 
 
 def profile(head, *memory, **more):
@@ -31,10 +22,6 @@ def profile(head, *memory, **more):
         for i, rate in enumerate(memory or (9.0, 9.0))
     ]
     return to_plain(Profile(**{"at": "2026-11-21", "at_s": head.clock.now_s(), "nodes": tuple(nodes), **more}))
-
-
-def code(reply):
-    return reply.status_code, reply.json()["error"]["code"]
 
 
 def test_before_the_first_calibration_there_is_none(call):

@@ -8,7 +8,7 @@ import pytest
 from phalanx.client import Client
 from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted
 from phalanx.core.state.events import Hello
-from phalanx.wire.api import QueueFacts
+from phalanx.wire.api.queues import QueueFacts
 from tests.contract.api_head import JOB, TOKENS, ApiHead, make_node, until
 
 TREE = [

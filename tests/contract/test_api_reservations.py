@@ -5,31 +5,13 @@
 
 import pytest
 
-from tests.contract.api_head import ApiHead, Supervisor, until
+from tests.contract.api_head import code, until
 
 FANS = {"nodes": ["n0"], "time": "4h", "maintenance": True, "why": "new fans"}
 
 
-@pytest.fixture
-def head(tmp_path):
-    head = ApiHead(str(tmp_path))
-    yield head
-    head.close()
-
-
-@pytest.fixture
-def call(head):
-    with head.calling() as call:
-        Supervisor(call).hello()
-        yield call
-
-
 def reserve(call, name="fans", role="operator", **changes):
     return call(role, "PUT", f"/v1/reservations/{name}", {**FANS, **changes})
-
-
-def code(reply):
-    return reply.status_code, reply.json()["error"]["code"]
 
 
 def listed(call):

@@ -9,7 +9,7 @@ from phalanx.client import Client
 from phalanx.core.errors import BadFile, NeverFits, NotFound, NotPermitted, TryLater
 from phalanx.core.state.events import CordonNode, Hello
 from phalanx.ports.store import JobFilter
-from phalanx.wire.api import QueueFacts
+from phalanx.wire.api.queues import QueueFacts
 from tests.contract.api_head import JOB, TOKENS, ApiHead, Supervisor, make_node, until
 
 WHOLE = {**JOB, "gpus": 4}

@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 
 from benchmarks.cluster import ROOT, until
-from tests.contract.engine_rigs import RIGS, WHY_NOT
+from tests.contract.engine_rigs import RIGS, WHY_NOT, gated, open_gate
 
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.timeout(240)]
 TRAIN = os.path.join(ROOT, "examples", "train_gpt", "train.py")
@@ -57,17 +57,6 @@ def log_of(rig, job, rank=None):
         cursor = reply["cursor"]
         if not reply["more"]:
             return text
-
-
-def gated(rig, gate, **body):
-    """A job that ends well once the gate is open."""
-    script = f"echo begun; while [ ! -e {os.path.join(rig.home, gate)} ]; do sleep 0.05; done; echo over"
-    return rig.submit(run=script, tasks_per_node=1, name=gate, grace="1s", **body)
-
-
-def open_gate(rig, gate):
-    with open(os.path.join(rig.home, gate), "w", encoding="utf-8"):
-        pass
 
 
 def train(rig, *, steps, **body):

@@ -4,9 +4,11 @@ import json
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 
+from benchmarks.cluster import until as wait_until
 from tests.lab.lab import Lab
 from tests.lab.needs import why_not
 
@@ -18,6 +20,7 @@ pytestmark = [
 ]
 
 HANG_S = 60.0
+until = partial(wait_until, every_s=0.1, limit_s=HANG_S)
 PHALANX = [sys.executable, "-m", "phalanx.app.cli"]
 
 
@@ -72,13 +75,6 @@ def phalanx(lab, name, *words):
         lab.command(name, [*PHALANX, *words]), capture_output=True, text=True, timeout=HANG_S, check=False
     )
     return done.returncode, done.stdout + done.stderr
-
-
-def until(what, *, sentence):
-    end = time.monotonic() + HANG_S
-    while not what():
-        assert time.monotonic() < end, f"never: {sentence}"
-        time.sleep(0.1)
 
 
 def of_phalanx(lab, name):
@@ -170,13 +166,13 @@ def test_a_server_leaves_and_nothing_of_it_stays(lab, head):
     assert (code, said.strip()) == (0, "h1 has left https://10.77.0.1:7600")
     assert of_phalanx(lab, "h1") == []
     assert lab.run("h1", ["ls", "-A", "/home/lab/.phalanx"]) == ""
-    until(lambda: head.state("h1") == "down", sentence="the head sees that h1 has left")
+    until(lambda: head.state("h1") == "down", "the head sees that h1 has left")
 
 
 def test_a_server_whose_power_was_cut_comes_back_by_joining_without_words(lab, head):
     assert head.join("h1")[0] == 0
     lab.kill("h1")
-    until(lambda: head.state("h1") == "down", sentence="the head sees that h1 is dead")
+    until(lambda: head.state("h1") == "down", "the head sees that h1 is dead")
     lab.restart("h1")
     code, said = phalanx(lab, "h1", "join")
     assert code == 0, said
@@ -189,7 +185,7 @@ def test_a_supervisor_that_was_killed_is_brought_back(lab, head):
     lab.run("h1", ["pkill", "-9", "-f", "phalanx[.]app[.]node"])
     until(
         lambda: head.state("h1") == "up" and head.nodes()["h1"]["supervisor_id"] != before,
-        sentence="h1 has another supervisor",
+        "h1 has another supervisor",
     )
 
 

@@ -38,7 +38,7 @@ def whole(lab):
             lab.shape(name, lab.rate_mbit)
 
 
-def reaches(lab, name, other, *, tries=1):
+def reaches(lab, name, other):
     """Whether a small message goes from one host to another and back."""
     sink = lab.start(other, [sys.executable, "-S", STREAM, "sink"], stdout=subprocess.PIPE)
     try:

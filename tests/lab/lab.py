@@ -253,7 +253,7 @@ class Lab:
     def processes(self, name: str) -> list[int]:
         """Outer pids of all that run inside the host: those that share its PID namespace."""
         pid = self.host(name).pid
-        return _members(os.readlink(f"/proc/{pid}/ns/pid")) if pid else []
+        return sorted(_members(os.readlink(f"/proc/{pid}/ns/pid"))) if pid else []
 
     def _boot(self, name: str, under: list[str], plan: Mapping[str, Any]) -> int:
         argv = [*under, sys.executable, "-I", "-S", str(INIT), dumps(plan)]
@@ -322,11 +322,7 @@ def alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
-def _members(namespace: str) -> list[int]:
-    return sorted(_in_namespace(namespace))
-
-
-def _in_namespace(namespace: str) -> Iterator[int]:
+def _members(namespace: str) -> Iterator[int]:
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with suppress(OSError):

@@ -29,37 +29,47 @@ KEY = "/run/munge.key"
 READY_S = 30.0
 """A guard: nodes register in 2 s here."""
 
-CONFIGURATION = """
-ClusterName=lab
-SlurmctldHost={controller}({controller_address})
+COMMON = """
 SlurmUser=root
 AuthType=auth/munge
-StateSaveLocation={disk}/state
-SlurmdSpoolDir={disk}/spool
-SlurmctldPidFile=/run/slurmctld.pid
-SlurmdPidFile=/run/slurmd.pid
-SlurmctldLogFile={disk}/slurmctld.log
-SlurmdLogFile={disk}/slurmd.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
-DefMemPerCPU={default_mib}
 SlurmdParameters=config_overrides
 ReturnToService=2
+KillWait=2
+GresTypes=gpu
+"""
+"""Of every Slurm that we start. `config_overrides`: a node is what is written here, not what slurmd counts on this machine. `linuxproc` and
+`task/none` need no control group, which a container may not let us make."""
+
+CGROUP = "CgroupPlugin=cgroup/v1\n"
+"""slurmd wants a plugin all the same; this one is taken where no control group is mounted."""
+
+CONFIGURATION = (
+    COMMON
+    + """
+ClusterName=lab
+SlurmctldHost={controller}({controller_address})
+StateSaveLocation={disk}/state
+SlurmdSpoolDir={disk}/spool
+SlurmctldPidFile=/run/slurmctld.pid
+SlurmdPidFile=/run/slurmd.pid
+SlurmctldLogFile={disk}/slurmctld.log
+SlurmdLogFile={disk}/slurmd.log
+DefMemPerCPU={default_mib}
 SlurmctldTimeout=10
 SlurmdTimeout={silence_s}
 InactiveLimit=0
-KillWait=2
 UnkillableStepTimeout=20
-GresTypes=gpu
 {nodes}
 PartitionName=lab Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
-"""`config_overrides`: a node is what is written here, not what slurmd counts on this machine. `linuxproc` and `task/none` need no
-control group, which a container may not let us make. Without `DefMemPerCPU` a job that states no memory takes all of its node's."""
+)
+"""Without `DefMemPerCPU` a job that states no memory takes all of its node's."""
 
 SILENCE_S = 10
 """`SlurmdTimeout`, after which slurmctld may call a silent node down; it takes up to three times that (docs/lab.md). Default 300 s."""
@@ -154,7 +164,7 @@ class Slurm:
         return {
             "slurm.conf": slurm.lstrip(),
             "gres.conf": f"AutoDetect=off\n{devices}",
-            "cgroup.conf": "CgroupPlugin=cgroup/v1\n",
+            "cgroup.conf": CGROUP,
         }
 
     def wait_idle(self, count: int) -> None:

@@ -13,7 +13,9 @@ from phalanx.core.work.allocation import Allocation, Grant
 from phalanx.core.work.attempt import Attempt, AttemptState, Cause
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.spec import JobSpec, Role
-from phalanx.wire.api import Checkpoint, DeviceView, JobView, NodeView, Progress, StepView
+from phalanx.wire.api.jobs import Checkpoint, JobView, Progress
+from phalanx.wire.api.nodes import DeviceView, NodeView
+from phalanx.wire.api.output import StepView
 
 T = 1_700_000_000.0
 STEPS, KILLED, SAVED = 300, 142, 111

@@ -3,6 +3,9 @@
 # Ids are written as plain words here, as in a drawing.
 # mypy: disable-error-code="arg-type, attr-defined"
 
+import io
+import tarfile
+
 import pytest
 
 from phalanx.cli.plan.calibration_job import STAGE, CalibrationFailed, _fetch, job_of
@@ -14,7 +17,7 @@ from phalanx.core.errors import BadRequest, NotFound, TooLarge, TryLater
 from phalanx.core.performance.model import Model
 from phalanx.core.performance.profile import BetweenFound, NodeFound, PairFound, Profile, RunFound
 from phalanx.core.work.layout import Layout
-from phalanx.wire.api import CordonView, DeviceView, NodeView, ReservedView
+from phalanx.wire.api.nodes import CordonView, DeviceView, NodeView, ReservedView
 from tests.golden.cli.fake_head import TOKEN, FakeHead
 from tests.golden.cli.views import make
 
@@ -111,7 +114,16 @@ class Outputs:
             out.write(piece)
 
 
-@pytest.mark.parametrize("pieces", [(), (b"no tar at all",)])
+def tar_of(text):
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w") as tar:
+        member = tarfile.TarInfo("calibration.json")
+        member.size = len(text)
+        tar.addfile(member, io.BytesIO(text))
+    return whole.getvalue()
+
+
+@pytest.mark.parametrize("pieces", [(), (b"no tar at all",), (tar_of(b"{"),), (tar_of(b"[" * 100_000),)])
 def test_a_job_that_left_no_samples_is_said_so(pieces):
     with pytest.raises(CalibrationFailed, match="job 7 left no samples"):
         _fetch(Outputs(*pieces), "7")

@@ -9,7 +9,7 @@ from phalanx.cli.access.queuefile import parse_queue_file
 from phalanx.cli.access.queuetree import difference_lines, tree_shown
 from phalanx.cli.terminal import Terminal
 from phalanx.core.errors import BadFile, NotFound
-from phalanx.wire.api import QueueChange, QueueFacts, QueuesApplied, QueueView, QueueWait
+from phalanx.wire.api.queues import QueueChange, QueueFacts, QueuesApplied, QueueView, QueueWait
 
 WIDE = Terminal(width=200, height=40, interactive=False, colour=False, blocks=True)
 TREE = """\

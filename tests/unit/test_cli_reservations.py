@@ -10,7 +10,7 @@ from phalanx.cli.cluster.reservations import _lines, _name, _start_s, reserved_w
 from phalanx.cli.root import main
 from phalanx.cli.terminal import Terminal
 from phalanx.core.errors import BadRequest
-from phalanx.wire.api import ReservationView, ReservedView
+from phalanx.wire.api.nodes import ReservationView, ReservedView
 from tests.golden.cli import views
 from tests.golden.cli.fake_head import TOKEN, FakeHead
 

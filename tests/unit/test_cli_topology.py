@@ -10,7 +10,7 @@ from phalanx.cli.terminal import Terminal
 from phalanx.core.errors import BadFile, TooLarge
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.work.treefile import labels_in
-from phalanx.wire.api import CordonView, DeviceView, NodeView
+from phalanx.wire.api.nodes import CordonView, DeviceView, NodeView
 
 PLAIN = Terminal(width=160, height=40, interactive=False, colour=False, blocks=False)
 

@@ -3,6 +3,7 @@
 """Slurm in words: what its commands print becomes records, attempts become its command lines, and its queue is judged."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,13 +12,14 @@ from phalanx.core.units import GIB, MIB
 from phalanx.core.work.allocation import Allocation, Grant
 from phalanx.core.work.attempt import Attempt, AttemptState, Cause, Member, MemberState
 from phalanx.engines.slurm import inventory, orders, parse, render
+from phalanx.engines.slurm.engine import SlurmEngine, SlurmSettings
 from phalanx.engines.slurm.inventory import Ours
 from phalanx.engines.slurm.orders import Order, Phase
 from phalanx.engines.slurm.parse import Gpus, SlurmJob
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "slurm"
 NODES = {node.name: node for node in parse.nodes_of((GOLDEN / "nodes.txt").read_text())}
-JOBS = parse.jobs_of((GOLDEN / "jobs.txt").read_text())
+JOBS = parse.jobs_of((GOLDEN / "jobs.txt").read_text(), "|5f1c|")
 
 
 def grant(node="h1", devices=(0, 1), rank=0, cpus=0, memory=0):
@@ -75,6 +77,15 @@ def test_the_queue_is_read_with_wait_statuses_and_comments_of_any_kind():
     assert (found["6"].holds, found["6"].user, found["6"].nodes) == (True, "alice", ("h0", "h1", "h2"))
     assert (found["7"].holds, found["7"].over, found["7"].comment) == (False, False, "a | in a comment")
     assert render.read_comment(found["9"].comment) == ("8f3ac2a5", "17_4", 2)
+
+
+def test_a_comment_with_a_line_end_is_no_row_and_what_is_no_whole_row_is_refused():
+    assert [job.id for job in JOBS] == ["1", "3", "6", "7", "9", "12", "13"]
+    assert JOBS[-1].comment.startswith("one\n6|root|CANCELLED|")
+    assert parse.jobs_of("", "|m|") == ()
+    for text in ("1|m|root|m|\n", "slurm_load_jobs error\n", f"{'1|m|' * 7}\nmore"):
+        with pytest.raises(parse.Unreadable, match="no whole row of 7"):
+            parse.jobs_of(text, "|m|")
 
 
 def test_partitions_and_switches():
@@ -238,3 +249,32 @@ def test_a_job_that_squeue_shows_no_more_is_over_after_three_looks():
         now = verdict.order
     (lost,) = look(now, None, 105.0).reports
     assert lost.why == "Slurm job 5 is gone"
+
+
+# ---- engine -------------------------------------------------------------------------------------------------------------
+
+
+def engine():
+    """One that has looked at Slurm when it had h0 and h1."""
+    settings = SlurmSettings(tag="8f3ac2a5", supervisor=("python",), head_url="https://h0:1")
+    return SlurmEngine(settings=settings, key_of=lambda *_: "", _slurm={name: NODES[name] for name in ("h0", "h1")})
+
+
+def test_an_attempt_on_a_node_that_left_the_partition_before_its_submit_comes_back():
+    slurm, job = engine(), SimpleNamespace(id="17")
+    slurm.follow(job, attempt("h0", "h1"))
+    del slurm._slurm["h1"]
+    slurm._hear()
+    (back,) = slurm.observe()
+    assert (back.cause, back.why) == (Cause.START_FAIL, "Slurm no longer has h1 in the partition")
+
+
+def test_the_end_of_an_attempt_is_heard_also_when_its_node_has_left_the_partition():
+    slurm, job = engine(), SimpleNamespace(id="17")
+    slurm._orders["17", 1] = Order(attempt=attempt("h1"), slurm_id="5", since_s=0.0)
+    del slurm._slurm["h1"]
+    slurm.follow(job, attempt("h1", state=AttemptState.ENDED))
+    slurm.follow(job, attempt("h7", epoch=9))  # another engine's
+    slurm._hear()
+    assert slurm._orders["17", 1].ended_s is not None
+    assert slurm.observe() == []

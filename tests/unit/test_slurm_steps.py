@@ -120,6 +120,7 @@ def test_file_names(pattern, name):
                     array={"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"})  # fmt: skip
     assert filled(pattern, element) == name
     assert filled("%j.%s.%t", of, step=2, task=5) == "17.2.5"
+    assert filled("%²j", of) == "%²j", "a digit to str.isdigit and none to int()"
 
 
 def test_counts_are_folded_as_slurm_folds_them():

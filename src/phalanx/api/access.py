@@ -22,8 +22,8 @@ from phalanx.core.state.events import PutProject, PutToken, PutUser, RevokeToken
 from phalanx.core.units import parse_duration_s
 from phalanx.core.work.people import Action, Token, User, UserRole
 from phalanx.core.work.queue import Project
-from phalanx.wire.api import (
-    Me,
+from phalanx.wire.api.head import Me
+from phalanx.wire.api.people import (
     ProjectBody,
     ProjectList,
     ProjectReply,

@@ -23,7 +23,7 @@ from phalanx.core.work.dependency import Dependency
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.people import Action
 from phalanx.ports.store import JobFilter, Store
-from phalanx.wire.api import JobView
+from phalanx.wire.api.jobs import JobView
 
 States = dict[JobId, JobState]
 _NAMED_MAX: Final = 8  # elements without success that are named in a sentence

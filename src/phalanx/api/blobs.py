@@ -18,7 +18,7 @@ from phalanx.api.routes import Declared, Routes, Shown, too_large
 from phalanx.api.runtime import off_loop, runtime_of
 from phalanx.core.errors import BadRequest, NotFound, TryLater
 from phalanx.core.work.people import Action
-from phalanx.wire.api import BlobReply
+from phalanx.wire.api.output import BlobReply
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _AHEAD: Final = 16  # pieces of at most 64 KiB between the socket and the disk

@@ -1,4 +1,4 @@
-"""Every refusal in the one typed shape of `wire.api.ErrorReply`."""
+"""Every refusal in the one typed shape of `wire.api.head.ErrorReply`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from phalanx.core.errors import (
     TooLarge,
     TryLater,
 )
-from phalanx.wire.api import ErrorBody, ErrorReply
+from phalanx.wire.api.head import ErrorBody, ErrorReply
 
 JSON: Final = "application/json"
 _OF_STATUS: Final[dict[int, type[PhalanxError]]] = {

@@ -16,7 +16,7 @@ from phalanx.core.errors import BadRequest, Conflict, TryLater
 from phalanx.core.ids import JobId
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.people import Action
-from phalanx.wire.api import ExecBody, ExecInputBody, ExecInputReply, ExecOpened, ExecOutputReply, ExecResizeBody
+from phalanx.wire.api.execs import ExecBody, ExecInputBody, ExecInputReply, ExecOpened, ExecOutputReply, ExecResizeBody
 from phalanx.wire.supervisor import EXEC_CHUNK_BYTES_MAX, OpenExec
 
 _ARGV_MAX = 1000

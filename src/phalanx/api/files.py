@@ -14,7 +14,7 @@ from phalanx.api.routes import Routes, Shown
 from phalanx.api.runtime import caller_of, off_loop, runtime_of
 from phalanx.core.ids import JobId
 from phalanx.core.work.people import Action
-from phalanx.wire.api import FilesReply
+from phalanx.wire.api.output import FilesReply
 
 routes = Routes()
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from phalanx.core.errors import BadRequest, NotFound
-from phalanx.wire.api import FileEntry, FilesReply
+from phalanx.wire.api.output import FileEntry, FilesReply
 
 ENTRIES_MAX: Final = 10_000  # of one listing
 DEPTH_MAX: Final = 64

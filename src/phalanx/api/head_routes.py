@@ -15,7 +15,7 @@ from phalanx.core.errors import BadRequest, Conflict
 from phalanx.core.state.events import CancelAll
 from phalanx.core.work.job import JobState
 from phalanx.core.work.people import Action
-from phalanx.wire.api import Health, StopBody, StopReply
+from phalanx.wire.api.head import Health, StopBody, StopReply
 
 _LEASES_WAIT_S: Final = 5.0  # three renewals of the default interval; a supervisor that missed them is not there
 _LOOK_AGAIN_S: Final = 0.1

@@ -30,17 +30,8 @@ from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.people import Action
 from phalanx.ports.logs import StreamKey
 from phalanx.ports.store import JobFilter, Store
-from phalanx.wire.api import (
-    CancelBody,
-    JobDetail,
-    JobList,
-    JobReply,
-    JobsReply,
-    JobView,
-    StoryReply,
-    UpdateBody,
-    WhyBody,
-)
+from phalanx.wire.api.jobs import CancelBody, JobDetail, JobList, JobReply, JobsReply, JobView, UpdateBody, WhyBody
+from phalanx.wire.api.output import StoryReply
 
 PAGE_MAX = 1000
 CANCEL_MAX = 4096  # in one call: as many as the controller hears in one step

@@ -26,7 +26,7 @@ from phalanx.core.errors import BadRequest
 from phalanx.core.ids import JobId
 from phalanx.core.work.people import Action
 from phalanx.ports.logs import StreamKey
-from phalanx.wire.api import LogChunk, LogsReply, StateEvent
+from phalanx.wire.api.output import LogChunk, LogsReply, StateEvent
 
 CHUNK_BYTES: Final = 1 << 16
 BATCH_BYTES: Final = 1 << 20

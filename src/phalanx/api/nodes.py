@@ -20,7 +20,8 @@ from phalanx.core.state.events import CordonNode, ForgetNode, LabelNodes, Uncord
 from phalanx.core.work.job import TERMINAL, JobState
 from phalanx.core.work.people import Action
 from phalanx.ports.store import JobFilter
-from phalanx.wire.api import DrainBody, LabelsBody, NodeList, NodeReply, NodeView, Overview
+from phalanx.wire.api.head import Overview
+from phalanx.wire.api.nodes import DrainBody, LabelsBody, NodeList, NodeReply, NodeView
 
 SHOWN_MAX = 200  # pending jobs of an overview: more than any screen holds
 RECENT_MAX = 20

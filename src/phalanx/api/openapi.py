@@ -10,13 +10,9 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from phalanx.api.routes import Body, GatedRoute, Shown
-from phalanx.wire.api import (
-    IDEMPOTENCY_HEADER,
-    EndEvent,
-    ErrorReply,
-    LogChunk,
-    StateEvent,
-)
+from phalanx.wire.api.head import ErrorReply
+from phalanx.wire.api.jobs import IDEMPOTENCY_HEADER
+from phalanx.wire.api.output import EndEvent, LogChunk, StateEvent
 
 ACTION_KEY: Final = "x-phalanx-action"
 _REF: Final = "#/components/schemas/{name}"

@@ -18,7 +18,7 @@ from phalanx.core.performance.plain import to_plain
 from phalanx.core.performance.profile import profile_from, slow_nodes, stale_because
 from phalanx.core.state.events import PutCalibration
 from phalanx.core.work.people import Action
-from phalanx.wire.api import ProfileReply
+from phalanx.wire.api.nodes import ProfileReply
 
 routes = Routes()
 

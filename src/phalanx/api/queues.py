@@ -24,7 +24,7 @@ from phalanx.core.work.job import Job, Reason
 from phalanx.core.work.people import Action
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.queuetree import check_tree
-from phalanx.wire.api import (
+from phalanx.wire.api.queues import (
     QueueBody,
     QueueChange,
     QueueList,

@@ -15,7 +15,8 @@ from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.reservation import Reservation
 from phalanx.ports.logs import StreamKey
 from phalanx.ports.store import JobFilter
-from phalanx.wire.api import JobView, NodeView, Progress
+from phalanx.wire.api.jobs import JobView, Progress
+from phalanx.wire.api.nodes import NodeView
 
 RUNNING_MAX = 5000  # jobs that run at once on the largest fleet of DESIGN 6, and then some
 _EDGE_BYTES = 1 << 14  # of a stream's head and tail: the plan stands at its head, the newest steps at its tail

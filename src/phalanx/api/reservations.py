@@ -17,7 +17,7 @@ from phalanx.core.state.events import EndReservation, PutReservation
 from phalanx.core.units import parse_duration_s
 from phalanx.core.work.people import Action
 from phalanx.core.work.reservation import Reservation
-from phalanx.wire.api import ReservationBody, ReservationList, ReservationReply
+from phalanx.wire.api.nodes import ReservationBody, ReservationList, ReservationReply
 
 routes = Routes()
 

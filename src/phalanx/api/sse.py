@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from phalanx.api.runtime import Runtime
 from phalanx.core.errors import PhalanxError, TryLater
-from phalanx.wire.api import ErrorBody, ErrorReply
+from phalanx.wire.api.head import ErrorBody, ErrorReply
 
 HEARTBEAT: Final = b": still here\n\n"
 _HEADERS: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}

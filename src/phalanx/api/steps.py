@@ -20,7 +20,7 @@ from phalanx.core.errors import BadRequest
 from phalanx.core.ids import Epoch, Generation, JobId
 from phalanx.core.work.people import Action
 from phalanx.ports.logs import StreamKey
-from phalanx.wire.api import StepsReply, StepView
+from phalanx.wire.api.output import StepsReply, StepView
 from phalanx.wire.rank import REPORT_BYTES_MAX, ReportKind
 
 STEPS_MAX: Final = 10_000

@@ -18,7 +18,7 @@ from phalanx.core.errors import BadRequest
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.state.story import StoryLine
 from phalanx.core.work.people import Action
-from phalanx.wire.api import StateEvent, StoryReply
+from phalanx.wire.api.output import StateEvent, StoryReply
 
 _PAGE: Final = 500
 

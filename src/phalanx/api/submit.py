@@ -32,7 +32,7 @@ from phalanx.core.work.launchers import notes
 from phalanx.core.work.people import Action
 from phalanx.core.work.request import spec_from_mapping
 from phalanx.core.work.spec import JobSpec, Role
-from phalanx.wire.api import IDEMPOTENCY_HEADER, JobBody, Submitted
+from phalanx.wire.api.jobs import IDEMPOTENCY_HEADER, JobBody, Submitted
 
 DEFAULT: Final = "default"  # the project and the queue that the first start makes
 KEY_MAX: Final = 200  # characters of an idempotency key; a UUID has 36

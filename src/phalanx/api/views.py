@@ -15,24 +15,10 @@ from phalanx.core.work.people import Token, User
 from phalanx.core.work.queue import Project
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.spread import terms
-from phalanx.wire.api import (
-    AttemptView,
-    Checkpoint,
-    CordonView,
-    DeviceView,
-    EndEvent,
-    ExitView,
-    GrantView,
-    JobView,
-    NodeView,
-    Progress,
-    ProjectView,
-    ReservationView,
-    ReservedView,
-    StateEvent,
-    TokenView,
-    UserView,
-)
+from phalanx.wire.api.jobs import AttemptView, Checkpoint, ExitView, GrantView, JobView, Progress
+from phalanx.wire.api.nodes import CordonView, DeviceView, NodeView, ReservationView, ReservedView
+from phalanx.wire.api.output import EndEvent, StateEvent
+from phalanx.wire.api.people import ProjectView, TokenView, UserView
 from phalanx.wire.supervisor import DeviceSample, SamplesRequest
 
 

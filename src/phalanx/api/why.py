@@ -29,7 +29,7 @@ from phalanx.core.state.plan import Waiting
 from phalanx.core.units import format_duration
 from phalanx.core.work.job import Job, JobState, Reason
 from phalanx.core.work.people import Action
-from phalanx.wire.api import JobBody
+from phalanx.wire.api.jobs import JobBody
 from phalanx.wire.why import BlockerView, ChangeView, DryRunReply, RunView, StartView, WhyReply
 
 T = TypeVar("T")

@@ -66,7 +66,7 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
         built = (
-            self._begun(f"phalanx {names[0]}"[:64], key, LEAF_DAYS)
+            self._begun(_common(f"phalanx {names[0]}"), self._certificate.subject, key, LEAF_DAYS)
             .add_extension(x509.SubjectAlternativeName([_name(name) for name in names]), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(both, critical=False)
@@ -83,18 +83,13 @@ class Authority:
 
     def _make(self) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
         key = ec.generate_private_key(ec.SECP256R1())
-        self._key = key
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"phalanx CA of {socket.gethostname()}"[:64])])
+        name = _common(f"phalanx CA of {socket.gethostname()}")
         usage = x509.KeyUsage(
             digital_signature=True, content_commitment=False, key_encipherment=False, data_encipherment=False,
             key_agreement=False, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False,
         )  # fmt: skip
         certificate = (
-            self._dated(x509.CertificateBuilder(), CA_DAYS)
-            .subject_name(name)
-            .issuer_name(name)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
+            self._begun(name, name, key, CA_DAYS)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(usage, critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -105,18 +100,23 @@ class Authority:
         self._home.write_private("tls/ca.pem", certificate.public_bytes(_PEM).decode("ascii"))
         return key, certificate
 
-    def _begun(self, name: str, key: ec.EllipticCurvePrivateKey, days: int) -> x509.CertificateBuilder:
+    def _begun(
+        self, subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
+    ) -> x509.CertificateBuilder:
+        now = self._now or datetime.datetime.now(datetime.UTC)
         return (
-            self._dated(x509.CertificateBuilder(), days)
-            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
-            .issuer_name(self._certificate.subject)
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(issuer)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
+            .not_valid_before(now - _BACKDATED)
+            .not_valid_after(now + days * _ONE_DAY)
         )
 
-    def _dated(self, builder: x509.CertificateBuilder, days: int) -> x509.CertificateBuilder:
-        now = self._now or datetime.datetime.now(datetime.UTC)
-        return builder.not_valid_before(now - _BACKDATED).not_valid_after(now + days * _ONE_DAY)
+
+def _common(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])  # 64: X.520's bound
 
 
 def _name(text: str) -> x509.GeneralName:

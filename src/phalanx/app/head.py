@@ -7,7 +7,6 @@ One process: uvicorn's event loop on the main thread, the controller on its own,
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import getpass
 import hashlib
@@ -21,39 +20,30 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 from phalanx import __version__
 from phalanx.api.app import build_app
 from phalanx.api.parts import HeadParts
 from phalanx.api.server import ApiServer, TlsListener
 from phalanx.app.clock import SystemClock
-from phalanx.app.fleet import this_machine, virtual_nodes
 from phalanx.app.home import Home, boot_id
-from phalanx.app.joining import Joining, Listen, bind, listen_of, secured
+from phalanx.app.joining import Joining, Listen, bind, secured
+from phalanx.app.options import Options, arguments, options_of
 from phalanx.app.ray import (
     LOOPBACK,
     RayOptions,
-    add_ray_arguments,
     ray_engine,
     ray_joining,
-    ray_options,
-    remembered_ray,
 )
-from phalanx.app.scheduling import add_arguments, policy_of, remembered_of
 from phalanx.app.slurm import (
     SlurmOptions,
-    add_slurm_arguments,
-    check_slurm,
-    remembered_slurm,
     slurm_engine,
-    slurm_options,
 )
 from phalanx.controller.controller import Controller
 from phalanx.controller.driver import Driver
-from phalanx.controller.leases import LEASE_DEFAULT_S, MARGIN_S, LeaseBook
+from phalanx.controller.leases import MARGIN_S, LeaseBook
 from phalanx.controller.mailboxes import Mailboxes
 from phalanx.controller.telemetry import Telemetry
 from phalanx.controller.turn import Settings
@@ -61,13 +51,11 @@ from phalanx.core.access.node_keys import node_token
 from phalanx.core.errors import Conflict, PhalanxError
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.ids import ProjectId, QueueId, TokenId, UserId
-from phalanx.core.scheduling.policy import Policy
 from phalanx.core.state.events import ForgetNode, NodeDead, PutProject, PutQueue, PutToken, PutUser
 from phalanx.core.work.people import Token, User, UserRole
 from phalanx.core.work.queue import Project, Queue
 from phalanx.engines.joined.records import ENGINE_NAME
-from phalanx.engines.local.engine import REVIVE_AFTER_S, LocalEngine
-from phalanx.engines.local.records import LocalNode, known
+from phalanx.engines.local.engine import LocalEngine
 from phalanx.engines.ray.engine import RayEngine
 from phalanx.engines.slurm.engine import SlurmEngine
 from phalanx.store.blobs.files import FileBlobs
@@ -77,40 +65,21 @@ from phalanx.store.sql.store import SqliteStore
 if TYPE_CHECKING:
     from phalanx.app.certificates import Authority
 
-PORT_DEFAULT: Final = 7600
 LEASES_GRANTED_WITHIN_S: Final = 10.0  # a stopping head grants long leases no longer than this
 LOG_BYTES_MAX: Final = 10_000_000
 HOSTS_OF_LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
 _log = logging.getLogger("phalanx.head")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """How this head runs. `remembered` is what the next one takes over where it is not told otherwise."""
-
-    home: Home
-    lock: int
-    remembered: dict[str, Any]
-    port: int
-    nodes: list[LocalNode]
-    lease_s: float
-    revive_after_s: float | None
-    policy: Policy
-    listen: Listen | None = None
-    slurm: SlurmOptions | None = None
-    ray: RayOptions | None = None
-    carried: Sequence[LocalNode] = ()
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run a head. Returns its exit code; the reason for a refusal is the last line of its output."""
     try:
-        given = _arguments(argv)
+        given = arguments(argv)
         home = Home.open(given.home)
         lock = home.lock()
         try:
             _log_to(home)
-            Head(_options(given, home, lock)).run()
+            Head(options_of(given, home, lock)).run()
         finally:
             os.close(lock)
     except PhalanxError as error:
@@ -148,6 +117,7 @@ class Head:
         self._authority = self._ca() if self._listen is not None or options.ray is not None else None
         self._ray = None if options.ray is None else self._on_ray(options.ray)
         self._slurm = None if options.slurm is None else self._on_slurm(options.slurm)
+        self._engines = [engine for engine in (self._engine, self._slurm, self._ray) if engine is not None]
         settings = Settings(checkpoint_root=self._home.at("checkpoints"), output_root=self._home.at("outputs"))
         controller = Controller(
             world=self._store.load(),
@@ -158,7 +128,7 @@ class Head:
         )
         self._driver = Driver(
             controller=controller, store=self._store, mailboxes=self._mailboxes, telemetry=self._telemetry,
-            clock=self._clock, head_id=self._head_id, engines=[engine for engine in (self._engine, self._slurm, self._ray) if engine is not None],
+            clock=self._clock, head_id=self._head_id, engines=self._engines,
         )  # fmt: skip
         self._server = self._api_server(settings)
 
@@ -180,13 +150,9 @@ class Head:
             self._shut()
 
     def _on_slurm(self, options: SlurmOptions) -> SlurmEngine:
-        def ca_pem() -> str:
-            from phalanx.app.certificates import Authority
-
-            return Authority(self._home).ca_pem
-
-        outer = "" if self._listen is None else self._listen.url
-        return slurm_engine(options, secret=self._secret, loopback=self._url, outer=outer, ca_pem=ca_pem)
+        if self._listen is None or self._authority is None:
+            return slurm_engine(options, secret=self._secret, head_url=self._url, ca_pem="")
+        return slurm_engine(options, secret=self._secret, head_url=self._listen.url, ca_pem=self._authority.ca_pem)
 
     def _api_server(self, settings: Settings) -> ApiServer:
         listen = self._listen
@@ -245,14 +211,11 @@ class Head:
         )
 
     def _open_engine(self) -> None:
-        try:
-            self._engine.open()
-            if self._slurm is not None:
-                self._slurm.open()
-            if self._ray is not None:
-                self._ray.open()
-        except OSError:
-            _log.exception("the local nodes could not be started")
+        for engine in self._engines:
+            try:
+                engine.open()
+            except OSError:
+                _log.exception("the %s nodes could not be started", engine.name)
 
     def _bury_dead_nodes(self) -> None:
         """Before anyone can submit: nodes of this machine that the store believes up and that do not run are down.
@@ -358,76 +321,12 @@ class Head:
         """End in order. Nodes on which jobs run go on without the head; idle ones end with it."""
         running = bool(self._driver.controller.world.attempts)
         self._driver.stop()
-        self._engine.close(keep_nodes=running)
-        if self._slurm is not None:
-            self._slurm.close(keep_nodes=running)
-        if self._ray is not None:
-            self._ray.close(keep_nodes=running)
+        for engine in self._engines:
+            engine.close(keep_nodes=running)
         self._logs.close()
         self._store.close()
         self._home.remove("head.json")
         _log.info("head %s stopped; nodes %s", self._head_id, "go on" if running else "ended")
-
-
-def _arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="phalanx-head", description="Run a Phalanx head; `phalanx up` does this for you."
-    )
-    parser.add_argument("--home")
-    parser.add_argument("--port", type=int, default=None)
-    parser.add_argument(
-        "--listen",
-        default=None,
-        help="ADDRESS[:PORT] of this machine that other servers reach, with TLS; off: loopback alone",
-    )
-    parser.add_argument("--virtual", default=None, help="NODESxDEVICES, as 3x4")
-    parser.add_argument("--lease", type=float, default=None, help="seconds a supervisor may be silent")
-    parser.add_argument(
-        "--revive", type=float, default=None, help="seconds until a dead local node is brought back; 0: never"
-    )
-    parser.add_argument("--engine", choices=["local", "ray", "slurm"], default=None, help="what brings the supervisors")
-    add_slurm_arguments(parser)
-    add_ray_arguments(parser)
-    add_arguments(parser)
-    return parser.parse_args(argv)
-
-
-def _options(given: argparse.Namespace, home: Home, lock: int) -> Options:
-    """What was given, else what the head before remembered, else the defaults."""
-    before = home.read_json("cluster.json")
-    port = given.port if given.port is not None else int(before.get("port", PORT_DEFAULT))
-    virtual = given.virtual if given.virtual is not None else before.get("virtual")
-    lease_s = given.lease if given.lease is not None else float(before.get("lease_s", LEASE_DEFAULT_S))
-    revive_s = given.revive if given.revive is not None else float(before.get("revive_s", REVIVE_AFTER_S))
-    if not 1.0 <= lease_s <= 3600.0:
-        raise Conflict(f"--lease {lease_s}: a lease lasts 1 s to 1 h")
-    listen = given.listen if given.listen is not None else before.get("listen") or "off"
-    scheduling = remembered_of(given, before.get("scheduling"))
-    policy = policy_of(scheduling)
-    engine = given.engine or before.get("engine") or "local"
-    slurm, ray = slurm_options(engine, given, before), ray_options(engine, given, before)
-    if slurm is not None:
-        check_slurm(slurm, listens=listen != "off")
-    if slurm is not None and given.virtual is not None:
-        raise Conflict("--virtual and --engine slurm at once", hint="Slurm says what nodes there are")
-    nodes = [] if slurm is not None else virtual_nodes(virtual) if virtual else this_machine()
-    if ray is not None and ray.address:
-        nodes = []  # Ray says what nodes there are
-    carried = nodes if ray is not None else []
-    nodes = [] if ray is not None else nodes
-    kept = {node.id for node in nodes}
-    nodes += [
-        node for node in known(home.path) if node.id not in kept
-    ]  # still running from before: watched on until they end
-    remembered = {
-        "port": port, "listen": listen, "virtual": virtual, "lease_s": lease_s, "revive_s": revive_s, "nodes": [node.id for node in [*nodes, *carried]],
-        "scheduling": scheduling, "engine": engine, "slurm": remembered_slurm(slurm), "ray": remembered_ray(ray),
-    }  # fmt: skip
-    return Options(
-        home=home, lock=lock, remembered=remembered, port=port, nodes=nodes, lease_s=lease_s,
-        revive_after_s=revive_s or None, policy=policy, listen=None if listen == "off" else listen_of(listen, port),
-        slurm=slurm, ray=ray, carried=carried,
-    )  # fmt: skip
 
 
 def _listen(port: int) -> socket.socket:

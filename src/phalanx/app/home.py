@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.core.errors import Conflict
+from phalanx.engines.local.private import write_private
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +63,7 @@ class Home:
 
     def write_private(self, name: str, text: str) -> None:
         """A file for its owner alone, whole or not at all."""
-        path = self.at(name)
-        fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(f"{path}.new", path)
+        write_private(self.path, name, text)
 
     def read_json(self, name: str) -> dict[str, Any]:
         """A small JSON file; empty where there is none."""

@@ -21,9 +21,8 @@ from phalanx.engines.local.engine import LocalEngine
 from phalanx.engines.local.records import LocalNode
 from phalanx.node.shell.logbook import log_to
 
-REVIVE_AFTER_S: Final = (
-    3.0  # a supervisor that was killed: soon enough that the node's lease, not the pause, is what is waited for
-)
+# After a supervisor was killed: soon enough that the node's lease, not the pause, is what is waited for.
+REVIVE_AFTER_S: Final = 3.0
 _LOOK_EVERY_S: Final = 1.0
 _log = logging.getLogger("phalanx.joined")
 
@@ -58,7 +57,7 @@ def _keep(folder: str, joined: Joined) -> None:
 
         keep_ray_node(folder, joined, ended)
         return
-    engine = supervisor_engine(folder, joined)
+    engine = _supervisor_engine(folder, joined)
     engine.open()
     while not ended.wait(_LOOK_EVERY_S):
         for death in engine.observe():
@@ -66,7 +65,7 @@ def _keep(folder: str, joined: Joined) -> None:
     engine.close(keep_nodes=False)
 
 
-def supervisor_engine(folder: str, joined: Joined) -> LocalEngine:
+def _supervisor_engine(folder: str, joined: Joined) -> LocalEngine:
     """This server's one node, as the local engine runs it, but with its head elsewhere."""
     engine = LocalEngine(
         home=folder,

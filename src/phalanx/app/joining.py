@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import socket
 import ssl
 from collections.abc import Callable
@@ -14,21 +13,14 @@ from phalanx.core.access.node_keys import join_token, node_token
 from phalanx.core.errors import BadRequest, Conflict
 from phalanx.core.ids import NodeId
 from phalanx.engines.joined.records import ENGINE_NAME
-from phalanx.wire.join import JoinLine, JoinReply, JoinRequest, RayJoin, fingerprint
+from phalanx.wire.join import JoinLine, JoinReply, JoinRequest, RayJoin, fingerprint, joined_address, split_address
 
 if TYPE_CHECKING:
     from phalanx.app.certificates import Authority, Signed
 
 JOIN_TOKEN_S: Final = 24 * 3600.0  # a line that is pasted the same day; `phalanx up` prints a fresh one
-_NO_ADDRESSES: Final = (
-    "0.0.0.0",
-    "::",
-    "*",
-    "",
-    "127.0.0.1",
-    "localhost",
-    "::1",
-)  # nothing that another server could be told
+# Nothing that another server could be told.
+_NO_ADDRESSES: Final = frozenset({"0.0.0.0", "::", "*", "", "127.0.0.1", "localhost", "::1"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +33,7 @@ class Listen:
     @property
     def url(self) -> str:
         """Of the head, as others see it."""
-        return f"https://{_bracketed(self.host)}:{self.port}"
+        return f"https://{joined_address(self.host, self.port)}"
 
 
 def listen_of(text: str, port: int) -> Listen:
@@ -50,10 +42,7 @@ def listen_of(text: str, port: int) -> Listen:
     Raises:
         BadRequest: it is a wildcard, on loopback, or no address.
     """
-    host, colon, tail = text.strip().rpartition(":")
-    if not colon or (":" in host and not host.endswith("]")):
-        host, tail = text.strip(), ""
-    host = host.strip("[]")
+    host, tail = split_address(text)
     if host in _NO_ADDRESSES:
         raise BadRequest(
             f"--listen {text}: that is no address that another server reaches",
@@ -91,8 +80,7 @@ def bind(where: Listen) -> socket.socket:
 
 def secured(listener: socket.socket, authority: Authority, where: Listen) -> TlsListener:
     """The socket with a certificate made for its address just now."""
-    names = list(dict.fromkeys([where.host, socket.gethostname(), "localhost", "127.0.0.1"]))
-    certificate, key = authority.write("head", authority.sign(names))
+    certificate, key = authority.write("head", authority.sign(names_at(where.host, socket.gethostname())))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(certificate, key)
@@ -124,7 +112,7 @@ class Joining:
         """What the next server is told."""
         expires_s = now_s + JOIN_TOKEN_S
         return JoinLine(
-            address=f"{_bracketed(self.where.host)}:{self.where.port}", token=join_token(self.node_secret, expires_s),
+            address=joined_address(self.where.host, self.where.port), token=join_token(self.node_secret, expires_s),
             fingerprint=fingerprint(self.ca_pem), expires_s=expires_s,
         )  # fmt: skip
 
@@ -134,18 +122,13 @@ class Joining:
         if self.ray is not None:
             if not wish.address:
                 raise BadRequest(f"node {wish.node_id} did not say its address", hint="phalanx join --address names it")
-            names = list(dict.fromkeys([wish.address, wish.hostname or wish.node_id, "localhost", "127.0.0.1"]))
-            ray = self.ray(self.authority.sign(names))
+            ray = self.ray(self.authority.sign(names_at(wish.address, wish.hostname or wish.node_id)))
         return JoinReply(
             node_id=wish.node_id, token=node_token(self.node_secret, NodeId(wish.node_id)), head_id=self.head_id,
             engine=self.engine, ray=ray,
         )  # fmt: skip
 
 
-def ray_token() -> str:
-    """A fresh token for a Ray cluster of our own: 256 bits."""
-    return secrets.token_hex(32)
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+def names_at(address: str, hostname: str) -> list[str]:
+    """What a certificate of the server at this address is good for, the address first; each once."""
+    return list(dict.fromkeys([address, hostname, "localhost", "127.0.0.1"]))

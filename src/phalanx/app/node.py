@@ -50,9 +50,8 @@ def main() -> int:
             f"phalanx node: {missing} is not set; supervisors are started by an engine (`phalanx up`)", file=sys.stderr
         )
         return _USAGE
-    if (
-        os.getsid(0) != os.getpid() and "PHALANX_NODE_SEAT" not in given
-    ):  # an engine's own job control keeps its hold of us
+    # Not a seat: there the engine's own job control keeps its hold of us.
+    if os.getsid(0) != os.getpid() and "PHALANX_NODE_SEAT" not in given:
         try:
             os.setsid()
         except PermissionError:  # already leads a process group; the engine's sweep goes by the key, not by the session
@@ -91,8 +90,8 @@ def _probe(given: dict[str, str], facts: NodeFacts) -> tuple[DeviceProbe, bool]:
     """What tells of the devices, and whether they are virtual; a machine without GPUs has none, unless told how many to pretend."""
     from phalanx.node.shell.virtual import VirtualProbe
 
-    if "PHALANX_NODE_SEAT" in given or "PHALANX_NODE_DEVICES" in given:
-        return _probe_of_seat(given, facts)
+    if "PHALANX_NODE_DEVICES" in given:
+        return _probe_of_given(given, facts)
     slots = int(given.get("PHALANX_NODE_VIRTUAL") or 0)
     if slots > 0:
         return VirtualProbe(given[_KEPT], slots, facts.memory_bytes // slots), True
@@ -102,7 +101,7 @@ def _probe(given: dict[str, str], facts: NodeFacts) -> tuple[DeviceProbe, bool]:
     return (VirtualProbe(given[_KEPT], 0, 0), False) if real is None else (real, False)
 
 
-def _probe_of_seat(given: dict[str, str], facts: NodeFacts) -> tuple[DeviceProbe, bool]:
+def _probe_of_given(given: dict[str, str], facts: NodeFacts) -> tuple[DeviceProbe, bool]:
     """The devices that the engine gave, numbered from 0."""
     from phalanx.node.shell.bound import BoundProbe
     from phalanx.node.shell.nvml import open_nvml

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import os
+import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from phalanx.app.home import Home
+from phalanx.app.joining import names_at
 from phalanx.core.errors import BadRequest, TryLater, Unreachable
 from phalanx.core.ids import NodeId
 from phalanx.engines.local.records import LocalNode
@@ -134,8 +135,7 @@ def ray_joining(engine: RayEngine | None) -> Callable[[Signed], RayJoin] | None:
 def _own_cluster(home: Home, nodes: Sequence[LocalNode], address: str, authority: Authority | None) -> OwnCluster:
     certificate = key = ca = ""
     if authority is not None:
-        names = list(dict.fromkeys([address, os.uname().nodename, "localhost", "127.0.0.1"]))
-        certificate, key = authority.write("ray", authority.sign(names))
+        certificate, key = authority.write("ray", authority.sign(names_at(address, socket.gethostname())))
         ca = authority.ca_file
     return OwnCluster(home=home.path, address=address, nodes=nodes, certificate=certificate, key=key, ca=ca)
 

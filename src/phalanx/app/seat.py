@@ -24,10 +24,7 @@ from phalanx.core.work.seat import Seat
 from phalanx.wire.seat import SEAT_VARIABLE, SeatOrder, decode_order
 
 _USAGE: Final = 64
-_NODE_NAMES: Final = (
-    "PHALANX_NODE_ID",
-    "SLURMD_NODENAME",
-)  # by whom we are told on which node this is, the surest first
+_NODE_NAMES: Final = ("PHALANX_NODE_ID", "SLURMD_NODENAME")  # which node this is, the surest first
 _DEVICES: Final = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES")
 _OF_THE_DRIVER: Final = "CUDA_VISIBLE_DEVICES"
 
@@ -61,9 +58,8 @@ def _which_node(order: SeatOrder) -> NodeId | None:
 def _folder(seat: Seat) -> str:
     """A folder on this node for its owner alone; a name that nobody can have made before."""
     user = pwd.getpwuid(os.geteuid()).pw_name
-    return tempfile.mkdtemp(
-        prefix=f"phalanx-{user}-{seat.job_id}.{seat.epoch}-"
-    )  # TMPDIR, which Slurm may set for each job, else /tmp
+    # In TMPDIR, which Slurm may set for each job, else in /tmp.
+    return tempfile.mkdtemp(prefix=f"phalanx-{user}-{seat.job_id}.{seat.epoch}-")
 
 
 def _variables(order: SeatOrder, seat: Seat, folder: str) -> dict[str, str]:

@@ -6,7 +6,7 @@ import argparse
 import hashlib
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
@@ -83,21 +83,18 @@ def remembered_slurm(options: SlurmOptions | None) -> dict[str, str] | None:
     return None if options is None else asdict(options)
 
 
-def slurm_engine(
-    options: SlurmOptions, *, secret: bytes, loopback: str, outer: str, ca_pem: Callable[[], str]
-) -> SlurmEngine:
+def slurm_engine(options: SlurmOptions, *, secret: bytes, head_url: str, ca_pem: str) -> SlurmEngine:
     """The engine of this head.
 
     Args:
         options: as given.
         secret: the head's own.
-        loopback: its URL on this machine.
-        outer: its URL for other machines; "" where it listens on loopback alone.
-        ca_pem: the certificate of its CA, asked for where it has one.
+        head_url: where supervisors on Slurm's nodes reach it.
+        ca_pem: the certificate of its CA; "" where that URL is on loopback.
     """
     settings = SlurmSettings(
         tag=hashlib.sha256(b"phalanx slurm tag " + secret).hexdigest()[:8],
-        supervisor=(sys.executable, "-P", "-m", "phalanx.app.seat"), head_url=outer or loopback, ca_pem=ca_pem() if outer else "",
+        supervisor=(sys.executable, "-P", "-m", "phalanx.app.seat"), head_url=head_url, ca_pem=ca_pem,
         partition=options.partition, account=options.account, qos=options.qos,
     )  # fmt: skip
     return SlurmEngine(

@@ -33,12 +33,13 @@ def context_for(name: str, port: int) -> ssl.SSLContext:
         except OSError as error:
             raise BadFile(f"PHALANX_CA={ca_file}: {error.strerror or error}", hint="it is the head's CA, in PEM form") from error  # fmt: skip
     if wanted:
-        return _context(fetch_ca(name, port, wanted))
+        return trusting(fetch_ca(name, port, wanted))
     return ssl.create_default_context()
 
 
 @functools.cache
-def _context(ca_pem: str) -> ssl.SSLContext:
+def trusting(ca_pem: str) -> ssl.SSLContext:
+    """Trust in what this CA vouches for, and in nothing else."""
     return ssl.create_default_context(cadata=ca_pem)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId
 from phalanx.core.state.events import CheckpointFailed, Progressed
-from phalanx.wire.api import Progress
+from phalanx.wire.api.jobs import Progress
 from phalanx.wire.rank import REPORT_BYTES_MAX, ReportKind
 from phalanx.wire.supervisor import DeviceSample, SamplesRequest
 

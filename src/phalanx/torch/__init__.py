@@ -208,19 +208,18 @@ def parallelize(
         BadRequest: this layout cannot split this model, in one line.
     """
     from phalanx.torch import building
+    from phalanx.torch.training import Recipe
 
-    return building.parallelize(
-        _sessions.current(),
-        model,
+    recipe = Recipe(
         loss=loss,
         optimizer=optimizer,
-        layout=layout,
         clip=clip,
         initialize=initialize,
         seed=seed,
         sequence=sequence,
         batch=batch,
     )
+    return building.parallelize(_sessions.current(), model, layout, recipe)
 
 
 def finish() -> None:

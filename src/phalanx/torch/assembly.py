@@ -30,56 +30,47 @@ from phalanx.torch.context import ContextAttention, Pieces, look_across
 from phalanx.torch.device_mesh import build_mesh, data_mesh, sharded
 from phalanx.torch.parts import Part, Parts, chain, declared, splittable, tied
 from phalanx.torch.stage import Stage
-from phalanx.torch.training import Loss, Training
+from phalanx.torch.training import Loss, Recipe, Training
 
 _PRECISIONS: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-def assemble(
-    model: Any,
-    layout: Layout,
-    *,
-    device: Any,
-    loss: Loss,
-    optimizer: Callable[[Any], Any],
-    clip: float | None,
-    initialize: Callable[[Any], None] | None,
-    seed: int,
-    sequence: int,
-    batch: int,
-) -> Training:
+def assemble(model: Any, layout: Layout, recipe: Recipe, *, device: Any) -> Training:
     """See `phalanx.torch.parallelize`. Collective."""
     parts = declared(model)
-    check_split(layout, splittable(model, parts, layout, sequence=sequence, batch=batch))
+    check_split(layout, splittable(model, parts, layout, sequence=recipe.sequence, batch=recipe.batch))
     check_kinds(layout, parts, model)
     whole = chain(model, parts)
     _check_equal(model, device)
+    _check_parts(whole, parts, layout, initialize=recipe.initialize)
+    positions = _position_buffers(whole, parts) if layout.context > 1 else ()
     mesh = build_mesh(layout, device.type)
     place = layout.coordinates(dist.get_rank())
     held = _stages.stages(whole, layout, place[Axis.PIPELINE])
-    _materialise(whole, held, device=device, initialize=initialize, seed=seed)
+    one_parameter = tied(model)
+    _materialise(whole, held, device=device, initialize=recipe.initialize, seed=recipe.seed)
+    _tie(model, one_parameter)
     pieces = Pieces(layout.context, place[Axis.CONTEXT]) if layout.context > 1 else None
     for stage in held:
         _split(stage, parts, mesh, layout, pieces)
-    buffers = _position_buffers(held, parts) if pieces is not None else ()
     shared_states = data_mesh(mesh, layout)
-    computing = [_data_parallel(stage, shared_states, layout, device, apart=not tied(model)) for stage in held]
+    computing = [_data_parallel(stage, shared_states, layout, device, apart=not one_parameter) for stage in held]
     joined = _stages.hold(held)
-    full_loss = _in_full(loss) if _half(layout) else loss
+    full_loss = _in_full(recipe.loss) if _half(layout) else recipe.loss
     return Training(
         layout=layout,
         mesh=mesh,
         model=joined,
-        optimizer=optimizer(joined),
+        optimizer=recipe.optimizer(joined),
         compute=computing[0],
         schedule=_schedule(computing, layout, mesh, full_loss, device) if layout.pipeline > 1 else None,
         loss=full_loss,
-        clip=clip,
+        clip=recipe.clip,
         device=device,
         first=place[Axis.PIPELINE] == 0,
         last=place[Axis.PIPELINE] == layout.pipeline - 1,
         pieces=pieces,
-        position_buffers=buffers,
+        position_buffers=positions,
     )
 
 
@@ -111,6 +102,24 @@ def check_kinds(layout: Layout, parts: Parts, model: Any) -> None:
             f"{one} and {other} are one parameter, which tensor and pipeline parallel cannot keep together",
             hint="untie them, or choose a layout with tp=1 and pp=1",
         )
+
+
+def _check_parts(
+    whole: Sequence[Part], parts: Parts, layout: Layout, *, initialize: Callable[[Any], None] | None
+) -> None:
+    """Refuse on every rank what one stage of a pipeline cannot do: its ranks alone would refuse while the others wait for them.
+
+    Raises:
+        BadRequest: a part is on the meta device and there is no `initialize`, or no rule says how ranks share a parameter.
+    """
+    for part in whole:
+        if initialize is None and _on_meta(part):
+            raise BadRequest(
+                f"part {part.name!r} is on the meta device, and nothing says how to initialize it",
+                hint="give parallelize(initialize=function of a part)",
+            )
+        if layout.tensor > 1:
+            _tensor.styles(part, parts, sequence=layout.sequence)
 
 
 def _check_equal(model: Any, device: Any) -> None:
@@ -146,27 +155,30 @@ def _materialise(
     """Move this rank's parts to its device and free the others. Parts built on the meta device are initialized here.
 
     A part's values depend on the seed and its place in the chain, not on the layout. One part at a time is whole in memory.
-
-    Raises:
-        BadRequest: a part is on the meta device and there is no `initialize`.
     """
     mine = {part.name for stage in held for part in stage.parts}
     for index, part in enumerate(whole):
         if part.name not in mine:
             part.module.to("meta")
             continue
-        if not any(parameter.is_meta for parameter in part.module.parameters()):
+        if initialize is None or not _on_meta(part):
             part.module.to(device)
             continue
-        if initialize is None:
-            raise BadRequest(
-                f"part {part.name!r} is on the meta device, and nothing says how to initialize it",
-                hint="give parallelize(initialize=function of a part)",
-            )
         part.module.to_empty(device=device)
         with torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(seed + index)
             initialize(part.module)
+
+
+def _on_meta(part: Part) -> bool:
+    return any(parameter.is_meta for parameter in part.module.parameters())
+
+
+def _tie(model: Any, pairs: Sequence[tuple[str, str]]) -> None:
+    """Make each pair one parameter again: a module that leaves the meta device gets parameters of its own. In place."""
+    for one, other in pairs:
+        owner, _, attribute = other.rpartition(".")
+        setattr(model.get_submodule(owner), attribute, model.get_parameter(one))
 
 
 def _split(stage: Stage, parts: Parts, mesh: DeviceMesh, layout: Layout, pieces: Pieces | None) -> None:
@@ -184,20 +196,27 @@ def _split(stage: Stage, parts: Parts, mesh: DeviceMesh, layout: Layout, pieces:
             part.module.forward = functools.partial(compute_again, part.module.forward, use_reentrant=False)
 
 
-def _position_buffers(held: Sequence[Stage], parts: Parts) -> tuple[tuple[Any, str], ...]:
-    found = []
-    for stage in held:
-        saved = stage.state_dict()
-        for name, _ in stage.named_buffers():
-            if any(fnmatch.fnmatchcase(name, pattern) for pattern in parts.positions or ()):
+def _position_buffers(whole: Sequence[Part], parts: Parts) -> tuple[tuple[Any, str], ...]:
+    """Modules and the names of their buffers that hold positions. Of the whole chain, so that all ranks refuse alike.
+
+    Raises:
+        BadRequest: a checkpoint would hold such a buffer.
+    """
+    found = {}
+    for part in whole:
+        saved = part.module.state_dict()
+        for name, _ in part.module.named_buffers(remove_duplicate=False):
+            full = f"{part.name}.{name}"
+            if any(fnmatch.fnmatchcase(full, pattern) for pattern in parts.positions or ()):
                 if name in saved:
                     raise BadRequest(
-                        f"buffer {name!r} is cut by context parallel and would be saved cut",
+                        f"buffer {full!r} is cut by context parallel and would be saved cut",
                         hint="register it with persistent=False",
                     )
-                owner, _, attribute = name.rpartition(".")
-                found.append((stage.get_submodule(owner), attribute))
-    return tuple(found)
+                path, _, attribute = name.rpartition(".")
+                owner = part.module.get_submodule(path)
+                found[id(owner), attribute] = owner, attribute  # blocks may share one module
+    return tuple(found.values())
 
 
 def _data_parallel(stage: Stage, mesh: DeviceMesh, layout: Layout, device: Any, *, apart: bool) -> Any:
@@ -210,9 +229,8 @@ def _data_parallel(stage: Stage, mesh: DeviceMesh, layout: Layout, device: Any, 
     if copies and not _half(layout):
         if mesh.size() == 1:
             return stage
-        if (
-            layout.tensor * layout.pipeline * layout.context == 1
-        ):  # DDP also copies buffers, which context parallel has cut
+        # DDP also copies buffers, which context parallel has cut.
+        if layout.tensor * layout.pipeline * layout.context == 1:
             ids = [device.index] if device.type == "cuda" else None
             return torch.nn.parallel.DistributedDataParallel(stage, device_ids=ids, process_group=mesh.get_group())
     policy = MixedPrecisionPolicy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
@@ -13,7 +14,9 @@ from phalanx.core.work.layout import Layout
 from phalanx.torch.chosen import AUTO, Chooser, chosen
 from phalanx.torch.device_mesh import build_mesh, crossing
 from phalanx.torch.session import Session
-from phalanx.torch.training import Loss, Training
+from phalanx.torch.training import Recipe, Training
+
+_Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
 
 def mesh(session: Session, layout: Layout | str | None) -> Any:
@@ -30,19 +33,7 @@ def mesh(session: Session, layout: Layout | str | None) -> Any:
         return build_mesh(found, session.device.type)
 
 
-def parallelize(
-    session: Session,
-    model: Any,
-    *,
-    loss: Loss,
-    optimizer: Callable[[Any], Any],
-    layout: Layout | str | None,
-    clip: float | None,
-    initialize: Callable[[Any], None] | None,
-    seed: int,
-    sequence: int,
-    batch: int,
-) -> Training:
+def parallelize(session: Session, model: Any, layout: Layout | str | None, recipe: Recipe) -> Training:
     """See `phalanx.torch.parallelize`."""
     from phalanx.torch.assembly import assemble
 
@@ -51,22 +42,11 @@ def parallelize(
     def planned(machine: Mapping[str, Any] | None) -> Layout:
         from phalanx.torch.automatic import choose
 
-        return choose(model, session.world_size, machine, local=local, sequence=sequence, batch=batch)
+        return choose(model, session.world_size, machine, local=local, sequence=recipe.sequence, batch=recipe.batch)
 
     with _refusing_together(session):
         found = _chosen(session, layout, planned)
-        training = assemble(
-            model,
-            found,
-            device=session.device,
-            loss=loss,
-            optimizer=optimizer,
-            clip=clip,
-            initialize=initialize,
-            seed=seed,
-            sequence=sequence,
-            batch=batch,
-        )
+        training = assemble(model, found, recipe, device=session.device)
     if session.rank == 0:
         print(f"phalanx: layout {found}: {session.world_size} ranks", flush=True)
         if said := crossing(found, local_world_size=local):
@@ -97,21 +77,13 @@ _SAID_ELSEWHERE = "rank 0 says it"
 def _speak_plainly() -> None:
     """Let an uncaught refusal end the script with one line; anything else ends it as it did before."""
     before = sys.excepthook
-    if before.__name__ == _one_line.__name__:
-        return
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if not _one_line(error):
-            before(kind, error, trace)
-
-    hook.__name__ = _one_line.__name__
-    sys.excepthook = hook
+    if getattr(before, "func", None) is not _end:
+        sys.excepthook = functools.partial(_end, before)
 
 
-def _one_line(error: BaseException) -> bool:
-    """Print a refusal, unless another rank does; whether it was one."""
+def _end(before: _Hook, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print a refusal, unless another rank does."""
     if not isinstance(error, PhalanxError):
-        return False
-    if _SAID_ELSEWHERE not in getattr(error, "__notes__", ()):
+        before(kind, error, trace)
+    elif _SAID_ELSEWHERE not in getattr(error, "__notes__", ()):
         print(f"phalanx: {error.message}" + (f"; {error.hint}" if error.hint else ""), file=sys.stderr, flush=True)
-    return True

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.work.layout import Layout, layout_from_json, parse_layout
-from phalanx.core.work.split import fitted
+from phalanx.core.work.split import resized
 
 AUTO: Final = "auto"
 
@@ -43,7 +43,7 @@ def chosen(given: Layout | str | None, planned: str, machine: str, *, ranks: int
     layout = layout_from_json(_json(text, "PHALANX_LAYOUT")) if text.startswith("{") else parse_layout(text)
     if given is not None:
         return _exact(layout, ranks)
-    return fitted(layout, ranks)  # the plan was for another number of ranks: a node came or went
+    return resized(layout, ranks)  # the plan was for another number of ranks: a node came or went
 
 
 def data_parallel(ranks: int) -> Layout:

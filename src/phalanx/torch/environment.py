@@ -14,7 +14,8 @@ class RankEnvironment:
     """The variables of DESIGN 2 that this package reads. Paths and limits are None where the variable is unset or empty.
 
     `launched` is True when somebody (Phalanx, torchrun, Slurm) set the rendezvous of torch.distributed; without it the process
-    is a gang of its own. `layout` and `machine` are the plan's, see `chosen`; empty without one. `supervised` is True when a Phalanx supervisor listens to reports.
+    is a gang of its own. `supervised` is True when a Phalanx supervisor listens to reports. `layout` and `machine`
+    are the plan's, see `chosen`; empty without one.
     """
 
     launched: bool

@@ -7,7 +7,7 @@ A model declares it in its method `phalanx_parts`. Every layout computes the cha
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -111,9 +111,8 @@ def splittable(model: Any, parts: Parts, layout: Layout, *, sequence: int = 0, b
         said = role(parts, name)
         weight = getattr(module, "weight", None)
         if said in {COLUMNS, ROWS} and weight is not None and layout.tensor > 1:
-            outputs_first = not isinstance(
-                module, nn.Embedding
-            )  # a Linear's weight is (outputs, inputs), a table (rows, width)
+            # A Linear's weight is (outputs, inputs), a table (rows, width).
+            outputs_first = not isinstance(module, nn.Embedding)
             dimension = 0 if (said == COLUMNS) == outputs_first else 1
             widths.append((f"{name} ({said})", int(weight.shape[dimension])))
     return Splittable(
@@ -140,15 +139,12 @@ def tied(model: Any) -> list[tuple[str, str]]:
 def _check_whole(model: Any, parts: Parts) -> None:
     """Every parameter must lie in a part, else no rank would train it."""
     heads = tuple(f"{name}." for name in parts.chain)
-    for name in _stray(model, heads):
-        raise BadRequest(
-            f"{type(model).__name__}: parameter {name!r} lies in no part of the chain",
-            hint="name its module in `chain`, or move it into the part that uses it",
-        )
-
-
-def _stray(model: Any, heads: tuple[str, ...]) -> Iterator[str]:
-    yield from (name for name, _ in model.named_parameters(remove_duplicate=False) if not name.startswith(heads))
+    for name, _ in model.named_parameters(remove_duplicate=False):
+        if not name.startswith(heads):
+            raise BadRequest(
+                f"{type(model).__name__}: parameter {name!r} lies in no part of the chain",
+                hint="name its module in `chain`, or move it into the part that uses it",
+            )
 
 
 def _near(name: str, known: Mapping[str, Any]) -> str:

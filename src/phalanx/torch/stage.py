@@ -53,8 +53,6 @@ class Stage(nn.Module):
 def cut(parts: Sequence[Part], chunks: int) -> tuple[tuple[Part, ...], ...]:
     """The chain in `chunks` pieces with the layers spread evenly; what comes before them is in the first, what after in the last."""
     layers = [index for index, part in enumerate(parts) if part.layer]
-    if chunks == 1:
-        return (tuple(parts),)
     ends = []
     taken = 0
     for count in spread(len(layers), chunks)[:-1]:

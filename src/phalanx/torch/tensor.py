@@ -56,7 +56,13 @@ class Around(ParallelStyle):
 
 
 def split_part(part: Part, parts: Parts, mesh: DeviceMesh, *, sequence: bool) -> None:
-    """Distribute the layers of one part over the tensor ranks, in place. Every rank holds the same values before.
+    """Distribute the layers of one part over the tensor ranks, in place. Every rank holds the same values before."""
+    for name, style in styles(part, parts, sequence=sequence).items():
+        parallelize_module(part.module.get_submodule(name), mesh, style, src_data_rank=None)
+
+
+def styles(part: Part, parts: Parts, *, sequence: bool) -> dict[str, ParallelStyle]:
+    """How each layer of one part is shared, by its name in the part.
 
     Raises:
         BadRequest: a parameter for which no rule says how it is shared.
@@ -75,8 +81,7 @@ def split_part(part: Part, parts: Parts, mesh: DeviceMesh, *, sequence: bool) ->
         plan[name] = _style(name, layer, said[name], gathers=not inside, split_stream=split_stream)
     for name in inside - {""}:
         plan[name] = Around(Shard(_POSITIONS) if split_stream else Replicate())
-    for name, style in plan.items():
-        parallelize_module(part.module.get_submodule(name), mesh, style, src_data_rank=None)
+    return plan
 
 
 def scatter(mesh: DeviceMesh) -> Callable[[torch.Tensor], torch.Tensor]:

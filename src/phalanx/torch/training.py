@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,6 +28,19 @@ from phalanx.core.work.layout import Axis, Layout
 from phalanx.torch.context import Pieces, share_positions, take_sequence
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How a model is trained whatever its layout: the words of `phalanx.torch.parallelize`, which explains them."""
+
+    loss: Loss
+    optimizer: Callable[[Any], Any]
+    clip: float | None
+    initialize: Callable[[Any], None] | None
+    seed: int
+    sequence: int
+    batch: int
 
 
 class Training:

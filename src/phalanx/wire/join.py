@@ -61,6 +61,19 @@ class JoinLine(msgspec.Struct, frozen=True, kw_only=True):
     expires_s: float
 
 
+def split_address(text: str) -> tuple[str, str | None]:
+    """(host, port) of HOST or HOST:PORT, neither looked into: None where no port is named. An IPv6 host has brackets when a port follows."""
+    host, colon, port = text.strip().rpartition(":")
+    if not colon or (":" in host and not host.endswith("]")):
+        return text.strip().strip("[]"), None
+    return host.strip("[]"), port
+
+
+def joined_address(host: str, port: int) -> str:
+    """HOST:PORT, as `split_address` takes it apart."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def fingerprint(certificate_pem: str) -> str:
     """SHA-256 over the DER form of the first certificate in a PEM text, as `sha256:<64 hex digits>`.
 

@@ -6,7 +6,11 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from phalanx.wire.api import JobList, LogsReply, NodeList, QueueList, QueueView, TokenList, UserList, UserView
+from phalanx.wire.api.jobs import JobList
+from phalanx.wire.api.nodes import NodeList
+from phalanx.wire.api.output import LogsReply
+from phalanx.wire.api.people import TokenList, UserList, UserView
+from phalanx.wire.api.queues import QueueList, QueueView
 from tests.golden.cli import views
 
 TOKEN = "right"

@@ -6,18 +6,9 @@ from phalanx.core.fleet.node import NodeState
 from phalanx.core.state.story import StoryLine
 from phalanx.core.work.attempt import AttemptState, Cause
 from phalanx.core.work.job import JobState
-from phalanx.wire.api import (
-    AttemptView,
-    Checkpoint,
-    CordonView,
-    DeviceView,
-    ExitView,
-    GrantView,
-    JobView,
-    NodeView,
-    Overview,
-    Progress,
-)  # fmt: skip
+from phalanx.wire.api.head import Overview
+from phalanx.wire.api.jobs import AttemptView, Checkpoint, ExitView, GrantView, JobView, Progress
+from phalanx.wire.api.nodes import CordonView, DeviceView, NodeView
 
 NOW_S = 1_800_000_000.0
 

@@ -16,7 +16,7 @@ from phalanx.cli.tables import Column, table
 from phalanx.cli.terminal import clean
 from phalanx.core.errors import BadRequest, Conflict
 from phalanx.core.work.nearest import nearest
-from phalanx.wire.api import ProjectView
+from phalanx.wire.api.people import ProjectView
 
 if TYPE_CHECKING:
     from phalanx.client import Client

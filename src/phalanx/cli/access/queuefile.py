@@ -28,7 +28,7 @@ from phalanx.core.units import format_duration, parse_duration_s
 from phalanx.core.work.nearest import nearest
 
 if TYPE_CHECKING:
-    from phalanx.wire.api import QueueFacts
+    from phalanx.wire.api.queues import QueueFacts
 
 FILE_BYTES_MAX: Final = 1 << 20  # thousands of queues; what a job file has too
 _VALUES_MAX: Final = 100_000
@@ -170,7 +170,7 @@ class _Reader:
                 yield from self._level(inside["queues"], name)
 
     def _queue(self, name: str, parent: str | None, inside: Mapping[str, _Value]) -> QueueFacts:
-        from phalanx.wire.api import QueueFacts
+        from phalanx.wire.api.queues import QueueFacts
 
         found: dict[str, Any] = {"id": name, "parent": parent}
         for key, value in inside.items():

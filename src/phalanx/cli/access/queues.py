@@ -11,7 +11,7 @@ from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import clean
 from phalanx.core.errors import BadRequest, Conflict
 from phalanx.core.work.nearest import nearest
-from phalanx.wire.api import QueueView
+from phalanx.wire.api.queues import QueueView
 
 _PRIORITY = click.option("--priority", type=int, metavar="N", help="Added to the priority of its jobs.")
 

@@ -13,7 +13,7 @@ from phalanx.core.errors import NotFound
 from phalanx.core.work.nearest import nearest
 
 if TYPE_CHECKING:
-    from phalanx.wire.api import QueuesApplied, QueueView
+    from phalanx.wire.api.queues import QueuesApplied, QueueView
 
 _COLUMNS: Final = (
     Column(title="QUEUE", least=8), Column(title="QUOTA", right=True), Column(title="USED", right=True),

@@ -15,7 +15,7 @@ from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.words import DURATION
 from phalanx.core.units import format_duration
 from phalanx.core.work.people import Action
-from phalanx.wire.api import TokenView
+from phalanx.wire.api.people import TokenView
 
 
 @click.group(cls=NounGroup, invoke_without_command=True)

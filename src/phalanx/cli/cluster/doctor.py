@@ -18,7 +18,7 @@ from phalanx.cli.lists import encoded
 from phalanx.cli.terminal import clean, terminal
 from phalanx.core.errors import NotSignedIn, PhalanxError, Unreachable
 from phalanx.core.fleet.node import NodeState
-from phalanx.wire.api import Health
+from phalanx.wire.api.head import Health
 
 if TYPE_CHECKING:
     from phalanx.client import Client

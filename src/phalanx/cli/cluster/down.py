@@ -13,7 +13,7 @@ from phalanx.cli import cells
 from phalanx.cli.cluster.home import alive, home_folder, running
 from phalanx.cli.connect import connect
 from phalanx.core.errors import BadRequest, Conflict, TryLater, Unreachable
-from phalanx.wire.api import StopReply
+from phalanx.wire.api.head import StopReply
 
 _STOP_S: Final = 30.0  # leases are granted, nodes end their ranks
 _CANCEL_S: Final = 120.0  # four times the default grace

@@ -18,13 +18,13 @@ import click
 import msgspec
 
 from phalanx.cli.cluster.home import home_folder
-from phalanx.client.tls import fetch_ca
+from phalanx.client.tls import fetch_ca, trusting
 from phalanx.client.transport import refusal_of
 from phalanx.core.errors import BadRequest, Conflict, NotSignedIn, TryLater, Unreachable
 from phalanx.core.ids import NodeId
 from phalanx.engines.joined import records
 from phalanx.engines.joined.records import Joined
-from phalanx.wire.join import JoinReply, JoinRequest
+from phalanx.wire.join import JoinReply, JoinRequest, joined_address, split_address
 
 PORT_DEFAULT: Final = 7600  # DESIGN 4
 ANSWER_S: Final = 10.0  # of the head: it may make a key for us
@@ -45,8 +45,7 @@ class _Head:
 
     @property
     def url(self) -> str:
-        name = f"[{self.name}]" if ":" in self.name else self.name
-        return f"https://{name}:{self.port}"
+        return f"https://{joined_address(self.name, self.port)}"
 
 
 @click.command()
@@ -100,11 +99,8 @@ def _head_of(head: str | None, wanted: str | None, known: Joined | None) -> _Hea
         if known is None:
             raise BadRequest("which head? this server has joined none", hint="`phalanx up` on the head prints the line to paste")  # fmt: skip
         head = known.url
-    text = head.removeprefix("https://").rstrip("/")
-    name, colon, port = text.rpartition(":")
-    if not colon or (":" in name and not name.endswith("]")):
-        name, port = text, str(PORT_DEFAULT)
-    name = name.strip("[]")
+    name, named_port = split_address(head.removeprefix("https://").rstrip("/"))
+    port = str(PORT_DEFAULT) if named_port is None else named_port
     if not name or not port.isdecimal() or "/" in name or head.startswith("http://"):
         raise BadRequest(f"{head!r} is no address of a head", hint="HEAD:PORT, as `phalanx up --listen` prints it")
     fingerprint = wanted or (known.fingerprint if known is not None else "")
@@ -174,8 +170,7 @@ def _own_address(where: _Head) -> str:
 
 
 def _post(where: _Head, wish: JoinRequest, token: str) -> JoinReply:
-    context = ssl.create_default_context(cadata=where.ca_pem)
-    connection = http.client.HTTPSConnection(where.name, where.port, timeout=ANSWER_S, context=context)
+    connection = http.client.HTTPSConnection(where.name, where.port, timeout=ANSWER_S, context=trusting(where.ca_pem))
     try:
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         connection.request("POST", "/v1/join", msgspec.json.encode(wish), headers)

@@ -22,7 +22,7 @@ from phalanx.core.errors import NotFound, PhalanxError, Unreachable
 from phalanx.core.fleet.hostlist import expand
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.units import format_bytes
-from phalanx.wire.api import DeviceView, NodeView
+from phalanx.wire.api.nodes import DeviceView, NodeView
 
 if TYPE_CHECKING:
     from phalanx.client import Client

@@ -19,7 +19,7 @@ from phalanx.core.errors import BadRequest
 from phalanx.core.fleet.hostlist import expand, fold
 from phalanx.core.units import format_duration
 from phalanx.core.work.begin import parse_begin_s
-from phalanx.wire.api import ReservationView, ReservedView
+from phalanx.wire.api.nodes import ReservationView, ReservedView
 
 NAMES_TRIED: Final = 100  # "maintenance-1201-2200", then with -2 ... -100: more windows do not begin in one minute
 

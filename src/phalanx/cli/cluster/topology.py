@@ -23,7 +23,7 @@ from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.fleet.topology import LEVELS, Tree, tree_of
 from phalanx.core.ids import NodeId
 from phalanx.core.work.treefile import labels_in
-from phalanx.wire.api import NodeView
+from phalanx.wire.api.nodes import NodeView
 
 FILE_BYTES_MAX: Final = 1 << 20  # 100,000 hosts as a list fit; the scanner needs a second for this much
 _AT_ONCE: Final = 1000  # nodes in one request: some 100 KB, below what a head takes as one body

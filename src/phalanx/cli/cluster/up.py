@@ -19,7 +19,7 @@ from phalanx.cli.terminal import clean
 from phalanx.cli.words import DURATION
 from phalanx.core.errors import BadRequest, NotFound, NotPermitted, PhalanxError, TryLater, Unreachable
 from phalanx.core.fleet.node import NodeState
-from phalanx.wire.api import NodeView
+from phalanx.wire.api.nodes import NodeView
 
 if TYPE_CHECKING:
     from phalanx.client import Client

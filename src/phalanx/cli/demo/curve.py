@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from phalanx.wire.api import StepView
+from phalanx.wire.api.output import StepView
 
 
 class Point(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Final
 from phalanx.cli.demo.curve import Point, Redone
 from phalanx.core.accounting.receipt import AttemptLine, GpuSeconds
 from phalanx.core.ids import NodeId
-from phalanx.wire.api import NodeView
+from phalanx.wire.api.nodes import NodeView
 
 _WIDTH: Final = 1000
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 26, 24

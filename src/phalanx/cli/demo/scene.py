@@ -9,7 +9,9 @@ from phalanx.cli.demo.curve import Curve
 from phalanx.cli.demo.stopwatch import Kill
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.state.story import StoryLine
-from phalanx.wire.api import JobView, NodeView, Overview, Progress
+from phalanx.wire.api.head import Overview
+from phalanx.wire.api.jobs import JobView, Progress
+from phalanx.wire.api.nodes import NodeView
 
 
 @dataclass(slots=True, kw_only=True)

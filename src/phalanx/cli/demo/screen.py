@@ -17,7 +17,7 @@ from phalanx.cli.demo.scene import Scene
 from phalanx.cli.demo.stopwatch import PEERS, shown
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.work.job import JobState
-from phalanx.wire.api import DeviceView, NodeView
+from phalanx.wire.api.nodes import DeviceView, NodeView
 
 _TWO_COLUMNS_FROM: Final = 110
 _GAP: Final = 3

@@ -9,7 +9,7 @@ from phalanx.cli.lists import Shown
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, clean
 from phalanx.core.work.job import JobState
-from phalanx.wire.api import JobView
+from phalanx.wire.api.jobs import JobView
 
 _BAR: Final = 40  # columns
 _COLUMNS: Final = (Column(title="STATE"), Column(title="ELEMENTS", right=True), Column(title="SHARE"))

@@ -16,7 +16,7 @@ from phalanx.cli.terminal import clean
 from phalanx.cli.words import DURATION
 from phalanx.core.errors import BadRequest, PhalanxError, Unreachable
 from phalanx.core.work.job import JobState
-from phalanx.wire.api import JobView
+from phalanx.wire.api.jobs import JobView
 
 if TYPE_CHECKING:
     from phalanx.client import Client

@@ -13,7 +13,7 @@ from phalanx.cli.terminal import clean, cut, terminal
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import JobState
 from phalanx.core.work.launchers import shape_note
-from phalanx.wire.api import EndEvent, StateEvent
+from phalanx.wire.api.output import EndEvent, StateEvent
 
 if TYPE_CHECKING:
     from phalanx.client import Client

@@ -14,7 +14,8 @@ from phalanx.cli.jobs.named import job_named
 from phalanx.cli.jobs.output import Output
 from phalanx.cli.words import RANK
 from phalanx.core.errors import BadRequest
-from phalanx.wire.api import AttemptView, LogChunk, LogsReply
+from phalanx.wire.api.jobs import AttemptView
+from phalanx.wire.api.output import LogChunk, LogsReply
 
 if TYPE_CHECKING:
     from phalanx.client import Client

@@ -17,7 +17,7 @@ from phalanx.core.errors import BadRequest
 from phalanx.core.units import format_duration
 from phalanx.core.work.job import JobState, Reason
 from phalanx.core.work.nearest import nearest
-from phalanx.wire.api import JobView
+from phalanx.wire.api.jobs import JobView
 
 if TYPE_CHECKING:
     from phalanx.client import Client

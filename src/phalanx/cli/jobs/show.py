@@ -23,7 +23,7 @@ from phalanx.core.state.story import StoryLine
 from phalanx.core.units import format_bytes, format_duration
 from phalanx.core.work.job import JobState
 from phalanx.core.work.launchers import shape_note
-from phalanx.wire.api import AttemptView, JobView
+from phalanx.wire.api.jobs import AttemptView, JobView
 
 if TYPE_CHECKING:
     from phalanx.client import Client

@@ -10,7 +10,7 @@ from phalanx.cli.terminal import clean
 from phalanx.core.errors import WaitTimedOut
 from phalanx.core.units import format_duration
 from phalanx.core.work.job import JobState
-from phalanx.wire.api import JobView
+from phalanx.wire.api.jobs import JobView
 
 if TYPE_CHECKING:
     from phalanx.client import Client

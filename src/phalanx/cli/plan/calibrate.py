@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from phalanx.cli.plan.calibration_nodes import Chosen
     from phalanx.client import Client
     from phalanx.core.performance.profile import Profile
-    from phalanx.wire.api import ProfileReply
+    from phalanx.wire.api.nodes import ProfileReply
 
 _INTERRUPTED: Final = 130  # 128 + SIGINT
 _HELD: Final = "40m"  # nodes are kept for --nodes at most so long: the job's own limit and some

@@ -23,7 +23,7 @@ from phalanx.core.performance.plain import from_plain
 from phalanx.core.performance.profile import Profile
 from phalanx.core.performance.samples import Member, Samples, profile_of
 from phalanx.core.work.job import JobState
-from phalanx.wire.api import StateEvent
+from phalanx.wire.api.output import StateEvent
 
 if TYPE_CHECKING:
     from phalanx.client import Client
@@ -134,7 +134,7 @@ def _fetch(head: Client, job_id: str) -> Samples:
             files = [tar.extractfile(member) for member in tar.getmembers() if member.isreg()]
             raw = files[0].read() if files and files[0] is not None else b""
         return from_plain(Samples, json.loads(raw))
-    except (tarfile.TarError, ValueError) as error:
+    except (tarfile.TarError, ValueError, RecursionError) as error:
         raise CalibrationFailed(f"job {job_id} left no samples: {error}", hint=f"phalanx logs {job_id}") from None
 
 

@@ -9,7 +9,7 @@ from phalanx.cli.cells import count
 from phalanx.core.errors import BadRequest, NotFound, TryLater
 from phalanx.core.fleet.hostlist import fold
 from phalanx.core.fleet.node import NodeState
-from phalanx.wire.api import NodeView
+from phalanx.wire.api.nodes import NodeView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

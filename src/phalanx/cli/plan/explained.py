@@ -18,7 +18,7 @@ from phalanx.core.performance.layer import best, sustained
 from phalanx.core.performance.machine import Fact, Machine
 from phalanx.core.performance.memory import SLACK, in_flight, kept_bytes
 from phalanx.core.performance.model import Model
-from phalanx.core.performance.step import Item, Method, Task, layer_parameters, rank_parameters
+from phalanx.core.performance.step import Item, Method, Task, gathered_bytes, layer_parameters, rank_parameters
 from phalanx.core.work.layout import Layout
 
 _KAPLAN: Final = 'J. Kaplan et al., "Scaling Laws for Neural Language Models", 2020, table 1'
@@ -134,7 +134,7 @@ def _step(case: Case) -> Iterator[Formula]:
         layer = layer_parameters(case.task.model, layout)
         yield _exchange(
             "sharded parameters", "per layer (F-1)/F n / B to gather, again backward, and to reduce; what computing hides counts little",
-            f"F {layout.shard}, n {gb_shown(layer.total * case.stack.gather_bytes)} a layer: {_seconds(items, Item.SHARD)}", case,
+            f"F {layout.shard}, n {gb_shown(layer.total * gathered_bytes(case.task, layout, case.stack))} a layer: {_seconds(items, Item.SHARD)}", case,
         )  # fmt: skip
     if items.get(Item.GRADIENTS.value):
         yield _exchange(

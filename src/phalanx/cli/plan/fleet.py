@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from phalanx.core.errors import BadRequest, NeverFits, PhalanxError
 from phalanx.core.performance.machine import Machine
 from phalanx.core.work.gpus import GpuRequest, parse_gpus
-from phalanx.core.work.surroundings import NETWORK_LABEL, gbit_of
+from phalanx.core.work.surroundings import gbit_of, network_of
 
 if TYPE_CHECKING:
     from phalanx.client import Client
     from phalanx.facts.machines import Tables
-    from phalanx.wire.api import NodeView
+    from phalanx.wire.api.nodes import NodeView
 
 Kind = tuple[str, int]  # model of a node's devices, and how many it has
 
@@ -57,8 +57,7 @@ def machine_here(head: Client, given: Mapping[str, Any], tables: Tables, notes: 
     request = parse_gpus(given["gpus"]) if given["gpus"] else None
     chosen, asked = _chosen(nodes, request)
     model, _ = _kind(chosen[0])
-    networks = {node.labels.get(NETWORK_LABEL, "") for node in chosen}
-    stated = given["network"] or (networks.pop() if len(networks) == 1 else "") or None
+    stated = given["network"] or network_of(node.labels for node in chosen)
     assumed: list[str] = []
     machine = machine_for(asked, **_network(stated), **_price(given), tables=tables, notes=assumed)
     machine = with_measured(machine, head, model, notes)

@@ -68,7 +68,7 @@ def _from_file(full: str, path: str, number: int) -> str:
         raise _bad(f"{path}: is over {FILE_BYTES_MAX >> 20} MiB, so it is no saved plan", "is it the right file?")
     try:
         found = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # brackets within brackets
         raise _bad(f"{path}: not JSON: {error}", "phalanx plan MODEL --save FILE.json writes one") from None
     layout = _chosen(found, path, number)
     try:

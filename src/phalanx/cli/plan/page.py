@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from phalanx.cli import cells
@@ -146,9 +147,7 @@ def _titled(title: str, lines: Sequence[str], screen: Terminal) -> list[str]:
 
 def _narrower(screen: Terminal) -> Terminal:
     """The screen less what titled lines stand in."""
-    return Terminal(
-        width=screen.width - 2, height=screen.height, interactive=screen.interactive, colour=screen.colour, blocks=screen.blocks
-    )  # fmt: skip
+    return replace(screen, width=screen.width - 2)
 
 
 def _ends(one: Range, shown: Shown) -> str:

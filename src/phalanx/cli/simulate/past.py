@@ -13,7 +13,7 @@ from phalanx.core.work.job import TERMINAL
 from phalanx.core.work.queue import Queue
 from phalanx.simulator.fleet import SimNode
 from phalanx.simulator.trace import Trace, TraceJob, model_word
-from phalanx.wire.api import JobView
+from phalanx.wire.api.jobs import JobView
 
 if TYPE_CHECKING:
     from phalanx.client import Client

@@ -13,7 +13,9 @@ from phalanx.cli.terminal import Terminal, clean, cut
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.units import format_duration
 from phalanx.core.work.job import JobState
-from phalanx.wire.api import DeviceView, JobView, NodeView, Overview
+from phalanx.wire.api.head import Overview
+from phalanx.wire.api.jobs import JobView
+from phalanx.wire.api.nodes import DeviceView, NodeView
 
 SCREEN = Terminal(
     width=10_000, height=24, interactive=True, colour=False, blocks=True

@@ -20,7 +20,8 @@ from phalanx.cli.terminal import clean, cut
 from phalanx.cli.top.drawing import fleet, headline, job_line, job_row, job_titles
 from phalanx.core.errors import PhalanxError
 from phalanx.core.work.job import JobState
-from phalanx.wire.api import JobView, Overview
+from phalanx.wire.api.head import Overview
+from phalanx.wire.api.jobs import JobView
 
 if TYPE_CHECKING:
     from phalanx.client import Client

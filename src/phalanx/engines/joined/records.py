@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from phalanx.core.ids import NodeId
+from phalanx.engines.local.private import write_private
 
 ENGINE_NAME: Final = "joined"
 _RECORD: Final = "joined.json"
@@ -64,19 +65,6 @@ def write(folder: str, joined: Joined, *, token: str, ca_pem: str) -> None:
     write_private(folder, "token", token)
     write_private(folder, "ca.pem", ca_pem)
     write_private(folder, _RECORD, json.dumps(asdict(joined)))
-
-
-def write_private(folder: str, name: str, text: str) -> str:
-    """A file for its owner alone, whole or not at all; its path."""
-    path = os.path.join(folder, name)
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-    fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(f"{path}.new", path)
-    return path
 
 
 def token(folder: str) -> str:

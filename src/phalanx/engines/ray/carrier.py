@@ -9,7 +9,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import msgspec
+
 from phalanx.engines.local.engine import LocalEngine
+from phalanx.engines.local.private import write_private
 from phalanx.engines.local.records import LocalNode
 from phalanx.engines.ray.protocol import Carried
 from phalanx.engines.ray.render import cleaned
@@ -27,8 +30,6 @@ class Carrier:
 
     def carry(self, given: dict[str, Any]) -> str:
         """Bring the supervisor up, or take over the one that lives; again is harmless and says where the head is now. "" or why not."""
-        import msgspec
-
         what = msgspec.convert(given, Carried)
         self._what = what
         if self._engine is not None:
@@ -38,10 +39,12 @@ class Carrier:
         )
         try:
             os.makedirs(folder, mode=0o700, exist_ok=True)
-            self._write_ca(folder, what)
+            if what.ca_pem:
+                write_private(folder, "ca.pem", what.ca_pem)
             self._engine = self._make(folder, what)
             self._engine.open()
         except OSError as error:
+            self._engine = None  # nothing is carried: asked again, we try again
             return f"{folder} on {what.node_id}: {error.strerror or error}"
         return ""
 
@@ -75,14 +78,6 @@ class Carrier:
         )  # fmt: skip
         engine.adopt([LocalNode(id=what.node_id, virtual_devices=0 if what.virtual is None else len(devices))])
         return engine
-
-    @staticmethod
-    def _write_ca(folder: str, what: Carried) -> None:
-        if what.ca_pem:
-            path = os.path.join(folder, "ca.pem")
-            with open(f"{path}.new", "w", encoding="ascii") as file:
-                file.write(what.ca_pem)
-            os.replace(f"{path}.new", path)
 
 
 def _devices_held() -> list[int]:

@@ -21,8 +21,8 @@ from typing import Final
 
 from phalanx.core.errors import TryLater
 from phalanx.core.ids import NodeId
-from phalanx.engines.joined.records import write_private
 from phalanx.engines.local import records
+from phalanx.engines.local.private import write_private
 from phalanx.engines.local.records import LocalNode
 from phalanx.engines.ray.process import RayProcess, sweep_carried
 from phalanx.engines.ray.render import RayFiles, RayStart, environment, head_command, member_command

@@ -82,7 +82,6 @@ class RayEngine:
     _carried: dict[NodeId, str] = field(default_factory=dict)
     _stopped: set[NodeId] = field(default_factory=set)
     _released: dict[NodeId, threading.Event] = field(default_factory=dict)
-    _again: dict[NodeId, float] = field(default_factory=dict)
     _seen: deque[Report] = field(default_factory=deque)
     _driver: subprocess.Popen[bytes] | None = None
     _guard: threading.RLock = field(default_factory=threading.RLock)
@@ -154,8 +153,9 @@ class RayEngine:
                 ender.start()
             for ender in enders:
                 ender.join()
-        self._ended.set()
-        driver = self._driver
+        with self._guard:
+            self._ended.set()
+            driver = self._driver
         if driver is not None and driver.stdin is not None:
             with contextlib.suppress(OSError):
                 driver.stdin.close()
@@ -187,6 +187,8 @@ class RayEngine:
                 continue
             began_s = time.monotonic()
             with self._guard:
+                if self._ended.is_set():  # while we looked whether Ray is there: nobody would end this driver
+                    return
                 self._carried.clear()  # the new driver knows nothing yet; carrying again is harmless
                 self._driver = driver = self._spawn()
             self._listen(driver)
@@ -231,7 +233,9 @@ class RayEngine:
                 if node_id is not None:
                     with self._guard:
                         self._carried.pop(node_id, None)
-                        threading.Timer(CARRY_AGAIN_S, self._carry_again, (node_id,)).start()
+                    later = threading.Timer(CARRY_AGAIN_S, self._carry_again, (node_id,))
+                    later.daemon = True  # a head that ends does not wait for it
+                    later.start()
             case _:
                 assert_never(tiding)
 

@@ -11,7 +11,8 @@ import threading
 from typing import Final
 
 from phalanx.core.errors import BadRequest
-from phalanx.engines.joined.records import Joined, write_private
+from phalanx.engines.joined.records import Joined
+from phalanx.engines.local.private import write_private
 from phalanx.engines.ray.process import RayProcess, sweep_carried
 from phalanx.engines.ray.render import RayFiles, RayStart, environment, member_command
 from phalanx.wire.join import RayJoin

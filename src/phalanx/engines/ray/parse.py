@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+import msgspec
+
 from phalanx.core.ids import NodeId
 from phalanx.engines.ray.protocol import RayNode
 
@@ -27,8 +29,10 @@ def nodes_of(rows: Iterable[Mapping[str, Any]]) -> list[RayNode]:
     named: dict[NodeId, RayNode] = {}
     for node in alive:
         if node.node_id in named:
-            node = _renamed(node, f"{node.node_id[: _NAME_MAX - 7]}-{node.ray_id[:6]}")  # noqa: PLW2901  # the same node by another name
-        named[node.node_id] = node
+            other = NodeId(f"{node.node_id[: _NAME_MAX - 7]}-{node.ray_id[:6]}")
+            named[other] = msgspec.structs.replace(node, node_id=other)
+        else:
+            named[node.node_id] = node
     for node in dead:
         named.setdefault(node.node_id, node)
     return [named[name] for name in sorted(named)]
@@ -44,13 +48,6 @@ def _node(row: Mapping[str, Any]) -> RayNode:
         node_id=NodeId(_sound(name)), ray_id=str(row["NodeID"]), address=address, alive=bool(row.get("Alive")),
         gpus=float(resources.get("GPU", 0.0)), virtual=int(virtual) if virtual.isdecimal() else None,
         why="" if row.get("Alive") else str(row.get("DeathReasonMessage") or "Ray does not say why"),
-    )  # fmt: skip
-
-
-def _renamed(node: RayNode, name: str) -> RayNode:
-    return RayNode(
-        node_id=NodeId(name), ray_id=node.ray_id, address=node.address, alive=node.alive, gpus=node.gpus,
-        virtual=node.virtual, why=node.why,
     )  # fmt: skip
 
 

@@ -25,9 +25,8 @@ from phalanx.engines.ray.render import cleaned
 from phalanx.node.shell.proctable import ProcessIdentity, ProcessRow, alive, environment, identity
 from phalanx.node.shell.sweeps import NODE_KEY_VARIABLE, kill_until_none
 
-STOP_GRACE_S: Final = (
-    5.0  # Ray ends its own processes within 3 s; where an actor of ours was not released it does not, and is killed
-)
+# Ray ends its own processes within 3 s; where an actor of ours was not released it does not, and is killed.
+STOP_GRACE_S: Final = 5.0
 SWEEP_S: Final = 5.0
 OUTPUT_MAX: Final = 1 << 16  # characters looked at
 _POLL_S: Final = 0.05

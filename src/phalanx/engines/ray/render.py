@@ -12,9 +12,8 @@ OBJECT_STORE_BYTES: Final = 80_000_000  # Ray refuses less than 75 MB; nothing o
 HEALTH_PERIOD_MS: Final = 1000
 HEALTH_TIMEOUT_MS: Final = 1000
 HEALTH_FAILURES: Final = 3  # a silent node is told after 3 to 5 s; our own lease is the fence, this only says it sooner
-GCS_RECONNECT_S: Final = (
-    10  # after which a node or driver whose Ray head is gone ends itself: a new head, without Redis, does not know it
-)
+# After which a node or driver whose Ray head is gone ends itself: a new head, without Redis, does not know it.
+GCS_RECONNECT_S: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

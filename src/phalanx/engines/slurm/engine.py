@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import secrets
 import threading
 import time
 from collections import deque
@@ -115,7 +116,7 @@ class SlurmEngine:
         """
         self._partition = self._find_partition()
         self._told = {node.id: node for node in known}
-        now_s, jobs = time.monotonic(), parse.jobs_of(commands.ask(render.JOBS))
+        now_s, jobs = time.monotonic(), _queue()
         mine = {named[1:]: job for job in jobs if (named := self._ours(job)) is not None and not job.over}
         for job, attempt in live:
             key = (job.id, attempt.epoch)
@@ -145,7 +146,8 @@ class SlurmEngine:
 
     def follow(self, job: Job, attempt: Attempt) -> None:
         """An attempt's newest record is durable."""
-        if all(grant.node_id in self._slurm for grant in attempt.allocation.grants):
+        ours = all(grant.node_id in self._slurm for grant in attempt.allocation.grants)
+        if ours or (job.id, attempt.epoch) in self._orders:  # its node may have left the partition meanwhile
             self._heard.put((job, attempt))
             self._wake.set()
 
@@ -201,6 +203,10 @@ class SlurmEngine:
         self._said.append(Withdrawn(job_id=attempt.job_id, epoch=attempt.epoch, why=why, nodes=nodes, cause=cause))
 
     def _submit(self, job: Job, attempt: Attempt) -> None:
+        left = [grant.node_id for grant in attempt.allocation.grants if grant.node_id not in self._slurm]
+        if left:
+            self._back(attempt, f"Slurm no longer has {', '.join(left)} in the partition", Cause.START_FAIL)
+            return
         ask = self._ask(job, attempt)
         argv, script = render.submit(ask)
         seats = SeatOrder(
@@ -238,7 +244,7 @@ class SlurmEngine:
 
     def _look(self) -> None:
         now_s = time.monotonic()
-        jobs = parse.jobs_of(commands.ask(render.JOBS))
+        jobs = _queue()
         nodes = parse.nodes_of(commands.ask(render.NODES))
         if now_s - self._places_s >= TOPOLOGY_S:
             self._places_s = now_s
@@ -259,7 +265,7 @@ class SlurmEngine:
         reports: list[Event] = []
         leaving: list[str] = []
         for key, order in list(self._orders.items()):
-            row = rows.get(order.slurm_id) or rows.get(f"{order.slurm_id}+0")
+            row = rows.get(order.slurm_id)
             holders = [who for node in order.nodes for who in inventory.holders(node, jobs, ours)]
             verdict = orders.look(
                 order, row, now_s, gone=gone, holders=list(dict.fromkeys(holders)), python=self.settings.supervisor[0]
@@ -325,7 +331,7 @@ class SlurmEngine:
                 continue
             if order.attempt.live and order.phase is not Phase.SETTLED:
                 granted = replace(granted, devices=granted.devices | set(grant.devices))
-            row = rows.get(order.slurm_id) or rows.get(f"{order.slurm_id}+0")
+            row = rows.get(order.slurm_id)
             if row is None or not row.holds:
                 continue
             ask = self._asked.get(key)
@@ -347,6 +353,17 @@ class SlurmEngine:
         found = parse.partitions_of(commands.ask(render.PARTITIONS))
         wanted = self.settings.partition
         return next((one for one in found if (one.name == wanted if wanted else one.default)), None)
+
+
+def _queue() -> tuple[SlurmJob, ...]:
+    """Slurm's queue.
+
+    Raises:
+        TryLater: Slurm does not answer.
+        Unreadable: it says what we do not understand.
+    """
+    mark = f"|{secrets.token_hex(8)}|"
+    return parse.jobs_of(commands.ask(render.jobs(mark)), mark)
 
 
 def _refused_for_good(why: str) -> bool:

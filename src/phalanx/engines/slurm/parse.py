@@ -14,6 +14,7 @@ from typing import Final
 from phalanx.core.errors import BadRequest
 from phalanx.core.fleet.hostlist import expand
 from phalanx.core.units import MIB
+from phalanx.engines.slurm.render import JOB_FIELDS
 
 _FIELD: Final = re.compile(r"(?:^| )([A-Za-z][A-Za-z0-9_/:]*)=")
 _GRES: Final = re.compile(r"gpu(?::([A-Za-z0-9_.\-]+?))??:([0-9]+)(?:\(.*\))?")
@@ -118,9 +119,17 @@ def nodes_of(text: str) -> tuple[SlurmNode, ...]:
     return tuple(sorted((_node(fields_of(line), line) for line in lines), key=lambda node: node.name))
 
 
-def jobs_of(text: str) -> tuple[SlurmJob, ...]:
-    """Jobs, in the order printed; see `render.JOB_FIELDS`."""
-    return tuple(_job(line) for line in text.splitlines() if line.strip())
+def jobs_of(text: str, mark: str) -> tuple[SlurmJob, ...]:
+    """Jobs, in the order printed; `mark` ends each of their fields, see `render.jobs`.
+
+    Raises:
+        Unreadable: their fields are not those that were asked for.
+    """
+    fields = [field.strip() for field in text.split(mark)]
+    if len(fields) % len(JOB_FIELDS) != 1 or fields.pop():
+        raise Unreadable(f"squeue: {text[-200:]!r} is no whole row of {len(JOB_FIELDS)} fields")
+    size = len(JOB_FIELDS)
+    return tuple(_job(fields[at : at + size]) for at in range(0, len(fields), size))
 
 
 def partitions_of(text: str) -> tuple[Partition, ...]:
@@ -223,10 +232,7 @@ def _list(text: str) -> tuple[str, ...]:
     return () if text in {"", "(null)"} else tuple(word for word in text.split(",") if word)
 
 
-def _job(line: str) -> SlurmJob:
-    words = [word.strip() for word in line.rstrip().removesuffix("|").split("|", 6)]
-    if len(words) != 7:
-        raise Unreadable(f"squeue: {line[:200]!r} has {len(words)} fields")
+def _job(words: Sequence[str]) -> SlurmJob:
     job_id, user, state, nodes, reason, code, comment = words
     return SlurmJob(
         id=job_id, user=user, state=state.split(" ")[0].upper(), nodes=expand(nodes) if nodes else (), reason=reason,

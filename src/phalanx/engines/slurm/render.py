@@ -6,6 +6,7 @@ Nothing secret is ever an argument: whoever sees the queue sees arguments, comme
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -15,19 +16,12 @@ from phalanx.core.units import MIB
 from phalanx.core.work.allocation import Grant
 
 JOB_FIELDS: Final = ("JobID", "UserName", "State", "NodeList", "Reason", "exit_code", "Comment")
-"""Of `squeue --Format`; the comment last, since people write anything into it."""
+"""Of `squeue --Format`."""
 
 NODES: Final = ("scontrol", "--oneliner", "--details", "show", "node")
 PARTITIONS: Final = ("scontrol", "--oneliner", "--all", "show", "partition")
 TOPOLOGY: Final = ("scontrol", "--oneliner", "show", "topology")
 VERSION: Final = ("sinfo", "--version")
-JOBS: Final = (
-    "squeue",
-    "--noheader",
-    "--all",
-    "--states=all",
-    "--Format=" + ",".join(f"{field}:|" for field in JOB_FIELDS),
-)
 _COMMENT: Final = re.compile(r"phalanx:([0-9a-f]+):([0-9]{1,18}(?:_[0-9]{1,9})?)\.([0-9]{1,18})")
 _NAME: Final = re.compile(r"[^A-Za-z0-9_.+-]+")
 _NAME_MAX: Final = 60
@@ -73,6 +67,17 @@ def read_comment(text: str) -> tuple[str, JobId, Epoch] | None:
     """Tag, job and epoch of a comment of ours; None for any other."""
     match = _COMMENT.fullmatch(text)
     return None if match is None else (match[1], JobId(match[2]), Epoch(int(match[3])))
+
+
+def jobs(mark: str) -> tuple[str, ...]:
+    """The whole queue, `mark` after each field: one that is new each time, for a comment holds what anybody likes, line ends too."""
+    return (
+        "squeue",
+        "--noheader",
+        "--all",
+        "--states=all",
+        "--Format=" + ",".join(f"{name}:{mark}" for name in JOB_FIELDS),
+    )
 
 
 def submit(ask: Ask) -> tuple[tuple[str, ...], str]:
@@ -133,9 +138,4 @@ def _script(ask: Ask) -> str:
             "srun", "--ntasks-per-node=1", "--mem=0", "--mpi=none", "--cpu-bind=none", "--kill-on-bad-exit=0", "--wait=0", "--no-kill",
             "--export=ALL", *words,
         ]  # fmt: skip
-    line = " ".join(_quoted(word) for word in words)
-    return f"#!/bin/sh\n# Attempt {ask.epoch} of Phalanx job {ask.job_id}; its supervisors call home.\nexec {line}\n"
-
-
-def _quoted(word: str) -> str:
-    return word if re.fullmatch(r"[A-Za-z0-9_./:=,@%+-]+", word) else "'" + word.replace("'", "'\"'\"'") + "'"
+    return f"#!/bin/sh\n# Attempt {ask.epoch} of Phalanx job {ask.job_id}; its supervisors call home.\nexec {shlex.join(words)}\n"

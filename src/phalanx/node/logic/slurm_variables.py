@@ -182,7 +182,7 @@ def filled(pattern: str, batch: Batch, *, node_rank: int = 0, step: int | None =
             found += char
             continue
         digits = ""
-        while place < len(pattern) and pattern[place].isdigit() and len(digits) < 2:
+        while place < len(pattern) and pattern[place].isdecimal() and len(digits) < 2:
             digits += pattern[place]
             place += 1
         letter = pattern[place] if place < len(pattern) else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import shlex
 import sys
 import time
 from dataclasses import asdict
@@ -35,7 +36,7 @@ def batch_command(present: Present, port: int) -> tuple[tuple[str, ...], dict[st
     script = os.path.join(folder, name if name not in {"bin", "batch.json"} else "script")
     _write(script, order.spec.role.script, 0o700)
     for tool in _TOOLS:
-        words = " ".join(f"'{word}'" for word in (*_PYTHON, "phalanx.node.shell.srun_main", tool))
+        words = shlex.join((*_PYTHON, "phalanx.node.shell.srun_main", tool))
         _write(os.path.join(folder, "bin", tool), f'#!/bin/sh\nexec {words} "$@"\n', 0o700)
     what = {
         "node_rank": present.grant.node_rank, "key": asked.get("key", ""), "port": port, "master": order.addresses[0],

@@ -53,7 +53,10 @@ class Link:
         (size,) = _HEAD.unpack(self._exactly(_HEAD.size))
         if size > FRAME_BYTES_MAX:
             raise Closed(f"a message of {size} bytes")
-        found = json.loads(self._exactly(size))
+        try:
+            found = json.loads(self._exactly(size))
+        except ValueError as error:
+            raise Closed("no message of ours") from error
         if not isinstance(found, dict):
             raise Closed("no message of ours")
         return found

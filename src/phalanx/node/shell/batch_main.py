@@ -18,10 +18,11 @@ from collections.abc import Sequence
 from typing import IO, Any, Final
 
 from phalanx.core.errors import PhalanxError
+from phalanx.core.fleet.hostlist import expand
 from phalanx.node.logic.slurm_variables import Batch, BatchNode, Step, batch_variables, filled, step_variables
 from phalanx.node.logic.srun_options import exported, read_srun, shown_address, step_of
 from phalanx.node.shell.batch_link import Closed, Link, dial, greet, order_here
-from phalanx.node.shell.batch_tasks import CHUNK_BYTES, Tasks
+from phalanx.node.shell.batch_tasks import CHUNK_BYTES, Tasks, shell_code
 
 JOIN_S: Final = 60.0  # all nodes pass the barrier together; later is a node that is lost, and then the gang ends anyway
 _NODE_NAMES: Final = ("CUDA_VISIBLE_DEVICES",)
@@ -146,7 +147,7 @@ class _Script:
             copy.join(
                 timeout=1.0
             )  # a child that the script left behind may hold its output open; Slurm ends it with the job
-        return code if code >= 0 else 128 - code
+        return shell_code(code)
 
     # ---- the script's output and its signal -----------------------------------------------------------------------------
 
@@ -317,8 +318,6 @@ def hostnames(words: Sequence[str]) -> list[str]:
     Raises:
         Closed: this is no batch job.
     """
-    from phalanx.core.fleet.hostlist import expand
-
     batch = batch_of(order_here()["batch"])
     ranks = {node.name: rank for rank, node in enumerate(batch.nodes)}
     names = expand(words[0]) if words else tuple(ranks)

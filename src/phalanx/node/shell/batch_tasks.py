@@ -18,6 +18,11 @@ _NOT_EXECUTABLE: Final = 126
 Say = Callable[[dict[str, Any]], None]
 
 
+def shell_code(returncode: int) -> int:
+    """How Popen says that a process ended, as a shell says it: 128 + signal for one that a signal killed."""
+    return returncode if returncode >= 0 else 128 - returncode
+
+
 class Tasks:
     """All tasks of this node.
 
@@ -83,7 +88,7 @@ class Tasks:
         code = process.wait()
         with self._lock:
             self._live.pop((step, task), None)
-        self._say({"step": step, "task": task, "exit": code if code >= 0 else 128 - code})
+        self._say({"step": step, "task": task, "exit": shell_code(code)})
 
     def _copy(self, step: int, task: int, out: int, pipe: IO[bytes]) -> None:
         with contextlib.suppress(OSError):

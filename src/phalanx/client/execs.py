@@ -1,0 +1,48 @@
+"""Verbs of commands beside a job's ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from phalanx.client.transport import REPLY_TIMEOUT_S
+from phalanx.client.verbs import Records, Verbs, query, record, segment
+
+if TYPE_CHECKING:
+    from phalanx.wire.api import execs as api
+else:
+    api = Records("phalanx.wire.api.execs")
+
+
+class ExecVerbs(Verbs):
+    """Start a command in a job, type into it and read what it prints."""
+
+    def exec(
+        self, job_id: str, argv: Sequence[str], *, tty: bool = False, rows: int = 24, cols: int = 80, node_rank: int = 0
+    ) -> str:
+        """Start a command beside a job's ranks; answers the session's name."""
+        body = {"argv": list(argv), "tty": tty, "rows": rows, "cols": cols, "node_rank": node_rank}
+        session: str = json.loads(self._post(f"/v1/jobs/{segment(job_id)}/exec", body))["session"]
+        return session
+
+    def exec_output(self, session: str, after: int, *, wait_s: float = 20.0) -> api.ExecOutputReply:
+        """What it printed from byte `after` on."""
+        path = f"/v1/exec/{segment(session)}/output" + query({"after": after, "wait_s": wait_s})
+        return record(self.transport.json("GET", path, timeout_s=REPLY_TIMEOUT_S), api.ExecOutputReply)
+
+    def exec_input(self, session: str, offset: int, data: bytes = b"", *, closed: bool = False) -> int:
+        """Type into it; answers up to which byte the input is taken."""
+        import base64
+
+        body = {"offset": offset, "data": base64.b64encode(data).decode(), "closed": closed}
+        end: int = json.loads(self._post(f"/v1/exec/{segment(session)}/input", body, again=True))["end"]
+        return end
+
+    def exec_resize(self, session: str, rows: int, cols: int) -> None:
+        """Tell it the terminal's new size."""
+        self._post(f"/v1/exec/{segment(session)}/resize", {"rows": rows, "cols": cols}, again=True)
+
+    def exec_close(self, session: str) -> None:
+        """Leave it."""
+        self.transport.json("DELETE", f"/v1/exec/{segment(session)}")

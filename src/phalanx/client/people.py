@@ -1,0 +1,53 @@
+"""Verbs of users, projects and tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from phalanx.client.verbs import Records, Verbs, id_segment, record
+
+if TYPE_CHECKING:
+    from phalanx.wire.api import people as api
+else:
+    api = Records("phalanx.wire.api.people")
+
+
+class PeopleVerbs(Verbs):
+    """Say who there is, who pays and who may do what."""
+
+    def users(self) -> list[api.UserView]:
+        """All users."""
+        return self._get("/v1/users", api.UserList).users
+
+    def put_user(self, user_id: str, *, role: str | None = None, disabled: bool | None = None) -> api.UserView:
+        """Add a user or change one."""
+        return record(
+            self._put(f"/v1/users/{id_segment('user', user_id)}", {"role": role, "disabled": disabled}), api.UserReply
+        ).user
+
+    def projects(self) -> list[api.ProjectView]:
+        """All projects."""
+        return self._get("/v1/projects", api.ProjectList).projects
+
+    def put_project(
+        self, project_id: str, *, members: Sequence[str] | None = None, admins: Sequence[str] | None = None
+    ) -> api.ProjectView:
+        """Add a project or change one."""
+        body = {"members": members, "admins": admins}
+        return record(self._put(f"/v1/projects/{id_segment('project', project_id)}", body), api.ProjectReply).project
+
+    def tokens(self) -> list[api.TokenView]:
+        """One's tokens; all of them for an admin."""
+        return self._get("/v1/tokens", api.TokenList).tokens
+
+    def make_token(
+        self, *, user: str | None = None, expires: str | None = None, scope: Sequence[str] = (), note: str = ""
+    ) -> api.TokenMade:
+        """Make a token; its secret is shown this once."""
+        body = {"user": user, "expires": expires, "scope": list(scope), "note": note}
+        return record(self._post("/v1/tokens", body), api.TokenMade)
+
+    def revoke_token(self, token_id: str) -> None:
+        """End a token."""
+        self.transport.json("DELETE", f"/v1/tokens/{id_segment('token', token_id)}")

@@ -1,0 +1,41 @@
+"""Verbs of queues."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from phalanx.client.verbs import Records, Verbs, id_segment, record
+
+if TYPE_CHECKING:
+    from phalanx.wire.api import queues as api
+else:
+    api = Records("phalanx.wire.api.queues")
+
+
+class QueueVerbs(Verbs):
+    """Look at queues and put them."""
+
+    def queues(self) -> list[api.QueueView]:
+        """All queues."""
+        return self._get("/v1/queues", api.QueueList).queues
+
+    def queue(self, queue_id: str) -> api.QueueView:
+        """One queue."""
+        return self._get(f"/v1/queues/{id_segment('queue', queue_id)}", api.QueueReply).queue
+
+    def put_queues(
+        self, queues: Sequence[api.QueueFacts], *, prune: bool = False, dry_run: bool = False
+    ) -> api.QueuesApplied:
+        """Put queues at once, all or nothing; `prune` removes the others. Says what changed, or with `dry_run` what would."""
+        import msgspec
+
+        body = {"queues": [msgspec.to_builtins(queue) for queue in queues], "prune": prune, "dry_run": dry_run}
+        return record(self._put("/v1/queues", body), api.QueuesApplied)
+
+    def put_queue(self, queue_id: str, *, priority: int | None = None, open: bool | None = None) -> api.QueueView:  # noqa: A002
+        """Add a queue or change one."""
+        return record(
+            self._put(f"/v1/queues/{id_segment('queue', queue_id)}", {"priority": priority, "open": open}),
+            api.QueueReply,
+        ).queue

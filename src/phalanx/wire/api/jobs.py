@@ -1,0 +1,251 @@
+"""Records of jobs and their attempts, and what may be asked of them."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from phalanx.core.ids import Epoch, Generation, JobId, NodeId, ProjectId, QueueId, UserId
+from phalanx.core.work.attempt import AttemptState, Cause
+from phalanx.core.work.job import JobState
+
+IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far training is, by the reports of rank 0. Rates are over the newest steps; `saving`: a checkpoint is being written.
+
+    `checkpoint_step` is the newest step saved that the head heard of in this life.
+    """
+
+    epoch: Epoch
+    generation: Generation
+    step: int
+    at_s: float
+    steps_total: int | None = None
+    loss: float | None = None
+    tokens_per_s: float | None = None
+    step_s: float | None = None
+    saving: bool = False
+    checkpoint_step: int | None = None
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A published checkpoint."""
+
+    epoch: Epoch
+    step: int
+    path: str
+    bytes: int = 0
+    saved_s: float = 0.0
+
+
+class JobView(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as people see it.
+
+    Attributes:
+        seq: submit order; pages by `before_seq`.
+        reason, detail: why it waits, as a word and a sentence; of an ended job only the sentence, why it ended so.
+        gpus: as asked, "4xh200:8"; `gpu_count` is the number. `shape` is "nodes x GPUs a node", of the live attempt or as asked.
+        nodes: names, of the live or last attempt, by node rank.
+        epoch: of the newest attempt, which is also how many there were (`attempts`).
+        restarts: attempts beyond the first and in-place restarts.
+        utilization: 0..1, mean over its devices; None when unknown.
+        attempt_state: of the live attempt; None without one.
+        resume_step: the step the newest attempt started from.
+        virtual: its devices are slots on CPU.
+        unmet: what it waits for of other jobs, "afterok:17". `begin_s`: it starts no earlier.
+        terms: what it insists on or wishes beyond its GPUs, in words: "within one rack".
+        plan: how its model is split: "auto", or a layout as "tp=2,fsdp=4"; "" where nothing was said.
+        array_id, array_index, array_size, array_max: its place in an array, and how many may run at once.
+        elements: where the view stands for several elements, which: "40-99". `states`: how many of the whole array are in each state.
+    """
+
+    id: JobId
+    seq: int
+    name: str
+    state: JobState
+    user: UserId
+    project: ProjectId
+    queue: QueueId
+    submit_s: float
+    reason: str = ""
+    detail: str = ""
+    priority: int = 0
+    started_s: float | None = None
+    ended_s: float | None = None
+    exit_code: int | None = None
+    gpus: str = "0"
+    gpu_count: int = 0
+    shape: str = ""
+    nodes: list[NodeId] = []
+    epoch: Epoch = Epoch(0)
+    generation: Generation = Generation(0)
+    attempts: int = 0
+    restarts: int = 0
+    attempt_state: AttemptState | None = None
+    resume_step: int | None = None
+    progress: Progress | None = None
+    utilization: float | None = None
+    command: str = ""
+    workdir: str = ""
+    output_dir: str = ""
+    held: bool = False
+    time_limit_s: float | None = None
+    checkpoints: list[Checkpoint] = []
+    cancelled_by: str = ""
+    virtual: bool = False
+    labels: dict[str, str] = {}
+    unmet: list[str] = []
+    begin_s: float | None = None
+    terms: list[str] = []
+    plan: str = ""
+    array_id: str = ""
+    array_index: int | None = None
+    array_size: int = 0
+    array_max: int | None = None
+    elements: str = ""
+    states: dict[JobState, int] = {}
+
+
+class GrantView(msgspec.Struct, frozen=True, kw_only=True):
+    """One node's part of an attempt."""
+
+    node_id: NodeId
+    node_rank: int
+    devices: list[int]
+    first_rank: int
+    tasks: int
+
+
+class ExitView(msgspec.Struct, frozen=True, kw_only=True):
+    """How one task ended; `by_us`: it had been asked to."""
+
+    rank: int
+    node_id: NodeId
+    code: int | None
+    signal: int | None
+    by_us: bool
+    at_s: float
+    note: str = ""
+
+
+class AttemptView(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt. `causes` are those of its generations that ended, in order; `cause` is the last of them once it ended."""
+
+    job_id: JobId
+    epoch: Epoch
+    state: AttemptState
+    generation: Generation
+    placed_s: float
+    cause: Cause | None = None
+    causes: list[Cause] = []
+    running_s: float | None = None
+    first_running_s: float | None = None
+    ended_s: float | None = None
+    exit_code: int | None = None
+    why: str = ""
+    resume_step: int | None = None
+    resume_epoch: Epoch | None = None
+    grants: list[GrantView] = []
+    exits: list[ExitView] = []
+
+
+class Submitted(msgspec.Struct, frozen=True, kw_only=True):
+    """The job as committed, and what the user is told before it starts: "2 nodes x 8 = 16 GPUs", "16 tasks: ...".
+
+    Of an array `job` is the first element; `array_id` names the whole.
+    """
+
+    job: JobView
+    notes: list[str] = []
+    array_id: str = ""
+
+
+class JobReply(msgspec.Struct, frozen=True, kw_only=True):
+    """One job."""
+
+    job: JobView
+
+
+class JobDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """One job with its attempts, oldest first."""
+
+    job: JobView
+    attempts: list[AttemptView]
+
+
+class JobList(msgspec.Struct, frozen=True, kw_only=True):
+    """Newest first; `next` goes into `before_seq` for the next page, None at the end."""
+
+    jobs: list[JobView]
+    next: int | None = None
+
+
+class JobBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A job mapping: the keys of a job file (docs/jobfile), checked by `core.work.request.spec_from_mapping` alone.
+
+    Here for the description of the API; a value may have any of the types that a job file allows for its key.
+    """
+
+    run: str | list[str]
+    name: str | None = None
+    gpus: int | str | None = None
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    cpus: int | None = None
+    memory: int | float | str | None = None
+    image: str | None = None
+    workdir: str | None = None
+    env: dict[str, Any] | list[str] | None = None
+    setup: str | None = None
+    tasks_per_node: int | None = None
+    priority: int | None = None
+    queue: str | None = None
+    project: str | None = None
+    time: str | None = None
+    retry: int | None = None
+    checkpoint: str | None = None
+    warm: bool | None = None
+    hold: bool | None = None
+    grace: str | None = None
+    collective_timeout: str | None = None
+    upload: str | None = None
+    labels: dict[str, Any] | None = None
+    depends_on: int | str | list[int | str] | None = None
+    array: int | str | None = None
+    begin: int | float | str | None = None
+    plan: str | None = None
+    nodelist: str | None = None
+    exclude: str | None = None
+    slurm: dict[str, str] | None = None
+
+
+class UpdateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What may change of a job, or of all live elements of an array; an absent field stays. `time` and `begin` as in a job file."""
+
+    name: str | None = None
+    priority: int | None = None
+    time: str | None = None
+    queue: QueueId | None = None
+    begin: int | float | str | None = None
+
+
+class WhyBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A reason for people, kept in the story."""
+
+    why: str = ""
+
+
+class CancelBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Jobs to end for good, all in one step; `why` is for people, kept in the story of each."""
+
+    jobs: list[JobId]
+    why: str = ""
+
+
+class JobsReply(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs, in the order they were named, each once."""
+
+    jobs: list[JobView]

@@ -1,0 +1,98 @@
+"""Records of users, projects and tokens."""
+
+from __future__ import annotations
+
+import msgspec
+
+from phalanx.core.ids import ProjectId, TokenId, UserId
+from phalanx.core.work.people import Action, UserRole
+
+
+class UserView(msgspec.Struct, frozen=True, kw_only=True):
+    """A user."""
+
+    id: UserId
+    role: UserRole
+    created_s: float = 0.0
+    disabled: bool = False
+
+
+class UserList(msgspec.Struct, frozen=True, kw_only=True):
+    """All users by id."""
+
+    users: list[UserView]
+
+
+class UserReply(msgspec.Struct, frozen=True, kw_only=True):
+    """One user."""
+
+    user: UserView
+
+
+class UserBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a user is; absent fields of an existing user stay."""
+
+    role: UserRole | None = None
+    disabled: bool | None = None
+
+
+class ProjectView(msgspec.Struct, frozen=True, kw_only=True):
+    """A project: who pays."""
+
+    id: ProjectId
+    members: list[UserId]
+    admins: list[UserId]
+    created_s: float = 0.0
+
+
+class ProjectList(msgspec.Struct, frozen=True, kw_only=True):
+    """All projects by id."""
+
+    projects: list[ProjectView]
+
+
+class ProjectReply(msgspec.Struct, frozen=True, kw_only=True):
+    """One project."""
+
+    project: ProjectView
+
+
+class ProjectBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a project is; absent fields of an existing project stay."""
+
+    members: list[UserId] | None = None
+    admins: list[UserId] | None = None
+
+
+class TokenView(msgspec.Struct, frozen=True, kw_only=True):
+    """A token without its bits."""
+
+    id: TokenId
+    user: UserId
+    created_s: float
+    expires_s: float | None = None
+    revoked_s: float | None = None
+    scope: list[Action] = []
+    note: str = ""
+
+
+class TokenList(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens, oldest first."""
+
+    tokens: list[TokenView]
+
+
+class TokenBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A token to make. `user` other than oneself takes an admin; `expires`: "30d", absent for never; `scope`: actions, empty for all."""
+
+    user: UserId | None = None
+    expires: str | None = None
+    scope: list[Action] = []
+    note: str = ""
+
+
+class TokenMade(msgspec.Struct, frozen=True, kw_only=True):
+    """The only time that the secret is shown."""
+
+    secret: str
+    token: TokenView

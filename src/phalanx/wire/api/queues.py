@@ -1,0 +1,117 @@
+"""Records of queues: what they hold now, and what they shall be."""
+
+from __future__ import annotations
+
+import msgspec
+
+from phalanx.core.ids import QueueId
+from phalanx.core.work.job import Reason
+from phalanx.core.work.queue import BUDGET_PERIOD_S
+
+
+class QueueWait(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs of one queue that wait for one reason; `detail` of the first of them."""
+
+    reason: Reason
+    jobs: int
+    gpus: int
+    detail: str = ""
+
+
+class QueueView(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue. GPUs count with all queues below; `pending`, `running`, `pending_gpus` and `waiting` are of its own jobs.
+
+    Attributes:
+        quota_gpus, borrow_gpus, lend_gpus, gpus_per_user, jobs_per_user, budget_gpu_h: as in core.work.queue.Queue; None: no limit.
+        right_gpus: its quota, or without one the sum of the quotas below.
+        used_gpus: held by jobs.
+        borrowed_gpus: held past its right.
+        lent_gpus: of its right, held by others now: it would have to reclaim them.
+        room_gpus: that it may take now, without reclaiming.
+        factor: fair share, in (0, 1]; the higher, the sooner.
+    """
+
+    id: QueueId
+    priority: int = 0
+    open: bool = True
+    pending: int = 0
+    running: int = 0
+    parent: QueueId | None = None
+    quota_gpus: int | None = None
+    borrow_gpus: int | None = None
+    lend_gpus: int | None = None
+    weight: float = 1.0
+    gpus_per_user: int | None = None
+    jobs_per_user: int | None = None
+    budget_gpu_h: float | None = None
+    budget_period_s: float = BUDGET_PERIOD_S
+    budget_left_gpu_h: float | None = None
+    right_gpus: int = 0
+    used_gpus: int = 0
+    borrowed_gpus: int = 0
+    lent_gpus: int = 0
+    room_gpus: int = 0
+    pending_gpus: int = 0
+    factor: float = 1.0
+    waiting: list[QueueWait] = []
+
+
+class QueueList(msgspec.Struct, frozen=True, kw_only=True):
+    """All queues by id."""
+
+    queues: list[QueueView]
+
+
+class QueueReply(msgspec.Struct, frozen=True, kw_only=True):
+    """One queue."""
+
+    queue: QueueView
+
+
+class QueueBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a queue is; absent fields of an existing queue stay."""
+
+    priority: int | None = None
+    open: bool | None = None
+
+
+class QueueFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A queue as it shall be: what is absent takes its default, but `open`, which stays."""
+
+    id: QueueId
+    parent: QueueId | None = None
+    priority: int = 0
+    open: bool | None = None
+    quota_gpus: int | None = None
+    borrow_gpus: int | None = None
+    lend_gpus: int | None = None
+    weight: float = 1.0
+    gpus_per_user: int | None = None
+    jobs_per_user: int | None = None
+    budget_gpu_h: float | None = None
+    budget_period_s: float = BUDGET_PERIOD_S
+
+
+class QueuesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Queues put at once. `prune`: those not named are removed, but `default`. `dry_run`: only say what would change."""
+
+    queues: list[QueueFacts]
+    prune: bool = False
+    dry_run: bool = False
+
+
+class QueueChange(msgspec.Struct, frozen=True, kw_only=True):
+    """What differs of one queue, by the names of QueueFacts."""
+
+    id: QueueId
+    before: dict[str, str | int | float | bool | None]
+    after: dict[str, str | int | float | bool | None]
+
+
+class QueuesApplied(msgspec.Struct, frozen=True, kw_only=True):
+    """What was, or on a dry run would be, done."""
+
+    added: list[QueueId] = []
+    changed: list[QueueChange] = []
+    removed: list[QueueId] = []
+    unchanged: int = 0
