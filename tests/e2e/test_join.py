@@ -104,6 +104,7 @@ def test_a_gang_runs_across_servers_and_its_lines_come_back(lab, head):
     script = (
         "import os, socket, sys\nimport torch.distributed as dist, torch\ndist.init_process_group('gloo')\n"
         "x = torch.ones(1)\ndist.all_reduce(x)\nprint(socket.gethostname(), int(x.item()), flush=True)\n"
+        "dist.barrier()\ndist.destroy_process_group()\n"  # gloo's threads may abort a process that just ends
     )
     lab.run("h0", ["sh", "-c", f"mkdir -p /home/lab/work && cat > /home/lab/work/sum.py <<'END'\n{script}END\n"])
     run = [*PHALANX, "run", "--copy", "--gpus", "3x2", "--", sys.executable, "sum.py"]
