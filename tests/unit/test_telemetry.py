@@ -9,7 +9,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.controller.telemetry import PROGRESSED_EVERY_S, Telemetry
+from phalanx.controller.telemetry import PROGRESSED_EVERY_S, SILENT_S, Telemetry
 from phalanx.wire.supervisor import DeviceSample, SamplesRequest
 
 
@@ -117,3 +117,32 @@ def test_device_that_does_not_tell_counts_for_nothing():
     live = Telemetry()
     live.samples(samples("n0", ("1", None), ("1", 0.5)))
     assert live.utilization("1") == 0.5
+
+
+def seat(who, at_s, *devices):
+    return SamplesRequest(
+        supervisor_id=who, node_id="n0", at_s=at_s,
+        devices=[DeviceSample(index=i, uuid=f"n0-{i}", counter="nvml", utilization=busy, job_id=job) for i, job, busy in devices],
+    )  # fmt: skip
+
+
+def test_two_seats_on_one_node_each_speak_of_their_own_devices():
+    live = Telemetry()
+    live.samples(seat("a", 1.0, (0, "1", 0.5)))
+    live.samples(seat("b", 1.2, (1, "2", 0.25)))
+    assert [(device.index, device.job_id) for device in live.devices("n0").devices] == [(0, "1"), (1, "2")]
+    assert (live.utilization("1"), live.utilization("2")) == (0.5, 0.25)
+
+
+def test_a_seat_that_fell_silent_is_forgotten_while_its_neighbour_speaks():
+    live = Telemetry()
+    live.samples(seat("a", 1.0, (0, "1", 0.5)))
+    live.samples(seat("b", 2.0 + SILENT_S, (1, "2", 0.25)))
+    assert (live.utilization("1"), live.utilization("2")) == (None, 0.25)
+
+
+def test_a_device_is_as_its_newest_supervisor_says():
+    live = Telemetry()
+    live.samples(seat("old", 1.0, (0, "1", 0.5)))
+    live.samples(seat("new", 2.0, (0, "1", 1.0)))
+    assert live.utilization("1") == 1.0

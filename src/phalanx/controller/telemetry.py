@@ -10,10 +10,13 @@ import json
 import math
 import threading
 from collections import OrderedDict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from phalanx.core.ids import Epoch, Generation, JobId, NodeId
+import msgspec
+
+from phalanx.core.ids import Epoch, Generation, JobId, NodeId, SupervisorId
 from phalanx.core.state.events import CheckpointFailed, Progressed
 from phalanx.wire.api.jobs import Progress
 from phalanx.wire.rank import REPORT_BYTES_MAX, ReportKind
@@ -25,6 +28,7 @@ JOBS_MAX: Final = 20_000  # jobs with progress in memory, least lately reporting
 NODES_MAX: Final = 50_000  # four times the largest fleet of DESIGN 6
 RATE_STEPS: Final = 20  # steps that a rate is taken over: smooth, and honest again soon after a stall
 ERROR_CHARS_MAX: Final = 500  # of a rank's own words in the story
+SILENT_S: Final = 10.0  # ten samples missed: a supervisor on the same node that still samples speaks without it
 PROGRESSED_EVERY_S: Final = 2.0  # at most one event per job and this span: 10,000 jobs stay under 5,000 events a second
 
 
@@ -52,20 +56,24 @@ class Telemetry:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._samples: OrderedDict[NodeId, SamplesRequest] = OrderedDict()
+        self._samples: OrderedDict[NodeId, dict[SupervisorId, SamplesRequest]] = OrderedDict()
         self._tracks: OrderedDict[JobId, _Track] = OrderedDict()
         self._nodes_of: dict[JobId, frozenset[NodeId]] = {}
 
     def samples(self, request: SamplesRequest) -> None:
-        """Keep a node's newest samples in place of its older ones."""
+        """Keep a supervisor's newest samples in place of its older ones.
+
+        A node has several supervisors where an engine brings one for each attempt; each speaks of its own devices.
+        """
         with self._lock:
-            before = self._samples.pop(request.node_id, None)
-            if before is not None:
-                self._index(before, present=False)
-            self._samples[request.node_id] = request
-            self._index(request, present=True)
+            kept = self._samples.pop(request.node_id, {})
+            self._index(request.node_id, kept, present=False)
+            kept = {who: said for who, said in kept.items() if said.at_s >= request.at_s - SILENT_S}
+            kept[request.supervisor_id] = request
+            self._samples[request.node_id] = kept
+            self._index(request.node_id, kept, present=True)
             if len(self._samples) > NODES_MAX:
-                self._index(self._samples.popitem(last=False)[1], present=False)
+                self._index(*self._samples.popitem(last=False), present=False)
 
     def steps(self, job_id: JobId, epoch: Epoch, node_rank: int, data: bytes) -> list[Progressed | CheckpointFailed]:
         """Read new bytes of a `steps-<node rank>` stream, in the order written, and answer what the controller should hear.
@@ -111,12 +119,14 @@ class Telemetry:
     def devices(self, node_id: NodeId) -> NodeSamples | None:
         """The node's newest samples, or None if it sent none under this head."""
         with self._lock:
-            return self._samples.get(node_id)
+            kept = self._samples.get(node_id)
+            return None if kept is None else _together(kept.values())
 
     def utilization(self, job_id: JobId) -> float | None:
         """Mean over the devices that say they work for the job, 0..1; None if none does or none tells."""
         with self._lock:
-            nodes = [self._samples[node_id] for node_id in self._nodes_of.get(job_id, ()) if node_id in self._samples]
+            names = [node_id for node_id in self._nodes_of.get(job_id, ()) if node_id in self._samples]
+            nodes = [_together(self._samples[node_id].values()) for node_id in names]
         busy = [
             device.utilization
             for node in nodes
@@ -128,18 +138,23 @@ class Telemetry:
     def forget_node(self, node_id: NodeId) -> None:
         """Drop a node's samples: it is gone, and what it said last is no longer so."""
         with self._lock:
-            before = self._samples.pop(node_id, None)
-            if before is not None:
-                self._index(before, present=False)
+            self._index(node_id, self._samples.pop(node_id, {}), present=False)
 
-    def _index(self, request: SamplesRequest, *, present: bool) -> None:
-        for job_id in _jobs_in(request.devices):
+    def _index(self, node_id: NodeId, kept: dict[SupervisorId, SamplesRequest], *, present: bool) -> None:
+        for job_id in {job_id for said in kept.values() for job_id in _jobs_in(said.devices)}:
             nodes = self._nodes_of.get(job_id, frozenset())
-            nodes = nodes | {request.node_id} if present else nodes - {request.node_id}
+            nodes = nodes | {node_id} if present else nodes - {node_id}
             if nodes:
                 self._nodes_of[job_id] = nodes
             else:
                 self._nodes_of.pop(job_id, None)
+
+
+def _together(said: Iterable[SamplesRequest]) -> SamplesRequest:
+    """What a node's supervisors say, as one: each device by its newest sample, the node by the newest of all."""
+    in_time = sorted(said, key=lambda request: request.at_s)
+    devices = {device.index: device for request in in_time for device in request.devices}
+    return msgspec.structs.replace(in_time[-1], devices=[devices[index] for index in sorted(devices)])
 
 
 def _jobs_in(devices: list[DeviceSample]) -> set[JobId]:
