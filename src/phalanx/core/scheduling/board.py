@@ -190,11 +190,12 @@ class Board:
         groups: those that run by queue and rank, by seq: whom a job may stop is the same for all of a group.
         elastic: how many of those that run may have more nodes than they asked at least.
         down: nodes that left and are not back.
+        outside: devices of each node that are held outside Phalanx, where some are.
         lends: some queue has a right that others may borrow.
     """
 
     __slots__ = (
-        "_classes", "_listener", "cpus", "decisions", "down", "elastic", "groups", "here", "kind", "lends", "memory", "pools", "quotas", "ranks",
+        "_classes", "_listener", "cpus", "decisions", "down", "elastic", "groups", "here", "kind", "lends", "memory", "outside", "pools", "quotas", "ranks",
         "restart_cost_s", "running", "size", "slow", "tree", "twins", "unit", "waiting",
     )  # fmt: skip
 
@@ -221,6 +222,7 @@ class Board:
         self.elastic = 0
         self.decisions: list[Decision] = []
         self.down: set[int] = set()
+        self.outside: dict[int, int] = {}
         self.slow = 0  # bitset of nodes that a calibration found slow: used only if nothing else fits
         self._listener = Listener()
         self._classes: dict[tuple[object, ...], Klass] = {}
@@ -361,6 +363,22 @@ class Board:
         """The node takes work again."""
         self.down.discard(node)
         self.pools[self.kind[node]].back(node)
+
+    def hold_outside(self, node: int, count: int, *, cpus: int = 0, memory_bytes: int = 0) -> None:
+        """Others hold so many devices of the node now, and so many CPUs and bytes more than before. Each number of a node is told of its own."""
+        more = count - self.outside.get(node, 0)
+        self.outside[node] = count
+        if not count:
+            del self.outside[node]
+        pool = self.pools[self.kind[node]]
+        if cpus or memory_bytes:
+            self.cpus[node] -= cpus
+            self.memory[node] -= memory_bytes
+            pool.booked(node)
+        if more > 0:
+            pool.take(((node, more),))
+        elif more < 0:
+            pool.give(((node, -more),))
 
     # ---------------------------------------------------------------- deciding
 

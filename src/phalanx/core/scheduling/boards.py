@@ -7,6 +7,7 @@ from dataclasses import replace
 from phalanx.core.ids import NodeId
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.fit import Fit
+from phalanx.core.scheduling.outside import held_outside
 from phalanx.core.scheduling.policy import Seen
 from phalanx.core.scheduling.pool import Pool
 from phalanx.core.scheduling.quota import QuotaTree
@@ -16,7 +17,6 @@ from phalanx.core.work.queue import Queue
 
 def new_board(fit: Fit, seen: Seen, restart_cost_s: float, wall_s: float) -> Board:
     """The empty board of a fleet: what attempts hold is still to be adopted, what others hold is taken."""
-    foreign = _foreign(fit, seen)
     usage = {node_id: seen.usage.get(node_id, EMPTY_USAGE) for node_id in fit.numbers}
     ours: dict[NodeId, list[int]] = {}
     for attempt in seen.attempts.values():
@@ -43,24 +43,9 @@ def new_board(fit: Fit, seen: Seen, restart_cost_s: float, wall_s: float) -> Boa
         sizes, restart_cost_s=restart_cost_s, pools=pools, kind=fit.kind, quotas=quotas, cpus=cpus, memory=memory,
         twins=fit.twins, tree=fit.tree, lends=any(queue.quota_gpus is not None for queue in seen.queues.values()),
     )  # fmt: skip
-    for number, count in foreign.items():
-        pools[fit.kind[number]].take(((number, count),))
+    for number, count in held_outside(fit, seen, fit.numbers).items():
+        board.hold_outside(number, count)
     return board
-
-
-def _foreign(fit: Fit, seen: Seen) -> dict[int, int]:
-    """Devices held by nobody's attempt: others on a shared engine."""
-    ours: dict[NodeId, set[int]] = {}
-    for attempt in seen.attempts.values():
-        for grant in attempt.allocation.grants:
-            ours.setdefault(grant.node_id, set()).update(grant.devices)
-    found: dict[int, int] = {}
-    for number, node in enumerate(fit.nodes):
-        held = seen.usage.get(node.id, EMPTY_USAGE).devices - ours.get(node.id, set())
-        count = sum(index in held for index in fit.indices[number])
-        if count:
-            found[number] = count
-    return found
 
 
 def _limits(queue: Queue) -> bool:

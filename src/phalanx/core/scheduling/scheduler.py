@@ -8,10 +8,10 @@ started whose room is still held by others that save and leave; they are placed 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-from phalanx.core.fleet.node import Node
+from phalanx.core.fleet.node import Node, Others
 from phalanx.core.ids import JobId, NodeId, QueueId
 from phalanx.core.scheduling.bits import bits_of
 from phalanx.core.scheduling.board import NEVER_S, Board, Decision, Entry, Klass, Listener, Verb
@@ -23,6 +23,7 @@ from phalanx.core.scheduling.fit import Fit, fit_of
 from phalanx.core.scheduling.hazard import HazardTable
 from phalanx.core.scheduling.held import held_as, need_of
 from phalanx.core.scheduling.need import Need
+from phalanx.core.scheduling.outside import take_difference
 from phalanx.core.scheduling.policies import make_policy
 from phalanx.core.scheduling.policy import Policy, Seen
 from phalanx.core.scheduling.shaping import Shaping
@@ -225,16 +226,32 @@ class Scheduler:
     # ---------------------------------------------------------------- nodes
 
     def _stale_after(self, seen: Seen, nodes: Iterable[NodeId]) -> bool:
+        others = {node_id: self._seen_nodes[node_id].others for node_id in nodes if node_id in self._seen_nodes}
         for node_id in nodes:
             if not self.stale:
                 self._node(seen, node_id)
+        if not self.stale:
+            self._hold_outside(seen, {name: held for name, held in others.items() if seen.nodes[name].others != held})
         return self.stale
 
+    def _hold_outside(self, seen: Seen, before: Mapping[NodeId, Others]) -> None:
+        """Others hold something else on these nodes: what was to start where they are now is decided anew."""
+        if before:
+            self._give_up(take_difference(self.board, self.fit, seen, before))
+            self._wake_s = -INFINITE
+
+    def _give_up(self, numbers: Collection[int]) -> None:
+        """What is due on these nodes waits again."""
+        for job_id, entry in list(self.due.items()):
+            if any(number in numbers for number, _ in entry.places):
+                del self.due[job_id]
+                self.board.undo_start(entry, self._now_s)
+
     def _node(self, seen: Seen, node_id: NodeId) -> None:
-        """A node came, went, or changed: a change of what it is makes the board anew, up and down do not."""
+        """A node came, went, or changed: a change of what it is makes the board anew; up, down and what others hold do not."""
         node, before = seen.nodes.get(node_id), self._seen_nodes.get(node_id)
-        if node is None or before is None or (node.devices, node.labels, node.cpus, node.memory_bytes, node.others) != (
-            before.devices, before.labels, before.cpus, before.memory_bytes, before.others
+        if node is None or before is None or (node.devices, node.labels, node.cpus, node.memory_bytes) != (
+            before.devices, before.labels, before.cpus, before.memory_bytes
         ):  # fmt: skip
             self.stale = True
             return
@@ -268,9 +285,7 @@ class Scheduler:
                 job = seen.jobs[job_id]
                 if self._shaping.needs_of(job) != entry.klass.needs:
                     self._sync(seen, job_id, self._now_s)
-            elif job_id in self.due and any(number in self.board.down for number, _ in entry.places):
-                del self.due[job_id]
-                self.board.undo_start(entry, self._now_s)
+        self._give_up(self.board.down)
         self._wake_s = -INFINITE
 
     # ---------------------------------------------------------------- jobs
