@@ -20,7 +20,7 @@ READYDEV := $(VENV)/.ready-dev
 QUICK    := tests/unit tests/scenario tests/property
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools test test-engines check lint types types-house types-examples contracts quick suite bench wheel format changelog constraints sizes clean distclean
+.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools image-tools test test-engines prove check lint types types-house types-examples contracts quick suite bench wheel format changelog constraints sizes clean distclean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -80,13 +80,32 @@ lab-tools:
 lab: lab-tools $(READY) ## three hosts and a switch as network namespaces (root); `make lab-down` removes them
 	@$(BIN)/python -m tests.lab up $(ARGS)
 
-# Where Debian starts munge with its package, that is the machine's own; the lab's daemons know nothing of it.
+# Where Debian starts munge with its package, that is the machine's own; the lab's daemons know nothing of it. Of MariaDB only the
+# programs are taken, which start nothing.
 slurm-tools:
-	@command -v slurmctld >/dev/null && command -v slurmd >/dev/null && command -v srun >/dev/null && command -v munged >/dev/null && exit 0; \
+	@for program in slurmctld slurmd srun munged slurmdbd mariadbd; do command -v $$program >/dev/null || break; done; \
+	command -v $$program >/dev/null && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  echo "Installing slurmctld, slurmd, slurm-client and munge."; \
-	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge >/dev/null; \
+	  echo "Installing slurmctld, slurmd, slurm-client, slurmdbd, munge and mariadb-server-core."; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+	    slurmctld slurmd slurm-client slurmdbd munge mariadb-server-core >/dev/null; \
 	else echo "Slurm's daemons are not here, and only root on Debian could install them: what needs them is skipped." >&2; fi
+
+# As of munge: a Redis that Debian starts with the package is the machine's own, and the tests' is another.
+redis-tools:
+	@command -v redis-server >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "Installing redis-server."; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends redis-server >/dev/null; \
+	else echo "redis-server is not here, and only root on Debian could install it: Ray with Redis is not tried." >&2; fi
+
+# What the tests of images need: podman, a first process for its containers, an image made of busybox, and a registry for it.
+image-tools:
+	@command -v podman >/dev/null && command -v busybox >/dev/null && command -v docker-registry >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "Installing podman, catatonit, busybox-static and docker-registry."; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends podman crun catatonit busybox-static docker-registry >/dev/null; \
+	else echo "podman is not here, and only root on Debian could install it: what needs it is skipped." >&2; fi
 
 lab-slurm: lab-tools slurm-tools $(READY) ## the same with Slurm's daemons on every host
 	@$(BIN)/python -m tests.lab show >/dev/null 2>&1 || $(BIN)/python -m tests.lab up $(ARGS)
@@ -100,9 +119,13 @@ lab-down: $(READY)
 check: lint types contracts quick ## lint, types, contracts, quick tests
 test: lint types contracts suite ## the whole suite
 
-test-engines: $(READYDEV) slurm-tools ## one suite of what engines do, on each of them (Ray is installed if it is missing: 95 MB)
+test-engines: $(READYDEV) slurm-tools redis-tools ## one suite of what engines do, on each of them (Ray is installed if it is missing: 95 MB)
 	@$(BIN)/python -c 'import ray' 2>/dev/null || $(PIP) install $(QUIET) -c constraints.txt --no-build-isolation -e '.[ray]'
 	$(BIN)/python -m pytest -n 0 tests/contract/test_engine_contract.py $(ARGS)
+
+prove: $(READYDEV) lab-tools slurm-tools ## long campaigns: training through power cuts and unplugged cables on each engine (half an hour; root)
+	@$(BIN)/python -c 'import ray' 2>/dev/null || $(PIP) install $(QUIET) -c constraints.txt --no-build-isolation -e '.[ray]'
+	$(BIN)/python -m pytest -n 0 -m prove tests $(ARGS)
 
 lint: $(READYDEV)
 	$(BIN)/ruff check .
@@ -129,8 +152,8 @@ quick: $(READYDEV)
 # says, so that one red run shows all there is to mend. 5 is pytest's "nothing collected".
 suite: $(READYDEV)
 	@red=0; \
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not serial" tests || red=$$?; \
-	$(BIN)/python -m pytest -m serial tests; rc=$$?; \
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not serial and not prove" tests || red=$$?; \
+	$(BIN)/python -m pytest -m "serial and not prove" tests; rc=$$?; \
 	if [ $$rc -ne 0 ] && [ $$rc -ne 5 ]; then red=$$rc; fi; \
 	if [ $$red -ne 0 ]; then echo "make test: red; the failures are listed under each 'short test summary info' above" >&2; fi; \
 	exit $$red

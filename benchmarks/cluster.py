@@ -87,7 +87,7 @@ class Cluster:
         """One API call; the decoded reply."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         try:
-            connection.connect()
+            connection.sock = self.reach()
             connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.token()}"}
             connection.request(method, path, None if body is None else json.dumps(body), headers)
@@ -98,6 +98,14 @@ class Cluster:
         if reply.status >= 400:
             raise AssertionError(f"{method} {path}: {reply.status} {data[:500]!r}")
         return json.loads(data) if data else None
+
+    def reach(self) -> socket.socket:
+        """A connection to the head's loopback."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+
+    def within(self, argv: list[str]) -> list[str]:
+        """What to exec here so that `argv` runs on the head's machine."""
+        return argv
 
     def token(self) -> str:
         """The admin's token; empty before the head made it."""

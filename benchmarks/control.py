@@ -41,7 +41,7 @@ def _submits(runs: int) -> Figure:
     with cluster("1x4") as head:
         head.call("POST", "/v1/nodes/n0/drain", {"why": "benchmark", "cordon_only": True})
         for run in range(runs):
-            seconds = _load(head, SUBMITS, CONNECTIONS)
+            seconds = load(head, SUBMITS, CONNECTIONS)
             rates.append(SUBMITS / seconds)
             tell(f"submits, run {run + 1}: {rates[-1]:,.0f} /s")
     return at_least(
@@ -55,8 +55,8 @@ def _true_jobs(runs: int) -> Figure:
     with cluster("1x16") as head:
         for run in range(runs):
             began = time.monotonic()
-            _load(head, TRUE_JOBS, 16, run_line="true", gpus=1)
-            until(lambda: _ended(head) >= TRUE_JOBS * (run + 1), "all jobs ended", every_s=0.02)
+            load(head, TRUE_JOBS, 16, run_line="true", gpus=1)
+            until(lambda: ended(head) >= TRUE_JOBS * (run + 1), "all jobs ended", every_s=0.02)
             rates.append(TRUE_JOBS / (time.monotonic() - began))
             tell(f"jobs of one `true`, run {run + 1}: {rates[-1]:,.0f} /s")
     return at_least(
@@ -69,7 +69,7 @@ def _restart(runs: int) -> list[Figure]:
     to_serving, to_judged = [], []
     with cluster("1x4") as head:
         head.call("POST", "/v1/nodes/n0/drain", {"why": "benchmark", "cordon_only": True})
-        _load(head, PENDING, CONNECTIONS)
+        load(head, PENDING, CONNECTIONS)
         for run in range(runs):
             head.kill_head()
             began = time.monotonic()
@@ -90,18 +90,19 @@ def _restart(runs: int) -> list[Figure]:
     ]
 
 
-def _ended(head: Cluster) -> int:
+def ended(head: Cluster) -> int:
+    """How many jobs have succeeded."""
     counts = head.call("GET", "/v1/overview")["counts"]
     return int(counts["succeeded"])
 
 
-def _load(head: Cluster, count: int, connections: int, *, run_line: str = "sleep 1000", gpus: int = 4) -> float:
+def load(head: Cluster, count: int, connections: int, *, run_line: str = "sleep 1000", gpus: int = 4) -> float:
     """Submit from another process, as a client would; seconds from the first request sent to the last answer."""
     body = {"run": [*run_line.split()], "gpus": gpus, "workdir": head.home, "name": "bench"}
     command = [sys.executable, "-m", "benchmarks.control", "--as-client"]
     order = {"port": head.port, "token": head.token(), "count": count, "connections": connections, "body": body}
     done = subprocess.run(
-        command, input=json.dumps(order), capture_output=True, text=True, check=True, cwd=ROOT,
+        head.within(command), input=json.dumps(order), capture_output=True, text=True, check=True, cwd=ROOT,
         env={**os.environ, "PYTHONPATH": os.path.join(ROOT, "src")},
     )  # fmt: skip
     return float(json.loads(done.stdout)["seconds"])

@@ -154,7 +154,7 @@ def make_node(
             for index in range(has.total)
         ),
         labels=_place_of(rack), joined_s=T, supervisor_id=SupervisorId(f"{name}-life1"),
-        **fields,
+        **{"sees_head_files": True, **fields},
     )  # fmt: skip
 
 

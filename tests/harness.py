@@ -71,6 +71,7 @@ class Harness:
         behaviours: how jobs behave, by name; the others run for 5 s and end well.
         heard: every report that was committed, oldest first.
         drop_command: decides which commands are lost on their way.
+        bad_links: pairs of nodes that do not reach each other.
     """
 
     def __init__(self, fleet: str = "r: n0=4 n1=4 n2=4", *, policy: Policy | None = None, lease_s: float = 6.0) -> None:
@@ -85,6 +86,7 @@ class Harness:
         self.heard: list[Event] = []
         self.commands: list[Any] = []
         self.drop_command: Callable[[Any], bool] = lambda _: False
+        self.bad_links: list[set[str]] = []
         self.watch = Watch(self)
         self.engine_watches = True
         self._heap: list[tuple[float, int, Callable[[], None]]] = []

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from phalanx.controller.leases import SayHello
+from phalanx.core.fleet.fitness import BadLink
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, SupervisorId
 from phalanx.core.state.commands import Prepare, StartTasks
@@ -48,7 +49,7 @@ class Behaviour:
         run_s: work of one task from the beginning; a step is a second of it, and a checkpoint saves the steps.
         save_every_s: rank 0 saves so often; None never.
         ends: (key, rank) -> (after seconds, code, signal), or None for the usual end.
-        refuses: node -> why it cannot prepare, "!" before it for the job's own fault.
+        refuses: node -> why it cannot prepare, "!" before it for the job's own fault, "?" for the node's.
         prepare_s: how long preparing takes.
         stubborn: SIGTERM does nothing.
         saves: asked to stop, rank 0 saves before it ends.
@@ -231,7 +232,12 @@ class SimNode:
             return
         why = self._behaviour(prepare).refuses.get(self.id, "")
         if why:
-            self.hear(Unfit(key=key, why=why.removeprefix("!"), charge=why.startswith("!")))
+            self.hear(Unfit(key=key, why=why.lstrip("!?"), charge=why.startswith("!"), flaw=why.startswith("?")))
+            return
+        cut = [one.node_id for one in prepare.allocation.grants if {self.id, one.node_id} in self.harness.bad_links]
+        if cut:
+            bad = tuple(BadLink(peer=peer, why="no connection in 5 s") for peer in cut)
+            self.hear(Prepared(key=key, bad_links=bad))
             return
         grant = prepare.allocation.on(self.id)
         assert grant is not None

@@ -79,9 +79,9 @@ def local() -> Iterator[LocalRig]:
 
 
 @contextlib.contextmanager
-def ray() -> Iterator[RayRig]:
-    """See `RayRig`."""
-    with _running(RayRig, words=("--engine", "ray", *SOON)) as rig:
+def ray(*words: str) -> Iterator[RayRig]:
+    """See `RayRig`; with further words for its head."""
+    with _running(RayRig, words=("--engine", "ray", *SOON, *words)) as rig:
         yield rig
 
 

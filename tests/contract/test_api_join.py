@@ -87,12 +87,26 @@ def test_only_an_admin_is_told_the_line(bench):
     assert (line["address"], line["fingerprint"]) == (f"{ADDRESS}:7600", fingerprint(authority.ca_pem))
 
 
+def test_a_renewed_line_ends_the_tokens_before_it_and_no_nodes_own(bench):
+    _, call, _ = bench
+    before = call("admin", "GET", "/v1/join").json()["token"]
+    own = join(call, before).json()["token"]
+    assert call("operator", "POST", "/v1/join/renew").status_code == 403
+    after = call("admin", "POST", "/v1/join/renew").json()["token"]
+    assert after == call("admin", "GET", "/v1/join").json()["token"] != before
+    refused = join(call, before)
+    assert (refused.status_code, "--new-token" in refused.json()["error"]["message"]) == (401, True)
+    assert join(call, after).status_code == 200
+    assert join(call, own).status_code == 200
+
+
 def test_a_head_on_loopback_alone_takes_nobody_in(tmp_path):
     head = ApiHead(str(tmp_path))
     with head.calling() as call:
         assert join(call, good(head)).status_code == 409
         assert call(None, "GET", "/v1/ca").status_code == 404
         assert call("admin", "GET", "/v1/join").json()["address"] == ""
+        assert call("admin", "POST", "/v1/join/renew").status_code == 409
     head.close()
 
 

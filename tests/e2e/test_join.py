@@ -119,7 +119,7 @@ def test_a_gang_runs_across_servers_and_its_lines_come_back(lab, head):
 @pytest.mark.parametrize(
     ("words", "line", "code"),
     [
-        (["--token", "phxj.99.beef"], "the token is unknown here", 77),
+        (["--token", "phxj.99.beef"], "the join token is unknown here", 77),
         (["--fingerprint", "sha256:" + "a" * 64], "nothing was sent to it", 77),
         (["--fingerprint", "no"], "is no fingerprint", 64),
     ],

@@ -100,6 +100,10 @@ class Head:
                 self.changed.notify_all()
 
     def _answer(self, path, query, body):
+        if path == "storage":  # as a head of an earlier release
+            return 404, json.dumps(
+                {"error": {"code": "not_found", "message": "?", "hint": "", "retry": False}}
+            ).encode()
         if path == "hello":
             self.hellos.append(wire.decode(body, wire.HelloRequest))
             self.unknown = False
@@ -398,7 +402,7 @@ def test_warm_ranks_fork_from_a_parent_that_has_torch(head, node, tmp_path):
         (("python3", "missing.py"), {}, "missing.py: no such file in", 1),
         (("true",), {"workdir": "/no/such/dir"}, "working directory /no/such/dir is not on this node", 1),
         (("true",), {"setup": "exit 4"}, "setup ended with code 4", 4),
-        (("true",), {"image": "docker://x"}, "image 'docker://x'", 1),
+        (("true",), {"image": "no-such-file.sif"}, "image ", 1),
         ((sys.executable, "nccl.py"), {}, 'nccl.py, line 2: backend "nccl" needs GPUs', 1),
     ],
 )

@@ -127,6 +127,17 @@ SCRIPTS = {
         np.ones((500, 500)) @ np.ones((500, 500))
         print(len(os.listdir("/proc/self/task")))
         """,
+    "objects with an end": """
+        import atexit, os, sys, torch, weakref
+        class Thing:
+            def __del__(self): print("its end", os.path.basename("a/b"), torch.ones(2).sum().item())
+        class Kept: pass
+        thing, kept, torch.mine = Thing(), Kept(), Thing()
+        weakref.finalize(kept, print, "finalized")
+        del torch.mine
+        sys.exit(4)
+        """,
+    "C's own output": "import ctypes, sys; ctypes.CDLL(None).printf(b'from C'); sys.exit(5)",
     "imports beside itself": "import helper_beside; print(helper_beside.WORD)",
 }
 

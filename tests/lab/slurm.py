@@ -2,7 +2,7 @@
 
 `Slurm(lab).start()` writes the configuration into each host, covers its /etc/slurm with it and starts the daemons; they die with their
 host, and `boot` starts them again after a restart. Nothing of the system's own /etc/slurm is touched. Debian's packages:
-slurmctld slurmd slurm-client munge.
+slurmctld slurmd slurm-client munge; with `books` also slurmdbd and mariadb-server-core (`tests/lab/books.py`).
 """
 
 from __future__ import annotations
@@ -11,18 +11,16 @@ import functools
 import secrets
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.lab.books import DISK, Books
 from tests.lab.lab import Lab
 
 PROGRAMS = {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge"}
 """Program -> the Debian package that brings it."""
-
-DISK = "/var/tmp/slurm"
-"""Inside each host: logs, spool and state; it outlives a restart of the host, as Slurm wants."""
 
 KEY = "/run/munge.key"
 
@@ -67,6 +65,7 @@ InactiveLimit=0
 UnkillableStepTimeout=20
 {nodes}
 PartitionName=lab Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+{more}
 """
 )
 """Without `DefMemPerCPU` a job that states no memory takes all of its node's."""
@@ -89,6 +88,9 @@ class Slurm:
     Attributes:
         cpus, memory_mib: what each node is said to have.
         gpu: the type that its GPUs are said to be.
+        books: Slurm's accounting, on the first host; None for a Slurm that keeps none.
+        more: further lines of slurm.conf.
+        also: further files of /etc/slurm, by name.
     """
 
     lab: Lab
@@ -96,6 +98,9 @@ class Slurm:
     memory_mib: int = 4096
     gpu: str = "h100"
     silence_s: int = SILENCE_S
+    books: Books | None = None
+    more: str = ""
+    also: Mapping[str, str] = field(default_factory=dict)
 
     def start(self) -> None:
         """Start the daemons of every living host that has none, and wait until those nodes are idle.
@@ -128,6 +133,8 @@ class Slurm:
         own = ["--socket=/run/munge/munge.socket.2", "--pid-file=/run/munged.pid", "--seed-file=/run/munge.seed"]
         self._daemon(name, ["munged", f"--key-file={KEY}", f"--log-file={DISK}/munged.log", *own])
         if host.index == 0:
+            if self.books is not None:
+                self.books.open(name, self.wait)
             self._daemon(name, ["slurmctld"])
         self._daemon(name, ["slurmd"])
 
@@ -139,7 +146,7 @@ class Slurm:
             self.wait(lambda: not self.lab.run(first, ["squeue", "--noheader"], check=False), "all jobs have ended")
         for name, host in self.lab.hosts.items():
             if host.pid:
-                files = "/run/slurmd.pid /run/slurmctld.pid /run/munged.pid"
+                files = "/run/slurmd.pid /run/slurmctld.pid /run/slurmdbd.pid /run/mariadb.pid /run/munged.pid"
                 ended = f"for file in {files}; do [ -e $file ] && kill $(cat $file); done; rm -rf /run/munge {KEY}"
                 self.lab.run(name, ["sh", "-c", ended], check=False)
         self.wait(lambda: not self._daemons(), "all daemons have ended")
@@ -159,12 +166,14 @@ class Slurm:
             silence_s=self.silence_s,
             default_mib=self.memory_mib // self.cpus,
             nodes="\n".join(lines),
+            more=self.more + (self.books.configuration(hosts[0].name) if self.books is not None else ""),
         )
         devices = f"Name=gpu Type={self.gpu} File=/dev/nvidia[0-{self.lab.gpus - 1}]\n" if self.lab.gpus else ""
         return {
             "slurm.conf": slurm.lstrip(),
             "gres.conf": f"AutoDetect=off\n{devices}",
             "cgroup.conf": CGROUP,
+            **self.also,
         }
 
     def wait_idle(self, count: int) -> None:
@@ -210,7 +219,11 @@ class Slurm:
         for name in self.lab.hosts:
             for pid in self.lab.processes(name):
                 with suppress(OSError):
-                    if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").startswith(("slurm", "munged")):
+                    if (
+                        Path(f"/proc/{pid}/comm")
+                        .read_text(encoding="utf-8")
+                        .startswith(("slurm", "munged", "mariadbd"))
+                    ):
                         found.append(pid)
         return found
 

@@ -448,7 +448,7 @@ def test_checkpoints_that_retention_drops_are_deleted_on_node_rank_zero(cluster)
 def test_large_fleet_is_presumed_live_for_its_own_long_lease():
     """Found by reading: a new head judged the first nodes of a large fleet by the lease of a small one, and lost them after 7 s."""
     cluster = Harness("r: n0=1")
-    names = " ".join(f"m{number}=1" for number in range(600))
+    names = " ".join(f"m{number}=1" for number in range(1200))
     fleet = make_fleet(f"r: {names}").nodes.values()
     cluster.turn([Hello(node=node, supervisor_id=SupervisorId(f"{node.id}-life1")) for node in fleet])
     cluster.kill_head()

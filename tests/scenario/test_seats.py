@@ -3,6 +3,7 @@
 """An engine that brings supervisors for each attempt: nodes without supervisors, seats with leases, and others who hold a part of the fleet."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,7 @@ from phalanx.core.access.node_keys import attempt_key, node_of, node_token, seat
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Cordon, Node, NodeState, Others
 from phalanx.core.ids import UserId
+from phalanx.core.state.commands import Prepare
 from phalanx.core.state.events import (
     CordonNode,
     Hello,
@@ -230,3 +232,24 @@ def test_names_and_tokens_of_seats():
     assert node_of(secret, token.replace("1.1", "1.2")) is None, "of another attempt"
     assert node_of(b"other", token) is None
     assert node_of(secret, node_token(secret, "h0")) == "h0"
+
+
+def test_what_the_first_seats_prove_of_the_heads_folders_counts_from_the_next_attempt_on():
+    head = Head("h0", "h1")
+    head.submit()
+    first = head.world.attempts["1"]
+    for name in ("h0", "h1"):
+        seat = Seat(node_id=name, job_id="1", epoch=1)
+        sees = replace(seen(name).node, sees_head_files=True)
+        told = head.hear(Hello(node=sees, supervisor_id=f"life-of-{name}", seat=seat)).commands
+        assert [command.kept for command in told if isinstance(command, Prepare)] == [True], (
+            "all of a gang are told alike"
+        )
+    assert first.kept
+    assert head.world.attempts["1"].kept
+    head.hear(seen("h0"), seen("h1"))  # the inventory knows nothing of it, and takes nothing away
+    why = "Slurm job 7 was lost"
+    head.hear(SeatLost(job_id="1", epoch=1, node_ids=("h0", "h1"), why=why), after_s=1.0)
+    head.hear(after_s=1.0)
+    again = head.world.attempts["1"]
+    assert (again.epoch, again.kept) == (2, False)

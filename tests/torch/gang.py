@@ -41,6 +41,8 @@ class Gang:
         lease_s=3600.0,
         supervised=True,
         checkpoints=None,
+        apart=(),
+        resume=None,
         **variables,
     ):
         self.folder = Path(tmp_path)
@@ -64,6 +66,7 @@ class Gang:
         if supervised:
             environment |= self._supervise(epoch, generation, lease_s)
         environment |= {name: str(value) for name, value in variables.items()}
+        self._apart, self._resume = [Path(folder) for folder in apart], resume
         self.ranks = [self._spawn(rank, world_size, argv, environment) for rank in range(world_size)]
 
     def __enter__(self):
@@ -139,10 +142,19 @@ class Gang:
     def _spawn(self, rank, world_size, argv, environment):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         own |= {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
+        if self._apart:
+            own |= self._on_its_node(rank, world_size // len(self._apart))
         log = str(self.folder / f"rank-{rank}.log")
         process = _FORKSERVER.Process(target=_run, args=([str(a) for a in argv], environment | own, log), daemon=True)
         process.start()
         return process
+
+    def _on_its_node(self, rank, per_node):
+        """Nodes that share nothing: each folder of `apart` is one; `resume` names a checkpoint in each."""
+        folder = self._apart[rank // per_node]
+        own = {"LOCAL_RANK": str(rank % per_node), "LOCAL_WORLD_SIZE": str(per_node)}
+        own |= {"PHALANX_CHECKPOINT_DIR": str(folder), "PHALANX_CHECKPOINT_APART": "1"}
+        return own | ({"PHALANX_RESUME_FROM": str(folder / self._resume)} if self._resume else {})
 
     def _drain(self, patience_s):
         if self.page is None:

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 
 from phalanx.app.certificates import Authority
 from phalanx.app.home import Home
-from phalanx.app.joining import Listen, listen_of
+from phalanx.app.joining import Listen, Salt, listen_of
 from phalanx.client.tls import checked
 from phalanx.core.access.node_keys import join_expiry, join_token, node_of, node_token
 from phalanx.core.errors import BadFile, BadRequest
@@ -52,6 +52,17 @@ def test_a_join_token_says_until_when_it_is_good_and_cannot_be_made_to_say_more(
     for other in ("", "phxj", "phxj.1000", "phxj..", "phxj.x.y", node_token(SECRET, "n0")):
         assert join_expiry(SECRET, other) is None
     assert node_of(SECRET, token) is None
+
+
+def test_another_salt_ends_the_tokens_before_it_also_for_the_head_after_this_one(tmp_path):
+    home = Home.open(str(tmp_path))
+    salt = Salt.kept(home)
+    before = join_token(SECRET, 1000.0, salt.value)
+    assert join_expiry(SECRET, before, Salt.kept(home).value) == 1000.0
+    salt.renew()
+    assert join_expiry(SECRET, before, salt.value) is None
+    assert Salt.kept(home).value == salt.value != ""
+    assert join_expiry(SECRET, join_token(SECRET, 1000.0, salt.value), Salt.kept(home).value) == 1000.0
 
 
 def test_the_ca_is_made_once_and_signs_for_an_address(tmp_path):

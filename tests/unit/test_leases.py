@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from phalanx.controller.leases import LEASE_DEFAULT_S, MARGIN_S, LeaseBook, SayHello
+from phalanx.controller.leases import LEASE_DEFAULT_S, MARGIN_S, RENEWALS_PER_S_MAX, LeaseBook, SayHello
 from phalanx.core.ids import Epoch, JobId, NodeId, SupervisorId
 
 N0, N1 = NodeId("n0"), NodeId("n1")
@@ -160,7 +160,7 @@ def test_interval_grows_with_the_fleet():
     leases = LeaseBook()
     assert leases.terms_for(300) == (6.0, 1.5)
     lease_s, interval_s = leases.terms_for(12_500)
-    assert 12_500 / interval_s == pytest.approx(200.0)
+    assert 12_500 / interval_s == pytest.approx(RENEWALS_PER_S_MAX)
     assert lease_s == 4 * interval_s
 
 

@@ -10,12 +10,12 @@ import pytest
 from phalanx.app import ray as app_ray
 from phalanx.app.ray import RayOptions, ray_options
 from phalanx.core.errors import BadRequest, Unreachable
-from phalanx.engines.ray import member
+from phalanx.engines.ray import member, redis
 from phalanx.wire.join import RayJoin
 
 
-def given(ray_address=None):
-    return argparse.Namespace(ray_address=ray_address)
+def given(ray_address=None, ray_redis=None):
+    return argparse.Namespace(ray_address=ray_address, ray_redis=ray_redis)
 
 
 def ray_is(monkeypatch, version):
@@ -55,6 +55,20 @@ def test_the_address_of_before_is_kept_until_another_is_given(monkeypatch):
     assert ray_options("ray", given(), before) == RayOptions(address="10.0.0.1:6379")
     assert ray_options("ray", given("own"), before) == RayOptions(address="")
     assert ray_options("ray", given(), {"ray": None}) == RayOptions(address="")
+
+
+def test_redis_is_remembered_until_it_is_off_and_is_of_our_own_ray_alone(monkeypatch):
+    ray_is(monkeypatch, "2.60.0")
+    monkeypatch.setattr(redis, "check", lambda address: None)
+    monkeypatch.setattr(app_ray, "_check_let_in", lambda address: None)
+    before = {"ray": {"address": "", "redis": "10.0.0.2:6379"}}
+    assert ray_options("ray", given(), before) == RayOptions(redis="10.0.0.2:6379")
+    assert ray_options("ray", given(ray_redis="off"), before) == RayOptions()
+    assert ray_options("ray", given("10.0.0.1:6379"), before) == RayOptions(address="10.0.0.1:6379")
+    with pytest.raises(BadRequest, match="--ray-redis is for a Ray cluster of our own"):
+        ray_options("ray", given("10.0.0.1:6379", "10.0.0.2:6379"), {})
+    with pytest.raises(BadRequest, match="--ray-redis is of Ray"):
+        ray_options("local", given(ray_redis="10.0.0.2:6379"), {})
 
 
 def test_a_server_with_another_ray_or_python_does_not_join(monkeypatch):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.engines.ray.parse import nodes_of
+from phalanx.engines.ray.parse import nodes_of, reason_of
 from phalanx.engines.ray.protocol import Carry, Connected, Died, Release, Seen, Trouble, line_of, order_of, tiding_of
 
 ROWS = json.loads((Path(__file__).parents[1] / "golden" / "ray" / "ray-nodes.json").read_text(encoding="utf-8"))
@@ -79,3 +79,13 @@ def test_orders_travel_whole():
     for order in (Carry(node=nodes_of(ROWS)[0], what=what), Release(node_id="n0")):
         assert line_of(order).count(b"\n") == 1
         assert order_of(line_of(order)) == order
+
+
+def test_an_error_of_ray_is_its_last_line_but_two_releases_are_told_both():
+    assert reason_of("Traceback\n  in x\nConnectionError: no\n") == "ConnectionError: no"
+    assert reason_of("") == ""
+    text = "Version mismatch: The cluster was started with:\n    Ray: 2.59.0\n    Python: 3.11.7\nThis process was started with:\n    Ray: 2.60.0\n    Python: 3.11.7\n"
+    said = reason_of(text)
+    assert said == (
+        "Version mismatch: The cluster was started with Ray 2.59.0, Python 3.11.7 This process was started with Ray 2.60.0, Python 3.11.7"
+    )

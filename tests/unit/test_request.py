@@ -61,11 +61,21 @@ def test_unknown_key_names_the_nearest(key, near):
     assert refused(**{key: 1}).hint == f"did you mean {near!r}?"
 
 
-@pytest.mark.parametrize("key", ["image"])
-def test_a_key_of_a_later_release_is_refused_by_name(key):
-    error = refused(**{key: "x"})
-    assert key in error.message
-    assert "not understood by this release" in error.message
+@pytest.mark.parametrize(
+    "image", ["docker.io/library/python:3.11", "ghcr.io/a/b@sha256:" + "0" * 64, "train.sif", "oras://a/b"]
+)
+def test_image_is_taken_as_written(image):
+    assert spec(image=image).image == image
+
+
+@pytest.mark.parametrize("image", ["two words", "--privileged", "a;b", "x" * 600])
+def test_what_names_no_image_is_refused(image):
+    assert "names no image" in refused(image=image).message
+
+
+def test_packages_and_an_image_at_once_are_refused_and_none_is_not():
+    assert "requirements at once" in refused(image="a", requirements="requirements.txt").message
+    assert spec(image="a", requirements="none").image == "a"
 
 
 @pytest.mark.parametrize("time", [90, "90", 1.5])

@@ -12,7 +12,8 @@ from phalanx.core.units import GIB, MIB
 from phalanx.core.work.allocation import Allocation, Grant
 from phalanx.core.work.attempt import Attempt, AttemptState, Cause, Member, MemberState
 from phalanx.engines.slurm import inventory, orders, parse, render
-from phalanx.engines.slurm.engine import SlurmEngine, SlurmSettings
+from phalanx.engines.slurm.engine import SlurmEngine
+from phalanx.engines.slurm.handing import SlurmSettings
 from phalanx.engines.slurm.inventory import Ours
 from phalanx.engines.slurm.orders import Order, Phase
 from phalanx.engines.slurm.parse import Gpus, SlurmJob
@@ -205,6 +206,34 @@ def test_a_job_that_does_not_begin_in_15_s_is_taken_back_and_says_who_took_the_n
     assert (verdict.cancel, verdict.contended, verdict.order.phase) == (True, ("h0", "h1"), Phase.SETTLED)
 
 
+def test_while_a_job_of_ours_is_cleared_away_there_the_next_one_waits_longer():
+    waiting = look(order(), row("PENDING"), 110.0, clearing=True)
+    assert waiting.reports == ()
+    assert look(waiting.order, row("PENDING"), 124.5).reports == (), "15 s from when the place was clear"
+    assert "in 35 s" in look(waiting.order, row("PENDING"), 125.0).reports[0].why
+    (back,) = look(order(clearing_s=149.5), row("PENDING"), 150.0, clearing=True).reports
+    assert "in 60 s" in back.why, "but no longer than that in all"
+    old = SlurmJob(id="4", user="me", state="COMPLETING", nodes=("h1", "h2"), reason="", exit_code=0, comment="")
+    assert (old.clears(("h0", "h1")), old.clears(("h0",))) == (True, False)
+
+
+def test_slurm_is_asked_to_look_again_at_a_job_that_waits():
+    assert not look(order(), row("PENDING"), 91.0).nudge
+    first = look(order(), row("PENDING"), 91.5)
+    assert first.nudge
+    assert not look(first.order, row("PENDING"), 92.5).nudge
+    assert look(first.order, row("PENDING"), 93.0).nudge
+    assert not look(order(), row("RUNNING"), 95.0).nudge
+    assert render.nudge("5", "phalanx:ab:17.1") == ("scontrol", "update", "JobId=5", "Comment=phalanx:ab:17.1")
+
+
+def test_a_job_whose_attempt_lost_a_node_gives_up_the_others_at_once():
+    lost = attempt("h0", "h1", member=MemberState.LOST, state=AttemptState.ENDED)
+    assert look(order(attempt=lost, phase=Phase.BEGUN, ended_s=100.0), row("RUNNING"), 100.0).cancel
+    failed = attempt("h0", "h1", member=MemberState.STOPPED, state=AttemptState.ENDED)
+    assert not look(order(attempt=failed, phase=Phase.BEGUN, ended_s=100.0), row("RUNNING"), 100.0).cancel
+
+
 def test_one_that_began_is_left_alone():
     verdict = look(order(), row("RUNNING"), 200.0)
     assert (verdict.order.phase, verdict.reports, verdict.cancel) == (Phase.BEGUN, (), False)
@@ -278,3 +307,67 @@ def test_the_end_of_an_attempt_is_heard_also_when_its_node_has_left_the_partitio
     slurm._hear()
     assert slurm._orders["17", 1].ended_s is not None
     assert slurm.observe() == []
+
+
+# ---- what the books shall say -------------------------------------------------------------------------------------------
+
+
+def test_slurms_own_limit_is_a_minute_after_ours_but_never_over_what_the_partition_allows():
+    hour = ask(limit_s=3600.0, time_max="01:00:00", partition="short")
+    assert "--time=0-01:00:00" in render.submit(hour)[0]
+    assert "--time=0-01:01:00" in render.submit(ask(limit_s=3600.0, time_max="7-00:00:00"))[0]
+    assert render.too_long(hour, 3600.0) == ""
+    assert "longer than partition short allows: its time limit is 0-02:00:00" in render.too_long(hour, 7200.0)
+    assert render.too_long(ask(time_max="UNLIMITED"), 1e9) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("7-00:00:00", 604_800.0), ("01:30:00", 5400.0), ("UNLIMITED", None), ("", None)]
+)
+def test_a_time_limit_as_slurm_prints_it(text, seconds):
+    assert render.limit_of(text) == seconds
+
+
+def test_account_and_qos_may_be_named_after_the_jobs_project_and_queue():
+    assert render.named("{project}", "vision", "night") == "vision"
+    assert render.named("lab-{queue}", "vision", "night") == "lab-night"
+    assert render.named("physics", "vision", "night") == "physics"
+
+
+def test_a_cancel_of_ours_is_not_taken_for_somebodys_scancel():
+    row = SlurmJob(id="4", user="a", state="CANCELLED", nodes=("h1",), reason="", exit_code=0, comment="")
+    begun = Order(attempt=attempt("h1", ending=Cause.PREEMPTED), slurm_id="4", since_s=0.0, phase=Phase.BEGUN)
+    verdict = orders.look(begun, row, 5.0, gone=[], holders=[], python="p")
+    assert [type(report) for report in verdict.reports] == []
+    by_hand = Order(attempt=attempt("h1"), slurm_id="4", since_s=0.0, phase=Phase.BEGUN)
+    assert [type(report) for report in orders.look(by_hand, row, 5.0, gone=[], holders=[], python="p").reports] == [
+        Cancel
+    ]
+
+
+def test_after_a_silence_of_slurms_nothing_is_overdue():
+    waiting = Order(attempt=attempt("h1"), slurm_id="4", since_s=0.0)
+    assert orders.look(orders.after_silence(waiting, 100.0), None, 101.0, gone=[], holders=[], python="p").reports == ()
+    ended = Order(attempt=attempt("h1"), slurm_id="4", since_s=0.0, phase=Phase.BEGUN, ended_s=1.0)
+    row = SlurmJob(id="4", user="a", state="RUNNING", nodes=("h1",), reason="", exit_code=0, comment="")
+    assert orders.look(ended, row, 100.0, gone=[], holders=[], python="p").cancel
+    assert not orders.look(orders.after_silence(ended, 100.0), row, 101.0, gone=[], holders=[], python="p").cancel
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (127, "is /opt/python on h1?"),
+        (69, "from h1 the head is not reached at https://10.0.0.5:7600"),
+        (76, "on h1 the certificate of the head at https://10.0.0.5:7600 does not hold"),
+        (1, "before its supervisors came"),
+    ],
+)
+def test_a_slurm_job_without_supervisors_says_by_its_code_what_was_wrong(code, words):
+    row = SlurmJob(id="4", user="a", state="FAILED", nodes=("h1",), reason="", exit_code=code, comment="")
+    order = Order(attempt=attempt("h1"), slurm_id="4", since_s=0.0, phase=Phase.BEGUN, over_s=1.0)
+    (report,) = orders.look(
+        order, row, 10.0, gone=[], holders=[], python="/opt/python", head_url="https://10.0.0.5:7600"
+    ).reports
+    assert isinstance(report, Withdrawn)
+    assert report.why.endswith(words) or f"; {words}" in report.why

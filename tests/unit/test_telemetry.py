@@ -6,6 +6,7 @@
 import json
 from itertools import pairwise
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -139,6 +140,16 @@ def test_a_seat_that_fell_silent_is_forgotten_while_its_neighbour_speaks():
     live.samples(seat("a", 1.0, (0, "1", 0.5)))
     live.samples(seat("b", 2.0 + SILENT_S, (1, "2", 0.25)))
     assert (live.utilization("1"), live.utilization("2")) == (None, 0.25)
+
+
+def test_a_seat_that_is_told_to_speak_rarely_is_not_silent_before_it_has_missed_three_words():
+    live = Telemetry()
+    rare = msgspec.structs.replace(seat("a", 1.0, (0, "1", 0.5)), every_s=25.0)
+    live.samples(rare)
+    live.samples(seat("b", 76.0, (1, "2", 0.25)))
+    assert (live.utilization("1"), live.utilization("2")) == (0.5, 0.25)
+    live.samples(seat("b", 76.5, (1, "2", 0.25)))
+    assert live.utilization("1") is None
 
 
 def test_a_device_is_as_its_newest_supervisor_says():

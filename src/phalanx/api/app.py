@@ -14,6 +14,8 @@ from phalanx.api import (
     head_routes,
     jobs,
     join,
+    kept,
+    kept_outputs,
     logs,
     metrics,
     node_routes,
@@ -39,6 +41,8 @@ __all__ = ["build_app", "runtime_in"]
 _NOUNS = (
     submit,
     node_routes,
+    kept,
+    kept_outputs,
     why,
     jobs,
     logs,

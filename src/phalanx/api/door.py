@@ -7,6 +7,7 @@ it, and hands the connection on with or without the line.
 from __future__ import annotations
 
 import asyncio
+import asyncio.sslproto
 import contextlib
 import logging
 import socket
@@ -17,6 +18,8 @@ from typing import Final
 HANDSHAKE_S: Final = 10.0  # from being accepted to the end of the handshake
 OPENING_MAX: Final = 2000  # connections between being accepted and having shaken hands
 _TLS_HANDSHAKE: Final = b"\x16"  # first byte of every TLS record that opens a connection (RFC 8446, 5.1)
+# asyncio keeps a buffer of 256 KiB for each TLS connection it reads, and a supervisor has five; a TLS record holds 16 KiB (RFC 8446, 5.1).
+asyncio.sslproto.SSLProtocol.max_size = 32 * 1024
 _PAUSE_S: Final = 0.1  # when no descriptor is left
 _PLAIN: Final = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b"

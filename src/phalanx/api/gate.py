@@ -10,9 +10,10 @@ another's job is refused with 403, and 404 means that there is no such job.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Final
 
-from phalanx.core.access.node_keys import join_expiry, node_of
+from phalanx.core.access.node_keys import join_expiry, looks_like_join, node_of
 from phalanx.core.access.roles import Caller, may, may_touch
 from phalanx.core.errors import BadRequest, NotFound, NotPermitted, NotSignedIn
 from phalanx.core.ids import JobId, NodeId, TokenId, UserId
@@ -35,11 +36,14 @@ _HINT: Final = "send `Authorization: Bearer <token>`; `phalanx tokens` makes the
 
 
 class Gate:
-    """Callers by token. Used on the event loop alone."""
+    """Callers by token. Used on the event loop alone. `join_salt` is what join tokens are made with at present."""
 
-    def __init__(self, store: Store, node_secret: bytes, clock: Clock) -> None:
+    def __init__(
+        self, store: Store, node_secret: bytes, clock: Clock, join_salt: Callable[[], str] = lambda: ""
+    ) -> None:
         self._store = store
         self._node_secret = node_secret
+        self._join_salt = join_salt
         self._clock = clock
         self._version: object = None
         self._kept: dict[str, tuple[Caller, Token]] = {}
@@ -62,9 +66,12 @@ class Gate:
         if authorization is None or authorization[: len(_SCHEME)].lower() != _SCHEME:
             raise NotSignedIn("no token was sent", hint=_HINT)
         secret = authorization[len(_SCHEME) :].strip()
-        expires_s = join_expiry(self._node_secret, secret) if secret.isascii() else None
+        expires_s = join_expiry(self._node_secret, secret, self._join_salt()) if secret.isascii() else None
         if expires_s is not None:
             return _joining(expires_s, self._clock.now_s())
+        if looks_like_join(secret):
+            raise NotSignedIn("the join token is unknown here: another head's, cut off, or ended by `phalanx join --new-token`",
+                              hint="phalanx join --print on the head prints the line that counts")  # fmt: skip
         node_id = node_of(self._node_secret, secret) if secret.isascii() else None
         if node_id is not None:
             return Caller(
@@ -108,7 +115,10 @@ def _joining(expires_s: float, now_s: float) -> Caller:
         NotSignedIn: it has expired.
     """
     if now_s >= expires_s:
-        raise NotSignedIn("the join token has expired", hint="phalanx up on the head prints a fresh line")
+        raise NotSignedIn(
+            "the join token has expired: they are good for a day",
+            hint="phalanx join --print on the head prints a fresh line",
+        )
     return Caller(user=UserId("joining"), role=UserRole.NODE, token_id=TokenId("join"), scope=frozenset({Action.JOIN}))
 
 

@@ -42,6 +42,18 @@ async def show_join_line(request: Request) -> Response:
     return reply(parts.welcome.line(parts.clock.now_s()))
 
 
+@routes.post("/v1/join/renew", Action.ADMINISTER, body=Shown.NOTHING, reply=JoinLine)
+async def renew_join_line(request: Request) -> Response:
+    """End every join token that was given out, and say the new line. Nodes that are in stay in: they have tokens of their own."""
+    parts = runtime_of(request).parts
+    if parts.welcome is None:
+        raise Conflict(
+            "this head listens on loopback alone, so no join token is good", hint="phalanx up --listen ADDRESS"
+        )
+    await off_loop(parts.welcome.salt.renew)
+    return reply(parts.welcome.line(parts.clock.now_s()))
+
+
 @routes.post("/v1/join", Action.JOIN, body=JoinRequest, reply=JoinReply)
 async def join(request: Request) -> Response:
     """Become a node. The answer carries the node's own token; harmless when repeated by the same server."""

@@ -19,6 +19,7 @@ from starlette.responses import Response
 
 from phalanx.api.routes import Routes, Shown
 from phalanx.api.runtime import Runtime, off_loop, runtime_of
+from phalanx.controller.telemetry import silence_s
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Node
 from phalanx.core.units import MIB
@@ -118,7 +119,7 @@ class _Head(Collector):
         now_s = self._runtime.parts.clock.now_s()
         for node in nodes:
             samples = self._runtime.parts.telemetry.devices(node.id)
-            if samples is None or now_s - samples.at_s > _STALE_S:
+            if samples is None or now_s - samples.at_s > max(_STALE_S, silence_s(samples)):
                 continue
             models = {device.index: device for device in node.devices}
             for sample in samples.devices:

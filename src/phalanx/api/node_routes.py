@@ -83,6 +83,7 @@ async def renew_lease(request: Request) -> Response:
             lease_s=granted.lease_s,
             renew_in_s=granted.renew_in_s,
             superseded=granted.superseded,
+            at_s=runtime.parts.clock.now_s(),
         )
     )
 

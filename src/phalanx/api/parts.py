@@ -23,6 +23,7 @@ from phalanx.ports.clock import Clock
 from phalanx.ports.logs import Logs
 from phalanx.ports.store import Store
 from phalanx.wire.join import JoinLine, JoinReply, JoinRequest
+from phalanx.wire.kept import MANIFEST_BYTES_MAX, PIECE_BYTES_MAX
 
 MIB = 1 << 20
 
@@ -116,8 +117,26 @@ class Driver(Protocol):
         ...
 
 
+class JoinSalt(Protocol):
+    """What join tokens are made with beside the head's secret; another one ends all that were made before."""
+
+    @property
+    def value(self) -> str:
+        """The present one; empty until the first renewal."""
+        ...
+
+    def renew(self) -> None:
+        """Have another, durably."""
+        ...
+
+
 class Welcome(Protocol):
     """How servers come in from elsewhere; a head on loopback has none."""
+
+    @property
+    def salt(self) -> JoinSalt:
+        """Of its join tokens."""
+        ...
 
     @property
     def ca_pem(self) -> str:
@@ -143,6 +162,7 @@ class Limits:
         streams_bytes: of one shipment of a supervisor: 32 chunks of the wire's largest size.
         profile_bytes: of what a calibration found; some 800 bytes per node.
         blob_bytes: of one uploaded working directory (DESIGN 2: over 100 MB is refused).
+        piece_bytes, manifest_bytes: of what the head keeps for nodes that do not share its folders (wire.kept).
         wait_s: longest that a poll may hang; proxies cut at 60 s.
         heartbeat_s: between comments on an idle event stream.
         recheck_s: how late a change that passed no route of ours (a plan, an engine's word) reaches a follower.
@@ -155,6 +175,8 @@ class Limits:
     streams_bytes: int = 8 * MIB
     profile_bytes: int = 8 * MIB
     blob_bytes: int = 100 * MIB
+    piece_bytes: int = PIECE_BYTES_MAX
+    manifest_bytes: int = MANIFEST_BYTES_MAX
     wait_s: float = 30.0
     heartbeat_s: float = 10.0
     recheck_s: float = 0.25

@@ -16,6 +16,9 @@ from starlette.requests import Request
 from phalanx.api.answers import Answers
 from phalanx.api.gate import Gate
 from phalanx.api.hub import Hub
+from phalanx.api.keeping import Carried, Settling
+from phalanx.api.kept_files import KeptFiles
+from phalanx.api.output_files import KeptOutputs
 from phalanx.api.parts import HeadParts
 from phalanx.api.sessions import Sessions
 from phalanx.api.supervisors import Supervisors
@@ -47,10 +50,16 @@ class Runtime:
 
     def __init__(self, parts: HeadParts) -> None:
         self.parts = parts
-        self.gate = Gate(parts.store, parts.node_secret, parts.clock)
+        welcome = parts.welcome
+        self.gate = Gate(
+            parts.store, parts.node_secret, parts.clock, join_salt=lambda: "" if welcome is None else welcome.salt.value
+        )
         self.hub = Hub()
         self.sessions = Sessions(parts.limits, parts.clock)
         self.supervisors = Supervisors(parts.store)
+        self.kept = KeptFiles(parts.checkpoint_root, parts.output_root)
+        self.outputs = KeptOutputs(parts.output_root)
+        self.carried = Carried()
         self.counts: dict[str, int] = {}
         self.streams_open = 0
         self.fleet: list[Node] = []
@@ -103,6 +112,9 @@ class Runtime:
                 wake()
 
         self.parts.driver.listen(committed)
+        settling = Settling(self.parts.store, self.kept, self.outputs, self.carried)
+        self.parts.driver.listen(settling.touched)
+        settling.begin()
 
     def _news(self) -> None:
         while self._touched:

@@ -31,6 +31,7 @@ from phalanx.core.work.job import Job
 from phalanx.core.work.launchers import notes
 from phalanx.core.work.people import Action
 from phalanx.core.work.request import spec_from_mapping
+from phalanx.core.work.requirements import requirements_note
 from phalanx.core.work.spec import JobSpec, Role
 from phalanx.wire.api.jobs import IDEMPOTENCY_HEADER, JobBody, Submitted
 
@@ -88,7 +89,7 @@ async def wish_of(runtime: Runtime, caller: Caller, body: bytes, key: str = "") 
 def notes_of(runtime: Runtime, spec: JobSpec) -> list[str]:
     """What the user is told of the job: shape, number of tasks, and what becomes of wishes."""
     plan = plan_notes(spec, _fleet(runtime)) if spec.plan else []
-    return [*_notes(runtime, spec.role), *plan, *_wishes(runtime, spec)]
+    return [*_notes(runtime, spec.role), *plan, *_wishes(runtime, spec), *requirements_note(spec.requirements)]
 
 
 def _note_of_array(place: ArrayPlace) -> str:

@@ -16,7 +16,7 @@ from phalanx.core.work.queue import Project
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.spread import terms
 from phalanx.wire.api.jobs import AttemptView, Checkpoint, ExitView, GrantView, JobView, Progress
-from phalanx.wire.api.nodes import CordonView, DeviceView, NodeView, ReservationView, ReservedView
+from phalanx.wire.api.nodes import CordonView, DeviceView, NicView, NodeView, ReservationView, ReservedView
 from phalanx.wire.api.output import EndEvent, StateEvent
 from phalanx.wire.api.people import ProjectView, TokenView, UserView
 from phalanx.wire.supervisor import DeviceSample, SamplesRequest
@@ -191,6 +191,10 @@ def node_view(
         load_1m=None if samples is None else samples.load_1m,
         memory_available_bytes=None if samples is None else samples.memory_available_bytes,
         disk_free_bytes=None if samples is None else samples.disk_free_bytes, outside=list(node.others.who),
+        nics=[
+            NicView(name=nic.name, kind=nic.kind, up=nic.up, bits_per_s=nic.bits_per_s, numa=nic.numa, pci_bus=nic.pci_bus)
+            for nic in node.nics
+        ],
     )  # fmt: skip
 
 
@@ -209,7 +213,8 @@ def _device_view(
         power_w=None if sample is None else sample.power_w,
         temperature_c=None if sample is None else sample.temperature_c,
         throttle=[] if sample is None else list(sample.throttle),
-        outside=job_id is None and device.index in node.others.devices,
+        outside=job_id is None and device.index in node.others.devices, nvlinks=list(device.nvlinks), pci_bus=device.pci_bus,
+        pcie=device.pcie, numa=device.numa,
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ import json
 import logging
 import logging.handlers
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -29,7 +30,7 @@ from phalanx.api.parts import HeadParts
 from phalanx.api.server import ApiServer, TlsListener
 from phalanx.app.clock import SystemClock
 from phalanx.app.home import Home, boot_id
-from phalanx.app.joining import Joining, Listen, bind, secured
+from phalanx.app.joining import Joining, Listen, Salt, bind, secured
 from phalanx.app.options import Options, arguments, options_of
 from phalanx.app.ray import (
     LOOPBACK,
@@ -79,6 +80,7 @@ def main(argv: list[str] | None = None) -> int:
         lock = home.lock()
         try:
             _log_to(home)
+            _open_many()
             Head(options_of(given, home, lock)).run()
         finally:
             os.close(lock)
@@ -86,6 +88,12 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.write(f"phalanx: error: {error.message}{f' ({error.hint})' if error.hint else ''}\n")
         return int(error.exit_code)
     return 0
+
+
+def _open_many() -> None:
+    """Have as many descriptors as the system allows: a supervisor takes five of them, and the usual soft limit is 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class Head:
@@ -182,7 +190,7 @@ class Head:
         ray = ray_joining(self._ray)
         joining = Joining(
             authority=authority, where=listen, node_secret=self._secret, head_id=self._head_id,
-            engine=ENGINE_NAME if ray is None else "ray", ray=ray,
+            engine=ENGINE_NAME if ray is None else "ray", ray=ray, salt=Salt.kept(self._home),
         )  # fmt: skip
         return secured(outer, authority, listen), joining
 
@@ -257,7 +265,7 @@ class Head:
             return
         for name in ("logs", "outputs", "checkpoints"):
             folder = self._home.at(name)
-            if os.path.isdir(folder) and os.listdir(folder):
+            if os.path.isdir(folder) and any(not name.startswith(".") for name in os.listdir(folder)):
                 aside = f"{folder}.before-{time.strftime('%Y%m%d-%H%M%S')}"
                 os.rename(folder, aside)
                 _log.warning("there is no database: %s is set aside as %s", folder, aside)

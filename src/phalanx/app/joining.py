@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import secrets
 import socket
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from phalanx.api.server import TlsListener
@@ -17,8 +20,10 @@ from phalanx.wire.join import JoinLine, JoinReply, JoinRequest, RayJoin, fingerp
 
 if TYPE_CHECKING:
     from phalanx.app.certificates import Authority, Signed
+    from phalanx.app.home import Home
 
-JOIN_TOKEN_S: Final = 24 * 3600.0  # a line that is pasted the same day; `phalanx up` prints a fresh one
+JOIN_TOKEN_S: Final = 24 * 3600.0  # a line that is pasted the same day; `phalanx join --print` prints a fresh one
+_SALT_FILE: Final = "join_salt.json"
 # Nothing that another server could be told.
 _NO_ADDRESSES: Final = frozenset({"0.0.0.0", "::", "*", "", "127.0.0.1", "localhost", "::1"})
 
@@ -70,12 +75,25 @@ def bind(where: Listen) -> socket.socket:
             listener.close()
             raise
     except OSError as error:
-        raise Conflict(
-            f"--listen {where.host}:{where.port}: {error.strerror or error}",
-            hint="give an address of this machine (ip addr lists them) and a free port",
-        ) from error
+        raise _not_bound(where, error) from error
     listener.set_inheritable(False)
     return listener
+
+
+def _not_bound(where: Listen, error: OSError) -> Conflict:
+    asked, own = f"--listen {joined_address(where.host, where.port)}", "ip addr lists those of this machine"
+    match error:
+        case socket.gaierror():
+            return Conflict(f"{asked}: no address is known for the name {where.host}", hint=f"give an address; {own}")
+        case OSError(errno=errno.EADDRINUSE):
+            return Conflict(
+                f"{asked}: another program listens there already",
+                hint=f"--listen {joined_address(where.host, where.port + 1)} takes another port; ss -ltnp shows who has this one",
+            )
+        case OSError(errno=errno.EADDRNOTAVAIL):
+            return Conflict(f"{asked}: {where.host} is no address of this machine", hint=own)
+        case _:
+            return Conflict(f"{asked}: {error.strerror or error}", hint=f"give an address and a free port; {own}")
 
 
 def secured(listener: socket.socket, authority: Authority, where: Listen) -> TlsListener:
@@ -87,6 +105,26 @@ def secured(listener: socket.socket, authority: Authority, where: Listen) -> Tls
     return TlsListener(socket=listener, context=context)
 
 
+@dataclass(slots=True, kw_only=True)
+class Salt:
+    """Of a head's join tokens, kept in its state folder; without a folder it is forgotten with the process."""
+
+    home: Home | None = None
+    value: str = ""
+
+    @classmethod
+    def kept(cls, home: Home) -> Salt:
+        """As it was left by the head before."""
+        return cls(home=home, value=str(home.read_json(_SALT_FILE).get("salt", "")))
+
+    def renew(self) -> None:
+        """Have another: written first, so that a token that was ended stays so."""
+        fresh = secrets.token_hex(16)
+        if self.home is not None:
+            self.home.write_private(_SALT_FILE, json.dumps({"salt": fresh}))
+        self.value = fresh
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joining:
     """What the API hands to servers that join.
@@ -94,6 +132,7 @@ class Joining:
     Attributes:
         engine: the word that their nodes carry.
         ray: of a head whose supervisors Ray brings: what a server needs to be a node of that Ray cluster.
+        salt: of its join tokens.
     """
 
     authority: Authority
@@ -102,6 +141,7 @@ class Joining:
     head_id: str
     engine: str = ENGINE_NAME
     ray: Callable[[Signed], RayJoin] | None = None
+    salt: Salt = field(default_factory=Salt)
 
     @property
     def ca_pem(self) -> str:
@@ -112,7 +152,7 @@ class Joining:
         """What the next server is told."""
         expires_s = now_s + JOIN_TOKEN_S
         return JoinLine(
-            address=joined_address(self.where.host, self.where.port), token=join_token(self.node_secret, expires_s),
+            address=joined_address(self.where.host, self.where.port), token=join_token(self.node_secret, expires_s, self.salt.value),
             fingerprint=fingerprint(self.ca_pem), expires_s=expires_s,
         )  # fmt: skip
 

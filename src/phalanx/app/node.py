@@ -25,23 +25,44 @@ import os
 import secrets
 import signal
 import sys
+from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import NodeId, SupervisorId
 from phalanx.core.work.seat import read_seat
-from phalanx.node.shell import scratch
+from phalanx.node.shell import scratch, sysfs
+from phalanx.node.shell.channels import start_thread
 from phalanx.node.shell.link import HeadAccess, HeadAddress
 from phalanx.node.shell.logbook import log_to
 from phalanx.node.shell.loop import Loop, NodeSettings
+from phalanx.node.shell.probe_link import LinkListener
 from phalanx.node.shell.probes import DeviceProbe, NodeFacts, node_facts
+from phalanx.wire.rank import StopReason
 
 _KEPT: Final = "PHALANX_NODE_KEY"
 _USAGE: Final = 64
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a supervisor ended: `code` of the first task that failed by itself, and why its ranks were asked to end, if they were.
+
+    Where none did (`failed`), the code is that of a task we stopped.
+    """
+
+    code: int
+    failed: bool = False
+    stop: StopReason = StopReason.NONE
+
+
 def main() -> int:
+    """Run until told to end; the exit code of the process."""
+    return run().code
+
+
+def run() -> Ended:
     """Run until told to end."""
     try:
         given = _take_settings()
@@ -49,7 +70,7 @@ def main() -> int:
         print(
             f"phalanx node: {missing} is not set; supervisors are started by an engine (`phalanx up`)", file=sys.stderr
         )
-        return _USAGE
+        return Ended(code=_USAGE)
     # Not a seat: there the engine's own job control keeps its hold of us.
     if os.getsid(0) != os.getpid() and "PHALANX_NODE_SEAT" not in given:
         try:
@@ -62,12 +83,18 @@ def main() -> int:
     scratch.sweep(folder)
     facts = node_facts(folder)
     probe, virtual = _probe(given, facts)
-    loop = Loop(_settings(given, facts, probe, virtual=virtual), probe)
+    links = LinkListener(given["PHALANX_NODE_ID"], given.get("PHALANX_NODE_ADDRESS", "127.0.0.1"))
+    loop = Loop(_settings(given, facts, probe, links.port, virtual=virtual), probe)
+    start_thread("links", links.run)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: loop.terminate())
     loop.run()
     probe.close()
-    return loop.exit_code if "PHALANX_NODE_SEAT" in given else 0
+    return (
+        Ended(code=loop.exit_code, failed=loop.failed, stop=loop.stop)
+        if "PHALANX_NODE_SEAT" in given
+        else Ended(code=0)
+    )
 
 
 def _take_settings() -> dict[str, str]:
@@ -114,18 +141,17 @@ def _probe_of_given(given: dict[str, str], facts: NodeFacts) -> tuple[DeviceProb
     return VirtualProbe(given[_KEPT], len(places), facts.memory_bytes // max(1, len(places))), bool(places)
 
 
-def _settings(given: dict[str, str], facts: NodeFacts, probe: DeviceProbe, *, virtual: bool) -> NodeSettings:
+def _settings(
+    given: dict[str, str], facts: NodeFacts, probe: DeviceProbe, probe_port: int, *, virtual: bool
+) -> NodeSettings:
     node_id = NodeId(given["PHALANX_NODE_ID"])
     supervisor_id = SupervisorId(f"{node_id}-{secrets.token_hex(8)}")
-    devices = tuple(
-        Device(index=d.index, uuid=d.uuid, model=d.model, memory_bytes=d.memory_bytes, virtual=d.virtual)
-        for d in probe.devices()
-    )
+    devices = _devices(probe)
     node = Node(
         id=node_id, engine=given.get("PHALANX_NODE_ENGINE", "local"), devices=devices, cpus=facts.cpus,
         memory_bytes=facts.memory_bytes, state=NodeState.UP, supervisor_id=supervisor_id,
         address=given.get("PHALANX_NODE_ADDRESS", "127.0.0.1"), hostname=facts.hostname, boot_id=facts.boot_id,
-        virtual=virtual,
+        virtual=virtual, probe_port=probe_port, nics=sysfs.nics(),
     )  # fmt: skip
     access = HeadAccess(
         address=HeadAddress(given.get("PHALANX_HEAD_URL", ""), given.get("PHALANX_HEAD_FILE")),
@@ -134,6 +160,20 @@ def _settings(given: dict[str, str], facts: NodeFacts, probe: DeviceProbe, *, vi
     return NodeSettings(
         node=node, supervisor_id=supervisor_id, node_key=given[_KEPT], folder=given["PHALANX_NODE_DIR"], access=access,
         base=dict(os.environ), seat=read_seat(given.get("PHALANX_NODE_SEAT", "")),
+    )  # fmt: skip
+
+
+def _devices(probe: DeviceProbe) -> tuple[Device, ...]:
+    """The inventory as the head keeps it; links by index, for UUIDs mean nothing to people."""
+    found = probe.devices()
+    by_peer = [dict(zip(facts.nvlink_peers, facts.nvlinks, strict=False)) for facts in found]
+    return tuple(
+        Device(
+            index=facts.index, uuid=facts.uuid, model=facts.model, memory_bytes=facts.memory_bytes, virtual=facts.virtual,
+            nvlinks=tuple(links.get(peer.uuid, 0) for peer in found) if links else (), pci_bus=facts.pci_bus, pcie=facts.pcie,
+            numa=sysfs.numa_of(facts.pci_bus),
+        )
+        for facts, links in zip(found, by_peer, strict=True)
     )  # fmt: skip
 
 

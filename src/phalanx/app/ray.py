@@ -7,19 +7,21 @@ import hashlib
 import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from phalanx.app.home import Home
 from phalanx.app.joining import names_at
-from phalanx.core.errors import BadRequest, TryLater, Unreachable
+from phalanx.core.errors import BadRequest, Conflict, TryLater, Unreachable
 from phalanx.core.ids import NodeId
 from phalanx.engines.local.records import LocalNode
+from phalanx.engines.ray import redis
 from phalanx.engines.ray.cluster import OwnCluster, reachable
 from phalanx.engines.ray.engine import RayEngine, driver_command, driver_environment
 from phalanx.engines.ray.member import python_version, ray_version
+from phalanx.engines.ray.parse import MISMATCH
 from phalanx.engines.ray.protocol import Connected, Trouble, tiding_of
 from phalanx.wire.join import RayJoin
 
@@ -30,19 +32,27 @@ ENGINE: Final = "ray"
 SERIES: Final = "2.60."  # of Ray: what this is built and tested with (constraints.txt)
 CHECK_S: Final = 30.0  # for a Ray cluster to let a driver in: 1 to 3 s where nothing else runs
 OWN: Final = "own"
+OFF: Final = "off"
 LOOPBACK: Final = "127.0.0.2"  # Ray takes 127.0.0.1 for a wish to be told this machine's outer address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayOptions:
-    """What `up --engine ray` was given. `address`: a Ray cluster that is there already; empty for one of our own."""
+    """What `up --engine ray` was given.
+
+    Attributes:
+        address: a Ray cluster that is there already; empty for one of our own.
+        redis: HOST:PORT where the head of our own keeps what it knows; empty for its own memory.
+    """
 
     address: str = ""
+    redis: str = ""
 
 
 def add_ray_arguments(parser: argparse.ArgumentParser) -> None:
     """The head's own arguments for Ray."""
     parser.add_argument("--ray-address", default=None, help=f"HOST:PORT of a Ray cluster that is there; {OWN}: one of our own")  # fmt: skip
+    parser.add_argument("--ray-redis", default=None, help=f"HOST:PORT of a Redis for the head of our own; {OFF}: none any more")  # fmt: skip
 
 
 def ray_options(engine: str, given: argparse.Namespace, before: Mapping[str, Any]) -> RayOptions | None:
@@ -53,16 +63,24 @@ def ray_options(engine: str, given: argparse.Namespace, before: Mapping[str, Any
         Unreachable, TryLater: the Ray cluster that is there does not let us in.
     """
     if engine != ENGINE:
-        if given.ray_address:
-            raise BadRequest("--ray-address is of Ray", hint="phalanx up --engine ray")
+        odd = "--ray-address" if given.ray_address else "--ray-redis" if given.ray_redis else ""
+        if odd:
+            raise BadRequest(f"{odd} is of Ray", hint="phalanx up --engine ray")
         return None
-    address = given.ray_address if given.ray_address is not None else (before.get("ray") or {}).get("address", "")
-    options = RayOptions(address="" if address == OWN else str(address))
+    known = before.get("ray") or {}
+    address = given.ray_address if given.ray_address is not None else known.get("address", "")
+    kept = given.ray_redis if given.ray_redis is not None else known.get("redis", "")
+    options = RayOptions(address="" if address == OWN else str(address), redis="" if kept == OFF else str(kept))
+    if options.address and given.ray_redis not in (None, OFF):
+        raise BadRequest("--ray-redis is for a Ray cluster of our own, and --ray-address names another's", hint=f"--ray-address {OWN}")  # fmt: skip
     version = ray_version()
     if not version.startswith(SERIES):
         raise BadRequest(f"Ray {version} is installed, and {SERIES}* is needed", hint="pip install 'phalanx[ray]'")
     if options.address:
         _check_let_in(options.address)
+        return replace(options, redis="")
+    if options.redis:
+        redis.check(options.redis)
     return options
 
 
@@ -90,6 +108,8 @@ def _check_let_in(address: str) -> None:
         said = None
     if not isinstance(said, Connected):
         why = said.text if isinstance(said, Trouble) else f"the driver ended with {done.returncode}"
+        if MISMATCH in why:
+            raise Conflict(f"the Ray head at {address} is of another release: {why[why.index(MISMATCH) :]}", hint=f"Ray {SERIES}* and this Python are needed there too")  # fmt: skip
         raise Unreachable(f"the Ray head at {address} does not let us in: {why}", hint="RAY_AUTH_TOKEN_PATH names the file of its token")  # fmt: skip
 
 
@@ -109,7 +129,7 @@ def ray_engine(
         environment: where supervisors find the head.
         token_of: makes a node's token.
     """
-    cluster = None if options.address else _own_cluster(home, nodes, address, authority)
+    cluster = None if options.address else _own_cluster(home, nodes, address, authority, options.redis)
     return RayEngine(
         address=options.address if cluster is None else cluster.ray_address, cluster=cluster,
         files=None if cluster is None else cluster.files, cluster_id=_cluster_id(home), environment=environment,
@@ -126,18 +146,23 @@ def ray_joining(engine: RayEngine | None) -> Callable[[Signed], RayJoin] | None:
     def given(signed: Signed) -> RayJoin:
         return RayJoin(
             address=cluster.ray_address, token=cluster.token, key_pem=signed.key_pem, certificate_pem=signed.certificate_pem,
-            ray_version=ray_version(), python_version=python_version(),
+            ray_version=ray_version(), python_version=python_version(), reconnect_s=cluster.files.reconnect_s,
         )  # fmt: skip
 
     return given
 
 
-def _own_cluster(home: Home, nodes: Sequence[LocalNode], address: str, authority: Authority | None) -> OwnCluster:
+def _own_cluster(
+    home: Home, nodes: Sequence[LocalNode], address: str, authority: Authority | None, kept: str
+) -> OwnCluster:
     certificate = key = ca = ""
     if authority is not None:
         certificate, key = authority.write("ray", authority.sign(names_at(address, socket.gethostname())))
         ca = authority.ca_file
-    return OwnCluster(home=home.path, address=address, nodes=nodes, certificate=certificate, key=key, ca=ca)
+    return OwnCluster(
+        home=home.path, address=address, nodes=nodes, certificate=certificate, key=key, ca=ca, redis=kept,
+        namespace=f"phalanx-{_cluster_id(home)}",
+    )  # fmt: skip
 
 
 def _cluster_id(home: Home) -> str:

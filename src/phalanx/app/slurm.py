@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import getpass
 import hashlib
 import socket
 import sys
@@ -14,7 +15,8 @@ from typing import Any
 from phalanx.core.access.node_keys import attempt_key
 from phalanx.core.errors import BadRequest, Conflict
 from phalanx.engines.slurm import commands, render
-from phalanx.engines.slurm.engine import SlurmEngine, SlurmSettings
+from phalanx.engines.slurm.engine import SlurmEngine
+from phalanx.engines.slurm.handing import SlurmSettings
 from phalanx.engines.slurm.parse import nodes_of, partitions_of
 
 ENGINE: str = "slurm"
@@ -32,8 +34,8 @@ class SlurmOptions:
 def add_slurm_arguments(parser: argparse.ArgumentParser) -> None:
     """The head's own arguments for Slurm."""
     parser.add_argument("--partition", default=None, help="Slurm's partition; its default one without")
-    parser.add_argument("--account", default=None, help="who pays in Slurm")
-    parser.add_argument("--qos", default=None, help="Slurm's quality of service")
+    parser.add_argument("--account", default=None, help="who pays in Slurm; {project} and {queue} stand for the job's")
+    parser.add_argument("--qos", default=None, help="Slurm's quality of service; {project} and {queue} likewise")
 
 
 def slurm_options(engine: str, given: argparse.Namespace, before: Mapping[str, Any]) -> SlurmOptions | None:
@@ -69,12 +71,29 @@ def check_slurm(options: SlurmOptions, *, listens: bool) -> None:
             f"--partition {options.partition}: Slurm has no such partition",
             hint=f"there are: {', '.join(known) or 'none'}",
         )
+    _check_payer(options)
     here = socket.gethostname().split(".")[0]
     away = [node.name for node in nodes_of(commands.ask(render.NODES)) if node.hostname.split(".")[0] != here]
     if away and not listens:
         raise Conflict(
             f"Slurm's nodes ({away[0]}, ...) must reach this head, and it listens on loopback alone",
             hint="phalanx up --engine slurm --listen ADDRESS, the address of this machine on the cluster's network",
+        )
+
+
+def _check_payer(options: SlurmOptions) -> None:
+    """Nothing, if Slurm takes jobs of ours with this account and quality of service; those named by `{project}` are told with the job.
+
+    Raises:
+        BadRequest: it does not.
+    """
+    given = [(name, getattr(options, name)) for name in ("partition", "account", "qos")]
+    words = [f"--{name}={value}" for name, value in given if value and "{" not in value]
+    said = commands.run(("sbatch", "--test-only", "--chdir=/", *words, "--wrap=true"))
+    if said.code != 0 and any(word in said.why.lower() for word in ("account", "qos", "association")):
+        raise BadRequest(
+            f"Slurm takes no job of {getpass.getuser()} with {' '.join(words) or 'its default account'}: {said.why}",
+            hint="sacctmgr show associations user=$USER lists the accounts and qualities of service that are good",
         )
 
 

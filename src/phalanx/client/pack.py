@@ -74,6 +74,18 @@ def pack(folder: str, *, limit_bytes: int = COPY_BYTES_MAX) -> Packed:
     return Packed(file=file, sha256=digest, bytes=size, files=regular, left_out=tuple(left_out))
 
 
+def contents(packed: Packed, name: str) -> bytes | None:
+    """The contents of a file in an archive; None where it holds none of that name. The archive stands at its start again."""
+    packed.file.seek(0)
+    try:
+        with tarfile.open(fileobj=packed.file, mode="r:") as archive:
+            found = next((member for member in archive if member.name == name and member.isreg()), None)
+            content = None if found is None else archive.extractfile(found)
+            return None if content is None else content.read()
+    finally:
+        packed.file.seek(0)
+
+
 # ---- what belongs to it ---------------------------------------------------------------------------------------------
 
 

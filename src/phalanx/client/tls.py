@@ -10,6 +10,7 @@ import functools
 import http.client
 import os
 import ssl
+import time
 from typing import Final
 
 from phalanx.core.errors import BadFile, BadRequest, NotPermitted, Unreachable
@@ -18,6 +19,10 @@ from phalanx.wire.join import FINGERPRINT_PREFIX, fingerprint
 CA_BYTES_MAX: Final = 1 << 16
 FETCH_S: Final = 5.0  # of a head that answers; the same as for any short call
 _HEX_DIGITS: Final = 64
+# X509_V_ERR_* of OpenSSL's x509_vfy.h: what a certificate that does not hold is refused for.
+_TOO_EARLY: Final = 9
+_TOO_LATE: Final = 10
+_OTHER_NAME: Final = (62, 64)  # a host name, an IP address
 
 
 def context_for(name: str, port: int) -> ssl.SSLContext:
@@ -99,13 +104,33 @@ def checked(wanted: str) -> str:
     return FINGERPRINT_PREFIX + digits
 
 
+def untrusted(error: ssl.SSLCertVerificationError, url: str) -> Unreachable:
+    """What a certificate that was refused means to a user, with this machine's own time where the clocks may be to blame."""
+    match error.verify_code:
+        case code if code in (_TOO_EARLY, _TOO_LATE):
+            now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+            when = "is good only later than" if code == _TOO_EARLY else "was good only before"
+            return Unreachable(
+                f"one of two clocks is wrong: the certificate of the head at {url} {when} {now}, which it is here",
+                hint="date -u on both machines tells which; set it. A CA that was made under a wrong clock stays wrong: remove tls/ "
+                "in the head's state folder while it is down",
+            )
+        case code if code in _OTHER_NAME:
+            return Unreachable(
+                f"the head at {url} has a certificate for another address: {error.verify_message}",
+                hint="give the address that `phalanx up --listen` was given",
+            )
+        case _:
+            return Unreachable(
+                f"the head at {url} is not trusted here: {error.verify_message}",
+                hint="set PHALANX_FINGERPRINT to the one that `phalanx join --print` prints on the head",
+            )
+
+
 def explained(error: BaseException, url: str) -> Unreachable | None:
     """What a failed handshake means to a user; None for any other error."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return Unreachable(
-            f"the head at {url} is not trusted here: {error.verify_message}",
-            hint="set PHALANX_FINGERPRINT to the one that `phalanx up` prints on the head",
-        )
+        return untrusted(error, url)
     if isinstance(error, ssl.SSLError) and error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
         return Unreachable(f"the head at {url} speaks no TLS", hint="write http:// instead of https://")
     return None

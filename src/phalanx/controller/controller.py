@@ -42,7 +42,7 @@ ENDED_JOBS_KEPT: Final = 1000  # in memory, for quick answers; the store keeps a
 KEYS_KEPT: Final = 100_000  # idempotency keys in memory
 START_LIMIT_S: Final = 60.0  # from Prepare to the barrier; a node that needs longer is not well
 SEAT_WAIT_S: Final = 30.0 + START_LIMIT_S  # past it nobody is on the way; an engine says sooner what it could not begin
-SETUP_LIMIT_S: Final = 3600.0  # the same when the job has a setup script
+SETUP_LIMIT_S: Final = 3600.0  # the same when a node has to set something up for the job, or to bring it there
 SCHEDULER: Final = "scheduler"  # who stops a job to make room, in its story
 REMIND_EVERY_S: Final = 5.0
 HEAD_AWAY_S: Final = 2.0 * IDLE_WAKE_S  # a gap between two steps that only a head that did not run can have
@@ -304,7 +304,11 @@ class Controller:
         job_id, epoch, generation = attempt.job_id, attempt.epoch, attempt.generation
         spec = self.world.jobs[job_id].spec
         if fresh:
-            start_s = SETUP_LIMIT_S if spec.setup else START_LIMIT_S
+            brings = attempt.kept and (epoch, generation) > (
+                Epoch(1),
+                FIRST_GENERATION,
+            )  # what came before, from the head
+            start_s = SETUP_LIMIT_S if spec.prepares_long or brings else START_LIMIT_S
             self._timers.arm(boot_s + start_s, Due.START, job_id, epoch, generation)
         if attempt.state is AttemptState.RUNNING:
             self._said.pop(job_id, None)

@@ -19,7 +19,9 @@ LEASE_DEFAULT_S: Final = (
     6.0  # with 4 renewals in it, a silent node is declared dead within 8 s: half of the 15 s promised
 )
 RENEWALS_PER_LEASE: Final = 4
-RENEWALS_PER_S_MAX: Final = 200.0  # of the whole fleet; past that the interval grows with the fleet
+RENEWALS_PER_S_MAX: Final = (
+    400.0  # of the whole fleet; past that the interval grows with it. A fifth of the head's one thread (docs/scale.md)
+)
 NOBODY: Final = SupervisorId("")  # holds the lease of a seat until the supervisor that an engine brings says hello
 SOMEBODY: Final = SupervisorId(
     "?"

@@ -58,7 +58,8 @@ def lose_seat(turn: Turn, seat: Seat, why: str) -> None:
 
 def _hello(turn: Turn, hello: Hello) -> None:
     if hello.seat is not None:
-        _take_seat(turn, hello.seat)
+        _take_seat(turn, hello.seat, hello.node.probe_port)
+        _learn_of_seat(turn, hello.node)
         return
     node_id = hello.node.id
     turn.lost.pop(node_id, None)
@@ -80,7 +81,7 @@ def _hello(turn: Turn, hello: Hello) -> None:
         turn.happen(attempt.job_id, Remind(node_id=node_id))
 
 
-def _take_seat(turn: Turn, seat: Seat) -> None:
+def _take_seat(turn: Turn, seat: Seat, probe_port: int) -> None:
     """A supervisor that was brought for one attempt is there: say what it has to do.
 
     Raises:
@@ -93,7 +94,14 @@ def _take_seat(turn: Turn, seat: Seat) -> None:
     if member is None or member.state is MemberState.LOST:
         raise SeatOver(f"attempt {seat.epoch} of job {seat.job_id} has no part on {seat.node_id} any more")
     turn.lost.pop(seat.name, None)
-    turn.happen(seat.job_id, Remind(node_id=seat.node_id))
+    turn.happen(seat.job_id, Remind(node_id=seat.node_id, probe_port=probe_port))
+
+
+def _learn_of_seat(turn: Turn, said: Node) -> None:
+    """What only a supervisor on the node can find out counts for the attempts to come."""
+    known = turn.world.nodes.get(said.id)
+    if known is not None and known.per_attempt and known.sees_head_files != said.sees_head_files:
+        turn.change.put(replace(known, sees_head_files=said.sees_head_files))
 
 
 def _seen(turn: Turn, seen: NodeSeen) -> None:
@@ -106,7 +114,7 @@ def _seen(turn: Turn, seen: NodeSeen) -> None:
         )  # a person's cordon outlives the engine's word
         fresh = replace(
             fresh, cordon=known.cordon if theirs else node.cordon, joined_s=known.joined_s, failures=known.failures, slow=known.slow,
-            labels={**known.labels, **node.labels},
+            labels={**known.labels, **node.labels}, sees_head_files=known.sees_head_files,
         )  # fmt: skip
         if replace(known, changed_s=now_s) == fresh:
             return

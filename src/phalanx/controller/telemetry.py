@@ -29,6 +29,10 @@ NODES_MAX: Final = 50_000  # four times the largest fleet of DESIGN 6
 RATE_STEPS: Final = 20  # steps that a rate is taken over: smooth, and honest again soon after a stall
 ERROR_CHARS_MAX: Final = 500  # of a rank's own words in the story
 SILENT_S: Final = 10.0  # ten samples missed: a supervisor on the same node that still samples speaks without it
+SILENT_SAMPLES: Final = 3  # missed, where they come more rarely than that
+EVERY_MAX_S: Final = (
+    600.0  # a bound for what a supervisor may say of itself; 240,000 nodes would have them come so rarely
+)
 PROGRESSED_EVERY_S: Final = 2.0  # at most one event per job and this span: 10,000 jobs stay under 5,000 events a second
 
 
@@ -68,7 +72,7 @@ class Telemetry:
         with self._lock:
             kept = self._samples.pop(request.node_id, {})
             self._index(request.node_id, kept, present=False)
-            kept = {who: said for who, said in kept.items() if said.at_s >= request.at_s - SILENT_S}
+            kept = {who: said for who, said in kept.items() if request.at_s - said.at_s <= silence_s(said)}
             kept[request.supervisor_id] = request
             self._samples[request.node_id] = kept
             self._index(request.node_id, kept, present=True)
@@ -148,6 +152,11 @@ class Telemetry:
                 self._nodes_of[job_id] = nodes
             else:
                 self._nodes_of.pop(job_id, None)
+
+
+def silence_s(said: SamplesRequest) -> float:
+    """How old samples may be before whoever sent them counts as silent: longer where a large fleet has them come rarely."""
+    return max(SILENT_S, SILENT_SAMPLES * min(said.every_s, EVERY_MAX_S))
 
 
 def _together(said: Iterable[SamplesRequest]) -> SamplesRequest:

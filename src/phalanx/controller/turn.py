@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from phalanx.controller.outbox import Now
+from phalanx.core.fleet.fitness import PREFLIGHT, Fault, kept_out
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.lifecycle import dependencies
 from phalanx.core.lifecycle.attempt import transition
@@ -88,6 +89,22 @@ class Turn:
         for line in outcome.lines:
             self.change.tell(line)
         self.commands += outcome.commands
+        for fault in outcome.faults:
+            self._keep_out(fault)
+
+    def _keep_out(self, fault: Fault) -> None:
+        """Let no more work come to a node whose own evidence is bad, unless so many are kept out that the test is in doubt."""
+        node = self.world.nodes.get(fault.node_id)
+        if node is None or not fault.kept_out:
+            return
+        fresh = kept_out(node, fault.why, self.world.nodes.values(), self.now.wall_s)
+        if fresh is None:
+            text = f"{node.id} failed its preflight ({fault.why}) and takes work all the same: too many are kept out already; is the test wrong?"
+            self.tell("preflight_doubted", text, node_id=node.id)
+        elif fresh is not node:
+            self.change.put(fresh)
+            text = f"{node.id} is kept out: {fault.why}; phalanx nodes undrain {node.id} lets work onto it again"
+            self.tell("kept_out", text, node_id=node.id, by=PREFLIGHT)
 
     def settle_dependents(self) -> None:
         """Let go or end the jobs that waited for those that ended in this step, and so on: all of it is committed together.

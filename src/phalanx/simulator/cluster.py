@@ -107,4 +107,5 @@ def _node(node: SimNode) -> Node:
             Device(index=index, uuid=f"{node.name}/{index}", model=model_word(node.model), memory_bytes=_DEVICE_BYTES)
             for index in range(node.gpus)
         ),
+        sees_head_files=True,
     )  # fmt: skip

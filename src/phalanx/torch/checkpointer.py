@@ -56,6 +56,7 @@ class _Save:
     staged: Mapping[str, Any]
     own: Mapping[str, Any]
     stall_s: float
+    waited: bool = False
     digest: str | None = None
     error: str | None = None
     size_bytes: int = 0
@@ -83,6 +84,9 @@ class Checkpointer:
         self._stateful = stateful
         self._layout = state.layout_of(model)
         self._directory = directory or environment.checkpoint_dir
+        # A folder of the caller's own is the caller's: it must be one that all nodes share.
+        self._apart = environment.apart and directory is None
+        self._leads = session.rank == 0 or (self._apart and environment.local_rank == 0)
         self._every_steps = every_steps
         known_mtbf_s = mtbf_s or environment.mtbf_s or gang_mtbf_s(devices=session.world_size)
         self._cadence = Cadence(mtbf_s=known_mtbf_s, since_s=time.monotonic())
@@ -199,6 +203,7 @@ class Checkpointer:
             staged=staged,
             own=own,
             stall_s=now_s - began_s,
+            waited=wait,
         )
         # A daemon: when this rank dies of an exception its peers may be gone, and the write could wait for them for an hour.
         self._thread = threading.Thread(target=self._write, args=(self._current,), name="checkpoint", daemon=True)
@@ -229,7 +234,7 @@ class Checkpointer:
         try:
             self._write_files(save)
             save.write_s = time.monotonic() - began_s
-            if self._session.rank == 0:
+            if self._leads:
                 self._announce(save)
         except Exception as error:  # noqa: BLE001 - a peer died in mid-save; training will notice by itself, and better
             save.error = _brief(error)
@@ -237,17 +242,20 @@ class Checkpointer:
 
     def _write_files(self, save: _Save) -> None:
         """Steps 2 and 3 of the module's text. Every rank takes part in every exchange, whatever failed before."""
-        error = self._from_rank_0(self._begin(save))
+        error = self._agreed(self._begin(save))
         if error is None:
             sealed = self._write_shard(save)
-            outcome = self._commit(save, self._gathered(sealed))
-            save.digest, save.size_bytes, error = self._from_rank_0(outcome)
+            if self._apart:
+                save.digest, save.size_bytes, error = self._commit_apart(save, sealed)
+            else:
+                outcome = self._commit(save, self._gathered(sealed))
+                save.digest, save.size_bytes, error = self._from_rank_0(outcome)
         save.error = error
         if error is not None:
             self._failed(save)
 
     def _begin(self, save: _Save) -> str | None:
-        if self._session.rank != 0:
+        if not self._leads:
             return None
         try:
             folder.begin(save.temporary)
@@ -277,21 +285,58 @@ class Checkpointer:
             return None, 0, failures[0]
         files = [file for shard in shards if not isinstance(shard, str) for file in shard]
         try:
-            digest = folder.write_manifest(
-                save.temporary,
-                step=save.step,
-                epoch=self._session.environment.epoch,
-                world_size=self._session.world_size,
-                files=files,
-            )
+            digest = folder.write_manifest(save.temporary, self._manifest(save, files))
             self._session.fence.pass_()  # nothing is committed past the lease
             digest = folder.commit(save.temporary, save.final) or digest
         except OSError as error:
             return None, 0, _brief(error)
         return digest, sum(file.size_bytes for file in files), None
 
+    def _manifest(self, save: _Save, files: list[ManifestFile]) -> bytes:
+        epoch, world_size = self._session.environment.epoch, self._session.world_size
+        return folder.manifest_of(step=save.step, epoch=epoch, world_size=world_size, files=files)
+
+    def _commit_apart(self, save: _Save, sealed: list[ManifestFile] | str) -> tuple[str | None, int, str | None]:
+        """Where each node has a folder of its own: every node gets the manifest of all, and renames its part.
+
+        A gang restarted in place makes the same steps again. The head may hold the first of two already, so that one stays if every
+        node still has its part of it.
+        """
+        shards = self._gathered(sealed)
+        failures = [shard for shard in shards if isinstance(shard, str)]
+        files = [file for shard in shards if not isinstance(shard, str) for file in shard]
+        size_bytes = sum(file.size_bytes for file in files)
+        encoded, size_bytes, error = self._from_rank_0(
+            (b"", 0, failures[0]) if failures else (self._manifest(save, files), size_bytes, None)
+        )
+        if error is not None:
+            return None, 0, error
+        own = [] if isinstance(sealed, str) else sealed
+        before = self._gathered(folder.held(save.final, own))
+        stays = self._from_rank_0(before[0] if before and len(set(before)) == 1 else None)
+        error = self._agreed(self._rename_part(save, encoded, stays=stays is not None))
+        return (None, 0, error) if error is not None else (stays or manifests.digest(encoded), size_bytes, None)
+
+    def _rename_part(self, save: _Save, encoded: bytes, *, stays: bool) -> str | None:
+        if not self._leads:
+            return None
+        try:
+            if stays:
+                shutil.rmtree(save.temporary)
+            else:
+                self._session.fence.pass_()  # nothing is committed past the lease
+                folder.commit_part(save.temporary, save.final, encoded)
+        except OSError as error:
+            return f"rank {self._session.rank}: {_brief(error)}"
+        return None
+
     def _announce(self, save: _Save) -> None:
         if save.digest is None:
+            return
+        if self._session.rank != 0:
+            self._session.pipe.send(
+                ReportKind.SHARDS, step=save.step, path=save.final, digest=save.digest, waited=save.waited
+            )
             return
         self._session.pipe.send(
             ReportKind.CHECKPOINT,
@@ -301,30 +346,37 @@ class Checkpointer:
             bytes=save.size_bytes,
             stall_s=save.stall_s,
             write_s=save.write_s,
+            waited=save.waited,
         )
         if not self._session.environment.supervised and self._directory is not None:
             folder.retain(self._directory)
 
     def _failed(self, save: _Save) -> None:
         """Leave no temporary folder behind and say so once, by rank 0."""
+        if self._leads:
+            shutil.rmtree(save.temporary, ignore_errors=True)
         if self._session.rank != 0:
             return
-        shutil.rmtree(save.temporary, ignore_errors=True)
         message = f"phalanx: the checkpoint of step {save.step} failed and training goes on: {save.error}"
         print(message, file=sys.stderr, flush=True)
         self._session.pipe.send(ReportKind.CHECKPOINT_FAILED, step=save.step, error=save.error)
 
     def _prepare_directory(self) -> None:
-        """Rank 0 sweeps what a killed process left. The others may go on: nobody writes before a save, which rank 0 begins."""
+        """The first rank of a folder sweeps what a killed process left. The others may go on: nobody writes before a save, which it begins."""
         if self._directory is None:
             return
         self._directory = os.path.abspath(self._directory)
-        if self._session.rank == 0:
+        if self._leads:
             folder.sweep(self._directory)
 
     def _find(self) -> tuple[str | None, int, int]:
-        """The checkpoint to load with its step and the number of ranks that wrote it, chosen by rank 0 for all."""
-        return self._from_rank_0(self._choose() if self._session.rank == 0 else (None, 0, 0))
+        """The checkpoint to load with its step and the number of ranks that wrote it, chosen by rank 0 for all.
+
+        The path is the node's own where nodes have folders of their own: its supervisor has brought the checkpoint there.
+        """
+        path, step, writers = self._from_rank_0(self._choose() if self._session.rank == 0 else (None, 0, 0))
+        own = self._session.environment.resume_from
+        return (own if self._apart and path is not None and own is not None else path), step, writers
 
     def _choose(self) -> Any:
         environment = self._session.environment
@@ -350,6 +402,13 @@ class Checkpointer:
         if isinstance(box[0], Exception):
             raise box[0]
         return box[0]
+
+    def _agreed(self, error: str | None) -> str | None:
+        """The first rank's trouble, on all ranks; None where no rank has any."""
+        if not self._apart:
+            return self._from_rank_0(error)
+        found = [one for one in self._gathered(error) if one is not None]
+        return self._from_rank_0(found[0] if found else None)
 
     def _gathered(self, value: Any) -> list[Any]:
         """The ranks' values at rank 0, in order; an empty list elsewhere."""

@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from phalanx.wire.rank import EPOCH_VARIABLE, GENERATION_VARIABLE, LEASE_PAGE_VARIABLE, REPORT_PIPE_VARIABLE
+from phalanx.wire.rank import (
+    APART_VARIABLE,
+    EPOCH_VARIABLE,
+    GENERATION_VARIABLE,
+    LEASE_PAGE_VARIABLE,
+    REPORT_PIPE_VARIABLE,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +21,7 @@ class RankEnvironment:
 
     `launched` is True when somebody (Phalanx, torchrun, Slurm) set the rendezvous of torch.distributed; without it the process
     is a gang of its own. `supervised` is True when a Phalanx supervisor listens to reports. `layout` and `machine`
-    are the plan's, see `chosen`; empty without one.
+    are the plan's, see `chosen`; empty without one. `apart`: each node of the gang has a checkpoint folder of its own.
     """
 
     launched: bool
@@ -35,6 +41,7 @@ class RankEnvironment:
     mtbf_s: float | None
     collective_timeout_s: float | None
     deadline_unix_s: float | None
+    apart: bool
     layout: str
     machine: str
 
@@ -70,6 +77,7 @@ class RankEnvironment:
             mtbf_s=_seconds(variables, "PHALANX_MTBF_S"),
             collective_timeout_s=_seconds(variables, "PHALANX_COLLECTIVE_TIMEOUT_S"),
             deadline_unix_s=_seconds(variables, "PHALANX_DEADLINE"),
+            apart=variables.get(APART_VARIABLE, "") not in {"", "0"},
             layout=variables.get("PHALANX_LAYOUT", "").strip(),
             machine=variables.get("PHALANX_MACHINE", "").strip(),
         )

@@ -46,11 +46,15 @@ def seal(folder: str, name: str) -> ManifestFile:
     return ManifestFile(path=name, size_bytes=size_bytes, crc32=crc32)
 
 
-def write_manifest(temporary: str, *, step: int, epoch: int, world_size: int, files: Iterable[ManifestFile]) -> str:
-    """Write the manifest durably and return its digest. All files must have been sealed."""
-    encoded = manifests.encode(
+def manifest_of(*, step: int, epoch: int, world_size: int, files: Iterable[ManifestFile]) -> bytes:
+    """The manifest of sealed files, encoded."""
+    return manifests.encode(
         Manifest(format=MANIFEST_FORMAT, step=step, epoch=epoch, world_size=world_size, files=tuple(files))
     )
+
+
+def write_manifest(temporary: str, encoded: bytes) -> str:
+    """Write the manifest durably and return its digest. All files must have been sealed."""
     path = os.path.join(temporary, MANIFEST_NAME)
     with open(path, "wb") as file:
         file.write(encoded)
@@ -79,6 +83,29 @@ def commit(temporary: str, final: str) -> str | None:
     os.rename(temporary, final)
     _fsync(os.path.dirname(final))
     return None
+
+
+def held(final: str, own: Iterable[ManifestFile]) -> str | None:
+    """The digest of what lies at `final`, if this node's part of it is whole: the files of the same names as `own`. Else None."""
+    try:
+        manifest, digest = manifests.read(final)
+        listed = {file.path: file for file in manifest.files}
+        for file in own:
+            known = listed[file.path]
+            if manifests.checksum(os.path.join(final, file.path)) != (known.size_bytes, known.crc32):
+                return None
+    except (CheckpointInvalid, KeyError, OSError):
+        return None
+    return digest
+
+
+def commit_part(temporary: str, final: str, encoded: bytes) -> None:
+    """As `commit`, for a node's part of a checkpoint: with the manifest of all of it, in place of what may lie there."""
+    write_manifest(temporary, encoded)
+    if os.path.lexists(final):
+        shutil.rmtree(final)
+    os.rename(temporary, final)
+    _fsync(os.path.dirname(final))
 
 
 def sweep(directory: str) -> None:

@@ -15,7 +15,7 @@ _PATIENCE_S: Final = 1.0
 """How long training waits for room in the pipe. A full pipe is 64 KiB, over 300 unread steps: the supervisor is not well."""
 _SAVE_PATIENCE_S: Final = 20.0
 """As above for what a checkpoint's own thread reports: one that nobody hears of is never resumed."""
-_OF_SAVES: Final = frozenset({ReportKind.CHECKPOINT, ReportKind.CHECKPOINT_FAILED})
+_OF_SAVES: Final = frozenset({ReportKind.CHECKPOINT, ReportKind.SHARDS, ReportKind.CHECKPOINT_FAILED})
 _RETRY_S: Final = 0.005
 
 

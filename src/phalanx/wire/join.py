@@ -31,7 +31,10 @@ class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RayJoin(msgspec.Struct, frozen=True, kw_only=True):
-    """What it takes to become a node of the head's Ray cluster. The key and the certificate are the server's own, signed for its address."""
+    """What it takes to become a node of the head's Ray cluster. The key and the certificate are the server's own, signed for its address.
+
+    `reconnect_s`: how long a Ray node waits for a Ray head that is gone.
+    """
 
     address: str
     token: str
@@ -39,6 +42,7 @@ class RayJoin(msgspec.Struct, frozen=True, kw_only=True):
     certificate_pem: str
     ray_version: str
     python_version: str
+    reconnect_s: int = 10
 
 
 class JoinReply(msgspec.Struct, frozen=True, kw_only=True):

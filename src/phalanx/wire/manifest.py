@@ -77,22 +77,33 @@ def read(folder: str) -> tuple[Manifest, str]:
     try:
         with open(os.path.join(folder, MANIFEST_NAME), "rb") as file:
             encoded = file.read()
+    except OSError as error:
+        raise CheckpointInvalid(f"{folder}: no readable manifest ({error})") from error
+    return decode(encoded, where=folder), digest(encoded)
+
+
+def decode(encoded: bytes, *, where: str) -> Manifest:
+    """The manifest in these bytes; `where` they come from, for the error.
+
+    Raises:
+        CheckpointInvalid: they are torn, or of another format.
+    """
+    try:
         record = json.loads(encoded)
         if record["format"] != MANIFEST_FORMAT:
             raise CheckpointInvalid(
-                f"{folder}: manifest format {record['format']}, this release reads {MANIFEST_FORMAT}"
+                f"{where}: manifest format {record['format']}, this release reads {MANIFEST_FORMAT}"
             )
         files = tuple(
             ManifestFile(path=str(f["path"]), size_bytes=int(f["size_bytes"]), crc32=int(f["crc32"]))
             for f in record["files"]
         )
-        manifest = Manifest(
+        return Manifest(
             format=MANIFEST_FORMAT, step=int(record["step"]), epoch=int(record["epoch"]),
             world_size=int(record["world_size"]), files=files,
         )  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointInvalid(f"{folder}: no readable manifest ({error})") from error
-    return manifest, digest(encoded)
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointInvalid(f"{where}: no readable manifest ({error})") from error
 
 
 def verify(folder: str, *, expected_digest: str | None = None) -> Manifest:

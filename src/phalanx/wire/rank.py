@@ -38,6 +38,7 @@ LEASE_PAGE_VARIABLE: Final = "PHALANX_LEASE_PAGE"
 REPORT_PIPE_VARIABLE: Final = "PHALANX_REPORT_PIPE"
 EPOCH_VARIABLE: Final = "PHALANX_EPOCH"
 GENERATION_VARIABLE: Final = "PHALANX_GENERATION"
+APART_VARIABLE: Final = "PHALANX_CHECKPOINT_APART"  # set where each node of the gang has a checkpoint folder of its own
 
 
 class StopReason(enum.IntEnum):
@@ -57,7 +58,9 @@ class ReportKind(enum.StrEnum):
 
     STEP: step, begin_ns, end_ns, at_s, and where given loss, tokens.
     CHECKPOINT: step, path (absolute step folder), digest (sha256 of manifest.json), bytes, stall_s, write_s; sent by rank 0 only,
-        after the rename is durable.
+        after the rename is durable. `waited`: the ranks waited for it, as before a stop.
+    SHARDS: step, path, digest, waited; sent by the first rank of every other node, where each node has a checkpoint folder of its own: its
+        part of that checkpoint is durable there.
     CHECKPOINT_FAILED: step, error.
     RESUMED: step, path, load_s.
     PLANNED: steps_total, and where known tokens_total; sent once, so that progress has an end.
@@ -66,6 +69,7 @@ class ReportKind(enum.StrEnum):
 
     STEP = "step"
     CHECKPOINT = "checkpoint"
+    SHARDS = "shards"
     CHECKPOINT_FAILED = "checkpoint_failed"
     RESUMED = "resumed"
     PLANNED = "planned"

@@ -12,6 +12,8 @@ import msgspec
 from phalanx.core.ids import Epoch, JobId, NodeId
 
 SEAT_VARIABLE: Final = "PHALANX_SEAT"
+SEAT_CUT_OFF: Final = 69  # a supervisor's exit code: it does not reach the head from its node
+SEAT_DISTRUSTS: Final = 76  # it does, and does not believe its certificate
 
 
 class SeatPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,7 +24,14 @@ class SeatPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SeatOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt. `key` is its `attempt_key`; `ca_pem` the certificate of the head's CA, empty for plain HTTP on loopback."""
+    """One attempt.
+
+    Attributes:
+        key: its `attempt_key`.
+        ca_pem: the certificate of the head's CA, empty for plain HTTP on loopback.
+        parting: a line for the shell by the reason for which the ranks were asked to end (a `wire.rank.StopReason` in lower case). The
+            supervisor of the first node runs it before it leaves: an exit code cannot tell the engine's books of a cancel or a time limit.
+    """
 
     job_id: JobId
     epoch: Epoch
@@ -31,6 +40,7 @@ class SeatOrder(msgspec.Struct, frozen=True, kw_only=True):
     head_url: str
     ca_pem: str
     parts: dict[NodeId, SeatPart]
+    parting: dict[str, str] = {}
 
 
 def encode_order(order: SeatOrder) -> str:

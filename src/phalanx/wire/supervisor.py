@@ -7,6 +7,7 @@
     POST streams    StreamsRequest -> StreamsReply   log and step bytes by offset; answered once durable
     POST samples    SamplesRequest -> 204            in memory only
     GET  blobs/{sha256}            -> bytes          an uploaded working directory
+    storage, checkpoints, outputs                    of nodes that do not share the head's folders: wire.kept
     GET  exec/{session}/input?after=N&wait_s=20 -> ExecInput
     POST exec/{session}/output     ExecOutput        -> 204
 
@@ -67,12 +68,16 @@ class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The lease counts from when the request was *sent* and replaces the one held, even if it is shorter. `superseded` must be killed at once."""
+    """The lease counts from when the request was *sent* and replaces the one held, even if it is shorter. `superseded` must be killed at once.
+
+    `at_s`: Unix time of the head as it answered; 0 from one that does not say.
+    """
 
     head_id: str
     lease_s: float
     renew_in_s: float
     superseded: list[tuple[JobId, Epoch]]
+    at_s: float = 0.0
 
 
 class CommandsReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,7 +150,7 @@ class DeviceSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SamplesRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """All devices of a node, and the node itself."""
+    """All devices of a node, and the node itself. `every_s`: so long after it comes the next, if all goes well."""
 
     supervisor_id: SupervisorId
     node_id: NodeId
@@ -154,6 +159,7 @@ class SamplesRequest(msgspec.Struct, frozen=True, kw_only=True):
     load_1m: float = 0.0
     memory_available_bytes: int = 0
     disk_free_bytes: int = 0
+    every_s: float = 1.0
 
 
 class OpenExec(msgspec.Struct, frozen=True, kw_only=True):

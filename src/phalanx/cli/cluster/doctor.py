@@ -12,12 +12,15 @@ import click
 from phalanx import __version__
 from phalanx.cli import cells
 from phalanx.cli.cluster.findings import Finding, Level, machine_findings
-from phalanx.cli.cluster.home import Recorded, alive, home_folder, running
+from phalanx.cli.cluster.home import Recorded, alive, home_folder, listens, running
 from phalanx.cli.connect import PROBE_S, connect
 from phalanx.cli.lists import encoded
 from phalanx.cli.terminal import clean, terminal
+from phalanx.client.tls import fetch_ca
 from phalanx.core.errors import NotSignedIn, PhalanxError, Unreachable
 from phalanx.core.fleet.node import NodeState
+from phalanx.engines.joined import records
+from phalanx.engines.joined.records import Joined
 from phalanx.wire.api.head import Health
 
 if TYPE_CHECKING:
@@ -58,7 +61,9 @@ def doctor(as_json: bool, port: int) -> int:
             else f"{cells.count(failed, 'failure')}, {cells.count(warned, 'warning')}"
         )
         up_now = any(finding.what == "head" and finding.level is Level.OK for finding in found)
-        print(f"{summary}; next: phalanx {'run --gpus 1 -- python train.py' if up_now else 'up'}")
+        member = any(finding.what == "joined" for finding in found)
+        command = "nodes, on the head" if member else "run --gpus 1 -- python train.py" if up_now else "up"
+        print(f"{summary}; next: phalanx {command}")
     return _SICK if failed else 0
 
 
@@ -69,6 +74,10 @@ def _all(home: str, port: int) -> Iterator[Finding]:
 
 def _head_findings(home: str) -> Iterator[Finding]:
     record = running(home)
+    joined = None if record is not None or os.environ.get("PHALANX_URL") else records.read(records.folder_of(home))
+    if joined is not None:
+        yield _membership(home, joined)
+        return
     if record is None and not os.environ.get("PHALANX_URL"):
         yield Finding(what="head", level=Level.WARN, says="none runs here", mend="phalanx up")
         return
@@ -95,6 +104,8 @@ def _head_findings(home: str) -> Iterator[Finding]:
     try:
         yield _token(head)
         yield _nodes(head)
+        if record is not None:
+            yield _door(home)
     except NotSignedIn as error:
         yield Finding(
             what="token",
@@ -104,6 +115,32 @@ def _head_findings(home: str) -> Iterator[Finding]:
         )
     except PhalanxError as error:
         yield Finding(what="head", level=Level.FAIL, says=error.message, mend=error.hint)
+
+
+def _membership(home: str, joined: Joined) -> Finding:
+    """Of a server that joined a head elsewhere: whether it is kept, and its head answers as the one it joined."""
+    says = f"this server is {joined.node_id} of {joined.url}, at {joined.address}"
+    if records.keeper(records.folder_of(home)) is None:
+        return Finding(what="joined", level=Level.FAIL, says=f"{says}; its keeper does not run", mend="phalanx join")
+    name, _, port = joined.url.removeprefix("https://").rpartition(":")
+    try:
+        fetch_ca(name.strip("[]"), int(port), joined.fingerprint)
+    except PhalanxError as error:
+        return Finding(what="joined", level=Level.FAIL, says=f"{says}; {error.message}", mend=error.hint)
+    return Finding(what="joined", level=Level.OK, says=f"{says}, which answers")
+
+
+def _door(home: str) -> Finding:
+    """Where other servers join the head here."""
+    listen = listens(home)
+    if not listen:
+        says = "no other server: the head listens on loopback alone"
+        return Finding(what="joining", level=Level.OK, says=f"{says} (phalanx up --listen ADDRESS)")
+    return Finding(
+        what="joining",
+        level=Level.OK,
+        says=f"other servers at {listen}; phalanx join --print prints the line to paste there",
+    )
 
 
 def _mend_silence(record: Recorded, home: str) -> str:

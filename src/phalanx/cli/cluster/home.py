@@ -51,6 +51,15 @@ def fleet(home: str) -> set[str]:
         return set()
 
 
+def listens(home: str) -> str:
+    """The URL by which other servers reach the head of this folder; empty where it listens on loopback alone."""
+    try:
+        with open(os.path.join(home, "head.json"), encoding="utf-8") as file:
+            return str(json.load(file).get("listen", ""))
+    except (OSError, ValueError, AttributeError):
+        return ""
+
+
 def alive(pid: int) -> bool:
     """Whether such a process is there and is no zombie."""
     try:

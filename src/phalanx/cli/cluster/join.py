@@ -17,8 +17,10 @@ from typing import Final
 import click
 import msgspec
 
-from phalanx.cli.cluster.home import home_folder
-from phalanx.client.tls import fetch_ca, trusting
+from phalanx.cli.cluster.home import alive, home_folder, running
+from phalanx.cli.cluster.joinline import print_line
+from phalanx.cli.connect import connect
+from phalanx.client.tls import fetch_ca, trusting, untrusted
 from phalanx.client.transport import refusal_of
 from phalanx.core.errors import BadRequest, Conflict, NotSignedIn, TryLater, Unreachable
 from phalanx.core.ids import NodeId
@@ -62,11 +64,19 @@ class _Head:
     "--virtual", type=click.IntRange(0, 256), metavar="D", help="D virtual devices, as on a server without GPUs."
 )
 @click.option("--foreground", is_flag=True, help="Stay, for a service manager; Ctrl-C leaves.")
+@click.option("--print", "show", is_flag=True, help="On the head: print the line for the next server, and do nothing.")
+@click.option("--new-token", is_flag=True, help="On the head: the same, and end every join token given out before.")
 def join(
     head: str | None, token: str | None, fingerprint: str | None, name: str | None, address: str | None, virtual: int | None,
-    foreground: bool,
+    foreground: bool, show: bool, new_token: bool,
 ) -> None:  # fmt: skip
     """Make this server a node of the head at HEAD. Harmless when it is one; without HEAD it comes back to the one it joined."""
+    if show or new_token:
+        if head is not None:
+            raise BadRequest("--print and --new-token are for the head itself, and take no HEAD")
+        print_line(connect(), renew=new_token)
+        return
+    _refuse_beside_head()
     folder = records.folder_of(home_folder())
     known = records.read(folder)
     where = _head_of(head, fingerprint, known)
@@ -87,6 +97,20 @@ def join(
         os.execv(sys.executable, _command(folder))  # noqa: S606  # no shell is wanted
     _start(folder)
     _await_up(where, folder, joined, began_s)
+
+
+def _refuse_beside_head() -> None:
+    """Nothing, unless a head of this user runs here.
+
+    Raises:
+        Conflict: one does, and brings this machine's GPUs up itself: another's node cannot have them too.
+    """
+    record = running(home_folder())
+    if record is not None and alive(record.pid):
+        raise Conflict(
+            f"a head runs on this machine ({record.url}), and its GPUs are its own",
+            hint="phalanx join is for the other servers, and --print shows their line; phalanx down ends this head",
+        )
 
 
 def _head_of(head: str | None, wanted: str | None, known: Joined | None) -> _Head:
@@ -143,6 +167,7 @@ def _ask(
     joined = Joined(
         url=where.url, fingerprint=where.fingerprint, node_id=node_id, engine=reply.engine, address=wish.address, devices=devices,
         virtual=wish.virtual, ray_address="" if reply.ray is None else reply.ray.address,
+        ray_reconnect_s=10 if reply.ray is None else reply.ray.reconnect_s,
     )  # fmt: skip
     return joined, reply
 
@@ -177,8 +202,7 @@ def _post(where: _Head, wish: JoinRequest, token: str) -> JoinReply:
         reply = connection.getresponse()
         body = reply.read()
     except ssl.SSLCertVerificationError as error:
-        raise Unreachable(f"{where.name} is not the name that the head listens under: {error.verify_message}",
-                          hint="give the address that `phalanx up --listen` was given") from error  # fmt: skip
+        raise untrusted(error, where.url) from error
     except (OSError, UnicodeError, http.client.HTTPException) as error:
         raise Unreachable(f"the head at {where.url} does not answer: {error}", hint="try again in a moment") from error
     finally:

@@ -22,7 +22,7 @@ from phalanx.core.errors import NotFound, PhalanxError, Unreachable
 from phalanx.core.fleet.hostlist import expand
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.units import format_bytes
-from phalanx.wire.api.nodes import DeviceView, NodeView
+from phalanx.wire.api.nodes import DeviceView, NicView, NodeView
 
 if TYPE_CHECKING:
     from phalanx.client import Client
@@ -215,12 +215,15 @@ def node_page(node: NodeView, screen: Terminal, now_s: float) -> list[str]:
         f"{node.cpus} CPUs, {format_bytes(node.memory_bytes)} memory, engine {node.engine}, at {node.address or 'no address'}",
         f"joined {cells.ago(node.joined_s, now_s)} ago, failed {cells.count(node.failures, 'time')}",
         *([f"why: {why}"] if (why := _why(node, now_s)) else []),
+        *([f"ports: {', '.join(_nic(nic) for nic in node.nics)}"] if node.nics else []),
+        *nvlink_lines(node.devices),
     ]
     columns = (
         Column(title="DEVICE", right=True), Column(title="MODEL", least=21), Column(title="STATE"), Column(title="JOB", hide_empty=True),
         Column(title="RANKS", hide_empty=True), Column(title="USED", hide_empty=True), Column(title="MEMORY", right=True, hide_empty=True, drop=1),
         Column(title="POWER", right=True, hide_empty=True, drop=2), Column(title="TEMP", right=True, hide_empty=True, drop=3),
         Column(title="THROTTLE", hide_empty=True, least=8), Column(title="COUNTER", hide_empty=True, least=8, drop=4),
+        Column(title="PCIE", hide_empty=True, drop=6), Column(title="NUMA", right=True, hide_empty=True, drop=5),
     )  # fmt: skip
     rows = [_device_row(device, screen) for device in node.devices]
     return [head, *(f"  {clean(fact)}" for fact in facts), *table(columns, rows, screen), ""]
@@ -247,7 +250,29 @@ def _device_row(device: DeviceView, screen: Terminal) -> list[Cell | str]:
         "" if device.utilization is None else f"{cells.bar(device.utilization, 10, screen)} {cells.percent(device.utilization)}",
         memory, "" if device.power_w is None else f"{device.power_w:.0f} W",
         "" if device.temperature_c is None else f"{device.temperature_c:.0f} C", ", ".join(device.throttle), device.counter,
+        device.pcie, "" if device.numa is None else str(device.numa),
     ]  # fmt: skip
+
+
+def _nic(nic: NicView) -> str:
+    """`mlx5_0/1 400 Gbit/s NUMA 1`, or what is the matter with it."""
+    rate = "" if nic.bits_per_s is None else f" {nic.bits_per_s / 1e9:g} Gbit/s"
+    return f"{nic.name}{rate if nic.up else ' down'}{'' if nic.numa is None else f' NUMA {nic.numa}'}"
+
+
+def nvlink_lines(devices: Sequence[DeviceView]) -> list[str]:
+    """The matrix of NVLinks, or one line where each device has as many to every other; nothing without any."""
+    rows = {device.index: device.nvlinks for device in devices if any(device.nvlinks)}
+    if not rows:
+        return []
+    counts = {count for index, links in rows.items() for peer, count in enumerate(links) if peer != index}
+    if len(counts) == 1 and len(rows) == len(devices):
+        return [f"NVLink: {next(iter(counts))} links from every GPU to every other"]
+    return [
+        f"NVLinks of GPU {device.index}: "
+        + (", ".join(f"{count} to {peer}" for peer, count in enumerate(device.nvlinks) if count) or "none")
+        for device in devices
+    ]
 
 
 def _next(found: Sequence[NodeView]) -> str:

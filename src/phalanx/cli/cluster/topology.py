@@ -11,12 +11,14 @@ from typing import Final
 import click
 
 from phalanx.cli import cells
+from phalanx.cli.cluster.labels import MEASURED, put_labels
 from phalanx.cli.connect import connect
 from phalanx.cli.faults import warn
 from phalanx.cli.groups import NounGroup
 from phalanx.cli.lists import Shown, list_options, show
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal
+from phalanx.cli.words import HOSTS
 from phalanx.core.errors import BadFile, BadRequest, NotFound, TooLarge
 from phalanx.core.fleet.hostlist import expand, fold
 from phalanx.core.fleet.node import Node, NodeState
@@ -26,7 +28,6 @@ from phalanx.core.work.treefile import labels_in
 from phalanx.wire.api.nodes import NodeView
 
 FILE_BYTES_MAX: Final = 1 << 20  # 100,000 hosts as a list fit; the scanner needs a second for this much
-_AT_ONCE: Final = 1000  # nodes in one request: some 100 KB, below what a head takes as one body
 _BAR: Final = 10
 
 
@@ -61,11 +62,33 @@ class Topology:
 
 @click.group(cls=NounGroup, invoke_without_command=True)
 @list_options
+@click.option("--measure", is_flag=True, help="Measure every pair of nodes, by a job, and say what tree that tells of.")
+@click.option("--apply", "apply_", is_flag=True, help="With --measure: take it for the topology.")
+@click.option("--plot", metavar="FILE", help="With --measure: draw it: tree.svg, tree.png or tree.html.")
+@click.option("--nodes", "listed", type=HOSTS, metavar="NODES", help="With --measure: only these. [all that are up]")
+@click.option("--quick", is_flag=True, help="With --measure: fewer repeats, a first look.")
+@click.option(
+    "--python", default="", metavar="PATH", help="With --measure: Python with Phalanx and torch on the nodes."
+)
 @click.pass_context
-def topology(context: click.Context, as_json: bool, watch: bool) -> None:
-    """Draw the tree of spines, leafs, racks and NVLink domains, with what is free in each; `set FILE` describes it."""
+def topology(
+    context: click.Context, as_json: bool, watch: bool, measure: bool, apply_: bool, plot: str | None, listed: str | None,
+    quick: bool, python: str,
+) -> int | None:  # fmt: skip
+    """Draw the tree of spines, leafs, racks and NVLink domains, with what is free in each; `set FILE` describes it, --measure finds it."""
+    if measure and context.invoked_subcommand is None and not watch:
+        from phalanx.cli.cluster.measuring import Wish, measured
+
+        wish = Wish(listed=listed, quick=quick, python=python, apply=apply_, plot=plot, as_json=as_json)
+        return measured(wish)
+    if measure or apply_ or plot or listed or quick or python:
+        raise BadRequest(
+            "--apply, --plot, --nodes, --quick and --python go with --measure, which goes with no subcommand and no --watch",
+            hint="phalanx topology --measure",
+        )
     if context.invoked_subcommand is None:
         _show(as_json=as_json, watch=watch)
+    return None
 
 
 @topology.command(name="show")
@@ -92,9 +115,7 @@ def set_(file: str) -> None:
     known = {name: labels for name, labels in wanted.items() if name in here}
     if not known:
         raise NotFound(f"{file}: none of its nodes is here: {_few(wanted)}", hint="phalanx nodes lists those that are")
-    names = list(known)
-    for at in range(0, len(names), _AT_ONCE):
-        head.label_nodes({name: known[name] for name in names[at : at + _AT_ONCE]})
+    put_labels(head, {name: {MEASURED: "", **labels} for name, labels in known.items()})
     absent = [name for name in wanted if name not in here]
     if absent:
         warn(f"not here, so not labelled: {_few(absent)}; set the file again once they have joined")
@@ -154,6 +175,8 @@ def label(names: str, pairs: tuple[str, ...]) -> None:
         if not name or not equals:
             raise BadRequest(f"{pair!r} is no label", hint="write rack=r1, or rack= to take it away")
         labels[name] = value
+    if set(labels) & set(LEVELS):
+        labels.setdefault(MEASURED, "")  # from now on its place is what a person said
     hosts = expand(names)
     changed = connect().label_nodes(dict.fromkeys(hosts, labels))
     for node in changed:

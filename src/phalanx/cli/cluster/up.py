@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -12,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from phalanx.cli.cluster.home import alive, fleet, home_folder, recorded, running
+from phalanx.cli.cluster.joinline import line_of
 from phalanx.cli.cluster.unit import unit
 from phalanx.cli.connect import connect, healthy
 from phalanx.cli.faults import warn
 from phalanx.cli.terminal import clean
 from phalanx.cli.words import DURATION
-from phalanx.core.errors import BadRequest, NotFound, NotPermitted, PhalanxError, TryLater, Unreachable
+from phalanx.core.errors import BadRequest, Conflict, PhalanxError, TryLater, Unreachable
 from phalanx.core.fleet.node import NodeState
 from phalanx.wire.api.nodes import NodeView
 
@@ -49,6 +51,9 @@ _PORT_DEFAULT: Final = 7600  # DESIGN 4
     "--engine", type=click.Choice(["local", "ray", "slurm"]), help="What brings the nodes: this machine, Ray, or Slurm."
 )
 @click.option("--ray-address", metavar="HOST:PORT", help="The Ray cluster that is there; own: one of our own again.")
+@click.option(
+    "--ray-redis", metavar="HOST:PORT", help="Of our own Ray: its head keeps what it knows there; off: no longer."
+)
 @click.option("--partition", metavar="NAME", help="Of Slurm; its default one otherwise.")
 @click.option("--account", metavar="NAME", help="Who pays in Slurm.")
 @click.option("--qos", metavar="NAME", help="Slurm's quality of service.")
@@ -81,6 +86,7 @@ def up(foreground: bool, systemd: bool, **given: Any) -> None:
             warn("it is up already, so the options count for nothing; phalanx down first")
         _tell(connect(), url, "is up already")
         return
+    _refuse_if_joined(home)
     if foreground:
         print("the head stays in the foreground; Ctrl-C stops it", file=sys.stderr, flush=True)
         os.environ["PHALANX_HOME"] = home
@@ -89,6 +95,23 @@ def up(foreground: bool, systemd: bool, **given: Any) -> None:
     head = connect()
     _await_nodes(head, fleet(home), _NODES_OF_S.get(given["engine"] or "", _NODES_S))
     _tell(head, url, "is up")
+
+
+def _refuse_if_joined(home: str) -> None:
+    """Nothing, unless this server is a node of a head elsewhere.
+
+    Raises:
+        Conflict: it is, and two heads would each believe its GPUs to be their own.
+    """
+    from phalanx.engines.joined import records
+
+    folder = records.folder_of(home)
+    joined = records.read(folder)
+    if joined is not None and records.keeper(folder) is not None:
+        raise Conflict(
+            f"this server is node {joined.node_id} of the head at {joined.url}, and its GPUs are that head's",
+            hint="phalanx down here leaves it",
+        )
 
 
 def _arguments(given: Mapping[str, Any]) -> list[str]:
@@ -157,6 +180,7 @@ def _start(home: str, arguments: list[str]) -> str:
         PhalanxError: it ended instead; says its last words.
         TryLater: it is not ready in time; it is left alone.
     """
+    fresh = not os.path.isdir(home)
     os.makedirs(home, mode=0o700, exist_ok=True)
     words = os.path.join(home, "head.out")
     with open(os.open(words, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "rb+") as out:
@@ -171,7 +195,10 @@ def _start(home: str, arguments: list[str]) -> str:
             return record.url
         code = child.poll()
         if code is not None:
-            raise _ended(words, code)
+            refusal = _ended(words, code)
+            if fresh and not os.path.exists(os.path.join(home, "phalanx.db")):
+                shutil.rmtree(home, ignore_errors=True)  # it was refused before it knew anything: nothing stays
+            raise refusal
         time.sleep(_POLL_S)
     raise TryLater(
         f"the head (pid {child.pid}) is not ready after {_READY_S:.0f} s; it is still starting",
@@ -212,22 +239,10 @@ def _tell(head: Client, url: str, what: str) -> None:
         print(clean(f"  {_node(node)}"))
     if not nodes:
         print("  no node has joined yet")
-    _tell_join_line(head)
+    line = line_of(head)
+    if line is not None:
+        print(f"on the next server: {line}")
     print("next: phalanx run --gpus 1 -- python train.py")
-
-
-def _tell_join_line(head: Client) -> None:
-    """What to paste on the next server, if this head takes any in."""
-    import msgspec
-
-    from phalanx.wire.join import JoinLine
-
-    try:
-        line = msgspec.json.decode(head.transport.json("GET", "/v1/join"), type=JoinLine)
-    except (NotFound, NotPermitted):  # a head of the release before, or a token that may not know
-        return
-    if line.address:
-        print(f"on the next server: phalanx join {line.address} --token {line.token} --fingerprint {line.fingerprint}")
 
 
 def _node(node: NodeView) -> str:

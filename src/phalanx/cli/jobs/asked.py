@@ -14,6 +14,7 @@ from phalanx.cli.words import DURATION, GPUS, MEMORY, NODES, PAIR
 from phalanx.core.errors import BadFile, BadRequest
 from phalanx.core.work.keys import BadKey
 from phalanx.core.work.request import spec_from_mapping
+from phalanx.core.work.requirements import NONE
 from phalanx.core.work.spec import JobSpec
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _FILE_ENDINGS: Final = (".yaml", ".yml", ".json")
 _KEYS: Final = (
     "name", "gpus", "nodes", "gpus_per_node", "cpus", "memory", "workdir", "time", "priority", "queue", "project", "retry",
     "warm", "checkpoint", "tasks_per_node", "hold", "depends_on", "array", "begin", "grace", "collective_timeout", "setup", "within", "prefer", "slice", "slice_within",
-    "preemptible", "reservation", "saves_on_stop", "plan",
+    "preemptible", "reservation", "saves_on_stop", "plan", "requirements", "image",
 )  # fmt: skip
 
 
@@ -131,6 +132,8 @@ def check_script(spec: JobSpec) -> None:
     """
     if not os.path.isdir(spec.workdir):
         raise BadFile(f"{spec.workdir}: no such folder", hint="--workdir names the folder the job runs in")
+    if spec.requirements not in {"", NONE} and not os.path.exists(os.path.join(spec.workdir, spec.requirements)):
+        raise BadFile(f"{spec.requirements}: no such file in {spec.workdir}", hint="--requirements names a file in it")
     for word in _scripts(spec.role.argv):
         path = os.path.join(spec.workdir, os.path.expanduser(word))
         if not os.path.exists(path):
@@ -252,6 +255,8 @@ _OPTIONS: Final = (
     click.option("--warm", is_flag=True, default=None, help="Start Python ranks from a process that has imported torch."),
     click.option("--checkpoint", metavar="FOLDER", help="Where checkpoints go; under the head's state otherwise."),
     click.option("--setup", metavar="SHELL", help="Run once on each node before the tasks."),
+    click.option("--requirements", metavar="FILE", help="Install the packages that it names once on each node: requirements.txt or pyproject.toml; none."),
+    click.option("--image", metavar="IMAGE", help="Run it in this image, by podman or apptainer as the node has it."),
     click.option("-C", "--workdir", metavar="FOLDER", help="Where the job runs; here otherwise."),
     click.option("--within", metavar="LEVEL", help="All nodes inside one domain: spine, leaf, rack, nvlink or node."),
     click.option("--prefer", metavar="LEVEL", help="The same as a wish: wider rather than wait."),

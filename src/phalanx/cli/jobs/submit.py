@@ -13,10 +13,13 @@ from phalanx.cli.faults import warn
 from phalanx.cli.jobs.asked import Asked, CommandAfterDashes, asked, check_script, job_options
 from phalanx.cli.terminal import clean
 from phalanx.cli.words import DURATION
+from phalanx.core.errors import BadFile
 from phalanx.core.units import format_bytes, parse_duration_s
+from phalanx.core.work.requirements import NONE
 
 if TYPE_CHECKING:
     from phalanx.client import Client, Submission
+    from phalanx.core.work.spec import JobSpec
 
 
 @click.command(cls=CommandAfterDashes)
@@ -88,22 +91,27 @@ def hand_in(head: Client, wanted: Asked) -> Submission:
 
         mapping = with_names(head, mapping, wanted.named)
     if wanted.copy or not sees_our_files(head):
-        mapping = {**mapping, "upload": _send_copy(head, wanted.spec.workdir)}
+        mapping = {**mapping, **_send_copy(head, wanted.spec)}
     else:
         check_script(wanted.spec)
     return head.submit(mapping)
 
 
-def _send_copy(head: Client, folder: str) -> str:
-    from phalanx.client.pack import pack
+def _send_copy(head: Client, spec: JobSpec) -> dict[str, object]:
+    """Send a copy of the working directory; the keys that name it, and the packages that it asks for."""
+    from phalanx.client.pack import contents, pack
+    from phalanx.node.logic.requirements import used_by_itself
 
-    packed = pack(folder)
+    packed = pack(spec.workdir)
     try:
         for name in packed.left_out:
             warn(f"left out of the copy: {name}")
+        if spec.requirements not in {"", NONE} and contents(packed, spec.requirements) is None:
+            raise BadFile(f"{spec.requirements}: not in the copy of {spec.workdir}", hint="does a .gitignore name it?")
         if not head.has_blob(packed.sha256):
             head.upload(packed.file, packed.sha256, packed.bytes)
-            warn(f"sent a copy of {folder}: {count(packed.files, 'file')}, {format_bytes(packed.bytes)}")
-        return packed.sha256
+            warn(f"sent a copy of {spec.workdir}: {count(packed.files, 'file')}, {format_bytes(packed.bytes)}")
+        found = spec.requirements or ("" if spec.image else used_by_itself(lambda name: contents(packed, name)))
+        return {"upload": packed.sha256, **({"requirements": found} if found else {})}
     finally:
         packed.close()

@@ -45,36 +45,41 @@ class CalibrationFailed(PhalanxError):
         self.job_code = job_code
 
 
-def job_of(chosen: Chosen, *, reservation: str, quick: bool, python: str, here: bool) -> dict[str, Any]:
-    """The job as a user would write it. `here`: the nodes see this machine's files, and so this Python."""
+def job_of(
+    chosen: Chosen, *, reservation: str, quick: bool, python: str, here: bool, links: bool = False
+) -> dict[str, Any]:
+    """The job as a user would write it. `here`: the nodes see this machine's files, and so this Python; `links`: pairs of nodes alone."""
     interpreter = python or (sys.executable if here else "python")
     return {
-        "name": "calibrate",
+        "name": "measure-links" if links else "calibrate",
         # -P: whatever lies in the working directory must not pass for torch
-        "run": [interpreter, "-P", "-m", "phalanx.torch.calibrate", *(["--quick"] if quick else [])],
-        "gpus": f"{len(chosen.nodes)}x{chosen.devices}",
+        "run": [interpreter, "-P", "-m", "phalanx.torch.calibrate", *["--quick"] * quick, *["--links"] * links],
+        "gpus": f"{len(chosen.nodes)}x{1 if links else chosen.devices}",
         "workdir": "/",
         "time": "10m" if quick else "30m",
         **({"reservation": reservation} if reservation else {}),
     }
 
 
-def run_calibration(head: Client, chosen: Chosen, *, reservation: str, quick: bool, python: str) -> Profile:
+def run_calibration(
+    head: Client, chosen: Chosen, *, reservation: str, quick: bool, python: str, links: bool = False
+) -> Profile:
     """Run it to its end.
 
     Raises:
         CalibrationFailed: it ended otherwise than well.
         KeyboardInterrupt: Ctrl-C; the job is cancelled.
     """
-    job = job_of(chosen, reservation=reservation, quick=quick, python=python, here=sees_our_files(head))
+    job = job_of(chosen, reservation=reservation, quick=quick, python=python, here=sees_our_files(head), links=links)
     job_id = head.submit(job).id
-    print(f"job {job_id}: {count(len(chosen.nodes), 'node')} x {chosen.devices}", file=sys.stderr, flush=True)
+    each = "" if links else f" x {chosen.devices}"
+    print(f"job {job_id}: {count(len(chosen.nodes), 'node')}{each}", file=sys.stderr, flush=True)
     try:
         _follow(head, job_id)
     except CalibrationFailed:
         raise
     except BaseException:
-        head.cancel(job_id, "phalanx calibrate was left")
+        head.cancel(job_id, "whoever wanted the measurement left")
         print(f"\ncancelled job {job_id}", file=sys.stderr, flush=True)
         raise
     return profile_of(_fetch(head, job_id), _members(head, job_id, chosen), job=job_id)

@@ -35,8 +35,10 @@ class Chosen:
         return gpu_of(self.nodes[0])
 
 
-def chosen_nodes(nodes: Sequence[NodeView], wanted: Sequence[str] | None, now_s: float) -> Chosen:
-    """Nodes that take work now, of those wanted.
+def chosen_nodes(
+    nodes: Sequence[NodeView], wanted: Sequence[str] | None, now_s: float, *, links: bool = False
+) -> Chosen:
+    """Nodes that take work now, of those wanted. For their `links` alone, one device of each will do, however many there are.
 
     Raises:
         NotFound: a wanted node is not there or takes no work, or none does.
@@ -60,7 +62,7 @@ def chosen_nodes(nodes: Sequence[NodeView], wanted: Sequence[str] | None, now_s:
         raise NotFound("no node is up and takes work", hint="; ".join(left_out) or "phalanx up brings a cluster up")
     kinds: dict[tuple[str, int], list[str]] = {}
     for node in taken:
-        kinds.setdefault((gpu_of(node), len(node.devices)), []).append(node.id)
+        kinds.setdefault((gpu_of(node), 1 if links else len(node.devices)), []).append(node.id)
     if len(kinds) > 1:
         said = "; ".join(f"{fold(sorted(names))}: {gpus} x {gpu}" for (gpu, gpus), names in sorted(kinds.items()))
         first = fold(sorted(min(kinds.items())[1]))

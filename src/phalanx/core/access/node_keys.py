@@ -47,24 +47,30 @@ def seat_token(key: str, seat: Seat) -> str:
     return f"{_PREFIX}.{seat.name}.{mac}"
 
 
-def join_token(secret: bytes, expires_s: float) -> str:
-    """A token that brings servers in until `expires_s` (Unix seconds) and opens nothing else."""
+def join_token(secret: bytes, expires_s: float, salt: str = "") -> str:
+    """A token that brings servers in until `expires_s` (Unix seconds), or until the head has another salt; it opens nothing else."""
     until = str(int(expires_s))
-    return f"{_JOIN_PREFIX}.{until}.{_join_mac(secret, until)}"
+    return f"{_JOIN_PREFIX}.{until}.{_join_mac(secret, until, salt)}"
 
 
-def join_expiry(secret: bytes, token: str) -> float | None:
+def join_expiry(secret: bytes, token: str, salt: str = "") -> float | None:
     """Until when a join token of this head is good, in Unix seconds; None for any other word. Compares in constant time."""
     prefix, _, rest = token.partition(".")
     until, _, mac = rest.partition(".")
-    wanted = _join_mac(secret, until).encode()
+    wanted = _join_mac(secret, until, salt).encode()
     if prefix != _JOIN_PREFIX or not until.isdecimal() or not hmac.compare_digest(mac.encode(errors="replace"), wanted):
         return None
     return float(until)
 
 
-def _join_mac(secret: bytes, until: str) -> str:
-    return hmac.new(secret, b"phalanx join " + until.encode(errors="surrogatepass"), hashlib.sha256).hexdigest()
+def looks_like_join(token: str) -> bool:
+    """Whether it was a join token once, of this head or of another: what is wrong with it can then be said."""
+    return token.startswith(f"{_JOIN_PREFIX}.")
+
+
+def _join_mac(secret: bytes, until: str, salt: str) -> str:
+    text = f"phalanx join {until}" + (f" {salt}" if salt else "")
+    return hmac.new(secret, text.encode(errors="surrogatepass"), hashlib.sha256).hexdigest()
 
 
 def _mac(secret: bytes, node_id: NodeId) -> str:

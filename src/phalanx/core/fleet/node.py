@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from phalanx.core.fleet.device import Device
+from phalanx.core.fleet.nic import Nic
 from phalanx.core.ids import NodeId, SupervisorId
 
 
@@ -57,7 +58,10 @@ class Node:
         down_cause: why it is DOWN, for people; empty while UP.
         per_attempt: its engine brings a supervisor for each attempt; the node itself has none, and no lease.
         others: what is held here outside Phalanx.
+        nics: its network ports, as its supervisor found them when it started.
+        probe_port: where its supervisor answers other nodes' probes of the link between them; 0 where it does not.
         slow: what the last calibration found too slow, for people; work goes here only if nothing else fits. Empty for a sound node.
+        sees_head_files: it has proven that the head's checkpoints and outputs lie under the same paths here.
     """
 
     id: NodeId
@@ -80,6 +84,9 @@ class Node:
     per_attempt: bool = False
     others: Others = NO_OTHERS
     slow: str = ""
+    nics: tuple[Nic, ...] = ()
+    probe_port: int = 0
+    sees_head_files: bool = False
 
     @property
     def schedulable(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from phalanx.core.fleet.fitness import Fault, judge_links
 from phalanx.core.ids import NodeId
 from phalanx.core.lifecycle import orders
 from phalanx.core.lifecycle.facts import Case, Facts, Outcome, line
@@ -32,6 +33,9 @@ from phalanx.core.work.attempt import Attempt, AttemptState, Cause, Member, Memb
 from phalanx.core.work.job import Job
 
 CHECKPOINTS_KEPT: Final = 2
+CLOCK_OFF_S: Final = 5.0
+"""Wall clocks further apart are named, for deadlines travel as Unix time: above what the round trip of a renewal leaves open (1 s),
+below the shortest grace that anybody counts with."""
 _S = AttemptState
 _ACCOUNTED: Final = (MemberState.STOPPED, MemberState.LOST)
 _FROM_A_NODE: Final = (MemberReady, MemberRefused, MemberStarted, TaskExited, MemberStopped, MemberFroze)
@@ -62,28 +66,64 @@ def _same(case: Case) -> Outcome:
 
 def _ready(case: Case, attempt: Attempt, happening: MemberReady, facts: Facts) -> Outcome:
     rank_zero = attempt.allocation.grants[0].node_id == happening.node_id
-    members = _members_with(attempt, happening.node_id, MemberState.READY, port=happening.port if rank_zero else None)
+    members = tuple(
+        replace(member, bad_links=happening.bad_links) if member.node_id == happening.node_id else member
+        for member in _members_with(
+            attempt, happening.node_id, MemberState.READY, port=happening.port if rank_zero else None
+        )
+    )
+    late = _clock_lines(case, happening, facts)
     whole = all(member.state is MemberState.READY for member in members)
+    if whole and any(member.bad_links for member in members):  # not before: the first to speak knows one side alone
+        return _unlinked(case, replace(attempt, members=members), late, facts)
     attempt = replace(
         attempt, members=members, state=_S.STARTING if whole else attempt.state,
         resume=happening.resume if rank_zero else attempt.resume,
     )  # fmt: skip
     if not whole:
-        return Outcome(job=case.job, attempt=attempt)
+        return Outcome(job=case.job, attempt=attempt, lines=late)
     source = f", from step {attempt.resume.step}" if attempt.resume is not None else ""
     told = line(
         case, facts, "starting", f"{len(attempt.members)} of {len(attempt.members)} nodes ready; ranks start{source}"
     )
-    return Outcome(job=case.job, attempt=attempt, commands=orders.start(attempt), lines=(told,))
+    return Outcome(job=case.job, attempt=attempt, commands=orders.start(attempt), lines=(*late, told))
+
+
+def _clock_lines(case: Case, happening: MemberReady, facts: Facts) -> tuple[StoryLine, ...]:
+    """A wall clock that is off is named and no more: were it the head's that somebody set, every node would be refused for it."""
+    off_s = happening.clock_off_s
+    if abs(off_s) < CLOCK_OFF_S:
+        return ()
+    word = "ahead of" if off_s > 0 else "behind"
+    text = (
+        f"{happening.node_id}: its clock is {abs(off_s):.0f} s {word} the head's; time limits there are off by as much"
+    )
+    return (line(case, facts, "clock_off", text, node_id=happening.node_id),)
+
+
+def _unlinked(case: Case, attempt: Attempt, late: tuple[StoryLine, ...], facts: Facts) -> Outcome:
+    """Links within the gang are bad: nothing starts on it, and whoever is at fault is swapped."""
+    gang = [grant.node_id for grant in attempt.allocation.grants]
+    found = {member.node_id: member.bad_links for member in attempt.members}
+    faults = judge_links(gang, found, spare_later=len(case.job.avoid) % 2 == 1)
+    for fault in faults:
+        attempt = _with_member(attempt, fault.node_id, MemberState.READY, why=fault.why)
+    why = "; ".join(fault.why for fault in faults)
+    told = line(case, facts, "unfit", why, node_id=faults[0].node_id)
+    outcome = _stopping(case, attempt, Cause.UNFIT, why, facts, told)
+    return replace(outcome, lines=(*late, *outcome.lines), faults=faults)
 
 
 def _refused(case: Case, attempt: Attempt, happening: MemberRefused, facts: Facts) -> Outcome:
     attempt = _with_member(attempt, happening.node_id, MemberState.STOPPED, why=happening.why)
-    cause = Cause.FAILED if happening.charge else Cause.START_FAIL
+    cause = Cause.FAILED if happening.charge else Cause.UNFIT if happening.flaw else Cause.START_FAIL
     if happening.charge and attempt.exit_code is None:
         attempt = replace(attempt, exit_code=happening.exit_code or 1)
     told = line(case, facts, "refused", f"{happening.node_id}: {happening.why}", node_id=happening.node_id)
-    return _stopping(case, attempt, cause, f"{happening.node_id}: {happening.why}", facts, told)
+    outcome = _stopping(case, attempt, cause, f"{happening.node_id}: {happening.why}", facts, told)
+    if cause is not Cause.UNFIT:
+        return outcome
+    return replace(outcome, faults=(Fault(node_id=happening.node_id, why=happening.why, kept_out=True),))
 
 
 def _started(case: Case, attempt: Attempt, happening: MemberStarted, facts: Facts) -> Outcome:
@@ -170,7 +210,9 @@ def _saved(case: Case, attempt: Attempt, happening: CheckpointSaved, facts: Fact
         f"checkpoint of step {fresh.step} published (stall {happening.stall_s:.2f} s, write {happening.write_s:.2f} s)"
     )
     told = line(case, facts, "checkpoint", text)
-    commands = orders.drop_checkpoints(attempt, tuple(old.path for old in dropped))
+    # Copies that the head keeps are dropped by the head itself (store.kept), and by each node in its own time.
+    own = attempt.kept and not job.spec.checkpoint
+    commands = () if own else orders.drop_checkpoints(attempt, tuple(old.path for old in dropped))
     return Outcome(job=job, attempt=attempt, commands=commands, lines=(told,))
 
 
@@ -230,6 +272,11 @@ def _withdrawn(case: Case, attempt: Attempt, happening: Withdrawn, facts: Facts)
 
 def _remind(case: Case, attempt: Attempt, happening: Remind, facts: Facts) -> Outcome:
     node_id, state = happening.node_id, _member(attempt, happening.node_id).state
+    if happening.probe_port:
+        attempt = replace(attempt, members=tuple(
+            replace(member, probe_port=happening.probe_port) if member.node_id == node_id else member
+            for member in attempt.members
+        ))  # fmt: skip
     if attempt.state is _S.STOPPING:
         commands = orders.stop(case, attempt, only=node_id)
     elif state is MemberState.ASKED:
@@ -305,7 +352,7 @@ def _members_with(
 
 _USERS: Final = (Cause.CANCELLED, Cause.REQUEUED, Cause.TIMEOUT, Cause.PREEMPTED, Cause.MOVED, Cause.DRAINED)
 _ASKED: Final = (Cause.PREEMPTED, Cause.MOVED, Cause.REQUEUED, Cause.DRAINED)  # with time to save
-_OURS: Final = (Cause.FREEZE, Cause.PORT_TAKEN, Cause.CONTENDED, Cause.START_FAIL, Cause.NODE_FAIL)
+_OURS: Final = (Cause.FREEZE, Cause.PORT_TAKEN, Cause.CONTENDED, Cause.START_FAIL, Cause.UNFIT, Cause.NODE_FAIL)
 _ALL: Final = (_S.PLACED, _S.STARTING, _S.RUNNING, _S.STOPPING)
 Handler = Callable[[Case, Attempt, Any, Facts], Outcome]
 TABLE: Final[dict[tuple[AttemptState, type[Any]], Handler]] = {

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from phalanx.core.fleet.fitness import Fault
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.state.commands import Command
@@ -55,12 +56,17 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The case after a transition, the commands it gives, and the lines it adds to the story (their seq is given later)."""
+    """The case after a transition, the commands it gives, and the lines it adds to the story (their seq is given later).
+
+    Attributes:
+        faults: nodes that failed their preflight; those at fault themselves are to be kept out.
+    """
 
     job: Job
     attempt: Attempt | None
     commands: tuple[Command, ...] = ()
     lines: tuple[StoryLine, ...] = ()
+    faults: tuple[Fault, ...] = ()
 
     @property
     def case(self) -> Case:
@@ -69,7 +75,10 @@ class Outcome:
 
     def then(self, later: Outcome) -> Outcome:
         """This outcome followed by one that started from it."""
-        return replace(later, commands=self.commands + later.commands, lines=self.lines + later.lines)
+        return replace(
+            later, commands=self.commands + later.commands, lines=self.lines + later.lines,
+            faults=self.faults + later.faults,
+        )  # fmt: skip
 
 
 def line(case: Case, facts: Facts, kind: str, text: str, *, node_id: NodeId | None = None, by: str = "") -> StoryLine:

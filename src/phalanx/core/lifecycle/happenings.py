@@ -47,9 +47,13 @@ class StartOverdue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remind:
-    """A node may have missed its command (it or the head restarted): say again what it should be doing."""
+    """A node may have missed its command (it or the head restarted): say again what it should be doing.
+
+    `probe_port`: of a supervisor that has just come for this attempt alone, where it answers its peers' probes.
+    """
 
     node_id: NodeId
+    probe_port: int = 0
 
 
 Happening = (

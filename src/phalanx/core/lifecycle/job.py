@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phalanx.core.errors import Conflict
-from phalanx.core.ids import Epoch
+from phalanx.core.ids import Epoch, NodeId
 from phalanx.core.lifecycle import orders
 from phalanx.core.lifecycle.attempt import transition
 from phalanx.core.lifecycle.dependencies import first_reason
@@ -22,6 +22,7 @@ def place(job: Job, allocation: Allocation, facts: Facts) -> Outcome:
     attempt = Attempt(
         job_id=job.id, epoch=Epoch(job.epoch + 1), allocation=allocation, placed_s=facts.now_s, generation_s=facts.now_s,
         members=tuple(Member(node_id=grant.node_id) for grant in allocation.grants),
+        kept=not all(_sees_head_files(grant.node_id, facts) for grant in allocation.grants),
     )  # fmt: skip
     job = replace(job, state=JobState.RUNNING, epoch=attempt.epoch, detail="")
     names = ", ".join(grant.node_id for grant in allocation.grants)
@@ -30,6 +31,11 @@ def place(job: Job, allocation: Allocation, facts: Facts) -> Outcome:
         Case(job=job, attempt=attempt), facts, "placed", f"attempt {attempt.epoch} on {names} (submitted {waited} ago)"
     )
     return Outcome(job=job, attempt=attempt, commands=orders.prepare(job, attempt, facts), lines=(told,))
+
+
+def _sees_head_files(node_id: NodeId, facts: Facts) -> bool:
+    node = facts.nodes.get(node_id)
+    return node is None or node.sees_head_files
 
 
 def cancel(case: Case, by: str, why: str, facts: Facts) -> Outcome:

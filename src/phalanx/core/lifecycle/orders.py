@@ -36,11 +36,21 @@ def prepare(job: Job, attempt: Attempt, facts: Facts, *, only: NodeId | None = N
         deadline_s=deadline_s, restarts=attempt.epoch - 1 + attempt.generation,
         mtbf_s=facts.gang_mtbf_s(job, len(attempt.allocation.grants)), user=job.user,
         array=job.array,
-        surroundings=surroundings_of(attempt.allocation, facts.nodes) if spec.plan else None,
+        surroundings=surroundings_of(attempt.allocation, facts.nodes) if spec.plan else None, kept=attempt.kept,
+        probe_ports=_probe_ports(attempt, facts),
     )  # fmt: skip
     if only is not None:
         return (common,) if any(member.node_id == only for member in attempt.members) else ()
     return (common, *(replace(common, node_id=member.node_id) for member in attempt.members[1:]))
+
+
+def _probe_ports(attempt: Attempt, facts: Facts) -> tuple[int, ...]:
+    """By node rank; none for a node alone. A supervisor that is brought for the attempt is known once it is there: of two the later probes."""
+    if len(attempt.members) < 2:
+        return ()
+    nodes = (facts.nodes.get(member.node_id) for member in attempt.members)
+    known = (0 if node is None else node.probe_port for node in nodes)
+    return tuple(member.probe_port or port for member, port in zip(attempt.members, known, strict=True))
 
 
 def start(attempt: Attempt, *, only: NodeId | None = None) -> tuple[Command, ...]:

@@ -58,8 +58,12 @@ def settle(case: Case, attempt: Attempt, facts: Facts) -> Outcome:
             if job.user_retries < spec.retry and attempt.exits:
                 return _again(replace(job, user_retries=job.user_retries + 1), attempt, cause, facts)
             return _end(case, attempt, cause, JobState.FAILED, _first_failure_code(attempt), facts)
-        case Cause.CRASH | Cause.NODE_FAIL | Cause.START_FAIL:
-            after = replace(job, stalls=job.stalls + 1, losses=job.losses + (cause is not Cause.START_FAIL))
+        case Cause.UNFIT if len(job.avoid) < AVOID_MAX and not set(_bad(attempt)) <= set(job.avoid):
+            # Each such swap names one node more, so that there are at most AVOID_MAX of them; past that it counts as a failed start.
+            after = replace(job, avoid=_avoid(job.avoid, _bad(attempt)))
+            return _wait(after, attempt, cause, Reason.START_FAIL, 0.0, facts)
+        case Cause.CRASH | Cause.NODE_FAIL | Cause.START_FAIL | Cause.UNFIT:
+            after = replace(job, stalls=job.stalls + 1, losses=job.losses + (cause in (Cause.CRASH, Cause.NODE_FAIL)))
             if after.stalls > NO_PROGRESS_BUDGET:
                 why = f"{NO_PROGRESS_BUDGET} restarts without progress; the last: {attempt.why}"
                 return _end(
@@ -67,8 +71,7 @@ def settle(case: Case, attempt: Attempt, facts: Facts) -> Outcome:
                 )
             if cause is Cause.CRASH:
                 return _again(after, attempt, cause, facts)
-            bad = tuple(member.node_id for member in attempt.members if member.why)
-            after = replace(after, avoid=_avoid(job.avoid, bad))
+            after = replace(after, avoid=_avoid(job.avoid, _bad(attempt)))
             if cause is Cause.NODE_FAIL:
                 return _wait(after, attempt, cause, Reason.NODE_FAIL, 0.0, facts)
             backoff_s = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** (after.stalls - 1))
@@ -180,6 +183,10 @@ def _ended(attempt: Attempt, cause: Cause, facts: Facts, code: int | None) -> At
         causes=(*attempt.causes, cause),
         exit_code=code,
     )
+
+
+def _bad(attempt: Attempt) -> tuple[NodeId, ...]:
+    return tuple(member.node_id for member in attempt.members if member.why)
 
 
 def _avoid(known: tuple[NodeId, ...], bad: tuple[NodeId, ...]) -> tuple[NodeId, ...]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from phalanx.core.errors import NeverFits
-from phalanx.core.fleet.node import Node
+from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.fleet.summary import counted, node_kind
 from phalanx.core.ids import NodeId
 from phalanx.core.scheduling.fit import Fit
@@ -46,8 +46,7 @@ class Shaping:
     def _shape(self, role: Role) -> tuple[Shape, ...] | Waiting:
         """The shapes on the nodes that take work now; failing that, why."""
         if not self._summary.kinds:
-            some = "no node is up" if self._nodes else "no node has joined"
-            return Waiting(reason=Reason.NO_NODES, detail=f"{some}; phalanx nodes shows why")
+            return Waiting(reason=Reason.NO_NODES, detail=f"{_nowhere(self._nodes.values())}; phalanx nodes shows why")
         try:
             return shapes_of(role, self._summary)
         except NeverFits as error:
@@ -65,6 +64,14 @@ class Shaping:
         if found is None:
             found = self._needs[key] = self._fit.needs(shapes, job.spec.spread)
         return found
+
+
+def _nowhere(nodes: Collection[Node]) -> str:
+    """Why no node takes work; where they were all shut for one reason, that."""
+    whys = {node.cordon.why for node in nodes if node.state is NodeState.UP and node.cordon is not None}
+    if whys:
+        return "no node takes work" + (f": {whys.pop()}" if len(whys) == 1 else "")
+    return "no node is up" if nodes else "no node has joined"
 
 
 def _placement_part(role: Role) -> Role:

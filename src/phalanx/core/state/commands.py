@@ -18,6 +18,8 @@ class Prepare:
 
     Attributes:
         candidates: published checkpoints, newest first; node rank 0 verifies and names the one to resume from.
+        checkpoint_dir, output_dir: where the head sees them; where `kept`, each node has folders of its own and the head keeps a copy.
+        probe_ports: by node rank, where that node's supervisor answers probes of the link to it; 0 where it does not, or not yet.
         restarts: attempts and in-place restarts so far (PHALANX_RESTART_COUNT).
         surroundings: of a job with a plan (PHALANX_MACHINE); None for others.
     """
@@ -38,6 +40,8 @@ class Prepare:
     user: str = ""
     array: ArrayPlace | None = None
     surroundings: Surroundings | None = None
+    probe_ports: tuple[int, ...] = ()
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

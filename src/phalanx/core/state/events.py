@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from phalanx.core.fleet.calibration import Calibration
+from phalanx.core.fleet.fitness import BadLink
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import (
     Epoch,
@@ -227,7 +228,12 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberReady:
-    """A node's devices are proven and it waits at the barrier."""
+    """A node has proven itself and waits at the barrier.
+
+    Attributes:
+        bad_links: to nodes of its gang that it does not reach as it should: then the gang does not start.
+        clock_off_s: how far its wall clock is ahead of the head's.
+    """
 
     job_id: JobId
     epoch: Epoch
@@ -235,11 +241,19 @@ class MemberReady:
     node_id: NodeId
     port: int | None = None
     resume: Resume | None = None
+    bad_links: tuple[BadLink, ...] = ()
+    clock_off_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberRefused:
-    """A node cannot start its part. `charge`: the job's own fault (no such file), not the node's; `exit_code`: what a shell would say."""
+    """A node cannot start its part.
+
+    Attributes:
+        charge: the job's own fault (no such file), not the node's.
+        exit_code: what a shell would say of it.
+        flaw: the node's own fault (its disk is full), which the next job would meet too: it is kept out.
+    """
 
     job_id: JobId
     epoch: Epoch
@@ -248,6 +262,7 @@ class MemberRefused:
     why: str
     charge: bool
     exit_code: int = 1
+    flaw: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

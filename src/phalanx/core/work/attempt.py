@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import Final
 
+from phalanx.core.fleet.fitness import BadLink
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId
 from phalanx.core.work.allocation import Allocation
 from phalanx.core.work.job import Resume
@@ -44,6 +45,7 @@ class Cause(enum.StrEnum):
     CRASH = "crash"  # a task died by a signal nobody here sent
     NODE_FAIL = "node_fail"
     START_FAIL = "start_fail"
+    UNFIT = "unfit"  # a node failed its preflight: placed again without it, uncharged while there are others to try
     PREEMPTED = "preempted"
     MOVED = "moved"  # to make room for another: it goes on elsewhere at once
     DRAINED = "drained"
@@ -80,12 +82,20 @@ class TaskExit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One node of the gang. `port` is node rank 0's choice for the rendezvous."""
+    """One node of the gang.
+
+    Attributes:
+        port: node rank 0's choice for the rendezvous.
+        probe_port: where a supervisor that was brought for this attempt alone answers its peers' probes; 0 for none.
+        bad_links: what it found of its links to the others.
+    """
 
     node_id: NodeId
     state: MemberState = MemberState.ASKED
     port: int | None = None
     why: str = ""
+    probe_port: int = 0
+    bad_links: tuple[BadLink, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +111,8 @@ class Attempt:
         resume: what its ranks load; the candidate node rank 0 verified.
         ending: why it is STOPPING; None until then.
         then_restart: after STOPPING the gang starts again in place.
+        kept: not all its nodes see the head's files, so the head keeps a copy of its checkpoints and outputs. Settled at the placement,
+            so that all nodes are told alike.
     """
 
     job_id: JobId
@@ -121,6 +133,7 @@ class Attempt:
     why: str = ""
     exit_code: int | None = None
     causes: tuple[Cause, ...] = ()  # of every generation that ended, in order
+    kept: bool = False
 
     @property
     def live(self) -> bool:

@@ -31,14 +31,11 @@ KEYS: Final[Mapping[str, Kind]] = {
     "depends_on": Kind.LIST, "array": Kind.TEXT, "begin": Kind.TEXT,
     "within": Kind.TEXT, "prefer": Kind.TEXT, "slice": Kind.NUMBER, "slice_within": Kind.TEXT, "preemptible": Kind.FLAG,
     "saves_on_stop": Kind.FLAG,
-    "reservation": Kind.TEXT, "plan": Kind.MAYBE_TABLE,
+    "reservation": Kind.TEXT, "plan": Kind.MAYBE_TABLE, "requirements": Kind.TEXT,
+    "image": Kind.TEXT,
     "nodelist": Kind.TEXT, "exclude": Kind.TEXT, "slurm": Kind.TABLE,
 }  # fmt: skip
 
-# Words of the design that no release understands yet: refused by name, never ignored.
-_NOT_YET: Final = {
-    "image": "this release starts the command on the node itself; leave the key out",
-}
 # What the same thing is called elsewhere, so that a newcomer's first file is answered well.
 _KIN: Final = {
     "accelerators": "gpus", "after": "depends_on", "args": "run", "cmd": "run", "command": "run", "container": "image", "cpu": "cpus", "cwd": "workdir",
@@ -47,7 +44,7 @@ _KIN: Final = {
     "num_nodes": "nodes", "nproc_per_node": "tasks_per_node", "ntasks_per_node": "tasks_per_node", "partition": "queue",
     "restarts": "retry", "retries": "retry", "script": "run", "time_limit": "time", "timeout": "time", "walltime": "time",
     "working_dir": "workdir", "slices": "slice", "topology": "within", "switches": "within", "segment": "slice", "preemptable": "preemptible",
-    "layout": "plan", "parallelism": "plan", "parallel": "plan",
+    "packages": "requirements", "pip": "requirements", "requires": "requirements", "layout": "plan", "parallelism": "plan", "parallel": "plan",
 }  # fmt: skip
 
 
@@ -61,7 +58,7 @@ class BadKey(BadFile):
 
 def unknown_key(key: str) -> BadKey:
     """The refusal of a key that no release knows, with the nearest match."""
-    near = _KIN.get(key.lower().replace("-", "_")) or nearest(key, [*KEYS, *_NOT_YET])
+    near = _KIN.get(key.lower().replace("-", "_")) or nearest(key, [*KEYS])
     hint = f"did you mean {near!r}?" if near else f"known keys: {' '.join(KEYS)}"
     return BadKey(f"unknown key {key!r}", key=key, hint=hint)
 
@@ -70,11 +67,9 @@ def refuse_key(key: object) -> None:
     """Refuse a key that no job has.
 
     Raises:
-        BadKey: an unknown one, or one of the design that no release understands yet.
+        BadKey: an unknown one.
     """
     if not isinstance(key, str):
         raise BadKey(f"a key must be a word, not {key!r}", key=str(key))
-    if key in _NOT_YET:
-        raise BadKey(f"{key}: not understood by this release", key=key, hint=_NOT_YET[key])
     if key not in KEYS:
         raise unknown_key(key)

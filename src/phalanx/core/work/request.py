@@ -22,6 +22,7 @@ from phalanx.core.work.gpus import GpuRequest, combine, parse_gpus, parse_nodes
 from phalanx.core.work.keys import BadKey, refuse_key
 from phalanx.core.work.launchers import commands_of, launcher_of, logical_lines
 from phalanx.core.work.planned import fitted, read_plan
+from phalanx.core.work.requirements import NONE, parse_requirements
 from phalanx.core.work.sbatch_job import SLURM_WORDS
 from phalanx.core.work.spec import COLLECTIVE_TIMEOUT_DEFAULT_S, GRACE_DEFAULT_S, JobSpec, Launch, Role
 from phalanx.core.work.spread import on_one_node, read_spread
@@ -56,6 +57,7 @@ _SHELL_FIRST: Final = frozenset({
 _SET_BY_PHALANX: Final = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK"})
 _OURS_TO_SET: Final = frozenset({"PHALANX_URL", "PHALANX_TOKEN", "PHALANX_HOME"})  # a job may speak to a head
 _INTERPRETER: Final = re.compile(r"(python|pypy)[\d.]*|bash|sh|zsh|torchrun|deepspeed|accelerate|mpirun|mpiexec|uv|env")
+_IMAGE: Final = re.compile(r"[A-Za-z0-9_./:@%+~-]{1,512}")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -94,6 +96,8 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
         upload=_upload(given),
         env=_env(given),
         setup=_text(given, "setup"),
+        requirements=_read(given, "requirements", parse_requirements, ""),
+        image=_image(given),
         project=_text(given, "project"),
         queue=_text(given, "queue"),
         priority=_number(given, "priority", low=-_PRIORITY_MAX, high=_PRIORITY_MAX) or 0,
@@ -219,6 +223,21 @@ def _upload(given: Mapping[str, object]) -> str:
             hint="use --copy; it names the copy itself",
         )
     return digest
+
+
+def _image(given: Mapping[str, object]) -> str:
+    image = _text(given, "image").strip()
+    if image and (image.startswith("-") or not _IMAGE.fullmatch(image)):
+        raise BadKey(
+            f"image: {image[:80]!r} names no image", key="image", hint="docker.io/library/python:3.11, or FILE.sif"
+        )
+    for other in ("requirements", "slurm"):
+        if image and given.get(other) and given[other] != NONE:
+            raise BadKey(
+                f"image: and {other} at once", key="image",
+                hint="build the packages into the image" if other == "requirements" else "a batch script starts its steps on the node",
+            )  # fmt: skip
+    return image
 
 
 def _checkpoint(given: Mapping[str, object], workdir: str) -> str:

@@ -9,6 +9,7 @@ from typing import Final
 from phalanx.core.ids import NodeId
 from phalanx.core.work.dependency import Dependency
 from phalanx.core.work.gpus import GpuRequest
+from phalanx.core.work.requirements import NONE
 
 GRACE_DEFAULT_S: Final = 30.0  # SIGTERM to SIGKILL; what Slurm's KillWait and Kubernetes' grace period give
 COLLECTIVE_TIMEOUT_DEFAULT_S: Final = 600.0  # torch.distributed's own default for NCCL
@@ -69,6 +70,8 @@ class JobSpec:
         upload: SHA-256 of the uploaded archive of the working directory, or "".
         env: variables for every task, as pairs in the order written.
         setup: shell text run once per node before the tasks.
+        requirements: file of the working directory that names Python packages, "none", or "" for what a copy holds.
+        image: of a container that the command runs in, as the runtime names it; "" for the node itself.
         time_limit_s: None for no limit.
         retry: restarts granted for user errors (non-zero exits); crashes and lost nodes have their own budget.
         checkpoint: folder or URL for checkpoints; "" for the default under the head's state.
@@ -91,6 +94,7 @@ class JobSpec:
     upload: str = ""
     env: tuple[tuple[str, str], ...] = ()
     setup: str = ""
+    requirements: str = ""
     image: str = ""
     project: str = ""
     queue: str = ""
@@ -115,6 +119,14 @@ class JobSpec:
     nodelist: tuple[NodeId, ...] = ()
     exclude: tuple[NodeId, ...] = ()
     slurm: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def prepares_long(self) -> bool:
+        """Whether its nodes may need long before its ranks can start: they run a setup, install packages, or pull an image."""
+        packages = (
+            self.requirements != NONE if self.requirements else bool(self.upload)
+        )  # a copy may bring its own list
+        return bool(self.setup or self.image) or packages
 
     @property
     def command_line(self) -> str:

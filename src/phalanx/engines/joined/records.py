@@ -32,6 +32,7 @@ class Joined:
         address: where other nodes reach this server's ranks.
         devices: virtual devices it pretends to have, or its GPUs.
         ray_address: of the Ray cluster that brings the supervisor; empty where the server starts its own.
+        ray_reconnect_s: how long its Ray node waits for a Ray head that is gone.
     """
 
     url: str
@@ -42,6 +43,7 @@ class Joined:
     devices: int
     virtual: bool
     ray_address: str = ""
+    ray_reconnect_s: int = 10
 
 
 def folder_of(home: str) -> str:
@@ -61,6 +63,9 @@ def read(folder: str) -> Joined | None:
 
 def write(folder: str, joined: Joined, *, token: str, ca_pem: str) -> None:
     """Remember; the record comes last, so that it never stands without token and CA."""
+    os.makedirs(
+        os.path.dirname(folder), mode=0o700, exist_ok=True
+    )  # `makedirs` gives its mode to the last folder alone
     os.makedirs(folder, mode=0o700, exist_ok=True)
     write_private(folder, "token", token)
     write_private(folder, "ca.pem", ca_pem)

@@ -1,11 +1,13 @@
 """A Ray cluster of our own: its head on this machine, beside it as many more nodes as there are virtual ones, and what joins is let in.
 
 The Ray processes outlive the Phalanx head, as supervisors do. A Ray head that died is started again at the same port; supervisors do not
-notice, since they speak to the Phalanx head and not through Ray.
+notice, since they speak to the Phalanx head and not through Ray. With Redis the new head knows what the old one knew, and Ray's other nodes
+and their actors go on as well.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -24,8 +26,19 @@ from phalanx.core.ids import NodeId
 from phalanx.engines.local import records
 from phalanx.engines.local.private import write_private
 from phalanx.engines.local.records import LocalNode
+from phalanx.engines.ray import redis
 from phalanx.engines.ray.process import RayProcess, sweep_carried
-from phalanx.engines.ray.render import RayFiles, RayStart, environment, head_command, member_command
+from phalanx.engines.ray.render import (
+    GCS_RECONNECT_REDIS_S,
+    GCS_RECONNECT_S,
+    RayFiles,
+    RayStart,
+    cleaned,
+    environment,
+    head_command,
+    kept_in,
+    member_command,
+)
 
 STARTED: Final = "Ray runtime started"  # printed by `ray start` when its node is registered
 STARTED_S: Final = 60.0  # 4 to 5 s where nothing else runs
@@ -43,6 +56,8 @@ class OwnCluster:
         address: of this machine, as other servers reach it; loopback where none joins.
         nodes: ours on this machine, the first beside Ray's head.
         files: what Ray's processes prove themselves with.
+        redis: HOST:PORT where Ray's head keeps what it knows; empty for its own memory.
+        namespace: of ours there.
     """
 
     home: str
@@ -51,6 +66,8 @@ class OwnCluster:
     certificate: str = ""
     key: str = ""
     ca: str = ""
+    redis: str = ""
+    namespace: str = "phalanx"
     files: RayFiles = field(init=False)
     port: int = field(init=False)
     client_port: int = field(init=False)
@@ -63,7 +80,10 @@ class OwnCluster:
         token = os.path.join(folder, "token")
         if not os.path.exists(token):
             write_private(folder, "token", secrets.token_hex(32))
-        self.files = RayFiles(token=token, certificate=self.certificate, key=self.key, ca=self.ca)
+        self.files = RayFiles(
+            token=token, certificate=self.certificate, key=self.key, ca=self.ca,
+            reconnect_s=GCS_RECONNECT_REDIS_S if self.redis else GCS_RECONNECT_S,
+        )  # fmt: skip
         for index, node in enumerate(self.nodes):
             self._processes.append(self._process(folder, node, first=index == 0))
 
@@ -85,14 +105,18 @@ class OwnCluster:
             TryLater: Ray's head does not come up.
         """
         told = []
-        if not self._processes[0].lives():
-            # Nodes of the Ray cluster that was are unknown to a new head, and Ray starts none while they still run here.
+        if not self._processes[0].lives() and not self.redis:
+            # Without Redis, nodes of the Ray cluster that was are unknown to a new head, and Ray starts none while they still run here.
             for process in self._processes[1:]:
                 process.kill()
         for index, process in enumerate(self._processes):
             if process.lives():
                 continue
             words = process.last_words()
+            if index == 0:
+                # Ray starts no head where this says that one was started and another of its nodes still runs on this machine.
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(os.path.join(temp_of(self.home), "ray_current_cluster"))
             process.start()
             told.append(f"Ray's node {process.name} is started{f' (the last one said: {words})' if words else ''}")
             self._await_started(process, needed=index == 0)
@@ -112,6 +136,8 @@ class OwnCluster:
             ender.join()
         sweep_carried(os.path.join(self.home, "ray-nodes"))
         shutil.rmtree(temp_of(self.home), ignore_errors=True)
+        if self.redis:
+            redis.forget(self.redis, self.namespace, {**cleaned(dict(os.environ)), **environment(self.files)})
 
     def _process(self, folder: str, node: LocalNode, *, first: bool) -> RayProcess:
         start = RayStart(
@@ -120,7 +146,7 @@ class OwnCluster:
         return RayProcess(
             name=node.id, folder=os.path.join(folder, node.id), carried=os.path.join(self.home, "ray-nodes"),
             command=lambda: head_command(start, self.port, self.client_port) if first else member_command(start, self.ray_address),
-            variables=environment(self.files),
+            variables={**environment(self.files), **(kept_in(self.redis, self.namespace) if first else {})},
         )  # fmt: skip
 
     def _await_started(self, process: RayProcess, *, needed: bool) -> None:

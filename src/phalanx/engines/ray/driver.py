@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from phalanx.core.ids import NodeId
-from phalanx.engines.ray.parse import nodes_of
+from phalanx.engines.ray.parse import nodes_of, reason_of
 from phalanx.engines.ray.protocol import (
     Carry,
     Connected,
@@ -196,8 +196,7 @@ def _read(orders: queue.SimpleQueue[Order]) -> None:
 
 
 def _short(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1][:300] if lines else ''}"
+    return f"{type(error).__name__}: {reason_of(str(error))}"
 
 
 def main() -> int:

@@ -61,7 +61,7 @@ def ray_process(folder: str, joined: Joined) -> RayProcess:
     """This server's Ray node."""
     files = RayFiles(
         token=os.path.join(folder, "ray", "token"), certificate=os.path.join(folder, "ray", "node.pem"),
-        key=os.path.join(folder, "ray", "node.key"), ca=os.path.join(folder, "ca.pem"),
+        key=os.path.join(folder, "ray", "node.key"), ca=os.path.join(folder, "ca.pem"), reconnect_s=joined.ray_reconnect_s,
     )  # fmt: skip
     start = RayStart(name=joined.node_id, address=joined.address, devices=joined.devices, virtual=joined.virtual)
     return RayProcess(

@@ -13,6 +13,7 @@ from phalanx.engines.ray.protocol import RayNode
 
 LABEL_NODE: Final = "phalanx-node"
 LABEL_VIRTUAL: Final = "phalanx-virtual"
+MISMATCH: Final = "Version mismatch"  # of Ray or Python, as Ray says it
 _NAME_MAX: Final = 63
 
 
@@ -36,6 +37,14 @@ def nodes_of(rows: Iterable[Mapping[str, Any]]) -> list[RayNode]:
     for node in dead:
         named.setdefault(node.node_id, node)
     return [named[name] for name in sorted(named)]
+
+
+def reason_of(text: str) -> str:
+    """What an error of Ray's says, in one line: its last, but where it compares releases all of them."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if any(line.startswith(MISMATCH) for line in lines):
+        return " ".join(lines).replace(": Ray:", " Ray").replace(" Ray:", " Ray").replace(" Python:", ", Python")[:400]
+    return lines[-1][:300] if lines else ""
 
 
 def _node(row: Mapping[str, Any]) -> RayNode:

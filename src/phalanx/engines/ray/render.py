@@ -14,16 +14,23 @@ HEALTH_TIMEOUT_MS: Final = 1000
 HEALTH_FAILURES: Final = 3  # a silent node is told after 3 to 5 s; our own lease is the fence, this only says it sooner
 # After which a node or driver whose Ray head is gone ends itself: a new head, without Redis, does not know it.
 GCS_RECONNECT_S: Final = 10
+GCS_RECONNECT_REDIS_S: Final = (
+    120  # with Redis it does know it: long enough for a head that is started again, on a busy machine too
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayFiles:
-    """What a process of the Ray cluster proves itself with. Empty `certificate`: no TLS, which is for loopback alone."""
+    """What a process of the Ray cluster proves itself with. Empty `certificate`: no TLS, which is for loopback alone.
+
+    `reconnect_s`: how long it waits for a Ray head that is gone.
+    """
 
     token: str
     certificate: str = ""
     key: str = ""
     ca: str = ""
+    reconnect_s: int = GCS_RECONNECT_S
 
 
 def environment(files: RayFiles | None) -> dict[str, str]:
@@ -41,7 +48,7 @@ def environment(files: RayFiles | None) -> dict[str, str]:
         "RAY_health_check_period_ms": str(HEALTH_PERIOD_MS),
         "RAY_health_check_timeout_ms": str(HEALTH_TIMEOUT_MS),
         "RAY_health_check_failure_threshold": str(HEALTH_FAILURES),
-        "RAY_gcs_rpc_server_reconnect_timeout_s": str(GCS_RECONNECT_S),
+        "RAY_gcs_rpc_server_reconnect_timeout_s": str(files.reconnect_s),
         # A supervisor outlives the actor that brought it: our lease decides when its ranks end, not Ray.
         "RAY_kill_child_processes_on_worker_exit": "false",
     }
@@ -53,6 +60,11 @@ def environment(files: RayFiles | None) -> dict[str, str]:
             "RAY_TLS_CA_CERT": files.ca,
         }
     return base
+
+
+def kept_in(redis: str, namespace: str) -> dict[str, str]:
+    """Further environment of Ray's head: where it keeps what it knows, apart from other Ray clusters there; empty for nowhere."""
+    return {"RAY_REDIS_ADDRESS": redis, "RAY_external_storage_namespace": namespace} if redis else {}
 
 
 def cleaned(given: dict[str, str]) -> dict[str, str]:

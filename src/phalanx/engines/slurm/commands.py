@@ -31,7 +31,8 @@ class Said:
     def why(self) -> str:
         """The last line of its complaint."""
         lines = [line for line in self.err.splitlines() if line.strip()]
-        return lines[-1].partition("error: ")[2] or lines[-1] if lines else f"exit code {self.code}"
+        last = lines[-1].partition("error: ")[2] or lines[-1] if lines else f"exit code {self.code}"
+        return last.removeprefix("allocation failure: ")
 
 
 def run(argv: Sequence[str], *, given: str = "", more: Mapping[str, str] | None = None) -> Said:
@@ -50,7 +51,10 @@ def run(argv: Sequence[str], *, given: str = "", more: Mapping[str, str] | None 
             errors="replace", env={**environment, **(more or {})},
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
-        raise TryLater(f"{argv[0]}: no answer from Slurm in {ANSWER_S:.0f} s", hint="sinfo says how it is") from error
+        raise TryLater(
+            f"{argv[0]}: no answer from Slurm in {ANSWER_S:.0f} s",
+            hint="scontrol ping says whether its controller is up",
+        ) from error
     return Said(code=done.returncode, out=done.stdout, err=done.stderr)
 
 
@@ -62,7 +66,7 @@ def ask(argv: Sequence[str]) -> str:
     """
     said = run(argv)
     if said.code != 0:
-        raise TryLater(f"{' '.join(argv[:4])}: {said.why}", hint="sinfo says how Slurm is")
+        raise TryLater(f"{' '.join(argv[:2])}: {said.why}", hint="scontrol ping says whether Slurm's controller is up")
     return said.out
 
 
@@ -77,9 +81,12 @@ def check() -> None:
     if lacking:
         raise Conflict(
             f"--engine slurm: {', '.join(lacking)} not found on this machine",
-            hint="run phalanx up on a login node of the cluster",
+            hint="run phalanx up where sbatch works, on a login node of the cluster",
         )
     year, month = version_of(ask(render.VERSION))
     if (year, month) < VERSION_MIN:
-        raise Conflict(f"--engine slurm: Slurm {year}.{month:02d} is here, and 20.11 or newer is needed")
+        raise Conflict(
+            f"--engine slurm: Slurm {year}.{month:02d} is here, and {VERSION_MIN[0]}.{VERSION_MIN[1]} or newer is needed",
+            hint="#SBATCH scripts run on the other engines too: phalanx up, without --engine slurm",
+        )
     ask(("sinfo", "--noheader", "--format=%P"))

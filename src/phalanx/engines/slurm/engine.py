@@ -17,17 +17,18 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from phalanx.core.errors import PhalanxError
-from phalanx.core.fleet.node import Node
+from phalanx.core.fleet.node import Cordon, Node
 from phalanx.core.ids import Epoch, JobId, NodeId
 from phalanx.core.state.events import Event, NodeDead, NodeSeen, Withdrawn
 from phalanx.core.work.attempt import Attempt, AttemptState, Cause
 from phalanx.core.work.job import Job
-from phalanx.engines.slurm import commands, inventory, orders, parse, render
+from phalanx.engines.slurm import commands, handing, inventory, orders, parse, render
+from phalanx.engines.slurm.handing import SlurmSettings
 from phalanx.engines.slurm.inventory import ENGINE_NAME, Ours
 from phalanx.engines.slurm.orders import Order, Phase
 from phalanx.engines.slurm.parse import Partition, SlurmJob, SlurmNode
 from phalanx.ports.engine import Capabilities
-from phalanx.wire.seat import SEAT_VARIABLE, SeatOrder, SeatPart, encode_order
+from phalanx.wire.seat import SEAT_VARIABLE, encode_order
 
 LOOK_BUSY_S: Final = (
     0.5  # between two looks while a job of ours is on its way in or out: two commands of some 25 ms each
@@ -38,27 +39,6 @@ CONTENDED_S: Final = 30.0  # a node whose place went to others is believed taken
 _STRAY: Final = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED")  # one that is leaving needs no word
 _Key = tuple[JobId, Epoch]
 _log = logging.getLogger("phalanx.engines.slurm")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmSettings:
-    """How this head uses Slurm.
-
-    Attributes:
-        tag: of this head, in the comments of its jobs.
-        supervisor: the command that becomes a supervisor on a node.
-        partition: jobs go there and nodes come from there; "" is Slurm's default partition.
-        account: who pays in Slurm; "" leaves it to Slurm's default.
-        head_url, ca_pem: where supervisors call home.
-    """
-
-    tag: str
-    supervisor: tuple[str, ...]
-    head_url: str
-    ca_pem: str = ""
-    partition: str = ""
-    account: str = ""
-    qos: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,6 +64,7 @@ class SlurmEngine:
     _places: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     _places_s: float = float("-inf")
     _partition: Partition | None = None
+    _silent: bool = False
     _wake: threading.Event = field(default_factory=threading.Event)
     _ended: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -174,8 +155,27 @@ class SlurmEngine:
                 looked_s = time.monotonic()
                 self._look()
             except (PhalanxError, OSError) as error:
-                _log.warning("Slurm: %s", error)
+                self._deaf(str(error))
                 self._ended.wait(LOOK_S)
+
+    def _deaf(self, why: str) -> None:
+        """Slurm does not answer: until it does, nothing new is placed on its nodes. What runs there runs on, and its leases decide."""
+        if self._silent:
+            return
+        _log.warning("Slurm: %s", why)
+        self._silent = True
+        cordon = Cordon(by=ENGINE_NAME, why=f"Slurm's controller does not answer ({why})", since_s=0.0)
+        for node_id, node in self._told.items():
+            if node is not None:
+                self._told[node_id] = shut = replace(node, cordon=cordon)
+                self._said.append(NodeSeen(node=shut))
+
+    def _hears(self, now_s: float) -> None:
+        """Slurm answers, perhaps again."""
+        if self._silent:
+            _log.info("Slurm answers again")
+            self._silent = False
+            self._orders = {key: orders.after_silence(order, now_s) for key, order in self._orders.items()}
 
     @staticmethod
     def _moves(order: Order) -> bool:
@@ -188,15 +188,18 @@ class SlurmEngine:
             order = self._orders.get(key)
             if order is not None:
                 ended_s = order.ended_s if attempt.live or order.ended_s is not None else time.monotonic()
-                self._orders[key] = replace(order, attempt=attempt, ended_s=ended_s)
+                self._orders[key] = order = replace(order, attempt=attempt, ended_s=ended_s)
+                if orders.bereft(attempt) and order.slurm_id and not order.cancelled:
+                    # Now, not at the next look: the attempt after it, perhaps on the same nodes, is the next thing to be heard.
+                    commands.run(render.kill(order.slurm_id))
+                    commands.run(render.cancel([order.slurm_id]))
+                    self._orders[key] = replace(order, cancelled=True)
             elif attempt.state is AttemptState.PLACED and attempt.generation == 0:
                 try:
                     self._submit(job, attempt)
-                except (
-                    PhalanxError,
-                    OSError,
-                ) as error:  # Slurm may have taken it all the same: a stray is ended at the next look
-                    self._back(attempt, f"Slurm was not asked: {error}", Cause.START_FAIL)
+                except (PhalanxError, OSError) as error:  # Slurm may have taken it: a stray is ended at the next look
+                    self._deaf(str(error))
+                    self._back(attempt, f"Slurm was not asked: {error}", Cause.CONTENDED)
 
     def _back(self, attempt: Attempt, why: str, cause: Cause) -> None:
         nodes = tuple(grant.node_id for grant in attempt.allocation.grants)
@@ -207,21 +210,20 @@ class SlurmEngine:
         if left:
             self._back(attempt, f"Slurm no longer has {', '.join(left)} in the partition", Cause.START_FAIL)
             return
-        ask = self._ask(job, attempt)
+        time_max = "" if self._partition is None else self._partition.max_time
+        ask = handing.ask_of(self.settings, job, attempt, self._slurm, time_max)
+        refusal = render.too_long(ask, job.spec.time_limit_s)
+        if refusal:
+            self._back(attempt, refusal, Cause.FAILED)
+            return
         argv, script = render.submit(ask)
-        seats = SeatOrder(
-            job_id=job.id, epoch=attempt.epoch, key=self.key_of(job.id, attempt.epoch), engine=ENGINE_NAME,
-            head_url=self.settings.head_url, ca_pem=self.settings.ca_pem,
-            parts={
-                grant.node_id: SeatPart(address=self._slurm[grant.node_id].address, devices=len(grant.devices))
-                for grant in attempt.allocation.grants
-            },
-        )  # fmt: skip
+        seats = handing.seats_of(self.settings, attempt, self._slurm, self.key_of(job.id, attempt.epoch))
         said = commands.run(argv, given=script, more={SEAT_VARIABLE: encode_order(seats)})
         if said.code != 0:
             _log.warning("job %s attempt %d: sbatch refused: %s", job.id, attempt.epoch, said.why)
-            cause = Cause.FAILED if _refused_for_good(said.why) else Cause.START_FAIL
-            self._back(attempt, f"Slurm refused the job: {said.why}", cause)
+            if handing.unheard(said.why):
+                self._deaf(said.why)
+            self._back(attempt, *handing.refusal_of(ask, said.why))
             return
         slurm_id = said.out.strip().partition(";")[0]
         key = (job.id, attempt.epoch)
@@ -229,23 +231,14 @@ class SlurmEngine:
         self._asked[key] = ask
         _log.info("job %s attempt %d is Slurm job %s", job.id, attempt.epoch, slurm_id)
 
-    def _ask(self, job: Job, attempt: Attempt) -> render.Ask:
-        settings, grants = self.settings, attempt.allocation.grants
-        limit_s = job.spec.time_limit_s
-        return render.Ask(
-            name=job.name, tag=settings.tag, job_id=job.id, epoch=attempt.epoch, grants=inventory.shares(grants, self._slurm),
-            kind=inventory.kind_of(grants[0], self._slurm[grants[0].node_id]), supervisor=settings.supervisor,
-            limit_s=None if limit_s is None else limit_s + job.spec.grace_s,
-            time_max="" if self._partition is None else self._partition.max_time, partition=settings.partition,
-            account=settings.account, qos=settings.qos,
-        )  # fmt: skip
-
     # ---- a look at Slurm ------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
         now_s = time.monotonic()
         jobs = _queue()
         nodes = parse.nodes_of(commands.ask(render.NODES))
+        self._hears(now_s)
+        self._hear()  # ends that we were told of meanwhile: what the queue shows of them is our own doing
         if now_s - self._places_s >= TOPOLOGY_S:
             self._places_s = now_s
             said = commands.run(render.TOPOLOGY)  # fails where Slurm knows no tree
@@ -268,11 +261,15 @@ class SlurmEngine:
             row = rows.get(order.slurm_id)
             holders = [who for node in order.nodes for who in inventory.holders(node, jobs, ours)]
             verdict = orders.look(
-                order, row, now_s, gone=gone, holders=list(dict.fromkeys(holders)), python=self.settings.supervisor[0]
-            )
+                order, row, now_s, gone=gone, holders=list(dict.fromkeys(holders)), python=self.settings.supervisor[0],
+                head_url=self.settings.head_url,
+                clearing=any(job.id in ours and job.id != order.slurm_id and job.clears(order.nodes) for job in jobs),
+            )  # fmt: skip
             reports += verdict.reports
             if verdict.cancel:
                 leaving.append(order.slurm_id)
+            if verdict.nudge and not self._silent:
+                commands.run(render.nudge(order.slurm_id, render.comment(self.settings.tag, *key)))
             for node in verdict.contended:
                 self._contended[node] = (now_s + CONTENDED_S, f"whoever Slurm prefers to job {key[0]}")
             if verdict.order is None or (verdict.order.phase is Phase.SETTLED and verdict.order.ended_s is not None):
@@ -364,9 +361,3 @@ def _queue() -> tuple[SlurmJob, ...]:
     """
     mark = f"|{secrets.token_hex(8)}|"
     return parse.jobs_of(commands.ask(render.jobs(mark)), mark)
-
-
-def _refused_for_good(why: str) -> bool:
-    """Whether the same job would be refused again: Slurm says so of its words, and not of its own state."""
-    words = why.lower()
-    return any(word in words for word in ("invalid", "not permitted", "denied", "unable to determine", "unrecognized"))

@@ -87,6 +87,10 @@ class SlurmJob:
         """Whether its nodes are given to it now."""
         return self.state in HOLDING
 
+    def clears(self, nodes: Sequence[str]) -> bool:
+        """Whether it has ended, and one of these nodes still clears it away."""
+        return self.state == "COMPLETING" and not set(self.nodes).isdisjoint(nodes)
+
     @property
     def over(self) -> bool:
         """Whether it has ended and nothing of it is left on a node that answers."""

@@ -5,6 +5,7 @@ Nothing secret is ever an argument: whoever sees the queue sees arguments, comme
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Sequence
@@ -22,7 +23,15 @@ NODES: Final = ("scontrol", "--oneliner", "--details", "show", "node")
 PARTITIONS: Final = ("scontrol", "--oneliner", "--all", "show", "partition")
 TOPOLOGY: Final = ("scontrol", "--oneliner", "show", "topology")
 VERSION: Final = ("sinfo", "--version")
+_LEAVE: Final = 'scancel --quiet "$SLURM_JOB_ID"'
+PARTING: Final = {
+    "cancelled": _LEAVE, "preempted": _LEAVE, "drain": _LEAVE,
+    "deadline": 'scontrol update "JobId=$SLURM_JOB_ID" EndTime=now && sleep 1.1',
+}  # fmt: skip
+"""What a supervisor says last, so that Slurm's books have CANCELLED and TIMEOUT. A job that ends well, but after its end time, is one that
+timed out; its owner may bring that time forward, once, and Slurm compares whole seconds (tried on 22.05)."""
 _COMMENT: Final = re.compile(r"phalanx:([0-9a-f]+):([0-9]{1,18}(?:_[0-9]{1,9})?)\.([0-9]{1,18})")
+_LIMIT: Final = re.compile(r"(?:([0-9]+)-)?([0-9]+):([0-9]+):([0-9]+)")
 _NAME: Final = re.compile(r"[^A-Za-z0-9_.+-]+")
 _NAME_MAX: Final = 60
 OUR_LIMIT_FIRST_S: Final = (
@@ -110,13 +119,54 @@ def submit(ask: Ask) -> tuple[tuple[str, ...], str]:
     if devices:
         words.append(f"--gres=gpu:{ask.kind}:{devices}" if ask.kind else f"--gres=gpu:{devices}")
     if ask.limit_s is not None:
-        words.append(f"--time={clock(ask.limit_s + OUR_LIMIT_FIRST_S)}")
+        most_s = limit_of(ask.time_max)
+        words.append(f"--time={clock(min(ask.limit_s + OUR_LIMIT_FIRST_S, most_s or math.inf))}")
     elif ask.time_max:
         words.append(f"--time={ask.time_max}")
     for option, value in (("partition", ask.partition), ("account", ask.account), ("qos", ask.qos)):
         if value:
             words.append(f"--{option}={value}")
     return tuple(words), _script(ask)
+
+
+def named(pattern: str, project: str, queue: str) -> str:
+    """An account or a quality of service, with the job's project and queue where the pattern says so."""
+    return pattern.replace("{project}", project).replace("{queue}", queue)
+
+
+def sent_with(ask: Ask) -> str:
+    """The words of ours that Slurm may have refused, for people; empty where there were none."""
+    given = [(option, getattr(ask, option)) for option in ("partition", "account", "qos")]
+    words = ", ".join(f"{option} {value}" for option, value in given if value)
+    return f" ({words})" if words else ""
+
+
+def too_long(ask: Ask, limit_s: float | None) -> str:
+    """Why a job with this time limit can never be had in this partition; empty where it can. Its grace may be cut short there."""
+    most_s = limit_of(ask.time_max)
+    if limit_s is None or most_s is None or limit_s <= most_s:
+        return ""
+    where = f"partition {ask.partition}" if ask.partition else "Slurm's partition"
+    return f"longer than {where} allows: its time limit is {clock(limit_s)}, the most there {ask.time_max}"
+
+
+def limit_of(text: str) -> float | None:
+    """Seconds of a time limit as Slurm prints it (`7-00:00:00`, `01:30:00`); None for none."""
+    match = _LIMIT.fullmatch(text)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(word or 0) for word in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def nudge(slurm_id: str, comment: str) -> tuple[str, ...]:
+    """Have Slurm look at a waiting job again. Any change of a job wakes its scheduler, also one to what it was (tried on 22.05)."""
+    return ("scontrol", "update", f"JobId={slurm_id}", f"Comment={comment}")
+
+
+def kill(slurm_id: str) -> tuple[str, ...]:
+    """End the batch step of a job, our srun, at once: told politely it would wait for a lost node, for KillWait (30 s by default)."""
+    return ("scancel", "--quiet", "--batch", "--signal=KILL", slurm_id)
 
 
 def cancel(slurm_ids: Sequence[str]) -> tuple[str, ...]:

@@ -16,7 +16,14 @@ from phalanx.core.work.layout import layout_to_json
 from phalanx.core.work.planned import layout_of
 from phalanx.core.work.spec import Launch
 from phalanx.core.work.surroundings import surroundings_to_json
-from phalanx.wire.rank import EPOCH_VARIABLE, GENERATION_VARIABLE, LEASE_PAGE_VARIABLE, REPORT_PIPE_VARIABLE
+from phalanx.node.logic import kept
+from phalanx.wire.rank import (
+    APART_VARIABLE,
+    EPOCH_VARIABLE,
+    GENERATION_VARIABLE,
+    LEASE_PAGE_VARIABLE,
+    REPORT_PIPE_VARIABLE,
+)
 
 # What another launcher or scheduler left in the supervisor's own environment would mislead libraries that look for it.
 _NOT_INHERITED: Final = (
@@ -45,11 +52,16 @@ _TENSORFLOW_PORTS: Final = 1  # the first TensorFlow worker listens right above 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folders:
-    """Where a member's files are. `hostfile`, `page` and `reports` are files in its scratch folder."""
+    """Where a member's files are. `hostfile`, `page` and `reports` are files in its scratch folder.
+
+    `checkpoints`, `outputs`: the node's own of the job, for a gang whose nodes do not share the head's (`Prepare.kept`).
+    """
 
     hostfile: str
     page: str
     reports: str
+    checkpoints: str = ""
+    outputs: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +135,8 @@ def _fixed(prepare: Prepare, start: StartTasks, grant: Grant, local_rank: int, n
         REPORT_PIPE_VARIABLE: node.folders.reports,
     }
     if start.resume is not None:
-        variables["PHALANX_RESUME_FROM"] = start.resume.path
+        own = kept.own_copy(prepare, start.resume, node.folders.checkpoints)
+        variables["PHALANX_RESUME_FROM"] = start.resume.path if own is None else own
     return variables
 
 
@@ -138,8 +151,7 @@ def _place(prepare: Prepare, grant: Grant, node: NodeView) -> dict[str, str]:
         "PHALANX_GPUS_PER_NODE": str(len(grant.devices)),
         "PHALANX_NUM_GPUS": str(prepare.allocation.gpus),
         "PHALANX_HOSTFILE": node.folders.hostfile,
-        "PHALANX_CHECKPOINT_DIR": prepare.checkpoint_dir,
-        "PHALANX_OUTPUT_DIR": prepare.output_dir,
+        **_folders(prepare, node.folders),
         "PHALANX_RESTART_COUNT": str(prepare.restarts),
         "PHALANX_DEADLINE": "" if prepare.deadline_s is None else f"{prepare.deadline_s:.3f}",
         EPOCH_VARIABLE: str(prepare.epoch),
@@ -152,6 +164,17 @@ def _place(prepare: Prepare, grant: Grant, node: NodeView) -> dict[str, str]:
         **_array(prepare),
         **_plan(prepare),
     }
+
+
+def _folders(prepare: Prepare, folders: Folders) -> dict[str, str]:
+    """Where a rank may write what outlives it."""
+    apart = kept.keeps_checkpoints(prepare)
+    checkpoints = kept.epoch_folder(folders.checkpoints, prepare.epoch) if apart else prepare.checkpoint_dir
+    variables = {
+        "PHALANX_CHECKPOINT_DIR": checkpoints,
+        "PHALANX_OUTPUT_DIR": folders.outputs if prepare.kept else prepare.output_dir,
+    }
+    return {**variables, APART_VARIABLE: "1"} if apart else variables
 
 
 def _plan(prepare: Prepare) -> dict[str, str]:

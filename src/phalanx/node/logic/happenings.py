@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from phalanx.core.fleet.fitness import BadLink
 from phalanx.core.ids import Epoch, Generation, JobId
 from phalanx.core.state.commands import Command
 from phalanx.core.work.job import Resume
@@ -47,21 +48,30 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """Devices are proven, folders made, setup has run; on node rank 0 a port is chosen and a checkpoint verified."""
+    """Devices are proven, folders made, setup has run; on node rank 0 a port is chosen and a checkpoint verified.
+
+    With `bad_links` nothing of that was done past the proof: the gang will not start on these nodes.
+    """
 
     key: MemberKey
     port: int | None = None
     resume: Resume | None = None
+    bad_links: tuple[BadLink, ...] = ()
+    clock_off_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unfit:
-    """Preparing failed, or a task could not be exec'd. `charge`: the job's own fault; `exit_code`: what a shell would say of it."""
+    """Preparing failed, or a task could not be exec'd.
+
+    `charge`: the job's own fault; `exit_code`: what a shell would say of it; `flaw`: the node's own fault, which the next job would meet too.
+    """
 
     key: MemberKey
     why: str
     charge: bool
     exit_code: int = 1
+    flaw: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -370,7 +370,7 @@ def say_ready(member: Member) -> Report:
     return Report(
         event=MemberReady(
             job_id=key.job_id, epoch=key.epoch, generation=key.generation, node_id=node_id, port=member.ready.port,
-            resume=member.ready.resume,
+            resume=member.ready.resume, bad_links=member.ready.bad_links, clock_off_s=member.ready.clock_off_s,
         )
     )  # fmt: skip
 

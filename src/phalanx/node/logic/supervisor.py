@@ -190,7 +190,7 @@ class Supervisor:
         if place <= self._floor.get(command.job_id, Place(Epoch(0), Generation(-1))):
             return
         if self._ending:
-            self._refuse(command, "the node's supervisor is shutting down", charge=False)
+            self._refuse(command, _unfit(command, "the node's supervisor is shutting down"))
             return
         if slot is None:
             self._begin(command, now)
@@ -361,7 +361,7 @@ class Supervisor:
     def _begin(self, command: Prepare, now: Now) -> None:
         grant = command.allocation.on(self._node_id)
         if grant is None:
-            self._refuse(command, f"the allocation has no part for {self._node_id}", charge=False)
+            self._refuse(command, _unfit(command, f"the allocation has no part for {self._node_id}"))
             return
         member, actions = members.begin(command, grant, now)
         self._slots[command.job_id] = _Slot(member=member)
@@ -374,7 +374,7 @@ class Supervisor:
         slot.member = replace(member, phase=Phase.STOPPED, timer_ns=0, frozen_ns=0)
         if member.refusal is not None:
             refusal = member.refusal
-            self._refuse(member.prepare, refusal.why, charge=refusal.charge, exit_code=refusal.exit_code)
+            self._refuse(member.prepare, refusal)
         port = 0 if member.start is None else member.start.port
         port_in_use = member.bind_failed and rendezvous.port_was_taken(tail, port)
         self._say_stopped(key.job_id, member.place, now, port_in_use=port_in_use)
@@ -409,13 +409,13 @@ class Supervisor:
 
     # --------------------------------------------------------------------------------------------------------- telling
 
-    def _refuse(self, command: Prepare, why: str, *, charge: bool, exit_code: int = 1) -> None:
+    def _refuse(self, command: Prepare, found: Unfit) -> None:
         self._raise_floor(command.job_id, Place(command.epoch, command.generation))
         event = MemberRefused(
-            job_id=command.job_id, epoch=command.epoch, generation=command.generation, node_id=self._node_id, why=why,
-            charge=charge, exit_code=exit_code,
+            job_id=command.job_id, epoch=command.epoch, generation=command.generation, node_id=self._node_id, why=found.why,
+            charge=found.charge, exit_code=found.exit_code, flaw=found.flaw,
         )  # fmt: skip
-        self._out += [Report(event=event), Note(job_id=command.job_id, epoch=command.epoch, text=why)]
+        self._out += [Report(event=event), Note(job_id=command.job_id, epoch=command.epoch, text=found.why)]
 
     def _say_stopped(self, job_id: JobId, place: Place, now: Now, *, port_in_use: bool = False) -> None:
         """Declare it stopped; from now on it can never start."""
@@ -441,3 +441,8 @@ class Supervisor:
         if carried != self._carried:
             self._carried = carried
             self._out.append(Carry(members=carried))
+
+
+def _unfit(command: Prepare, why: str) -> Unfit:
+    """A refusal before anything was prepared: neither the job's fault nor the node's."""
+    return Unfit(key=MemberKey(command.job_id, command.epoch, command.generation), why=why, charge=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -27,6 +28,7 @@ POLL_S: Final = 20.0  # how long the head holds a poll for commands that has not
 _POLL_SLACK_S: Final = 10.0
 _ASK_S: Final = 10.0  # for a durable answer: a commit and an fsync, on a busy disk
 _RENEW_S: Final = 3.0  # a renewal is answered from memory; waiting longer would cost the next one
+_QUICK_S: Final = 1.0  # a round trip longer than this leaves too much open about the head's clock
 _PAUSE_FIRST_S: Final = 0.05
 _PAUSE_MAX_S: Final = 0.5  # how late a head that came back is found, at most
 _log = logging.getLogger(__name__)
@@ -113,6 +115,10 @@ class Renewer:
         self._ended = ended
         self._now = threading.Event()
         self._held_until_ns = 0
+        self.renew_in_s = 0.0  # as the head said last
+        self.clock_off_s = (
+            0.0  # how far our wall clock is ahead of the head's, as of the last renewal that was quick enough to tell
+        )
 
     def renew_now(self) -> None:
         """Do not wait for the next one to be due."""
@@ -145,8 +151,12 @@ class Renewer:
             supervisor_id=self._supervisor_id, node_id=self._node_id, epochs=epochs,
             held_s=max(0, self._held_until_ns - sent_ns) / 1e9,
         )  # fmt: skip
+        sent_s = time.time()
         body = self._connection.call("POST", "/v1/node/lease", wire.encode(request), timeout_s=_RENEW_S)
+        heard_s = time.time()
         reply = wire.decode(body, wire.LeaseReply)
+        if reply.at_s and 0.0 <= heard_s - sent_s < _QUICK_S:  # the answer was made somewhere between the two
+            self.clock_off_s = (sent_s + heard_s) / 2 - reply.at_s
         self._held_until_ns = sent_ns + int(reply.lease_s * 1e9)
         self._heard(
             Renewed(
@@ -154,6 +164,7 @@ class Renewer:
                 superseded=frozenset((job, epoch) for job, epoch in reply.superseded),
             )
         )  # fmt: skip
+        self.renew_in_s = reply.renew_in_s
         return reply.renew_in_s
 
 

@@ -115,7 +115,7 @@ class ExecSessions:
             self._open[order.session] = session
         environment = {**present.environment, "TERM": present.environment.get("TERM", "xterm-256color")}
         task = TaskSpec(
-            task_id=f"{_TASK}{order.session}", command=("/bin/sh", "-c", script, "phalanx exec", stdin, *order.argv), cwd=present.workdir,
+            task_id=f"{_TASK}{order.session}", command=("/bin/sh", "-c", script, "phalanx exec", stdin, *_argv(order, present)), cwd=present.workdir,
             env=environment,
         )  # fmt: skip
         try:
@@ -241,6 +241,13 @@ class ExecSessions:
         threading.Thread(
             target=self._deliver, args=(connection, order.session, output), name="exec-refusal", daemon=True
         ).start()
+
+
+def _argv(order: wire.OpenExec, present: Present) -> tuple[str, ...]:
+    """Of a member that runs in an image: beside its first rank there."""
+    if present.inside is None:
+        return tuple(order.argv)
+    return present.inside.enter(f"rank-{present.grant.first_rank}", order.argv, terminal=order.tty)
 
 
 def _input_path(session: _Session) -> str:

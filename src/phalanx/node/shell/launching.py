@@ -9,12 +9,18 @@ from typing import Final
 from phalanx.node.logic import environment, rendezvous
 from phalanx.node.logic.actions import SpawnTasks
 from phalanx.node.logic.happenings import Spawned, Unfit
+from phalanx.node.logic.kept import keeps_checkpoints
 from phalanx.node.logic.warm import warm_argv
+from phalanx.node.shell import reach
 from phalanx.node.shell.batch import batch_command
+from phalanx.node.shell.fetching import bring
+from phalanx.node.shell.link import Rejected
 from phalanx.node.shell.preparation import Workshop
 from phalanx.node.shell.present import Present
 from phalanx.node.shell.processes import TaskNotStarted, TaskSpec
+from phalanx.node.shell.requirements import dressed
 from phalanx.node.shell.shipping import StreamName
+from phalanx.wire.manifest import CheckpointInvalid
 
 _DRAIN_S: Final = 5.0  # for what stands in a pipe whose writers are dead: a moment, unless the disk hangs
 _THAW_S: Final = 10.0  # the thaw is under way in another lane
@@ -40,6 +46,10 @@ def spawn(present: Present, order: SpawnTasks, shop: Workshop) -> Spawned | Unfi
     command: tuple[str, ...] | str = role.script or role.argv
     warm = warm_argv(command) if present.prepare.spec.warm else None
     try:
+        _have_checkpoint(present, shop)
+        if why := reach.unseen(present):
+            present.publishes = False
+            shop.note(present, why)
         present.make_page(deadline_ns=order.deadline_ns, job_deadline_ns=order.job_deadline_ns)
         view = shop.view(present)
         more: dict[str, str] = {}
@@ -48,6 +58,7 @@ def spawn(present: Present, order: SpawnTasks, shop: Workshop) -> Spawned | Unfi
         for local_rank in range(grant.tasks):
             rank = grant.first_rank + local_rank
             variables, notes = environment.rank_environment(present.prepare, start, grant, local_rank, view)
+            variables = dressed(present, variables)
             if local_rank == 0:
                 present.environment = variables
                 for text in notes:
@@ -55,12 +66,25 @@ def spawn(present: Present, order: SpawnTasks, shop: Workshop) -> Spawned | Unfi
             task = TaskSpec(
                 task_id=task_id(rank), command=command, cwd=present.workdir, env={**variables, **more}, warm=warm
             )
+            if present.inside is not None:
+                task = present.inside.task(present.processes.key, task)
+                if local_rank == 0:
+                    present.environment = dict(task.env)
             present.pids[rank] = _spawn_one(present, rank, task, shop)
     except TaskNotStarted as error:
         return Unfit(key=present.key, why=str(error), charge=error.user_error, exit_code=error.exit_code)
-    except (OSError, KeyError) as error:
+    except (OSError, KeyError, CheckpointInvalid, Rejected) as error:
         return Unfit(key=present.key, why=f"starting failed on this node: {error}", charge=False)
     return Spawned(key=present.key)
+
+
+def _have_checkpoint(present: Present, shop: Workshop) -> None:
+    """Where nodes have checkpoints of their own: the one that node rank 0 chose, should this node have found another."""
+    start = present.start
+    if start is not None and start.resume not in (None, present.brought) and keeps_checkpoints(present.prepare):
+        assert start.resume is not None
+        bring(present, start.resume, shop.access, present.checkpoints)
+        present.brought = start.resume
 
 
 def _spawn_one(present: Present, rank: int, task: TaskSpec, shop: Workshop) -> int:
@@ -79,6 +103,7 @@ def wind_up(present: Present, tail_of: int | None, shop: Workshop) -> bytes:
     with present.containing:
         if present.processes is not None:
             present.processes.close()
+    present.closing.close()
     until_s = time.monotonic() + _DRAIN_S
     for rank in present.spawned_at:
         stream = shop.stream(present, task_id(rank))
@@ -88,6 +113,7 @@ def wind_up(present: Present, tail_of: int | None, shop: Workshop) -> bytes:
         present.reports.drain(max(0.0, until_s - time.monotonic()))
         present.reports.close()
     present.close_page()
+    reach.remove_mark(present)
     present.pids.clear()
     if tail_of is None or tail_of not in present.spawned_at:
         return b""

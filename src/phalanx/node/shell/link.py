@@ -19,7 +19,11 @@ _CONNECT_S: Final = 5.0
 
 
 class HeadAway(Exception):
-    """The head does not answer, or says that it cannot now. The same request may go through later."""
+    """The head does not answer, or (`answered`) says that it cannot now. The same request may go through later."""
+
+    def __init__(self, message: str, *, answered: bool = False) -> None:
+        super().__init__(message)
+        self.answered = answered
 
 
 class HelloWanted(Exception):
@@ -108,13 +112,16 @@ class Connection:
             if response.status != 200:
                 _judge(response.status, response.read(_BODY_MAX), f"GET {path}")
                 raise HeadAway(f"GET {path}: status {response.status}")
-            while piece := response.read(1 << 18):
+            while piece := _read(response, f"GET {path}"):
                 view = memoryview(piece)
                 while view:
                     view = view[os.write(file, view) :]
         except http.client.HTTPException as error:
             self.close()
             raise HeadAway(f"GET {path}: {error!r}") from error
+        except HeadAway:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Drop the connection; the next call opens another."""
@@ -156,6 +163,14 @@ class Connection:
         return self._http
 
 
+def _read(response: http.client.HTTPResponse, what: str) -> bytes:
+    """The next bytes of a body. A broken connection is the head's absence, while other errors of the system are this node's disk."""
+    try:
+        return response.read(1 << 18)
+    except OSError as error:
+        raise HeadAway(f"{what}: {error!r}") from error
+
+
 def _set_timeout(connection: http.client.HTTPConnection, timeout_s: float) -> None:
     if connection.sock.gettimeout() != timeout_s:
         connection.sock.settimeout(timeout_s)
@@ -184,5 +199,5 @@ def _judge(status: int, data: bytes, what: str) -> bytes:
     if status == 409 and code == "say_hello":
         raise HelloWanted(message)
     if status in {408, 425, 429} or status >= 500:
-        raise HeadAway(f"{what}: {status} {code} {message}")
+        raise HeadAway(f"{what}: {status} {code} {message}", answered=True)
     raise Rejected(status, code, message)

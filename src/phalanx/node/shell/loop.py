@@ -7,6 +7,7 @@ a freeze at the end of a lease never stands behind a checkpoint being verified.
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 import time
@@ -39,7 +40,6 @@ from phalanx.node.logic.actions import (
     WritePage,
 )  # fmt: skip
 from phalanx.node.logic.happenings import (
-    CheckpointReported,
     Commanded,
     Emptied,
     FreezeDone,
@@ -50,15 +50,20 @@ from phalanx.node.logic.happenings import (
     Terminated,
     WoundUp,
 )  # fmt: skip
+from phalanx.node.logic.images import as_ended
+from phalanx.node.logic.kept import checkpoints_of, outputs_of
 from phalanx.node.logic.lease import NS_PER_S
 from phalanx.node.logic.supervisor import Supervisor
-from phalanx.node.shell import checkpoints, launching, preparation
+from phalanx.node.shell import checkpoints, images, launching, preparation
+from phalanx.node.shell.aside import ASIDE_TASKS
+from phalanx.node.shell.cache import cache_folder
 from phalanx.node.shell.channels import Commands, Events, Greeter, Renewer, start_thread
 from phalanx.node.shell.containment import AttemptKey
 from phalanx.node.shell.exec_sessions import ExecSessions
+from phalanx.node.shell.fitness import Fitness
 from phalanx.node.shell.hands import Hands
-from phalanx.node.shell.link import HeadAccess, Rejected
-from phalanx.node.shell.preparation import SETUP_TASK, Workshop
+from phalanx.node.shell.link import Connection, HeadAccess, Rejected
+from phalanx.node.shell.preparation import Workshop
 from phalanx.node.shell.present import Present, Presents, member_key
 from phalanx.node.shell.probes import DeviceProbe
 from phalanx.node.shell.processes import ProcessHost, TaskExit
@@ -67,15 +72,16 @@ from phalanx.node.shell.sampling import Sampler
 from phalanx.node.shell.scratch import scratch_of
 from phalanx.node.shell.shipping import Shipper
 from phalanx.node.shell.spool import Spool
+from phalanx.node.shell.storage import sees_head_files
+from phalanx.node.shell.travel import SHIP_LIMIT_S, Travel
 from phalanx.node.shell.zygote import Zygotes
 from phalanx.wire import supervisor as wire
-from phalanx.wire.rank import ReportKind, boottime_ns
+from phalanx.wire.rank import StopReason, boottime_ns
 
 WORK_HANDS: Final = 4  # a slow file system may hold one or two
 FENCE_HANDS: Final = 4
 WAKE_MAX_S: Final = 0.5  # a queue's timeout does not count the time a host sleeps; the lease does
 INBOX_BATCH: Final = 1024  # happenings in one step
-SHIP_LIMIT_S: Final = 30.0  # how long the end of a member waits for its last lines to reach the head
 FLUSH_S: Final = 2.0  # for the last events before the supervisor exits
 REAP_EVERY_S: Final = 10.0
 _log = logging.getLogger(__name__)
@@ -118,18 +124,23 @@ class Loop:
         self._shipper = Shipper(access, self._greeter, supervisor_id=who, ended=ended)
         self._sampler = Sampler(
             access, probe, node_id=settings.node.id, supervisor_id=who, folder=settings.folder, busy=self._presents.jobs,
-            pids=self._presents.pids, ended=ended, number=self._number,
+            pids=self._presents.pids, ended=ended, number=self._number, pace=lambda: self._renewer.renew_in_s,
         )  # fmt: skip
         self._exec = ExecSessions(access, ended)
+        self._travel = Travel(access, self._shipper, ended, note=self._note, hurried=lambda: self._hurried)
+        self._prover = Connection(access)
         self._probe = probe
         self._work = Hands("work", WORK_HANDS)
         self._fence = Hands("fence", FENCE_HANDS)
         self._shop: Workshop | None = None
         self._reaped_s = time.monotonic()
         self._leaving = False
+        self._hurried = False
+        self.sees_head_files: bool | None = None
         self._failed = False
         self._numbers: tuple[int, ...] = ()
         self.exit_code = 0  # of the first task that failed here by itself, else of one that was stopped
+        self.stop = StopReason.NONE  # why its ranks were asked to end, the last time
 
     def run(self) -> None:
         """Until the supervisor was told to end and nothing of it is left."""
@@ -137,7 +148,7 @@ class Loop:
         self._shop = self._open_workshop()
         for name, run in (
             ("commands", self._commands.run), ("events", self._events.run), ("shipper", self._shipper.run),
-            ("sampler", self._sampler.run),
+            ("sampler", self._sampler.run), ("outputs", self._travel.outputs.run),
         ):  # fmt: skip
             start_thread(name, run)
         wake_ns: int | None = None
@@ -151,6 +162,7 @@ class Loop:
 
     def terminate(self) -> None:
         """Stop everything and end; the second time at once. Safe in a signal handler."""
+        self._hurried = True
         self._inbox.put(Terminated())
 
     # ------------------------------------------------------------------------------------------------------------ the loop
@@ -171,6 +183,7 @@ class Loop:
             case Report(event=event):
                 self._report([event])
             case WritePage(key=key):
+                self.stop = action.stop or self.stop
                 if (present := self._presents.get(key)) is not None:
                     present.write_page(action)
             case PrepareMember():
@@ -196,6 +209,11 @@ class Loop:
                 assert_never(action)
 
     @property
+    def failed(self) -> bool:
+        """Whether a task failed here by itself."""
+        return self._failed
+
+    @property
     def _the_shop(self) -> Workshop:
         assert self._shop is not None
         return self._shop
@@ -214,6 +232,11 @@ class Loop:
 
     def _prepare(self, action: PrepareMember) -> None:
         order = action.prepare
+        self.exit_code, self._failed, self.stop = (
+            0,
+            False,
+            StopReason.NONE,
+        )  # on a seat: the attempt goes on, in a new generation
         grant = order.allocation.on(self._settings.node.id)
         assert grant is not None
         if self._settings.seat is not None:
@@ -223,7 +246,10 @@ class Loop:
         workdir = scratch.workdir if order.spec.upload else order.spec.workdir
         for older in self._presents.of_attempt(order.job_id, order.epoch):
             self._presents.remove(older.key)
-        present = Present(key=action.key, prepare=order, grant=grant, scratch=scratch, workdir=workdir)
+        present = Present(
+            key=action.key, prepare=order, grant=grant, scratch=scratch, workdir=workdir,
+            checkpoints=checkpoints_of(self._settings.folder, order.job_id), outputs=outputs_of(scratch.path),
+        )  # fmt: skip
         self._presents.add(present)
 
         def work() -> None:
@@ -241,11 +267,12 @@ class Loop:
                 return
             tail = launching.wind_up(present, action.tail_of, self._the_shop)
             over = WoundUp(key=action.key, tail=tail)
-            self._shipper.when_shipped(launching.streams_of(present), SHIP_LIMIT_S, lambda: self._inbox.put(over))
+            self._travel.last(present, lambda: self._inbox.put(over))
 
         self._work.submit(_lane(action.key), work)
 
     def _clean_up(self, job_id: JobId, epoch: Epoch) -> None:
+        self._travel.drop(job_id, epoch)
         gone = self._presents.of_attempt(job_id, epoch)
         for present in gone:
             self._presents.remove(present.key)
@@ -259,6 +286,7 @@ class Loop:
             scratch.remove()
             for present in gone[:1]:
                 checkpoints.tidy(present.prepare.checkpoint_dir)
+            self._travel.sweep(self._settings.folder, self._presents.all())
             seat = self._settings.seat
             if seat is not None and (seat.job_id, seat.epoch) == (job_id, epoch):
                 self.terminate()  # what it came for is over
@@ -292,7 +320,9 @@ class Loop:
                     still = processes is None or processes.freeze()
                     self._inbox.put(FreezeDone(key=key, still=still))
                 case Signal():
-                    if processes is not None:
+                    if processes is not None and present.inside is not None:
+                        images.ask_to_end(processes, present.inside)
+                    elif processes is not None:
                         processes.signal(15)
                 case Thaw():
                     if processes is not None:
@@ -328,15 +358,19 @@ class Loop:
         if self._exec.task_ended(exit.task_id, exit.code, exit.signal):
             return
         present = self._presents.of_process(exit.key)
-        if exit.task_id == SETUP_TASK:
+        if exit.task_id in ASIDE_TASKS:
             if present is not None:
                 present.setup_code = exit.code if exit.code is not None else 128 + (exit.signal or 9)
                 present.setup_done.set()
             return
         rank = launching.rank_of(exit.task_id)
         assert rank is not None
+        if present is not None and present.inside is not None:
+            code, number = as_ended(exit.code, exit.signal)
+            exit = replace(exit, code=code, signal=number)
         if present is not None:
             present.pids.pop(rank, None)
+            present.crashed = present.crashed or exit.signal is not None
         at_s = time.time() - (boottime_ns() - exit.ended_ns) / NS_PER_S
         self._inbox.put(
             TaskEnded(
@@ -358,19 +392,7 @@ class Loop:
             self._the_shop.spool.write(stream, report.line + b"\n")
         except (OSError, KeyError) as error:
             _log.warning("job %s: a report of rank %d is lost: %s", key.job_id, report.rank, error)
-        if report.kind is not ReportKind.CHECKPOINT:
-            return
-        try:
-            fields = report.fields
-            self._inbox.put(
-                CheckpointReported(
-                    key=key, step=int(fields["step"]), path=str(fields["path"]), digest=str(fields["digest"]),
-                    size_bytes=int(fields.get("bytes", 0)), stall_s=float(fields.get("stall_s", 0.0)),
-                    write_s=float(fields.get("write_s", 0.0)), at_s=time.time(),
-                )
-            )  # fmt: skip
-        except (KeyError, ValueError, TypeError) as error:
-            _log.warning("job %s: rank %d reports a checkpoint without %s", key.job_id, report.rank, error)
+        self._travel.heard(present, report, self._inbox.put)
 
     def _output_missing(self, stream: str, text: str) -> None:
         """The spool lost output for want of disk, or has room again: to our log, and to the job's supervisor stream."""
@@ -389,12 +411,16 @@ class Loop:
             _log.warning("%s", error)
             self.terminate()
 
+    def _note(self, present: Present, text: str) -> None:
+        self._the_shop.note(present, text)
+
     def _hello(self) -> wire.HelloRequest:
+        self.sees_head_files = sees_head_files(self._prover)
         carries = [(key.job_id, key.epoch, key.generation) for key in self._carried]
         return wire.HelloRequest(
             version=wire.WIRE_VERSION,
             supervisor_id=self._settings.supervisor_id,
-            node=self._settings.node,
+            node=replace(self._settings.node, sees_head_files=bool(self.sees_head_files)),
             carries=carries,
         )
 
@@ -409,10 +435,16 @@ class Loop:
         self._shipper.set_spool(spool)
         host = ProcessHost(node_key=settings.node_key, on_exit=self._task_exit, on_empty=self._emptied)
         _log.info("containment: %s%s", host.kind.value, f" ({host.why_not_cgroup})" if host.why_not_cgroup else "")
+        cache = cache_folder(settings.folder, seated=settings.seat is not None, given=settings.base)
+        start_thread("image-sweep", lambda: images.sweep(cache, settings.base.get("PATH", os.defpath)))
         return Workshop(
             node_key=settings.node_key, access=settings.access, base=settings.base, virtual=settings.node.virtual,
             devices=self._probe.devices(), fresh=self._sampler.fresh, host=host, zygotes=Zygotes(node_key=settings.node_key),
-            spool=spool, shipper=self._shipper, heard=self._heard,
+            cache=cache, spool=spool, shipper=self._shipper, heard=self._heard, porter=self._travel.porter, outputs=self._travel.outputs, sees=lambda: self.sees_head_files, clock_off_s=lambda: self._renewer.clock_off_s,
+            fitness=Fitness(
+                folder=settings.folder, base=settings.base,
+                devices=() if settings.node.virtual else tuple(one.uuid for one in self._probe.devices()),
+            ),
         )  # fmt: skip
 
     def _reap(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 from phalanx.node.shell.probes import DeviceFacts, DeviceSample
@@ -111,13 +111,23 @@ class NvmlProbe:
             model=_text(self._nvml.nvmlDeviceGetName(handle)),
             memory_bytes=0 if memory is None else int(memory.total),
             pci_bus="" if pci is None else _text(pci.busId),
+            pcie=self._pcie(handle),
         )
+
+    def _pcie(self, handle: Any) -> str:
+        """The generation that it can (an idle link slows down), and the lanes that work: fewer than could are a bad seat or riser."""
+        generation = self._ask(self._nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle)
+        lanes = self._ask(self._nvml.nvmlDeviceGetCurrPcieLinkWidth, handle)
+        most = self._ask(self._nvml.nvmlDeviceGetMaxPcieLinkWidth, handle)
+        if generation is None or lanes is None:
+            return ""
+        return f"gen{generation} x{lanes}" + (f" of x{most}" if most is not None and lanes < most else "")
 
     def _link_peers(self) -> None:
         """Fill in the NVLink peers: direct ones by PCI bus; behind an NVSwitch all GPUs with live links reach each other."""
         by_bus = {_bus(device.facts.pci_bus): device.facts.uuid for device in self._devices}
-        direct: dict[str, set[str]] = {device.facts.uuid: set() for device in self._devices}
-        switched: set[str] = set()
+        direct: dict[str, dict[str, int]] = {device.facts.uuid: {} for device in self._devices}
+        switched: dict[str, int] = {}
         for device in self._devices:
             for link in range(self._nvml.NVML_NVLINK_MAX_LINKS):
                 if self._ask(self._nvml.nvmlDeviceGetNvLinkState, device.handle, link) != 1:
@@ -125,20 +135,14 @@ class NvmlProbe:
                 remote = self._ask(self._nvml.nvmlDeviceGetNvLinkRemotePciInfo, device.handle, link)
                 peer = None if remote is None else by_bus.get(_bus(_text(remote.busId)))
                 if peer is None:
-                    switched.add(device.facts.uuid)
+                    switched[device.facts.uuid] = switched.get(device.facts.uuid, 0) + 1
                 else:
-                    direct[device.facts.uuid].add(peer)
+                    direct[device.facts.uuid][peer] = direct[device.facts.uuid].get(peer, 0) + 1
         for device in self._devices:
             uuid = device.facts.uuid
-            peers = direct[uuid] | (switched if uuid in switched else set())
-            device.facts = DeviceFacts(
-                index=device.facts.index,
-                uuid=uuid,
-                model=device.facts.model,
-                memory_bytes=device.facts.memory_bytes,
-                pci_bus=device.facts.pci_bus,
-                nvlink_peers=tuple(sorted(peers - {uuid})),
-            )
+            links = {**dict.fromkeys(switched, switched[uuid]), **direct[uuid]} if uuid in switched else direct[uuid]
+            peers = tuple(sorted(links.keys() - {uuid}))
+            device.facts = replace(device.facts, nvlink_peers=peers, nvlinks=tuple(links[peer] for peer in peers))
 
     def _sample(self, device: _Device, xids: tuple[int, ...]) -> DeviceSample | None:
         nvml, handle = self._nvml, device.handle

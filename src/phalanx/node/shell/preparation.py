@@ -16,14 +16,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from phalanx.core.fleet.fitness import BadLink
 from phalanx.core.work.job import Resume
 from phalanx.node.logic import environment, preflight
 from phalanx.node.logic.environment import Folders, NodeView
 from phalanx.node.logic.happenings import Prepared, Unfit
+from phalanx.node.logic.requirements import passes_by
 from phalanx.node.logic.warm import warm_argv
-from phalanx.node.shell import checkpoints, uploads
+from phalanx.node.shell import images, reach, requirements, resuming, uploads
+from phalanx.node.shell.aside import SETUP_TASK, run_aside
 from phalanx.node.shell.containment import AttemptKey
+from phalanx.node.shell.fitness import Fitness
 from phalanx.node.shell.link import HeadAccess, HeadAway, Rejected
+from phalanx.node.shell.outputs import Outputs
+from phalanx.node.shell.porter import Porter
 from phalanx.node.shell.present import Present
 from phalanx.node.shell.probes import DeviceFacts, DeviceSample
 from phalanx.node.shell.processes import (
@@ -31,34 +37,25 @@ from phalanx.node.shell.processes import (
     NOT_FOUND,
     ProcessesUnavailable,
     ProcessHost,
-    TaskNotStarted,
     TaskSpec,
 )
+from phalanx.node.shell.refusal import Refusal
 from phalanx.node.shell.reports import RankReport
 from phalanx.node.shell.shipping import Shipper, StreamName
 from phalanx.node.shell.spool import Spool
-from phalanx.node.shell.zygote import Zygotes
+from phalanx.node.shell.zygote import Zygote, Zygotes
 
-SETUP_TASK: Final = "setup"
 PORT_FIRST: Final = (
     20_000  # below Linux' ephemeral range (32768 on), so that no outgoing connection takes it in between
 )
 PORT_LAST: Final = 31_999
 _PORT_TRIES: Final = 200
-_FOLDER_TRIES: Final = 3
 _FREE_SHARE: Final = 0.9  # of a GPU's memory must be free; drivers and a display server hold a little
 _FREE_WAIT_S: Final = 10.0  # memory of a rank just killed comes back within a second or two
 _FREE_LOOK_S: Final = 0.2
-_ZYGOTE_WAIT_S: Final = 30.0  # longer than any import of torch from warm pages; past that the ranks start cold
-
-
-class _Refusal(Exception):
-    """Not here, and why. `charge`: the job's own fault, elsewhere it would fail alike; `exit_code`: what a shell would say of it."""
-
-    def __init__(self, why: str, *, charge: bool, exit_code: int = 1) -> None:
-        super().__init__(why)
-        self.charge = charge
-        self.exit_code = exit_code
+_ZYGOTE_WAIT_S: Final = (
+    120.0  # past that the ranks start cold, each with the same import: 16 nodes on two cores were seen to take 18 s
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +66,10 @@ class Workshop:
         devices: the node's inventory.
         fresh: device samples taken after the call, by index.
         heard: what a rank of a member reported.
+        sees: whether the head's folders lie here too; None where the head cannot say.
+        cache: folder of what attempts share on this node.
+        fitness: what proves the node itself.
+        clock_off_s: how far our wall clock is ahead of the head's.
     """
 
     node_key: str
@@ -82,13 +83,22 @@ class Workshop:
     spool: Spool
     shipper: Shipper
     heard: Callable[[Present, RankReport], None]
+    porter: Porter
+    outputs: Outputs
+    sees: Callable[[], bool | None]
+    cache: str
+    fitness: Fitness
+    clock_off_s: Callable[[], float]
 
     def view(self, present: Present) -> NodeView:
         """This node, as the member's environment shows it."""
         scratch = present.scratch
         return NodeView(
-            base=self.base, devices=tuple(self.devices[index].uuid for index in present.grant.devices), virtual=self.virtual,
-            folders=Folders(hostfile=scratch.hostfile, page=scratch.page, reports=scratch.reports),
+            base={} if present.inside is not None else self.base, devices=tuple(self.devices[index].uuid for index in present.grant.devices), virtual=self.virtual,
+            folders=Folders(
+                hostfile=scratch.hostfile, page=scratch.page, reports=scratch.reports, checkpoints=present.checkpoints,
+                outputs=present.outputs,
+            ),
         )  # fmt: skip
 
     def stream(self, present: Present, stream: str) -> str:
@@ -97,6 +107,10 @@ class Workshop:
         self.spool.add(name.key, present.scratch.log(stream))
         self.shipper.add(name)
         return name.key
+
+    def output(self, present: Present) -> int:
+        """A new descriptor, to be closed, of what goes into the supervisor's stream of the member."""
+        return self.spool.open_pipe(self.stream(present, f"supervisor-{present.grant.node_rank}"))
 
     def note(self, present: Present, text: str) -> None:
         """A line of the supervisor's own to the job's log."""
@@ -107,31 +121,45 @@ class Workshop:
 
 def prepare(present: Present, shop: Workshop) -> Prepared | Unfit:
     """See the module."""
+    clock_off_s = shop.clock_off_s()
     try:
+        bad_links = _prove(present, shop)
+        if bad_links:  # the head judges which end is at fault, once it has heard both
+            return Prepared(key=present.key, bad_links=bad_links, clock_off_s=clock_off_s)
         resume, port = _prepare(present, shop)
-    except _Refusal as refusal:
-        return Unfit(key=present.key, why=str(refusal), charge=refusal.charge, exit_code=refusal.exit_code)
+    except Refusal as refusal:
+        return Unfit(
+            key=present.key, why=str(refusal), charge=refusal.charge, exit_code=refusal.exit_code, flaw=refusal.flaw
+        )
     except OSError as error:
         return Unfit(key=present.key, why=f"preparing failed on this node: {error}", charge=False)
-    return Prepared(key=present.key, port=port, resume=resume)
+    return Prepared(key=present.key, port=port, resume=resume, clock_off_s=clock_off_s)
+
+
+def _prove(present: Present, shop: Workshop) -> tuple[BadLink, ...]:
+    """Prove this node, and the links to its peers: what of these is bad."""
+    _unless_cancelled(present)
+    _prove_devices(present, shop)
+    _prove_node(present, shop)
+    _unless_cancelled(present)
+    bad_links = shop.fitness.bad_links(present.prepare, present.grant)
+    for link in bad_links:
+        shop.note(present, f"link to {link.peer}: {link.why}")
+    return bad_links
 
 
 def _prepare(present: Present, shop: Workshop) -> tuple[Resume | None, int | None]:
-    steps = (_prove_devices, _make_folders, _bring_files, _check_command, _open_processes, _run_setup)
+    steps = (_make_folders, _bring_files, _bring_image, _bring_packages, _check_command, _open_processes, _run_setup)
     for step in steps:
         _unless_cancelled(present)
         step(present, shop)
-    if present.grant.node_rank != 0:
-        return None, None
-    resume = checkpoints.newest_valid(
-        present.prepare.candidates, lambda text: shop.note(present, text), present.cancelled.is_set
-    )
-    return resume, _free_port()
+    resume = resuming.find(present, shop.access, shop.porter, lambda text: shop.note(present, text))
+    return resume, _free_port() if present.grant.node_rank == 0 else None
 
 
 def _unless_cancelled(present: Present) -> None:
     if present.cancelled.is_set():
-        raise _Refusal("stopped while it was being prepared", charge=False)
+        raise Refusal("stopped while it was being prepared", charge=False)
 
 
 def _prove_devices(present: Present, shop: Workshop) -> None:
@@ -139,7 +167,8 @@ def _prove_devices(present: Present, shop: Workshop) -> None:
     wanted = present.grant.devices
     absent = [index for index in wanted if index >= len(shop.devices)]
     if absent:
-        raise _Refusal(f"device {absent[0]} is not on this node, which has {len(shop.devices)}", charge=False)
+        why = f"device {absent[0]} is not on this node, which has {len(shop.devices)}"
+        raise Refusal(why, charge=False, flaw=True)
     if shop.virtual or not wanted:
         return
     until_s = time.monotonic() + _FREE_WAIT_S
@@ -149,7 +178,15 @@ def _prove_devices(present: Present, shop: Workshop) -> None:
         if not trouble:
             return
         if time.monotonic() >= until_s or present.cancelled.wait(_FREE_LOOK_S):
-            raise _Refusal(trouble, charge=False)
+            gone = any(samples.get(index) is None for index in wanted)  # memory in use is somebody's work, not a flaw
+            raise Refusal(trouble, charge=False, flaw=gone)
+
+
+def _prove_node(present: Present, shop: Workshop) -> None:
+    """Disk, shared memory and matrix products."""
+    flaw = shop.fitness.flaw(present.prepare, present.grant)
+    if flaw:
+        raise Refusal(flaw, charge=False, flaw=True)
 
 
 def _trouble(index: int, sample: DeviceSample | None) -> str:
@@ -167,22 +204,15 @@ def _make_folders(present: Present, shop: Workshop) -> None:
     if not os.path.exists(scratch.hostfile):
         with open(scratch.hostfile, "w", encoding="utf-8") as file:
             file.write(environment.hostfile(order))
-    for folder in (order.output_dir, order.checkpoint_dir):
-        if folder and "://" not in folder:
-            try:
-                _make_folder(folder)
-            except OSError as error:
-                raise _Refusal(f"{folder} cannot be made on this node: {error.strerror}", charge=True) from error
+    resuming.check_storage(present, sees=shop.sees())
+    for folder in resuming.folders_of(present):
+        try:
+            resuming.make_folder(folder)
+        except OSError as error:
+            raise Refusal(f"{folder} cannot be made on this node: {error.strerror}", charge=True) from error
+    reach.leave_mark(present)
+    resuming.bring_outputs(present, shop.outputs)
     present.reports = shop.spool.open_reports(scratch.reports, lambda report: shop.heard(present, report))
-
-
-def _make_folder(folder: str) -> None:
-    """Also while somebody tidies away the job's empty folder of an earlier attempt (`checkpoints.tidy`)."""
-    for _ in range(_FOLDER_TRIES):
-        with contextlib.suppress(FileNotFoundError):
-            os.makedirs(folder, exist_ok=True)
-            return
-    os.makedirs(folder, exist_ok=True)
 
 
 def _bring_files(present: Present, shop: Workshop) -> None:
@@ -191,34 +221,62 @@ def _bring_files(present: Present, shop: Workshop) -> None:
         try:
             uploads.fetch_and_unpack(shop.access, spec.upload, present.scratch.workdir, present.cancelled)
         except uploads.UploadInvalid as error:
-            raise _Refusal(str(error), charge=True) from error
+            raise Refusal(str(error), charge=True) from error
         except (HeadAway, Rejected) as error:
-            raise _Refusal(f"the uploaded working directory did not arrive: {error}", charge=False) from error
+            raise Refusal(f"the uploaded working directory did not arrive: {error}", charge=False) from error
     if not os.path.isdir(present.workdir):
-        raise _Refusal(
+        raise Refusal(
             f"working directory {present.workdir} is not on this node; submit from a folder that every node sees, or with --copy",
             charge=True,
         )
 
 
+def _bring_image(present: Present, shop: Workshop) -> None:
+    """Pull it where it is not here yet."""
+    if not present.prepare.spec.image:
+        return
+    _open(present, shop)
+    present.inside = images.bring(
+        present, cache=shop.cache, base=environment.inherited(shop.base), open_output=lambda: shop.output(present),
+        gpus=() if shop.virtual else tuple(shop.devices[index].uuid for index in present.grant.devices),
+    )  # fmt: skip
+
+
+def _bring_packages(present: Present, shop: Workshop) -> None:
+    """Before the command is looked for: it may be one that a package brings."""
+    file = requirements.file_of(present)
+    if not file:
+        return
+    _open(present, shop)
+    variables = environment.setup_environment(present.prepare, present.grant, shop.view(present))
+    requirements.bring(present, file, cache=shop.cache, variables=variables, open_output=lambda: shop.output(present))
+    argv = present.prepare.spec.role.argv
+    if present.venv and passes_by(argv):
+        shop.note(present, f"{argv[0]} is named by its path and does not see the packages of {file}; write `python`")
+
+
 def _check_command(present: Present, shop: Workshop) -> None:
     """Find what would be exec'd, and read the script it would read."""
     role, spec = present.prepare.spec.role, present.prepare.spec
-    if spec.image:
-        raise _Refusal(f"image {spec.image!r}: this node runs no containers yet; submit without image", charge=True)
     command: tuple[str, ...] | str = role.script or role.argv
     if not command:
-        raise _Refusal("the job names no command", charge=True)
+        raise Refusal("the job names no command", charge=True)
     variables = environment.setup_environment(present.prepare, present.grant, shop.view(present))
+    variables = requirements.dressed(present, variables)
     present.environment = variables
     if not isinstance(command, str):
-        if not spec.setup:  # setup may yet make what is missing; then exec tells
+        known = (
+            not spec.setup and not spec.image
+        )  # else setup may make what is missing, or the image hold it; exec tells
+        if known:
             _resolve(command[0], present.workdir, variables)
-        _judge_script(preflight.script_of(command), present, must_exist=not spec.setup)
+        _judge_script(preflight.script_of(command), present, must_exist=known)
     elif "\n" not in command.strip():
         with contextlib.suppress(ValueError):
             _judge_script(preflight.script_of(shlex.split(command)), present, must_exist=False)
-    if spec.warm:
+    if spec.warm and spec.image:
+        shop.note(present, "ranks start cold: a warm parent runs on the node, not in an image")
+    elif spec.warm:
         warm = warm_argv(command)
         present.zygote = (
             None
@@ -240,16 +298,18 @@ def _first_environment(present: Present, shop: Workshop) -> dict[str, str]:
         port=0,
         resume=None,
     )
-    return environment.rank_environment(order, start, present.grant, 0, shop.view(present))[0]
+    return requirements.dressed(
+        present, environment.rank_environment(order, start, present.grant, 0, shop.view(present))[0]
+    )
 
 
 def _resolve(program: str, workdir: str, variables: Mapping[str, str]) -> None:
     if "/" in program:
         path: str | None = os.path.join(workdir, program)
         if not os.path.exists(path or ""):
-            raise _Refusal(f"{program}: no such file in {workdir}", charge=True, exit_code=NOT_FOUND)
+            raise Refusal(f"{program}: no such file in {workdir}", charge=True, exit_code=NOT_FOUND)
         if os.path.isdir(path or "") or not os.access(path or "", os.X_OK):
-            raise _Refusal(
+            raise Refusal(
                 f"{program}: is not executable; chmod +x it, or name its interpreter",
                 charge=True,
                 exit_code=NOT_EXECUTABLE,
@@ -260,7 +320,7 @@ def _resolve(program: str, workdir: str, variables: Mapping[str, str]) -> None:
         program, path=os.pathsep.join(os.path.join(workdir, part) for part in folders.split(os.pathsep))
     )
     if path is None:
-        raise _Refusal(f"{program}: command not found; looked along PATH={folders}", charge=True, exit_code=NOT_FOUND)
+        raise Refusal(f"{program}: command not found; looked along PATH={folders}", charge=True, exit_code=NOT_FOUND)
 
 
 def _judge_script(script: str | None, present: Present, *, must_exist: bool) -> None:
@@ -269,7 +329,7 @@ def _judge_script(script: str | None, present: Present, *, must_exist: bool) -> 
     path = os.path.join(present.workdir, script)
     if not os.path.exists(path):
         if must_exist:
-            raise _Refusal(f"{script}: no such file in {present.workdir}", charge=True)
+            raise Refusal(f"{script}: no such file in {present.workdir}", charge=True)
         return
     if not path.endswith(".py") or not os.path.isfile(path) or os.path.getsize(path) > preflight.SCRIPT_BYTES_MAX:
         return
@@ -282,7 +342,7 @@ def _judge_script(script: str | None, present: Present, *, must_exist: bool) -> 
     )  # fmt: skip
     why = preflight.objection(script, text, around)
     if why is not None:
-        raise _Refusal(why, charge=True)
+        raise Refusal(why, charge=True)
 
 
 def _open_processes(present: Present, shop: Workshop) -> None:
@@ -291,6 +351,15 @@ def _open_processes(present: Present, shop: Workshop) -> None:
     if zygote is not None and not _zygote_ready(present):
         shop.note(present, f"ranks start cold: {zygote.reason or 'the warm parent is not ready'}")
         zygote = None
+    if present.processes is None or zygote is not None:
+        _open(present, shop, zygote)
+
+
+def _open(present: Present, shop: Workshop, zygote: Zygote | None = None) -> None:
+    """Room for its processes, in the place of what was open for the installer: warm ranks have a keeper of their own."""
+    with present.containing:
+        if present.processes is not None:
+            present.processes.close()
     key = AttemptKey(
         job_id=present.key.job_id, epoch=present.key.epoch, generation=present.key.generation, node_key=shop.node_key
     )
@@ -298,7 +367,7 @@ def _open_processes(present: Present, shop: Workshop) -> None:
         processes = shop.host.open(key, zygote=zygote)
     except ProcessesUnavailable as error:
         if zygote is None:
-            raise _Refusal(f"no process can be started on this node: {error}", charge=False) from error
+            raise Refusal(f"no process can be started on this node: {error}", charge=False) from error
         processes = shop.host.open(key)
     with present.containing:
         present.processes = processes
@@ -323,25 +392,16 @@ def _run_setup(present: Present, shop: Workshop) -> None:
     marker = os.path.join(present.scratch.path, "setup-done")
     if not text or os.path.exists(marker):
         return
-    assert present.processes is not None
-    key = shop.stream(present, f"supervisor-{present.grant.node_rank}")
-    output = shop.spool.open_pipe(key)
-    present.running.wait()
-    try:
-        task = TaskSpec(task_id=SETUP_TASK, command=text, cwd=present.workdir, env=present.environment)
-        with present.containing:  # a freeze comes before or after, never while it is being started
-            present.processes.spawn(task, output)
-    except TaskNotStarted as error:
-        raise _Refusal(f"setup: {error}", charge=error.user_error, exit_code=error.exit_code) from error
-    finally:
-        os.close(output)
-    present.setup_done.wait()
-    _unless_cancelled(present)
-    if present.setup_code != 0:
-        raise _Refusal(
-            f"setup ended with code {present.setup_code}; its output is in the stream supervisor-{present.grant.node_rank}",
+    task = TaskSpec(task_id=SETUP_TASK, command=text, cwd=present.workdir, env=present.environment)
+    if present.inside is not None:
+        assert present.processes is not None
+        task = present.inside.task(present.processes.key, task)
+    code = run_aside(present, SETUP_TASK, task.command, task.env, lambda: shop.output(present), cwd=task.cwd)
+    if code != 0:
+        raise Refusal(
+            f"setup ended with code {code}; its output is in the stream supervisor-{present.grant.node_rank}",
             charge=True,
-            exit_code=present.setup_code,
+            exit_code=code,
         )
     with open(marker, "w", encoding="ascii"):
         pass
@@ -353,7 +413,7 @@ def _free_port() -> int:
         port = random.randint(PORT_FIRST, PORT_LAST)
         if _binds(port):
             return port
-    raise _Refusal(f"no free port between {PORT_FIRST} and {PORT_LAST} for the rendezvous", charge=False)
+    raise Refusal(f"no free port between {PORT_FIRST} and {PORT_LAST} for the rendezvous", charge=False)
 
 
 def _binds(port: int) -> bool:

@@ -5,6 +5,7 @@ The table is written by the loop; hands and callbacks look things up in it. A Pr
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from dataclasses import dataclass, field
 from typing import Final
@@ -12,9 +13,11 @@ from typing import Final
 from phalanx.core.ids import Epoch, Generation, JobId
 from phalanx.core.state.commands import Prepare, StartTasks
 from phalanx.core.work.allocation import Grant
+from phalanx.core.work.job import Resume
 from phalanx.node.logic.actions import WritePage
 from phalanx.node.logic.happenings import MemberKey
 from phalanx.node.shell.containment import AttemptKey
+from phalanx.node.shell.inside import Inside
 from phalanx.node.shell.processes import AttemptProcesses
 from phalanx.node.shell.reports import ReportPipe
 from phalanx.node.shell.scratch import Scratch
@@ -30,9 +33,16 @@ class Present:
 
     Attributes:
         running: cleared while the member is frozen; nothing is started then.
-        setup_code: set with `setup_done` when the setup text ended: its code as a shell says it.
+        setup_code: set with `setup_done` when what runs aside ended (`aside`): its code as a shell says it.
+        inside: the image that its tasks run in (`inside`); None for the node itself.
+        venv: folder of the environment that its processes run in; "" for none.
+        closing: what is let go of when nothing of it runs any more.
         pids: of tasks exec'd, by rank; the sampler's, not the truth about what lives.
         spawned_at: where rank 0's stream ended when this generation began.
+        checkpoints, outputs: the node's own of the job, where the gang's nodes do not share the head's.
+        brought: the checkpoint that lies here whole, to be resumed from.
+        publishes: whether what its ranks save may be resumed from.
+        crashed: a task of it was ended by a signal.
     """
 
     key: MemberKey
@@ -50,8 +60,16 @@ class Present:
     environment: dict[str, str] = field(default_factory=dict)
     setup_done: threading.Event = field(default_factory=threading.Event)
     setup_code: int = 0
+    inside: Inside | None = None
+    venv: str = ""
+    closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     pids: dict[int, int] = field(default_factory=dict)
     spawned_at: dict[int, int] = field(default_factory=dict)
+    checkpoints: str = ""
+    outputs: str = ""
+    brought: Resume | None = None
+    publishes: bool = True
+    crashed: bool = False
     _page_lock: threading.Lock = field(default_factory=threading.Lock)
     _page: LeasePage | None = None
     _page_fields: dict[str, int] = field(default_factory=dict)
@@ -96,6 +114,12 @@ class Present:
             self._page_fields |= fields
             if self._page is not None:
                 self._page.write(**fields)
+
+    @property
+    def ends_in_order(self) -> bool:
+        """Whether its ranks ended by themselves, or because somebody wished so and gave them time."""
+        stop = self._page_fields.get("stop", StopReason.NONE)
+        return not self.crashed if stop in (StopReason.NONE, StopReason.RESTART) else True
 
     def close_page(self) -> None:
         """Unmap it; ranks of this generation are gone."""

@@ -13,7 +13,13 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFacts:
-    """One device as it is. `nvlink_peers` are the UUIDs of devices on this node with a live NVLink to it, sorted."""
+    """One device as it is.
+
+    Attributes:
+        nvlink_peers: UUIDs of devices on this node with a live NVLink to it, sorted.
+        nvlinks: how many such links there are to each of them, in that order; behind a switch all of its own to each.
+        pcie: generation and lanes, as "gen5 x16", or "gen5 x8 of x16" where fewer lanes work than could.
+    """
 
     index: int
     uuid: str
@@ -21,6 +27,8 @@ class DeviceFacts:
     memory_bytes: int
     pci_bus: str
     nvlink_peers: tuple[str, ...] = ()
+    nvlinks: tuple[int, ...] = ()
+    pcie: str = ""
     virtual: bool = False
 
 

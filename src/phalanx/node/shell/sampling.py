@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -19,6 +20,7 @@ from phalanx.wire import supervisor as wire
 
 BUSY_S: Final = 1.0
 IDLE_S: Final = 5.0
+_SMALL_S: Final = 2.0  # a fleet that renews as often as this is small enough for a sample of every node each second
 _ASK_S: Final = 3.0
 _log = logging.getLogger(__name__)
 
@@ -30,6 +32,7 @@ class Sampler:
         busy: which job is on each device index now.
         pids: the ranks on each device index now.
         number: by which index the head counts a device.
+        pace: how often the head wants renewals now, in seconds; it grows with the fleet, and what is told here keeps to it.
     """
 
     def __init__(
@@ -44,8 +47,11 @@ class Sampler:
         pids: Callable[[], Mapping[int, tuple[int, ...]]],
         ended: threading.Event,
         number: Callable[[int], int] = lambda index: index,
+        pace: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._number = number
+        self._pace = pace
+        self._told_s = -math.inf
         self._connection = Connection(access)
         self._probe = probe
         self._node_id = node_id
@@ -88,7 +94,10 @@ class Sampler:
                 self._latest = {sample.index: sample for sample in taken}
                 self._answered = asked
                 self._fresh.notify_all()
-            self._tell(taken, jobs)
+            every_s = tell_every_s(self._pace(), busy=bool(jobs))
+            if sampled_s - self._told_s > every_s - BUSY_S / 2:  # the loop turns each second, give or take
+                self._told_s = sampled_s
+                self._tell(taken, jobs, every_s)
             self._wake.wait(BUSY_S)
 
     def _bind(self) -> None:
@@ -102,7 +111,7 @@ class Sampler:
                 self._probe.bind(slot, now)
         self._bound = pids
 
-    def _tell(self, taken: tuple[DeviceSample, ...], jobs: Mapping[int, JobId]) -> None:
+    def _tell(self, taken: tuple[DeviceSample, ...], jobs: Mapping[int, JobId], every_s: float) -> None:
         facts = node_facts(self._folder)
         devices = [
             wire.DeviceSample(
@@ -116,12 +125,18 @@ class Sampler:
         request = wire.SamplesRequest(
             supervisor_id=self._supervisor_id, node_id=self._node_id, at_s=time.time(), devices=devices,
             load_1m=os.getloadavg()[0], memory_available_bytes=_memory_available_bytes(),
-            disk_free_bytes=facts.disk_free_bytes,
+            disk_free_bytes=facts.disk_free_bytes, every_s=every_s,
         )  # fmt: skip
         try:
             self._connection.call("POST", "/v1/node/samples", wire.encode(request), timeout_s=_ASK_S)
         except (HeadAway, HelloWanted, Rejected, msgspec.MsgspecError) as error:
             _log.debug("samples: %s", error)  # the next one comes in a second
+
+
+def tell_every_s(renew_in_s: float, *, busy: bool) -> float:
+    """Between two samples that the head is told, where it wants a renewal every `renew_in_s`."""
+    least_s = BUSY_S if busy else IDLE_S
+    return least_s if renew_in_s <= _SMALL_S else max(least_s, renew_in_s)
 
 
 def _memory_available_bytes() -> int:

@@ -4,7 +4,8 @@
 
 It imports the modules (`?` marks one that may be missing), runs no tensor operation and no CUDA call, and makes sure that it has one thread: a
 fork takes along no other thread, but whatever locks those hold. A warm rank then behaves as `python script.py` or `python -m module` would: same
-sys.argv, sys.path[0], `__main__`, traceback, exit code, atexit order, and it ends as every interpreter ends, by finalisation.
+sys.argv, sys.path[0], `__main__`, traceback, exit code, atexit order, and it ends as every interpreter ends, by finalisation; but of its own
+modules alone: taking apart what it shares with its zygote would first copy it (`_keep_what_is_shared`).
 
 What a warm rank does not have for itself: string hashes are salted as in its zygote (a cold rank draws its own salt unless PYTHONHASHSEED is
 set). The global generators of `random`, NumPy and torch are seeded anew in each rank.
@@ -14,6 +15,7 @@ Standard library only, Python >= 3.10, no import from phalanx but the modules it
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import contextlib
 import ctypes
@@ -51,10 +53,12 @@ def main() -> None:
     safe_path = getattr(sys.flags, "safe_path", False) or sys.flags.isolated
     if not safe_path:
         del sys.path[0]  # this folder: its files are not for the user's imports
+    atexit.register(_keep_what_is_shared)  # before any import registers its own: so it is called last
     unfit = _import_all(modules.split(",")) or _unfit()
     if unfit:
         control.send(json.dumps({"op": "unfit", "reason": unfit}).encode())
         os._exit(0)
+    _shared[:] = [name for name in sys.modules if name not in {"__main__", "sys", "builtins"}]
     sys.stdout.flush()
     sys.stderr.flush()
     control.send(json.dumps({"op": "ready"}).encode())
@@ -87,6 +91,32 @@ def _unfit() -> str:
     if torch is not None and torch.cuda.is_initialized():
         return "the imports initialised CUDA, which does not survive a fork"
     return ""
+
+
+_shared: list[str] = []
+"""Names of the modules that all ranks share with this zygote."""
+
+
+def _keep_what_is_shared() -> None:
+    """At the end of a rank: leave standing what came with the zygote, Python's modules as well as the libraries they loaded.
+
+    To take them apart one must write to them, and each page written is a page copied: 116 MiB and 0.2 s of processor per rank with torch
+    2.13, at the very moment when all ranks end. With what is left standing it is 46 MiB and 0.06 s.
+    """
+    hold = ctypes.pythonapi.Py_IncRef
+    hold.argtypes, hold.restype = [ctypes.py_object], None
+    for name in _shared:
+        module = sys.modules.pop(name, None)
+        if module is not None:
+            hold(module)
+            hold(getattr(module, "__dict__", None))
+    if "LD_PRELOAD" in os.environ:  # such a library may have something to write at the end
+        return
+    libc = ctypes.CDLL(None)
+    with contextlib.suppress(AttributeError):  # not glibc
+        # Called in reverse: those of libraries loaded since the fork, fflush for what C has buffered, _exit with the code.
+        libc["on_exit"](libc["_exit"], None)
+        libc["__cxa_atexit"](libc["fflush"], None, None)
 
 
 def _be_fresh(request: dict[str, Any]) -> None:

@@ -24,7 +24,8 @@ from phalanx.torch.calibrate.trainings import layouts_for, train
 SAMPLES_FILE: Final = "calibration.json"  # in PHALANX_OUTPUT_DIR; `phalanx calibrate` fetches it
 STAGE_LINE: Final = "calibrate: "  # begins the lines that it draws its bar from: "calibrate: 3/11 memory"
 
-_TWICE: Final = ("products", "copies", "collectives", "pairs")  # what slow nodes and links are told by
+LINKS: Final = "pairs"
+_TWICE: Final = ("products", "copies", "collectives", LINKS)  # what slow nodes and links are told by
 Stage = tuple[str, str, Callable[[], Sequence[Any]]]  # field of Samples, words, work
 
 
@@ -32,10 +33,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and write the samples."""
     parser = argparse.ArgumentParser(prog="phalanx.torch.calibrate", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer sizes and repeats: a first look")
+    parser.add_argument("--links", action="store_true", help="every pair of nodes, and nothing else")
     options = parser.parse_args(arguments)
     me = phalanx.torch.init()
     gang = Gang.join(me, quick=options.quick)
     stages = stages_of(gang, os.environ.get("PHALANX_CHECKPOINT_DIR") or ".")
+    if options.links:
+        stages = [stage for stage in stages if stage[0] == LINKS]
     phalanx.torch.plan(steps_total=len(stages))
     found: dict[str, list[Any]] = {}
     stopped = False
@@ -64,7 +68,7 @@ def stages_of(gang: Gang, folder: str) -> list[Stage]:
         for collective in Collective
     ]
     if len(gang.devices) > 1:
-        stages.append(("pairs", "every pair of nodes", partial(measure_pairs, gang)))
+        stages.append((LINKS, "every pair of nodes", partial(measure_pairs, gang)))
     stages.append(("writes", "storage", partial(measure_writes, gang, folder)))
     stages += [
         ("runs", f"training with {_words(layout)}", partial(train, gang, layout)) for layout in layouts_for(gang)

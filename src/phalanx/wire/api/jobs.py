@@ -200,6 +200,7 @@ class JobBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     workdir: str | None = None
     env: dict[str, Any] | list[str] | None = None
     setup: str | None = None
+    requirements: str | None = None
     tasks_per_node: int | None = None
     priority: int | None = None
     queue: str | None = None

@@ -11,7 +11,10 @@ from phalanx.core.ids import JobId, NodeId, QueueId, ReservationId, SupervisorId
 
 
 class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
-    """A device, what holds it and its newest sample. `ranks` are those placed on it, where that is known; `outside`: others hold it."""
+    """A device, what holds it and its newest sample. `ranks` are those placed on it, where that is known; `outside`: others hold it.
+
+    `nvlinks`: live links to each device of the node by index; `pcie`: "gen5 x16"; `numa`: its memory node.
+    """
 
     index: int
     uuid: str
@@ -28,6 +31,21 @@ class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
     temperature_c: float | None = None
     throttle: list[str] = []
     outside: bool = False
+    nvlinks: list[int] = []
+    pci_bus: str = ""
+    pcie: str = ""
+    numa: int | None = None
+
+
+class NicView(msgspec.Struct, frozen=True, kw_only=True):
+    """A network port as the supervisor found it when it started. `kind`: "ethernet" or "infiniband"; what nobody tells is None."""
+
+    name: str
+    kind: str
+    up: bool
+    bits_per_s: int | None = None
+    numa: int | None = None
+    pci_bus: str = ""
 
 
 class CordonView(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +95,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     memory_available_bytes: int | None = None
     disk_free_bytes: int | None = None
     outside: list[str] = []
+    nics: list[NicView] = []
 
 
 class NodeList(msgspec.Struct, frozen=True, kw_only=True):

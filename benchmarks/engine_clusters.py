@@ -1,0 +1,176 @@
+"""A cluster of three servers on each engine, in the lab (docs/lab.md): heads, joined servers, Ray and Slurm as a user would start them.
+
+Each behaves as a `benchmarks.cluster.Cluster` whose head is on host h0; cables are cut and hosts killed by its lab.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from benchmarks.cluster import Cluster, until
+from tests.lab.lab import Lab
+from tests.lab.slurm import Slurm
+
+PHALANX: Final = [os.path.join(os.path.dirname(sys.executable), "phalanx")]
+HOME: Final = "/home/lab/.phalanx"
+WORKDIR: Final = "/var/tmp"  # on every host, and shared by none
+JOIN_S: Final = 90.0  # a guard: Ray takes 5 to 10 s
+_CLONE_NEWNET: Final = 0x40000000
+_RAY: Final = ("ray::", "raylet", "gcs_server", "/ray/")
+
+
+@dataclass(slots=True, kw_only=True)
+class LabCluster(Cluster):
+    """A head on h0 of a lab.
+
+    Attributes:
+        up: the words of `phalanx up`.
+        slurm: the Slurm that it stands on, if it does.
+        line: the words of `phalanx join` that let another server in; empty where servers come with the engine.
+    """
+
+    lab: Lab
+    up: tuple[str, ...]
+    slurm: Slurm | None = None
+    line: tuple[str, ...] = ()
+
+    def begin(self) -> None:
+        """`phalanx up`, and every other server joins."""
+        self.environment = dict(os.environ)
+        said = self.lab.run("h0", [*PHALANX, "up", *self.up], timeout_s=JOIN_S)
+        told = [line for line in said.splitlines() if line.startswith("on the next server: ")]
+        if self.slurm is None:
+            self.line = tuple(told[0].removeprefix("on the next server: phalanx ").split())
+            for name in self.others:
+                self.join(name)
+        until(lambda: len(self.ready()) == len(self.lab.hosts), "all nodes are up", every_s=0.1)
+
+    def end(self) -> None:
+        """Everything of ours leaves in good order; the lab's end takes the rest."""
+        for name in reversed(self.lab.hosts):
+            with contextlib.suppress(RuntimeError, subprocess.TimeoutExpired):
+                self.lab.run(name, [*PHALANX, "down", "--cancel-jobs"], check=False, timeout_s=30.0)
+
+    @property
+    def others(self) -> list[str]:
+        """The hosts without the head."""
+        return list(self.lab.hosts)[1:]
+
+    def join(self, name: str) -> float:
+        """A server joins; seconds from the exec of the command until it says that the node is up."""
+        began = time.monotonic()
+        self.lab.run(name, [*PHALANX, *self.line, "--virtual", "2"], timeout_s=JOIN_S)
+        return time.monotonic() - began
+
+    def leave(self, name: str) -> None:
+        """A server leaves."""
+        self.lab.run(name, [*PHALANX, "down"], timeout_s=JOIN_S)
+        until(lambda: name not in self.ready(), f"{name} has left", every_s=0.05)
+
+    def ready(self) -> set[str]:
+        """Nodes that are up."""
+        return {node["id"] for node in self.nodes() if node["state"] == "up"}
+
+    def reach(self) -> socket.socket:
+        """A connection to loopback of h0: made by a thread that steps into that host's network, usable by all."""
+        made: queue.SimpleQueue[socket.socket | OSError] = queue.SimpleQueue()
+        thread = threading.Thread(target=self._reach, args=(made,))
+        thread.start()
+        thread.join()
+        found = made.get()
+        if isinstance(found, OSError):
+            raise found
+        return found
+
+    def _reach(self, made: queue.SimpleQueue[socket.socket | OSError]) -> None:
+        try:
+            descriptor = os.open(f"/proc/{self.lab.host('h0').pid}/ns/net", os.O_RDONLY)
+            try:
+                if ctypes.CDLL(None, use_errno=True).setns(descriptor, _CLONE_NEWNET):
+                    raise OSError(ctypes.get_errno(), "setns")
+            finally:
+                os.close(descriptor)
+            made.put(socket.create_connection(("127.0.0.1", self.port), timeout=30))
+        except OSError as error:
+            made.put(error)
+
+    def within(self, argv: list[str]) -> list[str]:
+        """See `Cluster`."""
+        return self.lab.command("h0", argv)
+
+    def token(self) -> str:
+        """See `Cluster`."""
+        try:
+            return self.lab.host("h0").path(f"{HOME}/token").read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return ""
+
+    def memory_mib(self) -> tuple[float, float]:
+        """Proportional set size of our processes on the head's host, and of the engine's own daemons there, in MiB."""
+        ours = theirs = 0.0
+        for pid in self.lab.processes("h0"):
+            with contextlib.suppress(OSError):
+                words = _read(f"/proc/{pid}/cmdline").replace("\0", " ")
+                size = _pss_mib(pid)
+                name = _read(f"/proc/{pid}/comm").strip()
+                if "phalanx.app.head" in words or "phalanx.engines" in words:
+                    ours += size
+                elif name.startswith(("slurm", "munged")) or any(word in words for word in _RAY):
+                    theirs += size
+        return ours, theirs
+
+
+@contextlib.contextmanager
+def joined(lab: Lab) -> Iterator[LabCluster]:
+    """Servers that joined a head of the local engine."""
+    with _running(lab, ("--listen", lab.host("h0").address, "--virtual", "1x2")) as cluster:
+        yield cluster
+
+
+@contextlib.contextmanager
+def ray(lab: Lab) -> Iterator[LabCluster]:
+    """The same with a Ray cluster of Phalanx's own."""
+    with _running(lab, ("--engine", "ray", "--listen", lab.host("h0").address, "--virtual", "1x2")) as cluster:
+        yield cluster
+
+
+@contextlib.contextmanager
+def slurm(lab: Lab) -> Iterator[LabCluster]:
+    """Slurm's daemons on every host, and a head on top."""
+    daemons = Slurm(lab=lab)
+    daemons.start()
+    with _running(lab, ("--engine", "slurm", "--listen", lab.host("h0").address), daemons) as cluster:
+        yield cluster
+
+
+@contextlib.contextmanager
+def _running(lab: Lab, up: tuple[str, ...], slurm: Slurm | None = None) -> Iterator[LabCluster]:
+    cluster = LabCluster(home=WORKDIR, port=7600, virtual="", lab=lab, up=up, slurm=slurm)
+    try:
+        cluster.begin()
+        yield cluster
+    finally:
+        cluster.end()
+
+
+def _pss_mib(pid: int) -> float:
+    for line in _read(f"/proc/{pid}/smaps_rollup").splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()

@@ -1,0 +1,181 @@
+"""The engines' own way to start a job, beside ours: plain `srun` and `sbatch` on the Slurm that Phalanx stands on, `ray job submit` on a Ray
+cluster of its own (ours runs without Ray's dashboard, which takes such jobs), with three nodes as ours has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from benchmarks.cluster import until
+from tests.lab.lab import Lab
+
+LINE: Final = "ready"
+SLURM_JOBS: Final = 100
+RAY_JOBS: Final = 12
+RAY_PORT: Final = 6399
+DASHBOARD: Final = "http://127.0.0.1:8265"
+# A Ray that asks for no token: it lives in the lab's own network. Set, since a plain start of Ray writes one into the user's folder.
+RAY_SET: Final = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+_HANG_S: Final = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peers:
+    """Ways to start a job or a node without Phalanx, by name: each measures one and returns seconds, or jobs per second."""
+
+    lines: dict[str, Callable[[], float]] = field(default_factory=dict)
+    jobs: dict[str, Callable[[], float]] = field(default_factory=dict)
+    joins: dict[str, Callable[[], float]] = field(default_factory=dict)
+
+
+@contextlib.contextmanager
+def beside(name: str, lab: Lab) -> Iterator[Peers]:
+    """What can be compared with an engine of that name."""
+    if name == "slurm":
+        yield Peers(
+            lines={"srun": lambda: _srun(lab), "sbatch and srun": lambda: _sbatch_line(lab)},
+            jobs={"sbatch": lambda: _sbatch_rate(lab)},
+        )
+    elif name == "ray":
+        with _plain_ray(lab) as environment:
+            yield Peers(
+                lines={"ray job submit": lambda: _ray_line(lab, environment)},
+                jobs={"ray job submit": lambda: _ray_rate(lab, environment)},
+                joins={"ray start": lambda: _ray_start(lab, environment)},
+            )
+    else:
+        yield Peers()
+
+
+def until_line(command: list[str], *, environment: Mapping[str, str] | None = None, folder: str | None = None) -> float:
+    """Seconds from the exec of a command until it prints the line that the job prints.
+
+    Raises:
+        RuntimeError: it ended without.
+    """
+    began = time.monotonic()
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, cwd=folder, text=True
+    )
+    assert process.stdout is not None
+    found = any(line.strip().endswith(LINE) for line in process.stdout)
+    seconds = time.monotonic() - began
+    _, said = process.communicate(timeout=_HANG_S)
+    if not found:
+        raise RuntimeError(f"{command} did not print {LINE!r}, exit code {process.returncode}: {said[-500:]}")
+    return seconds
+
+
+# ---- Slurm --------------------------------------------------------------------------------------------------------------
+
+
+def _srun(lab: Lab) -> float:
+    return until_line(lab.command("h0", ["srun", "--gres=gpu:1", "echo", LINE]))
+
+
+def _sbatch_line(lab: Lab) -> float:
+    """A batch script that starts its task by srun, on the host whose disk we can see."""
+    path = "/var/tmp/line"
+    output = lab.host("h0").path(path)
+    script = f"srun echo {LINE}"
+    began = time.monotonic()
+    lab.run("h0", ["sbatch", "--nodelist=h0", "--gres=gpu:1", f"--output={path}", f"--wrap={script}"])
+    until(lambda: output.exists() and LINE in output.read_text(encoding="utf-8"), "the line is there", every_s=0.005)
+    seconds = time.monotonic() - began
+    output.unlink()
+    return seconds
+
+
+def _sbatch_rate(lab: Lab) -> float:
+    submit = "sbatch --quiet --gres=gpu:1 --output=/dev/null --wrap=true"
+    began = time.monotonic()
+    lab.run("h0", ["sh", "-c", f"for i in $(seq {SLURM_JOBS}); do {submit}; done"], timeout_s=_HANG_S)
+    until(lambda: not lab.run("h0", ["squeue", "--noheader"]).strip(), "all have ended", every_s=0.1, limit_s=300.0)
+    return SLURM_JOBS / (time.monotonic() - began)
+
+
+# ---- Ray ----------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _plain_ray(lab: Lab) -> Iterator[dict[str, str]]:
+    environment = {**os.environ, **RAY_SET}
+    head = [
+        "--head", f"--port={RAY_PORT}", f"--node-ip-address={lab.host('h0').address}", "--include-dashboard=true",
+        "--dashboard-port=8265", "--ray-client-server-port=20111", "--temp-dir=/var/tmp/plain-ray",
+    ]  # fmt: skip
+    living = [_ray_node(lab, "h0", head, environment)]
+    try:
+        ask = lab.command("h0", [*_ray("job"), "list", "--address", DASHBOARD])
+        until(lambda: _quiet(ask, environment), "the dashboard answers", every_s=0.5)
+        living += [_ray_node(lab, name, _address(lab, name), environment) for name in list(lab.hosts)[1:]]
+        yield environment
+    finally:
+        for process in living:
+            process.terminate()
+        for process in living:
+            process.wait()
+
+
+def _ray_node(lab: Lab, name: str, words: list[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    """`ray start`, which stays as long as its node, and has said that it runs."""
+    start = [*_ray("start"), "--block", "--num-gpus=2", "--object-store-memory=80000000", *words]
+    node = lab.start(name, start, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert node.stdout is not None
+    said = []
+    for line in node.stdout:
+        said.append(line)
+        if "Ray runtime started" in line:
+            return node
+    raise RuntimeError(f"plain Ray did not start on {name}: {''.join(said)[-500:]}")
+
+
+def _address(lab: Lab, name: str) -> list[str]:
+    return [f"--address={lab.host('h0').address}:{RAY_PORT}", f"--node-ip-address={lab.host(name).address}"]
+
+
+def _ray_start(lab: Lab, environment: Mapping[str, str]) -> float:
+    """One more node: from the exec of `ray start` until it says that it runs. Ended again."""
+    began = time.monotonic()
+    node = _ray_node(lab, "h1", _address(lab, "h1"), environment)
+    seconds = time.monotonic() - began
+    node.terminate()
+    node.wait()
+    return seconds
+
+
+def _ray_line(lab: Lab, environment: Mapping[str, str]) -> float:
+    words = [*_ray("job"), "submit", "--address", DASHBOARD, "--entrypoint-num-gpus", "1", "--", "echo", LINE]
+    return until_line(lab.command("h0", words), environment=environment)
+
+
+def _ray_rate(lab: Lab, environment: Mapping[str, str]) -> float:
+    """Submitted by one program of Ray's own client, so that the start of a command line is not counted each time."""
+    program = (
+        "import time\nfrom ray.job_submission import JobSubmissionClient\n"
+        f"client = JobSubmissionClient({DASHBOARD!r})\nbegan = time.monotonic()\n"
+        f"jobs = [client.submit_job(entrypoint='true', entrypoint_num_gpus=1) for _ in range({RAY_JOBS})]\n"
+        "while not all(client.get_job_status(job).is_terminal() for job in jobs):\n    time.sleep(0.05)\n"
+        f"print({RAY_JOBS} / (time.monotonic() - began))\n"
+    )
+    done = subprocess.run(
+        lab.command("h0", [sys.executable, "-c", program]), env=environment, capture_output=True, text=True, check=True,
+        timeout=300,
+    )  # fmt: skip
+    return float(done.stdout.split()[-1])
+
+
+def _ray(verb: str) -> list[str]:
+    return [sys.executable, "-m", "ray.scripts.scripts", verb]
+
+
+def _quiet(command: list[str], environment: Mapping[str, str]) -> bool:
+    done = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    return done.returncode == 0

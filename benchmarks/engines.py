@@ -1,0 +1,186 @@
+"""The same few things on every engine, and beside them the engine's own way to start a job, in turn and in the same minutes.
+
+    python -m benchmarks.engines [--only local,joined,ray,slurm] [--figures line,jobs,join,death,cut,memory] [--runs 7] [--json]
+
+`local` is three virtual nodes of this machine. The others are three hosts of the lab (docs/lab.md), root: servers that joined, a Ray cluster
+of Phalanx's own with a plain one beside it, and Slurm with its default timers but for `SlurmdTimeout`. Where one of them cannot run here,
+one line says why and it is left out. Before each run lies a pause of random length: Slurm looks at its queue in a beat of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from benchmarks import engine_clusters, engine_peers
+from benchmarks.cluster import Cluster, cluster, until
+from benchmarks.control import ended, load
+from benchmarks.engine_clusters import PHALANX, LabCluster
+from benchmarks.figures import Figure, arguments, report, shown, tell
+from tests.lab.lab import Lab
+from tests.lab.needs import why_not
+from tests.lab.slurm import why_no_slurm
+
+ENGINES: Final = ("local", "joined", "ray", "slurm")
+FIGURES: Final = ("line", "jobs", "join", "death", "cut", "memory")
+RUNS: Final = 7
+LOSSES: Final = 3  # power cuts, and cables cut: each takes the better part of a minute with what heals after it
+TRUE_JOBS: Final = {"local": 300, "joined": 300, "ray": 300, "slurm": 40}
+SUBMITTERS: Final = 8  # connections of the client
+BEAT_S: Final = 3.0  # of Slurm's scheduler for batch jobs (SchedulerParameters, batch_sched_delay); each run begins when one has passed
+READY: Final = ["sh", "-c", "echo ready"]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--figures", default="", help=f"comma-separated, of {','.join(FIGURES)}; all without")
+    given = parser.parse_args()
+    names = [name for name in ENGINES if not given.only or name in given.only.split(",")]
+    wanted = set(filter(None, given.figures.split(","))) or set(FIGURES)
+    figures: list[Figure] = []
+    for name in names:
+        why = _why_not(name)
+        if why:
+            tell(f"{name} is left out: {why}")
+            continue
+        figures += _measure(name, wanted, given.runs or RUNS)
+    report("Engines", figures, as_json=given.json)
+
+
+def _why_not(name: str) -> str:
+    if name == "local":
+        return ""
+    if name == "ray" and importlib.util.find_spec("ray") is None:
+        return "Ray is not installed"
+    return why_not() or (why_no_slurm() if name == "slurm" else "")
+
+
+def _beside_peers(name: str, wanted: set[str], runs: int) -> list[Figure]:
+    with _in_the_lab(name) as head:
+        theirs = head.memory_mib()[1]  # before a peer's daemons stand beside them
+        with engine_peers.beside(name, head.lab) as peers:
+            figures = _lines(name, head, runs, peers.lines) if "line" in wanted else []
+            figures += _jobs(name, head, peers.jobs) if "jobs" in wanted else []
+            figures += _joins(name, head, runs, peers.joins) if "join" in wanted and head.line else []
+        if "memory" in wanted:
+            ours = head.memory_mib()[0]
+            figures.append(shown(f"{name}: head, and what drives the engine, after all jobs", [ours], "MiB"))
+            figures += [shown(f"{name}: the engine's own daemons beside it", [theirs], "MiB")] if theirs else []
+        return figures
+
+
+def _measure(name: str, wanted: set[str], runs: int) -> list[Figure]:
+    """All figures of one engine; a cluster of its own for each loss, since Slurm takes minutes to have a lost node back."""
+    if name == "local":
+        with cluster("3x2") as head:
+            figures = _lines(name, head, runs, {}) if "line" in wanted else []
+            return figures + (_jobs(name, head, {}) if "jobs" in wanted else []) + _local_losses(wanted)
+    figures = _beside_peers(name, wanted, runs) if wanted - {"death", "cut"} else []
+    return figures + [_losses(name, kind, min(runs, LOSSES)) for kind in ("death", "cut") if kind in wanted]
+
+
+@contextlib.contextmanager
+def _in_the_lab(name: str) -> Iterator[LabCluster]:
+    with Lab(size=3, gpus=2 if name == "slurm" else 0) as lab, getattr(engine_clusters, name)(lab) as head:
+        yield head
+
+
+def _lines(name: str, head: Cluster, runs: int, peers: dict[str, Callable[[], float]]) -> list[Figure]:
+    """From the exec of the command to the first line of the job's output; all ways take turns, in an order drawn for each run."""
+    ways: dict[str, Callable[[], float]] = {"phalanx run": lambda: _first_line(head), **peers}
+    order = random.Random(0)
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    for run in range(runs + 1):
+        for way in order.sample(list(ways), len(ways)):
+            time.sleep(order.uniform(0.0, 1.0) + (BEAT_S if name == "slurm" else 0.0))
+            took_s = ways[way]()
+            if run:  # the first of each warms the page cache
+                seconds[way].append(took_s)
+                tell(f"{name}, {way} to its first line, run {run}: {took_s:.2f} s")
+    return [shown(f"{name}: {way}, exec to first line", took, "s") for way, took in seconds.items()]
+
+
+def _first_line(head: Cluster) -> float:
+    command = head.within([*PHALANX, "run", "--gpus", "1", "--", *READY])
+    return engine_peers.until_line(command, environment=head.environment, folder=head.home)
+
+
+def _jobs(name: str, head: Cluster, peers: dict[str, Callable[[], float]]) -> list[Figure]:
+    """Jobs of one `true` on all nodes, from the first submit to the last end."""
+    rates = []
+    for _ in range(2):
+        before, began = ended(head), time.monotonic()
+        load(head, TRUE_JOBS[name], SUBMITTERS, run_line="true", gpus=1)
+        until(lambda before=before: ended(head) >= before + TRUE_JOBS[name], "all jobs have ended", limit_s=300.0)  # type: ignore[misc]  # mypy infers no lambda with a default
+        rates.append(TRUE_JOBS[name] / (time.monotonic() - began))
+        tell(f"{name}: {rates[-1]:.1f} jobs a second")
+    figures = [shown(f"{name}: jobs of one `true`", rates, "/s", note=f"{TRUE_JOBS[name]} jobs")]
+    return figures + [shown(f"{name}: {way}, jobs of one `true`", [rate()], "/s") for way, rate in peers.items()]
+
+
+def _joins(name: str, head: LabCluster, runs: int, peers: dict[str, Callable[[], float]]) -> list[Figure]:
+    """From the exec of `phalanx join` on a server until it has said that its node is up."""
+    host = head.others[0]
+    seconds: dict[str, list[float]] = {way: [] for way in ("phalanx join", *peers)}
+    for _ in range(min(runs, 5)):
+        head.leave(host)
+        seconds["phalanx join"].append(head.join(host))
+        for way, measure in peers.items():
+            seconds[way].append(measure())
+        tell(f"{name}: " + ", ".join(f"{way} {took[-1]:.2f} s" for way, took in seconds.items()))
+    until(lambda: host in head.ready(), f"{host} is up", every_s=0.1)
+    return [shown(f"{name}: {way}, exec to ready", took, "s") for way, took in seconds.items()]
+
+
+def _losses(name: str, kind: str, rounds: int) -> Figure:
+    """A gang of two nodes loses one; until it runs elsewhere."""
+    seconds = []
+    for run in range(rounds):
+        with _in_the_lab(name) as head:
+            job = head.submit(run=["sleep", "600"], gpus="2x2", name="gang", workdir=engine_clusters.WORKDIR)
+            until(lambda head=head, job=job: running(head, job, 0.0), "the gang runs")  # type: ignore[misc]  # as above
+            victim = next(node for node in head.job(job)["nodes"] if node in head.others)
+            at_s = time.time()
+            head.lab.kill(victim) if kind == "death" else head.lab.cut(victim)
+            line = until(lambda head=head, job=job, at_s=at_s: running(head, job, at_s), "it runs elsewhere")  # type: ignore[misc]  # as above
+            seconds.append(line["at_s"] - at_s)
+            tell(f"{name}: {kind} of {victim}, run {run + 1}: running elsewhere after {seconds[-1]:.1f} s")
+            head.lab.mend(victim)
+    what = "power cut" if kind == "death" else "cable cut"
+    return shown(f"{name}: {what} to running elsewhere", seconds, "s", note="lease 6 s")
+
+
+def _local_losses(wanted: set[str]) -> list[Figure]:
+    """The same for virtual nodes: killed at once, or stopped and silent."""
+    figures = []
+    for kind, number in (("death", signal.SIGKILL), ("cut", signal.SIGSTOP)):
+        seconds = []
+        for _ in range(LOSSES if kind in wanted else 0):
+            with cluster("3x2") as head:
+                job = head.submit(run=["sleep", "600"], gpus="2x2", name="gang")
+                until(lambda head=head, job=job: running(head, job, 0.0), "the gang runs")  # type: ignore[misc]  # as above
+                pids = head.node_pids(head.job(job)["nodes"][1])
+                at_s = head.kill_node(head.job(job)["nodes"][1], number)
+                line = until(lambda head=head, job=job, at_s=at_s: running(head, job, at_s), "it runs elsewhere")  # type: ignore[misc]  # as above
+                seconds.append(line["at_s"] - at_s)
+                subprocess.run(["kill", "-CONT", *map(str, pids)], stderr=subprocess.DEVNULL, check=False)
+        if seconds:
+            what = "node killed" if kind == "death" else "node silent"
+            figures.append(shown(f"local: {what} to running elsewhere", seconds, "s", note="lease 6 s"))
+    return figures
+
+
+def running(head: Cluster, job: str, after_s: float) -> dict[str, Any] | None:
+    """The line of the job's story that says all ranks run, if there is one after that time."""
+    return next((line for line in head.story(job) if line["kind"] == "running" and line["at_s"] > after_s), None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Supervisors without ranks, many in one process: `python -m benchmarks.fleet_member`, told by lines of JSON on its standard input.
+
+The first line says where the head is and who they are; each further one is an order, answered by one line.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import threading
+import time
+from typing import Any, Final
+
+from phalanx.core.fleet.device import Device
+from phalanx.core.fleet.node import Node, NodeState
+from phalanx.core.ids import JobId, NodeId, SupervisorId
+from phalanx.core.units import GIB
+from phalanx.node.logic.happenings import Renewed
+from phalanx.node.shell import sampling
+from phalanx.node.shell.channels import POLL_S, Commands, Events, Greeter, Renewer, start_thread
+from phalanx.node.shell.link import Connection, HeadAccess, HeadAddress
+from phalanx.node.shell.sampling import Sampler
+from phalanx.node.shell.virtual import VirtualProbe
+from phalanx.wire import supervisor as wire
+from phalanx.wire.join import JoinReply, JoinRequest
+from phalanx.wire.rank import boottime_ns
+
+DEVICES: Final = 8
+_ASK_S: Final = 30.0
+_HELLO_S: Final = 120.0  # a guard
+
+
+def sample_interval_s(renew_s: float, *, busy: bool) -> float:
+    """Between two samples that a node tells; `renew_s` is what the head says of renewals."""
+    return sampling.tell_every_s(renew_s, busy=busy)
+
+
+def poll_interval_s(renew_s: float) -> float:
+    """Between two polls for commands of a node that is told nothing."""
+    del renew_s
+    return POLL_S
+
+
+class Member:
+    """One supervisor: its channels, and nothing that they could be about."""
+
+    def __init__(self, name: NodeId, url: str, ca_file: str, token: str, *, busy: bool) -> None:
+        self._ended = threading.Event()
+        self.seconds: list[float] = []
+        self.who = SupervisorId(f"{name}-load")
+        self.name = name
+        self._probe = VirtualProbe(name, DEVICES, 64 * GIB)
+        self.access = HeadAccess(address=HeadAddress(url, None), token=token, ca_file=ca_file)
+        self._node = Node(
+            id=name, engine="joined", cpus=64, memory_bytes=512 * GIB, state=NodeState.UP, supervisor_id=self.who,
+            address="10.77.0.2", hostname=name, virtual=True,
+            devices=tuple(
+                Device(index=d.index, uuid=d.uuid, model=d.model, memory_bytes=d.memory_bytes, virtual=True)
+                for d in self._probe.devices()
+            ),
+        )  # fmt: skip
+        self.greeter = Greeter(self.access, self._hello, self._ended)
+        jobs = {index: JobId("1") for index in range(DEVICES)} if busy else {}
+        renewer = Renewer(
+            self.access, self.greeter, node_id=name, supervisor_id=self.who, epochs=list, heard=self._heard,
+            ended=self._ended,
+        )  # fmt: skip
+        self._threads = {
+            "renewer": renewer.run,
+            "commands": Commands(self.access, self.greeter, obey=lambda _: None, ended=self._ended).run,
+            "events": Events(self.access, self.greeter, supervisor_id=self.who, ended=self._ended).run,
+            "sampler": Sampler(
+                self.access, self._probe, node_id=name, supervisor_id=self.who, folder="/var/tmp", busy=lambda: jobs, pids=dict,
+                ended=self._ended, pace=lambda: renewer.renew_in_s,
+            ).run,
+        }  # fmt: skip
+
+    def begin(self) -> None:
+        """Start its threads."""
+        for name, run in self._threads.items():
+            start_thread(name, run)
+
+    def _hello(self) -> wire.HelloRequest:
+        return wire.HelloRequest(version=wire.WIRE_VERSION, supervisor_id=self.who, node=self._node, carries=[])
+
+    def _heard(self, renewed: Renewed) -> None:
+        self.seconds.append((boottime_ns() - renewed.sent_ns) / 1e9)
+
+
+def main() -> None:
+    """Join, start, and answer until nobody asks any more."""
+    order = json.loads(sys.stdin.readline())
+    with tempfile.NamedTemporaryFile("w", suffix=".pem", delete=False) as file:
+        file.write(order["ca_pem"])
+    members = [_joined(NodeId(name), order, file.name) for name in order["names"]]
+    for member in members:
+        member.begin()
+        time.sleep(0.01)  # as servers come: not all in one instant
+    for member in members:
+        if not member.greeter.greeted.wait(_HELLO_S):
+            raise TimeoutError(f"{member.name} was not greeted in {_HELLO_S:g} s")
+    _say({"up": len(members)})
+    for line in sys.stdin:
+        told = json.loads(line)
+        if told["do"] == "renewals":
+            taken = [each for member in members for each in member.seconds]
+            for member in members:
+                member.seconds = []
+            _say({"seconds": taken})
+        else:
+            _say(_burst(members[0], told["kind"], told["seconds"]))
+
+
+def _joined(name: NodeId, order: dict[str, Any], ca_file: str) -> Member:
+    access = HeadAccess(address=HeadAddress(order["url"], None), token=order["token"], ca_file=ca_file)
+    wish = JoinRequest(node_id=name, hostname=name, address="10.77.0.2", devices=DEVICES, virtual=True)
+    connection = Connection(access)
+    given = wire.decode(connection.call("POST", "/v1/join", wire.encode(wish), timeout_s=_ASK_S), JoinReply)
+    connection.close()
+    return Member(name, order["url"], ca_file, given.token, busy=order["busy"])
+
+
+def _burst(member: Member, kind: str, seconds: float) -> dict[str, float]:
+    """One request after the other, over one connection."""
+    connection, count, began = Connection(member.access), 0, time.monotonic()
+    renewal = wire.encode(wire.LeaseRequest(supervisor_id=member.who, node_id=member.name, epochs=[], held_s=6.0))
+    devices = [
+        wire.DeviceSample(
+            index=index, uuid=f"VIRTUAL-{member.name}-{index}", counter="virtual", utilization=0.5, memory_used_bytes=GIB,
+            memory_total_bytes=64 * GIB, power_w=0.0, temperature_c=0.0, throttle=(), virtual=True, job_id=JobId("1"),
+        )
+        for index in range(DEVICES)
+    ]  # fmt: skip
+    samples = wire.encode(
+        wire.SamplesRequest(
+            supervisor_id=member.who,
+            node_id=member.name,
+            at_s=time.time(),
+            devices=devices,
+            load_1m=1.0,
+            memory_available_bytes=GIB,
+            disk_free_bytes=GIB,
+        )
+    )
+    requests: dict[str, tuple[str, str, bytes | None]] = {
+        "renewal": ("POST", "/v1/node/lease", renewal),
+        "sample": ("POST", "/v1/node/samples", samples),
+        "poll": ("GET", "/v1/node/commands?after=0&wait_s=0.001", None),  # as one that waited in vain
+    }
+    while time.monotonic() - began < seconds:
+        connection.call(*requests[kind], timeout_s=_ASK_S)
+        count += 1
+    took_s = time.monotonic() - began
+    connection.close()
+    return {"count": count, "seconds": took_s}
+
+
+def _say(answer: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

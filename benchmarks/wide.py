@@ -1,0 +1,94 @@
+"""One job as wide as a small machine can hold: 128 ranks on 16 virtual nodes, an all-reduce over gloo, warm parents.
+
+    python -m benchmarks.wide [--virtual 16x8] [--runs 2] [--json]
+
+The ranks are real processes, and gloo joins each to each: 8,128 connections. What a real cluster spreads over 16 servers happens here on the
+processors of one, so the times say what Phalanx and torch cost, not how long it takes there.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Self
+
+from benchmarks.cluster import ROOT, Cluster, cluster
+from benchmarks.figures import arguments, report, shown, tell
+
+SCRIPT = os.path.join(ROOT, "examples", "bare_allreduce", "train.py")
+STEPS = 3
+"""Of the example; each makes five all-reduces."""
+
+HANG_S = 600.0
+LOOK_S = 0.25
+MIB = 2**20
+
+
+@dataclass(slots=True)
+class Memory:
+    """How much of the machine's memory is taken at most while this is the context; also by others, and without the page cache."""
+
+    most_bytes: int = 0
+    _begun_bytes: int = 0
+    _over: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        self._begun_bytes = available_bytes()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        assert self._thread is not None
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(LOOK_S):
+            self.most_bytes = max(self.most_bytes, self._begun_bytes - available_bytes())
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--virtual", default="16x8", help="nodes x devices")
+    given = parser.parse_args()
+    running, over, memory = [], [], []
+    for run in range(given.runs or 2):
+        with Memory() as taken, cluster(given.virtual) as head:
+            began_s = time.time()
+            job = submit_wide(head, given.virtual)
+            view = head.wait(job, "succeeded", "failed")
+            over.append(time.time() - began_s)
+            if view["state"] != "succeeded":
+                raise RuntimeError(f"the wide job failed: {head.story(job)[-1]}")
+            running.append(next(line["at_s"] for line in head.story(job) if line["kind"] == "running") - began_s)
+        memory.append(taken.most_bytes / MIB)
+        tell(
+            f"{given.virtual}, run {run + 1}: all run after {running[-1]:.1f} s, over after {over[-1]:.1f} s, {memory[-1]:.0f} MiB"
+        )
+    figures = [
+        shown(f"{given.virtual}: submit to all ranks running, warm parents made on the way", running, "s"),
+        shown(f"{given.virtual}: submit to over, with {STEPS} steps of all-reduces", over, "s"),
+        shown(f"{given.virtual}: most memory taken, supervisors and head included", memory, "MiB"),
+    ]
+    report("One wide job", figures, as_json=given.json)
+
+
+def submit_wide(head: Cluster, virtual: str) -> str:
+    """Submit the all-reduce to every device of the cluster; the job's id."""
+    return head.submit(run=[sys.executable, SCRIPT, str(STEPS)], gpus=virtual, name="wide", warm=True)
+
+
+def available_bytes() -> int:
+    """What the kernel says could be taken without swapping."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""Files that the head keeps for gangs whose nodes do not share its folders (wire.kept): their checkpoints, in both directions.
+
+A supervisor may write only what belongs to the live attempt that it carries a part of, and read what that job may be resumed from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Final
+
+from fastapi import Query
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from phalanx.api.bodies import read_body, reply
+from phalanx.api.keeping import live_attempt
+from phalanx.api.kept_files import Place
+from phalanx.api.routes import Routes, Shown, Whole
+from phalanx.api.runtime import Runtime, caller_of, off_loop, runtime_of
+from phalanx.core.errors import Conflict, NotPermitted, TryLater
+from phalanx.core.ids import Epoch, JobId, NodeId
+from phalanx.core.work.allocation import Grant
+from phalanx.core.work.attempt import Attempt, MemberState
+from phalanx.core.work.people import Action
+from phalanx.core.work.seat import node_of_supervisor, read_seat
+from phalanx.wire.kept import MANIFEST_BYTES_MAX, PIECE_BYTES_MAX, KeptReply, StorageReply, TakenReply
+
+_PIECES_MAX: Final = 32  # held in memory at once: 128 MiB; who comes then tries again
+_READ_BYTES: Final = 1 << 18
+_LOOK_S: Final = 0.2  # how late a poll hears that a checkpoint is whole
+
+routes = Routes()
+Digest = Annotated[str, Query(pattern="^[0-9a-f]{64}$")]
+Name = Annotated[str, Query(min_length=1, max_length=4096)]
+
+
+class AttemptOver(Conflict):
+    """The attempt is over: nothing more is kept of it."""
+
+    code = "attempt_over"
+
+
+@routes.get("/v1/node/storage", Action.SUPERVISE, reply=StorageReply)
+async def show_storage(request: Request) -> Response:
+    """Where the head's folders are, and by what a node proves that it sees them."""
+    parts, kept = runtime_of(request).parts, runtime_of(request).kept
+    return reply(StorageReply(checkpoint_root=parts.checkpoint_root, output_root=parts.output_root, nonce=kept.nonce))
+
+
+@routes.put(
+    "/v1/node/checkpoints/manifest", Action.SUPERVISE, body=Shown.BYTES, reply=KeptReply, body_limit="manifest_bytes"
+)
+async def begin_checkpoint(request: Request, job_id: JobId, epoch: Whole, step: Whole, digest: Digest) -> Response:
+    """Begin to keep a checkpoint, or begin again: which of its files are here, and how far."""
+    runtime = runtime_of(request)
+    _, published = await off_loop(live_member, runtime, of_attempt(request, job_id, epoch)[0], job_id, Epoch(epoch))
+    encoded = await read_body(request, MANIFEST_BYTES_MAX)
+    place = Place(job_id=job_id, epoch=Epoch(epoch), step=step, digest=digest)
+    whole, missing_bytes, ends = await off_loop(runtime.kept.begin, place, encoded, published=published)
+    return reply(KeptReply(whole=whole, missing_bytes=missing_bytes, ends=ends))
+
+
+@routes.put("/v1/node/checkpoints/file", Action.SUPERVISE, body=Shown.BYTES, reply=TakenReply, body_limit="piece_bytes")
+async def take_checkpoint_piece(
+    request: Request, job_id: JobId, epoch: Whole, step: Whole, digest: Digest, path: Name, offset: Whole
+) -> Response:
+    """Keep a piece of a checkpoint's file. The last piece is answered once the file is compared and durable."""
+    runtime = runtime_of(request)
+    node_id = of_attempt(request, job_id, epoch)[0]
+    carried = runtime.carried
+    if carried.pieces >= _PIECES_MAX:
+        raise TryLater(f"{_PIECES_MAX} pieces are on their way to the head", hint="send it again in a moment")
+    carried.pieces += 1
+    try:
+        await off_loop(live_member, runtime, node_id, job_id, Epoch(epoch))
+        data = await read_body(request, PIECE_BYTES_MAX)
+        place = Place(job_id=job_id, epoch=Epoch(epoch), step=step, digest=digest)
+        end = await off_loop(runtime.kept.take, place, path, offset, data)
+    finally:
+        carried.pieces -= 1
+    runtime.count("kept_bytes", len(data))
+    return reply(TakenReply(end=end))
+
+
+@routes.get("/v1/node/checkpoints", Action.SUPERVISE, reply=KeptReply)
+async def show_checkpoint(
+    request: Request,
+    job_id: JobId,
+    epoch: Whole,
+    step: Whole,
+    digest: Digest,
+    wait_s: Annotated[float, Query(ge=0)] = 0.0,
+) -> Response:
+    """What is still missing of a checkpoint, waiting up to `wait_s` until it is whole or less is missing. Who asks has sent all it has."""
+    runtime = runtime_of(request)
+    node_id, clock = of_attempt(request, job_id, epoch)[0], runtime.parts.clock
+    place = Place(job_id=job_id, epoch=Epoch(epoch), step=step, digest=digest)
+    until_s = clock.boottime_s() + min(wait_s, runtime.parts.limits.wait_s)
+    first: int | None = None
+    with runtime.hub.bell() as watch:
+        while True:
+            attempt, _ = await off_loop(live_member, runtime, node_id, job_id, Epoch(epoch))
+            done = runtime.carried.done.setdefault(place, set())
+            done.add(node_id)
+            whole, missing_bytes = await off_loop(runtime.kept.state, place)
+            lost = "" if whole else _lost(attempt, done)
+            first = missing_bytes if first is None else first
+            left_s = until_s - clock.boottime_s()
+            if whole or lost or missing_bytes < first or left_s <= 0 or runtime.hub.closing:
+                break
+            await watch.wait(min(_LOOK_S, left_s))
+    if whole:
+        runtime.carried.done.pop(place, None)
+    return reply(KeptReply(whole=whole, missing_bytes=missing_bytes, lost=lost))
+
+
+@routes.get("/v1/node/checkpoints/file", Action.SUPERVISE, reply=Shown.BYTES)
+async def give_checkpoint_file(
+    request: Request, job_id: JobId, epoch: Whole, of_epoch: Whole, step: Whole, path: Name, offset: Whole = 0
+) -> Response:
+    """A file of a checkpoint that the job may resume from, from a byte on. Its manifest is one of them."""
+    runtime = runtime_of(request)
+    await off_loop(live_member, runtime, of_attempt(request, job_id, epoch)[0], job_id, Epoch(epoch))
+    there = await off_loop(runtime.kept.path, job_id, Epoch(of_epoch), step, path)
+    return await send_from(there, offset)
+
+
+async def send_from(path: str, offset: int) -> Response:
+    """A file's bytes from `offset` on, read as they are sent."""
+    pieces = _pieces(path, offset)
+    return StreamingResponse(pieces, media_type=Shown.BYTES.value)
+
+
+def _pieces(path: str, offset: int) -> Iterator[bytes]:
+    with open(path, "rb", buffering=0) as file:
+        file.seek(offset)
+        while piece := file.read(_READ_BYTES):
+            yield piece
+
+
+def of_attempt(request: Request, job_id: JobId, epoch: int) -> tuple[NodeId, Grant]:
+    """Who speaks, and its part of the attempt, if it may speak of that at all.
+
+    Raises:
+        NotPermitted: it sits on a seat of another, or carries no part of it.
+    """
+    name = caller_of(request).node_id
+    assert name is not None, "the gate lets only node tokens supervise"
+    seat = read_seat(name)
+    if seat is not None and (seat.job_id, seat.epoch) != (job_id, epoch):
+        raise NotPermitted(f"the supervisor on {name} does not speak of job {job_id} epoch {epoch}")
+    node_id = node_of_supervisor(name)
+    return node_id, runtime_of(request).supervisors.grant(node_id, job_id, Epoch(epoch))
+
+
+def live_member(runtime: Runtime, node_id: NodeId, job_id: JobId, epoch: Epoch) -> tuple[Attempt, frozenset[str]]:
+    """The live attempt, and the digests of what is published of its job.
+
+    Raises:
+        AttemptOver: it is over, or this node was lost from it.
+    """
+    store = runtime.parts.store
+    attempt = live_attempt(store, job_id)
+    member = None
+    if attempt is not None and attempt.epoch == epoch:
+        member = next((m for m in attempt.members if m.node_id == node_id), None)
+    if attempt is None or member is None or member.state is MemberState.LOST:
+        raise AttemptOver(f"attempt {epoch} of job {job_id} is over on {node_id}; nothing more is kept of it")
+    job = store.job(job_id)
+    return attempt, frozenset(() if job is None else (one.digest for one in job.checkpoints))
+
+
+def _lost(attempt: Attempt, done: set[NodeId]) -> str:
+    """A node that is lost and had not brought all it had."""
+    return next((m.node_id for m in attempt.members if m.state is MemberState.LOST and m.node_id not in done), "")

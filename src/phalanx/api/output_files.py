@@ -1,0 +1,291 @@
+"""The head's copies of outputs, on disk: files of several nodes in one folder of the job, each replaced whole or made longer.
+
+    <output root>/<job>/...                         what `phalanx get` gives
+                 /.from/<job>.json                  which files come from another node than the first; for names that two nodes use
+                 /.coming/<job>.<epoch>.<k>/<hash>  a file on its way, of the k-th node of the gang
+
+Of two nodes that use one name the lower rank has it, the other's file gets `.node-<k>` behind it. Links are never followed and never made: each step down is
+by descriptor. Thread-safe, blocks on the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from phalanx.api.kept_files import disk, sync_folder, write_at, write_durably
+from phalanx.core.errors import BadRequest, NotFound
+from phalanx.core.ids import Epoch, JobId
+from phalanx.wire import manifest as manifests
+from phalanx.wire.kept import OUTPUT_FILES_MAX, OutputFile
+
+_FROM: Final = ".from"
+_COMING: Final = ".coming"
+_FIRST: Final = 0  # the node rank whose names are taken as they are, also in the attempts to come
+_DEPTH_MAX: Final = 64
+_NODE: Final = re.compile(r"\.node-(\d+)$")
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MODE_KEPT: Final = 0o755
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Whose file it is: of which attempt, and of which node of the gang."""
+
+    job_id: JobId
+    epoch: Epoch
+    node_rank: int
+
+
+class KeptOutputs:
+    """All outputs under one root."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._lock = threading.Lock()
+        self.jobs: set[JobId] = set()  # that have brought something in this life of the head
+        shutil.rmtree(os.path.join(root, _COMING), ignore_errors=True)  # its nodes begin those files again
+
+    def listing(self, origin: Origin) -> list[OutputFile]:
+        """What a node of a new attempt is to find in its folder: the first all there is, others what came from a node of their number."""
+        owners = self._owners(origin.job_id)
+        found = []
+        for path, size_bytes in self._walk(origin.job_id):
+            owner = owners.get(path, _FIRST)
+            own = _NODE.search(path)
+            if origin.node_rank == _FIRST:
+                found.append(OutputFile(path=path, name=path, size_bytes=size_bytes))
+            elif owner == origin.node_rank:
+                name = path[: own.start()] if own and int(own[1]) == owner else path
+                found.append(OutputFile(path=path, name=name, size_bytes=size_bytes))
+        return found
+
+    def extend(self, origin: Origin, path: str, offset: int, data: bytes) -> int:
+        """Add a piece at the end of a file that this node has brought before; where it does not end there, nothing changes.
+
+        Returns where the file ends then; -1 for a file that is not this node's, or is none.
+        """
+        words = _words(path)
+        name = self._name_for(origin, words)
+        if name is None:
+            return -1
+        with disk(self._root), self._within(origin.job_id, name[:-1], make=False) as folder:
+            try:
+                fd = os.open(name[-1], os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            except OSError as error:
+                if error.errno in (errno.ENOENT, errno.ELOOP, errno.EISDIR):
+                    return -1
+                raise
+            try:
+                seen = os.fstat(fd)
+                if not stat.S_ISREG(seen.st_mode) or seen.st_size != offset:
+                    return seen.st_size if stat.S_ISREG(seen.st_mode) else -1
+                write_at(fd, data, offset)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        return offset + len(data)
+
+    def take(self, origin: Origin, path: str, offset: int, data: bytes) -> int:
+        """Add a piece to a file on its way. Returns where it ends then; a piece at another place changes nothing, but 0 begins anew."""
+        _words(path)
+        coming = self._coming(origin, path)
+        self.jobs.add(origin.job_id)
+        with disk(self._root):
+            os.makedirs(os.path.dirname(coming), mode=0o700, exist_ok=True)
+            fd = os.open(coming, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                if offset == 0:
+                    os.ftruncate(fd, 0)
+                end = os.fstat(fd).st_size
+                if offset == end:
+                    write_at(fd, data, end)
+                    end += len(data)
+            finally:
+                os.close(fd)
+        return end
+
+    def name(self, origin: Origin, path: str, *, size_bytes: int, crc32: int, mode: int) -> None:
+        """Give a file that is here whole its name, in place of what the same node brought before.
+
+        Raises:
+            BadRequest: other bytes came, or a folder stands where the file should.
+        """
+        words, coming = _words(path), self._coming(origin, path)
+        with disk(self._root):
+            if not os.path.exists(coming) or manifests.checksum(coming) != (size_bytes, crc32):
+                with contextlib.suppress(OSError):
+                    os.unlink(coming)
+                raise BadRequest(f"{path[:100]}: other bytes came than were sent", hint="send it again")
+            fd = os.open(coming, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fchmod(fd, (mode & _MODE_KEPT) | 0o600)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            with self._lock:
+                own = self._name_for(origin, words)
+                name = words if own is None else own
+                with self._within(origin.job_id, name[:-1], make=True) as folder:
+                    if own is None:
+                        self._make_way(origin, words, folder)
+                    try:
+                        os.rename(coming, name[-1], dst_dir_fd=folder)
+                    except (IsADirectoryError, NotADirectoryError) as error:
+                        raise BadRequest(f"{path[:100]}: a folder of that name is at the head") from error
+                    os.fsync(folder)
+                self._own(origin.job_id, "/".join(name), origin.node_rank)
+
+    def remove(self, origin: Origin, path: str) -> None:
+        """Remove a file that this node has brought, and folders that are empty then. Harmless twice."""
+        words = _words(path)
+        with self._lock, disk(self._root):
+            name = self._name_for(origin, words) or []
+            for depth in range(len(name) - 1, -1, -1):
+                try:
+                    with self._within(origin.job_id, name[:depth], make=False) as folder:
+                        if depth == len(name) - 1:
+                            os.unlink(name[depth], dir_fd=folder)
+                        else:
+                            os.rmdir(name[depth], dir_fd=folder)
+                except OSError:  # gone already, a folder by now, or not empty
+                    return
+
+    def path(self, job_id: JobId, path: str) -> int:
+        """A descriptor of a file, for sending; the caller closes it.
+
+        Raises:
+            NotFound: there is no such file.
+        """
+        words = _words(path)
+        try:
+            with self._within(job_id, words[:-1], make=False) as folder:
+                return os.open(words[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        except OSError as error:
+            raise NotFound(f"{path[:100]!r}: no such file among the outputs of job {job_id}") from error
+
+    def settle(self, job_id: JobId, live: Epoch | None) -> None:
+        """Remove what was on its way for attempts that are over."""
+        root = os.path.join(self._root, _COMING)
+        if live is None:
+            self.jobs.discard(job_id)
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(root):
+                job, epoch, _ = name.rsplit(".", 2)
+                if job == job_id and int(epoch) != live:
+                    shutil.rmtree(os.path.join(root, name), ignore_errors=True)
+
+    def _name_for(self, origin: Origin, words: list[str]) -> list[str] | None:
+        """Where this node's file of that name lies; None where a node of a higher rank has the name, which it has to leave."""
+        owner = self._owner(origin, words)
+        if owner > origin.node_rank:
+            return None
+        return words if owner == origin.node_rank else _beside(words, origin.node_rank)
+
+    def _owner(self, origin: Origin, words: list[str]) -> int:
+        """The rank of the node whose file has that name; who asks, where there is none."""
+        owner = self._owners(origin.job_id).get("/".join(words))
+        if owner is not None:
+            return owner
+        return _FIRST if self._exists(origin.job_id, words) else origin.node_rank
+
+    def _make_way(self, origin: Origin, words: list[str], folder: int) -> None:
+        """Let another node's file of this name have the name that is its own alone."""
+        owner = self._owner(origin, words)
+        beside = _beside(words, owner)
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(words[-1], beside[-1], src_dir_fd=folder, dst_dir_fd=folder)
+            self._own(origin.job_id, "/".join(beside), owner)
+
+    def _exists(self, job_id: JobId, words: list[str]) -> bool:
+        try:
+            with self._within(job_id, words[:-1], make=False) as folder:
+                os.stat(words[-1], dir_fd=folder, follow_symlinks=False)
+        except OSError:
+            return False
+        return True
+
+    def _owners(self, job_id: JobId) -> dict[str, int]:
+        try:
+            with open(os.path.join(self._root, _FROM, f"{job_id}.json"), encoding="utf-8") as file:
+                record = json.load(file)
+        except (OSError, ValueError):
+            return {}
+        return {str(path): int(rank) for path, rank in record.items()}
+
+    def _own(self, job_id: JobId, path: str, node_rank: int) -> None:
+        """Remember whose file it is; nothing is remembered of the first node's."""
+        owners = self._owners(job_id)
+        if owners.get(path, _FIRST) == node_rank:
+            return
+        os.makedirs(os.path.join(self._root, _FROM), mode=0o700, exist_ok=True)
+        text = json.dumps({**owners, path: node_rank})
+        write_durably(os.path.join(self._root, _FROM, f"{job_id}.json"), text.encode())
+        sync_folder(os.path.join(self._root, _FROM))
+
+    def _coming(self, origin: Origin, path: str) -> str:
+        hashed = hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()
+        return os.path.join(self._root, _COMING, f"{origin.job_id}.{origin.epoch}.{origin.node_rank}", hashed)
+
+    @contextlib.contextmanager
+    def _within(self, job_id: JobId, words: list[str], *, make: bool) -> Iterator[int]:
+        """A descriptor of a folder below the job's."""
+        root = os.path.join(self._root, job_id)
+        if make:
+            os.makedirs(root, mode=0o700, exist_ok=True)
+        folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for word in words:
+                if make:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(word, 0o700, dir_fd=folder)
+                try:
+                    below = os.open(word, _FOLDER, dir_fd=folder)
+                except (NotADirectoryError, OSError) as error:
+                    if make and error.errno in (errno.ENOTDIR, errno.ELOOP):
+                        raise BadRequest(f"{word[:100]!r} is no folder among the outputs of job {job_id}") from error
+                    raise
+                os.close(folder)
+                folder = below
+            yield folder
+        finally:
+            os.close(folder)
+
+    def _walk(self, job_id: JobId) -> Iterator[tuple[str, int]]:
+        """Regular files below the job's folder with their sizes, by path; no more than a node would bring."""
+        root = os.path.join(self._root, job_id)
+        count = 0
+        for folder, folders, names in os.walk(root):
+            folders.sort()
+            for name in sorted(names):
+                with contextlib.suppress(OSError):
+                    seen = os.lstat(os.path.join(folder, name))
+                    if stat.S_ISREG(seen.st_mode) and count < OUTPUT_FILES_MAX:
+                        count += 1
+                        yield os.path.relpath(os.path.join(folder, name), root), seen.st_size
+
+
+def _beside(words: list[str], node_rank: int) -> list[str]:
+    return [*words[:-1], f"{words[-1]}.node-{node_rank}"]
+
+
+def _words(path: str) -> list[str]:
+    """The steps of a relative path in the one way to write it.
+
+    Raises:
+        BadRequest: it leaves the folder.
+    """
+    words = path.split("/")
+    if "\0" in path or len(words) > _DEPTH_MAX or any(word in ("", ".", "..") for word in words):
+        raise BadRequest(f"{path[:100]!r} is no path below a job's outputs")
+    return words

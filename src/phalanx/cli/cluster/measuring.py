@@ -1,0 +1,151 @@
+"""`phalanx topology --measure`: every pair of nodes by one ordinary job, the tree that their rates tell of, and what falls short in it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from phalanx.cli.cells import count
+from phalanx.cli.cluster.labels import MEASURED, put_labels
+from phalanx.cli.cluster.treetable import measure_lines
+from phalanx.cli.connect import FOLLOW_PATIENCE_S, connect
+from phalanx.cli.faults import told, warn
+from phalanx.cli.terminal import clean, terminal
+from phalanx.core.errors import BadRequest, NotPermitted
+from phalanx.core.fleet.hostlist import expand, fold
+from phalanx.core.fleet.topology import LEVELS
+from phalanx.core.ids import NodeId
+from phalanx.core.performance.levels import Measure, levels_of
+from phalanx.core.work.people import Action
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
+    from phalanx.core.performance.profile import PairFound
+    from phalanx.wire.api.nodes import NodeView
+
+_INTERRUPTED: Final = 130  # 128 + SIGINT
+_HELD: Final = "40m"  # as `phalanx calibrate` holds nodes for --nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """The command's options."""
+
+    listed: str | None = None
+    quick: bool = False
+    python: str = ""
+    apply: bool = False
+    plot: str | None = None
+    as_json: bool = False
+
+
+def measured(wish: Wish) -> int:
+    """Measure, show, and where asked draw and keep it; the exit code."""
+    from phalanx.cli.plan.calibration_job import CalibrationFailed
+
+    if wish.plot is not None:
+        from phalanx.cli.plan.picture import check_picture
+
+        check_picture(wish.plot)
+    head = connect()
+    nodes = head.nodes()
+    _check_permitted(head, wish)
+    try:
+        pairs = _pairs(head, nodes, wish)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except CalibrationFailed as failed:
+        return told(failed.message, failed.hint, failed.job_code)
+    found = levels_of(pairs)
+    if wish.plot is not None:
+        _draw(wish.plot, found)
+    applied, by_hand = _apply(head, nodes, found) if wish.apply else ([], [])
+    _print(found, pairs, wish, applied)
+    if by_hand:
+        warn(f"placed by hand, and left there: {fold(sorted(by_hand))}; `phalanx nodes label` takes labels away")
+    return 0
+
+
+def _check_permitted(head: Client, wish: Wish) -> None:
+    if not (wish.apply or wish.listed):
+        return
+    me = head.me()
+    if Action.OPERATE not in me.actions:
+        what = "label nodes" if wish.apply else "set nodes aside"
+        raise NotPermitted(f"{me.user} may not {what}", hint="an operator may; without --apply and --nodes anybody")
+
+
+def _pairs(head: Client, nodes: Sequence[NodeView], wish: Wish) -> Sequence[PairFound]:
+    """Run the job. It is cancelled, and nodes set aside for it are given back, however this ends."""
+    from phalanx.cli.plan.calibration_job import run_calibration
+    from phalanx.cli.plan.calibration_nodes import check_idle, chosen_nodes
+
+    chosen = chosen_nodes(nodes, None if wish.listed is None else expand(wish.listed), time.time(), links=True)
+    if len(chosen.nodes) < 2:
+        raise BadRequest(f"{chosen.names[0]} is the only node: it has no links", hint="phalanx join adds a server")
+    check_idle(chosen, wait=False)
+    for line in chosen.left_out:
+        warn(line)
+    reservation = f"links-{time.time():.0f}" if wish.listed is not None else ""
+    if reservation:
+        head.reserve(
+            reservation, chosen.names, _HELD, users=[head.me().user], why="phalanx topology --measure"
+        )  # fmt: skip
+    try:
+        waits = connect(FOLLOW_PATIENCE_S)
+        return run_calibration(
+            waits, chosen, reservation=reservation, quick=wish.quick, python=wish.python, links=True
+        ).pairs
+    finally:
+        if reservation:
+            head.unreserve(reservation)
+
+
+def _apply(head: Client, nodes: Sequence[NodeView], found: Measure) -> tuple[list[str], list[str]]:
+    """Label the nodes measured with their places; those whose place a person said stay. Who was labelled, and who not."""
+    by_hand = [
+        str(node.id)
+        for node in nodes
+        if node.id in found.nodes and any(node.labels.get(level) for level in LEVELS) and not node.labels.get(MEASURED)
+    ]
+    wanted = {
+        NodeId(name): {**dict.fromkeys(LEVELS, ""), **labels, MEASURED: "measured" if any(labels.values()) else ""}
+        for name, labels in found.labels().items()
+        if name not in by_hand
+    }
+    if wanted:
+        put_labels(head, wanted)
+    return sorted(wanted), by_hand
+
+
+def _draw(path: str, found: Measure) -> None:
+    from phalanx import __version__
+    from phalanx.cli.cluster.treeview import tree_sheet
+    from phalanx.cli.plan.picture import write_picture
+
+    lead = "Boxes are domains; the rate is that of a sound link inside one, from node to node, each way at once."
+    write_picture(
+        path, [tree_sheet(found)], title=f"{count(len(found.nodes), 'node')} by measured bandwidth", lead=lead,
+        command=f"phalanx topology --measure --plot {path}", version=__version__,
+    )  # fmt: skip
+
+
+def _print(found: Measure, pairs: Sequence[PairFound], wish: Wish, applied: Sequence[str]) -> None:
+    if wish.as_json:
+        from phalanx.cli.lists import encoded
+        from phalanx.core.performance.plain import to_plain
+
+        value = {**to_plain(found), "pairs": [to_plain(pair) for pair in pairs], "labels": found.labels(), "applied": list(applied)}  # fmt: skip
+        print(encoded(value, indent=2))
+        return
+    screen = terminal(sys.stdout)
+    print("\n".join(clean(line) if not screen.colour else line for line in measure_lines(found, screen)))
+    if wish.plot is not None:
+        print(f"drawn: {wish.plot}")
+    if applied:
+        print(f"{count(len(applied), 'node')} placed in the tree as measured")
+    following = "phalanx topology" if applied else "phalanx topology --measure --apply" if found.levels else "phalanx nodes"  # fmt: skip
+    print(screen.paint(f"next: {following}", "dim"))

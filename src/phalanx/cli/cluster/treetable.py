@@ -1,0 +1,65 @@
+"""A measured tree as a table and in sentences. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from phalanx.cli.tables import Cell, Column, table
+from phalanx.cli.terminal import Terminal
+from phalanx.core.fleet.hostlist import fold
+from phalanx.core.performance.levels import Measure, SlowLink
+
+_SLOW_SHOWN: Final = 12  # lines; --json has all
+
+
+def measure_lines(found: Measure, screen: Terminal) -> list[str]:
+    """The tree as a table, and below it what is slow."""
+    columns = (
+        Column(title="DOMAIN"), Column(title="NODES", right=True), Column(title="LINK", right=True), Column(title="HOSTS", least=12),
+    )  # fmt: skip
+    rows: list[list[Cell | str]] = [
+        ["all" if found.levels else "no levels: all are equally near", str(len(found.nodes)), gbit(found.bytes_per_s), "" if found.levels else fold(list(found.nodes))]
+    ]  # fmt: skip
+    rows += _rows(found, 0, found.nodes)
+    return [*table(columns, rows, screen), *slow_lines(found.slow)]
+
+
+def slow_lines(slow: Sequence[SlowLink]) -> list[str]:
+    """`slow: n3 - n7: 1.1 Gbit/s where its level has 9.4`."""
+    lines = [f"slow: {slow_words(one)}" for one in slow[:_SLOW_SHOWN]]
+    more = len(slow) - _SLOW_SHOWN
+    return [*lines, f"and {more} more; --json has all"] if more > 0 else lines
+
+
+def slow_words(one: SlowLink) -> str:
+    """One sentence's worth."""
+    who = f"{one.first} - {one.second}" if one.second else f"all links of {one.first}"
+    return f"{who}: {gbit(one.bytes_per_s)} where its level has {gbit(one.level_bytes_per_s).removesuffix(' Gbit/s')}"
+
+
+def gbit(bytes_per_s: float | None) -> str:
+    """`9.4 Gbit/s`; nothing when unknown."""
+    if bytes_per_s is None:
+        return ""
+    value = bytes_per_s * 8 / 1e9
+    return f"{value:.0f} Gbit/s" if value >= 100 else f"{value:.1f} Gbit/s" if value >= 1 else f"{value:.2f} Gbit/s"
+
+
+def _rows(found: Measure, depth: int, inside: Sequence[str]) -> list[list[Cell | str]]:
+    """The domains of this level that lie within, each followed by those within it; nodes in none at their end."""
+    if depth == len(found.levels):
+        return []
+    level, seen = found.levels[depth], set[str]()
+    rows: list[list[Cell | str]] = []
+    last = depth + 1 == len(found.levels)
+    for number, domain in enumerate(level.domains):
+        if domain[0] in inside:
+            seen |= set(domain)
+            name = f"{'  ' * (depth + 1)}{level.name} m{number}"
+            rows.append([name, str(len(domain)), gbit(level.bytes_per_s), fold(list(domain)) if last else ""])
+            rows += _rows(found, depth + 1, domain)
+    alone = [node for node in inside if node not in seen]
+    if alone and (seen or depth == 0):
+        rows.append([Cell(f"{'  ' * (depth + 1)}no {level.name}", "dim"), str(len(alone)), "", fold(alone)])
+    return rows

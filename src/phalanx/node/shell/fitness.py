@@ -1,0 +1,180 @@
+"""Measure whether this node does for a gang, before its ranks start: disk, shared memory, matrix products, the links to its peers.
+
+Cheap checks run each time. Dear ones (a synced write, matrix products, a stream over a link) run once an hour, and again for a job that
+starts anew, since something has failed then. `node.logic.fitness` judges; `preparation` refuses.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Final
+
+from phalanx.core.fleet.fitness import BadLink
+from phalanx.core.ids import NodeId
+from phalanx.core.state.commands import Prepare
+from phalanx.core.work.allocation import Grant
+from phalanx.node.logic import fitness as bounds
+from phalanx.node.logic.fitness import Exchange, Product, Storage, Written
+from phalanx.node.shell.probe_link import exchange, is_loopback
+
+OFF: Final = "PHALANX_PREFLIGHT"  # in a job's environment, "off" skips all this for it
+DEAR_EVERY_S: Final = 3600.0  # what breaks in between is found by the job that it breaks
+PRODUCT_S: Final = 60.0  # the import of torch from a cold disk, and a second of products
+PRODUCT_PROGRAM: Final = "phalanx.torch.preflight"
+_SHM: Final = "/dev/shm"  # noqa: S108  # looked at, never written
+
+
+class Fitness:
+    """What this node knows of itself, kept between jobs so that dear checks are rare. Safe to ask from several hands.
+
+    Args:
+        folder: the node's, on the disk that jobs need.
+        base: the environment of children.
+        devices: UUIDs by index; empty where they are virtual.
+        program: the Python module that multiplies matrices.
+    """
+
+    def __init__(
+        self, *, folder: str, base: Mapping[str, str], devices: tuple[str, ...], program: str = PRODUCT_PROGRAM
+    ) -> None:
+        self._folder, self._base, self._devices, self._program = folder, base, devices, program
+        self._lock = threading.Lock()
+        self._done_s: dict[str, float] = {}  # when a dear check last went well, by what it was of
+
+    def flaw(self, order: Prepare, grant: Grant) -> str:
+        """What is wrong with the node itself; empty if nothing is."""
+        if skipped(order):
+            return ""
+        places = [Storage(path=self._folder, free_bytes=_free_bytes(self._folder), need_bytes=bounds.DISK_FREE_BYTES)]
+        if self._devices and grant.devices and os.path.isdir(_SHM):
+            places.append(Storage(path=_SHM, free_bytes=_free_bytes(_SHM), need_bytes=bounds.SHM_FREE_BYTES))
+        flaw = bounds.storage_flaw(places, None)
+        if not flaw and self._due("write", order):
+            flaw = bounds.storage_flaw(places, _written(self._folder))
+            self._note("write", good=not flaw)
+        if flaw or not (self._devices and grant.devices):
+            return flaw
+        key = f"product {grant.devices}"
+        if self._due(key, order):
+            flaw = bounds.product_flaw(self._products(grant))
+            self._note(key, good=not flaw)
+        return flaw
+
+    def bad_links(self, order: Prepare, grant: Grant) -> tuple[BadLink, ...]:
+        """What is wrong with the links to the gang's other nodes, in the order of their ranks. All are tried side by side."""
+        if skipped(order) or len(order.probe_ports) != len(order.addresses):
+            return ()
+        own, names = order.addresses[grant.node_rank], [one.node_id for one in order.allocation.grants]
+        wanted = [
+            rank
+            for rank in bounds.partners(grant.node_rank, len(names))
+            # Two nodes at one address are one machine: there is no link between them.
+            if order.probe_ports[rank] and order.addresses[rank] != own and not is_loopback(order.addresses[rank])
+        ]
+        own_port = order.probe_ports[grant.node_rank]
+        found: dict[int, Exchange] = {}
+
+        def probe(rank: int) -> None:
+            bulk = self._due(f"link {names[rank]}", order)
+            found[rank] = exchange(
+                names[rank], order.addresses[rank], order.probe_ports[rank], bulk=bulk, own_port=own_port
+            )
+
+        threads = [threading.Thread(target=probe, args=(rank,), name="probe", daemon=True) for rank in wanted]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return tuple(
+            self._judged(names[rank], found[rank]) for rank in sorted(found) if self._is_bad(names[rank], found[rank])
+        )
+
+    def _is_bad(self, name: NodeId, found: Exchange) -> bool:
+        bad = bool(bounds.link_flaw(found))
+        if bad or found.back_bytes > bounds.PIECE_BYTES:  # a single piece is no stream
+            self._note(f"link {name}", good=not bad)
+        return bad
+
+    @staticmethod
+    def _judged(name: NodeId, found: Exchange) -> BadLink:
+        return BadLink(peer=name, why=bounds.link_flaw(found))
+
+    def _due(self, what: str, order: Prepare) -> bool:
+        with self._lock:
+            done_s = self._done_s.get(what)
+        return done_s is None or order.restarts > 0 or time.monotonic() - done_s > DEAR_EVERY_S
+
+    def _note(self, what: str, *, good: bool) -> None:
+        with self._lock:
+            if good:
+                self._done_s[what] = time.monotonic()
+            else:
+                self._done_s.pop(what, None)
+
+    def _products(self, grant: Grant) -> list[Product]:
+        """By a short child of its own, which alone imports torch; nothing where there is none."""
+        if find_spec("torch") is None:
+            return []
+        seen = ",".join(self._devices[index] for index in grant.devices)
+        argv = [sys.executable, "-P", "-m", self._program]
+        try:
+            done = subprocess.run(
+                argv, env={**self._base, "CUDA_VISIBLE_DEVICES": seen}, capture_output=True, text=True, timeout=PRODUCT_S,
+                check=False, stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return [Product(device=grant.devices[0], error=f"no answer in {PRODUCT_S:g} s")]
+        return read_products(done.stdout, grant.devices)
+
+
+def skipped(order: Prepare) -> bool:
+    """Whether the job's owner wants none of it."""
+    return dict(order.spec.env).get(OFF, "").lower() == "off"
+
+
+def read_products(text: str, devices: tuple[int, ...]) -> list[Product]:
+    """What the child printed, one JSON object a line; lines that are none (a library's own words) are passed over."""
+    products = []
+    for line in text.splitlines():
+        try:
+            said = json.loads(line)
+            products.append(
+                Product(
+                    device=devices[int(said["device"])], flops=float(said.get("flops", 0.0)),
+                    least_flops=float(said.get("least_flops", 0.0)), error=str(said.get("error", "")),
+                )
+            )  # fmt: skip
+        except (ValueError, KeyError, TypeError, IndexError):
+            continue
+    return products
+
+
+def _free_bytes(path: str) -> int:
+    disk = os.statvfs(path)
+    return disk.f_bavail * disk.f_frsize
+
+
+def _written(folder: str) -> Written:
+    """Write and sync a file there, and remove it."""
+    path = os.path.join(folder, f".preflight-{threading.get_ident()}")
+    began_s = time.monotonic()
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            left = memoryview(bytes(bounds.WRITE_BYTES))
+            while left:
+                left = left[os.write(file, left) :]
+            os.fsync(file)
+        finally:
+            os.close(file)
+            os.unlink(path)
+    except OSError as error:
+        return Written(path=folder, error=error.strerror or str(error))
+    return Written(path=folder, seconds=time.monotonic() - began_s)

@@ -1,0 +1,249 @@
+"""Images on this node: find the program that runs them, bring one here once, run a member's tasks in it, and leave nothing of them behind.
+
+A container of podman's is three processes (podman, conmon, the rank) below the member's keeper, and a record and a mount that outlive a
+SIGKILL of all three. So the member removes its containers when it is wound up, and a supervisor that starts those of dead ones.
+"""
+
+from __future__ import annotations
+
+import glob
+import logging
+import os
+import resource
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from phalanx.node.logic import images
+from phalanx.node.logic.images import Contained, Runtime, Runtimes
+from phalanx.node.shell.aside import IMAGE_TASK, run_aside
+from phalanx.node.shell.cache import make_cache
+from phalanx.node.shell.inside import Inside
+from phalanx.node.shell.present import Present
+from phalanx.node.shell.processes import AttemptProcesses
+from phalanx.node.shell.proctable import identity, read_table
+from phalanx.node.shell.refusal import Refusal
+from phalanx.node.shell.sweeps import signal_where_allowed
+
+_INITS: Final = (
+    "/usr/libexec/podman/catatonit",
+    "/usr/bin/catatonit",
+    "/usr/libexec/catatonit/catatonit",
+    "/usr/bin/tini-static",
+)
+_CDI: Final = ("/etc/cdi/*", "/var/run/cdi/*")  # where the container device interface says what a GPU is made of
+_FABRIC: Final = "/dev/infiniband"
+_REMOVE_LIMIT_S: Final = 60.0  # podman waits some seconds for a conmon that was killed
+_TAIL_BYTES: Final = 4096  # of what a pull said
+_SIGTERM: Final = 15
+_SIGKILL: Final = 9
+_log = logging.getLogger(__name__)
+
+
+def bring(
+    present: Present,
+    *,
+    cache: str,
+    base: Mapping[str, str],
+    open_output: Callable[[], int],
+    gpus: Sequence[str],
+) -> Inside:
+    """Have the image on this node, pulled at most once.
+
+    Args:
+        present: with its processes open.
+        cache: folder of what attempts share.
+        base: the node's own environment, without what another launcher left in it.
+        open_output: as `run_aside` takes it.
+        gpus: UUIDs of its devices; empty where they are slots.
+
+    Raises:
+        Refusal: no program runs images here, the image cannot be had, or a folder cannot be mounted.
+        OSError: the disk.
+    """
+    image = present.prepare.spec.image
+    runtime = runtime_here(base.get("PATH", os.defpath), image)
+    if runtime is None:
+        raise Refusal(
+            f"image {image}: neither podman nor apptainer is on this node; install one, or submit without image",
+            charge=True,
+        )
+    if gpus and runtime.kind is Runtimes.PODMAN and not any(glob.glob(place) for place in _CDI):
+        raise Refusal(
+            f"image {image}: podman has no list of this node's GPUs; make one by nvidia-ctk cdi generate --device-name-strategy=uuid",
+            charge=False,
+        )
+    make_cache(cache)
+    folder = os.path.join(cache, "images")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    reference, pull = images.reference(runtime, image, workdir=present.workdir, cache=folder)
+    if pull:
+        _pull(present, pull, base, open_output)
+    elif not os.path.isfile(reference):
+        raise Refusal(f"image {reference}: no such file on this node", charge=True)
+    assert present.processes is not None
+    what = Contained(
+        image=reference, name=f"phalanx-{present.processes.key.marker}", owner=_owner(os.getpid()), workdir=present.workdir,
+        uid=os.getuid(), gid=os.getgid(), mounts=_mounts(present), gpus=tuple(gpus),
+        devices=(_FABRIC,) if os.path.isdir(_FABRIC) and gpus else (),
+        nofile=resource.getrlimit(resource.RLIMIT_NOFILE), processes=_process_limit(),
+    )  # fmt: skip
+    inside = Inside(runtime=runtime, what=what, base=base)
+    present.closing.callback(_remove_of_member, inside, present)
+    return inside
+
+
+def runtime_here(path: str, image: str) -> Runtime | None:
+    """The program that can run this image here; None where there is none. A .sif is apptainer's alone."""
+    for kind in Runtimes:
+        found = shutil.which(kind.value, path=path)
+        if found is None or (kind is Runtimes.PODMAN and image.endswith(".sif")):
+            continue
+        init = next((one for one in _INITS if os.access(one, os.X_OK)), "") if kind is Runtimes.PODMAN else ""
+        return Runtime(kind=kind, path=found, init=init)
+    return None
+
+
+def ask_to_end(processes: AttemptProcesses, inside: Inside) -> None:
+    """SIGTERM to what runs inside: podman and conmon have to stay, to clean up and to tell how it ended.
+
+    The first process of a container is spared by the kernel what it does not handle. Alone, and without a handler, it is ended as
+    SIGTERM would have; with others it ends when they have, or with the grace.
+    """
+    own_depth = len(_pids_in_namespaces(os.getpid()))
+    table = read_table()
+    found = {pid: _pids_in_namespaces(pid) for pid in processes.members() if pid in table}
+    contained = {pid: numbers for pid, numbers in found.items() if len(numbers) > own_depth}
+    if inside.runtime.kind is not Runtimes.PODMAN or not contained:
+        processes.signal(_SIGTERM)
+        return
+    for pid, numbers in contained.items():
+        first = numbers[-1] == 1
+        if first and inside.runtime.init:
+            continue
+        alone = first and not any(_same_namespace(pid, other) for other in contained if other != pid)
+        number = _SIGKILL if alone and not _handles(pid, _SIGTERM) else _SIGTERM
+        signal_where_allowed(table[pid].identity, number)
+
+
+def sweep(cache: str, path: str) -> None:
+    """Remove the containers of supervisors that are dead, if this node ever ran any. Never raises: the next one tries again."""
+    if not os.path.isdir(os.path.join(cache, "images")) or (podman := shutil.which("podman", path=path)) is None:
+        return
+    listing = [podman, "ps", "--all", f"--filter=label={images.OWNER_LABEL}"]
+    shown = _podman([*listing, f'--format={{{{.Names}}}} {{{{index .Labels "{images.OWNER_LABEL}"}}}}'])
+    for line in shown.splitlines():
+        name, _, owner = line.partition(" ")
+        if _is_dead(owner):
+            _log.info("container %s of a dead supervisor is removed", name)
+            _podman([podman, "rm", "--force", "--time=0", "--ignore", name])
+
+
+def _pull(present: Present, pull: str, base: Mapping[str, str], open_output: Callable[[], int]) -> None:
+    said = os.path.join(present.scratch.path, "image.log")
+    text = f"set -o pipefail; {{ {pull}; }} 2>&1 | tee {said!r}"
+    code = run_aside(present, IMAGE_TASK, text, base, open_output, cwd="/")
+    if code == 0:
+        return
+    with open(said, "rb") as file:
+        file.seek(max(0, os.path.getsize(said) - _TAIL_BYTES))
+        words = file.read().decode(errors="replace")
+    last = next((line for line in reversed(words.splitlines()) if line.strip()), f"the pull ended with code {code}")
+    raise Refusal(f"image {present.prepare.spec.image} cannot be had: {last}", charge=images.no_such_image(words))
+
+
+def _mounts(present: Present) -> tuple[str, ...]:
+    order = present.prepare
+    resume = [] if present.brought is None else [present.brought.path]
+    wanted = [
+        present.workdir, present.scratch.path, order.output_dir, order.checkpoint_dir, present.checkpoints, present.outputs,
+        *resume, *(one.path for one in order.candidates),
+    ]  # fmt: skip
+    try:
+        return images.mounts_of(path for path in wanted if os.path.isdir(path))
+    except ValueError as error:
+        raise Refusal(
+            f"image: {error} cannot be mounted: no runtime takes such characters in a path", charge=True
+        ) from error
+
+
+def _process_limit() -> tuple[int, int]:
+    """As on the node; podman takes none above the greatest pid, and without privileges none above its own."""
+    with open("/proc/sys/kernel/pid_max", encoding="ascii") as file:
+        most = int(file.read())
+    soft, hard = (
+        most if one == resource.RLIM_INFINITY else min(one, most) for one in resource.getrlimit(resource.RLIMIT_NPROC)
+    )
+    return soft, hard
+
+
+def _remove_of_member(inside: Inside, present: Present) -> None:
+    """After the kill: what podman was not left the time to remove."""
+    if inside.runtime.kind is Runtimes.PODMAN:
+        tasks = ["setup", *(f"rank-{rank}" for rank in present.spawned_at)]
+        names = [images.container(inside.what, task) for task in tasks]
+        _podman([inside.runtime.path, "rm", "--force", "--time=0", "--ignore", *names], inside.base)
+
+
+def _podman(command: Sequence[str], env: Mapping[str, str] | None = None) -> str:
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=_REMOVE_LIMIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        _log.warning("%s: %s", " ".join(command[:3]), error)
+        return ""
+    if done.returncode != 0:
+        _log.warning("%s ended with code %d: %s", " ".join(command[:3]), done.returncode, done.stderr.strip()[-400:])
+    return done.stdout
+
+
+# ---- who is who -----------------------------------------------------------------------------------------------------
+
+
+def _owner(pid: int) -> str:
+    """This start of the machine, this world of pids, this process."""
+    found = identity(pid)
+    return f"{_boot()}/{os.stat('/proc/self/ns/pid').st_ino}/{pid}/{0 if found is None else found.started_ticks}"
+
+
+def _is_dead(owner: str) -> bool:
+    try:
+        boot, world, pid, ticks = owner.split("/")
+        if boot != _boot():
+            return True
+        found = identity(int(pid))
+        same_world = int(world) == os.stat("/proc/self/ns/pid").st_ino  # another world's pids say nothing here
+        return same_world and (found is None or found.started_ticks != int(ticks))
+    except ValueError:
+        return False
+
+
+def _boot() -> str:
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+
+
+def _pids_in_namespaces(pid: int) -> tuple[int, ...]:
+    """Its numbers, from our world inwards (NSpid of proc(5)); empty when it is gone."""
+    return tuple(int(word) for word in _status(pid, "NSpid").split())
+
+
+def _handles(pid: int, number: int) -> bool:
+    """Whether it catches or ignores a signal (SigCgt and SigIgn of proc(5))."""
+    mask = int(_status(pid, "SigCgt") or "0", 16) | int(_status(pid, "SigIgn") or "0", 16)
+    return bool(mask >> (number - 1) & 1)
+
+
+def _status(pid: int, name: str) -> str:
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+            return next((line.partition(":")[2].strip() for line in file if line.startswith(f"{name}:")), "")
+    except OSError:
+        return ""
+
+
+def _same_namespace(one: int, other: int) -> bool:
+    try:
+        return os.stat(f"/proc/{one}/ns/pid").st_ino == os.stat(f"/proc/{other}/ns/pid").st_ino
+    except OSError:
+        return False

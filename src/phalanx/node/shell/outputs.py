@@ -1,0 +1,314 @@
+"""Outputs of a job whose nodes do not share the head's folders: what changed in PHALANX_OUTPUT_DIR travels to the head, every minute and at the end.
+
+A new attempt finds there what the ones before left. A file that only grew is sent from where it ended; any other change sends it whole, and
+the head replaces it when all of it is there. What was sent and is removed here is removed there. Links are not followed and not sent; nor are pipes and sockets.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import urlencode
+
+import msgspec
+
+from phalanx.core.ids import Epoch, JobId
+from phalanx.node.shell.channels import Backoff, start_thread
+from phalanx.node.shell.link import Connection, HeadAccess, HeadAway, HelloWanted, Rejected
+from phalanx.node.shell.present import Present
+from phalanx.wire.kept import OUTPUT_FILES_MAX, PIECE_BYTES_MAX, OutputsReply, TakenReply
+
+EVERY_S: Final = 60.0  # a power cut loses what was written since; a minute of lines is what people bear
+STALL_S: Final = 30.0  # at the end of a member: without a byte more at a head that answers, nobody waits on
+HASTY_S: Final = 2.0
+_LOOK_S: Final = 0.05
+_ASK_S: Final = 60.0  # for a piece that is synced on a busy disk
+_READ_BYTES: Final = 1 << 20
+_OPEN: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_log = logging.getLogger(__name__)
+Note = Callable[[Present, str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sent:
+    """A file as the head has it: what it looked like here, and the CRC-32 of its bytes."""
+
+    size_bytes: int
+    changed_ns: int
+    crc32: int
+
+
+@dataclass(slots=True, kw_only=True)
+class _Tree:
+    """The outputs of one attempt here. `refused`: told once each."""
+
+    present: Present
+    sent: dict[str, _Sent] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    progress_s: float = field(default_factory=time.monotonic)
+    over: bool = False
+
+
+class Outputs:
+    """All outputs of one supervisor that travel. Thread-safe. `hurried`: it was told to end, and is killed if it lingers."""
+
+    def __init__(
+        self, access: HeadAccess, ended: threading.Event, *, note: Note, hurried: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._access = access
+        self._hurried = hurried
+        self._ended = ended
+        self._note = note
+        self._lock = threading.Lock()
+        self._trees: dict[tuple[JobId, Epoch], _Tree] = {}
+
+    def bring(self, present: Present) -> None:
+        """Have in the member's folder what earlier attempts left. Once an attempt. Waits for a head that is away, until it is stopped.
+
+        Raises:
+            Rejected: the head does not speak with this attempt any more.
+            OSError: this node's disk.
+        """
+        tree = _Tree(present=present)
+        with self._lock:
+            known = self._trees.get((present.key.job_id, present.key.epoch))
+            if known is not None:  # a restart in place: it is all here
+                known.present = present
+                return
+        backoff = Backoff(present.cancelled)
+        while not present.cancelled.is_set():
+            try:
+                if present.key.epoch > 1:  # before the first attempt there is nothing
+                    _Courier(tree, self._access).fetch_all()
+            except (HeadAway, HelloWanted, msgspec.MsgspecError):
+                backoff.pause()
+            else:
+                with self._lock:
+                    self._trees[present.key.job_id, present.key.epoch] = tree
+                return
+
+    def drop(self, job_id: JobId, epoch: Epoch) -> None:
+        """The attempt is over: send nothing more of it."""
+        with self._lock:
+            tree = self._trees.pop((job_id, epoch), None)
+        if tree is not None:
+            tree.over = True
+
+    def run(self) -> None:
+        """Send what changed, every now and then, until the supervisor ends."""
+        while not self._ended.wait(EVERY_S):
+            with self._lock:
+                trees = list(self._trees.values())
+            for tree in trees:
+                self.send(tree.present)
+
+    def send(self, present: Present) -> None:
+        """Send what changed, if the head is there; else the next look does."""
+        with self._lock:
+            tree = self._trees.get((present.key.job_id, present.key.epoch))
+        if tree is not None:
+            try:
+                self._send(tree)
+            except (HeadAway, HelloWanted, msgspec.MsgspecError) as error:
+                _log.debug("outputs of job %s: %s", present.key.job_id, error)
+
+    def when_sent(self, present: Present, done: Callable[[], None], *, patient: bool) -> None:
+        """Call `done` once the head has all that is there, or waiting for it is in vain (`STALL_S`).
+
+        Not `patient`: the member crashed, and soon starts again here with the same folder, or a node is gone (`HASTY_S`).
+        """
+        with self._lock:
+            tree = self._trees.get((present.key.job_id, present.key.epoch))
+        if tree is None:
+            done()
+            return
+
+        def last() -> None:
+            sent = start_thread("outputs-send", lambda: self._last(tree))
+            since_s = time.monotonic()
+            while sent.is_alive() and not (
+                time.monotonic() - since_s > HASTY_S and (self._hurried() or not patient or self._ended.is_set())
+            ):
+                sent.join(_LOOK_S)
+            done()
+
+        start_thread("outputs-last", last)
+
+    def _last(self, tree: _Tree) -> None:
+        tree.progress_s = time.monotonic()
+        backoff = Backoff(self._ended)
+        while not (tree.over or self._ended.is_set()):
+            try:
+                self._send(tree)
+            except (HeadAway, HelloWanted, msgspec.MsgspecError) as error:
+                if getattr(error, "answered", False) and time.monotonic() - tree.progress_s > STALL_S:
+                    self._note(tree.present, f"outputs have not reached the head: {error}")
+                    return
+                if not getattr(error, "answered", False):
+                    tree.progress_s = (
+                        time.monotonic()
+                    )  # a head that is away is waited for: it could hear of no end either
+                backoff.pause()
+            else:
+                return
+
+    def _send(self, tree: _Tree) -> None:
+        with tree.lock:
+            courier = _Courier(tree, self._access)
+            try:
+                for path, why in courier.send_changed():
+                    if path not in tree.refused:
+                        tree.refused.add(path)
+                        self._note(tree.present, f"output {path!r} is not kept: {why}")
+            finally:
+                courier.close()
+
+
+class _Courier:
+    """One look at the outputs of an attempt."""
+
+    def __init__(self, tree: _Tree, access: HeadAccess) -> None:
+        self._tree = tree
+        self._root = tree.present.outputs
+        self._connection = Connection(access)
+        self._about = {"job_id": tree.present.key.job_id, "epoch": tree.present.key.epoch}
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def fetch_all(self) -> None:
+        """Fetch what the head has for this node, into a folder that holds nothing else."""
+        try:
+            body = self._connection.call("GET", f"/v1/node/outputs?{urlencode(self._about)}", timeout_s=_ASK_S)
+            for file in msgspec.json.decode(body, type=OutputsReply).files:
+                path = os.path.join(self._root, *file.name.split("/"))
+                if not os.path.normpath(path).startswith(self._root + os.sep):
+                    continue
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+                try:
+                    words = urlencode({**self._about, "path": file.path})
+                    self._connection.fetch(f"/v1/node/outputs/file?{words}", fd, timeout_s=_ASK_S)
+                    seen = os.fstat(fd)
+                    self._tree.sent[file.name] = _Sent(
+                        size_bytes=seen.st_size, changed_ns=seen.st_mtime_ns, crc32=_crc(fd, seen.st_size)
+                    )
+                finally:
+                    os.close(fd)
+        finally:
+            self.close()
+
+    def send_changed(self) -> Iterator[tuple[str, str]]:
+        """Send what is not as the head has it; yields the files that cannot be sent, and why."""
+        files, whole = _files(self._root)
+        for path, seen in files:
+            known = self._tree.sent.get(path)
+            if known is not None and (known.size_bytes, known.changed_ns) == (seen.st_size, seen.st_mtime_ns):
+                continue
+            if self._tree.over:
+                return
+            if (
+                not path.isprintable()
+            ):  # surrogates of bytes that are no UTF-8, line ends: no name for a request, nor for the job's log
+                yield ascii(path), "its name is not printable text"
+                continue
+            try:
+                self._tree.sent[path] = self._send(path, seen, known)
+            except FileNotFoundError:  # removed since it was seen
+                continue
+            except Rejected as error:
+                if error.code == "attempt_over":
+                    self._tree.over = True
+                    return
+                yield path, str(error)
+            except OSError as error:
+                yield path, error.strerror or str(error)
+        if not whole:
+            yield "*", f"at most {OUTPUT_FILES_MAX} files travel, and only from folders that can be read"
+            return
+        for path in self._tree.sent.keys() - {path for path, _ in files}:
+            words = urlencode({**self._about, "path": path})
+            try:
+                self._connection.call("DELETE", f"/v1/node/outputs/file?{words}", timeout_s=_ASK_S)
+            except Rejected as error:
+                if error.code == "attempt_over":
+                    self._tree.over = True
+                    return
+                yield path, str(error)
+            del self._tree.sent[path]
+
+    def _send(self, path: str, seen: os.stat_result, known: _Sent | None) -> _Sent:
+        fd = os.open(os.path.join(self._root, path), _OPEN)
+        try:
+            if known is not None and 0 < known.size_bytes < seen.st_size:
+                crc = _crc(fd, known.size_bytes)
+                if crc == known.crc32:
+                    sent = self._pieces(fd, path, known.size_bytes, seen, crc)
+                    if sent is not None:
+                        return sent
+            return self._pieces(fd, path, 0, seen, 0) or _Sent(size_bytes=-1, changed_ns=0, crc32=0)
+        finally:
+            os.close(fd)
+
+    def _pieces(self, fd: int, path: str, begin: int, seen: os.stat_result, crc: int) -> _Sent | None:
+        """Send a file from `begin` on, behind bytes of this CRC-32; None where the head's file does not end there, or it shrank meanwhile.
+
+        From the middle on it makes the head's file longer; from 0 on the last piece gives the new file its name.
+        """
+        more = begin > 0
+        while True:
+            piece = os.pread(fd, min(PIECE_BYTES_MAX, seen.st_size - begin), begin)
+            end, crc = begin + len(piece), zlib.crc32(piece, crc)
+            if not piece and end < seen.st_size:
+                return None
+            last = end == seen.st_size
+            words: dict[str, object] = {
+                **self._about,
+                "path": path,
+                "offset": begin,
+                "more": "true" if more else "false",
+            }
+            if last:
+                words |= {"crc32": crc, "size": end, "mode": stat.S_IMODE(seen.st_mode)}
+            body = self._connection.call("PUT", f"/v1/node/outputs/file?{urlencode(words)}", piece, timeout_s=_ASK_S)
+            self._tree.progress_s = time.monotonic()
+            if msgspec.json.decode(body, type=TakenReply).end != end:
+                return None
+            if last:
+                return _Sent(size_bytes=end, changed_ns=seen.st_mtime_ns, crc32=crc)
+            begin = end
+
+
+def _files(root: str) -> tuple[list[tuple[str, os.stat_result]], bool]:
+    """Regular files below a folder, by path, and whether these are all: at most OUTPUT_FILES_MAX; links are not followed."""
+    found: list[tuple[str, os.stat_result]] = []
+    troubles: list[OSError] = []
+    for folder, folders, names in os.walk(root, onerror=troubles.append):
+        folders.sort()
+        for name in sorted(names):
+            try:
+                seen = os.lstat(os.path.join(folder, name))
+            except OSError:  # removed since it was listed
+                continue
+            if not stat.S_ISREG(seen.st_mode):
+                continue
+            if len(found) >= OUTPUT_FILES_MAX:
+                return found, False
+            found.append((os.path.relpath(os.path.join(folder, name), root), seen))
+    return found, not troubles
+
+
+def _crc(fd: int, size_bytes: int) -> int:
+    """CRC-32 of the first bytes. Cost: one pass over them."""
+    crc = begin = 0
+    while begin < size_bytes and (piece := os.pread(fd, min(_READ_BYTES, size_bytes - begin), begin)):
+        crc, begin = zlib.crc32(piece, crc), begin + len(piece)
+    return crc

@@ -1,0 +1,274 @@
+"""Bring what this node's ranks saved to the head, where the gang's nodes do not share its folders: a checkpoint's files, in pieces.
+
+Each attempt's checkpoints go in order, its newest alone may wait: a save that is due before the one before it has begun takes its place.
+Goes on after the head, or this link, was away. What the head holds whole is told to `kept`; until then nobody may resume from it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import urlencode
+
+import msgspec
+
+from phalanx.core.ids import Epoch, JobId
+from phalanx.node.shell import checkpoints
+from phalanx.node.shell.channels import Backoff, start_thread
+from phalanx.node.shell.hands import Hands
+from phalanx.node.shell.link import Connection, HeadAccess, HeadAway, HelloWanted, Rejected
+from phalanx.wire import manifest as manifests
+from phalanx.wire.kept import PIECE_BYTES_MAX, KeptReply, TakenReply
+from phalanx.wire.manifest import MANIFEST_NAME, CheckpointInvalid, Manifest, ManifestFile
+
+STALL_S: Final = 30.0  # at the end of a member: without a byte more at a head that answers, nobody waits on
+HASTY_S: Final = (
+    2.0  # at the end of a member that crashed: it starts again here and brings the rest then, or a node is gone
+)
+_ATTEMPTS_AT_ONCE: Final = 4
+_FILES_AT_ONCE: Final = 3  # one connection with TLS keeps about one core busy
+_ASK_S: Final = 60.0  # for a piece that is synced on a busy disk
+_POLL_S: Final = 5.0  # also how long others may bring nothing before a newer checkpoint goes first
+_POLL_SLACK_S: Final = 10.0
+_SAY_AFTER_S: Final = 10.0  # of trouble, before the job's log hears of it
+_LOOK_S: Final = 0.1
+_BEGINS_MAX: Final = 50  # a head that forgets what was begun has restarted; not that often
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Upload:
+    """One checkpoint as it lies here. Times are seconds of a clock that nobody sets.
+
+    Attributes:
+        folder: of the checkpoint on this node.
+        kept: called once the head holds all of it; None on nodes other than node rank 0's, which need not know.
+        note: a line for the job's log.
+        before: done first: what the ranks wrote until this save travels before it, so that whoever resumes from it finds that too.
+        waited: the ranks waited for this save, as before a stop: so does the end of the member.
+        passed: a newer one waits behind it.
+        progress_s: when the head last took something, or was away.
+    """
+
+    job_id: JobId
+    epoch: Epoch
+    step: int
+    digest: str
+    folder: str
+    note: Callable[[str], None]
+    before: Callable[[], None] = lambda: None
+    kept: Callable[[], None] | None = None
+    waited: bool = False
+    passed: bool = False
+    progress_s: float = field(default_factory=time.monotonic)
+    begun: bool = False
+    over: bool = False
+    dropped: bool = False
+    said: bool = False
+
+
+class Porter:
+    """All uploads of checkpoints of one supervisor. Thread-safe. `hurried`: the supervisor was told to end, and is killed if it lingers."""
+
+    def __init__(
+        self, access: HeadAccess, ended: threading.Event, *, hurried: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._access = access
+        self._ended = ended
+        self._hurried = hurried
+        self._hands = Hands("keep", _ATTEMPTS_AT_ONCE)
+        self._changed = threading.Condition()
+        self._uploads: list[Upload] = []
+
+    def put(self, upload: Upload) -> None:
+        """Bring this checkpoint to the head. The same one again is brought again, and harmless."""
+        with self._changed:
+            for other in self._of(upload.job_id, upload.epoch):
+                other.passed = True
+                if not other.begun:
+                    other.dropped = other.over = True
+                    other.note(
+                        f"checkpoint of step {other.step} was not brought to the head: that of step {upload.step} came first"
+                    )
+            self._uploads = [one for one in self._uploads if not one.over]
+            self._uploads.append(upload)
+        self._hands.submit((upload.job_id, upload.epoch), lambda: self._bring(upload))
+
+    def drop(self, job_id: JobId, epoch: Epoch) -> None:
+        """The attempt is over: bring nothing more of it."""
+        with self._changed:
+            for upload in self._of(job_id, epoch):
+                upload.dropped = True
+
+    def folders(self) -> frozenset[str]:
+        """Folders that are on their way."""
+        with self._changed:
+            return frozenset(upload.folder for upload in self._uploads if not upload.over)
+
+    def when_kept(self, job_id: JobId, epoch: Epoch, done: Callable[[], None], *, patient: bool) -> None:
+        """Call `done` once nothing of the attempt is on its way any more, or waiting for it is in vain (`STALL_S`, `HASTY_S`).
+
+        `patient`: the member ended in order; else only saves that the ranks waited for are waited for.
+        """
+        with self._changed:
+            if not self._of(job_id, epoch):
+                done()
+                return
+
+        def wait() -> None:
+            self._wait(job_id, epoch, patient=patient)
+            done()
+
+        start_thread("kept", wait)
+
+    def _wait(self, job_id: JobId, epoch: Epoch, *, patient: bool) -> None:
+        since_s = time.monotonic()
+        with self._changed:
+            while uploads := self._of(job_id, epoch):
+                now_s = time.monotonic()
+                hasty = self._hurried() or (not patient and not any(upload.waited for upload in uploads))
+                moved_s = max(since_s, *(upload.progress_s for upload in uploads))
+                if (hasty and now_s - since_s > HASTY_S) or now_s - moved_s > STALL_S or self._ended.is_set():
+                    for upload in uploads:
+                        upload.note(
+                            f"checkpoint of step {upload.step} has not reached the head; nobody waits for it any longer"
+                        )
+                    return
+                self._changed.wait(_LOOK_S)
+
+    def _of(self, job_id: JobId, epoch: Epoch) -> list[Upload]:
+        return [one for one in self._uploads if (one.job_id, one.epoch) == (job_id, epoch) and not one.over]
+
+    # ------------------------------------------------------------------------------------------------------ in a hand
+
+    def _bring(self, upload: Upload) -> None:
+        upload.begun = True
+        try:
+            if not upload.dropped:
+                upload.before()
+            if not upload.dropped and self._try(upload) and upload.kept is not None:
+                upload.kept()
+        finally:
+            with self._changed:
+                upload.over = True
+                self._changed.notify_all()
+            checkpoints.retain_own(os.path.dirname(upload.folder), self.folders())
+
+    def _try(self, upload: Upload) -> bool:
+        """Until the head holds it all, or never will."""
+        backoff, begins = Backoff(self._ended), 0
+        while not (self._ended.is_set() or upload.dropped):
+            try:
+                return _Course(upload, self._access).run()
+            except (HeadAway, HelloWanted) as error:
+                self._heed(upload, error)
+                backoff.pause()
+            except Rejected as error:
+                begins += 1
+                if error.code != "conflict" or "not begun" not in str(error) or begins > _BEGINS_MAX:
+                    upload.note(f"checkpoint of step {upload.step} is not kept: {error}")
+                    return False
+            except (OSError, CheckpointInvalid, msgspec.MsgspecError) as error:
+                upload.note(f"checkpoint of step {upload.step} is not kept: {error}")
+                return False
+        return False
+
+    def _heed(self, upload: Upload, error: HeadAway | HelloWanted) -> None:
+        _log.debug("checkpoint of step %d of job %s: %s", upload.step, upload.job_id, error)
+        now_s = time.monotonic()
+        if now_s - upload.progress_s > _SAY_AFTER_S and not upload.said:
+            upload.said = True
+            upload.note(f"checkpoint of step {upload.step} has not reached the head yet, and is tried again: {error}")
+        if not getattr(error, "answered", False):
+            upload.progress_s = max(upload.progress_s, now_s - _SAY_AFTER_S)  # a head that is away is waited for
+
+
+class _Course:
+    """One try to bring a checkpoint."""
+
+    def __init__(self, upload: Upload, access: HeadAccess) -> None:
+        self._upload = upload
+        self._access = access
+        self._about = {
+            "job_id": upload.job_id, "epoch": upload.epoch, "step": upload.step, "digest": upload.digest,
+        }  # fmt: skip
+
+    def run(self) -> bool:
+        """Whether the head holds all of it; False as soon as it is told that it never will."""
+        connection = Connection(self._access)
+        try:
+            with open(os.path.join(self._upload.folder, MANIFEST_NAME), "rb") as file:
+                encoded = file.read()
+            manifest = manifests.decode(encoded, where=self._upload.folder)
+            body = connection.call("PUT", self._url("manifest"), encoded, timeout_s=_ASK_S)
+            said = msgspec.json.decode(body, type=KeptReply)
+            if not said.whole:
+                self._send_all(manifest, said)
+                return self._await(connection)
+            return True
+        finally:
+            connection.close()
+
+    def _send_all(self, manifest: Manifest, said: KeptReply) -> None:
+        mine = [
+            file
+            for file in manifest.files
+            if said.ends.get(file.path, 0) < file.size_bytes and os.path.exists(self._path(file))
+        ]
+        with ThreadPoolExecutor(max_workers=_FILES_AT_ONCE, thread_name_prefix="keep-file") as threads:
+            for sent in [threads.submit(self._send, file, said.ends.get(file.path, 0)) for file in mine]:
+                sent.result()
+
+    def _send(self, file: ManifestFile, offset: int) -> None:
+        connection = Connection(self._access)
+        try:
+            with open(self._path(file), "rb", buffering=0) as source:
+                while offset < file.size_bytes and not self._upload.dropped:
+                    source.seek(offset)
+                    piece = source.read(min(PIECE_BYTES_MAX, file.size_bytes - offset))
+                    if not piece:
+                        raise CheckpointInvalid(f"{file.path} is shorter here than its manifest says")
+                    path = self._url("file", path=file.path, offset=offset)
+                    body = connection.call("PUT", path, piece, timeout_s=_ASK_S)
+                    offset = msgspec.json.decode(body, type=TakenReply).end
+                    self._upload.progress_s = time.monotonic()
+        finally:
+            connection.close()
+
+    def _await(self, connection: Connection) -> bool:
+        """Tell the head that all is sent that is here; node rank 0's stays until it holds what others bring."""
+        upload = self._upload
+        missing: int | None = None
+        while not upload.dropped:
+            wait_s = 0.0 if upload.kept is None or missing is None else _POLL_S
+            body = connection.call("GET", self._url("", wait_s=wait_s), timeout_s=_POLL_S + _POLL_SLACK_S)
+            said = msgspec.json.decode(body, type=KeptReply)
+            if said.whole or upload.kept is None:
+                return said.whole
+            if said.lost:
+                upload.note(
+                    f"checkpoint of step {upload.step} is not whole: {said.lost} was lost before it had brought its part"
+                )
+                return False
+            if missing is None or said.missing_bytes < missing:
+                missing, upload.progress_s = said.missing_bytes, time.monotonic()
+            elif upload.passed or time.monotonic() - upload.progress_s > STALL_S:
+                upload.note(f"checkpoint of step {upload.step} is not whole: another node has not brought its part")
+                return False
+        return False
+
+    def _path(self, file: ManifestFile) -> str:
+        path = os.path.join(self._upload.folder, file.path)
+        if not os.path.realpath(path).startswith(os.path.realpath(self._upload.folder) + os.sep):
+            raise CheckpointInvalid(f"its manifest names {file.path!r} outside the folder")
+        return path
+
+    def _url(self, what: str, **more: object) -> str:
+        words = urlencode({**self._about, **more})
+        return f"/v1/node/checkpoints{f'/{what}' if what else ''}?{words}"

@@ -1,0 +1,62 @@
+"""Is the path that a user named for checkpoints the same folder on every node of the gang? Each leaves a mark there, and node rank 0 looks for all.
+
+Where it is not, the job runs, but its checkpoints are not published: what is resumed from must be whole wherever the gang goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import Final
+
+from phalanx.node.shell.present import Present
+
+_PATIENCE_S: Final = 5.0  # a network file system may show a new name some seconds late
+_LOOK_S: Final = 0.1
+
+
+def leave_mark(present: Present) -> None:
+    """Before the barrier, on every node.
+
+    Raises:
+        OSError: it cannot be written; nor could a checkpoint.
+    """
+    if _asked(present):
+        with open(_mark(present, present.grant.node_rank), "wb"):
+            pass
+
+
+def remove_mark(present: Present) -> None:
+    """At the end, so that a folder without checkpoints is empty."""
+    if _asked(present):
+        with contextlib.suppress(OSError):
+            os.unlink(_mark(present, present.grant.node_rank))
+
+
+def unseen(present: Present) -> str:
+    """Behind the barrier, on node rank 0: what is wrong with the path, and what to do; empty where nothing is."""
+    if not _asked(present) or present.grant.node_rank != 0:
+        return ""
+    grants = present.prepare.allocation.grants
+    until_s = time.monotonic() + _PATIENCE_S
+    while True:
+        missing = [grant.node_id for grant in grants if not os.path.exists(_mark(present, grant.node_rank))]
+        if not missing:
+            return ""
+        if time.monotonic() >= until_s or present.cancelled.wait(_LOOK_S):
+            break
+    return (
+        f"checkpoint: {present.grant.node_id} does not see what {', '.join(missing)} left in {present.prepare.spec.checkpoint}: "
+        "checkpoints of this attempt are not published, and the job cannot resume from them by itself. Name a folder that all nodes "
+        "share; without `checkpoint`, the head keeps copies"
+    )
+
+
+def _asked(present: Present) -> bool:
+    order = present.prepare
+    return bool(order.spec.checkpoint) and "://" not in order.checkpoint_dir and len(order.allocation.grants) > 1
+
+
+def _mark(present: Present, node_rank: int) -> str:
+    return os.path.join(present.prepare.checkpoint_dir, f".reach-{present.key.generation}-{node_rank}")

@@ -1,0 +1,250 @@
+"""Install a job's packages into an environment of this node: `python -I -m phalanx.node.shell.requirements_main ORDER`.
+
+Started by `requirements` inside the member's containment, hence frozen, stopped and killed with it. What it prints is the job's; what it
+found goes into the answer file: {"name": environment} or {"why": text, "charge": bool}. ORDER is JSON: file, workdir, cache, argv, answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final
+
+from phalanx.core.errors import BadRequest
+from phalanx.node.logic.requirements import (
+    BadRequirements,
+    Interpreter,
+    Listed,
+    environment_name,
+    last_words,
+    listed,
+    pythons_of,
+    with_environment,
+)
+from phalanx.node.shell.venvs import Venvs
+from phalanx.node.shell.zygote import find_interpreter
+
+_TAIL_LINES: Final = 40  # of an installer's output, in which its last words are looked for
+_SCRIPT_BYTES_MAX: Final = 1 << 20  # a command of a package is a few lines of Python
+_SHEBANG_MAX: Final = 127  # what every Linux reads of a script's first line
+_ASK_LIMIT_S: Final = 60.0  # an interpreter starts in 20 ms, from a cold network file system in seconds
+_NOT_HASHED: Final = frozenset(
+    {".git", "__pycache__", "build", "dist", ".venv", "venv"}
+)  # made by building, or no source
+_ASK: Final = """
+import json, sys, sysconfig
+inner = sys.prefix != sys.base_prefix
+seen = [p for p in sys.path if p.rstrip("/").endswith(("site-packages", "dist-packages"))]
+print(json.dumps({
+    "path": sys.executable, "version": sys.version.split()[0], "abi": str(sysconfig.get_config_var("SOABI")),
+    "platform": sysconfig.get_platform(), "parents": seen if inner else [], "scripts": sysconfig.get_path("scripts"),
+}))
+"""
+
+
+class _Lacking(Exception):
+    """This node lacks something that the job may take for granted; another one may have it."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Answer, and give 0 where the environment is ready."""
+    with open(arguments[0], encoding="utf-8") as file:
+        order: dict[str, Any] = json.load(file)
+    answer: dict[str, object]
+    try:
+        answer = {"name": _install(order)}
+    except (BadRequirements, BadRequest) as error:
+        answer = {"why": str(error), "charge": True}
+    except _Lacking as error:
+        answer = {"why": str(error), "charge": False}
+    except OSError as error:
+        answer = {"why": f"installing {order['file']} failed on this node: {error}", "charge": False}
+    with open(order["answer"] + ".new", "w", encoding="utf-8") as file:
+        json.dump(answer, file)
+    os.rename(order["answer"] + ".new", order["answer"])
+    if "why" in answer:
+        _say(str(answer["why"]))
+    return 1 if "why" in answer else 0
+
+
+def _install(order: dict[str, Any]) -> str:
+    """The name of the environment, ready; "" where the file names nothing."""
+    file, workdir = order["file"], order["workdir"]
+    wanted = listed(file, workdir=workdir, read=lambda path: _read(os.path.join(workdir, path)))
+    if not wanted.lines:
+        return ""
+    python = _ask_python(pythons_of(order["argv"]), workdir)
+    contents = [(path, _digest(os.path.join(workdir, path), path, file)) for path in wanted.local]
+    name = environment_name(python, wanted, contents)
+    venvs = Venvs(order["cache"])
+    in_use = venvs.use(name)  # from here on no sweep of another job takes it
+    try:
+        if venvs.complete(name):
+            _say(f"{file}: installed before on this node, as {name[:12]}")
+            return name
+        with venvs.making(name, wait=False) as mine:
+            if mine:
+                _make(venvs, name, python, wanted, order)
+                return name
+        _say(f"{file}: another job is installing the same; waiting for it")
+        with venvs.making(name, wait=True):
+            if not venvs.complete(name):  # it failed, or was stopped
+                _make(venvs, name, python, wanted, order)
+        return name
+    finally:
+        os.close(in_use)
+
+
+def _make(venvs: Venvs, name: str, python: Interpreter, wanted: Listed, order: dict[str, Any]) -> None:
+    began_s = time.monotonic()
+    path = venvs.clear(name)
+    inner = ["--without-pip", *([] if python.parents else ["--system-site-packages"])]
+    _call([python.path, "-I", "-m", "venv", *inner, path], "an environment cannot be made", _Lacking)
+    _show_parents(path, python)
+    variables = with_environment(os.environ, path)
+    tool = _installer(path, variables)
+    listing = os.path.join(os.path.dirname(order["answer"]), "requirements.installed.txt")
+    with open(listing, "w", encoding="utf-8", errors="surrogateescape") as file:
+        file.writelines(line + "\n" for line in wanted.lines)
+    _say(f"{order['file']}: installing with {tool[0]} for Python {python.version}, as {name[:12]}")
+    what = f"{order['file']} could not be installed"
+    _call([*tool[1], "-r", listing], what, BadRequirements, variables=variables, cwd=order["workdir"])
+    _take_commands(path, python)
+    venvs.finish(name)
+    _say(f"{order['file']}: installed in {time.monotonic() - began_s:.1f} s")
+    for gone in venvs.sweep():
+        _say(f"removed the packages {gone[:12]}, which were used longest ago, or never finished")
+
+
+def _installer(path: str, variables: dict[str, str]) -> tuple[str, list[str]]:
+    """Its name and how it begins: uv where it is installed, else pip, the node's own, or one that this Python brings along."""
+    python = os.path.join(path, "bin", "python")
+    uv = shutil.which("uv", path=variables["PATH"])
+    if uv is not None:
+        return "uv", [uv, "pip", "install", "--python", python]
+    pip = [python, "-m", "pip"]
+    if subprocess.run([*pip, "--version"], capture_output=True, check=False, env=variables).returncode != 0:
+        _call([python, "-m", "ensurepip"], "neither uv nor pip is on this node", _Lacking, variables=variables)
+    return "pip", [*pip, "install", "--no-input", "--disable-pip-version-check", "--no-warn-script-location"]
+
+
+def _show_parents(path: str, python: Interpreter) -> None:
+    """Let the environment see what the node's own environment holds (its torch), after its own packages."""
+    if not python.parents:
+        return
+    library = next(os.scandir(os.path.join(path, "lib"))).path
+    with open(os.path.join(library, "site-packages", "phalanx-node.pth"), "w", encoding="utf-8") as file:
+        # addsitedir and not a plain path, so that .pth files there count too: they make editable installs.
+        file.writelines(f"import site; site.addsitedir({parent!r})\n" for parent in python.parents)
+
+
+def _take_commands(path: str, python: Interpreter) -> None:
+    """Copy the node's commands that are written in this Python (torchrun, accelerate), so that they see the environment's packages."""
+    own = os.path.join(path, "bin")
+    real = os.path.realpath(python.path)
+    for entry in os.scandir(python.scripts) if os.path.isdir(python.scripts) else ():
+        target = os.path.join(own, entry.name)
+        if os.path.lexists(target) or not entry.is_file() or entry.stat().st_size > _SCRIPT_BYTES_MAX:
+            continue
+        with open(entry.path, "rb") as file:
+            first, rest = file.readline(_SHEBANG_MAX + 1), file.read()
+        words = first[2:].split() if first.startswith(b"#!") else []
+        if len(words) == 1 and os.path.realpath(os.fsdecode(words[0])) == real:
+            with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755), "wb") as file:
+                file.write(_shebang(os.path.join(own, "python")) + rest)
+
+
+def _shebang(python: str) -> bytes:
+    if len(python) + 3 <= _SHEBANG_MAX:
+        return os.fsencode(f"#!{python}\n")
+    # As pip writes it: lines that sh runs, and that Python reads as a text that means nothing.
+    return os.fsencode(f"#!/bin/sh\n'''exec' \"{python}\" \"$0\" \"$@\"\n' '''\n")
+
+
+def _ask_python(names: Sequence[str], workdir: str) -> Interpreter:
+    for name in names:
+        found = find_interpreter(name, env=os.environ, cwd=workdir)
+        if found is None:
+            continue
+        try:
+            asked = subprocess.run(
+                [found, "-I", "-c", _ASK], capture_output=True, check=True, timeout=_ASK_LIMIT_S, cwd="/"
+            )
+            return Interpreter(**{**json.loads(asked.stdout), "parents": tuple(json.loads(asked.stdout)["parents"])})
+        except (subprocess.SubprocessError, ValueError) as error:
+            raise _Lacking(f"{found} does not say what Python it is: {error}") from error
+    raise _Lacking(f"no Python for the requirements; looked along PATH={os.environ.get('PATH', '')}")
+
+
+def _call(
+    command: Sequence[str],
+    what: str,
+    kind: type[Exception],
+    *,
+    variables: dict[str, str] | None = None,
+    cwd: str | None = None,
+) -> None:
+    """Run a command, its output to ours as it comes.
+
+    Raises:
+        kind: it ended badly; with its last words.
+    """
+    tail: deque[str] = deque(maxlen=_TAIL_LINES)
+    environment = dict(os.environ) if variables is None else variables
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, cwd=cwd, text=True, errors="replace"
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            tail.append(line.rstrip("\n"))
+            sys.stdout.write(line)
+            sys.stdout.flush()
+    if process.returncode != 0:
+        said = last_words(tail)
+        raise kind(
+            f"{what}: {os.path.basename(command[0])} ended with code {process.returncode}{': ' + said if said else ''}"
+        )
+
+
+def _read(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8-sig", errors="surrogateescape") as file:
+            return file.read()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
+
+
+def _digest(path: str, name: str, named_in: str) -> str:
+    """SHA-256 of a file, or of a folder's names and contents."""
+    if not os.path.exists(path):
+        raise BadRequirements(f"{name}: no such file or folder ({named_in} names it)")
+    digest = hashlib.sha256()
+    for file in [path] if os.path.isfile(path) else _files_below(path):
+        digest.update(os.fsencode(os.path.relpath(file, path)) + b"\0")
+        with open(file, "rb") as content:
+            digest.update(hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _files_below(path: str) -> list[str]:
+    found: list[str] = []
+    for folder, inner, names in os.walk(path):
+        inner[:] = sorted(name for name in inner if name not in _NOT_HASHED and not name.endswith(".egg-info"))
+        found += [os.path.join(folder, name) for name in sorted(names) if os.path.isfile(os.path.join(folder, name))]
+    return found
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"phalanx: {text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,36 @@
+"""Does this node see the head's folders? Proven by what the head wrote into them, asked before each hello."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+import msgspec
+
+from phalanx.node.shell.link import Connection, HelloWanted, Rejected
+from phalanx.wire.kept import NONCE_FILE, StorageReply
+
+_ASK_S: Final = 5.0
+_NONCE_BYTES_MAX: Final = 256
+
+
+def sees_head_files(connection: Connection) -> bool | None:
+    """Whether checkpoints and outputs lie here under the head's own paths; None where the head cannot say (of an earlier release).
+
+    Raises:
+        HeadAway: no answer.
+    """
+    try:
+        body = connection.call("GET", "/v1/node/storage", timeout_s=_ASK_S)
+        said = msgspec.json.decode(body, type=StorageReply)
+    except (Rejected, HelloWanted, msgspec.MsgspecError):
+        return None
+    return all(_read(root) == said.nonce for root in (said.checkpoint_root, said.output_root))
+
+
+def _read(root: str) -> str:
+    try:
+        with open(os.path.join(root, NONCE_FILE), encoding="ascii") as file:
+            return file.read(_NONCE_BYTES_MAX)
+    except (OSError, UnicodeDecodeError):
+        return ""

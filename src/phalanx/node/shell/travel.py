@@ -1,0 +1,65 @@
+"""What has to reach the head before a member is over: its checkpoints, its outputs, its lines. For a gang on shared folders, its lines alone."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Collection
+from typing import Final
+
+from phalanx.core.ids import Epoch, JobId
+from phalanx.node.logic.happenings import CheckpointReported
+from phalanx.node.logic.kept import checkpoints_of
+from phalanx.node.shell import checkpoints, launching, saves
+from phalanx.node.shell.link import HeadAccess
+from phalanx.node.shell.outputs import Note, Outputs
+from phalanx.node.shell.porter import Porter
+from phalanx.node.shell.present import Present
+from phalanx.node.shell.reports import RankReport
+from phalanx.node.shell.shipping import Shipper
+
+SHIP_LIMIT_S: Final = 30.0  # how long the end of a member waits for its last lines to reach the head
+
+
+class Travel:
+    """All of one supervisor. Thread-safe. `hurried`: it was told to end, and is killed if it lingers."""
+
+    def __init__(
+        self, access: HeadAccess, shipper: Shipper, ended: threading.Event, *, note: Note, hurried: Callable[[], bool]
+    ) -> None:
+        self._shipper = shipper
+        self._note = note
+        self.porter = Porter(access, ended, hurried=hurried)
+        self.outputs = Outputs(access, ended, note=note, hurried=hurried)
+
+    def heard(self, present: Present, report: RankReport, publish: Callable[[CheckpointReported], None]) -> None:
+        """A rank reported. What it wrote until a save travels before the save."""
+        saves.hear(
+            present, report, self.porter, note=lambda text: self._note(present, text), publish=publish,
+            before=lambda: self.outputs.send(present),
+        )  # fmt: skip
+
+    def last(self, present: Present, done: Callable[[], None]) -> None:
+        """Nothing of the member runs any more: call `done` when all is at the head, or waited for in vain.
+
+        One after the other, since each may still write a line to the job's log.
+        """
+        key, patient = present.key, present.ends_in_order
+
+        def ship() -> None:
+            self._shipper.when_shipped(launching.streams_of(present), SHIP_LIMIT_S, done)
+
+        def send() -> None:
+            self.outputs.when_sent(present, ship, patient=patient)
+
+        self.porter.when_kept(key.job_id, key.epoch, send, patient=patient)
+
+    def drop(self, job_id: JobId, epoch: Epoch) -> None:
+        """The attempt is over for the head too: nothing more of it is brought, but its lines."""
+        self.porter.drop(job_id, epoch)
+        self.outputs.drop(job_id, epoch)
+
+    def sweep(self, node_folder: str, present: Collection[Present]) -> None:
+        """Bound what stays on this node of jobs that are over or moved away."""
+        root = os.path.dirname(checkpoints_of(node_folder, JobId("none")))
+        checkpoints.sweep_own(root, {str(one.key.job_id) for one in present})

@@ -1,0 +1,165 @@
+"""The environments with jobs' packages on this node: one folder for each name, whole or not there, kept while used, swept by last use.
+
+    <cache>/venvs/<name>/               an environment; whole once `.phalanx-complete` is in it
+    <cache>/venvs/locks/<name>.making   held by who makes it: one at a time, others wait
+    <cache>/venvs/locks/<name>.used     shared by the supervisors of attempts that run in it: no sweep takes it from under them
+
+The locks are flock(2): whoever dies lets go of them. The installing program and the supervisor both come here; neither trusts the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from typing import Final
+
+from phalanx.node.logic.requirements import VENVS_BYTES_MAX, to_drop
+
+_COMPLETE: Final = ".phalanx-complete"
+_LOCKS: Final = "locks"
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+class Venvs:
+    """See the module. Nothing is made by asking for it."""
+
+    def __init__(self, cache: str) -> None:
+        self.folder = os.path.join(cache, "venvs")
+
+    def path(self, name: str) -> str:
+        """Its folder, whether or not it is there."""
+        return os.path.join(self.folder, name)
+
+    def complete(self, name: str) -> bool:
+        """Whether it may be used."""
+        return os.path.exists(self._marker(name))
+
+    def use(self, name: str) -> int:
+        """A descriptor that keeps it from being swept until it is closed; its last use is now.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        descriptor = self._lock_file(name, "used")
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        with contextlib.suppress(OSError):
+            os.utime(self._marker(name))
+        return descriptor
+
+    @contextlib.contextmanager
+    def making(self, name: str, *, wait: bool) -> Iterator[bool]:
+        """Be the only one to make it; gives False where another one does and `wait` is not wanted.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        descriptor = self._lock_file(name, "making")
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                yield False
+                return
+            yield True
+        finally:
+            os.close(descriptor)
+
+    def clear(self, name: str) -> str:
+        """Its folder, with nothing there: what a making that broke off left is removed. For the one that makes it.
+
+        Raises:
+            OSError: the disk.
+        """
+        path = self.path(name)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path)
+        os.makedirs(self.folder, mode=0o700, exist_ok=True)
+        return path
+
+    def finish(self, name: str) -> None:
+        """It is whole: everything of it is brought to the disk, then it is said so. A power cut leaves all of it or an unfinished one.
+
+        Raises:
+            OSError: the disk.
+        """
+        path = self.path(name)
+        folder = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if _libc.syncfs(folder) != 0:
+                os.sync()
+            fresh = self._marker(name) + ".new"
+            with open(fresh, "w", encoding="ascii") as file:
+                json.dump({"bytes": _size_bytes(path)}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.rename(fresh, self._marker(name))
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def sweep(self, bytes_max: int = VENVS_BYTES_MAX) -> list[str]:
+        """Remove what was used longest ago until the rest fits, and what was never finished; gives their names. What is in use stays."""
+        stored: list[tuple[str, float, int]] = []
+        halves: list[str] = []
+        for name in self._names():
+            try:
+                stored.append((name, os.stat(self._marker(name)).st_mtime, self._bytes(name)))
+            except OSError:
+                halves.append(name)
+        return [name for name in [*halves, *to_drop(stored, bytes_max)] if self._drop(name)]
+
+    def _drop(self, name: str) -> bool:
+        with self.making(name, wait=False) as mine:
+            if not mine:
+                return False
+            descriptor = self._lock_file(name, "used")
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            else:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._marker(name))  # first: half of it gone is none of it
+                shutil.rmtree(self.path(name), ignore_errors=True)
+                return True
+            finally:
+                os.close(descriptor)
+
+    def _names(self) -> list[str]:
+        try:
+            return sorted(name for name in os.listdir(self.folder) if name != _LOCKS)
+        except FileNotFoundError:
+            return []
+
+    def _bytes(self, name: str) -> int:
+        with open(self._marker(name), encoding="ascii") as file:
+            try:
+                return int(json.load(file)["bytes"])
+            except (ValueError, KeyError, TypeError):
+                return 0
+
+    def _marker(self, name: str) -> str:
+        return os.path.join(self.folder, name, _COMPLETE)
+
+    def _lock_file(self, name: str, kind: str) -> int:
+        # Never unlinked: a lock on a file that another one has replaced would lock nothing. An empty file for each name ever used.
+        locks = os.path.join(self.folder, _LOCKS)
+        os.makedirs(locks, mode=0o700, exist_ok=True)
+        return os.open(os.path.join(locks, f"{name}.{kind}"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _size_bytes(path: str) -> int:
+    """What the folder takes on the disk; a file with several names is counted once for each."""
+    total = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += (
+                    os.lstat(os.path.join(folder, name)).st_blocks * 512
+                )  # st_blocks is in units of 512 bytes, see stat(2)
+    return total

@@ -1,0 +1,356 @@
+"""What the head keeps for nodes that do not share its folders: the real head's API, and the supervisor's own hands at the other end."""
+
+# Ids are written as plain words here, as in a drawing.
+# mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
+
+import os
+import threading
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlencode
+
+import msgspec
+import pytest
+
+from phalanx.api.kept_files import KeptFiles, Place
+from phalanx.core.access.node_keys import node_token
+from phalanx.core.errors import BadRequest
+from phalanx.core.state.commands import Prepare
+from phalanx.core.state.events import CheckpointSaved, MemberReady, MemberStarted, NodeDead
+from phalanx.core.work.job import Resume
+from phalanx.node.logic.happenings import MemberKey
+from phalanx.node.logic.kept import checkpoints_of, own_copy
+from phalanx.node.shell import fetching
+from phalanx.node.shell.link import Connection, HeadAccess, HeadAddress
+from phalanx.node.shell.porter import Porter, Upload
+from phalanx.node.shell.present import Present
+from phalanx.node.shell.scratch import scratch_of
+from phalanx.node.shell.storage import sees_head_files
+from phalanx.torch import folder as folders
+from phalanx.wire import manifest
+from phalanx.wire.kept import KeptReply
+from phalanx.wire.supervisor import CommandsReply, command_of
+from tests.contract.api_head import SECRET, ApiHead, Supervisor, code, until
+
+BIG = 9 << 20  # more than two pieces
+
+
+@pytest.fixture
+def head(tmp_path):
+    head = ApiHead(str(tmp_path / "head"))
+    head.driver.leases.lengthen(3600.0)  # nobody renews here
+    yield head
+    head.close()
+
+
+@pytest.fixture
+def call(head):
+    with head.calling() as call:
+        yield call
+
+
+class Server:
+    """One node of the gang, with a disk of its own."""
+
+    def __init__(self, call, tmp_path, name):
+        self.call, self.name, self.folder = call, name, str(tmp_path / name)
+        self.said = []
+        self.supervisor = Supervisor(call, name, f"life-of-{name}", devices=1)
+        self.supervisor.hello()
+        self.supervisor.lease()
+        self.access = HeadAccess(address=HeadAddress(call.url, None), token=node_token(SECRET, name))
+        self.ended = threading.Event()
+        self.porter = Porter(self.access, self.ended)
+
+    def prepare(self):
+        reply = self.call(f"node:{self.name}", "GET", "/v1/node/commands?wait_s=3").content
+        commands = [command_of(framed) for framed in msgspec.json.decode(reply, type=CommandsReply).commands]
+        order = [command for command in commands if isinstance(command, Prepare)][-1]
+        key = MemberKey(order.job_id, order.epoch, order.generation)
+        scratch = scratch_of(self.folder, order.job_id, order.epoch)
+        self.present = Present(
+            key=key, prepare=order, grant=order.allocation.on(self.name), scratch=scratch, workdir="/",
+            checkpoints=checkpoints_of(self.folder, order.job_id),
+        )  # fmt: skip
+        return order
+
+    def place(self):
+        return {
+            "job_id": self.present.key.job_id,
+            "epoch": self.present.key.epoch,
+            "generation": 0,
+            "node_id": self.name,
+        }
+
+    def save(self, step, files, whole):
+        """Write this node's part of a checkpoint, and the manifest of all of it."""
+        epoch = self.present.key.epoch
+        path = Path(self.present.checkpoints) / f"epoch-{epoch}" / f"step-{step:08d}"
+        path.mkdir(parents=True, exist_ok=True)
+        for name, data in files.items():
+            (path / name).write_bytes(data)
+        sealed = [
+            manifest.ManifestFile(path=name, size_bytes=len(data), crc32=crc(data)) for name, data in whole.items()
+        ]
+        encoded = folders.manifest_of(step=step, epoch=epoch, world_size=2, files=sealed)
+        return str(path), folders.write_manifest(str(path), encoded)
+
+    def upload(self, step, path, digest, *, kept=None):
+        self.porter.put(
+            Upload(
+                job_id=self.present.key.job_id, epoch=self.present.key.epoch, step=step, digest=digest, folder=path,
+                note=self.said.append, kept=kept,
+            )
+        )  # fmt: skip
+
+    def idle(self):
+        return not self.porter.folders()
+
+
+def crc(data):
+    return zlib.crc32(data)
+
+
+@pytest.fixture
+def gang(call, tmp_path):
+    """A job on n0 and n1, which share nothing."""
+    nodes = [Server(call, tmp_path, name) for name in ("n0", "n1")]
+    job = call.submit(gpus="2x1", tasks_per_node=1)
+    orders = [node.prepare() for node in nodes]
+    assert [order.kept for order in orders] == [True, True]
+    for number, node in enumerate(nodes):
+        node.supervisor.tell(MemberReady(**node.place(), port=29500 if number == 0 else None))
+    for node in nodes:
+        node.supervisor.tell(MemberStarted(**node.place(), at_s=1.0))
+    yield job, nodes
+    for node in nodes:
+        node.ended.set()
+
+
+def parts(step):
+    return {"a.bin": bytes([step]) * BIG, "empty": b""}, {"b.bin": bytes([step, 1]) * 1000}
+
+
+def save_everywhere(nodes, step):
+    """Both nodes hold their part; answers where on each, and the digest."""
+    both = parts(step)
+    whole = {**both[0], **both[1]}
+    saved = [node.save(step, part, whole) for node, part in zip(nodes, both, strict=True)]
+    return [path for path, _ in saved], saved[0][1]
+
+
+def publish(nodes, step):
+    """What supervisors do with a checkpoint, to the end."""
+    paths, digest = save_everywhere(nodes, step)
+    kept = threading.Event()
+    nodes[1].upload(step, paths[1], digest)
+    nodes[0].upload(step, paths[0], digest, kept=kept.set)
+    assert kept.wait(20), nodes[0].said + nodes[1].said
+    until(lambda: all(node.idle() for node in nodes))
+    order = nodes[0].present.prepare
+    resume = Resume(epoch=order.epoch, step=step, path=f"{order.checkpoint_dir}/step-{step:08d}", digest=digest)
+    nodes[0].supervisor.tell(
+        CheckpointSaved(job_id=order.job_id, generation=0, node_id="n0", resume=resume, stall_s=0.0, write_s=0.0)
+    )
+    return resume
+
+
+def test_a_node_proves_that_it_sees_the_heads_folders_and_no_other_does(head, call, tmp_path):
+    server = Server(call, tmp_path, "n0")
+    assert sees_head_files(Connection(server.access)) is True
+    nonce = Path(head.parts.checkpoint_root, ".phalanx-head")
+    nonce.write_text("another head's")
+    assert sees_head_files(Connection(server.access)) is False
+    nonce.unlink()
+    assert sees_head_files(Connection(server.access)) is False
+
+
+def test_parts_of_two_nodes_become_one_checkpoint_that_is_told_only_when_it_is_whole(head, gang):
+    _, nodes = gang
+    paths, digest = save_everywhere(nodes, 7)
+    kept = threading.Event()
+    nodes[0].upload(7, paths[0], digest, kept=kept.set)
+    until(lambda: list(Path(head.parts.checkpoint_root).rglob("*.tmp-kept-*/a.bin")))
+    order = nodes[0].present.prepare
+    assert not kept.wait(0.5)
+    assert not os.path.exists(f"{order.checkpoint_dir}/step-00000007")
+    nodes[1].upload(7, paths[1], digest)
+    assert kept.wait(20)
+    manifest.verify(f"{order.checkpoint_dir}/step-00000007", expected_digest=digest)
+    assert not list(Path(head.parts.checkpoint_root).rglob("*.tmp-*"))
+    assert nodes[0].said == nodes[1].said == []
+
+
+def test_a_replaced_gang_has_the_checkpoint_brought_and_what_a_node_holds_stays(gang, call, tmp_path):
+    _, nodes = gang
+    resume = publish(nodes, 7)
+    own = Path(own_copy(nodes[1].present.prepare, resume, nodes[1].present.checkpoints))
+    held = (own / "b.bin").stat().st_ino
+    fetching.bring(nodes[1].present, resume, nodes[1].access, nodes[1].present.checkpoints)
+    manifest.verify(str(own), expected_digest=resume.digest)
+    assert (own / "b.bin").stat().st_ino == held
+    (own / "b.bin").write_bytes(b"rotten")
+    (own / "a.bin.coming").write_bytes(parts(7)[0]["a.bin"][: BIG // 2])  # a fetch that broke off
+    (own / "a.bin").unlink()
+    fetching.bring(nodes[1].present, resume, nodes[1].access, nodes[1].present.checkpoints)
+    manifest.verify(str(own), expected_digest=resume.digest)
+
+
+def test_a_copy_that_rots_on_the_heads_disk_is_passed_over_for_the_one_before(gang):
+    _, nodes = gang
+    older, newer = publish(nodes, 7), publish(nodes, 9)
+    with open(f"{newer.path}/b.bin", "r+b") as file:
+        file.write(b"rot")
+    present, said = nodes[0].present, []
+    present.prepare = replace(present.prepare, candidates=(newer, older))
+    found = fetching.newest_valid(present, nodes[0].access, present.checkpoints, said.append)
+    assert found == older
+    assert len(said) == 1
+    assert "step 9" in said[0]
+    assert "b.bin" in said[0]
+
+
+def test_retention_and_the_end_of_the_attempt_leave_what_is_published_and_nothing_else(head, gang, call):
+    job, nodes = gang
+    for step in (3, 5, 7):
+        publish(nodes, step)
+    root = Path(head.parts.checkpoint_root, job, "epoch-1")
+    until(lambda: sorted(path.name for path in root.glob("step-*")) == ["step-00000005", "step-00000007"])
+    own = Path(nodes[1].present.checkpoints, "epoch-1")
+    assert sorted(path.name for path in own.iterdir()) == ["step-00000005", "step-00000007"]
+    paths, digest = save_everywhere(nodes, 9)
+    nodes[0].upload(9, paths[0], digest, kept=lambda: None)
+    until(lambda: list(root.glob("step-00000009.tmp-kept-*/a.bin")))
+    call("user", "POST", f"/v1/jobs/{job}/cancel")
+    for node in nodes:
+        node.supervisor.end(job, ranks=0)
+    until(lambda: sorted(path.name for path in root.iterdir() if path.is_dir()) == ["step-00000005", "step-00000007"])
+    until(nodes[0].idle)
+    assert "over" in nodes[0].said[-1]
+
+
+def test_node_rank_zero_hears_that_a_node_was_lost_before_its_part_was_here(head, gang):
+    _, nodes = gang
+    paths, digest = save_everywhere(nodes, 7)
+    told = threading.Event()
+    nodes[0].upload(7, paths[0], digest, kept=told.set)
+    until(lambda: list(Path(head.parts.checkpoint_root).rglob("a.bin")))
+    head.driver.report([NodeDead(node_id="n1", supervisor_id=None, why="power", confirmed=True)]).result(timeout=10)
+    until(nodes[0].idle)
+    assert not told.is_set()
+    assert "n1 was lost before it had brought its part" in nodes[0].said[-1]
+
+
+def test_a_head_that_goes_away_in_mid_upload_gets_the_rest_when_it_is_back(head, tmp_path):
+    with head.calling() as call:
+        port = int(call.url.rpartition(":")[2])
+        nodes, job = one_node(call, tmp_path)
+        path, digest = nodes[0].save(7, parts(7)[0], parts(7)[0])
+    kept = threading.Event()
+    nodes[0].upload(7, path, digest, kept=kept.set)
+    assert not kept.wait(1.0)
+    assert nodes[0].porter.folders() == {path}
+    with head.served(port=port):
+        assert kept.wait(20), nodes[0].said
+    manifest.verify(f"{head.parts.checkpoint_root}/{job}/epoch-1/step-00000007", expected_digest=digest)
+
+
+def test_the_end_of_a_member_waits_for_its_checkpoint_while_bytes_move_and_for_a_crash_not_long(head, tmp_path):
+    with head.calling() as call:
+        port = int(call.url.rpartition(":")[2])
+        nodes, _ = one_node(call, tmp_path)
+        path, digest = nodes[0].save(7, parts(7)[0], parts(7)[0])
+    order, in_haste = threading.Event(), threading.Event()
+    nodes[0].upload(7, path, digest, kept=lambda: None)
+    key = nodes[0].present.key
+    nodes[0].porter.when_kept(key.job_id, key.epoch, in_haste.set, patient=False)
+    nodes[0].porter.when_kept(key.job_id, key.epoch, order.set, patient=True)
+    assert in_haste.wait(20), "it starts again here, and brings the rest then"
+    assert not order.is_set()
+    with head.served(port=port):
+        assert order.wait(20)
+    assert nodes[0].idle()
+
+
+def one_node(call, tmp_path):
+    node = Server(call, tmp_path, "n0")
+    job = call.submit(gpus=1)
+    node.prepare()
+    return [node], job
+
+
+def test_a_checkpoint_that_another_node_skipped_gives_way_to_the_next(gang):
+    _, nodes = gang
+    paths, digest = save_everywhere(nodes, 7)
+    told = threading.Event()
+    nodes[0].upload(7, paths[0], digest, kept=told.set)
+    publish(nodes, 9)
+    assert not told.is_set()
+    assert nodes[0].said == ["checkpoint of step 7 is not whole: another node has not brought its part"]
+
+
+def test_only_a_node_of_the_live_attempt_may_write_and_only_files_of_the_manifest(gang, call, tmp_path):
+    job, nodes = gang
+    Supervisor(call, "n2", "s2").hello()
+    paths, digest = save_everywhere(nodes, 7)
+    encoded = Path(paths[0], "manifest.json").read_bytes()
+
+    def put(role, what, data, **more):
+        about = {"job_id": job, "epoch": 1, "step": 7, "digest": digest, **more}
+        return call(role, "PUT", f"/v1/node/checkpoints/{what}?{urlencode(about)}", content=data)
+
+    assert code(put("node:n2", "manifest", encoded)) == (403, "not_permitted")
+    assert code(put("node:n0", "manifest", encoded, epoch=2)) == (403, "not_permitted")
+    assert code(put("node:n0", "manifest", encoded + b" ")) == (400, "bad_request")
+    assert code(put("node:n0", "manifest", encoded, step=8)) == (400, "bad_request")
+    assert code(put("node:n0", "file", b"x", path="b.bin", offset=0)) == (409, "conflict")
+    ends = msgspec.json.decode(put("node:n0", "manifest", encoded).content, type=KeptReply).ends
+    assert {path: end for path, end in ends.items() if end} == {}
+    assert code(put("node:n0", "file", b"x", path="../../x", offset=0)) == (400, "bad_request")
+    assert code(put("node:n0", "file", b"x", path="manifest.json", offset=0)) == (400, "bad_request")
+    assert code(put("node:n0", "file", bytes(5 << 20), path="a.bin", offset=0)) == (413, "too_large")
+    assert put("node:n0", "file", b"\7\1" * 10, path="b.bin", offset=0).json() == {"end": 20}
+    assert put("node:n0", "file", b"\7\1" * 10, path="b.bin", offset=0).json() == {"end": 20}, "again changes nothing"
+    assert put("node:n1", "file", b"late", path="b.bin", offset=99).json() == {"end": 20}, "a gap is never made"
+    assert code(put("node:n1", "file", b"\7\2" * 990, path="b.bin", offset=20)) == (400, "bad_request"), "other bytes"
+    assert put("node:n1", "file", b"", path="b.bin", offset=0).json() == {"end": 0}, "and begins anew"
+
+    def get(role, **more):
+        about = {"job_id": job, "epoch": 1, "of_epoch": 1, "step": 7, "path": "a.bin", **more}
+        return call(role, "GET", f"/v1/node/checkpoints/file?{urlencode(about)}")
+
+    resume = publish(nodes, 7)
+    assert code(get("node:n2")) == (403, "not_permitted")
+    assert code(get("node:n0", path="../../../token")) == (404, "not_found")
+    assert code(get("node:n0", step=8)) == (404, "not_found")
+    assert len(get("node:n1", offset=BIG - 3).content) == 3
+    assert manifest.digest(get("node:n1", path="manifest.json").content) == resume.digest
+
+
+@pytest.mark.parametrize("name", ["../out", "/etc/x", "a/../../b", "manifest.json", "a//b", "./a", ""])
+def test_a_manifest_that_names_a_file_outside_its_folder_is_refused(tmp_path, name):
+    kept = KeptFiles(str(tmp_path / "c"), str(tmp_path / "o"))
+    file = manifest.ManifestFile(path=name, size_bytes=1, crc32=0)
+    encoded = folders.manifest_of(step=1, epoch=1, world_size=1, files=[file])
+    place = Place(job_id="7", epoch=1, step=1, digest=manifest.digest(encoded))
+    with pytest.raises(BadRequest):
+        kept.begin(place, encoded, published=())
+    assert kept.jobs == frozenset()
+
+
+def test_a_head_that_died_in_mid_upload_goes_on_where_its_disk_ends(tmp_path):
+    data = os.urandom(1000)
+    file = manifest.ManifestFile(path="a", size_bytes=1000, crc32=crc(data))
+    encoded = folders.manifest_of(step=1, epoch=1, world_size=1, files=[file])
+    place = Place(job_id="7", epoch=1, step=1, digest=manifest.digest(encoded))
+    first = KeptFiles(str(tmp_path / "c"), str(tmp_path / "o"))
+    assert first.begin(place, encoded, published=()) == (False, 1000, {})
+    assert first.take(place, "a", 0, data[:300]) == 300
+    second = KeptFiles(str(tmp_path / "c"), str(tmp_path / "o"))
+    assert second.jobs == {"7"}
+    assert second.begin(place, encoded, published=()) == (False, 700, {"a": 300})
+    assert second.take(place, "a", 300, data[300:]) == 1000
+    assert second.state(place) == (True, 0)
+    manifest.verify(str(tmp_path / "c/7/epoch-1/step-00000001"), expected_digest=place.digest)
+    assert KeptFiles(str(tmp_path / "c"), str(tmp_path / "o")).begin(place, encoded, published=()) == (True, 0, {})

@@ -1,0 +1,189 @@
+"""Outputs that the head keeps for nodes which do not share its folders: the real head's API, and the supervisor's own hands at the other end."""
+
+# Ids are written as plain words here, as in a drawing.
+# mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
+
+import os
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+
+from phalanx.node.logic.kept import outputs_of
+from phalanx.node.shell.outputs import Outputs
+from tests.contract.api_head import ApiHead, Supervisor, code, until
+from tests.contract.test_api_kept import Server
+
+
+@pytest.fixture
+def head(tmp_path):
+    head = ApiHead(str(tmp_path / "head"))
+    head.driver.leases.lengthen(3600.0)  # nobody renews here
+    yield head
+    head.close()
+
+
+@pytest.fixture
+def call(head):
+    with head.calling() as call:
+        yield call
+
+
+class Writer(Server):
+    """A node with an output folder of its own."""
+
+    def begin(self):
+        self.prepare()
+        self.present.outputs = outputs_of(self.present.scratch.path)
+        self.root = Path(self.present.outputs)
+        self.root.mkdir(parents=True)
+        self.outputs = Outputs(self.access, self.ended, note=lambda _, text: self.said.append(text))
+        self.outputs.bring(self.present)
+        return self
+
+    def write(self, name, text):
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def send(self):
+        sent = []
+        self.outputs.when_sent(self.present, lambda: sent.append(True), patient=True)
+        until(lambda: sent)
+
+    def texts(self):
+        return {str(path.relative_to(self.root)): path.read_text() for path in self.root.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def gang(call, tmp_path):
+    """A job on n0 and n1, and how it is placed again."""
+    nodes = [Writer(call, tmp_path, name) for name in ("n0", "n1")]
+    job = call.submit(gpus="2x1", tasks_per_node=1)
+    yield job, [node.begin() for node in nodes]
+    for node in nodes:
+        node.ended.set()
+
+
+def at_the_head(head, job):
+    root = Path(head.output_root, job)
+    return {str(path.relative_to(root)): path.read_text() for path in root.rglob("*") if path.is_file()}
+
+
+def test_what_ranks_write_is_at_the_head_under_its_name_and_what_only_grew_is_not_sent_again(head, gang, call):
+    job, (n0, _) = gang
+    n0.write("model/weights.txt", "w" * 100)
+    n0.write("log.txt", "one\n")
+    n0.send()
+    assert at_the_head(head, job) == {"model/weights.txt": "w" * 100, "log.txt": "one\n"}
+    inode = Path(head.output_root, job, "log.txt").stat().st_ino
+    with open(n0.root / "log.txt", "a", encoding="ascii") as file:
+        file.write("two\n")
+    n0.send()
+    assert at_the_head(head, job)["log.txt"] == "one\ntwo\n"
+    assert Path(head.output_root, job, "log.txt").stat().st_ino == inode, "made longer, not replaced"
+    n0.write("log.txt", "THREE and more than that\n")
+    n0.send()
+    assert at_the_head(head, job)["log.txt"] == "THREE and more than that\n"
+    listed = call("user", "GET", f"/v1/jobs/{job}/files").json()["entries"]
+    assert [entry["path"] for entry in listed] == ["model", "log.txt"]
+    assert n0.said == []
+
+
+def test_what_ranks_remove_or_rename_is_removed_or_renamed_at_the_head(head, gang):
+    job, (n0, n1) = gang
+    for name in ("old/step-1.pt", "new.pt.tmp", "stays.txt"):
+        n0.write(name, name)
+    n1.write("stays.txt", "of the second")
+    n0.send()
+    n1.send()
+    (n0.root / "old/step-1.pt").unlink()
+    (n0.root / "old").rmdir()
+    (n0.root / "new.pt.tmp").rename(n0.root / "new.pt")
+    (n1.root / "stays.txt").unlink()
+    n0.send()
+    n1.send()
+    assert at_the_head(head, job) == {"new.pt": "new.pt.tmp", "stays.txt": "stays.txt"}
+    assert not Path(head.output_root, job, "old").exists()
+    assert n0.said == n1.said == []
+
+
+def test_two_nodes_that_use_one_name_both_keep_their_file(head, gang):
+    job, (n0, n1) = gang
+    n1.write("loss.txt", "of the second")
+    n1.write("only-here.txt", "second")
+    n1.send()
+    n0.write("loss.txt", "of the first")
+    n0.send()
+    n1.write("loss.txt", "of the second, longer")
+    n1.send()
+    assert at_the_head(head, job) == {
+        "loss.txt": "of the first", "loss.txt.node-1": "of the second, longer", "only-here.txt": "second",
+    }  # fmt: skip
+
+
+def test_a_new_attempt_finds_on_each_node_what_the_one_before_left(head, gang, call, tmp_path):
+    job, (n0, n1) = gang
+    for node, text in ((n1, "second"), (n0, "first")):  # the first node comes last, and has the name all the same
+        node.write("loss.txt", f"{text} 1\n")
+        node.send()
+    call("user", "POST", f"/v1/jobs/{job}/requeue")
+    for node in (n0, n1):
+        node.supervisor.end(job, ranks=0)
+    until(lambda: [attempt.epoch for attempt in head.store.attempts(job)] == [1, 2])
+    n0.begin()
+    n1.begin()
+    assert n0.texts() == {"loss.txt": "first 1\n", "loss.txt.node-1": "second 1\n"}
+    assert n1.texts() == {"loss.txt": "second 1\n"}
+    for node, text in ((n0, "first"), (n1, "second")):
+        with open(node.root / "loss.txt", "a", encoding="ascii") as file:
+            file.write(f"{text} 2\n")
+        node.send()
+    assert at_the_head(head, job) == {"loss.txt": "first 1\nfirst 2\n", "loss.txt.node-1": "second 1\nsecond 2\n"}
+
+
+def test_links_and_pipes_stay_behind_and_nothing_is_written_through_a_link_at_the_head(head, gang, tmp_path):
+    job, (n0, _) = gang
+    n0.write("kept.txt", "kept")
+    os.symlink("/etc/passwd", n0.root / "link")
+    os.symlink("/etc", n0.root / "folder")
+    os.mkfifo(n0.root / "pipe")
+    Path(os.fsdecode(os.fsencode(n0.root) + b"/no-\xfftext")).write_text("odd")
+    n0.send()
+    assert "not printable" in n0.said.pop()
+    assert at_the_head(head, job) == {"kept.txt": "kept"}
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    os.symlink(elsewhere, Path(head.output_root, job, "sub"))
+    n0.write("sub/file.txt", "escaped?")
+    n0.send()
+    assert list(elsewhere.iterdir()) == []
+    assert "sub" in n0.said[-1]
+    n0.write("fine.txt", "and the rest goes on")
+    n0.send()
+    assert at_the_head(head, job)["fine.txt"] == "and the rest goes on"
+
+
+def test_only_a_node_of_the_live_attempt_may_write_and_nothing_outside_the_folder(head, gang, call):
+    job, (n0, n1) = gang
+    Supervisor(call, "n2", "s2").hello()
+
+    def put(role, path, epoch=1, **more):
+        about = {"job_id": job, "epoch": epoch, "path": path, "offset": 0, **more}
+        return call(role, "PUT", f"/v1/node/outputs/file?{urlencode(about)}", content=b"x")
+
+    assert code(put("node:n2", "a")) == (403, "not_permitted")
+    assert code(put("node:n0", "a", epoch=2)) == (403, "not_permitted")
+    for path in ("../a", "/a", "a/../../b", "a//b", "."):
+        assert code(put("node:n0", path)) == (400, "bad_request")
+    assert code(put("node:n0", "a", crc32=1, size=1)) == (400, "bad_request"), "other bytes"
+    about = urlencode({"job_id": job, "epoch": 1, "path": "../../token"})
+    assert code(call("node:n0", "GET", f"/v1/node/outputs/file?{about}")) == (400, "bad_request")
+    call("user", "POST", f"/v1/jobs/{job}/cancel")
+    for node in (n0, n1):
+        node.supervisor.end(job, ranks=0)
+    assert code(put("node:n0", "a")) == (409, "attempt_over")
+    n0.write("late.txt", "late")
+    n0.send()
+    assert at_the_head(head, job) == {}
+    until(lambda: not list(Path(head.output_root, ".coming").iterdir()))

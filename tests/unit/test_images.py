@@ -1,0 +1,134 @@
+"""What podman and apptainer are told, word for word: golden files in tests/golden/images. `PHALANX_GOLDEN=write` writes them anew."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from phalanx.core.ids import Epoch, Generation, JobId, NodeId
+from phalanx.core.state.commands import Prepare
+from phalanx.core.work.allocation import Allocation, Grant
+from phalanx.core.work.spec import JobSpec, Role
+from phalanx.node.logic import images
+from phalanx.node.logic.happenings import MemberKey
+from phalanx.node.logic.images import Contained, Runtime, Runtimes
+from phalanx.node.shell.images import bring, runtime_here
+from phalanx.node.shell.present import Present
+from phalanx.node.shell.refusal import Refusal
+from phalanx.node.shell.scratch import scratch_of
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "images"
+PODMAN = Runtime(kind=Runtimes.PODMAN, path="/usr/bin/podman", init="/usr/bin/catatonit")
+APPTAINER = Runtime(kind=Runtimes.APPTAINER, path="/usr/bin/apptainer")
+SINGULARITY = Runtime(kind=Runtimes.SINGULARITY, path="/usr/bin/singularity")
+OURS = Contained(
+    image="nvcr.io/nvidia/pytorch:26.10-py3", name="phalanx-7.1.0.gpu1-ab12", owner="boot/4026531836/99/1234", workdir="/home/ada/gpt",
+    uid=1000, gid=1000, mounts=("/home/ada/gpt", "/state/attempts/7.1"), gpus=("GPU-1", "GPU-2"), devices=("/dev/infiniband",),
+    nofile=(1024, 524288), processes=(32768, 32768),
+)  # fmt: skip
+ROOTS = replace(OURS, uid=0, gid=0, gpus=(), devices=(), mounts=())
+VARIABLES = {"RANK": "0", "PHALANX_NODE_IPS": "10.0.0.1\n10.0.0.2", "PATH": "/opt/bin:/bin", "TOKEN": "s3cret"}
+
+DRAWN = {
+    "podman-rank": lambda: images.wrap(PODMAN, OURS, "rank-0", ("python", "train.py"), VARIABLES),
+    "podman-as-root-without-init": lambda: images.wrap(replace(PODMAN, init=""), ROOTS, "setup", "make && true", {}),
+    "podman-exec-on-a-terminal": lambda: images.enter(PODMAN, OURS, "rank-0", ["bash"], terminal=True),
+    "podman-around": lambda: images.around(PODMAN, {"PATH": "/usr/bin", "HOME": "/root"}, VARIABLES),
+    "apptainer-rank": lambda: images.wrap(APPTAINER, replace(OURS, image="/c/x.sif"), "rank-0", ("python", "train.py"), VARIABLES),
+    "apptainer-around": lambda: images.around(APPTAINER, {"PATH": "/usr/bin"}, VARIABLES),
+    "singularity-around": lambda: images.around(SINGULARITY, {"PATH": "/usr/bin"}, VARIABLES),
+    "podman-pull": lambda: images.reference(PODMAN, "docker.io/a/b@sha256:00", workdir="/w", cache="/c"),
+    "apptainer-pull": lambda: images.reference(APPTAINER, "ghcr.io/a/b:1", workdir="/w", cache="/c"),
+    "apptainer-file": lambda: images.reference(APPTAINER, "train.sif", workdir="/w", cache="/c"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_it_is_as_drawn(name):
+    text = json.dumps(DRAWN[name](), indent=1) + "\n"
+    path = GOLDEN / f"{name}.json"
+    if os.environ.get("PHALANX_GOLDEN") == "write":
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
+def test_no_secret_is_among_the_words():
+    for runtime in (PODMAN, APPTAINER):
+        assert "s3cret" not in " ".join(images.wrap(runtime, OURS, "rank-0", ("a",), VARIABLES))
+
+
+@pytest.mark.parametrize("name", ["PATH", "HOME", "LD_LIBRARY_PATH", "XDG_RUNTIME_DIR", "CONTAINERS_STORAGE_CONF"])
+def test_what_would_change_the_runtime_reaches_the_command_alone(name):
+    assert images.around(PODMAN, {name: "the node's"}, {name: "the job's"})[name] == "the node's"
+    assert f"--env={name}=the job's" in images.wrap(PODMAN, OURS, "rank-0", ("a",), {name: "the job's"})
+
+
+def test_folder_in_another_is_mounted_with_it_and_the_root_never():
+    assert images.mounts_of(["/w/out", "/w", "/", "/work", "", "s3://b"]) == ("/w", "/work")
+
+
+@pytest.mark.parametrize("path", ["/a,b", "/a:b", '/a"b'])
+def test_path_that_a_runtime_would_take_apart_is_refused(path):
+    with pytest.raises(ValueError, match="/a"):
+        images.mounts_of([path])
+
+
+@pytest.mark.parametrize(
+    ("code", "signal", "ended"),
+    [(0, None, (0, None)), (7, None, (7, None)), (139, None, (None, 11)), (255, None, (255, None)), (None, 9, (None, 9))],
+)  # fmt: skip
+def test_runtime_speaks_of_signals_as_a_shell_does(code, signal, ended):
+    assert images.as_ended(code, signal) == ended
+
+
+def program(folder, name):
+    path = folder / name
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+
+
+def found(folder, image):
+    runtime = runtime_here(str(folder), image)
+    return None if runtime is None else runtime.kind
+
+
+def test_podman_goes_first_and_leaves_files_to_apptainer(tmp_path):
+    assert found(tmp_path, "a") is None
+    program(tmp_path, "singularity")
+    assert found(tmp_path, "a") is Runtimes.SINGULARITY
+    program(tmp_path, "podman")
+    assert found(tmp_path, "a") is Runtimes.PODMAN
+    assert found(tmp_path, "a.sif") is Runtimes.SINGULARITY
+
+
+def test_node_without_a_runtime_refuses_in_one_line(tmp_path):
+    grant = Grant(node_id=NodeId("n0"), node_rank=0, devices=(), first_rank=0, tasks=1, cpus=1, memory_bytes=0)
+    order = Prepare(
+        node_id=NodeId("n0"), job_id=JobId("1"), epoch=Epoch(1), generation=Generation(0),
+        spec=JobSpec(name="j", role=Role(argv=("true",)), workdir="/", image="a/b:1"), allocation=Allocation(grants=(grant,)),
+        addresses=("127.0.0.1",), output_dir="", checkpoint_dir="", candidates=(), restarts=0, deadline_s=None, mtbf_s=1.0,
+    )  # fmt: skip
+    present = Present(
+        key=MemberKey(JobId("1"), Epoch(1), Generation(0)), prepare=order, grant=grant,
+        scratch=scratch_of(str(tmp_path), JobId("1"), Epoch(1)), workdir="/",
+    )  # fmt: skip
+    with pytest.raises(Refusal, match="neither podman nor apptainer is on this node") as caught:
+        bring(present, cache=str(tmp_path), base={"PATH": str(tmp_path)}, open_output=lambda: -1, gpus=())
+    assert caught.value.charge
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "everywhere"),
+    [
+        ("Error: reading manifest 99: manifest unknown", True),
+        ('short-name "a/b" did not resolve to an alias', True),
+        ("requested access to the resource is denied", True),
+        ("dial tcp 10.0.0.1:443: connect: connection refused", False),
+        ("write /var/tmp/x: no space left on device", False),
+    ],
+)
+def test_pull_that_fails_everywhere_is_told_from_one_that_fails_here(said, everywhere):
+    assert images.no_such_image(said) is everywhere
