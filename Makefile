@@ -123,7 +123,7 @@ test-engines: $(READYDEV) slurm-tools redis-tools ## one suite of what engines d
 	@$(BIN)/python -c 'import ray' 2>/dev/null || $(PIP) install $(QUIET) -c constraints.txt --no-build-isolation -e '.[ray]'
 	$(BIN)/python -m pytest -n 0 tests/contract/test_engine_contract.py $(ARGS)
 
-prove: $(READYDEV) lab-tools slurm-tools ## long campaigns: training through power cuts and unplugged cables on each engine (half an hour; root)
+prove: $(READYDEV) lab-tools slurm-tools redis-tools image-tools ## long campaigns, and what needs many tools: power cuts and unplugged cables on each engine, images, Redis (root; 20 minutes)
 	@$(BIN)/python -c 'import ray' 2>/dev/null || $(PIP) install $(QUIET) -c constraints.txt --no-build-isolation -e '.[ray]'
 	$(BIN)/python -m pytest -n 0 -m prove tests $(ARGS)
 

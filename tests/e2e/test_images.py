@@ -16,7 +16,7 @@ from phalanx.engines.local import records
 
 PODMAN, BUSYBOX = shutil.which("podman"), shutil.which("busybox")
 pytestmark = [
-    pytest.mark.serial, pytest.mark.e2e, pytest.mark.root, pytest.mark.timeout(300),
+    pytest.mark.serial, pytest.mark.e2e, pytest.mark.prove, pytest.mark.root, pytest.mark.timeout(300),
     pytest.mark.skipif(os.geteuid() != 0 or not PODMAN or not BUSYBOX, reason="needs root, podman and busybox-static: make image-tools"),
 ]  # fmt: skip
 

@@ -17,6 +17,7 @@ WHY_NOT = why_not() or why_no_slurm() or why_no_books()
 pytestmark = [
     pytest.mark.serial,
     pytest.mark.e2e,
+    pytest.mark.prove,
     pytest.mark.root,
     pytest.mark.timeout(240),
     pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "the lab"),

@@ -20,6 +20,7 @@ WHY_NOT = engine_rigs.WHY_NOT["ray"]() or (
 pytestmark = [
     pytest.mark.serial,
     pytest.mark.e2e,
+    pytest.mark.prove,
     pytest.mark.timeout(300),
     pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "Redis"),
 ]

@@ -14,6 +14,7 @@ NEEDED_BYTES = 12 * 2**30
 pytestmark = [
     pytest.mark.serial,
     pytest.mark.e2e,
+    pytest.mark.prove,
     pytest.mark.torch,
     pytest.mark.timeout(HANG_S),
     pytest.mark.skipif(available_bytes() < NEEDED_BYTES, reason="128 ranks with torch take 12 GiB of memory"),
