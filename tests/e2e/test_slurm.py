@@ -118,7 +118,7 @@ def test_a_place_that_went_to_others_is_given_up_after_15_s_and_the_story_names_
     phalanx.until(lambda: len(phalanx.job(job)["attempts"]) >= 2, "it is taken back and placed again")
     first = phalanx.job(job)["attempts"][0]
     assert first["cause"] == "contended"
-    assert first["ended_s"] - first["placed_s"] > 14.0
+    assert 14.0 < first["ended_s"] - first["placed_s"] < 20.0
     assert "Slurm's reason: PartitionDown" in first["why"]
     phalanx.sh("scontrol update PartitionName=lab State=UP", check=True)
     assert phalanx.ended(job)["state"] == "succeeded"
@@ -136,7 +136,7 @@ def test_an_scancel_cancels_the_job_and_a_cancel_ends_the_slurm_job(phalanx):
     phalanx.until(lambda: phalanx.sh("squeue --noheader") == "", "nothing is left in Slurm's queue")
 
 
-def test_a_host_whose_cable_is_cut_is_replaced_and_its_ranks_are_gone_when_it_is_back(phalanx):
+def test_a_host_whose_cable_is_cut_is_replaced_within_15_s_and_its_ranks_are_gone_when_it_is_back(phalanx):
     job = phalanx.submit("--gpus 2x1 --nodes 2 -- sh -c 'while :; do sleep 1; done'")
     phalanx.runs(job)
     lost = next(
@@ -146,7 +146,7 @@ def test_a_host_whose_cable_is_cut_is_replaced_and_its_ranks_are_gone_when_it_is
     phalanx.lab.cut(lost)
     phalanx.until(lambda: len(phalanx.job(job)["attempts"]) == 2, "it is placed again")
     phalanx.runs(job)
-    print(f"cut to running elsewhere: {time.monotonic() - cut_s:.1f} s")  # benchmarks.engines measures it
+    assert time.monotonic() - cut_s < 15.0 + 5.0, "the 5 s are this test's own commands on a busy machine"
     assert lost not in [grant["node_id"] for grant in phalanx.job(job)["attempts"][1]["grants"]]
     phalanx.lab.mend(lost)
     phalanx.until(
