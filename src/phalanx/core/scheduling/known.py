@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 from phalanx.core.ids import JobId
@@ -26,9 +27,12 @@ class Known(Protocol):
     entries: dict[JobId, Entry]
     ids: dict[int, JobId]
     parked: dict[JobId, Waiting]
-    due: dict[JobId, Entry]
     said: dict[tuple[int, int], Waiting]
     held_over: bool
+
+    @property
+    def due(self) -> Collection[JobId]:
+        """Started by the policy, and not placed yet."""
 
     def why(self, job: Job) -> Waiting | None:
         """Why the pending job waits."""

@@ -18,6 +18,7 @@ from phalanx.core.scheduling.board import NEVER_S, Board, Decision, Entry, Klass
 from phalanx.core.scheduling.boards import new_board
 from phalanx.core.scheduling.calendar import Calendar, asker_of
 from phalanx.core.scheduling.classes import Classes
+from phalanx.core.scheduling.due import Due
 from phalanx.core.scheduling.explain import ELIGIBLE, not_eligible, why_waiting
 from phalanx.core.scheduling.fit import Fit, fit_of
 from phalanx.core.scheduling.hazard import HazardTable
@@ -27,7 +28,6 @@ from phalanx.core.scheduling.outside import take_difference
 from phalanx.core.scheduling.policies import make_policy
 from phalanx.core.scheduling.policy import Policy, Seen
 from phalanx.core.scheduling.shaping import Shaping
-from phalanx.core.scheduling.taken import Taken
 from phalanx.core.scheduling.waits import Waits, stop_of
 from phalanx.core.state.plan import Placement, Plan, Stop, Waiting
 from phalanx.core.work.attempt import Attempt
@@ -39,7 +39,6 @@ LEARNT: Final = (JobState.SUCCEEDED, JobState.FAILED, JobState.TIMEOUT)  # ends 
 INFINITE: Final = float("inf")
 DURATION_UNKNOWN: Final = -1.0
 CLOCK_STEP_S: Final = 1.0  # smaller steps are what NTP does
-DUE_MAX_S: Final = 600.0  # a cleared place that cannot be taken for so long is given up
 REPAIRED: Final = (Reason.NODE_FAIL, Reason.DRAINED)  # what a job cannot help, and gets its place back for
 
 
@@ -63,7 +62,7 @@ class Scheduler:
         self.entries: dict[JobId, Entry] = {}
         self.ids: dict[int, JobId] = {}  # by seq
         self.parked: dict[JobId, Waiting] = {}
-        self.due: dict[JobId, Entry] = {}
+        self.due = Due()
         self.held_over = False  # the last cycle has placed its share, and some are left
         self.stale = True  # the board must be made anew
         self._seen_nodes: dict[NodeId, Node] = {}
@@ -71,7 +70,6 @@ class Scheduler:
         self._classes = Classes()
         self._charged: dict[JobId, tuple[int, int]] = {}  # queue and GPUs that run, in the quota tree's books
         self.said: dict[tuple[int, int], Waiting] = {}  # why classes wait, as of the last change
-        self._due_s: dict[JobId, float] = {}
         self._began: dict[JobId, float] = {}  # while the board is made anew: when runs began that it knew before
         self._later: list[tuple[float, JobId]] = []  # when time alone may let a parked job go
         self._wake_s = -INFINITE
@@ -124,8 +122,9 @@ class Scheduler:
             for job_id, entry in self.entries.items()
             if entry.since_s >= 0.0 and job_id not in self.due
         }
-        for known in (self.entries, self.ids, self.parked, self.due, self._charged):
+        for known in (self.entries, self.ids, self.parked, self._charged):
             known.clear()
+        self.due.clear()
         self._later.clear()
         self._classes.begin()
         self._shaping = Shaping(self._seen_nodes, self.fit)
@@ -242,10 +241,8 @@ class Scheduler:
 
     def _give_up(self, numbers: Collection[int]) -> None:
         """What is due on these nodes waits again."""
-        for job_id, entry in list(self.due.items()):
-            if any(number in numbers for number, _ in entry.places):
-                del self.due[job_id]
-                self.board.undo_start(entry, self._now_s)
+        for entry in self.due.take_on(numbers):
+            self.board.undo_start(entry, self._now_s)
 
     def _node(self, seen: Seen, node_id: NodeId) -> None:
         """A node came, went, or changed: a change of what it is makes the board anew; up, down and what others hold do not."""
@@ -316,8 +313,8 @@ class Scheduler:
 
     def _forget(self, job_id: JobId, entry: Entry | None, job: Job | None, now_s: float) -> None:
         self.parked.pop(job_id, None)
-        self.due.pop(job_id, None)
-        self._due_s.pop(job_id, None)
+        self.due.drop(job_id)
+        self.due.settled(job_id)
         self._charge(job_id, None, 0, now_s)
         if entry is None:
             return
@@ -333,7 +330,7 @@ class Scheduler:
 
     def _runs(self, job: Job, attempt: Attempt, entry: Entry | None, now_s: float) -> None:
         self.parked.pop(job.id, None)
-        self._due_s.pop(job.id, None)
+        self.due.settled(job.id)
         if entry is None:
             entry = self._adopt(job, attempt)
         if job.checkpoints:
@@ -397,7 +394,7 @@ class Scheduler:
     def _park(self, job: Job, entry: Entry | None, wait: Waiting, now_s: float) -> None:
         self.parked[job.id] = wait
         if entry is not None:
-            if self.due.pop(job.id, None) is not None:
+            if self.due.drop(job.id):
                 self.board.undo_start(entry, now_s)
             elif entry.since_s >= 0.0:
                 self.board.fell(entry, now_s, self._attained_s(job))
@@ -462,43 +459,28 @@ class Scheduler:
         stops: list[Stop] = []
         for decision in decisions:
             job_id = self.ids[decision.entry.seq]
-            waiting = self.due.pop(job_id, None) is not None  # decided and not yet carried out: nothing of it runs
+            waiting = self.due.drop(job_id)  # decided and not yet carried out: nothing of it runs
             if decision.verb is not Verb.START and not waiting and job_id in seen.attempts:
                 stops.append(stop_of(self, job_id, decision))
             if decision.verb is not Verb.STOP and decision.entry.places:
-                self.due[job_id] = decision.entry
+                self.due.add(job_id, decision.entry)
         return stops
 
     def _place_due(self, seen: Seen, now_s: float) -> list[Placement]:
         """Those whose room is free by now."""
         if not self.due:
             return []
-        placements: list[Placement] = []
-        taken = Taken(seen.usage)
-        for job_id, entry in list(self.due.items()):
-            if len(placements) >= self.policy.placements_max:
-                break
-            job = seen.jobs[job_id]
-            if job.state is not JobState.PENDING or job_id in seen.attempts or entry.need is None:
-                continue  # its last attempt is still leaving
-            allocation = self.fit.allocation(entry.need, entry.places, job.spec.role, taken)
-            if allocation is None or not taken.room_for(allocation, seen.nodes):
-                continue
-            taken.add(allocation)
-            del self.due[job_id]
-            entry.attained_s = self._attained_s(job)
+        placed = self.due.place(seen, self.fit, self.policy.placements_max)
+        for entry, placement in placed:
+            entry.attained_s = self._attained_s(seen.jobs[placement.job_id])
             entry.since_s = entry.moved_s = now_s
-            placements.append(Placement(job_id=job_id, allocation=allocation))
-        return placements
+        return [placement for _, placement in placed]
 
     def rejected(self, job_id: JobId, now_s: float) -> None:
         """The newest state refused the placement: it is tried again once more has changed, and given up after a while."""
         entry = self.entries.get(job_id)
         if entry is None or entry.since_s < 0.0:
             return
-        if now_s - self._due_s.setdefault(job_id, now_s) < DUE_MAX_S:
-            self.due[job_id] = entry
-            return
-        del self._due_s[job_id]
-        self.board.undo_start(entry, now_s)
-        self._wake_s = -INFINITE
+        if not self.due.refused(job_id, entry, now_s):
+            self.board.undo_start(entry, now_s)
+            self._wake_s = -INFINITE

@@ -1,0 +1,82 @@
+"""Jobs that the policy has started and that are not placed yet: their room is being cleared. They are placed as soon as it is free."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Final
+
+from phalanx.core.ids import JobId
+from phalanx.core.scheduling.board import Entry
+from phalanx.core.scheduling.fit import Fit
+from phalanx.core.scheduling.policy import Seen
+from phalanx.core.scheduling.taken import Taken
+from phalanx.core.state.plan import Placement
+from phalanx.core.work.job import JobState
+
+DUE_MAX_S: Final = 600.0  # a cleared place that cannot be taken for so long is given up
+
+
+class Due:
+    """Those jobs, in the order in which they were started. The board holds their places already."""
+
+    __slots__ = ("_entries", "_refused_s")
+
+    def __init__(self) -> None:
+        self._entries: dict[JobId, Entry] = {}
+        self._refused_s: dict[JobId, float] = {}  # since when the newest state refuses their placements
+
+    def __contains__(self, job_id: object) -> bool:
+        return job_id in self._entries
+
+    def __iter__(self) -> Iterator[JobId]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, job_id: JobId, entry: Entry) -> None:
+        """The policy has started the job."""
+        self._entries[job_id] = entry
+
+    def drop(self, job_id: JobId) -> bool:
+        """The job is not due any more; says whether it was."""
+        return self._entries.pop(job_id, None) is not None
+
+    def settled(self, job_id: JobId) -> None:
+        """The job runs, or is gone: earlier refusals count no longer."""
+        self._refused_s.pop(job_id, None)
+
+    def clear(self) -> None:
+        """A board made anew has started nothing."""
+        self._entries.clear()
+
+    def take_on(self, numbers: Collection[int]) -> list[Entry]:
+        """Take out those that were to start on one of these nodes, in order."""
+        lost = [job_id for job_id, entry in self._entries.items() if any(number in numbers for number, _ in entry.places)]  # fmt: skip
+        return [self._entries.pop(job_id) for job_id in lost]
+
+    def place(self, seen: Seen, fit: Fit, most: int) -> list[tuple[Entry, Placement]]:
+        """Those whose room is free by now, at most so many; they are due no longer."""
+        placed: list[tuple[Entry, Placement]] = []
+        taken = Taken(seen.usage)
+        for job_id, entry in list(self._entries.items()):
+            if len(placed) >= most:
+                break
+            job = seen.jobs[job_id]
+            if job.state is not JobState.PENDING or job_id in seen.attempts or entry.need is None:
+                continue  # its last attempt is still leaving
+            allocation = fit.allocation(entry.need, entry.places, job.spec.role, taken)
+            if allocation is None or not taken.room_for(allocation, seen.nodes):
+                continue
+            taken.add(allocation)
+            del self._entries[job_id]
+            placed.append((entry, Placement(job_id=job_id, allocation=allocation)))
+        return placed
+
+    def refused(self, job_id: JobId, entry: Entry, now_s: float) -> bool:
+        """The newest state refused the placement: the job is due again. False once it has been refused for `DUE_MAX_S`."""
+        if now_s - self._refused_s.setdefault(job_id, now_s) < DUE_MAX_S:
+            self._entries[job_id] = entry
+            return True
+        del self._refused_s[job_id]
+        return False
