@@ -1,8 +1,8 @@
-"""A head of its own for each test of the API, and a caller on a fleet of one node."""
+"""A head of its own for each test of the API, and somebody who calls it. A module that needs more overrides them."""
 
 import pytest
 
-from tests.contract.api_head import ApiHead, Supervisor
+from tests.contract.api_head import ApiHead
 
 
 @pytest.fixture
@@ -15,5 +15,4 @@ def head(tmp_path):
 @pytest.fixture
 def call(head):
     with head.calling() as call:
-        Supervisor(call).hello()
         yield call

@@ -7,14 +7,7 @@ import pytest
 
 from phalanx.client import Client
 from phalanx.core.errors import BadRequest, NotFound, NotPermitted, NotSignedIn
-from tests.contract.api_head import TOKENS, ApiHead
-
-
-@pytest.fixture
-def head(tmp_path):
-    head = ApiHead(str(tmp_path))
-    yield head
-    head.close()
+from tests.contract.api_head import TOKENS
 
 
 @pytest.fixture

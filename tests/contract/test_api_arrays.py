@@ -4,26 +4,9 @@ import pytest
 
 from phalanx.core.ids import JobId
 from phalanx.core.work.job import JobState
-from tests.contract.api_head import JOB, ApiHead
+from tests.contract.api_head import JOB, code
 
 ARRAY = {**JOB, "array": "0-9%2", "hold": True}
-
-
-@pytest.fixture
-def head(tmp_path):
-    head = ApiHead(str(tmp_path))
-    yield head
-    head.close()
-
-
-@pytest.fixture
-def call(head):
-    with head.calling() as call:
-        yield call
-
-
-def code(reply):
-    return reply.status_code, reply.json()["error"]["code"]
 
 
 def post(call, body=JOB, *, role="user", **more):

@@ -11,20 +11,7 @@ import pytest
 from phalanx.api.sessions import Pipe
 from phalanx.core.errors import Conflict
 from phalanx.wire.supervisor import CommandsReply, ExecInput, ExecOutput, OpenExec, command_of, decode
-from tests.contract.api_head import ApiHead, Supervisor
-
-
-@pytest.fixture
-def head(tmp_path):
-    head = ApiHead(str(tmp_path))
-    yield head
-    head.close()
-
-
-@pytest.fixture
-def call(head):
-    with head.calling() as call:
-        yield call
+from tests.contract.api_head import Supervisor
 
 
 @pytest.fixture

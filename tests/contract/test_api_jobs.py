@@ -12,24 +12,7 @@ from phalanx.core.state.events import PutProject
 from phalanx.core.work.job import Resume
 from phalanx.core.work.queue import Project
 from phalanx.ports.store import Batch
-from tests.contract.api_head import JOB, ApiHead, Supervisor
-
-
-@pytest.fixture
-def head(tmp_path):
-    head = ApiHead(str(tmp_path))
-    yield head
-    head.close()
-
-
-@pytest.fixture
-def call(head):
-    with head.calling() as call:
-        yield call
-
-
-def code(reply):
-    return reply.status_code, reply.json()["error"]["code"]
+from tests.contract.api_head import JOB, ApiHead, Supervisor, code
 
 
 def keyed(call, body, key="k1", role="user"):

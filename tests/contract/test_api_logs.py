@@ -22,19 +22,6 @@ from tests.contract.api_head import TOKENS, ApiHead, Caller, Supervisor, bearer,
 
 
 @pytest.fixture
-def head(tmp_path):
-    head = ApiHead(str(tmp_path))
-    yield head
-    head.close()
-
-
-@pytest.fixture
-def call(head):
-    with head.calling() as call:
-        yield call
-
-
-@pytest.fixture
 def supervisor(call):
     supervisor = Supervisor(call)
     supervisor.hello()

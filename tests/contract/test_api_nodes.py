@@ -25,20 +25,7 @@ from phalanx.wire.supervisor import (
     command_of,
     decode,
 )
-from tests.contract.api_head import ApiHead, Supervisor, make_node, unknown_event, until
-
-
-@pytest.fixture
-def head(tmp_path):
-    head = ApiHead(str(tmp_path))
-    yield head
-    head.close()
-
-
-@pytest.fixture
-def call(head):
-    with head.calling() as call:
-        yield call
+from tests.contract.api_head import Supervisor, code, make_node, unknown_event, until
 
 
 @pytest.fixture
@@ -46,10 +33,6 @@ def supervisor(call):
     supervisor = Supervisor(call)
     supervisor.hello()
     return supervisor
-
-
-def code(reply):
-    return reply.status_code, reply.json()["error"]["code"]
 
 
 def commands(call, after=0, wait_s=0, node_id="n0"):

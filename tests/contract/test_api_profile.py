@@ -12,6 +12,7 @@ from tests.contract.api_head import ApiHead, Supervisor, code
 
 @pytest.fixture
 def call(call):
+    Supervisor(call).hello()
     Supervisor(call, "n1", "s2").hello()
     return call
 

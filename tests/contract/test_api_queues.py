@@ -9,7 +9,7 @@ from phalanx.client import Client
 from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted
 from phalanx.core.state.events import Hello
 from phalanx.wire.api.queues import QueueFacts
-from tests.contract.api_head import JOB, TOKENS, ApiHead, make_node, until
+from tests.contract.api_head import JOB, TOKENS, make_node, until
 
 TREE = [
     QueueFacts(id="default"),
@@ -17,13 +17,6 @@ TREE = [
     QueueFacts(id="nlp", parent="research", quota_gpus=2, budget_gpu_h=10.0),
     QueueFacts(id="prod", quota_gpus=2, weight=3.0),
 ]
-
-
-@pytest.fixture
-def head(tmp_path):
-    head = ApiHead(str(tmp_path))
-    yield head
-    head.close()
 
 
 @pytest.fixture

@@ -5,9 +5,15 @@
 
 import pytest
 
-from tests.contract.api_head import code, until
+from tests.contract.api_head import Supervisor, code, until
 
 FANS = {"nodes": ["n0"], "time": "4h", "maintenance": True, "why": "new fans"}
+
+
+@pytest.fixture
+def call(call):
+    Supervisor(call).hello()
+    return call
 
 
 def reserve(call, name="fans", role="operator", **changes):

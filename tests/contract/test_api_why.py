@@ -10,16 +10,9 @@ from phalanx.core.errors import BadFile, NeverFits, NotFound, NotPermitted, TryL
 from phalanx.core.state.events import CordonNode, Hello
 from phalanx.ports.store import JobFilter
 from phalanx.wire.api.queues import QueueFacts
-from tests.contract.api_head import JOB, TOKENS, ApiHead, Supervisor, make_node, until
+from tests.contract.api_head import JOB, TOKENS, Supervisor, make_node, until
 
 WHOLE = {**JOB, "gpus": 4}
-
-
-@pytest.fixture
-def head(tmp_path):
-    head = ApiHead(str(tmp_path))
-    yield head
-    head.close()
 
 
 @pytest.fixture
