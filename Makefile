@@ -20,7 +20,7 @@ READYDEV := $(VENV)/.ready-dev
 QUICK    := tests/unit tests/scenario tests/property
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools image-tools test test-engines prove check lint types types-house types-examples contracts quick suite bench wheel format changelog constraints sizes clean distclean
+.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools image-tools trace-tools test test-engines prove fuzz soak check lint types types-house types-examples contracts quick suite bench wheel format changelog constraints sizes clean distclean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -99,6 +99,22 @@ redis-tools:
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends redis-server >/dev/null; \
 	else echo "redis-server is not here, and only root on Debian could install it: Ray with Redis is not tried." >&2; fi
 
+# As of munge: only the programs are taken; Debian's own cluster is told not to be made.
+trace-tools:
+	@command -v strace >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "Installing strace: tests look at the order of the head's system calls."; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends strace >/dev/null; \
+	else echo "strace is not here, and only root on Debian could install it: the order of system calls is not looked at." >&2; fi
+
+postgres-tools:
+	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "Installing postgresql."; \
+	  mkdir -p /etc/postgresql-common && { [ -e /etc/postgresql-common/createcluster.conf ] || echo "create_main_cluster = false" > /etc/postgresql-common/createcluster.conf; }; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends postgresql >/dev/null; \
+	else echo "PostgreSQL is not here, and only root on Debian could install it: the store on it is not tried." >&2; fi
+
 # What the tests of images need: podman, a first process for its containers, an image made of busybox, and a registry for it.
 image-tools:
 	@command -v podman >/dev/null && command -v busybox >/dev/null && command -v docker-registry >/dev/null && exit 0; \
@@ -123,9 +139,15 @@ test-engines: $(READYDEV) slurm-tools redis-tools ## one suite of what engines d
 	@$(BIN)/python -c 'import ray' 2>/dev/null || $(PIP) install $(QUIET) -c constraints.txt --no-build-isolation -e '.[ray]'
 	$(BIN)/python -m pytest -n 0 tests/contract/test_engine_contract.py $(ARGS)
 
-prove: $(READYDEV) lab-tools slurm-tools redis-tools image-tools ## long campaigns, and what needs many tools: power cuts and unplugged cables on each engine, images, Redis (root; 20 minutes)
+prove: $(READYDEV) lab-tools slurm-tools redis-tools postgres-tools image-tools trace-tools ## long campaigns, and what needs many tools: power cuts and unplugged cables on each engine, images, Redis, every death of a head (root; two hours)
 	@$(BIN)/python -c 'import ray' 2>/dev/null || $(PIP) install $(QUIET) -c constraints.txt --no-build-isolation -e '.[ray]'
 	$(BIN)/python -m pytest -n 0 -m prove tests $(ARGS)
+
+fuzz: $(READYDEV) ## 100,000 hostile requests against a head (ARGS="--inputs 1000 --seed 7")
+	$(BIN)/python -m tests.hostile $(ARGS)
+
+soak: $(READYDEV) ## ten minutes of load, 500 supervisors, 10,000 waiting jobs and a blow every 30 s (ARGS="--minutes 60 --json")
+	$(BIN)/python -m benchmarks.soak $(ARGS)
 
 lint: $(READYDEV)
 	$(BIN)/ruff check .
@@ -148,13 +170,15 @@ contracts: $(READYDEV)
 quick: $(READYDEV)
 	$(BIN)/python -m pytest -q -n $(JOBS) -m "not serial and not e2e and not torch" $(QUICK)
 
-# First what may share the machine, then, alone, what starts real processes or reads clocks. Both run whatever the first
-# says, so that one red run shows all there is to mend. 5 is pytest's "nothing collected".
-suite: $(READYDEV)
-	@red=0; \
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not serial and not prove" tests || red=$$?; \
+# Two lanes: what starts real processes or reads clocks, one test after the other; and beside it, at the lowest priority, what may share
+# the machine, in the time that the first spends waiting. What the second said comes last. Both run to their ends whatever the other says, so
+# that one red run shows all there is to mend. 5 is pytest's "nothing collected".
+suite: $(READYDEV) postgres-tools
+	@red=0; said=$$(mktemp); trap 'rm -f "$$said"' EXIT; \
+	nice -n 19 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not serial and not prove" tests >"$$said" 2>&1 & beside=$$!; \
 	$(BIN)/python -m pytest -m "serial and not prove" tests; rc=$$?; \
 	if [ $$rc -ne 0 ] && [ $$rc -ne 5 ]; then red=$$rc; fi; \
+	echo "The rest, which runs beside these:"; tail -n +1 -F --pid=$$beside "$$said" 2>/dev/null; wait $$beside || red=$$?; \
 	if [ $$red -ne 0 ]; then echo "make test: red; the failures are listed under each 'short test summary info' above" >&2; fi; \
 	exit $$red
 

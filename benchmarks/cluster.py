@@ -155,6 +155,7 @@ class Cluster:
     def node_pids(self, name: str) -> list[int]:
         """Every process of a node, its supervisor first."""
         root = int(self.node_records()[name]["pid"])
+        assert root, f"the supervisor of {name} is being started: its record has only its key yet"
         return [root, *sorted(descendants(read_table(), [root]))]
 
     def kill_node(self, name: str, signal_number: int = signal.SIGKILL) -> float:

@@ -21,6 +21,7 @@ from typing import Final
 from benchmarks.cluster import Cluster, until
 from tests.lab.lab import Lab
 from tests.lab.slurm import Slurm
+from tests.lab.typed import join_words
 
 PHALANX: Final = [os.path.join(os.path.dirname(sys.executable), "phalanx")]
 HOME: Final = "/home/lab/.phalanx"
@@ -49,9 +50,8 @@ class LabCluster(Cluster):
         """`phalanx up`, and every other server joins."""
         self.environment = dict(os.environ)
         said = self.lab.run("h0", [*PHALANX, "up", *self.up], timeout_s=JOIN_S)
-        told = [line for line in said.splitlines() if line.startswith("on the next server: ")]
         if self.slurm is None:
-            self.line = tuple(told[0].removeprefix("on the next server: phalanx ").split())
+            self.line = tuple(join_words(said))
             for name in self.others:
                 self.join(name)
         until(lambda: len(self.ready()) == len(self.lab.hosts), "all nodes are up", every_s=0.1)

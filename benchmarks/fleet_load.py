@@ -9,7 +9,6 @@ Nothing runs under them. The head is a real one in the lab (root; docs/lab.md) a
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -18,10 +17,12 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final
 
-from benchmarks import fleet_member
 from benchmarks.engine_clusters import LabCluster, joined
 from benchmarks.figures import Figure, arguments, report, shown, tell
-from phalanx.controller.leases import LeaseBook
+from phalanx.controller.leases import MARGIN_S, LeaseBook
+from phalanx.node.shell.channels import POLL_S
+from phalanx.node.shell.proctable import TICKS_PER_S, read_row
+from phalanx.node.shell.sampling import tell_every_s
 from tests.lab.lab import Lab
 from tests.lab.needs import why_not
 
@@ -32,7 +33,6 @@ SETTLE_S: Final = 3.0
 BURST_S: Final = 3.0
 BURSTS: Final = 3
 FLEETS: Final = (100, 1_000, 10_000)
-_TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +70,12 @@ def needs(nodes: int, costs: Costs, *, busy: bool) -> Needs:
     """Compute what `nodes` supervisors need, all of them with ranks or none. Pure."""
     lease_s, renew_s = LeaseBook().terms_for(nodes)
     renewals = nodes / renew_s
-    samples = nodes / fleet_member.sample_interval_s(renew_s, busy=busy)
-    polls = nodes / fleet_member.poll_interval_s(renew_s)
+    samples = nodes / tell_every_s(renew_s, busy=busy)
+    polls = nodes / POLL_S
     return Needs(
         nodes=nodes, lease_s=lease_s, renew_s=renew_s, renewals_per_s=renewals, samples_per_s=samples, polls_per_s=polls,
         cores=renewals * costs.renewal_s + samples * costs.sample_s + polls * costs.poll_s,
-        memory_bytes=nodes * costs.supervisor_bytes, lost_s=lease_s + 1.0,
+        memory_bytes=nodes * costs.supervisor_bytes, lost_s=lease_s + MARGIN_S,
     )  # fmt: skip
 
 
@@ -228,9 +228,9 @@ def cpu_s(head: LabCluster) -> float:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             if b"phalanx.app.head" not in file.read():
                 continue
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS
+        row = read_row(pid)
+        if row is not None:
+            return (row.cpu_ticks - row.waited_cpu_ticks) / TICKS_PER_S
     raise RuntimeError("no head runs on h0")
 
 

@@ -17,9 +17,9 @@ from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import JobId, NodeId, SupervisorId
 from phalanx.core.units import GIB
 from phalanx.node.logic.happenings import Renewed
-from phalanx.node.shell import sampling
-from phalanx.node.shell.channels import POLL_S, Commands, Events, Greeter, Renewer, start_thread
-from phalanx.node.shell.link import Connection, HeadAccess, HeadAddress
+from phalanx.node.shell.channels import Commands, Events, Greeter, Renewer, start_thread
+from phalanx.node.shell.head_address import HeadAddress
+from phalanx.node.shell.link import Connection, HeadAccess
 from phalanx.node.shell.sampling import Sampler
 from phalanx.node.shell.virtual import VirtualProbe
 from phalanx.wire import supervisor as wire
@@ -29,17 +29,6 @@ from phalanx.wire.rank import boottime_ns
 DEVICES: Final = 8
 _ASK_S: Final = 30.0
 _HELLO_S: Final = 120.0  # a guard
-
-
-def sample_interval_s(renew_s: float, *, busy: bool) -> float:
-    """Between two samples that a node tells; `renew_s` is what the head says of renewals."""
-    return sampling.tell_every_s(renew_s, busy=busy)
-
-
-def poll_interval_s(renew_s: float) -> float:
-    """Between two polls for commands of a node that is told nothing."""
-    del renew_s
-    return POLL_S
 
 
 class Member:
@@ -81,8 +70,10 @@ class Member:
         for name, run in self._threads.items():
             start_thread(name, run)
 
-    def _hello(self) -> wire.HelloRequest:
-        return wire.HelloRequest(version=wire.WIRE_VERSION, supervisor_id=self.who, node=self._node, carries=[])
+    def _hello(self, challenge: str) -> wire.HelloRequest:
+        return wire.HelloRequest(
+            version=wire.WIRE_VERSION, supervisor_id=self.who, node=self._node, carries=[], challenge=challenge
+        )
 
     def _heard(self, renewed: Renewed) -> None:
         self.seconds.append((boottime_ns() - renewed.sent_ns) / 1e9)

@@ -77,7 +77,9 @@ class ApiHead:
     """Everything that a test may want to look at."""
 
     home: str
-    limits: Limits = field(default_factory=lambda: Limits(heartbeat_s=0.3, recheck_s=0.02, wait_s=3.0))
+    limits: Limits = field(
+        default_factory=lambda: Limits(heartbeat_s=0.3, recheck_s=0.02, wait_s=3.0, plan_stop_wait_s=0.2)
+    )
     store: MemoryStore = field(default_factory=MemoryStore)
     head_id: str = "head-1"
 
@@ -165,9 +167,10 @@ class Supervisor:
     def post(self, route, message):
         return self.call(f"node:{self.node_id}", "POST", f"/v1/node/{route}", message)
 
-    def hello(self, carries=()):
+    def hello(self, carries=(), challenge=None):
         node = make_node(self.node_id, self.devices)
-        reply = self.post("hello", HelloRequest(version=1, supervisor_id=self.id, node=node, carries=list(carries)))
+        said = HelloRequest(version=1, supervisor_id=self.id, node=node, carries=list(carries), challenge=challenge)
+        reply = self.post("hello", said)
         assert reply.status_code == 200, reply.text
         return reply.json()
 

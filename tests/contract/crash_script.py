@@ -1,6 +1,6 @@
 """What the child process of the crash tests does: write, and say each time what was acknowledged. The parent arms a failpoint.
 
-python -m tests.contract.crash_script store|logs|blobs FOLDER
+python -m tests.contract.crash_script store|postgres|deposed|logs|blobs FOLDER (of postgres and deposed, the database's address)
 """
 
 import hashlib
@@ -10,7 +10,7 @@ from phalanx.core.ids import Epoch, JobId
 from phalanx.ports.logs import StreamKey
 from phalanx.store.blobs.files import FileBlobs
 from phalanx.store.logs.files import FileLogs
-from phalanx.store.sql.store import SqliteStore
+from phalanx.store.sql.sqlite.store import SqliteStore
 from tests.contract.records import submitted
 
 ROUNDS = 6
@@ -43,7 +43,29 @@ def say(number):
 
 
 def write_store(folder):
-    store = SqliteStore(folder + "/phalanx.db")
+    write_jobs(SqliteStore(folder + "/phalanx.db"))
+
+
+def write_postgres(dsn):
+    from phalanx.store.sql.postgres.store import PostgresStore  # its driver is an extra
+
+    write_jobs(PostgresStore(dsn))
+
+
+def write_deposed(dsn):
+    """Of a store whose term another takes before its second round: its commit is refused, and its transaction rolled back."""
+    from phalanx.store.sql.postgres.store import PostgresStore  # its driver is an extra
+
+    store = PostgresStore(dsn)
+    say(0)
+    store.commit(submitted(1, JOBS_AT_ONCE))
+    say(1)
+    PostgresStore(dsn).close()
+    store.commit(submitted(1 + JOBS_AT_ONCE, JOBS_AT_ONCE))
+    say(2)
+
+
+def write_jobs(store):
     say(0)
     for number in range(ROUNDS):
         store.commit(submitted(1 + number * JOBS_AT_ONCE, JOBS_AT_ONCE))
@@ -70,5 +92,9 @@ def write_blobs(folder):
         say(number + 1)
 
 
+PARTS = {
+    "store": write_store, "postgres": write_postgres, "deposed": write_deposed, "logs": write_logs, "blobs": write_blobs,
+}  # fmt: skip
+
 if __name__ == "__main__":
-    {"store": write_store, "logs": write_logs, "blobs": write_blobs}[sys.argv[1]](sys.argv[2])
+    PARTS[sys.argv[1]](sys.argv[2])

@@ -182,10 +182,18 @@ def test_stop_is_refused_while_jobs_run_and_keeps_or_cancels_them_as_told(head, 
     assert code(call("user", "POST", "/v1/stop", {})) == (403, "not_permitted")
     assert code(call("operator", "POST", "/v1/stop", {})) == (409, "conflict")
     assert code(call("operator", "POST", "/v1/stop", {"keep_jobs": True, "cancel_jobs": True})) == (400, "bad_request")
-    assert call("operator", "POST", "/v1/stop", {"cancel_jobs": True}).json() == {"stopping": False, "running": 1}
+    assert call("operator", "POST", "/v1/stop", {"cancel_jobs": True}).json() == {
+        "stopping": False,
+        "running": 1,
+        "relieved": False,
+    }
     supervisor.end(job_id)
     assert not head.stopped.is_set()
-    assert call("operator", "POST", "/v1/stop", {"cancel_jobs": True}).json() == {"stopping": True, "running": 0}
+    assert call("operator", "POST", "/v1/stop", {"cancel_jobs": True}).json() == {
+        "stopping": True,
+        "running": 0,
+        "relieved": False,
+    }
     assert head.stopped.wait(10)
 
 
@@ -195,7 +203,11 @@ def test_stop_that_keeps_jobs_grants_long_leases_first(head, call):
     supervisor.run(call.submit())
     head.driver.leases.lengthen(600.0)  # as PlanStop will
     assert supervisor.lease([("1", 1)]).json()["lease_s"] == 600.0
-    assert call("admin", "POST", "/v1/stop", {"keep_jobs": True}).json() == {"stopping": True, "running": 1}
+    assert call("admin", "POST", "/v1/stop", {"keep_jobs": True}).json() == {
+        "stopping": True,
+        "running": 1,
+        "relieved": False,
+    }
     assert head.stopped.wait(10)
 
 

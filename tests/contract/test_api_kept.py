@@ -15,14 +15,15 @@ import pytest
 
 from phalanx.api.kept_files import KeptFiles, Place
 from phalanx.core.access.node_keys import node_token
-from phalanx.core.errors import BadRequest
+from phalanx.core.errors import BadRequest, Conflict
 from phalanx.core.state.commands import Prepare
 from phalanx.core.state.events import CheckpointSaved, MemberReady, MemberStarted, NodeDead
 from phalanx.core.work.job import Resume
 from phalanx.node.logic.happenings import MemberKey
 from phalanx.node.logic.kept import checkpoints_of, own_copy
 from phalanx.node.shell import fetching
-from phalanx.node.shell.link import Connection, HeadAccess, HeadAddress
+from phalanx.node.shell.head_address import HeadAddress
+from phalanx.node.shell.link import Connection, HeadAccess
 from phalanx.node.shell.porter import Porter, Upload
 from phalanx.node.shell.present import Present
 from phalanx.node.shell.scratch import scratch_of
@@ -211,6 +212,17 @@ def test_a_copy_that_rots_on_the_heads_disk_is_passed_over_for_the_one_before(ga
     assert "b.bin" in said[0]
 
 
+def test_a_copy_of_which_the_head_lost_a_file_is_passed_over_for_the_one_before(gang):
+    _, nodes = gang
+    older, newer = publish(nodes, 7), publish(nodes, 9)
+    os.unlink(f"{newer.path}/b.bin")
+    present, said = nodes[0].present, []
+    present.prepare = replace(present.prepare, candidates=(newer, older))
+    assert fetching.newest_valid(present, nodes[0].access, present.checkpoints, said.append) == older
+    assert "step 9" in said[0]
+    assert "b.bin" in said[0]
+
+
 def test_retention_and_the_end_of_the_attempt_leave_what_is_published_and_nothing_else(head, gang, call):
     job, nodes = gang
     for step in (3, 5, 7):
@@ -288,6 +300,30 @@ def test_a_checkpoint_that_another_node_skipped_gives_way_to_the_next(gang):
     publish(nodes, 9)
     assert not told.is_set()
     assert nodes[0].said == ["checkpoint of step 7 is not whole: another node has not brought its part"]
+
+
+def test_what_never_became_whole_leaves_the_heads_disk_when_all_that_is_published_is_newer(head, gang):
+    job, nodes = gang
+    paths, digest = save_everywhere(nodes, 7)
+    nodes[0].upload(7, paths[0], digest, kept=lambda: None)
+    root = Path(head.parts.checkpoint_root, job, "epoch-1")
+    until(lambda: list(root.glob("step-00000007.tmp-kept-*/a.bin")))
+    publish(nodes, 8)
+    until(lambda: [path.name for path in root.glob("step-*")] == ["step-00000008"])
+
+
+def test_of_a_checkpoint_that_is_whole_the_head_holds_nothing_in_memory(tmp_path):
+    file = manifest.ManifestFile(path="a", size_bytes=4, crc32=crc(b"four"))
+    kept = KeptFiles(str(tmp_path / "c"), str(tmp_path / "o"))
+    places = []
+    for step in range(3):
+        encoded = folders.manifest_of(step=step, epoch=1, world_size=1, files=[file])
+        places.append(Place(job_id="7", epoch=1, step=step, digest=manifest.digest(encoded)))
+        kept.begin(places[-1], encoded, published=())
+        assert kept.take(places[-1], "a", 0, b"four") == 4
+    assert [kept.state(place) for place in places] == [(True, 0)] * 3
+    with pytest.raises(Conflict):
+        kept.take(places[-1], "a", 4, b"")
 
 
 def test_only_a_node_of_the_live_attempt_may_write_and_only_files_of_the_manifest(gang, call, tmp_path):

@@ -4,6 +4,7 @@
 # mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
 
 import os
+import threading
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -140,6 +141,34 @@ def test_a_new_attempt_finds_on_each_node_what_the_one_before_left(head, gang, c
             file.write(f"{text} 2\n")
         node.send()
     assert at_the_head(head, job) == {"loss.txt": "first 1\nfirst 2\n", "loss.txt.node-1": "second 1\nsecond 2\n"}
+
+
+def test_a_pipe_in_the_place_of_what_is_brought_holds_no_hand(head, gang, call, monkeypatch):
+    job, (n0, n1) = gang
+    n0.write("loss.txt", "x" * 200_000)  # more than a pipe takes
+    n0.send()
+    call("user", "POST", f"/v1/jobs/{job}/requeue")
+    for node in (n0, n1):
+        node.supervisor.end(job, ranks=0)
+    until(lambda: [attempt.epoch for attempt in head.store.attempts(job)] == [1, 2])
+    made, ended = os.makedirs, []
+
+    def making(folder, *args, **kwargs):
+        made(folder, *args, **kwargs)
+        if folder == str(n0.root):
+            os.mkfifo(f"{folder}/loss.txt")
+
+    def begin():
+        try:
+            n0.begin()
+        except OSError as error:
+            ended.append(error.strerror)
+
+    monkeypatch.setattr(os, "makedirs", making)
+    thread = threading.Thread(target=begin, daemon=True)
+    thread.start()
+    thread.join(timeout=20)
+    assert ended == ["is no regular file"]
 
 
 def test_links_and_pipes_stay_behind_and_nothing_is_written_through_a_link_at_the_head(head, gang, tmp_path):

@@ -15,7 +15,7 @@ from phalanx.api.cursor import read_cursor, write_cursor
 from phalanx.api.logs import whole_characters
 from phalanx.api.parts import Limits
 from phalanx.client import Client
-from phalanx.core.errors import BadRequest, NotPermitted
+from phalanx.core.errors import BadRequest, NotPermitted, WaitTimedOut
 from phalanx.core.state.events import MemberStopped, TaskExited
 from phalanx.core.work.attempt import TaskExit
 from tests.contract.api_head import TOKENS, ApiHead, Caller, Supervisor, bearer, until
@@ -220,6 +220,16 @@ def test_job_events_tell_story_state_and_end(call, supervisor):
         assert seqs == sorted(set(seqs))
         assert rest[-1].kind == "end"
         assert client.wait(job_id, timeout_s=20).state == "succeeded"
+
+
+def test_wait_ends_with_its_time_though_nothing_happens_and_heartbeats_come(call, supervisor):
+    """Its job stands still, and its head gives no sign but heartbeats, more seldom than the time asked."""
+    job_id = call.submit(hold=True)
+    with Client(call.url, TOKENS["user"]) as client:
+        with pytest.raises(WaitTimedOut, match=r"not over after 0\.3 s: it is pending"):
+            client.wait(job_id, timeout_s=0.3)
+        with pytest.raises(WaitTimedOut):
+            client.wait(job_id, timeout_s=0)
 
 
 def test_all_events_begin_now_and_carry_every_job(call, supervisor):

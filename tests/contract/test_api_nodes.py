@@ -90,6 +90,22 @@ def test_a_second_supervisor_of_a_node_takes_the_first_ones_place(call, supervis
     assert later.lease().status_code == 200
 
 
+def test_it_says_hello_again_with_what_it_was_told_or_is_not_heard(call, supervisor):
+    """Else a hello that lay in a buffer, of one that is dead, would take the place of the one that lives."""
+    later = Supervisor(call, supervisor_id="s2")
+    call.submit()
+    told = later.hello(challenge="")["challenge"]
+    assert told
+    commands = call("node:n0", "GET", "/v1/node/commands?after=0&wait_s=5").json()["commands"]
+    assert [command["kind"] for command in commands] == ["Prepare"], "what is not heard takes nobody's commands"
+    assert supervisor.lease().status_code == 200
+    assert code(later.lease()) == (409, "say_hello")
+    assert later.hello(challenge=told)["challenge"] == ""
+    assert code(supervisor.lease()) == (409, "say_hello")
+    assert later.lease().status_code == 200
+    assert later.hello(challenge="")["challenge"] == "", "it replaces nobody"
+
+
 def test_lease_names_epochs_that_no_longer_count(call, supervisor):
     job_id = call.submit()
     supervisor.run(job_id)

@@ -3,6 +3,7 @@
 # Ids are written as plain words here, as in a drawing.
 # mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
 
+import hashlib
 import http.client
 import socket
 from typing import get_args
@@ -14,7 +15,7 @@ from phalanx.api.parts import Limits
 from phalanx.api.rim import name_of
 from phalanx.core.state.events import PutToken, PutUser, RevokeToken
 from phalanx.core.work.people import User, UserRole
-from tests.contract.api_head import ApiHead, bearer, token_of
+from tests.contract.api_head import ApiHead, Supervisor, bearer, token_of
 
 
 @pytest.fixture(scope="module")
@@ -243,3 +244,26 @@ def test_body_that_does_not_arrive_in_time_is_cut(tmp_path):
     slow.close()
     assert said.startswith(b"HTTP/1.1 408 ")
     assert b'"code":"try_later"' in said
+
+
+@pytest.mark.parametrize("beyond", [b"-1\r\n", b"5\r\nhelloworld\r\n0\r\n\r\n", b"0x5\r\nhello\r\n"])
+def test_caller_who_spoils_its_connection_leaves_no_page_in_the_log(call, caplog, beyond):
+    parts = urlsplit(call.url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=20) as line:
+        line.sendall(b"GET /v1/me HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n" + beyond)
+        assert line.recv(65536).startswith(b"HTTP/1.1 400 ")
+        while line.recv(65536):  # until the head closes
+            pass
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
+
+
+@pytest.mark.parametrize(
+    "asked", ["bytes=0-1", "bytes=5-1", "lines=1-2", "bytes", "bytes=99999999-", "bytes=" + "0-1," * 500]
+)
+def test_range_of_an_upload_is_not_read(call, asked):
+    data = b"a working directory"
+    path = f"/v1/blobs/{hashlib.sha256(data).hexdigest()}"
+    assert call("user", "PUT", path, content=data).status_code == 200
+    Supervisor(call).hello()
+    reply = call("node:n0", "GET", path.replace("/v1/", "/v1/node/"), headers={"range": asked})
+    assert (reply.status_code, reply.content) == (200, data)

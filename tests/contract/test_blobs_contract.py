@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from phalanx.core.errors import BadRequest, NotFound
+from phalanx.failpoints import FAILPOINTS, Failure, armed
 from phalanx.ports.store import StoreRefused
 from phalanx.store.blobs.files import FileBlobs
-from phalanx.store.failpoints import FAILPOINTS, Failure, armed
 
 CONTENT = b"an archive" * 5000
 DIGEST = hashlib.sha256(CONTENT).hexdigest()

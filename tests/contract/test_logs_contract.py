@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.ids import Epoch, JobId
+from phalanx.failpoints import FAILPOINTS, Failure, armed
 from phalanx.ports.logs import StreamKey
 from phalanx.ports.store import StoreRefused
-from phalanx.store.failpoints import FAILPOINTS, Failure, armed
 from phalanx.store.logs import open_files
 from phalanx.store.logs.files import FileLogs
 from phalanx.store.logs.memory import MemoryLogs

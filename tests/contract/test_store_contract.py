@@ -1,7 +1,9 @@
-"""What every store must do: the same suite for SQLite and for memory."""
+"""What every store must do: the same suite for memory, SQLite and PostgreSQL."""
 
 import itertools
 import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 import pytest
@@ -13,7 +15,8 @@ from phalanx.core.work.job import JobState
 from phalanx.core.work.people import UserRole
 from phalanx.ports.store import Batch, JobFilter, StaleEpoch, Store, StoreRefused
 from phalanx.store.memory import MemoryStore
-from phalanx.store.sql.store import SqliteStore
+from phalanx.store.sql.sqlite.store import SqliteStore
+from tests import postgres_here
 from tests.contract.records import (
     FAILED,
     PENDING,
@@ -37,11 +40,30 @@ from tests.contract.records import (
 )  # fmt: skip
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 def store(request, tmp_path):
-    opened: Store = MemoryStore() if request.param == "memory" else SqliteStore(str(tmp_path / "phalanx.db"))
-    yield opened
-    opened.close()
+    with opened(request.param, str(tmp_path)) as store:
+        yield store
+
+
+@contextmanager
+def opened(kind: str, folder: str) -> Iterator[Store]:
+    """A store of one kind, with nothing in it."""
+    match kind:
+        case "memory":
+            yield MemoryStore()
+        case "sqlite":
+            with closing(SqliteStore(folder + "/phalanx.db")) as store:
+                yield store
+        case _:
+            if why := postgres_here.why_not():
+                pytest.skip(why)
+            from phalanx.store.sql.postgres.store import PostgresStore
+
+            dsn = postgres_here.server().fresh()
+            with closing(PostgresStore(dsn)) as store:
+                yield store
+            postgres_here.server().drop(dsn)
 
 
 def put(store, *records, **more):

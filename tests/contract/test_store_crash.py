@@ -8,21 +8,33 @@ import sys
 import pytest
 
 from phalanx.core.ids import JobId
+from phalanx.failpoints import FAILPOINTS, VARIABLE, Failure
 from phalanx.ports.store import JobFilter
 from phalanx.store.blobs.files import FileBlobs
-from phalanx.store.failpoints import FAILPOINTS, VARIABLE, Failure
 from phalanx.store.logs.files import FileLogs
-from phalanx.store.sql.store import SqliteStore
+from phalanx.store.sql.postgres.store import PostgresStore
+from phalanx.store.sql.sqlite.store import SqliteStore
+from tests import postgres_here
 from tests.contract.crash_script import JOBS_AT_ONCE, ROUNDS, archive, digest, piece, stream
 from tests.contract.records import submitted
 
 # Points that a child passes only after something else failed; their own tests arm them.
 AFTER_FAILURE = {
-    "store.migrate.rollback", "store.commit.rollback", "store.settle.checkpoint", "blobs.sweep.remove",
+    "store.migrate.rollback", "store.commit.rollback", "store.settle.checkpoint", "blobs.sweep.remove", "postgres.migrate.rollback",
+    "postgres.commit.rollback",
 }  # fmt: skip
 
 
-ONCE = {"store.open", "store.migrate", "store.close", "logs.open", "logs.delete", "blobs.open"}  # passed once in a life
+ONCE = {
+    "store.open",
+    "store.migrate",
+    "store.close",
+    "postgres.open",
+    "postgres.migrate",
+    "logs.open",
+    "logs.delete",
+    "blobs.open",
+}  # passed once in a life
 TWICE = {"logs.append.directory", "logs.append.create"}  # once for each of two streams
 
 
@@ -32,7 +44,7 @@ def points(part):
     for name, failures in FAILPOINTS.items():
         if name.startswith(part + ".") and name not in AFTER_FAILURE and ".take_back." not in name:
             passes = (1,) if name.rpartition(".")[0] in ONCE else (1, 2) if name in TWICE else (1, 4)
-            for failure in sorted(failures & {Failure.KILL, Failure.TORN}):
+            for failure in sorted(failures & {Failure.KILL, Failure.AFTER, Failure.TORN}):
                 ways.extend(pytest.param(name, failure, nth, id=f"{name}-{failure.value}-{nth}") for nth in passes)
     return ways
 
@@ -62,6 +74,26 @@ def test_store_survives_a_kill(tmp_path, name, failure, nth):
     assert len(store.load().idempotency) == held
     store.commit(submitted(held + 1))
     store.close()
+
+
+@pytest.mark.skipif(bool(postgres_here.why_not()), reason=postgres_here.why_not() or "it can run")
+@pytest.mark.parametrize(("name", "failure", "nth"), points("postgres"))
+def test_postgres_survives_a_kill_of_its_head(name, failure, nth):
+    """A real server; only the client dies."""
+    server = postgres_here.server()
+    dsn = server.empty()
+    try:
+        rounds = die("postgres", dsn, name, failure, nth)
+        store = PostgresStore(dsn)
+        held = len(store.jobs(JobFilter(limit=1000)))
+        begun = (max(0, rounds) + 1) * JOBS_AT_ONCE if 0 <= rounds < ROUNDS else 0
+        assert held in {max(0, rounds) * JOBS_AT_ONCE, begun}
+        assert [line.seq for line in store.story()] == list(range(1, held + 1))
+        assert len(store.load().idempotency) == held
+        store.commit(submitted(held + 1))
+        store.close()
+    finally:
+        server.drop(dsn)
 
 
 @pytest.mark.parametrize(("name", "failure", "nth"), points("logs"))
@@ -125,6 +157,16 @@ def test_logs_survive_a_kill_after_a_refusal(tmp_path, line):
         assert logs.append([(key, 0, whole)]) == {key: len(whole)}
         assert logs.read(key, 0, 10**6) == whole
     logs.close()
+
+
+@pytest.mark.skipif(bool(postgres_here.why_not()), reason=postgres_here.why_not() or "it can run")
+def test_a_deposed_store_that_is_killed_before_it_rolls_back_leaves_what_was_acknowledged():
+    dsn = postgres_here.server().fresh()
+    assert die_of("deposed", dsn, "postgres.commit.rollback=kill") == 1
+    store = PostgresStore(dsn)
+    assert len(store.jobs(JobFilter(limit=1000))) == JOBS_AT_ONCE
+    store.commit(submitted(1 + JOBS_AT_ONCE, JOBS_AT_ONCE))
+    store.close()
 
 
 def test_an_upgrade_killed_while_it_rolls_back_starts_anew(tmp_path):

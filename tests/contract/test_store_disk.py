@@ -6,19 +6,19 @@ import shutil
 import sqlite3
 import stat
 from pathlib import Path
-from typing import cast
 
 import apsw
 import pytest
 
 from phalanx.core.errors import Conflict
 from phalanx.core.ids import JobId, ProjectId, QueueId, UserId
+from phalanx.failpoints import FAILPOINTS, Failure, armed
 from phalanx.ports.store import Batch, JobFilter, StoreRefused
 from phalanx.store.errors import StoreUnusable
-from phalanx.store.failpoints import FAILPOINTS, Failure, armed
 from phalanx.store.sql import reading
 from phalanx.store.sql.migrations import migrations
-from phalanx.store.sql.store import SqliteStore
+from phalanx.store.sql.queries import SQLITE
+from phalanx.store.sql.sqlite.store import SqliteStore
 from tests.contract.failing_disk import Disk
 from tests.contract.records import attempt, dump, job, line, node, queue, submitted, token, user
 
@@ -285,8 +285,8 @@ def test_a_file_that_is_no_database_is_refused(path):
 
 
 def test_an_older_database_is_upgraded_and_a_failed_upgrade_leaves_it_as_it_was(path, monkeypatch):
-    from phalanx.store.sql import connections
     from phalanx.store.sql import migrations as module
+    from phalanx.store.sql.sqlite import connections
 
     SqliteStore(path).close()
     known = migrations("sqlite")
@@ -407,13 +407,12 @@ def test_no_list_of_jobs_reads_the_whole_table_or_sorts_a_state(path, wanted):
     store = SqliteStore(path)
     plan: list[tuple[int, str]] = []
 
-    class Explaining:
-        def execute(self, sql, values):
-            plan.extend((up, step) for _, up, _, step in connection.execute("EXPLAIN QUERY PLAN " + sql, values))
-            return connection.execute("SELECT 1 WHERE 0")
+    def explain(sql, values=()):
+        plan.extend((up, step) for _, up, _, step in connection.execute("EXPLAIN QUERY PLAN " + sql, values))
+        return []
 
     connection = apsw.Connection(path)
-    reading.list_jobs(cast("apsw.Connection", Explaining()), wanted)
+    reading.list_jobs(reading.Look(SQLITE, explain), wanted)
     connection.close()
     store.close()
     searches = [(up, step) for up, step in plan if "SEARCH jobs USING" in step and "PRIMARY KEY" not in step]

@@ -1,8 +1,10 @@
-"""SQLite against memory: whatever batches come, sound or not, both answer alike, also after the database was opened anew."""
+"""SQLite and PostgreSQL against memory: whatever batches come, sound or not, all answer alike, also after the database was opened anew."""
 
 import shutil
 import tempfile
+from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -12,7 +14,8 @@ from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import JobState
 from phalanx.ports.store import Batch, JobFilter, StoreRefused
 from phalanx.store.memory import MemoryStore
-from phalanx.store.sql.store import SqliteStore
+from phalanx.store.sql.sqlite.store import SqliteStore
+from tests import postgres_here
 from tests.contract.records import (
     attempt,
     calibration,
@@ -29,6 +32,7 @@ from tests.contract.records import (
     user,
 )
 
+pytestmark = pytest.mark.timeout(600)  # three stores, told and asked all of it 800 times
 SEQS = st.integers(1, 6)  # few, so that records meet
 EPOCHS = st.integers(0, 3)
 NAMES = st.sampled_from(["ann", "bob", "ünï", "x'--"])
@@ -55,24 +59,33 @@ RECORDS = st.lists(st.one_of(JOBS, JOBS, ATTEMPTS, OTHERS), max_size=8)
 
 
 class Stores(RuleBasedStateMachine):
-    """Two stores, told the same."""
+    """Stores that are told the same. Where PostgreSQL is not here there are two."""
 
     def __init__(self):
         super().__init__()
         self.folder = tempfile.mkdtemp(prefix="phalanx-model-")
         self.memory = MemoryStore()
         self.sqlite = SqliteStore(self.folder + "/phalanx.db")
+        self.databases: list[Any] = [self.sqlite]
+        self.dsn = "" if postgres_here.why_not() else postgres_here.server().fresh()
+        if self.dsn:
+            self.databases.append(self.postgres())
         self.lines = 0
+
+    def postgres(self):
+        from phalanx.store.sql.postgres.store import PostgresStore
+
+        return PostgresStore(self.dsn)
 
     def commit(self, batch):
         answers: list[object] = []
-        for store in (self.memory, self.sqlite):
+        for store in (self.memory, *self.databases):
             try:
                 store.commit(batch)
                 answers.append("taken")
             except StoreRefused as error:
                 answers.append((type(error), error.message))
-        assert answers[0] == answers[1]
+        assert all(answer == answers[0] for answer in answers)
         if answers[0] == "taken":
             self.lines += len(batch.story)
 
@@ -111,8 +124,10 @@ class Stores(RuleBasedStateMachine):
 
     @rule()
     def open_anew(self):
-        self.sqlite.close()
+        for database in self.databases:
+            database.close()
         self.sqlite = SqliteStore(self.folder + "/phalanx.db")
+        self.databases = [self.sqlite, self.postgres()] if self.dsn else [self.sqlite]
 
     @rule(
         states=st.sets(st.sampled_from(JobState)), owner=st.none() | NAMES, name=st.sampled_from([None, "a"]),
@@ -126,20 +141,26 @@ class Stores(RuleBasedStateMachine):
             before_seq=before,
             limit=limit,
         )
-        assert self.sqlite.jobs(wanted) == self.memory.jobs(wanted)
+        for database in self.databases:
+            assert database.jobs(wanted) == self.memory.jobs(wanted)
 
     @rule(seq=st.none() | SEQS, place=st.sampled_from([None, "n0"]), after=st.integers(-1, 9), limit=st.integers(-1, 5))
     def read_the_story(self, seq, place, after, limit):
         about = {"job_id": JobId(str(seq)) if seq else None, "node_id": place, "after": after, "limit": limit}
-        assert self.sqlite.story(**about) == self.memory.story(**about)
+        for database in self.databases:
+            assert database.story(**about) == self.memory.story(**about)
 
     @invariant()
     def same_content(self):
-        assert dump(self.sqlite) == dump(self.memory)
+        for database in self.databases:
+            assert dump(database) == dump(self.memory)
 
     def teardown(self):
         assert self.sqlite.examine() == []
-        self.sqlite.close()
+        for database in self.databases:
+            database.close()
+        if self.dsn:
+            postgres_here.server().drop(self.dsn)
         shutil.rmtree(self.folder)
 
 

@@ -66,6 +66,7 @@ def test_the_table_is_shown_again_without_measuring(phalanx, measured):
     assert shown.splitlines()[-1].startswith("next: phalanx plan")
 
 
+@pytest.mark.prove
 def test_named_nodes_alone_are_measured_and_what_is_known_of_the_others_stays(phalanx, measured):
     before = profile_from(phalanx.json("calibrate", "--show")["profile"])
     phalanx("calibrate", "--quick", "--nodes", "n1")

@@ -13,6 +13,8 @@ import time
 
 import pytest
 
+from tests import canaries
+
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.timeout(300)]
 
 RANKS = """
@@ -44,7 +46,7 @@ class Shell:
         self.work.mkdir()
         (self.work / "ranks.py").write_text(RANKS)
         self.home = folder / "home"
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("PHALANX_")}
+        kept = canaries.environment()
         self.env = {**kept, "PHALANX_HOME": str(self.home)}
 
     def argv(self, *words):

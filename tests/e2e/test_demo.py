@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from phalanx.node.shell.proctable import environment, read_table
+from tests import canaries
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.torch, pytest.mark.timeout(400)]
@@ -26,7 +27,7 @@ STEPS = 120
 
 def surroundings(folder) -> dict[str, str]:
     """An environment whose temporary files, the demo's cluster among them, lie in `folder`."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PHALANX_")}
+    kept = canaries.environment()
     return {**kept, "TMPDIR": str(folder), "TERM": "xterm-256color", "LANG": "C.UTF-8", "PYTHONUTF8": "1"}
 
 
@@ -89,7 +90,14 @@ def test_a_job_outlives_its_node_and_nothing_is_left(tmp_path):
     assert list(tmp_path.glob("phalanx-demo-*")) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.prove),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.prove),
+    ],
+)
 def test_an_interrupted_demo_takes_everything_down(tmp_path, number):
     with started(tmp_path, "--plain") as process:
         until_line(process, r"step \d+/300")
@@ -100,6 +108,7 @@ def test_an_interrupted_demo_takes_everything_down(tmp_path, number):
     assert list(tmp_path.glob("phalanx-demo-*")) == []
 
 
+@pytest.mark.prove
 def test_the_visitor_kills_a_node_by_its_number(tmp_path):
     pid, terminal = pty.fork()
     if pid == 0:

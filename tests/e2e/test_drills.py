@@ -156,7 +156,9 @@ def test_a_script_that_knows_only_torch_distributed_runs_unchanged():
 
 
 def test_planned_stop_of_the_head_is_not_noticed_by_a_job_even_past_the_lease():
-    counting = ["sh", "-c", "i=0; while true; do i=$((i+1)); echo $i; sleep 0.05; done"]
+    # Without a child: a shell whose `sleep` got the signal first would say "Terminated" before it ended too.
+    count = "import itertools, time\nfor number in itertools.count(1):\n    print(number)\n    time.sleep(0.05)\n"
+    counting = [sys.executable, "-uc", count]
     with cluster("2x1", lease_s=2.0) as head:
         job = head.submit(run=counting, gpus="2x1", name="count", grace="1s")
         until(lambda: len(log_of(head, job, 1).split()) > 5, "it counts")

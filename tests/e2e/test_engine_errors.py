@@ -373,6 +373,7 @@ def test_what_slurm_will_never_start_is_said_of_the_job(slurm):
 
 @with_slurm
 @pytest.mark.root
+@pytest.mark.prove
 def test_nodes_of_slurm_that_do_not_reach_the_head_say_so_themselves(slurm):
     lab, shut = slurm.lab, ["INPUT", "-i", "eth0", "-p", "tcp", "--dport", "7600", "-j", "REJECT"]
 

@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.cluster import free_port
 from phalanx.engines.local import records
+from tests import canaries
 
 PODMAN, BUSYBOX = shutil.which("podman"), shutil.which("busybox")
 pytestmark = [
@@ -41,7 +42,7 @@ class World:
         (folder / "storage.conf").write_text(STORAGE.format(folder))
         self.registry = free_port()
         (folder / "registries.conf").write_text(REGISTRIES.format(self.registry))
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("PHALANX_")}
+        kept = canaries.environment()
         self.env = {
             **kept, "PHALANX_HOME": str(self.home), "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"),
             "CONTAINERS_REGISTRIES_CONF": str(folder / "registries.conf"), "ONLY_ON_THE_NODE": "1",

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from benchmarks.cluster import until as wait_until
 from tests.lab.lab import Lab
 from tests.lab.needs import why_not
+from tests.lab.typed import join_words
 
 pytestmark = [
     pytest.mark.serial,
@@ -39,8 +41,13 @@ def head(lab):
         lab.mend(name)
         if not lab.host(name).pid:
             lab.restart(name)
-        phalanx(lab, name, "down", "--cancel-jobs")
-        lab.run(name, ["rm", "-rf", "/home/lab/.phalanx"])
+    with ThreadPoolExecutor() as hands:
+        list(hands.map(partial(cleaned, lab), lab.hosts))
+
+
+def cleaned(lab, name):
+    phalanx(lab, name, "down", "--cancel-jobs")
+    lab.run(name, ["rm", "-rf", "/home/lab/.phalanx"])
 
 
 class HeadOn:
@@ -50,8 +57,7 @@ class HeadOn:
         self.lab, self.name = lab, name
         code, said = phalanx(lab, name, "up", "--listen", lab.host(name).address, *self.WORDS)
         assert code == 0, said
-        line = next(line for line in said.splitlines() if line.startswith("on the next server: "))
-        self.line = line.removeprefix("on the next server: phalanx ").split()
+        self.line = join_words(said)
         self.token, self.fingerprint = self.line[3], self.line[5]
 
     def join(self, name, *words, devices=2):

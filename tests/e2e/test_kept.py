@@ -127,6 +127,7 @@ def test_a_power_cut_on_one_of_two_nodes_costs_no_published_checkpoint(fleet):
     fleet.lab.restart(victim)
 
 
+@pytest.mark.prove
 def test_a_crashed_rank_starts_its_gang_again_in_place_from_the_copies_that_are_there(fleet):
     job = fleet.train()
     until(lambda: fleet.of(job)["checkpoints"], "a checkpoint is published")
@@ -143,6 +144,7 @@ def test_a_crashed_rank_starts_its_gang_again_in_place_from_the_copies_that_are_
     assert len(set(found)) == STEPS, "a step made again has the loss it had"
 
 
+@pytest.mark.prove
 def test_a_head_without_room_takes_nothing_says_so_in_the_jobs_log_and_takes_it_when_there_is_room(fleet):
     root = f"{HOME}/checkpoints"
     fleet.lab.run("h0", ["mount", "-t", "tmpfs", "-o", "size=8k", "none", root])
@@ -161,6 +163,7 @@ def test_a_head_without_room_takes_nothing_says_so_in_the_jobs_log_and_takes_it_
         fleet.lab.run("h0", ["umount", "-l", root])
 
 
+@pytest.mark.prove
 def test_a_named_path_that_nodes_do_not_share_is_told_and_nothing_of_it_is_published(fleet):
     for name in fleet.lab.hosts:
         fleet.lab.run(name, ["mkdir", "-p", "/home/lab/ck"])

@@ -2,8 +2,6 @@
 
 import contextlib
 import json
-import sys
-import time
 
 import pytest
 
@@ -11,7 +9,8 @@ from tests.lab.books import Books, why_no_books
 from tests.lab.lab import Lab
 from tests.lab.needs import why_not
 from tests.lab.slurm import Slurm, why_no_slurm
-from tests.lab.users import add_users, as_user
+from tests.lab.typed import PHALANX, OnSlurm
+from tests.lab.users import add_users
 
 WHY_NOT = why_not() or why_no_slurm() or why_no_books()
 pytestmark = [
@@ -22,8 +21,6 @@ pytestmark = [
     pytest.mark.timeout(240),
     pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "the lab"),
 ]
-PHALANX = f"{sys.executable} -P -m phalanx.app.cli"
-HANG_S = 90.0
 USERS = ("alice", "bob")
 TOPOLOGY = "SwitchName=leaf0 Nodes=h0,h1\nSwitchName=leaf1 Nodes=h2\nSwitchName=top Switches=leaf[0-1]\n"
 SCRIPT = """#!/bin/bash
@@ -32,45 +29,15 @@ srun --label sh -c 'echo $SLURM_PROCID of $SLURM_NTASKS as $(id -un)'
 """
 
 
-class Person:
-    """Somebody on h0, the login node, with a head of their own there."""
+class Person(OnSlurm):
+    """Somebody on h0 with a head of their own there."""
 
-    def __init__(self, lab, slurm, name, port):
-        self.lab, self.slurm, self.name, self.port = lab, slurm, name, port
-
-    def sh(self, line, host="h0"):
-        return self.lab.run(host, as_user(self.name, line), check=False)
-
-    def __call__(self, words):
-        return self.sh(f"{PHALANX} {words}")
+    def __init__(self, lab, name, port):
+        super().__init__(lab, name)
+        self.port = port
 
     def up(self, words=""):
-        address = self.lab.host("h0").address
-        said = self(f"up --engine slurm --listen {address} --port {self.port} {words}")
-        assert "h2: 4 x h100, 16 CPUs, up" in said, said
-
-    def submit(self, words):
-        said = self(f"submit --quiet {words}").strip()
-        assert said.splitlines()[-1].isdecimal(), said
-        return said.splitlines()[-1]
-
-    def job(self, job):
-        return json.loads(self.sh(f"{PHALANX} show {job} --json 2>/dev/null"))
-
-    def until(self, holds, what):
-        end = time.monotonic() + HANG_S
-        while not holds():
-            assert time.monotonic() < end, (
-                f"never: {what}\n{self('ps -a')}\n{self.sh('squeue -a -t all; tail -20 ~/.phalanx/head.log')}"
-            )
-            time.sleep(0.2)
-
-    def ended(self, job):
-        self.until(lambda: self.job(job)["job"]["state"] not in ("pending", "running"), f"job {job} ends")
-        return self.job(job)["job"]
-
-    def runs(self, job):
-        self.until(lambda: self.job(job)["job"]["attempt_state"] == "running", f"job {job} runs")
+        return super().up(f"--port {self.port} {words}")
 
     def processes(self, host):
         return self.lab.run(host, ["ps", "-u", self.name, "-o", "args="], check=False).splitlines()
@@ -89,13 +56,13 @@ def books():
 
 @pytest.fixture
 def alice(books):
-    with at_home(Person(books.lab, books, "alice", 7600)) as person:
+    with at_home(Person(books.lab, "alice", 7600)) as person:
         yield person
 
 
 @pytest.fixture
 def bob(books):
-    with at_home(Person(books.lab, books, "bob", 7700)) as person:
+    with at_home(Person(books.lab, "bob", 7700)) as person:
         yield person
 
 

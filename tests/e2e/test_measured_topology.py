@@ -53,6 +53,7 @@ def measure(head, *words):
     return done.stdout
 
 
+@pytest.mark.prove
 def test_two_leafs_are_found_drawn_and_kept_and_a_word_of_a_person_overrides(fleet):
     found = json.loads(measure(fleet, "--nodes", "n0,h[1-3]", "--apply", "--plot", "tree.svg", "--json"))
     assert [level["domains"] for level in found["levels"]] == [[["h1", "n0"], ["h2", "h3"]]], found["pairs"]

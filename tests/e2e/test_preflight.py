@@ -6,10 +6,10 @@ import time
 import pytest
 
 from tests.e2e.test_join import PHALANX, HeadOn, phalanx, until
-from tests.e2e.test_slurm import OnSlurm
 from tests.lab.lab import Lab
 from tests.lab.needs import why_not
 from tests.lab.slurm import Slurm, why_no_slurm
+from tests.lab.typed import OnSlurm
 
 pytestmark = [
     pytest.mark.serial,
@@ -136,7 +136,7 @@ def test_supervisors_that_slurm_brings_for_one_attempt_probe_each_other_too():
     with Lab(gpus=2) as lab:
         built = Slurm(lab=lab)
         built.start()
-        phalanx = OnSlurm(lab, built)
+        phalanx = OnSlurm(lab)
         said = phalanx(f"up --engine slurm --listen {lab.host('h0').address}")
         assert "h2: 2 x h100" in said, said
         silence(lab, "h1", "-p", "tcp", "--dport", "20000:31999")

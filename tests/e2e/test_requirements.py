@@ -15,6 +15,7 @@ from phalanx.core.ids import NodeId
 from phalanx.engines.local import records
 from phalanx.node.shell.proctable import read_table
 from phalanx.node.shell.venvs import Venvs
+from tests import canaries
 from tests.wheels import wheel
 
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -42,7 +43,7 @@ class Shell:
     def __init__(self, folder):
         self.folder = folder
         self.home = folder / "home"
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("PHALANX_")}
+        kept = canaries.environment()
         path = f"{os.path.dirname(sys.executable)}:{kept['PATH']}"
         root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         self.env = {**kept, "PATH": path, "PHALANX_HOME": str(self.home), "PX_TESTS": root}
@@ -193,10 +194,12 @@ def test_cancel_stops_an_install(phalanx):
     until(lambda: not runs(pid), "the installer is gone")
 
 
+@pytest.mark.prove
 def test_supervisor_killed_in_mid_install_leaves_nothing_that_is_used(phalanx):
     work, gate = phalanx.slow_workdir("killed"), phalanx.folder / "killed.gate"
     folder = str(phalanx.home / "nodes" / "n0")
     venvs = Venvs(folder)
+    os.makedirs(os.path.join(venvs.folder, "locks"), exist_ok=True)  # as the first install does
     before = set(os.listdir(venvs.folder))
     words = ("submit", "--quiet", "--copy", "--env", f"PX_GATE={gate}", "--", "python", "main.py")
     job = phalanx(*words, cwd=work).stdout.strip()

@@ -21,6 +21,7 @@ from benchmarks.cluster import until as wait_until
 from tests.lab.lab import Lab
 from tests.lab.needs import why_not
 from tests.lab.slurm import Slurm, why_no_slurm
+from tests.lab.typed import join_words
 
 pytestmark = [
     pytest.mark.serial,
@@ -54,9 +55,8 @@ class Joined:
         self.lab = lab
         address = lab.host("h0").address
         said = self.call("up", "--listen", address, *self.UP)
-        line = next(line for line in said.splitlines() if line.startswith("on the next server: "))
         for name in ("h1", "h2"):
-            self.call(*line.removeprefix("on the next server: phalanx ").split(), "--virtual", "2", host=name)
+            self.call(*join_words(said), "--virtual", "2", host=name)
         until(lambda: self.up_nodes() == 3, "three nodes are up")
 
     def call(self, *words, host="h0", folder=None, check=True):

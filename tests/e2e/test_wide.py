@@ -1,11 +1,10 @@
 """A job far wider than the machine: 128 ranks on 16 virtual nodes. Real processes, forked from warm parents; some 60 s on two cores."""
 
-import os
-
 import pytest
 
 from benchmarks.cluster import cluster, command_words, until
 from benchmarks.wide import HANG_S, SCRIPT, STEPS, available_bytes, submit_wide
+from phalanx.node.shell.proctable import read_table
 
 VIRTUAL = "16x8"
 NEEDED_BYTES = 12 * 2**30
@@ -21,16 +20,16 @@ pytestmark = [
 ]
 
 
-def ranks() -> list[int]:
-    """Processes that show the script as their command, as warm ranks do too."""
-    return [int(name) for name in os.listdir("/proc") if name.isdigit() and SCRIPT in command_words(int(name))]
+def ranks() -> dict[int, int]:
+    """Processes that show the script as their command, as warm ranks do too, and the parent of each."""
+    return {pid: row.parent for pid, row in read_table().items() if SCRIPT in command_words(pid)}
 
 
 def test_a_job_of_128_ranks_passes_an_all_reduce_and_leaves_no_process():
     with cluster(VIRTUAL) as head:
         job = submit_wide(head, VIRTUAL)
         until(lambda: len(ranks()) == 128 or head.job(job)["state"] == "failed", "all ranks run", limit_s=HANG_S)
-        keepers = {parent(pid) for pid in ranks()}
+        keepers = set(ranks().values())
         assert len(keepers) == 16, "one on each node"
         assert all(any("zygote_main" in word for word in command_words(pid)) for pid in keepers), (
             "all forked, none cold"
@@ -41,9 +40,3 @@ def test_a_job_of_128_ranks_passes_an_all_reduce_and_leaves_no_process():
         said = head.call("GET", f"/v1/jobs/{job}/logs?rank=0")["chunks"]
         assert f"step {STEPS} loss" in "".join(chunk["text"] for chunk in said)
         until(lambda: not ranks(), "no rank is left")
-
-
-def parent(pid: int) -> int:
-    """The process that started another."""
-    with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-        return int(file.read().rpartition(")")[2].split()[1])

@@ -24,8 +24,8 @@ PROGRAMS = {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client"
 
 KEY = "/run/munge.key"
 
-READY_S = 30.0
-"""A guard: nodes register in 2 s here."""
+READY_S = 100.0
+"""A hang guard: nodes register in 2 s here, and on a busy machine a daemon of Slurm takes half a minute to notice its node again."""
 
 COMMON = """
 SlurmUser=root

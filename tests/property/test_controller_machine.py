@@ -32,9 +32,9 @@ from phalanx.core.work.queue import Queue
 from phalanx.core.work.quotas import Holdings
 from phalanx.core.work.reservation import Reservation
 from phalanx.ports.store import StoreRefused
+from phalanx.simulator.drill.limits import fleet_gpus
 from tests.builders import spec
 from tests.harness import Harness
-from tests.limits import fleet_gpus
 from tests.simulated_node import Behaviour
 
 NAMES = ("n0", "n1", "n2")

@@ -235,3 +235,16 @@ def test_the_worlds_own_books_are_what_counting_anew_gives(before, undone, after
         gpus[world.jobs[attempt.job_id].queue] += attempt.allocation.gpus
     assert world.queue_gpus == {queue: held for queue, held in gpus.items() if held}
     assert set(world.spent) <= set(world.queues)
+
+
+def test_a_full_limit_of_the_queue_above_does_not_take_a_right_away():
+    """Found by `test_nobody_loses_what_is_his_right`: the queue's own jobs filled it to its limit, and the one below could not reclaim."""
+    queues = [
+        Queue(id=QueueId("q0"), quota_gpus=2, borrow_gpus=3),
+        Queue(id=QueueId("q1"), parent=QueueId("q0"), quota_gpus=2),
+    ]
+    tree = Holdings(queues, 5)
+    tree.take(tree.number(QueueId("q0")), "u", 5)
+    own, below = tree.number(QueueId("q0")), tree.number(QueueId("q1"))
+    assert tree.reclaimable(own, below, 1)
+    assert tree.entitled(below, 1)

@@ -3,13 +3,16 @@
 # Ids are written as plain words here, as in a drawing.
 # mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined, index"
 
+import gc
 from dataclasses import replace
 
 import pytest
 
 from phalanx.core.fleet.node import Cordon
+from phalanx.core.scheduling.board import Board, Entry, Listener
 from phalanx.core.scheduling.counterfactuals import Counterfactuals
 from phalanx.core.scheduling.forecast import Forecast
+from phalanx.core.scheduling.hazard import Group
 from phalanx.core.scheduling.policies import Knobs
 from phalanx.core.scheduling.policy import Policy
 from phalanx.core.scheduling.predict import Predictor, traits_of
@@ -242,3 +245,45 @@ def test_change_of_a_job_that_can_never_start_is_not_told():
     found = Asked(seen)
     assert "may never hold more than 2" in found.expected.unknown
     assert [kind for kind, _ in found.told] == ["fewer", "quota"]
+
+
+def test_answers_boards_go_with_it_without_the_garbage_collector():
+    """`why` makes a dozen boards; in a head the collector comes by so seldom that they would be hundreds of MiB."""
+    seen = snapshot(
+        "r0: n0=4 n1=4 n2=4",
+        [(job("a", gpus=4), "n0:0,1,2,3", 10.0), (job("b", gpus=2), "n1:0,1", 1000.0)],
+        [job("x", gpus=8), job("y", gpus=4)],
+    )
+
+    def answer():
+        Asked(seen, policy=Policy()).forecast.trial.over()
+
+    assert rings(answer) == []
+
+
+def test_live_schedulers_old_board_goes_when_it_makes_another():
+    seen = snapshot(TWO, [(job("a", gpus=2), "n0:0,1", 10.0)], [job("x", gpus=8), job("y", gpus=4)])
+    scheduler = Scheduler(Policy())
+    scheduler.plan(seen, T)
+
+    def another():
+        scheduler.stale = True
+        scheduler.plan(seen, T + 1.0)
+
+    assert rings(another) == []
+
+
+def rings(work):
+    """What of a board is left after `work` for the collector alone to find."""
+    work()  # what is made once stays out
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        work()
+        gc.collect()
+        return [one for one in gc.garbage if isinstance(one, (Board, Entry, Group, Listener, Scheduler))]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()

@@ -302,6 +302,7 @@ def test_two_lives_of_one_node_are_told_apart(cluster):
     """The same supervisor id does not renew after its node was replaced."""
     job = running(cluster)
     old = cluster.nodes[N1]
+    old.die()
     cluster.turn([Hello(node=old.record, supervisor_id=SupervisorId("n1-life2"))])
     cluster.until(lambda: cluster.job(job).epoch == 2)
     assert cluster.attempts(job)[0].why == "n1: its supervisor was replaced"

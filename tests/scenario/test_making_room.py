@@ -141,6 +141,13 @@ def test_small_jobs_move_into_holes_before_anybody_stops(fleet, running, wanted,
     assert lined(plan_of(busy(fleet, *running).with_jobs(job("a", **wanted)))) == plan
 
 
+def test_who_holds_a_sick_device_moves_into_no_hole_that_is_smaller_than_its_gang():
+    """It asked for four and three of them are well: the three that are free on n0 are not its place."""
+    fleet = busy("r: n0=8 n1=4", ("five", "n0:0-4", {"cpus": 30, "priority": 9}), ("four", "n1:0-3", {})).sick("n1", 0)
+    plan = plan_of(fleet.with_jobs(job("a", gpus=3, cpus=8, **HIGH)))
+    assert lined(plan) == "four stops for a | a claimed"
+
+
 def test_a_move_says_where_to_and_for_whom():
     plan = plan_of(busy("r: n0=8 n1=8", ("six", "n0:0-5", {}), ("one", "n1:0", {})).with_jobs(job("a", gpus=8)))
     assert plan.stop("one").why == "moved to n0 to make room for job a, which is likely to end sooner for the same GPUs"
@@ -174,6 +181,14 @@ def test_elastic_shrinks_no_further_than_it_must_and_than_its_least():
 def test_elastic_does_not_shrink_onto_a_drained_node():
     plan = plan_of(busy(THREE, WIDE).drained("n0").with_jobs(job("a", gpus=4)))
     assert plan.stop("e").why == "moved to n1 to make room for job a, and gives back nodes it grew into"
+
+
+def test_elastic_does_not_shrink_onto_a_node_with_a_sick_device():
+    """Of n0, where it holds all four, three are left: its part there is none of its parts any more."""
+    plan = plan_of(busy(THREE, WIDE).sick("n0", 0).with_jobs(job("a", gpus=4)))
+    assert plan.stop("e").why == "moved to n1 to make room for job a, and gives back nodes it grew into"
+    two_sick = busy(THREE, WIDE).sick("n0", 0).sick("n1", 1)
+    assert "moved to n2 to make room" in plan_of(two_sick.with_jobs(job("a", gpus="2x3"))).stop("e").why
 
 
 def test_elastic_grows_into_idle_nodes_once_nobody_waits():

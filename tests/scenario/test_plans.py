@@ -258,7 +258,7 @@ WHY = [
     (make_fleet("r: n0=8 n1=8").drained("n1"), job("a", gpus=16), "nodes_down",
      "2 nodes x 8 = 16 GPUs can never fit: the fleet has 1 node, at most 8 matching GPUs on one, 8 in all; down or drained: n1"),
     (make_fleet("r: n0=8").down("n0"), job("a"), "no_nodes", "no node is up; phalanx nodes shows why"),
-    (make_fleet("r: n0=8"), job("a", not_before_s=T + 5, detail="n0: sick"), "backoff", "waits a moment after a failed start: n0: sick"),
+    (make_fleet("r: n0=8"), job("a", not_before_s=T + 5, detail="n0: sick"), "backoff", "waits a moment after a failed start"),
     (make_fleet("r: n0=8").runs(job("x", gpus=8), "n0:0-7"), job("a", gpus=8, priority=1), "claimed",
      "its place on n0 is being cleared: what runs there saves and leaves"),
 ]  # fmt: skip

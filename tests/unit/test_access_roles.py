@@ -20,6 +20,7 @@ TABLE = {
     Action.OPERATE:      "- - y y -",
     Action.ADMINISTER:   "- - - y -",
     Action.OWN_TOKENS:   "- y y y -",
+    Action.MANAGE_PROJECT: "- y y y -",
     Action.SUPERVISE:    "- - - - y",
     Action.JOIN:         "- - - y y",
 }  # fmt: skip

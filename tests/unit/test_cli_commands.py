@@ -356,14 +356,17 @@ def test_a_head_without_a_record_is_brought_down_by_its_lock(head, typed, monkey
     with subprocess.Popen(
         [sys.executable, "-c", HOLDS_THE_LOCK, str(home), head.url], stdout=subprocess.PIPE
     ) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
-        code, out, _ = typed("up")
-        assert (code, out.splitlines()[0]) == (0, f"Phalanx is up already: {head.url}")
-        found = {finding["what"]: finding for finding in json.loads(typed("doctor", "--json")[1])}
-        assert found["head"]["level"] == "ok"
-        head.on_stop = holder.kill
-        code, out, err = typed("down")
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"held\n"
+            code, out, _ = typed("up")
+            assert (code, out.splitlines()[0]) == (0, f"Phalanx is up already: {head.url}")
+            found = {finding["what"]: finding for finding in json.loads(typed("doctor", "--json")[1])}
+            assert found["head"]["level"] == "ok"
+            head.on_stop = holder.kill
+            code, out, err = typed("down")
+        finally:
+            holder.kill()
     assert (code, out, err) == (0, "Phalanx is down\n", "")
 
 

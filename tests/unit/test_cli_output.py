@@ -1,7 +1,9 @@
 """Output of many ranks: whole lines under their rank, no line lost or mixed, nothing that steers the reader's screen."""
 
 import io
+import re
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,3 +84,25 @@ def test_however_it_is_cut_every_line_arrives_once_and_in_order(lines, chance):
         assert [line.removeprefix(prefix) for line in shown if line.startswith(prefix)] == [
             text for owner, text in lines if owner == rank
         ]
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "\x1b]0;title\x07", "\x1b]52;c;cm0gLXJmIH4=\x07", "\x1b]8;;http://evil\x1b\\", "\x1b[6n", "\x1b[c", "\x1b[>c", "\x1b[5i", "\x1bP$q\x1b\\", "\x1b_cmd\x1b\\",
+        "\x1bc", "\x1b[2J", "\x1b[H", "\x1b[10;10H", "\x1b[?1049h", "\x1b[?1000h", "\x1b[20t", "\x1b#8", "\x1b(0", "\x1b7", "\x9b6n", "\x9d0;t\x9c", "\x1b[!p",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("prefix", [True, False])
+def test_no_task_masters_the_readers_terminal_also_when_it_has_it_for_itself(planted, prefix):
+    shown = written([("rank-0", f"a{planted}b\n")], prefix=prefix, screen=TTY)
+    assert not re.search(r"\x1b(?!\[[0-9;]*m)|[\x80-\x9f\x07]", shown)
+    for cut in range(1, len(planted)):  # the same in two pieces
+        shown = written([("rank-0", "a" + planted[:cut]), ("rank-0", planted[cut:] + "b\n")], prefix=prefix, screen=TTY)
+        assert not re.search(r"\x1b(?!\[[0-9;]*m)|[\x80-\x9f\x07]", shown), cut
+
+
+def test_a_progress_bar_that_draws_over_its_lines_still_does():
+    bar = "\r\x1b[K\x1b[32m50%\x1b[0m\x1b[1A\x1b[2C\r\n"
+    assert written([("rank-0", bar)], prefix=False, screen=TTY) == bar
+    assert written([("rank-0", "50\x1b["), ("rank-0", "K%\n")], prefix=False, screen=TTY) == "50\x1b[K%\n"

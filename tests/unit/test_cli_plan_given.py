@@ -80,7 +80,7 @@ def test_list_is_no_plan():
 @pytest.mark.parametrize(
     ("written", "asked", "words"),
     [
-        (None, "best.json", "No such file"),
+        (None, "best.json", "no such file"),
         ("{", "best.json", "not JSON"),
         ("[" * 100_000, "best.json", "not JSON"),
         ("[]", "best.json", "holds no plan"),
@@ -103,7 +103,7 @@ def test_file_that_will_not_do_says_why(tmp_path, written, asked, words):
         (("--plan", "fast", "--gpus", "2"), "--plan: 'fast' is neither auto nor a layout (write auto, or a layout as"),
         (("--plan", "tp=2", "--gpus", "8"), "plan tp=2 is for 2 ranks, and 8 GPUs are asked for (ask for 2 GPUs, or write dp=4)"),
         (("--plan", "tp=8,tp=4"), "--plan: layout 'tp=8,tp=4': tensor is given twice"),
-        (("--plan", "gone.json"), "--plan: gone.json: No such file or directory (phalanx plan MODEL --save FILE.json"),
+        (("--plan", "gone.json"), "--plan: gone.json: no such file (phalanx plan MODEL --save FILE.json"),
     ],
 )  # fmt: skip
 def test_wrong_plan_is_one_line(head, capsys, words, told):

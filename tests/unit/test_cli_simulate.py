@@ -96,7 +96,7 @@ def test_compare_sets_policies_side_by_side(typed):
         (("--trace", "t.csv", *FLEET, "--compare", "fifo,backfill", "--durations", "limit"), 64, "job a (line 2) has no time limit"),
         (("--trace", "t.csv", *FLEET, "--policy", "srtf", "--durations", "predicted"), 64, "srtf is a yardstick"),
         (("--trace", "t.csv", *FLEET, "--policy", "backfill", "--durations", "limit"), 64, "job a (line 2) has no time limit"),
-        (("--trace", "none.csv", *FLEET), 78, "none.csv: there is no such file"),
+        (("--trace", "none.csv", *FLEET), 78, "none.csv: no such file"),
         (("--trace", ".", *FLEET), 78, "is a folder"),
         (("--trace", "bad.csv", *FLEET), 78, "bad.csv: 2 bad rows: line 3: num_gpus 0 asks for no device; line 4: duration_s 'x' is not a number"),
         (("--trace", "big.csv", *FLEET), 64, "job b (line 3)"),

@@ -132,7 +132,7 @@ def test_other_files_are_refused_by_place(tmp_path, text, says):
 
 
 def test_file_that_is_missing_or_huge_is_refused(tmp_path):
-    with pytest.raises(BadFile, match="No such file"):
+    with pytest.raises(BadFile, match="no such file"):
         read_tree_file(str(tmp_path / "none.yaml"))
     with pytest.raises(TooLarge):
         placed(tmp_path, "#" * ((1 << 20) + 1))

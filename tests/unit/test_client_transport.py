@@ -23,6 +23,7 @@ from phalanx.core.errors import (
     Conflict,
     NeverFits,
     NotSignedIn,
+    OutcomeUnknown,
     PhalanxError,
     TooLarge,
     TryLater,
@@ -110,6 +111,17 @@ def test_submit_goes_again_when_the_head_says_later():
         client.transport, _ = transport(url)
         assert client.submit({"run": "true"}).id == "7"
     assert len(seen) == 2
+
+
+def test_what_may_have_been_done_is_repeated_only_with_a_key():
+    with scripted(refusal(503, "outcome_unknown"), OK) as (url, seen):
+        line, _ = transport(url)
+        with pytest.raises(OutcomeUnknown):
+            line.json("POST", "/v1/tokens", b"{}")
+        assert len(seen) == 1
+        client = Client(url, "t")
+        client.transport, _ = transport(url)
+        assert client.submit({"run": "true"}).id == "7"
 
 
 def test_what_may_not_happen_twice_is_sent_once():
@@ -350,3 +362,60 @@ def test_client_loads_nothing_heavy():
     script = "import phalanx.client, sys; print(*({'msgspec','asyncio','dataclasses','fastapi','concurrent','email.mime'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == ""
+
+
+def standing_by(leader):
+    body = json.dumps(
+        {"error": {"code": "not_leading", "message": "stands by", "retry": True, "leader": leader}}
+    ).encode()
+    return b"HTTP/1.1 503 x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+def test_submit_at_a_head_that_stands_by_goes_to_the_one_that_leads_with_the_same_key():
+    with scripted(OK) as (leader, asked_leader), scripted(standing_by(leader)) as (standby, asked_standby):
+        Client(standby, "t").submit({"run": ["true"], "workdir": "/"}, key="k1")
+        assert "Idempotency-Key: k1" in asked_standby[0][0]
+        assert "Idempotency-Key: k1" in asked_leader[0][0]
+
+
+def test_dead_head_of_a_list_is_passed_over():
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        dead = f"http://127.0.0.1:{gone.getsockname()[1]}"
+    with scripted(OK) as (living, asked):
+        Client(f"{dead},{living}", "t").submit({"run": ["true"], "workdir": "/"}, key="k1")
+        assert len(asked) == 1
+
+
+def test_stopped_head_of_a_list_is_left_for_the_next_by_a_client_that_has_just_begun():
+    """Its patience is over by then; but who has not been asked may still know."""
+    with socket.create_server(("127.0.0.1", 0)) as stopped, scripted(OK) as (living, asked):
+        mute = f"http://127.0.0.1:{stopped.getsockname()[1]}"
+        Client(f"{mute},{living}", "t", answer_s=0.7).submit({"run": ["true"], "workdir": "/"}, key="k1")
+        assert len(asked) == 1
+
+
+def test_heads_that_all_are_stopped_are_told_after_one_silence_of_each():
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        urls = ",".join(f"http://127.0.0.1:{line.getsockname()[1]}" for line in (one, other))
+        with pytest.raises(Unreachable):
+            Client(urls, "t", answer_s=0.7).submit({"run": ["true"], "workdir": "/"}, key="k1")
+
+
+def test_heads_of_a_folder_whose_own_head_died_are_asked(tmp_path):
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    (tmp_path / "token").write_text("secret")
+    with scripted(OK) as (living, asked):
+        record = {"url": "http://127.0.0.1:9", "pid": gone.pid, "heads": ["http://127.0.0.1:9", living]}
+        (tmp_path / "head.json").write_text(json.dumps(record))
+        Client(home=str(tmp_path)).submit({"run": ["true"], "workdir": "/"}, key="k1")
+        assert "Bearer secret" in asked[0][0]
+
+
+def test_token_of_the_folder_is_not_shown_to_a_head_that_is_none_of_its_own(tmp_path):
+    (tmp_path / "token").write_text("secret")
+    record = {"url": "http://127.0.0.1:9", "pid": os.getpid(), "heads": ["http://127.0.0.1:9", "http://127.0.0.1:10"]}
+    (tmp_path / "head.json").write_text(json.dumps(record))
+    assert find_token(str(tmp_path), "http://127.0.0.1:10") == "secret"
+    with pytest.raises(NotSignedIn):
+        find_token(str(tmp_path), "http://127.0.0.1:11")

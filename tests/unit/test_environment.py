@@ -180,3 +180,24 @@ def test_an_element_learns_its_place_in_the_array_and_cannot_pretend_another():
 def test_a_job_of_its_own_has_no_array_variables():
     env, _ = env_of(job())
     assert not [name for name in env if "ARRAY" in name]
+
+
+def test_what_opens_the_heads_database_never_reaches_a_rank_unless_the_job_names_its_own():
+    base = {
+        **BASE,
+        "PGPASSWORD": "head's",
+        "PGPASSFILE": "/root/.pgpass",
+        "CREDENTIALS_DIRECTORY": "/run/c",
+        "PGDATABASE": "mine",
+    }
+    env, _ = env_of(job(), base=base)
+    assert {name for name in env if name.startswith(("PG", "CRED"))} == {"PGDATABASE"}
+    env, _ = env_of(job(env=[("PGPASSWORD", "job's")]), base=base)
+    assert env["PGPASSWORD"] == "job's"
+
+
+def test_no_variable_of_the_supervisors_own_kind_passes_through_a_rank():
+    """Whatever a launcher, another scheduler or the head left in the supervisor's environment."""
+    planted = dict.fromkeys(("PHALANX_TOKEN", "PHALANX_NODE_TOKEN", "PHALANX_HEAD_URL", "SLURM_JOB_ID", "SLURMD_NODENAME", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "PET_NNODES", "RANK", "WORLD_SIZE", "MASTER_ADDR", "CUDA_VISIBLE_DEVICES", "NOTIFY_SOCKET", "LISTEN_FDS"), "planted")  # fmt: skip
+    env, _ = env_of(job(), base={**BASE, **planted})
+    assert "planted" not in env.values()

@@ -1,135 +1,316 @@
-"""Every write of the store stands behind a failpoint with a name, and every name stands in the code: a new write without one fails here."""
+"""Around every write of the head stands a failpoint with a name, and every name stands in the code: a new write without one fails here.
+
+The head is what `phalanx.app.head` imports, directly or by others, wherever it lies: a new module is searched without a line of test.
+"""
 
 import ast
 import errno
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from phalanx.store import failpoints
-from phalanx.store.failpoints import FAILPOINTS, VARIABLE, Failure, arm, arm_by_text, armed, hit
+from phalanx import failpoints
+from phalanx.failpoints import (
+    FAILPOINTS,
+    VARIABLE,
+    Failure,
+    arm,
+    arm_by_text,
+    armed,
+    around,
+    hit,
+)
 
-STORE = Path(failpoints.__file__).parent
-SOURCES = sorted(path for path in STORE.rglob("*.py") if path.name != "failpoints.py")
+ROOT = Path(failpoints.__file__).parent.parent
+# Modules that the head imports and that write, but not the head's state; each with its reason.
+EXEMPT = {
+    "phalanx.failpoints": "the points themselves",
+    "phalanx.engines.joined.records": "runs on the server that joins; the head takes a constant from it",
+    "phalanx.engines.ray.carrier": "runs in Ray's actor on a node; the head takes a constant from it",
+    "phalanx.node.shell.accounts": "folders of jobs, made by supervisors; the head takes a constant from it",
+    "phalanx.node.shell.cgroups": "the kernel's files, which hold nothing over a restart",
+    "phalanx.wire.rank": "the lease page, written by supervisors into memory",
+}
 WRITES = {
     "os": {
         "write", "pwrite", "writev", "pwritev", "fsync", "fdatasync", "sync", "rename", "renames", "replace", "link", "symlink", "unlink",
         "remove", "rmdir", "removedirs", "mkdir", "makedirs", "truncate", "ftruncate", "posix_fallocate", "copy_file_range", "sendfile",
-        "chmod", "fchmod", "chown", "fchown", "utime", "mknod", "mkfifo",
+        "chmod", "fchmod", "lchmod", "chown", "fchown", "lchown", "utime", "mknod", "mkfifo", "setxattr", "removexattr",
     },
-    "shutil": {"rmtree", "move", "copy", "copy2", "copyfile", "copytree", "copyfileobj"},
+    "shutil": {"rmtree", "move", "copy", "copy2", "copyfile", "copytree", "copyfileobj", "copymode", "copystat", "unpack_archive"},
     "tempfile": {"mkstemp", "mkdtemp", "NamedTemporaryFile", "TemporaryFile", "SpooledTemporaryFile", "TemporaryDirectory"},
+    "subprocess": {"Popen"},  # a process is durable too: what it is must be on record before it can outlive the head
 }  # fmt: skip
-POINTS = {"hit", "write", "sync_directory"}  # of failpoints.py; each takes the name first
-FLAGS = {"O_CREAT", "O_TRUNC", "O_APPEND"}
+PATH_WRITES = {
+    "write_text", "write_bytes", "writelines", "truncate", "touch", "rmdir", "unlink", "symlink_to", "hardlink_to", "mkdir",
+    "executemany", "executescript", "copy_expert", "wal_checkpoint", "extractall",
+}  # fmt: skip
+MARKS = {"hit"}  # between two writes
+AROUNDS = {"around", "write", "sync_directory"}  # before and after one
+FLAGS = {"O_CREAT", "O_TRUNC", "O_APPEND", "O_WRONLY", "O_RDWR"}
+# Opens a file that is there, to write it through a point: the descriptor alone changes nothing.
+OPENED_TO_WRITE = {
+    "phalanx.store.logs.files": {"_open"},
+    "phalanx.api.output_files": {"extend"},
+}
 # Settings of a connection, and what only looks; `journal_mode` writes the header of a new file, under the point that opens it.
 QUIET_PRAGMAS = {
     "synchronous", "foreign_keys", "journal_size_limit", "trusted_schema", "cell_size_check", "cache_size", "query_only", "page_count",
     "page_size", "application_id", "journal_mode",
 }  # fmt: skip
-QUIET_SQL = ("SELECT ", "PRAGMA integrity_check", "BEGIN", "COMMIT")  # in reading.py a COMMIT ends a look
+QUIET_SQL = ("SELECT ", "PRAGMA integrity_check", "PRAGMA quick_check", "BEGIN", "ROLLBACK")
+# A reader's `execute`: what it is given are named reads, which is checked where they are named (reading.py). The second stands behind its caller's point.
+QUIET_CALLS = {
+    ("phalanx.store.sql.postgres.connections", "connection.execute(sql.encode(), values or None)"),
+    ("phalanx.store.sql.postgres.connections", "connection.execute(sql.encode())"),
+}
+# Functions whose last write is closed by a mark of their only caller, which names it.
+CLOSED_BY = {("phalanx.store.sql.postgres.store", "_write"): "postgres.commit.done"}
+QUIET_MODES = {"r", "rb", "rt"}
+
+
+def name_of(path):
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {name_of(path): path for path in (ROOT / "phalanx").rglob("*.py")}
+
+
+@cache
+def parsed(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def reached(root):
+    """Every module of ours that one imports, directly or by others, also where a function does it."""
+    found: set[str] = set()
+    waiting = [root]
+    while waiting:
+        name = waiting.pop()
+        if name in MODULES and name not in found:
+            found.add(name)
+            waiting += [*imported(parsed(MODULES[name])), name.rpartition(".")[0]]
+    return sorted(found)
+
+
+# The second is reached by its address alone; the others are commands beside the head.
+ROOTS = (
+    "phalanx.app.head",
+    "phalanx.store.sql.postgres.store",
+    "phalanx.store.sql.backups",
+    "phalanx.store.later_files",
+)
+HEAD = sorted({name for root in ROOTS for name in reached(root)})
+SOURCES = [name for name in HEAD if name not in EXEMPT]
 
 
 def calls(tree):
-    """(function, call) for every call in a module; the innermost function that holds it."""
+    """(function, call, the points of the `with` blocks it stands in) for every call in a module; the innermost function that holds it."""
 
-    def walk(node, function):
+    def walk(node, function, within):
         for child in ast.iter_child_nodes(node):
-            inside = child if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) else function
+            inside, held = function, within
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                inside, held = child, ()
             if isinstance(child, ast.Call):
-                yield inside, child
-            yield from walk(child, inside)
+                yield inside, child, within
+            if isinstance(child, ast.With):
+                # `with around("x"), open(p, "w")`: what follows the point in the same line stands within it.
+                for item in child.items:
+                    yield from walk(ast.Expression(item.context_expr), inside, held)
+                    if named(item.context_expr) is not None:
+                        held = (*held, item.context_expr)
+                for line in child.body:
+                    yield from walk(ast.Module([line], []), inside, held)
+                continue
+            yield from walk(child, inside, held)
 
-    yield from walk(tree, None)
+    yield from walk(tree, None, ())
 
 
-def writes(call, path):
-    """Whether a call can change a file."""
-    function = call.func
-    if isinstance(function, ast.Name):
-        return function.id == "open"  # the store knows only descriptors
-    if not isinstance(function, ast.Attribute):
+def named(call):
+    """The name of the point around which a `with` stands; None for another context."""
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "around":
+        return constant(call.args[0])
+    return None
+
+
+def constant(word):
+    assert isinstance(word, ast.Constant), f"line {word.lineno}: a failpoint's name is written out"
+    return word.value
+
+
+def writes(call, module, function=None):
+    """Whether a call can change what outlives the head."""
+    called = call.func
+    if isinstance(called, ast.Name):
+        return called.id == "open" and not quiet_mode(call, 1)
+    if not isinstance(called, ast.Attribute):
         return False
-    owner = function.value.id if isinstance(function.value, ast.Name) else ""
-    if function.attr in WRITES.get(owner, ()):
+    owner = called.value.id if isinstance(called.value, ast.Name) else ""
+    if called.attr in WRITES.get(owner, ()):
         return True
-    if owner == "os" and function.attr == "open":
-        return any(isinstance(part, ast.Attribute) and part.attr in FLAGS for part in ast.walk(call))
-    if owner == "apsw" and function.attr == "Connection":
+    if owner == "os" and called.attr == "open":
+        flagged = {part.attr for part in ast.walk(call) if isinstance(part, ast.Attribute)} & FLAGS
+        if flagged and not flagged & {"O_CREAT", "O_TRUNC"} and function in OPENED_TO_WRITE.get(module, ()):
+            return False
+        return bool(flagged)
+    if owner == "os" and called.attr == "fdopen":
+        return not quiet_mode(call, 1)
+    if owner == "apsw" and called.attr == "Connection":
         return any(isinstance(part, ast.Attribute) and part.attr == "SQLITE_OPEN_CREATE" for part in ast.walk(call))
-    if function.attr in {"executemany", "wal_checkpoint", "write_text", "write_bytes", "writelines", "truncate"}:
+    if called.attr in PATH_WRITES and owner != "os":
         return True
-    if function.attr == "pragma":
+    if called.attr == "pragma":
         return not (isinstance(call.args[0], ast.Constant) and call.args[0].value in QUIET_PRAGMAS)
-    return function.attr == "execute" and not only_looks(call.args[0], path)
+    return called.attr == "execute" and not only_looks(call.args[0]) and (module, ast.unparse(call)) not in QUIET_CALLS
 
 
-def only_looks(sql, path):
+def quiet_mode(call, at):
+    mode = next(
+        (word.value for word in call.keywords if word.arg == "mode"), call.args[at] if len(call.args) > at else None
+    )
+    return mode is None or (isinstance(mode, ast.Constant) and mode.value in QUIET_MODES)
+
+
+def only_looks(sql):
     if isinstance(sql, ast.Subscript) or (isinstance(sql, ast.Call) and isinstance(sql.func, ast.Attribute)):
-        named: ast.expr = sql
+        wanted: ast.expr = sql
         if isinstance(sql, ast.Call):
             assert isinstance(sql.func, ast.Attribute)
-            named = sql.func.value
-        return isinstance(named, ast.Subscript) and isinstance(named.value, ast.Name) and named.value.id == "_READS"
+            wanted = sql.func.value
+        return (
+            isinstance(wanted, ast.Subscript) and ast.unparse(wanted.value).rpartition(".")[2] == "reads"
+        )  # of a dialect
     if not (isinstance(sql, ast.Constant) and isinstance(sql.value, str)):
         return False
-    return sql.value.startswith(QUIET_SQL if path.name == "reading.py" else QUIET_SQL[:3])
+    return sql.value.startswith(QUIET_SQL)
 
 
-def points_in(path):
-    """(name, function, line) of every failpoint passed in a file."""
-    for function, call in calls(ast.parse(path.read_text(encoding="utf-8"))):
+def points_in(tree):
+    """(name, verb, function, line) of every failpoint passed in a module that imports them."""
+    if "phalanx.failpoints" not in imported(tree):
+        return
+    for function, call, _ in calls(tree):
         words = [call.func, *call.args]  # also handed to an executor: submit(sync_directory, "name", folder)
-        at = next((at for at, word in enumerate(words) if isinstance(word, ast.Name) and word.id in POINTS), None)
+        verbs = MARKS | AROUNDS
+        at = next((at for at, word in enumerate(words) if isinstance(word, ast.Name) and word.id in verbs), None)
         if at is not None:
-            name = words[at + 1]
-            assert isinstance(name, ast.Constant), f"{path.name}:{call.lineno}: a failpoint's name is written out"
-            yield name.value, function, call.lineno
+            yield constant(words[at + 1]), words[at].id, function, call.lineno
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(STORE)))
-def test_every_write_stands_behind_a_failpoint_of_its_own(path):
-    points = [(function, line) for _, function, line in points_in(path)]
-    bare = []
-    for function, call in calls(ast.parse(path.read_text(encoding="utf-8"))):
-        if not writes(call, path):
+def bare_writes(tree, module):
+    """Writes without a point before, or without one after: each in an `around` of its own, or between two marks of its function."""
+    points = [(function, line) for _, _, function, line in points_in(tree)]
+    found = [
+        (function, call, within)
+        for function, call, within in calls(tree)
+        if writes(call, module, function.name if function is not None else None)
+    ]
+    shared = [within[-1] for _, _, within in found if within]
+    for function, call, within in found:
+        if within:
+            if sum(other is within[-1] for other in shared) > 1:
+                yield call
             continue
-        name = function.name if function is not None else None
-        before = [line for holder, line in points if holder is not None and holder.name == name and line <= call.lineno]
-        others = [
-            other.lineno
-            for holder, other in calls(ast.parse(path.read_text(encoding="utf-8")))
-            if writes(other, path) and holder is not None and holder.name == name and other.lineno < call.lineno
+        mine = [line for holder, line in points if holder is function]
+        others = [other.lineno for holder, other, _ in found if holder is function and other is not call]
+        before = [
+            line for line in mine if line <= call.lineno and not any(line <= other < call.lineno for other in others)
         ]
-        if not before or (others and max(others) >= max(before)):
-            bare.append(f"{path.relative_to(STORE)}:{call.lineno}: {ast.unparse(call)[:80]}")
-    assert bare == [], 'put hit("...") before it, and the name into FAILPOINTS'
+        after = [
+            line for line in mine if line > call.lineno and not any(call.lineno < other < line for other in others)
+        ]
+        if function is None or not before or not (after or (module, function.name) in CLOSED_BY):
+            yield call
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_every_write_stands_between_failpoints_of_its_own(module):
+    bare = [
+        f"{module}:{call.lineno}: {ast.unparse(call)[:80]}" for call in bare_writes(parsed(MODULES[module]), module)
+    ]
+    assert bare == [], 'put it into `with around("..."):`, and the name into FAILPOINTS'
+
+
+def test_the_modules_that_are_exempt_are_reached_and_write():
+    assert set(EXEMPT) <= set(HEAD)
+    for module in EXEMPT:
+        assert any(writes(call, module) for _, call, _ in calls(parsed(MODULES[module]))), (
+            f"{module} writes nothing: strike it"
+        )
 
 
 def test_every_failpoint_stands_at_one_place_and_every_place_is_known():
-    found = [name for path in SOURCES for name, _, _ in points_in(path)]
+    found = [name for module in SOURCES for name, _, _, _ in points_in(parsed(MODULES[module]))]
     assert sorted(found) == sorted(FAILPOINTS)
+
+
+def test_a_point_around_a_write_can_kill_after_it_and_a_mark_cannot():
+    for module in SOURCES:
+        for name, verb, _, line in points_in(parsed(MODULES[module])):
+            assert (Failure.AFTER in FAILPOINTS[name]) == (verb in AROUNDS), f"{module}:{line}: {name}"
+            assert (Failure.TORN in FAILPOINTS[name]) == (verb == "write"), f"{module}:{line}: {name}"
 
 
 def test_the_search_for_writes_finds_them():
     """The net itself: what a hurried colleague might write is caught."""
     for text in (
-        "os.replace(a, b)", "os.fsync(fd)", "open(path, 'w')", "connection.execute('DELETE FROM jobs')", "connection.execute(sql)",
-        "cursor.executemany(_WRITES['put_job'], rows)", "os.open(path, os.O_WRONLY | os.O_CREAT)", "shutil.rmtree(folder)",
-        "connection.pragma('user_version', 3)", "connection.execute(_WRITES['put_job'])", "tempfile.mkstemp()",
+        "os.replace(a, b)", "os.fsync(fd)", "open(path, 'w')", "open(path, mode=mode)", "os.fdopen(fd, 'wb')", "path.write_text(x)",
+        "connection.execute('DELETE FROM jobs')", "connection.execute(sql)", "cursor.executemany(SQLITE.writes['put_job'], rows)",
+        "os.open(path, os.O_WRONLY | os.O_CREAT)", "os.open(path, os.O_WRONLY)", "shutil.rmtree(folder)", "Path(x).touch()",
+        "connection.pragma('user_version', 3)", "connection.execute(SQLITE.writes['put_job'])", "tempfile.mkstemp()", "subprocess.Popen(words)",
     ):  # fmt: skip
         call = ast.parse(text, mode="eval").body
-        assert writes(call, Path("store.py")), text
+        assert writes(call, "phalanx.store.sql.store"), text
     for text in (
         "os.open(path, os.O_RDONLY)",
-        "connection.execute(_READS['job'], (1,))",
+        "open(path)",
+        "open(path, 'rb', buffering=0)",
+        "connection.execute(SQLITE.reads['job'], (1,))",
         "connection.pragma('page_size')",
         "os.stat(path)",
+        "text.replace('a', 'b')",
     ):
-        assert not writes(ast.parse(text, mode="eval").body, Path("store.py")), text
+        assert not writes(ast.parse(text, mode="eval").body, "phalanx.store.sql.store"), text
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("def f():\n  os.fsync(fd)", 1),
+        ("def f():\n  hit('a')\n  os.fsync(fd)", 1),  # none after
+        ("def f():\n  os.fsync(fd)\n  hit('a')", 1),  # none before
+        ("def f():\n  hit('a')\n  os.fsync(fd)\n  os.replace(a, b)\n  hit('b')", 2),  # none between
+        ("def f():\n  hit('a')\n  os.fsync(fd)\n  hit('b')\n  os.replace(a, b)\n  hit('c')", 0),
+        ("def f():\n  with around('a'):\n    os.fsync(fd)", 0),
+        ("def f():\n  with around('a'):\n    os.fsync(fd)\n    os.replace(a, b)", 2),  # one point, two writes
+        ("def f():\n  with around('a'):\n    pass\n  os.fsync(fd)", 1),
+        ("def f():\n  with open(p, 'w'), around('a'):\n    pass", 1),  # opened before the point
+        ("def f():\n  with around('a'), open(p, 'w'):\n    pass", 0),
+        (
+            "def f():\n  hit('a')\n  def g():\n    os.fsync(fd)\n  hit('b')",
+            1,
+        ),  # another function's points count for nothing
+        ("os.fsync(fd)", 1),
+    ],
+)
+def test_the_search_for_points_is_strict(text, count):
+    tree = ast.parse(f"from phalanx.failpoints import around, hit\n{text}")
+    assert len(list(bare_writes(tree, "m"))) == count
 
 
 # ---- how they fail ---------------------------------------------------------------------------------------------------
@@ -138,6 +319,8 @@ def test_the_search_for_writes_finds_them():
 def test_an_unarmed_point_passes():
     for name in FAILPOINTS:
         hit(name)
+        with around(name):
+            pass
 
 
 def test_an_armed_point_fails_once_at_its_nth_pass():
@@ -148,6 +331,13 @@ def test_an_armed_point_fails_once_at_its_nth_pass():
             hit("store.commit.begin")
         hit("store.commit.begin")
         hit("store.commit.rows")
+
+
+def test_a_point_around_a_write_fails_before_it():
+    done = []
+    with armed("logs.append.sync", Failure.ERROR), pytest.raises(OSError), around("logs.append.sync"):
+        done.append("written")
+    assert done == []
 
 
 def test_full_says_no_space():
@@ -167,12 +357,12 @@ def test_what_cannot_be_armed_is_refused(text):
 
 
 def test_arming_an_unknown_point_names_the_known_ones():
-    with pytest.raises(ValueError, match=r"there is no failpoint 'x'; known: blobs\."):
+    with pytest.raises(ValueError, match=r"there is no failpoint 'x'; known: .*store\.open"):
         arm("x", Failure.KILL)
 
 
 def test_the_environment_arms_a_real_process():
-    script = "from phalanx.store.failpoints import hit; hit('store.commit.begin'); print('passed', flush=True); hit('store.commit.begin')"
+    script = "from phalanx.failpoints import hit; hit('store.commit.begin'); print('passed', flush=True); hit('store.commit.begin')"
     environment = {**os.environ, VARIABLE: "logs.append.write=torn, store.commit.begin=kill:2"}
     child = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=30, check=False
@@ -180,10 +370,31 @@ def test_the_environment_arms_a_real_process():
     assert (child.returncode, child.stdout) == (-9, "passed\n")
 
 
+def test_after_kills_when_the_write_is_done_and_torn_leaves_half(tmp_path):
+    script = "import os, sys; from phalanx.failpoints import write; write('blobs.put.write', os.open(sys.argv[1], os.O_RDWR | os.O_CREAT), b'12345678', 0)"
+    for failure, left in (("kill", b""), ("after", b"12345678"), ("torn", b"1234")):
+        path = tmp_path / failure
+        environment = {**os.environ, VARIABLE: f"blobs.put.write={failure}"}
+        child = subprocess.run([sys.executable, "-c", script, path], env=environment, timeout=30, check=False)
+        assert (child.returncode, path.read_bytes()) == (-9, left)
+
+
+def test_a_failed_write_is_not_killed_after(tmp_path):
+    script = (
+        "from phalanx.failpoints import sync_directory\ntry:\n  sync_directory('blobs.put.sync_directory', '/nowhere')\n"
+        "except OSError:\n  print('told')"
+    )
+    environment = {**os.environ, VARIABLE: "blobs.put.sync_directory=after"}
+    child = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, timeout=30, check=False
+    )
+    assert (child.returncode, child.stdout) == (0, b"told\n")
+
+
 def test_a_wrong_word_in_the_environment_stops_the_process():
     environment = {**os.environ, VARIABLE: "store.comit=kill"}
     child = subprocess.run(
-        [sys.executable, "-c", "import phalanx.store.failpoints"],
+        [sys.executable, "-c", "import phalanx.failpoints"],
         env=environment,
         capture_output=True,
         text=True,

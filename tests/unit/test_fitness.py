@@ -1,9 +1,10 @@
 """Whether a node does for a gang: the judge's tables, the exchange over a real socket, the checks on a real disk."""
 
 # Ids are written as plain words here, as in a drawing.
-# mypy: disable-error-code="arg-type, dict-item"
+# mypy: disable-error-code="arg-type, dict-item, union-attr, assignment"
 
 import contextlib
+import errno
 import os
 import socket
 import sys
@@ -52,6 +53,7 @@ def links(text):
         ("n2-n0 n2-n1 n2-n3 n3-n0 n3-n1", ["n3", "n2"], ["n3", "n2"]),  # two that reach nobody
         ("n0-n1 n1-n2 n2-n3", ["n2", "n1"], []),  # a chain: links fail here and there
         ("n0-n9", [], []),  # n9 is not of this gang
+        ("n0-n0", [], []),  # nor is a node its own peer
     ],
 )
 def test_who_is_at_fault_for_bad_links(found, swapped, kept_out):
@@ -218,6 +220,43 @@ def test_a_listener_serves_many_at_once_and_hangs_up_on_whoever_talks_otherwise(
     for thread in threads:
         thread.join()
     assert [bounds.link_flaw(one) for one in found.values()] == [""] * 48
+
+
+def test_whoever_sends_a_byte_now_and_then_does_not_hold_a_listener(listener, monkeypatch):
+    monkeypatch.setattr(probe_link, "_SERVE_S", 0.5)
+    with socket.create_connection(("127.0.0.1", listener.port)) as slow:
+        slow.sendall(b"phalanx-link 1 n1 0\n")
+        assert slow.recv(100) == b"n1\n"
+        slow.settimeout(0.1)
+        for _ in range(100):
+            with contextlib.suppress(TimeoutError):
+                slow.sendall(b"x")
+                assert slow.recv(1) == b""  # it hung up
+                return
+        pytest.fail("still served after 10 s")
+
+
+def test_a_listener_that_could_not_take_a_probe_takes_the_next(monkeypatch):
+    made = LinkListener("n1", "0.0.0.0")
+    true, failures = made._socket, [OSError(errno.EMFILE, "Too many open files"), OSError(errno.ECONNABORTED, "gone")]
+
+    class Short:
+        def accept(self):
+            if failures:
+                raise failures.pop()
+            return true.accept()
+
+        def __getattr__(self, name):
+            return getattr(true, name)
+
+    made._socket = Short()
+    thread = threading.Thread(target=made.run, daemon=True)
+    thread.start()
+    monkeypatch.setattr(probe_link, "EXCHANGE_S", 2.0)
+    assert bounds.link_flaw(exchange("n1", "127.0.0.1", made.port, bulk=False)) == ""
+    made.close()
+    thread.join(5.0)
+    assert not thread.is_alive()
 
 
 def test_a_refusal_and_a_silence_are_told_apart(monkeypatch):

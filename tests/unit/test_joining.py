@@ -11,10 +11,11 @@ from cryptography.hazmat.primitives.hashes import SHA256
 
 from phalanx.app.certificates import Authority
 from phalanx.app.home import Home
-from phalanx.app.joining import Listen, Salt, listen_of
-from phalanx.client.tls import checked
+from phalanx.app.joining import Listen, Salt, bind, listen_of
+from phalanx.client.tls import checked, fetch_ca
 from phalanx.core.access.node_keys import join_expiry, join_token, node_of, node_token
-from phalanx.core.errors import BadFile, BadRequest
+from phalanx.core.errors import BadFile, BadRequest, Conflict
+from phalanx.engines.ray import redis
 from phalanx.wire.join import fingerprint
 
 SECRET = b"a secret of this test's head....."
@@ -38,6 +39,16 @@ def test_listen_names_an_address_and_perhaps_a_port(text, host, port):
 def test_what_no_other_server_could_be_told_is_refused(text):
     with pytest.raises(BadRequest):
         listen_of(text, 7600)
+
+
+@pytest.mark.parametrize("name", ["a..b", "x" * 64 + ".example.org"])
+def test_a_name_that_no_server_can_have_is_told_in_one_line(name):
+    with pytest.raises(Conflict, match="no address is known for the name"):
+        bind(Listen(host=name, port=0))
+    with pytest.raises(BadRequest, match="is no name of a server"):
+        fetch_ca(name, 7600, "sha256:" + "a" * 64)
+    with pytest.raises(BadRequest, match="that is no HOST:PORT"):
+        redis.check(f"{name}:6379")
 
 
 def test_an_address_of_version_six_has_its_brackets_in_the_url():

@@ -47,13 +47,15 @@ def test_acknowledgement_of_another_life_drops_nothing():
     assert jobs(boxes.take("n0", 0)[0]) == ["0"]
 
 
-def test_reset_drops_the_old_and_keeps_counting():
+def test_who_says_hello_gets_none_of_the_old_and_goes_on_counting():
     boxes = Mailboxes()
     boxes.post("n0", forget(0))
-    after = boxes.reset("n0")
+    after = boxes.last("n0")
     boxes.post("n0", forget(1))
     taken, last = boxes.take("n0", after)
     assert (after, jobs(taken), last) == (1, ["1"], 2)
+    assert jobs(boxes.take("n0", 0)[0]) == ["1"]
+    assert boxes.last("n1") == 0
 
 
 def test_full_box_loses_its_oldest(monkeypatch):

@@ -261,3 +261,18 @@ def test_every_layout_offered_can_be_written_and_read_again():
     ):
         for one in plan(question, top=20).layouts:
             assert parse_layout(layout_text(one.layout)) == one.layout
+
+
+def test_a_batch_that_divides_over_nothing_is_no_question_of_more_gpus():
+    answer = plan(asked("qwen3-0.6b", "8 x h100", seq=4096, batch=1, stack="phalanx"))
+    assert (answer.fits, answer.smallest, answer.judged) == (False, (), 0)
+    assert "global batch of 1" in answer.reason
+
+
+def test_more_gpus_are_proposed_with_the_batch_that_divides_over_them():
+    ways = plan(asked("llama-2-70b", "8 x a100-80gb", seq=4096, batch=10)).smallest
+    (grown,) = (way for way in ways if way.gpus > 8)
+    words = grown.what.split()
+    assert words[1] == "--global-batch"
+    assert int(words[2]) >= 10
+    assert int(words[2]) % grown.gpus == 0

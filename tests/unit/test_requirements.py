@@ -1,5 +1,6 @@
 """What a file of requirements asks for, what its environment is called, and which environments go."""
 
+import fcntl
 import os
 
 import pytest
@@ -246,3 +247,14 @@ def test_unfinished_one_that_is_being_made_is_left_alone(tmp_path):
             assert not second
         assert venvs.sweep() == []
     assert venvs.sweep() == ["a"]
+
+
+def test_whoever_holds_the_lock_of_an_environment_does_not_hold_a_member_that_is_stopped(tmp_path):
+    venvs, stopped = Venvs(str(tmp_path)), iter((False, True))
+    holder = venvs.use("a")
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    with pytest.raises(TimeoutError):
+        venvs.use("a", lambda: next(stopped))
+    os.close(holder)
+    os.close(venvs.use("a"))
+    assert not list(stopped)

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from benchmarks.cluster import until
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId
 from phalanx.core.state.commands import Prepare
 from phalanx.core.state.events import MemberStarted, MemberStopped
@@ -19,8 +20,8 @@ from phalanx.node.logic.happenings import MemberKey
 from phalanx.node.logic.outgoing import Outgoing
 from phalanx.node.shell import checkpoints, uploads
 from phalanx.node.shell.hands import Hands
-from phalanx.node.shell.link import HeadAddress
-from phalanx.node.shell.logbook import CappedFile
+from phalanx.node.shell.head_address import HeadAddress
+from phalanx.node.shell.logbook import CappedFile, log_to
 from phalanx.node.shell.present import Present
 from phalanx.node.shell.scratch import scratch_of
 from phalanx.wire.rank import LeasePage, StopReason
@@ -77,6 +78,32 @@ def test_lane_keeps_its_order_while_others_go_on():
     hands.submit("slow", last.set)
     assert last.wait(10)
     assert done == ["after"]
+    hands.close(10)
+
+
+def test_slow_work_of_many_holds_up_nobody_and_hands_that_came_for_it_go_again():
+    hands, gate, at_it = Hands("t", 2, 5), threading.Event(), threading.Semaphore(0)
+
+    def slow() -> None:
+        at_it.release()
+        gate.wait(60)
+
+    def quick_is_done() -> bool:
+        done = threading.Event()
+        hands.submit("quick", done.set)
+        return done.wait(10)
+
+    for number in range(5):
+        hands.submit(number, slow, slow=True)
+    assert all(at_it.acquire(timeout=10) for _ in range(5))
+    assert quick_is_done()
+    for number in range(5, 7):
+        hands.submit(number, slow, slow=True)
+    assert all(at_it.acquire(timeout=10) for _ in range(2))
+    assert not at_it.acquire(timeout=0.05), "two hands and five more are all there are"
+    gate.set()
+    until(lambda: sum(one.name.startswith("t-") for one in threading.enumerate()) <= 2, "they are gone again")
+    assert quick_is_done()
     hands.close(10)
 
 
@@ -229,3 +256,19 @@ def test_log_never_grows_past_its_cap(tmp_path):
         handler.emit(logging.LogRecord("n", logging.INFO, "f", 1, "line %d %s", (number, "x" * 40), None))
     assert path.stat().st_size <= 1000
     assert (tmp_path / "log.1").stat().st_size <= 1000
+
+
+def test_no_job_forges_a_line_of_its_supervisors_log(tmp_path):
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    try:
+        log_to(str(tmp_path / "log"), "INFO")
+        logging.getLogger("phalanx").warning(
+            "checkpoint %s is no folder", "/c\n2026-01-01 00:00:00 INFO root: forged\x1b[2J"
+        )
+    finally:
+        root.handlers, root.level = handlers, level
+    text = (tmp_path / "log").read_text()
+    assert text.count("\n") == 1
+    assert "\x1b" not in text
+    assert "/c\\x0a2026" in text

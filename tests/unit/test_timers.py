@@ -1,6 +1,6 @@
 """Deadlines: asked for what is due, not looked through."""
 
-from phalanx.controller.timers import Due, Timers
+from phalanx.controller.timers import SWEPT_FROM, Due, Timers
 from phalanx.core.ids import Epoch, Generation, JobId
 
 A, B = JobId("1"), JobId("2")
@@ -38,3 +38,20 @@ def test_next_is_the_first_that_stands():
     assert timers.next_s(lambda deadline: deadline.job_id == B) == 7.0
     assert timers.next_s(lambda _: False) == float("inf")
     assert timers.take(100.0) == []
+
+
+def test_deadlines_of_ten_thousand_short_jobs_with_limits_of_a_week_do_not_stay_for_the_week():
+    timers, live = Timers(), {JobId("9999")}
+    for number in range(10_000):
+        timers.arm(604_800.0 + number, Due.LIMIT, JobId(str(number)), Epoch(1), Generation(0))
+        timers.sweep(lambda deadline: deadline.job_id in live)
+    assert len(timers._heap) <= SWEPT_FROM
+    assert [deadline.job_id for deadline in timers.take(1e9)][-1] == "9999"
+
+
+def test_sweep_loses_nothing_that_stands():
+    timers = Timers()
+    for number in range(3 * SWEPT_FROM):
+        timers.arm(float(number), Due.LIMIT, A, Epoch(1), Generation(0))
+        timers.sweep(lambda _: True)
+    assert [deadline.at_s for deadline in timers.take(1e9)] == [float(number) for number in range(3 * SWEPT_FROM)]

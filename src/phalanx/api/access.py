@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import secrets
-from dataclasses import replace
 from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from phalanx.api.bodies import nothing, read_record, reply
+from phalanx.api.gate import manage
+from phalanx.api.parts import HeadParts
 from phalanx.api.routes import Routes
 from phalanx.api.runtime import caller_of, off_loop, runtime_of
 from phalanx.api.views import project_view, token_view, user_view
 from phalanx.core.access.roles import Caller, may
+from phalanx.core.access.rules import Reach
 from phalanx.core.errors import BadRequest, NotFound, NotPermitted
 from phalanx.core.ids import ProjectId, TokenId, UserId
-from phalanx.core.state.events import PutProject, PutToken, PutUser, RevokeToken
-from phalanx.core.units import parse_duration_s
+from phalanx.core.state.events import ChangeProject, ChangeUser, PutToken, RevokeToken
+from phalanx.core.units import format_duration, parse_duration_s
 from phalanx.core.work.people import Action, Token, User, UserRole
 from phalanx.core.work.queue import Project
 from phalanx.wire.api.head import Me
@@ -36,6 +39,8 @@ from phalanx.wire.api.people import (
 )
 
 TOKEN_BITS: Final = 256
+TOKEN_LIFE_S: Final = 90 * 86400.0  # where nothing is asked: a season, after which whoever forgot it is asked again
+NEVER: Final = "never"
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,62}")
 
 routes = Routes()
@@ -78,16 +83,13 @@ async def put_user(request: Request, user_id: UserId) -> Response:
     """Add a user or change one; absent fields of an existing one stay, a new one is a plain user."""
     runtime = runtime_of(request)
     body = await read_record(request, UserBody, runtime.parts.limits.body_bytes)
-    known = runtime.parts.store.user(user_id)
     if body.role is UserRole.NODE:
         raise BadRequest("role node is a supervisor's, not a user's", hint="viewer, user, operator or admin")
     if user_id == caller_of(request).user and (body.disabled or body.role not in (None, UserRole.ADMIN)):
         raise BadRequest(f"{user_id} would lock themself out", hint="have another admin do it")
-    user = known or User(id=UserId(name_of(user_id, "user")), role=UserRole.USER, created_s=runtime.parts.clock.now_s())
-    user = replace(
-        user, role=body.role or user.role, disabled=user.disabled if body.disabled is None else body.disabled
-    )  # fmt: skip
-    await runtime.ask(PutUser(user=user))
+    wish = ChangeUser(user_id=UserId(name_of(user_id, "user")), role=body.role, disabled=body.disabled)
+    user = await runtime.ask(wish)
+    assert isinstance(user, User)
     return reply(UserReply(user=user_view(user)))
 
 
@@ -110,41 +112,42 @@ async def show_project(request: Request, project_id: ProjectId) -> Response:
     raise NotFound(f"no project {project_id!r}", hint="phalanx projects lists them")
 
 
-@routes.put("/v1/projects/{project_id}", Action.ADMINISTER, body=ProjectBody, reply=ProjectReply)
+@routes.put("/v1/projects/{project_id}", Action.MANAGE_PROJECT, body=ProjectBody, reply=ProjectReply)
 async def put_project(request: Request, project_id: ProjectId) -> Response:
-    """Add a project or change one; absent fields of an existing one stay. A project without members is open to all."""
+    """Add a project or change one; absent fields of an existing one stay. A project without members is open to all.
+
+    Its own admins may say who its members are; everything else is for admins.
+    """
     runtime = runtime_of(request)
+    manage(caller_of(request), project_id)
     body = await read_record(request, ProjectBody, runtime.parts.limits.body_bytes)
-    known = {project.id: project for project in runtime.parts.store.projects()}
-    project = known.get(project_id) or Project(
-        id=ProjectId(name_of(project_id, "project")), created_s=runtime.parts.clock.now_s()
-    )
-    users = {user.id for user in runtime.parts.store.users()}
-    strangers = sorted({*(body.members or ()), *(body.admins or ())} - users)
-    if strangers:
-        raise NotFound(f"no user {strangers[0]!r}", hint="add them first: phalanx users")
-    project = replace(
-        project,
-        members=project.members if body.members is None else frozenset(body.members),
-        admins=project.admins if body.admins is None else frozenset(body.admins),
-    )
-    await runtime.ask(PutProject(project=project))
+    caller = caller_of(request)
+    known = any(project.id == project_id for project in await off_loop(runtime.parts.store.projects))
+    wish = ChangeProject(
+        project_id=project_id if known else ProjectId(name_of(project_id, "project")),
+        by=caller.user, as_admin=may(caller, Action.ADMINISTER),
+        members=None if body.members is None else frozenset(body.members),
+        admins=None if body.admins is None else frozenset(body.admins),
+    )  # fmt: skip
+    project = await runtime.ask(wish)
+    assert isinstance(project, Project)
     return reply(ProjectReply(project=project_view(project)))
 
 
 # ---- tokens -----------------------------------------------------------------------------------------------------------
 
 
-@routes.get("/v1/tokens", Action.OWN_TOKENS, reply=TokenList)
+@routes.get("/v1/tokens", Action.OWN_TOKENS, reply=TokenList, reach=Reach.NOBODY)
 async def list_tokens(request: Request) -> Response:
     """List one's own tokens; an admin sees all. The secrets are kept nowhere."""
     caller = caller_of(request)
     tokens = await off_loop(runtime_of(request).parts.store.tokens)
+    gate = runtime_of(request).gate
     shown = [token for token in tokens if token.user == caller.user or may(caller, Action.ADMINISTER)]
-    return reply(TokenList(tokens=[token_view(token) for token in shown]))
+    return reply(TokenList(tokens=[token_view(token, gate.used_s(token)) for token in shown]))
 
 
-@routes.post("/v1/tokens", Action.OWN_TOKENS, body=TokenBody, reply=TokenMade, status=201)
+@routes.post("/v1/tokens", Action.OWN_TOKENS, body=TokenBody, reply=TokenMade, status=201, reach=Reach.NOBODY)
 async def make_token(request: Request) -> Response:
     """Make a token. Its secret is in this reply and never shown again."""
     runtime, caller = runtime_of(request), caller_of(request)
@@ -156,26 +159,46 @@ async def make_token(request: Request) -> Response:
     if parts.store.user(user) is None:
         raise NotFound(f"no user {user!r}", hint="add them first: phalanx users")
     now_s = parts.clock.now_s()
-    expires_s = None if body.expires is None else now_s + parse_duration_s(body.expires, what="expires")
+    expires_s = _until(parts, body.expires, now_s)
     secret = secrets.token_urlsafe(TOKEN_BITS // 8)
     token = Token(
         id=TokenId(secrets.token_hex(6)), user=user, sha256=hashlib.sha256(secret.encode()).hexdigest(), created_s=now_s,
         expires_s=_no_longer(parts.store.tokens(), caller, expires_s), scope=_narrowed(caller, body.scope), note=body.note[:200],
+        made_by=caller.token_id,
     )  # fmt: skip
     await runtime.ask(PutToken(token=token))
     return reply(TokenMade(secret=secret, token=token_view(token)), 201)
 
 
 @routes.delete("/v1/tokens/{token_id}", Action.OWN_TOKENS)
-async def revoke_token(request: Request, token_id: TokenId) -> Response:
-    """End a token. Harmless twice."""
+async def revoke_token(request: Request, token_id: TokenId, made_too: bool = False) -> Response:
+    """End a token at once, with `made_too` also all that were made with it: of a stolen one. Harmless twice."""
     runtime, caller = runtime_of(request), caller_of(request)
     token = next((token for token in await off_loop(runtime.parts.store.tokens) if token.id == token_id), None)
     # Another's token is as unknown as none: unlike jobs, tokens are nobody else's business.
     if token is None or (token.user != caller.user and not may(caller, Action.ADMINISTER)):
         raise NotFound(f"no token {token_id}", hint="phalanx tokens lists yours")
-    await runtime.ask(RevokeToken(token_id=token_id))
+    await runtime.ask(RevokeToken(token_id=token_id, made_too=made_too))
     return nothing()
+
+
+def _until(parts: HeadParts, asked: str | None, now_s: float) -> float | None:
+    """When a token ends: as asked, within what the operator allows; TOKEN_LIFE_S from now where nothing was asked.
+
+    Raises:
+        BadRequest: it would live longer than any may here.
+    """
+    most_s = parts.token_life_max_s
+    if asked == NEVER and most_s is None:
+        return None
+    if asked is None:
+        return now_s + (TOKEN_LIFE_S if most_s is None else min(TOKEN_LIFE_S, most_s))
+    life_s = math.inf if asked == NEVER else parse_duration_s(asked, what="expires")
+    if most_s is not None and life_s > most_s:
+        raise BadRequest(
+            f"expires: {asked} is longer than a token may live here", hint=f"at most {format_duration(most_s)}"
+        )
+    return now_s + life_s
 
 
 def _narrowed(caller: Caller, scope: list[Action]) -> frozenset[Action]:

@@ -8,10 +8,12 @@ from fastapi import FastAPI
 
 from phalanx.api import (
     access,
+    audit,
     blobs,
     execs,
     files,
     head_routes,
+    heads,
     jobs,
     join,
     kept,
@@ -23,6 +25,7 @@ from phalanx.api import (
     profile,
     queues,
     reservations,
+    rules,
     steps,
     story,
     submit,
@@ -34,6 +37,7 @@ from phalanx.api.parts import HeadParts
 from phalanx.api.rim import Rim
 from phalanx.api.routes import check_every_route_is_gated
 from phalanx.api.runtime import Runtime, runtime_in
+from phalanx.api.standing import LeadersWord
 
 __all__ = ["build_app", "runtime_in"]
 
@@ -51,12 +55,15 @@ _NOUNS = (
     nodes,
     reservations,
     profile,
+    rules,
     head_routes,
+    heads,
     join,
     files,
     execs,
     blobs,
     access,
+    audit,
     queues,
     metrics,
 )
@@ -79,6 +86,8 @@ def build_app(head: HeadParts) -> FastAPI:
     app.router.on_startup.append(app.state.runtime.begin)
     add_error_handlers(app)
     app.add_middleware(Rim, hosts_allowed=head.hosts_allowed)
+    if head.among is not None:
+        app.add_middleware(LeadersWord, among=head.among)  # outermost: what it lets out is an answer of who leads
     app.openapi = partial(describe, app, head.version)  # type: ignore[method-assign]  # FastAPI's own way to describe otherwise
     check_every_route_is_gated(app)
     return app

@@ -11,6 +11,7 @@ from typing import Final
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from phalanx.api.bodies import reply
 from phalanx.api.parts import HeadParts
@@ -45,13 +46,22 @@ async def put_blob(request: Request, sha256: str) -> Response:
     """Keep bytes under their SHA-256. Refused if they have another."""
     parts = runtime_of(request).parts
     size = await _stream_in(request, parts, checked(sha256))
+    await runtime_of(request).note(f"{size} bytes")
     return reply(BlobReply(sha256=sha256, bytes=size))
 
 
 async def send_blob(parts: HeadParts, sha256: str) -> Response:
     """The bytes."""
     path = await off_loop(parts.blobs.path, checked(sha256))
-    return FileResponse(path, media_type=Shown.BYTES.value)
+    return _WholeFile(path, media_type=Shown.BYTES.value)
+
+
+class _WholeFile(FileResponse):
+    """A file without ranges, which nobody of ours asks for and a server may ignore (RFC 9110, 14.2): odd ones were refused in plain text."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(name, value) for name, value in scope["headers"] if name != b"range"]
+        await super().__call__({**scope, "headers": headers}, receive, send)
 
 
 def checked(sha256: str) -> str:

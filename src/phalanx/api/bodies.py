@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import binascii
-from typing import Any, TypeVar
+import json
+import re
+from typing import Any, Final, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -14,9 +16,11 @@ from phalanx.api.errors import JSON, SlowBody
 from phalanx.api.routes import too_large
 from phalanx.api.runtime import runtime_of
 from phalanx.core.errors import BadRequest
+from phalanx.core.jsonline import int64
 from phalanx.core.units import format_duration
 
 T = TypeVar("T")
+_LONG_INT: Final = re.compile(rb"\d{19}")  # 2**63 has so many digits
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -48,14 +52,20 @@ def decoded(body: bytes, kind: type[T]) -> T:
     """The record in a body.
 
     Raises:
-        BadRequest: it is no JSON, or not that record.
+        BadRequest: it is no JSON, or not that record, or it has an integer of more than 64 bits, which nothing here counts.
     """
     try:
-        return msgspec.json.decode(body, type=kind)
+        record = msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise BadRequest(f"body: {error}", hint="GET /v1/openapi.json describes it") from error
     except (msgspec.DecodeError, UnicodeDecodeError, binascii.Error, RecursionError) as error:
         raise BadRequest(f"body: not JSON in UTF-8: {error}", hint="send a JSON object") from error
+    if _LONG_INT.search(body):  # which may stand in a text
+        try:
+            json.loads(body, parse_int=int64)
+        except (ValueError, RecursionError) as error:
+            raise BadRequest(f"body: {error}", hint="GET /v1/openapi.json describes it") from error
+    return record
 
 
 async def read_record(request: Request, kind: type[T], limit: int) -> T:

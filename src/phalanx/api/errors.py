@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from msgspec import UNSET
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,6 +17,7 @@ from phalanx.core.errors import (
     BadRequest,
     Conflict,
     NotFound,
+    NotLeading,
     NotPermitted,
     NotSignedIn,
     PhalanxError,
@@ -40,7 +42,8 @@ def error_response(
     error: PhalanxError, *, status: int | None = None, headers: dict[str, str] | None = None
 ) -> Response:
     """The error as its class says it. A request refused before its body was read closes the connection."""
-    body = ErrorBody(code=error.code, message=error.message, hint=error.hint, retry=error.retry_helps)
+    leader = error.leader if isinstance(error, NotLeading) else UNSET
+    body = ErrorBody(code=error.code, message=error.message, hint=error.hint, retry=error.retry_helps, leader=leader)
     extra = dict(headers or {})
     if isinstance(error, NotSignedIn):
         extra["www-authenticate"] = "Bearer"

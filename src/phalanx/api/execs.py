@@ -9,9 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from phalanx.api.bodies import nothing, read_record, reply
-from phalanx.api.gate import touch
+from phalanx.api.gate import still, touch
 from phalanx.api.routes import Routes, Whole
 from phalanx.api.runtime import caller_of, runtime_of
+from phalanx.core.access.rules import Reach
 from phalanx.core.errors import BadRequest, Conflict, TryLater
 from phalanx.core.ids import JobId
 from phalanx.core.work.attempt import AttemptState
@@ -43,7 +44,11 @@ async def open_exec(request: Request, job_id: JobId) -> Response:
     if not 0 <= body.node_rank < len(grants):
         raise BadRequest(f"node rank {body.node_rank}: job {job_id} has {len(grants)} nodes", hint="count from 0")
     node_id = grants[body.node_rank].node_id
-    session = runtime.sessions.open(user=caller.user, job_id=job_id, node_id=node_id, rows=body.rows, cols=body.cols)
+    # The first word alone: what follows it may be secret.
+    await runtime.note(f"job {job_id} of {job.user} node {node_id} runs {body.argv[0][:80]!r}")
+    # Who lost the right meanwhile had no session to end.
+    still(runtime.gate, parts.store, caller, Action.CHANGE_OWN, job_id)()
+    session = runtime.sessions.open(caller=caller, job_id=job_id, node_id=node_id, rows=body.rows, cols=body.cols)
     parts.mailboxes.post(
         parts.driver.supervisor_of(node_id, job_id, attempt.epoch),
         OpenExec(
@@ -59,7 +64,7 @@ async def open_exec(request: Request, job_id: JobId) -> Response:
     return reply(ExecOpened(session=session.name), 201)
 
 
-@routes.get("/v1/exec/{session_name}/output", Action.CHANGE_OWN, reply=ExecOutputReply)
+@routes.get("/v1/exec/{session_name}/output", Action.CHANGE_OWN, reply=ExecOutputReply, reach=Reach.SESSION)
 async def exec_output(
     request: Request,
     session_name: str,
@@ -78,6 +83,7 @@ async def exec_output(
         if left_s <= 0:
             break
         await session.hear(left_s)
+    runtime.gate.again(caller_of(request), Action.CHANGE_OWN)  # it may have been revoked while this waited
     session.polled_s = clock.boottime_s()
     session.tell()  # there is room again
     end = session.printed.base + len(data)
@@ -93,7 +99,14 @@ async def exec_output(
     )
 
 
-@routes.post("/v1/exec/{session_name}/input", Action.CHANGE_OWN, body=ExecInputBody, reply=ExecInputReply)
+@routes.post(
+    "/v1/exec/{session_name}/input",
+    Action.CHANGE_OWN,
+    body=ExecInputBody,
+    reply=ExecInputReply,
+    passing=True,
+    reach=Reach.SESSION,
+)
 async def exec_input(request: Request, session_name: str) -> Response:
     """Type into the command. `end` says how much is taken; send the rest again from there."""
     runtime = runtime_of(request)
@@ -112,7 +125,14 @@ async def exec_input(request: Request, session_name: str) -> Response:
     return reply(ExecInputReply(end=session.typed.end))
 
 
-@routes.post("/v1/exec/{session_name}/resize", Action.CHANGE_OWN, body=ExecResizeBody, reply=ExecOpened)
+@routes.post(
+    "/v1/exec/{session_name}/resize",
+    Action.CHANGE_OWN,
+    body=ExecResizeBody,
+    reply=ExecOpened,
+    passing=True,
+    reach=Reach.SESSION,
+)
 async def exec_resize(request: Request, session_name: str) -> Response:
     """Tell the command its terminal's new size."""
     runtime = runtime_of(request)
@@ -124,11 +144,12 @@ async def exec_resize(request: Request, session_name: str) -> Response:
     return reply(ExecOpened(session=session.name))
 
 
-@routes.delete("/v1/exec/{session_name}", Action.CHANGE_OWN)
+@routes.delete("/v1/exec/{session_name}", Action.CHANGE_OWN, reach=Reach.SESSION)
 async def close_exec(request: Request, session_name: str) -> Response:
     """Leave: the command is hung up on. Harmless once it is over."""
     runtime = runtime_of(request)
     session = runtime.sessions.of_user(session_name, caller_of(request).user)
+    await runtime.note(f"job {session.job_id}: the session ends")
     runtime.sessions.drop(session)
     return nothing()
 

@@ -15,8 +15,9 @@ from typing import Final
 
 from phalanx.core.access.node_keys import join_expiry, looks_like_join, node_of
 from phalanx.core.access.roles import Caller, may, may_touch
+from phalanx.core.access.rules import Reach, Tie, Verdict, judge
 from phalanx.core.errors import BadRequest, NotFound, NotPermitted, NotSignedIn
-from phalanx.core.ids import JobId, NodeId, TokenId, UserId
+from phalanx.core.ids import JobId, NodeId, ProjectId, TokenId, UserId
 from phalanx.core.work.job import Job
 from phalanx.core.work.people import Action, Token, User, UserRole
 from phalanx.core.work.seat import node_of_supervisor
@@ -28,9 +29,10 @@ _KEPT_MAX: Final = 20_000  # callers kept; more tokens than this in use at once 
 _IN_WORDS: Final = {
     Action.SEE: "see jobs and nodes", Action.SUBMIT: "submit", Action.CHANGE_OWN: "change jobs", Action.SEE_OUTPUT: "read output",
     Action.OPERATE: "operate nodes, queues or the head", Action.ADMINISTER: "administer users, projects and tokens",
-    Action.OWN_TOKENS: "manage tokens", Action.SUPERVISE: "speak as a supervisor", Action.JOIN: "bring a server in",
+    Action.OWN_TOKENS: "manage tokens", Action.MANAGE_PROJECT: "manage projects", Action.SUPERVISE: "speak as a supervisor", Action.JOIN: "bring a server in",
 }  # fmt: skip
 _OF_A_JOB: Final = {Action.CHANGE_OWN: "change", Action.SEE_OUTPUT: "read the output of"}
+USE_TOLD_S: Final = 300.0  # how exact the last use of a token is after a restart: each costs a write
 _SCHEME: Final = "bearer "
 _HINT: Final = "send `Authorization: Bearer <token>`; `phalanx tokens` makes them"
 
@@ -47,22 +49,15 @@ class Gate:
         self._clock = clock
         self._version: object = None
         self._kept: dict[str, tuple[Caller, Token]] = {}
+        self._used: dict[TokenId, float] = {}  # of tokens that are known, so no more than there are
+        self._taken: dict[TokenId, float] = {}
 
-    def admit(self, authorization: str | None, action: Action) -> Caller:
+    def caller(self, authorization: str | None) -> Caller:
         """The caller that an Authorization header names.
 
         Raises:
             NotSignedIn: no token, or one that is unknown, expired, revoked or of a disabled user.
-            NotPermitted: the role or the token's scope does not have the action.
         """
-        caller = self._caller(authorization)
-        if not may(caller, action):
-            scoped = f" with a token for {', '.join(sorted(caller.scope))}" if caller.scope else ""
-            raise NotPermitted(f"{caller.user} ({caller.role}{scoped}) may not {_IN_WORDS[action]}",
-                               hint="ask an admin for a role or token that may")  # fmt: skip
-        return caller
-
-    def _caller(self, authorization: str | None) -> Caller:
         if authorization is None or authorization[: len(_SCHEME)].lower() != _SCHEME:
             raise NotSignedIn("no token was sent", hint=_HINT)
         secret = authorization[len(_SCHEME) :].strip()
@@ -78,6 +73,33 @@ class Gate:
                 user=UserId(f"node:{node_id}"), role=UserRole.NODE, token_id=TokenId(f"node:{node_id}"), node_id=node_id
             )
         digest = hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
+        caller = self._good(digest)
+        self._used[caller.token_id] = self._clock.now_s()
+        return caller
+
+    def again(self, caller: Caller, action: Action) -> Caller:
+        """The same caller as they stand now: asked while a stream or a session is open. Derived tokens do not change.
+
+        Raises:
+            NotSignedIn, NotPermitted: they would not be let in any more.
+        """
+        if not caller.sha256:
+            return caller
+        fresh = self._good(caller.sha256)
+        permit(fresh, action)
+        return fresh
+
+    def used_s(self, token: Token) -> float | None:
+        """When a token was last used, Unix seconds."""
+        return self._used.get(token.id, token.used_s)
+
+    def take_used(self) -> dict[TokenId, float]:
+        """Last uses worth writing down: later than the one written before by more than USE_TOLD_S."""
+        fresh = {one: used_s for one, used_s in self._used.items() if used_s - self._taken.get(one, 0.0) >= USE_TOLD_S}
+        self._taken.update(fresh)
+        return fresh
+
+    def _good(self, digest: str) -> Caller:
         version = getattr(self._store, "access_version", None)
         if version is None or version != self._version:
             self._kept.clear()
@@ -103,9 +125,38 @@ class Gate:
         projects = self._store.projects()
         return Caller(
             user=user.id, role=user.role, token_id=token.id, scope=token.scope, node_id=token.node_id,
+            sha256=token.sha256,
             projects=frozenset(p.id for p in projects if user.id in p.members or user.id in p.admins),
             admin_of=frozenset(p.id for p in projects if user.id in p.admins),
         )  # fmt: skip
+
+
+def permit(caller: Caller, action: Action) -> None:
+    """Nothing, if the caller may take the action at all.
+
+    Raises:
+        NotPermitted: the role or the token's scope does not have it.
+    """
+    if not may(caller, action):
+        scoped = f" with a token for {', '.join(sorted(caller.scope))}" if caller.scope else ""
+        raise NotPermitted(f"{caller.user} ({caller.role}{scoped}) may not {_IN_WORDS[action]}",
+                           hint="ask an admin for a role or token that may")  # fmt: skip
+
+
+def manage(caller: Caller, project_id: ProjectId) -> None:
+    """Nothing, if the caller may say who belongs to the project.
+
+    Raises:
+        NotPermitted: they are no admin of it.
+    """
+    found = judge(
+        caller.role, caller.scope, Action.MANAGE_PROJECT, Reach.PROJECT, Tie.OTHER_PROJECT,
+        project_admin=project_id in caller.admin_of,
+    )  # fmt: skip
+    if found is not Verdict.YES:
+        raise NotPermitted(
+            f"{caller.user} is no admin of project {project_id}", hint="its admins and those of the head may"
+        )
 
 
 def _joining(expires_s: float, now_s: float) -> Caller:
@@ -159,6 +210,20 @@ def touch(store: Store, caller: Caller, action: Action, job_id: JobId, *, arrays
         raise NotPermitted(f"job {job.id} belongs to {job.user} in {job.project}; {caller.user} may not {_OF_A_JOB.get(action, 'touch')} it",
                            hint="its owner, an admin of its project or an operator may")  # fmt: skip
     return job
+
+
+def still(gate: Gate, store: Store, caller: Caller, action: Action, job_id: JobId | None = None) -> Callable[[], None]:
+    """A question to ask again while a stream is open: whether the caller would still be let in, and to that job.
+
+    What comes back raises NotSignedIn or NotPermitted once they would not.
+    """
+
+    def ask() -> None:
+        fresh = gate.again(caller, action)
+        if job_id is not None:
+            touch(store, fresh, action, job_id)
+
+    return ask
 
 
 def sees_all_of(caller: Caller, job: Job) -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
-
+import msgspec
 from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,9 +16,6 @@ from phalanx.core.work.job import JobState
 from phalanx.core.work.people import Action
 from phalanx.wire.api.head import Health, StopBody, StopReply
 
-_LEASES_WAIT_S: Final = 5.0  # three renewals of the default interval; a supervisor that missed them is not there
-_LOOK_AGAIN_S: Final = 0.1
-
 routes = Routes()
 
 
@@ -27,7 +23,10 @@ routes = Routes()
 async def health(request: Request) -> Response:
     """Whether a head answers here, and which."""
     parts = runtime_of(request).parts
-    return reply(Health(status="ok", version=parts.version, head_id=parts.driver.head_id))
+    known = Health(status="ok", version=parts.version, head_id=parts.driver.head_id)
+    if parts.among is not None:
+        known = msgspec.structs.replace(known, role="leader", term=parts.among.term, leader=parts.among.mine.url)
+    return reply(known)
 
 
 @routes.get("/v1/openapi.json", Action.SEE, reply=Shown.ANY_JSON)
@@ -40,6 +39,7 @@ async def describe_api(request: Request) -> Response:
 async def stop_head(request: Request) -> Response:
     """Stop the head. With running jobs it is refused unless they shall be kept (their supervisors get long leases) or cancelled.
 
+    Where another head stands by, it takes over at once, and jobs run on without being asked about.
     `cancel_jobs` cancels all jobs and answers `stopping: false` while some still end: ask again until it is true.
     """
     runtime = runtime_of(request)
@@ -51,13 +51,14 @@ async def stop_head(request: Request) -> Response:
         runtime.hub.tell(())
     counts = await off_loop(runtime.parts.store.job_counts)
     running = counts.get(JobState.RUNNING, 0)
-    if running and not body.keep_jobs:
+    if running and not body.keep_jobs and not (runtime.relieved and not body.cancel_jobs):
         if body.cancel_jobs:
             return reply(StopReply(stopping=False, running=running))
         raise Conflict(f"{running} job{'s run' if running > 1 else ' runs'}", hint="say --keep-jobs or --cancel-jobs")
-    if running:
+    await runtime.note(f"the head stops; {running} jobs run on")
+    if running and not runtime.relieved:
         await runtime.lengthen_leases()
-    answer = reply(StopReply(stopping=True, running=running))
+    answer = reply(StopReply(stopping=True, running=running, relieved=runtime.relieved))
     answer.background = BackgroundTask(_stop, runtime)
     return answer
 

@@ -41,6 +41,26 @@ class Watch:
         self._bell.clear()
 
 
+class Bell:
+    """Wakes everybody who waits for it, as often as it is rung. Used on the event loop alone."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def ring(self) -> None:
+        """Wake those who wait now."""
+        event, self._event = self._event, asyncio.Event()
+        event.set()
+
+    async def wait(self, timeout_s: float) -> None:
+        """Until it is rung, at most `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._event.wait()
+        except TimeoutError:
+            pass
+
+
 class Hub:
     """All followers. Used on the event loop alone."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import Query
@@ -10,7 +11,8 @@ from starlette.responses import Response
 
 from phalanx.api.arrays import folded, states_of, whole_array
 from phalanx.api.bodies import read_record, reply
-from phalanx.api.gate import first_element, known_job, touch
+from phalanx.api.discretion import Discretion
+from phalanx.api.gate import first_element, known_job, sees_all_of, touch
 from phalanx.api.parts import HeadParts
 from phalanx.api.readings import all_seen, seen
 from phalanx.api.routes import Routes, Shown, Whole, WholeOrNone
@@ -85,7 +87,8 @@ async def show_job(request: Request, job_id: JobId) -> Response:
     job = known_job(parts.store, job_id)
     attempts = parts.store.attempts(job_id)
     view = seen(parts, caller_of(request), job, attempts)
-    return reply(JobDetail(job=view, attempts=[attempt_view(attempt) for attempt in attempts]))
+    seen_whole = sees_all_of(caller_of(request), job)
+    return reply(JobDetail(job=view, attempts=[attempt_view(attempt, whole=seen_whole) for attempt in attempts]))
 
 
 @routes.patch("/v1/jobs/{job_id}", Action.CHANGE_OWN, body=UpdateBody, reply=JobReply)
@@ -180,7 +183,8 @@ async def job_story(
     parts = runtime_of(request).parts
     known_job(parts.store, job_id)
     lines = await off_loop(parts.store.story, job_id=job_id, after=after, limit=limit)
-    return reply(StoryReply(story=lines, last=lines[-1].seq if lines else after))
+    told = Discretion(parts.store, caller_of(request)).lines(lines)
+    return reply(StoryReply(story=told, last=lines[-1].seq if lines else after))
 
 
 @routes.get("/v1/jobs/{job_id}/receipt", Action.SEE, reply=Receipt)
@@ -188,7 +192,10 @@ async def job_receipt(request: Request, job_id: JobId) -> Response:
     """GPU-seconds used and lost, goodput, attempts and their causes."""
     parts = runtime_of(request).parts
     job = known_job(parts.store, job_id)
-    return reply(await off_loop(_receipt, parts, job))
+    receipt = await off_loop(_receipt, parts, job)
+    if not sees_all_of(caller_of(request), job):
+        receipt = replace(receipt, attempts=tuple(replace(attempt, why="") for attempt in receipt.attempts))
+    return reply(receipt)
 
 
 async def _changed(request: Request, wish: Wish) -> Response:

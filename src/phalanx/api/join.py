@@ -50,6 +50,7 @@ async def renew_join_line(request: Request) -> Response:
         raise Conflict(
             "this head listens on loopback alone, so no join token is good", hint="phalanx up --listen ADDRESS"
         )
+    await runtime_of(request).note("every join token ends")
     await off_loop(parts.welcome.salt.renew)
     return reply(parts.welcome.line(parts.clock.now_s()))
 
@@ -74,5 +75,6 @@ async def join(request: Request) -> Response:
             f"node {wish.node_id} is up already, at {known.address}; two servers cannot have one name",
             hint="phalanx join --name gives this one another",
         )
+    await runtime.note(f"node {wish.node_id}")
     given = await off_loop(parts.welcome.take_in, wish)
-    return reply(msgspec.structs.replace(given, up=up))
+    return reply(msgspec.structs.replace(given, up=up, heads=runtime.heads))

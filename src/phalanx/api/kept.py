@@ -17,13 +17,15 @@ from phalanx.api.keeping import live_attempt
 from phalanx.api.kept_files import Place
 from phalanx.api.routes import Routes, Shown, Whole
 from phalanx.api.runtime import Runtime, caller_of, off_loop, runtime_of
+from phalanx.core.access.rules import Reach
 from phalanx.core.errors import Conflict, NotPermitted, TryLater
 from phalanx.core.ids import Epoch, JobId, NodeId
 from phalanx.core.work.allocation import Grant
 from phalanx.core.work.attempt import Attempt, MemberState
 from phalanx.core.work.people import Action
 from phalanx.core.work.seat import node_of_supervisor, read_seat
-from phalanx.wire.kept import MANIFEST_BYTES_MAX, PIECE_BYTES_MAX, KeptReply, StorageReply, TakenReply
+from phalanx.wire.kept import PIECE_BYTES_MAX, KeptReply, StorageReply, TakenReply
+from phalanx.wire.manifest import MANIFEST_BYTES_MAX
 
 _PIECES_MAX: Final = 32  # held in memory at once: 128 MiB; who comes then tries again
 _READ_BYTES: Final = 1 << 18
@@ -40,7 +42,7 @@ class AttemptOver(Conflict):
     code = "attempt_over"
 
 
-@routes.get("/v1/node/storage", Action.SUPERVISE, reply=StorageReply)
+@routes.get("/v1/node/storage", Action.SUPERVISE, reply=StorageReply, reach=Reach.NOBODY)
 async def show_storage(request: Request) -> Response:
     """Where the head's folders are, and by what a node proves that it sees them."""
     parts, kept = runtime_of(request).parts, runtime_of(request).kept

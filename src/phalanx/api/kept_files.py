@@ -23,6 +23,7 @@ from typing import Final
 
 from phalanx.core.errors import BadRequest, Conflict, NotFound, TryLater
 from phalanx.core.ids import Epoch, JobId
+from phalanx.failpoints import around, sync_directory, write
 from phalanx.wire import manifest as manifests
 from phalanx.wire.kept import NONCE_FILE
 from phalanx.wire.manifest import MANIFEST_NAME, CheckpointInvalid, Manifest, ManifestFile
@@ -31,7 +32,7 @@ _MARK: Final = ".kept"
 _ON_ITS_WAY: Final = ".tmp-kept-"
 _RETIRED: Final = ".tmp-retired"
 _EPOCH: Final = re.compile(r"epoch-(\d+)")
-_STEP: Final = re.compile(r"step-(\d{8,})")
+_STEP: Final = re.compile(r"step-(\d{8,})(\.tmp-kept-[0-9a-f]+)?")  # the second group: on its way
 _DIGEST_SHOWN: Final = 16  # hexadecimal digits in a folder's name
 
 
@@ -73,10 +74,11 @@ class KeptFiles:
         self.root = checkpoint_root
         self.nonce = secrets.token_hex(16)
         self._lock = threading.Lock()
-        self._coming: dict[Place, _Coming] = {}
+        self._coming: dict[Place, _Coming] = {}  # no longer than they are on their way
         for folder in (checkpoint_root, output_root):
             with contextlib.suppress(OSError):  # then no node proves that it sees it, and the head keeps copies
-                os.makedirs(folder, mode=0o700, exist_ok=True)
+                with around("kept.open.directory"):
+                    os.makedirs(folder, mode=0o700, exist_ok=True)
                 write_durably(os.path.join(folder, NONCE_FILE), self.nonce.encode())
         self._jobs = _marked_jobs(checkpoint_root)
 
@@ -104,7 +106,7 @@ class KeptFiles:
             coming = self._coming.get(place)
             if coming is None:
                 coming = self._coming[place] = self._open(place, manifest, encoded, final)
-        self._finish_if_whole(coming)
+        self._finish_if_whole(place, coming)
         return coming.whole, coming.missing_bytes, dict(coming.ends)
 
     def take(self, place: Place, path: str, offset: int, data: bytes) -> int:
@@ -131,7 +133,7 @@ class KeptFiles:
                 end = self._append(coming, file, end, data)
         if end == file.size_bytes:
             with disk(self.root):
-                self._finish_if_whole(coming)
+                self._finish_if_whole(place, coming)
         return end
 
     def state(self, place: Place) -> tuple[bool, int]:
@@ -160,31 +162,40 @@ class KeptFiles:
             raise NotFound(f"job {job_id} has no checkpoint of step {step} in epoch {epoch} here") from error
         if name != MANIFEST_NAME and (not _inside(name) or all(file.path != name for file in manifest.files)):
             raise NotFound(f"{name[:100]!r} is no file of the checkpoint of step {step}")
-        return os.path.join(folder, name)
+        there = os.path.join(folder, name)
+        if not os.path.isfile(there):  # not to be asked for again: the node takes the checkpoint before
+            raise NotFound(f"the copy of the checkpoint of step {step} has lost its {name[:100]!r}")
+        return there
 
     def settle(self, job_id: JobId, live: Epoch | None, published: frozenset[tuple[Epoch, int]]) -> None:
-        """Remove what is no use any more of a job: copies that retention gave up, and what came for an attempt that is over."""
+        """Remove what is no use any more of a job: copies that retention gave up, what came for an attempt that is over, and what never became whole."""
         folder = os.path.join(self.root, job_id)
-        oldest = min(published, default=None)
-        for epoch_folder, epoch in _numbered(folder, _EPOCH):
-            over = Epoch(epoch) != live and os.path.exists(os.path.join(epoch_folder, _MARK))
-            if over:
-                with self._lock:
-                    for place in [p for p in self._coming if (p.job_id, p.epoch) == (job_id, epoch)]:
+        oldest = min(published, default=(Epoch(0), 0))
+        for epoch_folder, number in _numbered(folder, _EPOCH):
+            epoch = Epoch(number)
+            over = epoch != live and os.path.exists(os.path.join(epoch_folder, _MARK))
+            with self._lock:
+                for place in [p for p in self._coming if (p.job_id, p.epoch) == (job_id, epoch)]:
+                    if over or (epoch, place.step) < oldest:
                         del self._coming[place]
             for entry in _names(epoch_folder):
-                step = _STEP.fullmatch(entry)
-                key = (Epoch(epoch), int(step[1])) if step else None
-                given_up = key is not None and key not in published and (over or (oldest is not None and key < oldest))
-                if given_up or entry.endswith(_RETIRED) or (over and _ON_ITS_WAY in entry):
+                found = _STEP.fullmatch(entry)
+                if found is None:
+                    useless = entry.endswith(_RETIRED)
+                else:
+                    key = (epoch, int(found[1]))
+                    useless = (over or key < oldest) and (found[2] is not None or key not in published)
+                if useless:
                     _retire(os.path.join(epoch_folder, entry))
             if over and _names(epoch_folder) == [_MARK]:
                 with contextlib.suppress(OSError):
-                    os.unlink(os.path.join(epoch_folder, _MARK))
-                    os.rmdir(epoch_folder)
+                    with around("kept.settle.mark"):
+                        os.unlink(os.path.join(epoch_folder, _MARK))
+                    with around("kept.settle.epoch"):
+                        os.rmdir(epoch_folder)
         if live is None and not any(_MARK in _names(path) for path, _ in _numbered(folder, _EPOCH)):
             self._jobs.discard(job_id)
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), around("kept.settle.job"):
                 os.rmdir(folder)
 
     def _folder(self, job_id: JobId, epoch: Epoch, step: int) -> str:
@@ -203,8 +214,9 @@ class KeptFiles:
     def _open(self, place: Place, manifest: Manifest, encoded: bytes, final: str) -> _Coming:
         """The folder of a checkpoint on its way, with what an earlier life of the head has of it."""
         folder = f"{final}{_ON_ITS_WAY}{place.digest[:_DIGEST_SHOWN]}"
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        with open(os.path.join(os.path.dirname(final), _MARK), "ab"):
+        with around("kept.begin.directory"):
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+        with around("kept.begin.mark"), open(os.path.join(os.path.dirname(final), _MARK), "ab"):
             self._jobs.add(place.job_id)
         write_durably(os.path.join(folder, MANIFEST_NAME), encoded)
         files = {file.path: file for file in manifest.files}
@@ -213,7 +225,8 @@ class KeptFiles:
         for path, file in coming.files.items():
             coming.locks[path] = threading.Lock()
             there = os.path.join(folder, path)
-            os.makedirs(os.path.dirname(there), mode=0o700, exist_ok=True)
+            with around("kept.begin.parents"):
+                os.makedirs(os.path.dirname(there), mode=0o700, exist_ok=True)
             if not file.size_bytes:
                 write_durably(there, b"")
             elif os.path.exists(there):
@@ -226,14 +239,17 @@ class KeptFiles:
 
     def _append(self, coming: _Coming, file: ManifestFile, end: int, data: bytes) -> int:
         there = os.path.join(coming.folder, file.path)
-        fd = os.open(there, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with around("kept.piece.create"):
+            fd = os.open(there, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            write_at(fd, data, end)
+            write("kept.piece.write", fd, data, end)
             crc = zlib.crc32(data, coming.crcs.get(file.path, 0))
             end += len(data)
             if end == file.size_bytes:
-                os.ftruncate(fd, end)
-                os.fsync(fd)
+                with around("kept.piece.cut"):
+                    os.ftruncate(fd, end)
+                with around("kept.piece.sync"):
+                    os.fsync(fd)
                 if crc != file.crc32:
                     end, crc = 0, 0
         finally:
@@ -247,18 +263,21 @@ class KeptFiles:
             )
         return end
 
-    def _finish_if_whole(self, coming: _Coming) -> None:
+    def _finish_if_whole(self, place: Place, coming: _Coming) -> None:
         """Give it its name, once, when nothing is missing."""
         with coming.lock:
             if coming.whole or coming.missing_bytes:
                 return
             for folder, _, _ in os.walk(coming.folder):
-                sync_folder(folder)
-            os.rename(coming.folder, coming.final)
+                sync_directory("kept.finish.sync_inside", folder)
+            with around("kept.finish.rename"):
+                os.rename(coming.folder, coming.final)
             epoch_folder = os.path.dirname(coming.final)
             for folder in (epoch_folder, os.path.dirname(epoch_folder), self.root):
-                sync_folder(folder)
+                sync_directory("kept.finish.sync_directory", folder)
             coming.whole = True
+        with self._lock:  # behind the rename: `begin` finds it at its name or here
+            self._coming.pop(place, None)
 
 
 def _checked(place: Place, encoded: bytes) -> Manifest:
@@ -297,39 +316,26 @@ def disk(root: str) -> Iterator[None]:
         ) from error
 
 
-def write_at(fd: int, data: bytes, offset: int) -> None:
-    """Write all of it there."""
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(fd, view, offset)
-        view, offset = view[written:], offset + written
-
-
 def write_durably(path: str, data: bytes) -> None:
     """A whole file or none, synced; its folder is the caller's to sync."""
     fresh = f"{path}.new"
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with around("kept.whole.create"):
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        write_at(fd, data, 0)
-        os.fsync(fd)
+        write("kept.whole.write", fd, data, 0)
+        with around("kept.whole.sync"):
+            os.fsync(fd)
     finally:
         os.close(fd)
-    os.replace(fresh, path)
+    with around("kept.whole.rename"):
+        os.replace(fresh, path)
 
 
 def _sync_file(path: str) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def sync_folder(path: str) -> None:
-    """Make the names in a folder durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
+        with around("kept.begin.sync"):
+            os.fsync(fd)
     finally:
         os.close(fd)
 
@@ -345,10 +351,11 @@ def _digest_of(folder: str) -> str | None:
 def _retire(path: str) -> None:
     """Remove a folder; renamed first, so that nothing torn is ever left under a name that could be resumed from."""
     doomed = path if path.endswith(_RETIRED) else f"{path}{_RETIRED}"
-    with contextlib.suppress(OSError):
-        if doomed != path:
+    if doomed != path:
+        with contextlib.suppress(OSError), around("kept.retire.rename"):
             os.rename(path, doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+    with around("kept.retire.remove"):
+        shutil.rmtree(doomed, ignore_errors=True)
 
 
 def _marked_jobs(root: str) -> set[JobId]:

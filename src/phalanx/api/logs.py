@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from phalanx.api.bodies import reply
 from phalanx.api.cursor import Cursor, read_cursor, write_cursor
-from phalanx.api.gate import known_job, touch
+from phalanx.api.gate import known_job, still, touch
 from phalanx.api.parts import HeadParts
 from phalanx.api.routes import NUMBER_DIGITS_MAX, WHOLE_MAX, Routes, Shown, WholeOrNone
 from phalanx.api.runtime import Runtime, caller_of, off_loop, runtime_of
@@ -24,6 +24,7 @@ from phalanx.api.sse import HEARTBEAT, EventStream, event
 from phalanx.api.views import end_event, state_event
 from phalanx.core.errors import BadRequest
 from phalanx.core.ids import JobId
+from phalanx.core.work.job import Job
 from phalanx.core.work.people import Action
 from phalanx.ports.logs import StreamKey
 from phalanx.wire.api.output import LogChunk, LogsReply, StateEvent
@@ -34,12 +35,14 @@ _CURSORS_EACH: Final = (
     64  # up to so many streams each event tells the cursor; past it one for the batch (clients drop doubles by offset)
 )
 
+_WORDS: Final = ("supervisor", "stacks")  # streams that are no rank's output
+
 routes = Routes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which streams: one rank, all ranks, or the supervisors' notes; of one attempt or of all."""
+    """Which streams: one rank, all ranks, the supervisors' notes, or stacks of ranks that hung; of one attempt or of all."""
 
     rank: str = "all"
     epoch: int | None = None
@@ -51,7 +54,7 @@ class Wanted:
         kind, _, number = key.stream.partition("-")
         if self.rank == "all":
             return kind == "rank"
-        return kind == "supervisor" if self.rank == "supervisor" else kind == "rank" and number == self.rank
+        return kind == self.rank if self.rank in _WORDS else kind == "rank" and number == self.rank
 
 
 @routes.get("/v1/jobs/{job_id}/logs", Action.SEE_OUTPUT, reply=LogsReply, also=(Shown.EVENTS,))
@@ -70,18 +73,20 @@ async def job_logs(
     With `follow=1` or `Accept: text/event-stream` a stream of events: `log`, `state`, and `end` after the last byte of a job that is over.
     """
     runtime = runtime_of(request)
-    touch(runtime.parts.store, caller_of(request), Action.SEE_OUTPUT, job_id)
-    if rank not in ("all", "supervisor") and (not rank.isdecimal() or len(rank) > NUMBER_DIGITS_MAX):
-        raise BadRequest(f"rank: {rank[:60]!r} is none", hint="a number, all, or supervisor")
+    job = touch(runtime.parts.store, caller_of(request), Action.SEE_OUTPUT, job_id)
+    if rank not in ("all", *_WORDS) and (not rank.isdecimal() or len(rank) > NUMBER_DIGITS_MAX):
+        raise BadRequest(f"rank: {rank[:60]!r} is none", hint="a number, all, supervisor, or stacks")
     wanted = Wanted(rank=rank, epoch=epoch)
     place = read_cursor(request.headers.get("last-event-id") or cursor)
     if tail_bytes is not None and not place:
         place = await off_loop(_tails, runtime.parts, job_id, wanted, tail_bytes)
+    ask = still(runtime.gate, runtime.parts.store, caller_of(request), Action.SEE_OUTPUT, job_id)
     if follow or "text/event-stream" in request.headers.get("accept", ""):
-        return EventStream(runtime, _follow(runtime, job_id, wanted, place))
+        return EventStream(runtime, _follow(runtime, job_id, wanted, place), ask)
     chunks = await off_loop(read_batch, runtime.parts, job_id, wanted, place, limit_bytes)
     more = bool(chunks) and sum(chunk.end - chunk.offset for chunk in chunks) >= limit_bytes
-    return reply(LogsReply(chunks=chunks, cursor=write_cursor(place), more=more))
+    note = "" if chunks or cursor else await off_loop(_elsewhere, runtime.parts, job)
+    return reply(LogsReply(chunks=chunks, cursor=write_cursor(place), more=more, note=note))
 
 
 def read_batch(
@@ -106,6 +111,18 @@ def read_batch(
             place[key.epoch, key.stream] = end
             limit_bytes -= len(whole)
     return chunks
+
+
+def _elsewhere(parts: HeadParts, job: Job) -> str:
+    """Why a job that ran has no output here: another head led then, and its files are its own."""
+    if not parts.earlier_output or parts.among is None or not job.epoch or parts.logs.streams(job.id):
+        return ""
+    if min(attempt.placed_s for attempt in parts.store.attempts(job.id)) >= parts.among.leader().since_s:
+        return ""
+    return (
+        f"what job {job.id} wrote lies in the state folder of another head ({parts.earlier_output}); "
+        "heads that are started with --files DIR share it"
+    )
 
 
 def whole_characters(piece: bytes) -> bytes:

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
+from phalanx.api.parts import Among
 from phalanx.api.routes import Routes, Shown
 from phalanx.api.runtime import Runtime, off_loop, runtime_of
 from phalanx.controller.telemetry import silence_s
@@ -78,7 +79,7 @@ class _Head(Collector):
         for state in JobState:
             jobs.add_metric([state.value], counts.get(state, 0))
         yield jobs
-        waiting = Counter(wait.reason.value for wait in list(self._runtime.parts.driver.waits.values()))
+        waiting = Counter(wait.reason.value for wait in self._runtime.parts.driver.waits.values())
         reasons = GaugeMetricFamily("phalanx_jobs_waiting", "Pending jobs by the dominant reason.", labels=["reason"])
         for reason, count in sorted(waiting.items()):
             reasons.add_metric([reason], count)
@@ -95,6 +96,8 @@ class _Head(Collector):
         for name, value in sorted(dict(runtime.parts.driver.stats).items()):
             loop.add_metric([name], value)
         yield loop
+        if runtime.parts.among is not None:
+            yield from _leading(runtime.parts.among)
         for name, value in sorted(runtime.counts.items()):
             family = CounterMetricFamily(
                 f"phalanx_{name}", _COUNTED.get(name, "Counted by the API since the head started.")
@@ -136,6 +139,21 @@ _COUNTED: Final = {
     "events": "Events heard from supervisors.",
     "stream_bytes": "Bytes of logs and step reports kept.",
 }
+
+
+def _leading(among: Among) -> Iterator[Metric]:
+    leads = GaugeMetricFamily("phalanx_leader", "1 on the head that leads; one that stands by answers 503.")
+    leads.add_metric([], 1 if among.leads() else 0)
+    yield leads
+    term = GaugeMetricFamily("phalanx_term", "Grows by one whenever another head takes over.")
+    term.add_metric([], among.term)
+    yield term
+    heads = GaugeMetricFamily(
+        "phalanx_head_seen_age_seconds", "Since a head last said that it is there.", labels=["head"]
+    )
+    for head in among.heads():
+        heads.add_metric([head.name], head.seen_ago_s)
+    yield heads
 
 
 def _fleet(nodes: list[Node]) -> Iterator[Metric]:

@@ -19,6 +19,8 @@ from phalanx.api.bodies import decoded, nothing, read_body, reply
 from phalanx.api.gate import own_node
 from phalanx.api.routes import Routes, Shown, Whole
 from phalanx.api.runtime import Runtime, caller_of, off_loop, runtime_of
+from phalanx.controller.lives import Challenged
+from phalanx.core.access.rules import Reach
 from phalanx.core.errors import BadRequest, NotPermitted, PhalanxError, TryLater
 from phalanx.core.ids import Epoch, JobId, NodeId
 from phalanx.core.state.events import (
@@ -59,7 +61,7 @@ from phalanx.wire.supervisor import (
     event_of,
 )
 
-_STREAM: Final = re.compile(r"(rank|steps|supervisor)-(\d{1,7})")
+_STREAM: Final = re.compile(r"(rank|stacks|steps|supervisor)-(\d{1,7})")
 _EXEC_ROOM_WAIT_S: Final = (
     20.0  # how long a chatty command is held back while its user reads slowly, before it is told to try again
 )
@@ -84,6 +86,7 @@ async def renew_lease(request: Request) -> Response:
             renew_in_s=granted.renew_in_s,
             superseded=granted.superseded,
             at_s=runtime.parts.clock.now_s(),
+            heads=runtime.heads,
         )
     )
 
@@ -150,7 +153,10 @@ async def take_events(request: Request) -> Response:
 
 @routes.post("/v1/node/hello", Action.SUPERVISE, body=HelloRequest, reply=HelloReply)
 async def hello(request: Request) -> Response:
-    """A supervisor presents itself, its node and what it carries. Answered once that is durable, with its lease."""
+    """A supervisor presents itself, its node and what it carries. Answered once that is durable, with its lease.
+
+    One that would replace another is not heard yet: it is answered a challenge, and says hello again with it.
+    """
     runtime = runtime_of(request)
     parts = runtime.parts
     said = decoded(await read_body(request, parts.limits.body_bytes), HelloRequest)
@@ -158,18 +164,25 @@ async def hello(request: Request) -> Response:
     if said.version not in (WIRE_VERSION, WIRE_VERSION - 1):
         raise BadRequest(f"node {said.node.id} speaks version {said.version}, this head {WIRE_VERSION} and the one before",
                          hint="install the head's release there")  # fmt: skip
+    wrong = said.node.miscounted()
+    if wrong:
+        raise BadRequest(
+            f"node {said.node.id}: {wrong}",
+            hint="a count of a node is 0 or more, and each device has an index of its own",
+        )
     name, supervisor_id = _name_of(request), said.supervisor_id
     # Before the hello is heard: what the controller commands because of it must stay.
-    after = parts.mailboxes.reset(name)
+    after = parts.mailboxes.last(name)
     greeting = Hello(
-        node=said.node, supervisor_id=supervisor_id, carries=tuple(said.carries), seat=read_seat(name)
+        node=said.node, supervisor_id=supervisor_id, carries=tuple(said.carries), seat=read_seat(name), challenge=said.challenge
     )  # fmt: skip
-    answers = await runtime.report([greeting])
-    for answer in answers:
+    (answer,) = await runtime.report([greeting])
+    challenge = answer.challenge if isinstance(answer, Challenged) else ""
+    if not challenge:
         if isinstance(answer, PhalanxError):
             raise answer
-    runtime.supervisors.greet(name, supervisor_id)
-    runtime.hub.tell(job_id for job_id, _, _ in said.carries)
+        runtime.supervisors.greet(name, supervisor_id)
+        runtime.hub.tell(job_id for job_id, _, _ in said.carries)
     lease_s, renew_in_s = parts.driver.leases.terms  # granted as the hello was heard
     return reply(
         HelloReply(
@@ -178,11 +191,13 @@ async def hello(request: Request) -> Response:
             lease_s=lease_s,
             renew_in_s=renew_in_s,
             after=after,
+            heads=runtime.heads,
+            challenge=challenge,
         )
     )
 
 
-@routes.get("/v1/node/commands", Action.SUPERVISE, reply=CommandsReply)
+@routes.get("/v1/node/commands", Action.SUPERVISE, reply=CommandsReply, reach=Reach.NOBODY)
 async def give_commands(request: Request, after: Whole = 0, wait_s: Annotated[float, Query(ge=0)] = 0.0) -> Response:
     """Commands after a seq, waiting for one up to `wait_s`. Asking after a seq acknowledges all up to it."""
     runtime = runtime_of(request)
@@ -217,7 +232,7 @@ async def take_samples(request: Request) -> Response:
     return nothing()
 
 
-@routes.get("/v1/node/blobs/{sha256}", Action.SUPERVISE, reply=Shown.BYTES)
+@routes.get("/v1/node/blobs/{sha256}", Action.SUPERVISE, reply=Shown.BYTES, reach=Reach.NOBODY)
 async def give_blob(request: Request, sha256: str) -> Response:
     """An uploaded working directory."""
     runtime = runtime_of(request)
@@ -225,7 +240,7 @@ async def give_blob(request: Request, sha256: str) -> Response:
     return await send_blob(runtime.parts, sha256)
 
 
-@routes.get("/v1/node/exec/{session_name}/input", Action.SUPERVISE, reply=ExecInput)
+@routes.get("/v1/node/exec/{session_name}/input", Action.SUPERVISE, reply=ExecInput, reach=Reach.SESSION)
 async def give_exec_input(
     request: Request,
     session_name: str,
@@ -249,7 +264,14 @@ async def give_exec_input(
     return reply(ExecInput(data=data, closed=session.typed_closed and at_end, rows=session.rows, cols=session.cols))
 
 
-@routes.post("/v1/node/exec/{session_name}/output", Action.SUPERVISE, body=ExecOutput, reply=Shown.NOTHING, status=204)
+@routes.post(
+    "/v1/node/exec/{session_name}/output",
+    Action.SUPERVISE,
+    body=ExecOutput,
+    reply=Shown.NOTHING,
+    status=204,
+    reach=Reach.SESSION,
+)
 async def take_exec_output(request: Request, session_name: str) -> Response:
     """What the command printed. Answered once there is room for it, so that a slow reader slows the command."""
     runtime = runtime_of(request)
@@ -331,12 +353,14 @@ def _check_chunk(runtime: Runtime, supervisor: NodeId, chunk: StreamChunk) -> No
     name = _STREAM.fullmatch(chunk.stream)
     if name is None or chunk.offset < 0 or len(chunk.data) > STREAM_CHUNK_BYTES_MAX:
         raise BadRequest(f"stream {chunk.stream[:40]!r}: {len(chunk.data)} bytes at {chunk.offset}",
-                         hint=f"rank-K, steps-K or supervisor-K, at most {STREAM_CHUNK_BYTES_MAX} bytes a chunk")  # fmt: skip
+                         hint=f"rank-K, stacks-K, steps-K or supervisor-K, at most {STREAM_CHUNK_BYTES_MAX} bytes a chunk")  # fmt: skip
     _check_seat(supervisor, chunk.job_id, chunk.epoch)
     node_id = node_of_supervisor(supervisor)
     grant = runtime.supervisors.grant(node_id, chunk.job_id, chunk.epoch)
     number = int(name[2])
-    own = range(grant.first_rank, grant.first_rank + grant.tasks) if name[1] == "rank" else (grant.node_rank,)
+    own = (
+        range(grant.first_rank, grant.first_rank + grant.tasks) if name[1] in ("rank", "stacks") else (grant.node_rank,)
+    )
     if number not in own:
         raise NotPermitted(f"node {node_id} may not write {chunk.stream} of job {chunk.job_id} epoch {chunk.epoch}")
 

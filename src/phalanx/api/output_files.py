@@ -23,16 +23,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from phalanx.api.kept_files import disk, sync_folder, write_at, write_durably
+from phalanx.api.kept_files import disk, write_durably
 from phalanx.core.errors import BadRequest, NotFound
 from phalanx.core.ids import Epoch, JobId
+from phalanx.failpoints import around, sync_directory, write
 from phalanx.wire import manifest as manifests
 from phalanx.wire.kept import OUTPUT_FILES_MAX, OutputFile
 
 _FROM: Final = ".from"
 _COMING: Final = ".coming"
 _FIRST: Final = 0  # the node rank whose names are taken as they are, also in the attempts to come
-_DEPTH_MAX: Final = 64
 _NODE: Final = re.compile(r"\.node-(\d+)$")
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MODE_KEPT: Final = 0o755
@@ -54,7 +54,8 @@ class KeptOutputs:
         self._root = root
         self._lock = threading.Lock()
         self.jobs: set[JobId] = set()  # that have brought something in this life of the head
-        shutil.rmtree(os.path.join(root, _COMING), ignore_errors=True)  # its nodes begin those files again
+        with around("outputs.open.sweep"):
+            shutil.rmtree(os.path.join(root, _COMING), ignore_errors=True)  # its nodes begin those files again
 
     def listing(self, origin: Origin) -> list[OutputFile]:
         """What a node of a new attempt is to find in its folder: the first all there is, others what came from a node of their number."""
@@ -90,8 +91,9 @@ class KeptOutputs:
                 seen = os.fstat(fd)
                 if not stat.S_ISREG(seen.st_mode) or seen.st_size != offset:
                     return seen.st_size if stat.S_ISREG(seen.st_mode) else -1
-                write_at(fd, data, offset)
-                os.fsync(fd)
+                write("outputs.extend.write", fd, data, offset)
+                with around("outputs.extend.sync"):
+                    os.fsync(fd)
             finally:
                 os.close(fd)
         return offset + len(data)
@@ -102,14 +104,17 @@ class KeptOutputs:
         coming = self._coming(origin, path)
         self.jobs.add(origin.job_id)
         with disk(self._root):
-            os.makedirs(os.path.dirname(coming), mode=0o700, exist_ok=True)
-            fd = os.open(coming, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            with around("outputs.take.directory"):
+                os.makedirs(os.path.dirname(coming), mode=0o700, exist_ok=True)
+            with around("outputs.take.create"):
+                fd = os.open(coming, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
                 if offset == 0:
-                    os.ftruncate(fd, 0)
+                    with around("outputs.take.cut"):
+                        os.ftruncate(fd, 0)
                 end = os.fstat(fd).st_size
                 if offset == end:
-                    write_at(fd, data, end)
+                    write("outputs.take.write", fd, data, end)
                     end += len(data)
             finally:
                 os.close(fd)
@@ -124,13 +129,15 @@ class KeptOutputs:
         words, coming = _words(path), self._coming(origin, path)
         with disk(self._root):
             if not os.path.exists(coming) or manifests.checksum(coming) != (size_bytes, crc32):
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError), around("outputs.name.refuse"):
                     os.unlink(coming)
                 raise BadRequest(f"{path[:100]}: other bytes came than were sent", hint="send it again")
             fd = os.open(coming, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                os.fchmod(fd, (mode & _MODE_KEPT) | 0o600)
-                os.fsync(fd)
+                with around("outputs.name.mode"):
+                    os.fchmod(fd, (mode & _MODE_KEPT) | 0o600)
+                with around("outputs.name.sync"):
+                    os.fsync(fd)
             finally:
                 os.close(fd)
             with self._lock:
@@ -140,10 +147,12 @@ class KeptOutputs:
                     if own is None:
                         self._make_way(origin, words, folder)
                     try:
-                        os.rename(coming, name[-1], dst_dir_fd=folder)
+                        with around("outputs.name.rename"):
+                            os.rename(coming, name[-1], dst_dir_fd=folder)
                     except (IsADirectoryError, NotADirectoryError) as error:
                         raise BadRequest(f"{path[:100]}: a folder of that name is at the head") from error
-                    os.fsync(folder)
+                    with around("outputs.name.sync_directory"):
+                        os.fsync(folder)
                 self._own(origin.job_id, "/".join(name), origin.node_rank)
 
     def remove(self, origin: Origin, path: str) -> None:
@@ -155,9 +164,11 @@ class KeptOutputs:
                 try:
                     with self._within(origin.job_id, name[:depth], make=False) as folder:
                         if depth == len(name) - 1:
-                            os.unlink(name[depth], dir_fd=folder)
+                            with around("outputs.remove.file"):
+                                os.unlink(name[depth], dir_fd=folder)
                         else:
-                            os.rmdir(name[depth], dir_fd=folder)
+                            with around("outputs.remove.folder"):
+                                os.rmdir(name[depth], dir_fd=folder)
                 except OSError:  # gone already, a folder by now, or not empty
                     return
 
@@ -183,7 +194,8 @@ class KeptOutputs:
             for name in os.listdir(root):
                 job, epoch, _ = name.rsplit(".", 2)
                 if job == job_id and int(epoch) != live:
-                    shutil.rmtree(os.path.join(root, name), ignore_errors=True)
+                    with around("outputs.settle.remove"):
+                        shutil.rmtree(os.path.join(root, name), ignore_errors=True)
 
     def _name_for(self, origin: Origin, words: list[str]) -> list[str] | None:
         """Where this node's file of that name lies; None where a node of a higher rank has the name, which it has to leave."""
@@ -204,7 +216,8 @@ class KeptOutputs:
         owner = self._owner(origin, words)
         beside = _beside(words, owner)
         with contextlib.suppress(FileNotFoundError):
-            os.rename(words[-1], beside[-1], src_dir_fd=folder, dst_dir_fd=folder)
+            with around("outputs.beside.rename"):
+                os.rename(words[-1], beside[-1], src_dir_fd=folder, dst_dir_fd=folder)
             self._own(origin.job_id, "/".join(beside), owner)
 
     def _exists(self, job_id: JobId, words: list[str]) -> bool:
@@ -228,10 +241,12 @@ class KeptOutputs:
         owners = self._owners(job_id)
         if owners.get(path, _FIRST) == node_rank:
             return
-        os.makedirs(os.path.join(self._root, _FROM), mode=0o700, exist_ok=True)
+        with around("outputs.own.directory"):
+            os.makedirs(os.path.join(self._root, _FROM), mode=0o700, exist_ok=True)
         text = json.dumps({**owners, path: node_rank})
         write_durably(os.path.join(self._root, _FROM, f"{job_id}.json"), text.encode())
-        sync_folder(os.path.join(self._root, _FROM))
+        for folder in (os.path.join(self._root, _FROM), self._root):
+            sync_directory("outputs.own.sync_directory", folder)
 
     def _coming(self, origin: Origin, path: str) -> str:
         hashed = hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()
@@ -242,13 +257,17 @@ class KeptOutputs:
         """A descriptor of a folder below the job's."""
         root = os.path.join(self._root, job_id)
         if make:
-            os.makedirs(root, mode=0o700, exist_ok=True)
+            with around("outputs.within.root"):
+                os.makedirs(root, mode=0o700, exist_ok=True)
+            sync_directory("outputs.within.sync_root", self._root)
         folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for word in words:
                 if make:
-                    with contextlib.suppress(FileExistsError):
+                    with contextlib.suppress(FileExistsError), around("outputs.within.directory"):
                         os.mkdir(word, 0o700, dir_fd=folder)
+                    # Also where it was there: whoever made it may have died before this line. Clean, it costs next to nothing.
+                    sync_directory("outputs.within.sync", f"/proc/self/fd/{folder}")
                 try:
                     below = os.open(word, _FOLDER, dir_fd=folder)
                 except (NotADirectoryError, OSError) as error:
@@ -286,6 +305,6 @@ def _words(path: str) -> list[str]:
         BadRequest: it leaves the folder.
     """
     words = path.split("/")
-    if "\0" in path or len(words) > _DEPTH_MAX or any(word in ("", ".", "..") for word in words):
+    if "\0" in path or len(words) > manifests.DEPTH_MAX or any(word in ("", ".", "..") for word in words):
         raise BadRequest(f"{path[:100]!r} is no path below a job's outputs")
     return words

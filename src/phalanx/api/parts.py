@@ -12,6 +12,7 @@ from phalanx.controller.mailboxes import Mailboxes
 from phalanx.controller.outbox import Answer
 from phalanx.controller.peek import Peek
 from phalanx.controller.telemetry import Telemetry
+from phalanx.core.access.audit import Call, Tip
 from phalanx.core.errors import PhalanxError
 from phalanx.core.ids import Epoch, JobId, NodeId, SupervisorId
 from phalanx.core.state.events import Report, Request, Submit
@@ -20,10 +21,12 @@ from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
 from phalanx.ports.blobs import Blobs
 from phalanx.ports.clock import Clock
+from phalanx.ports.election import HeadRecord, Leader
 from phalanx.ports.logs import Logs
 from phalanx.ports.store import Store
 from phalanx.wire.join import JoinLine, JoinReply, JoinRequest
-from phalanx.wire.kept import MANIFEST_BYTES_MAX, PIECE_BYTES_MAX
+from phalanx.wire.kept import PIECE_BYTES_MAX
+from phalanx.wire.manifest import MANIFEST_BYTES_MAX
 
 MIB = 1 << 20
 
@@ -100,8 +103,21 @@ class Driver(Protocol):
         """By which name the supervisor goes that carries a node's part of an attempt."""
         ...
 
-    def request(self, event: Request) -> Future[Answer]:
-        """Ask; the future holds the answer once it is durable, or the refusal."""
+    def request(self, event: Request, call: Call | None = None) -> Future[Answer]:
+        """Ask; the future holds the answer once it is durable, or the refusal. `call` goes into the audit trail with it."""
+        ...
+
+    def request_all(self, events: Sequence[Request], calls: Sequence[Call] = ()) -> Future[list[Answer | PhalanxError]]:
+        """The same for several, in one step."""
+        ...
+
+    def note(self, call: Call) -> Future[list[Answer | PhalanxError]]:
+        """Write a line of the audit trail; the future ends once it is durable."""
+        ...
+
+    @property
+    def audit_tip(self) -> Tip:
+        """Where the audit trail stands."""
         ...
 
     def peek(self, *, job_id: JobId | None = None, wish: Submit | None = None) -> Future[Peek]:
@@ -130,6 +146,18 @@ class JoinSalt(Protocol):
         ...
 
 
+class Anchors(Protocol):
+    """Where tips of the audit trail are noted outside the store, so that lines cut off its end are missed."""
+
+    def say(self, tip: Tip) -> None:
+        """Note one. Off the event loop."""
+        ...
+
+    def all(self) -> list[Tip]:
+        """All that were noted."""
+        ...
+
+
 class Welcome(Protocol):
     """How servers come in from elsewhere; a head on loopback has none."""
 
@@ -152,6 +180,40 @@ class Welcome(Protocol):
         ...
 
 
+class Among(Protocol):
+    """A head's place among those that share its store. Asked from any thread, answered from memory."""
+
+    @property
+    def term(self) -> int:
+        """The term that it holds."""
+        ...
+
+    @property
+    def mine(self) -> HeadRecord:
+        """Its own row."""
+        ...
+
+    def leads(self) -> bool:
+        """Whether it may answer and command at this moment."""
+        ...
+
+    def leader(self) -> Leader:
+        """Who leads, as last read."""
+        ...
+
+    def heads(self) -> list[HeadRecord]:
+        """All heads, as last read, by name."""
+        ...
+
+    def urls(self) -> list[str]:
+        """Where heads are, its own first."""
+        ...
+
+    def relieved(self) -> bool:
+        """Whether another head stands by that would take over at once."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Bounds of what a caller may send or keep open. Bytes unless the name says otherwise.
@@ -168,6 +230,7 @@ class Limits:
         recheck_s: how late a change that passed no route of ours (a plan, an engine's word) reaches a follower.
         streams_open: event streams at once, over all callers.
         exec_sessions: open at once; `exec_idle_s` ends one that nobody polls.
+        plan_stop_lease_s: of a lease that a planned stop grants; `plan_stop_wait_s`: for its supervisors to renew, three intervals of a small fleet.
     """
 
     body_bytes: int = MIB
@@ -185,6 +248,7 @@ class Limits:
     exec_idle_s: float = 60.0
     exec_buffer_bytes: int = MIB
     plan_stop_lease_s: float = 600.0
+    plan_stop_wait_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +261,12 @@ class HeadParts:
         output_root, checkpoint_root: one folder per job lies under each.
         on_stop: called once when a planned stop has been answered; it must return at once.
         welcome: how servers come in from elsewhere; None on loopback alone.
+        token_life_max_s: longest life of a token that is made; None for no bound.
+        audit_key: of the audit trail's chain (core.access.audit).
+        anchors: of the audit trail; None where nothing is kept beside the store.
         on_long_leases: called with their length, in seconds, before the first long lease is granted.
+        among: of a head that shares its store with others; nothing is answered once it no longer leads.
+        earlier_output: where the output of jobs lies that this head does not have; empty where it has all there ever was.
     """
 
     driver: Driver
@@ -214,5 +283,10 @@ class HeadParts:
     on_stop: Callable[[], None]
     on_long_leases: Callable[[float], None] = lambda _: None
     welcome: Welcome | None = None
+    token_life_max_s: float | None = None
+    audit_key: bytes = b""
+    anchors: Anchors | None = None
+    among: Among | None = None
+    earlier_output: str = ""
     hosts_allowed: frozenset[str] = frozenset({"127.0.0.1", "localhost", "[::1]"})
     limits: Limits = field(default_factory=Limits)

@@ -178,7 +178,8 @@ def _views(parts: HeadParts) -> list[QueueView]:
 
 def _count_waiting(crowd: _Crowd, job: Job, waits: Mapping[JobId, Waiting]) -> None:
     wait = waits.get(job.id)
-    reason, detail = (wait.reason, wait.detail) if wait is not None else (job.reason, job.detail)
+    # The job's own sentence is in our words before its first attempt alone: then it tells why that attempt ended, in its programs' words.
+    reason, detail = (wait.reason, wait.detail) if wait is not None else (job.reason, "" if job.epoch else job.detail)
     gpus = job.spec.role.gpus.total
     crowd.pending += 1
     crowd.pending_gpus += gpus

@@ -1,7 +1,9 @@
 """The outermost layer: whose page may speak to us, and that nothing leaves without our shape. Plain ASGI, a few dictionary look-ups a request.
 
 Host and Origin are checked because a browser on the user's machine reaches loopback too: a page that rebinds its DNS name to
-127.0.0.1 carries its own name in Host, and any page's script carries its Origin.
+127.0.0.1 carries its own name in Host, and any page's script carries its Origin. What has no Origin (an image, a link, a form of an old
+browser) tells where it comes from in Sec-Fetch-Site. None of them could carry a token: there are no cookies, and nothing is read from
+the URL; so the content type of a body need not be looked at.
 """
 
 from __future__ import annotations
@@ -15,6 +17,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from phalanx.api.errors import error_response, failure_response
 from phalanx.core.errors import NotPermitted
 
+# same-origin: our own pages; none: a person typed the address. Absent: no browser, or one too old to say (its Origin is looked at).
+_OWN_SITES: Final = frozenset({b"", b"same-origin", b"none"})
+_SECURITY: Final = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"referrer-policy", b"no-referrer"),
+)
 _log: Final = logging.getLogger("phalanx.api")
 
 
@@ -33,25 +44,34 @@ class Rim:
             return
         refusal = self._refusal(scope)
         if refusal is not None:
-            await error_response(refusal)(scope, receive, send)
+            await error_response(refusal)(scope, receive, dressed(send))
             return
-        begun = False
+        begun = broken = False
 
         async def sending(message: Message) -> None:
-            nonlocal begun
-            begun = True
-            await send(message)
+            nonlocal begun, broken
+            if not begun:
+                begun = True
+                _dress(message)
+            try:
+                await send(message)
+            except Exception:
+                broken = True
+                raise
 
         try:
             await self._app(scope, receive, sending)
-        except Exception:
-            _log.exception("%s %s failed", scope["method"], scope["path"])
+        except Exception as error:
+            if broken:  # what the caller sent beyond its request spoilt its own connection: no fault of ours, and no page of log
+                _log.info("%s %r: its caller spoilt the connection: %s", scope["method"], scope["path"], error)
+                return
+            _log.exception("%s %r failed", scope["method"], scope["path"])  # a path may hold line breaks
             if begun:
                 raise  # the caller sees a broken reply, which it is
-            await failure_response()(scope, receive, send)
+            await failure_response()(scope, receive, dressed(send))
 
     def _refusal(self, scope: Scope) -> NotPermitted | None:
-        host = origin = b""
+        host = origin = site = b""
         hosts = 0
         for name, value in scope["headers"]:
             if name == b"host":
@@ -59,6 +79,10 @@ class Rim:
                 hosts += 1
             elif name == b"origin":
                 origin = value
+            elif name == b"sec-fetch-site":
+                site = value
+        if site not in _OWN_SITES:
+            return NotPermitted("a page of another site may not speak to this head")
         if hosts == 1 and (host, origin) in self._known:
             return None
         if hosts != 1 or name_of(host) not in self._hosts:
@@ -76,6 +100,24 @@ class Rim:
         except ValueError:
             return False
         return parts.scheme in ("http", "https") and name_of(parts.netloc.encode()) in self._hosts
+
+
+def _dress(message: Message) -> None:
+    """Add what a browser that looks at a reply must know: it is no page, it is nobody else's, and it is not to be kept."""
+    if message["type"] == "http.response.start":
+        headers = list(message.get("headers", ()))
+        there = {name for name, _ in headers}
+        message["headers"] = [*headers, *(pair for pair in _SECURITY if pair[0] not in there)]
+
+
+def dressed(send: Send) -> Send:
+    """The same for a reply made here."""
+
+    async def sending(message: Message) -> None:
+        _dress(message)
+        await send(message)
+
+    return sending
 
 
 def name_of(host: bytes) -> str:

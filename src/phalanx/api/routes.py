@@ -21,8 +21,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from phalanx.api.runtime import runtime_of
-from phalanx.core.errors import TooLarge
+from phalanx.api.calls import SERVING, Serving, call_of
+from phalanx.api.gate import permit
+from phalanx.api.runtime import Runtime, caller_of, runtime_of
+from phalanx.core.access.roles import Caller
+from phalanx.core.access.rules import REACH_OF, Reach
+from phalanx.core.errors import NotPermitted, TooLarge
 from phalanx.core.units import format_bytes
 from phalanx.core.work.people import Action
 
@@ -30,6 +34,7 @@ Handler = Callable[..., Awaitable[Response]]
 H = TypeVar("H", bound=Handler)
 
 WHOLE_MAX: Final = 1 << 53  # of a number in a query: exact in JSON, and fits the store's integers
+_READING: Final = frozenset({"GET", "HEAD"})
 NUMBER_DIGITS_MAX: Final = 15  # of one that comes as text: below WHOLE_MAX whatever they are
 Whole = Annotated[int, Query(ge=0, le=WHOLE_MAX)]
 WholeOrNone = Annotated[int | None, Query(ge=0, le=WHOLE_MAX)]
@@ -57,7 +62,9 @@ class Declared:
         open_to_all: answered without a token: health, and the CA's public certificate.
         bare: the handler takes the request and nothing else, and FastAPI's reading of parameters is left out (hot routes).
         body_limit: name of the field of `Limits` that bounds its body.
+        reach: whose thing it touches, where that is not what its action says (core.access.rules).
         also: further kinds of reply beside `reply`.
+        passing: what it changes does not last (a dry run, keystrokes): it leaves no line in the audit trail.
     """
 
     action: Action
@@ -68,6 +75,8 @@ class Declared:
     bare: bool = False
     body_limit: str = "body_bytes"
     also: tuple[Body, ...] = ()
+    passing: bool = False
+    reach: Reach | None = None
 
 
 class GatedRoute(APIRoute):
@@ -77,26 +86,64 @@ class GatedRoute(APIRoute):
         self.declared = declared
         super().__init__(path, endpoint, response_model=None, status_code=declared.status, **options)
 
+    @property
+    def reach(self) -> Reach:
+        """Whose thing it touches."""
+        return self.declared.reach or REACH_OF[self.declared.action]
+
+    @property
+    def lasting(self) -> bool:
+        """Whether a call leaves a line in the audit trail. What supervisors tell of their jobs stands in the story instead."""
+        changes = bool((self.methods or set()) - _READING)
+        return changes and not self.declared.passing and self.declared.action is not Action.SUPERVISE
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The handler behind the gate."""
-        declared = self.declared
+        declared, lasting = self.declared, self.lasting
         handle: Callable[[Request], Any] = self.endpoint if declared.bare else super().get_route_handler()
 
         async def gated(request: Request) -> Response:
             runtime = runtime_of(request)
             headers = request.headers
             if not declared.open_to_all:
-                request.state.caller = runtime.gate.admit(headers.get("authorization"), declared.action)
+                caller = request.state.caller = runtime.gate.caller(headers.get("authorization"))
+                try:
+                    permit(caller, declared.action)
+                except NotPermitted as error:
+                    if lasting:
+                        runtime.refused(call_of(request, caller, self.path), error)
+                    raise
             limit: int = getattr(runtime.parts.limits, declared.body_limit)
             length = headers.get("content-length")
             if length is not None and (
                 not length.isdecimal() or len(length) > NUMBER_DIGITS_MAX or int(length) > limit
             ):
                 raise too_large(request, limit)
+            if lasting:
+                return await _audited(request, runtime, caller_of(request), self.path, handle)
             response: Response = await handle(request)
             return response
 
         return gated
+
+
+async def _audited(
+    request: Request, runtime: Runtime, caller: Caller, path: str, handle: Callable[[Request], Any]
+) -> Response:
+    """Serve a call that changes something: its line is durable before its answer leaves, with the change or, at the latest, now."""
+    serving = Serving(call=call_of(request, caller, path))
+    token = SERVING.set(serving)
+    try:
+        response: Response = await handle(request)
+        if not serving.told:
+            await runtime.note()
+    except NotPermitted as error:
+        if not serving.told:
+            runtime.refused(serving.call, error)
+        raise
+    finally:
+        SERVING.reset(token)
+    return response
 
 
 def too_large(request: Request, limit: int) -> TooLarge:
@@ -142,9 +189,9 @@ class Routes:
         """A route that changes."""
         return self.add("PATCH", path, Declared(action=action, body=body, reply=reply, **more))
 
-    def delete(self, path: str, action: Action) -> Callable[[H], H]:
+    def delete(self, path: str, action: Action, **more: Any) -> Callable[[H], H]:
         """A route that removes."""
-        return self.add("DELETE", path, Declared(action=action, status=204))
+        return self.add("DELETE", path, Declared(action=action, status=204, **more))
 
 
 OPEN_ROUTES: Final = frozenset({"/v1/health", "/v1/ca"})

@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import socket
 import ssl
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from phalanx.api.door import TlsDoor
+from phalanx.api.hurried import HurriedProtocol
 from phalanx.api.runtime import runtime_in
-from phalanx.core.errors import PhalanxError
+from phalanx.core.errors import Conflict, PhalanxError
 from phalanx.core.work.job import JobState
+
+FAREWELL_S: Final = 0.05  # for our own goodbye on its way; uvicorn looks after 0.1 s whether all are gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,29 +35,28 @@ class TlsListener:
     context: ssl.SSLContext
 
 
-class ApiServer(uvicorn.Server):
-    """Serves the API."""
+class DoorServer(uvicorn.Server):
+    """Serves an app on the sockets it is given, and by TLS on one more."""
 
-    def __init__(self, app: FastAPI, *, tls: TlsListener | None = None, **options: Any) -> None:
+    def __init__(self, app: ASGIApp, *, tls: TlsListener | None = None, **options: Any) -> None:
         super().__init__(server_config(app, **options))
-        self._runtime = runtime_in(app)
         self._tls = tls
         self._door: TlsDoor | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Open every door."""
+        """Open every door; none off loopback without TLS, whatever was asked for."""
+        _refuse_open(sockets, self.config)
         await super().startup(sockets)
         if self._tls is not None:
             self._door = TlsDoor(self._tls.socket, self._tls.context, self._protocol)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """While still serving, give running jobs long leases; then end streams and long polls, then everything else."""
-        if self._runtime.parts.store.job_counts().get(JobState.RUNNING, 0):
-            with contextlib.suppress(PhalanxError):
-                await self._runtime.lengthen_leases()
-        self._runtime.close()
+        """Close every door, and hang up on whom nothing is owed."""
         if self._door is not None:
             self._door.close()
+        known = [one for one in self.server_state.connections if isinstance(one, HurriedProtocol)]
+        idle = [one for one in known if one.waits()]
+        asyncio.get_running_loop().call_later(FAREWELL_S, _hang_up, idle)
         await super().shutdown(sockets)
 
     def _protocol(self) -> asyncio.Protocol:
@@ -62,7 +67,50 @@ class ApiServer(uvicorn.Server):
         return made
 
 
-def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
+def _hang_up(connections: Iterable[HurriedProtocol]) -> None:
+    """On who keeps a connection open and says nothing: by TLS each would be waited for until it says goodbye, a takeover with it."""
+    for connection in connections:
+        connection.hang_up()
+
+
+def _refuse_open(sockets: list[socket.socket] | None, config: uvicorn.Config) -> None:
+    """Nothing, if all that speaks plainly is on loopback.
+
+    Raises:
+        Conflict: tokens would cross a network in the clear.
+    """
+    if config.uds is not None or config.fd is not None:
+        raise Conflict("the API is served on TCP alone", hint="give its sockets")
+    addresses = [config.host] if sockets is None else [str(one.getsockname()[0]) for one in sockets]
+    for address in addresses:
+        try:
+            plain = ipaddress.ip_address(address).is_loopback
+        except ValueError:  # a name, which may resolve to anything
+            plain = False
+        if not plain:
+            raise Conflict(
+                f"{address} is not on loopback, and without TLS tokens would cross the network in the clear",
+                hint="phalanx up --listen ADDRESS speaks TLS there",
+            )
+
+
+class ApiServer(DoorServer):
+    """Serves the API."""
+
+    def __init__(self, app: FastAPI, *, tls: TlsListener | None = None, **options: Any) -> None:
+        super().__init__(app, tls=tls, **options)
+        self._runtime = runtime_in(app)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """While still serving, give running jobs long leases unless another head takes over at once; then end streams and long polls."""
+        with contextlib.suppress(PhalanxError):
+            if not self._runtime.relieved and self._runtime.parts.store.job_counts().get(JobState.RUNNING, 0):
+                await self._runtime.lengthen_leases()
+        self._runtime.close()
+        await super().shutdown(sockets)
+
+
+def server_config(app: ASGIApp, **options: Any) -> uvicorn.Config:
     """What the head serves with; options replace these.
 
     httptools and uvloop are taken by uvicorn where they are installed.
@@ -70,6 +118,6 @@ def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
     settings: dict[str, Any] = {
         "log_config": None, "access_log": False, "server_header": False, "lifespan": "on", "ws": "none", "proxy_headers": False,
         "timeout_keep_alive": 75,  # longer than a long poll and a client's pause, so that it is the client who closes
-        "timeout_graceful_shutdown": 5, "backlog": 2048, "h11_max_incomplete_event_size": 1 << 16,
+        "http": HurriedProtocol, "timeout_graceful_shutdown": 5, "backlog": 2048, "h11_max_incomplete_event_size": 1 << 16,
     }  # fmt: skip
     return uvicorn.Config(app, **{**settings, **options})

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from phalanx.api.parts import Limits
-from phalanx.core.errors import Conflict, NotFound, TryLater
+from phalanx.core.access.roles import Caller
+from phalanx.core.errors import Conflict, NotFound, PhalanxError, TryLater
 from phalanx.core.ids import JobId, NodeId, UserId
 from phalanx.ports.clock import Clock
 
@@ -54,7 +56,7 @@ class Session:
     """One command. `polled_s` is CLOCK_BOOTTIME of the user's newest call."""
 
     name: str
-    user: UserId
+    caller: Caller
     job_id: JobId
     node_id: NodeId
     rows: int
@@ -68,6 +70,11 @@ class Session:
     error: str = ""
     over: bool = False
     _bell: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def user(self) -> UserId:
+        """Who opened it."""
+        return self.caller.user
 
     def tell(self) -> None:
         """Wake both sides."""
@@ -91,7 +98,7 @@ class Sessions:
         self._clock = clock
         self._open: dict[str, Session] = {}
 
-    def open(self, *, user: UserId, job_id: JobId, node_id: NodeId, rows: int, cols: int) -> Session:
+    def open(self, *, caller: Caller, job_id: JobId, node_id: NodeId, rows: int, cols: int) -> Session:
         """A new session.
 
         Raises:
@@ -103,7 +110,7 @@ class Sessions:
                 f"{len(self._open)} exec sessions are open already", hint="close one, or try again in a minute"
             )
         session = Session(
-            name=secrets.token_urlsafe(18), user=user, job_id=job_id, node_id=node_id, rows=rows, cols=cols,
+            name=secrets.token_urlsafe(18), caller=caller, job_id=job_id, node_id=node_id, rows=rows, cols=cols,
             polled_s=self._clock.boottime_s(),
         )  # fmt: skip
         self._open[session.name] = session
@@ -139,6 +146,16 @@ class Sessions:
             session = self._open.pop(name)
             session.over = True
             session.tell()
+
+    def expel(self, still: Callable[[Session], None]) -> None:
+        """End the sessions whose users may not hold them any more: `still` raises for those. Their commands are hung up on."""
+        for name, session in list(self._open.items()):
+            try:
+                still(session)
+            except PhalanxError as error:
+                del self._open[name]
+                session.over, session.error = True, error.message
+                session.tell()
 
     def drop(self, session: Session) -> None:
         """The user has seen the end."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import msgspec
@@ -17,6 +17,7 @@ from phalanx.core.errors import PhalanxError, TryLater
 from phalanx.wire.api.head import ErrorBody, ErrorReply
 
 HEARTBEAT: Final = b": still here\n\n"
+_EXPIRY_LOOK_S: Final = 1.0  # how late the end of a token is seen; a revocation rings
 _HEADERS: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}
 _log: Final = logging.getLogger("phalanx.api")
 
@@ -28,17 +29,18 @@ def event(kind: str, record: Any, cursor: str = "") -> bytes:
 
 
 class EventStream(Response):
-    """A reply that goes on until its source ends, the caller leaves, or the head closes."""
+    """A reply that goes on until its source ends, the caller leaves, may see it no longer (`still` raises then), or the head closes."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, runtime: Runtime, source: AsyncIterator[bytes]) -> None:
+    def __init__(self, runtime: Runtime, source: AsyncIterator[bytes], still: Callable[[], None]) -> None:
         if runtime.streams_open >= runtime.parts.limits.streams_open:
             raise TryLater(f"{runtime.streams_open} event streams are open already", hint="close some, or poll")
         super().__init__(None, 200, _HEADERS)
         del self.headers["content-length"]
         self._runtime = runtime
         self._source = source
+        self._still = still
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         """Send until one side ends."""
@@ -46,14 +48,29 @@ class EventStream(Response):
         runtime.streams_open += 1
         leaving = asyncio.ensure_future(_left(receive))
         sending = asyncio.ensure_future(self._send(send))
+        expelled = asyncio.ensure_future(self._expelled())
         try:
-            await asyncio.wait((leaving, sending), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((leaving, sending, expelled), return_when=asyncio.FIRST_COMPLETED)
+            if expelled.done() and not sending.done():
+                sending.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await sending
+                await _end_with(send, expelled.result())
         finally:
             runtime.streams_open -= 1
-            for task in (leaving, sending):
+            for task in (leaving, sending, expelled):
                 task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await sending
+
+    async def _expelled(self) -> PhalanxError:
+        """Return once the caller would not be let in any more: access has changed, or their token has expired."""
+        while True:
+            await self._runtime.access.wait(_EXPIRY_LOOK_S)
+            try:
+                self._still()
+            except PhalanxError as error:
+                return error
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -61,14 +78,19 @@ class EventStream(Response):
             async for piece in self._source:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
         except PhalanxError as error:
-            body = ErrorBody(code=error.code, message=error.message, hint=error.hint, retry=error.retry_helps)
-            await send(
-                {"type": "http.response.body", "body": event("error", ErrorReply(error=body)), "more_body": True}
-            )
+            await _end_with(send, error)
+            return
         except OSError:
             _log.exception("an event stream failed")
             return  # unfinished on purpose: the follower sees a broken stream and comes back with its cursor
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _end_with(send: Send, error: PhalanxError) -> None:
+    """End a stream with why."""
+    body = ErrorBody(code=error.code, message=error.message, hint=error.hint, retry=error.retry_helps)
+    await send({"type": "http.response.body", "body": event("error", ErrorReply(error=body)), "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _left(receive: Receive) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import math
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from fastapi import Query
 from starlette.requests import Request
@@ -18,6 +16,7 @@ from phalanx.api.routes import NUMBER_DIGITS_MAX, Routes
 from phalanx.api.runtime import off_loop, runtime_of
 from phalanx.core.errors import BadRequest
 from phalanx.core.ids import Epoch, Generation, JobId
+from phalanx.core.jsonline import finite, object_of
 from phalanx.core.work.people import Action
 from phalanx.ports.logs import StreamKey
 from phalanx.wire.api.output import StepsReply, StepView
@@ -75,21 +74,17 @@ def _read_stream(parts: HeadParts, key: StreamKey, place: Cursor, rank: str, lim
 
 
 def _step_of(epoch: Epoch, line: bytes, rank: str) -> StepView | None:
-    try:
-        report: Any = json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(report, dict) or report.get("k") != ReportKind.STEP or not isinstance(report.get("step"), int):
+    report = object_of(line)
+    if report is None or report.get("k") != ReportKind.STEP or not isinstance(report.get("step"), int):
         return None
     if rank != "all" and report.get("rank") != int(rank):
         return None
-    loss = report.get("loss")
     return StepView(
         epoch=epoch, generation=Generation(_whole(report.get("generation")) or 0), step=report["step"],
         rank=_whole(report.get("rank")) or 0, tokens=_whole(report.get("tokens")),
-        loss=float(loss) if isinstance(loss, (int, float)) and math.isfinite(loss) else None,
+        loss=finite(report.get("loss")),
         begin_ns=_whole(report.get("begin_ns")) or 0, end_ns=_whole(report.get("end_ns")) or 0,
-        at_s=float(report["at_s"]) if isinstance(report.get("at_s"), (int, float)) else 0.0,
+        at_s=finite(report.get("at_s")) or 0.0,
     )  # fmt: skip
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from phalanx.api.bodies import reply
-from phalanx.api.gate import known_job
+from phalanx.api.discretion import Discretion
+from phalanx.api.gate import known_job, sees_all_of, still
 from phalanx.api.routes import NUMBER_DIGITS_MAX, Routes, Shown, Whole, WholeOrNone
-from phalanx.api.runtime import Runtime, off_loop, runtime_of
+from phalanx.api.runtime import Runtime, caller_of, off_loop, runtime_of
 from phalanx.api.sse import HEARTBEAT, EventStream, event
 from phalanx.api.views import end_event, state_event
+from phalanx.core.access.roles import Caller
 from phalanx.core.errors import BadRequest
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.state.story import StoryLine
@@ -30,7 +32,9 @@ async def job_events(request: Request, job_id: JobId, after: Whole = 0) -> Respo
     """Follow one job: `story`, `state`, and `end` when it is over. An event's id is the line's seq."""
     runtime = runtime_of(request)
     known_job(runtime.parts.store, job_id)
-    return EventStream(runtime, _follow_job(runtime, job_id, _after(request, after)))
+    return EventStream(
+        runtime, _follow_job(runtime, caller_of(request), job_id, _after(request, after)), _still(request)
+    )
 
 
 @routes.get("/v1/events", Action.SEE, reply=Shown.EVENTS)
@@ -39,17 +43,24 @@ async def all_events(request: Request, after: WholeOrNone = None) -> Response:
     runtime = runtime_of(request)
     asked = request.headers.get("last-event-id")
     start = _after(request, after or 0) if asked or after is not None else await off_loop(_newest, runtime)
-    return EventStream(runtime, _follow_all(runtime, start))
+    return EventStream(runtime, _follow_all(runtime, caller_of(request), start), _still(request))
 
 
 @routes.get("/v1/story", Action.SEE, reply=StoryReply)
 async def whole_story(request: Request, after: Whole = 0, node: str | None = None, limit: Whole = _PAGE) -> Response:
     """Story lines of all jobs and nodes, or of one node, oldest first."""
-    lines = await off_loop(_lines, runtime_of(request), None, node, after, max(1, min(limit, _PAGE)))
-    return reply(StoryReply(story=list(lines), last=lines[-1].seq if lines else after))
+    runtime = runtime_of(request)
+    lines = await off_loop(_lines, runtime, None, node, after, max(1, min(limit, _PAGE)))
+    told = await off_loop(Discretion(runtime.parts.store, caller_of(request)).lines, lines)
+    return reply(StoryReply(story=told, last=lines[-1].seq if lines else after))
 
 
-async def _follow_job(runtime: Runtime, job_id: JobId, after: int) -> AsyncIterator[bytes]:
+def _still(request: Request) -> Callable[[], None]:
+    runtime = runtime_of(request)
+    return still(runtime.gate, runtime.parts.store, caller_of(request), Action.SEE)
+
+
+async def _follow_job(runtime: Runtime, caller: Caller, job_id: JobId, after: int) -> AsyncIterator[bytes]:
     parts, limits = runtime.parts, runtime.parts.limits
     told: StateEvent | None = None
     quiet_s = 0.0
@@ -59,12 +70,15 @@ async def _follow_job(runtime: Runtime, job_id: JobId, after: int) -> AsyncItera
             job = known_job(parts.store, job_id)
             attempts = parts.store.attempts(job_id) if job.epoch else []
             lines = await off_loop(_lines, runtime, job_id, None, after, _PAGE)
+            told_to = Discretion(parts.store, caller)
             for line in lines:
                 after = line.seq
-                yield event("story", line, str(line.seq))
+                yield event("story", told_to.line(line), str(line.seq))
             if len(lines) == _PAGE:
                 continue
-            state = state_event(job, attempts[-1] if attempts else None, parts.driver.waits.get(job_id))
+            state = state_event(
+                job, attempts[-1] if attempts else None, parts.driver.waits.get(job_id), whole=sees_all_of(caller, job)
+            )
             if state != told:
                 told = state
                 yield event("state", state)
@@ -80,14 +94,15 @@ async def _follow_job(runtime: Runtime, job_id: JobId, after: int) -> AsyncItera
             quiet_s += parts.clock.boottime_s() - began_s
 
 
-async def _follow_all(runtime: Runtime, after: int) -> AsyncIterator[bytes]:
+async def _follow_all(runtime: Runtime, caller: Caller, after: int) -> AsyncIterator[bytes]:
     parts, limits = runtime.parts, runtime.parts.limits
     quiet_s = 0.0
     yield b": following\n\n"  # so that a follower knows at once that it is heard
     with runtime.hub.watch(None) as watch:
         while not runtime.hub.closing:
             lines = await off_loop(_lines, runtime, None, None, after, _PAGE)
-            for line in lines:
+            told_to = Discretion(parts.store, caller)
+            for line in await off_loop(told_to.lines, lines):
                 after = line.seq
                 yield event("story", line, str(line.seq))
             for job_id in dict.fromkeys(line.job_id for line in lines if line.job_id is not None):
@@ -95,7 +110,13 @@ async def _follow_all(runtime: Runtime, after: int) -> AsyncIterator[bytes]:
                 if job is not None:
                     attempts = parts.store.attempts(job_id) if job.epoch else []
                     yield event(
-                        "state", state_event(job, attempts[-1] if attempts else None, parts.driver.waits.get(job_id))
+                        "state",
+                        state_event(
+                            job,
+                            attempts[-1] if attempts else None,
+                            parts.driver.waits.get(job_id),
+                            whole=told_to.sees(job_id),
+                        ),
                     )
             quiet_s = 0.0 if lines else quiet_s
             if quiet_s >= limits.heartbeat_s:

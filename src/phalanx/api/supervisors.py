@@ -13,7 +13,7 @@ from phalanx.core.ids import Epoch, JobId, NodeId, SupervisorId
 from phalanx.core.work.allocation import Grant
 from phalanx.ports.store import Store
 
-_GRANTS_MAX: Final = 50_000  # (job, epoch) pairs kept; older ones are read from the store again
+GRANTS_MAX: Final = 50_000  # kept, some 1 KB each; older ones are read from the store again
 
 
 @dataclass(slots=True)
@@ -33,6 +33,7 @@ class Supervisors:
         self._store = store
         self._known: dict[NodeId, Known] = {}
         self._grants: OrderedDict[tuple[JobId, Epoch], dict[NodeId, Grant]] = OrderedDict()
+        self._grants_kept = 0  # a gang has one for each of its nodes
 
     def greet(self, node_id: NodeId, supervisor_id: SupervisorId) -> None:
         """A supervisor said hello; what it sent before under the same name stays heard."""
@@ -72,8 +73,12 @@ class Supervisors:
         for attempt in self._store.attempts(job_id):
             if attempt.epoch == epoch:
                 grants = {grant.node_id: grant for grant in attempt.allocation.grants}
-                self._grants[job_id, epoch] = grants
-                if len(self._grants) > _GRANTS_MAX:
-                    self._grants.popitem(last=False)
+                self._keep((job_id, epoch), grants)
                 return grants
         return {}
+
+    def _keep(self, attempt: tuple[JobId, Epoch], grants: dict[NodeId, Grant]) -> None:
+        self._grants_kept += len(grants) - len(self._grants.pop(attempt, {}))
+        self._grants[attempt] = grants
+        while self._grants_kept > GRANTS_MAX and len(self._grants) > 1:
+            self._grants_kept -= len(self._grants.popitem(last=False)[1])

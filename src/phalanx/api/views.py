@@ -7,10 +7,11 @@ from typing import Any
 
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Generation, JobId, NodeId
+from phalanx.core.lifecycle.facts import HANGS_BEFORE_STOP, NO_PROGRESS_BUDGET
 from phalanx.core.state.plan import Waiting
 from phalanx.core.work.allocation import Allocation, Grant
 from phalanx.core.work.attempt import Attempt, AttemptState, Cause
-from phalanx.core.work.job import Job, JobState, Resume
+from phalanx.core.work.job import Job, JobState, Reason, Resume
 from phalanx.core.work.people import Token, User
 from phalanx.core.work.queue import Project
 from phalanx.core.work.reservation import Reservation
@@ -47,7 +48,7 @@ def job_view(
     """
     spec = job.spec
     live = attempt is not None and attempt.live
-    reason, detail = _why_waiting(job, waiting)
+    reason, detail = _why_waiting(job, waiting, whole=whole)
     return JobView(
         id=job.id, seq=job.seq, name=spec.name, state=job.state, user=job.user, project=job.project, queue=job.queue,
         submit_s=job.submit_s, reason=reason, detail=detail, priority=spec.priority, started_s=job.started_s,
@@ -62,7 +63,7 @@ def job_view(
         time_limit_s=spec.time_limit_s, checkpoints=[_checkpoint(resume, whole=whole) for resume in job.checkpoints],
         cancelled_by=job.cancelled_by, virtual=virtual, labels=dict(spec.labels) if whole else {},
         unmet=[str(one) for one in job.unmet] if job.state is JobState.PENDING else [], begin_s=spec.begin_s,
-        terms=terms(spec), plan=spec.plan,
+        terms=terms(spec), plan=spec.plan, budgets=budgets(job),
         **_place_in_array(job),
     )  # fmt: skip
 
@@ -86,13 +87,29 @@ def _place_in_array(job: Job) -> dict[str, Any]:
     }
 
 
-def _why_waiting(job: Job, waiting: Waiting | None) -> tuple[str, str]:
+def budgets(job: Job) -> list[str]:
+    """What its restarts have spent of each budget, in words."""
+    spent = {
+        f"{job.stalls} of {NO_PROGRESS_BUDGET} restarts without progress": job.stalls,
+        f"{job.hangs} of {HANGS_BEFORE_STOP} restarts after a hang": job.hangs,
+        f"{job.user_retries} of {job.spec.retry} retries": job.user_retries,
+        f"stopped {job.preemptions} times for others": job.preemptions,
+    }
+    return [words for words, count in spent.items() if count]
+
+
+def _why_waiting(job: Job, waiting: Waiting | None, *, whole: bool) -> tuple[str, str]:
     """Why it waits, as a word and a sentence; of an ended job the sentence alone, saying why it ended so."""
     if job.state is not JobState.PENDING:
-        return "", job.detail if job.state.terminal else ""
+        return "", job.detail if job.state.terminal and whole else ""
     if waiting is not None and not job.held:
-        return waiting.reason.value, waiting.detail
-    return job.reason.value, job.detail
+        # In our words, for all to see. Why the attempt before ended may be in those of its programs.
+        ended = whole and waiting.reason is Reason.BACKOFF and job.detail
+        return (
+            waiting.reason.value,
+            f"{waiting.detail}; its last attempt ended: {job.detail}" if ended else waiting.detail,
+        )
+    return job.reason.value, job.detail if whole else ""  # of a restart: it holds why the attempt before ended
 
 
 def _shape(job: Job, attempt: Attempt | None) -> str:
@@ -117,20 +134,20 @@ def _checkpoint(resume: Resume, *, whole: bool) -> Checkpoint:
     )
 
 
-def attempt_view(attempt: Attempt) -> AttemptView:
-    """An attempt."""
+def attempt_view(attempt: Attempt, *, whole: bool = True) -> AttemptView:
+    """An attempt; to those who do not see the whole job without the words of its programs and paths."""
     resume = attempt.resume
     return AttemptView(
         job_id=attempt.job_id, epoch=attempt.epoch, state=attempt.state, generation=attempt.generation, placed_s=attempt.placed_s,
         cause=_cause(attempt), causes=list(attempt.causes), running_s=attempt.running_s,
-        first_running_s=attempt.first_running_s, ended_s=attempt.ended_s, exit_code=attempt.exit_code, why=attempt.why,
+        first_running_s=attempt.first_running_s, ended_s=attempt.ended_s, exit_code=attempt.exit_code, why=attempt.why if whole else "",
         resume_step=None if resume is None else resume.step, resume_epoch=None if resume is None else resume.epoch,
         grants=[
             GrantView(node_id=g.node_id, node_rank=g.node_rank, devices=list(g.devices), first_rank=g.first_rank, tasks=g.tasks)
             for g in attempt.allocation.grants
         ],
         exits=[
-            ExitView(rank=e.rank, node_id=e.node_id, code=e.code, signal=e.signal, by_us=e.by_us, at_s=e.at_s, note=e.note)
+            ExitView(rank=e.rank, node_id=e.node_id, code=e.code, signal=e.signal, by_us=e.by_us, at_s=e.at_s, note=e.note if whole else "")
             for e in attempt.exits
         ],
     )  # fmt: skip
@@ -142,9 +159,9 @@ def _cause(attempt: Attempt) -> Cause | None:
     return attempt.causes[-1] if attempt.causes else attempt.ending
 
 
-def state_event(job: Job, attempt: Attempt | None, waiting: Waiting | None) -> StateEvent:
+def state_event(job: Job, attempt: Attempt | None, waiting: Waiting | None, *, whole: bool = True) -> StateEvent:
     """How the job stands."""
-    reason, detail = _why_waiting(job, waiting)
+    reason, detail = _why_waiting(job, waiting, whole=whole)
     live = attempt is not None and attempt.live
     return StateEvent(
         job_id=job.id, state=job.state, reason=reason, detail=detail, epoch=job.epoch,
@@ -178,7 +195,8 @@ def node_view(
     return NodeView(
         id=node.id, state=node.state, engine=node.engine, cpus=node.cpus, memory_bytes=node.memory_bytes, address=node.address,
         hostname=node.hostname, virtual=node.virtual, labels=node.labels, joined_s=node.joined_s, changed_s=node.changed_s,
-        down_cause=node.down_cause, failures=node.failures, slow=node.slow, supervisor_id=node.supervisor_id,
+        down_cause=node.down_cause, failures=node.failures, slow=node.slow, lemon=node.lemon, marks=round(node.marks, 3),
+        supervisor_id=node.supervisor_id,
         cordon=None if node.cordon is None else CordonView(
             by=node.cordon.by, why=node.cordon.why, since_s=node.cordon.since_s, drain=node.cordon.drain
         ),
@@ -237,9 +255,9 @@ def user_view(user: User) -> UserView:
     return UserView(id=user.id, role=user.role, created_s=user.created_s, disabled=user.disabled)
 
 
-def token_view(token: Token) -> TokenView:
+def token_view(token: Token, used_s: float | None = None) -> TokenView:
     """A token without its hash."""
     return TokenView(
         id=token.id, user=token.user, created_s=token.created_s, expires_s=token.expires_s, revoked_s=token.revoked_s,
-        scope=sorted(token.scope), note=token.note,
+        scope=sorted(token.scope), note=token.note, made_by=token.made_by, used_s=used_s,
     )  # fmt: skip

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from typing import Final, Self, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from phalanx.api.bodies import read_body, reply
-from phalanx.api.gate import known_job
+from phalanx.api.gate import known_job, sees_all_of
 from phalanx.api.parts import HeadParts
 from phalanx.api.routes import Routes
 from phalanx.api.runtime import caller_of, off_loop, runtime_of
 from phalanx.api.submit import notes_of, wish_of
+from phalanx.api.views import budgets
 from phalanx.controller.peek import Peek
 from phalanx.core.errors import TryLater
 from phalanx.core.ids import JobId
@@ -50,12 +51,13 @@ async def why_job(request: Request, job_id: JobId) -> Response:
     parts = runtime.parts
     job = known_job(parts.store, job_id)
     if job.state is not JobState.PENDING:
-        return reply(await off_loop(_past, parts, job))
+        return reply(await off_loop(_past, parts, job, sees_all_of(caller_of(request), job)))
     found = await runtime.answers.of(parts.driver.peek(job_id=job_id))
-    return reply(await off_loop(_in_turn, lambda: _why(parts, found, job)))
+    whole = sees_all_of(caller_of(request), job)
+    return reply(await off_loop(_in_turn, lambda: _why(parts, found, job, whole)))
 
 
-@routes.post("/v1/jobs/dry-run", Action.SUBMIT, body=JobBody, reply=DryRunReply)
+@routes.post("/v1/jobs/dry-run", Action.SUBMIT, body=JobBody, reply=DryRunReply, passing=True)
 async def dry_run(request: Request) -> Response:
     """What a job would meet if it were submitted now: refused as a submit would be, and nothing is written."""
     runtime = runtime_of(request)
@@ -85,7 +87,7 @@ def _in_turn(work: Callable[[], T]) -> T:
 # ---- a job that is ------------------------------------------------------------------------------------------------------
 
 
-def _past(parts: HeadParts, job: Job) -> WhyReply:
+def _past(parts: HeadParts, job: Job, whole: bool) -> WhyReply:
     """Of a job that does not wait: since when it runs and where, or how it ended."""
     now_s = parts.clock.now_s()
     attempts = parts.store.attempts(job.id)
@@ -93,29 +95,36 @@ def _past(parts: HeadParts, job: Job) -> WhyReply:
     if job.state is JobState.RUNNING:
         since_s = attempts[-1].placed_s if attempts else job.started_s
         headline = f"runs since {format_duration(max(0.0, now_s - (since_s or now_s)))} on {_names(nodes)}"
-        return WhyReply(job_id=job.id, state=job.state, now_s=now_s, headline=headline, nodes=nodes, since_s=since_s)
+        return WhyReply(
+            job_id=job.id,
+            state=job.state,
+            now_s=now_s,
+            headline=_with_spent(headline, job, whole),
+            nodes=nodes,
+            since_s=since_s,
+        )
     code = f" with exit code {job.exit_code}" if job.exit_code else ""
     by = f" by {job.cancelled_by}" if job.cancelled_by else ""
     ago = "" if job.ended_s is None else f" {format_duration(max(0.0, now_s - job.ended_s))} ago"
-    headline = f"{job.state.value}{code}{by}{ago}" + (f": {job.detail}" if job.detail else "")
+    headline = f"{job.state.value}{code}{by}{ago}" + (f": {job.detail}" if job.detail and whole else "")
     return WhyReply(
-        job_id=job.id, state=job.state, now_s=now_s, headline=headline, nodes=nodes, since_s=job.ended_s, detail=job.detail
+        job_id=job.id, state=job.state, now_s=now_s, headline=headline, nodes=nodes, since_s=job.ended_s, detail=job.detail if whole else ""
     )  # fmt: skip
 
 
-def _why(parts: HeadParts, found: Peek, job: Job) -> WhyReply:
+def _why(parts: HeadParts, found: Peek, job: Job, whole: bool) -> WhyReply:
     job = found.seen.jobs.get(job.id, job)
     if job.state is not JobState.PENDING or job.id in found.seen.attempts:  # it was started meanwhile
-        return _past(parts, parts.store.job(job.id) or job)
-    answer = _Answer(parts, found, job)
-    waiting = found.waiting or answer.waiting
-    expected = answer.forecast.start_of(job)
-    blockers, more = answer.blockers(waiting)
-    changes = [_change_view(change, job.id) for change in answer.search.find()]
-    return WhyReply(
-        job_id=job.id, state=job.state, now_s=answer.now_s, headline=_headline(waiting), reason=waiting.reason.value,
-        detail=waiting.detail, blockers=blockers, blockers_more=more, start=answer.start(expected), changes=changes,
-    )  # fmt: skip
+        return _past(parts, parts.store.job(job.id) or job, whole)
+    with _Answer(parts, found, job) as answer:
+        waiting = found.waiting or answer.waiting
+        expected = answer.forecast.start_of(job)
+        blockers, more = answer.blockers(waiting)
+        changes = [_change_view(change, job.id) for change in answer.search.find()]
+        return WhyReply(
+            job_id=job.id, state=job.state, now_s=answer.now_s, headline=_with_spent(_headline(waiting), job, whole), reason=waiting.reason.value,
+            detail=waiting.detail, blockers=blockers, blockers_more=more, start=answer.start(expected), changes=changes,
+        )  # fmt: skip
 
 
 # ---- a job that might be ------------------------------------------------------------------------------------------------
@@ -123,29 +132,29 @@ def _why(parts: HeadParts, found: Peek, job: Job) -> WhyReply:
 
 def _dry_run(parts: HeadParts, found: Peek, notes: list[str]) -> DryRunReply:
     job = found.would_be[0]
-    answer = _Answer(parts, found, job)
-    trial = answer.forecast.trial
-    starts = trial.starts(job.id)
-    low_s, high_s, ends, likes = answer.forecast.run_of(job)
-    entry = trial.scheduler.entries.get(job.id)
-    gpus = entry.klass.gpus if entry is not None else job.spec.role.gpus.total
-    hours = gpus * len(found.would_be) / 3600.0
-    waiting = None if starts else answer.waiting
-    blockers, more = ([], 0) if waiting is None else answer.blockers(waiting)
-    nodes = (
-        []
-        if entry is None or not starts
-        else sorted({trial.scheduler.fit.nodes[number].id for number, _ in entry.places})
-    )
-    if job.spec.hold and waiting is None:
-        waiting = Waiting(reason=Reason.HELD, detail="it is to be held")
-    return DryRunReply(
-        now_s=answer.now_s, starts=starts, gpus=gpus, jobs=len(found.would_be), nodes=nodes, notes=notes,
-        start=answer.start(answer.forecast.start_of(job)), run=RunView(low_s=low_s, high_s=high_s, ends=ends, likes=likes),
-        gpu_hours_low=hours * low_s, gpu_hours_high=None if high_s is None else hours * high_s,
-        reason="" if waiting is None else waiting.reason.value, detail="" if waiting is None else waiting.detail,
-        blockers=blockers, blockers_more=more, changes=[_change_view(change, None) for change in answer.search.find()],
-    )  # fmt: skip
+    with _Answer(parts, found, job) as answer:
+        trial = answer.forecast.trial
+        starts = trial.starts(job.id)
+        low_s, high_s, ends, likes = answer.forecast.run_of(job)
+        entry = trial.scheduler.entries.get(job.id)
+        gpus = entry.klass.gpus if entry is not None else job.spec.role.gpus.total
+        hours = gpus * len(found.would_be) / 3600.0
+        waiting = None if starts else answer.waiting
+        blockers, more = ([], 0) if waiting is None else answer.blockers(waiting)
+        nodes = (
+            []
+            if entry is None or not starts
+            else sorted({trial.scheduler.fit.nodes[number].id for number, _ in entry.places})
+        )
+        if job.spec.hold and waiting is None:
+            waiting = Waiting(reason=Reason.HELD, detail="it is to be held")
+        return DryRunReply(
+            now_s=answer.now_s, starts=starts, gpus=gpus, jobs=len(found.would_be), nodes=nodes, notes=notes,
+            start=answer.start(answer.forecast.start_of(job)), run=RunView(low_s=low_s, high_s=high_s, ends=ends, likes=likes),
+            gpu_hours_low=hours * low_s, gpu_hours_high=None if high_s is None else hours * high_s,
+            reason="" if waiting is None else waiting.reason.value, detail="" if waiting is None else waiting.detail,
+            blockers=blockers, blockers_more=more, changes=[_change_view(change, None) for change in answer.search.find()],
+        )  # fmt: skip
 
 
 # ---- both ---------------------------------------------------------------------------------------------------------------
@@ -160,6 +169,12 @@ class _Answer:
         self.forecast = Forecast(tried(near(found.seen, job), found.like), found.history.predictor())
         until_s = parts.clock.boottime_s() + WORK_S
         self.search = Counterfactuals(self.forecast, job, found.like, lambda: parts.clock.boottime_s() < until_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.forecast.trial.over()
 
     @property
     def waiting(self) -> Waiting:
@@ -198,6 +213,13 @@ class _Answer:
             id=job.id, user=job.user, name=job.spec.name, state=JobState.PENDING if attempt is None else JobState.RUNNING, gpus=gpus,
             since_s=None if attempt is None else attempt.placed_s, end=end,
         )  # fmt: skip
+
+
+def _with_spent(headline: str, job: Job, whole: bool) -> str:
+    """With what its last attempt ended of, for who sees all of the job, and what restarts have spent: who asks why sees what comes next."""
+    ended = whole and job.state is JobState.PENDING and job.epoch and job.detail
+    before = f"its last attempt ended: {job.detail}" if ended else ""
+    return "; ".join(filter(None, [headline, before, ", ".join(budgets(job))]))
 
 
 def _headline(waiting: Waiting) -> str:

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from phalanx.app.home import Home
+from phalanx.failpoints import around
 
 CA_DAYS: Final = 3650  # its fingerprint is known to every server: a new CA means joining anew
 LEAF_DAYS: Final = 397  # the longest that common TLS stacks accept of a server; made anew at each start
@@ -41,7 +42,8 @@ class Authority:
     def __init__(self, home: Home, now: datetime.datetime | None = None) -> None:
         self._home = home
         self._now = now
-        os.makedirs(home.at("tls"), mode=0o700, exist_ok=True)
+        with around("tls.open.directory"):
+            os.makedirs(home.at("tls"), mode=0o700, exist_ok=True)
         try:
             with open(home.at("tls", "ca.key"), "rb") as file:
                 key = serialization.load_pem_private_key(file.read(), password=None)

@@ -15,8 +15,8 @@ VIRTUAL_NODES_MAX: Final = 256  # each is a process of some 30 MB
 DEFAULT_VIRTUAL_DEVICES: Final = 4
 
 
-def virtual_nodes(text: str) -> list[LocalNode]:
-    """Nodes n0, n1, ... of `3x4`: 3 nodes with 4 virtual devices each.
+def virtual_nodes(text: str, prefix: str = "") -> list[LocalNode]:
+    """Nodes n0, n1, ... of `3x4`: 3 nodes with 4 virtual devices each. `prefix` tells those of several heads apart.
 
     Raises:
         BadRequest: not of that form, or too many for one machine.
@@ -29,7 +29,7 @@ def virtual_nodes(text: str) -> list[LocalNode]:
     nodes, devices = int(match[1]), int(match[2])
     if not 1 <= nodes <= VIRTUAL_NODES_MAX or not 1 <= devices <= VIRTUAL_NODES_MAX:
         raise BadRequest(f"--virtual {text}: 1 to {VIRTUAL_NODES_MAX} nodes of 1 to {VIRTUAL_NODES_MAX} devices")
-    return [LocalNode(id=NodeId(f"n{index}"), virtual_devices=devices) for index in range(nodes)]
+    return [LocalNode(id=NodeId(f"{prefix}n{index}"), virtual_devices=devices) for index in range(nodes)]
 
 
 def this_machine() -> list[LocalNode]:

@@ -8,6 +8,7 @@ One process: uvicorn's event loop on the main thread, the controller on its own,
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import getpass
 import hashlib
 import json
@@ -21,16 +22,18 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from phalanx import __version__
 from phalanx.api.app import build_app
 from phalanx.api.parts import HeadParts
 from phalanx.api.server import ApiServer, TlsListener
+from phalanx.app.anchors import FileAnchors
 from phalanx.app.clock import SystemClock
-from phalanx.app.home import Home, boot_id
-from phalanx.app.joining import Joining, Listen, Salt, bind, secured
+from phalanx.app.ground import Ground, alone, head_record, open_doors
+from phalanx.app.home import Home
+from phalanx.app.joining import Joining, Listen, secured
+from phalanx.app.machine import local_engine, node_environment
 from phalanx.app.options import Options, arguments, options_of
 from phalanx.app.ray import (
     LOOPBACK,
@@ -48,27 +51,33 @@ from phalanx.controller.leases import MARGIN_S, LeaseBook
 from phalanx.controller.mailboxes import Mailboxes
 from phalanx.controller.telemetry import Telemetry
 from phalanx.controller.turn import Settings
+from phalanx.core.access.audit import Call, audit_key
 from phalanx.core.access.node_keys import node_token
-from phalanx.core.errors import Conflict, PhalanxError
+from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.ids import ProjectId, QueueId, TokenId, UserId
 from phalanx.core.state.events import ForgetNode, NodeDead, PutProject, PutQueue, PutToken, PutUser
 from phalanx.core.work.people import Token, User, UserRole
 from phalanx.core.work.queue import Project, Queue
 from phalanx.engines.joined.records import ENGINE_NAME
-from phalanx.engines.local.engine import LocalEngine
 from phalanx.engines.ray.engine import RayEngine
 from phalanx.engines.slurm.engine import SlurmEngine
+from phalanx.facts.failures import shipped_rules
+from phalanx.failpoints import around
+from phalanx.node.shell.journal import OneLineFormatter
 from phalanx.store.blobs.files import FileBlobs
 from phalanx.store.logs.files import FileLogs
-from phalanx.store.sql.store import SqliteStore
+from phalanx.store.sql.sqlite.connections import begins_anew
+from phalanx.store.sql.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
     from phalanx.app.certificates import Authority
 
 LEASES_GRANTED_WITHIN_S: Final = 10.0  # a stopping head grants long leases no longer than this
+M_ARENA_MAX: Final = -8  # of mallopt(3)
+ARENAS_MAX: Final = 2  # the interpreter lets one thread run at a time; SQLite and the disk beside it
 LOG_BYTES_MAX: Final = 10_000_000
-HOSTS_OF_LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
+FIRST_START: Final = Call(user=UserId("head"), token_id=TokenId(""), origin="head", action="start")
 _log = logging.getLogger("phalanx.head")
 
 
@@ -81,7 +90,8 @@ def main(argv: list[str] | None = None) -> int:
         try:
             _log_to(home)
             _open_many()
-            Head(options_of(given, home, lock)).run()
+            few_arenas()
+            _run(options_of(given, home, lock))
         finally:
             os.close(lock)
     except PhalanxError as error:
@@ -90,43 +100,58 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+def _run(options: Options) -> None:
+    if options.store:
+        from phalanx.app.among import Standing  # psycopg is an extra that one head alone does not need
+
+        Standing(options).run(lambda ground: Head(options, ground))
+        return
+    options.home.remove("store")
+    doors = open_doors(options.port, options.listen)
+    options.home.say_who_holds(options.lock, {"pid": os.getpid(), "url": doors.inner_url})
+    path = options.home.at("phalanx.db")
+    Head(options, alone(options.home, doors, lambda: SqliteStore(path))).run()
+
+
 def _open_many() -> None:
     """Have as many descriptors as the system allows: a supervisor takes five of them, and the usual soft limit is 1,024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def few_arenas() -> None:
+    """Have glibc keep two heaps, not one for each of forty threads: pages of lists that each once held stay with it (docs/reliability/load.md)."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, ARENAS_MAX)
+
+
 class Head:
     """One life of the head."""
 
-    def __init__(self, options: Options) -> None:
-        self._home = options.home
-        self._options = options
+    def __init__(self, options: Options, ground: Ground) -> None:
+        self._home, self._options, self._ground = options.home, options, ground
         self._clock = SystemClock()
-        self._head_id = secrets.token_hex(8)
-        self._socket = _listen(options.port)
-        self._url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        self._outer = bind(options.listen) if options.listen is not None else None
-        self._listen = None
-        if options.listen is not None and self._outer is not None:
-            self._listen = replace(options.listen, port=self._outer.getsockname()[1])
-        options.home.say_who_holds(options.lock, {"pid": os.getpid(), "url": self._url})
+        self._head_id, self._secret = ground.head_id, ground.secret
+        self._socket, self._url = ground.doors.inner, ground.doors.inner_url
+        self._outer, self._listen = ground.doors.outer, ground.doors.listen
+        if ground.campaign is None and options.lease_before_s > options.lease_s:  # written before it is forgotten
+            self._home.remember_leases(self._clock.boottime_s() + options.lease_before_s + MARGIN_S)
         options.home.write_private("cluster.json", json.dumps(options.remembered))
-        self._secret = self._home.secret()
-        self._set_aside_orphans()
-        self._store = SqliteStore(self._home.at("phalanx.db"))
-        self._logs = FileLogs(self._home.at("logs"))
+        self._audit_key, self._anchors = audit_key(self._secret), FileAnchors(self._home.at("audit.anchors"))
+        if ground.campaign is None:
+            self._set_aside_orphans()
+        self._store = ground.open_store()
+        self._logs = FileLogs(self._files("logs"))
         self._mailboxes, self._telemetry = Mailboxes(), Telemetry()
-        self._engine = LocalEngine(
-            home=self._home.path, environment=self._node_environment, token_of=lambda node: node_token(self._secret, node),
-            revive_after_s=options.revive_after_s,
-        )  # fmt: skip
+        self._engine = ground.local or local_engine(options, self._secret, self._node_environment)
         # Ray listens on every address whatever it is told, so its processes speak TLS also where nobody joins.
         self._authority = self._ca() if self._listen is not None or options.ray is not None else None
         self._ray = None if options.ray is None else self._on_ray(options.ray)
         self._slurm = None if options.slurm is None else self._on_slurm(options.slurm)
         self._engines = [engine for engine in (self._engine, self._slurm, self._ray) if engine is not None]
-        settings = Settings(checkpoint_root=self._home.at("checkpoints"), output_root=self._home.at("outputs"))
+        settings = Settings(
+            checkpoint_root=self._files("checkpoints"), output_root=self._files("outputs"), rules=shipped_rules()
+        )
         controller = Controller(
             world=self._store.load(),
             leases=LeaseBook(lease_s=options.lease_s, guard=threading.Lock()),
@@ -136,7 +161,8 @@ class Head:
         )
         self._driver = Driver(
             controller=controller, store=self._store, mailboxes=self._mailboxes, telemetry=self._telemetry,
-            clock=self._clock, head_id=self._head_id, engines=self._engines,
+            clock=self._clock, head_id=self._head_id, engines=self._engines, audit_key=self._audit_key,
+            on_superseded=lambda why: None if ground.campaign is None else ground.campaign.lost(why),
         )  # fmt: skip
         self._server = self._api_server(settings)
 
@@ -151,11 +177,17 @@ class Head:
             self._slurm.adopt(list(world.nodes.values()), live)
         self._driver.start(leases_until_s=self._long_leases_until_s())
         try:
+            self._anchors.check(self._driver.audit_tip)
             self._bootstrap()
+            self._let_heads_in()
             self._bury_dead_nodes()
             self._server.run(sockets=[self._socket])
         finally:
             self._shut()
+
+    def _files(self, name: str) -> str:
+        """A folder of what jobs wrote."""
+        return os.path.join(self._ground.files, name)
 
     def _on_slurm(self, options: SlurmOptions) -> SlurmEngine:
         if self._listen is None or self._authority is None:
@@ -164,16 +196,17 @@ class Head:
 
     def _api_server(self, settings: Settings) -> ApiServer:
         listen = self._listen
-        tls, welcome, hosts = None, None, HOSTS_OF_LOOPBACK
+        tls, welcome = None, None
         if listen is not None and self._outer is not None and self._authority is not None:
             tls, welcome = self._welcome(self._outer, listen, self._authority)
-            hosts |= {listen.host, f"[{listen.host}]", socket.gethostname()}
         app = build_app(
             HeadParts(
-                driver=self._driver, store=self._store, logs=self._logs, blobs=FileBlobs(self._home.at("blobs")),
+                driver=self._driver, store=self._store, logs=self._logs, blobs=FileBlobs(self._files("blobs")),
                 mailboxes=self._mailboxes, telemetry=self._telemetry, clock=self._clock, node_secret=self._secret,
                 version=__version__, output_root=settings.output_root, checkpoint_root=settings.checkpoint_root,
-                on_stop=self._stop_soon, on_long_leases=self._remember_long_leases, welcome=welcome, hosts_allowed=hosts,
+                on_stop=self._stop_soon, on_long_leases=self._remember_long_leases, welcome=welcome, hosts_allowed=self._ground.doors.hosts,
+                audit_key=self._audit_key, anchors=self._anchors, token_life_max_s=self._options.token_life_max_s,
+                among=self._ground.campaign, earlier_output=self._ground.earlier_output,
             )
         )  # fmt: skip
         app.router.on_startup.append(self._ready)
@@ -190,7 +223,7 @@ class Head:
         ray = ray_joining(self._ray)
         joining = Joining(
             authority=authority, where=listen, node_secret=self._secret, head_id=self._head_id,
-            engine=ENGINE_NAME if ray is None else "ray", ray=ray, salt=Salt.kept(self._home),
+            engine=ENGINE_NAME if ray is None else "ray", ray=ray, salt=self._ground.salt,
         )  # fmt: skip
         return secured(outer, authority, listen), joining
 
@@ -208,11 +241,7 @@ class Head:
 
     def _ready(self) -> None:
         """The socket is bound and the world is loaded: say where the head is, then bring up the nodes."""
-        record = {
-            "url": self._url, "pid": os.getpid(), "head_id": self._head_id, "version": __version__, "started_s": time.time(),
-            "listen": "" if self._listen is None else self._listen.url,
-        }  # fmt: skip
-        self._home.write_private("head.json", json.dumps(record))
+        self._tell_home()
         threading.Thread(target=self._open_engine, name="engine-open", daemon=True).start()
         _log.info(
             f"head {self._head_id} serves {self._url}, {len(self._options.nodes)} nodes, {self._options.policy.name}"
@@ -220,6 +249,8 @@ class Head:
 
     def _open_engine(self) -> None:
         for engine in self._engines:
+            if engine is self._ground.local:
+                continue  # since it stood by
             try:
                 engine.open()
             except OSError:
@@ -230,7 +261,9 @@ class Head:
 
         They ended with an earlier head, or died while there was none; what is left of them has been swept.
         """
-        living, gone = set(self._engine.adopt(self._options.nodes)), set() if self._ray is None else self._ray.gone()
+        living = set(self._engine.living() if self._ground.local else self._engine.adopt(self._options.nodes))
+        ours = {node.id for node in self._options.nodes}
+        gone = set() if self._ray is None else self._ray.gone()
         deaths = [
             NodeDead(
                 node_id=node.id,
@@ -241,7 +274,10 @@ class Head:
             for node in self._driver.controller.world.nodes.values()
             if node.state is NodeState.UP
             and (
-                node.id not in living if node.engine == self._engine.name else node.engine == "ray" and node.id in gone
+                # Of several heads each has nodes on its own machine; a lease tells of those of the others.
+                node.id not in living and (node.id in ours or self._ground.campaign is None)
+                if node.engine == self._engine.name
+                else node.engine == "ray" and node.id in gone
             )
         ]
         engines = {self._engine.name} | ({self._slurm.name} if self._slurm is not None else set())
@@ -252,31 +288,27 @@ class Head:
         ]
         if deaths:
             self._driver.report(deaths).result(timeout=30)
-        fleet = {node.id for node in self._options.nodes}
+        if self._ground.campaign is not None:
+            return
         for node in list(self._driver.controller.world.nodes.values()):
-            if node.engine == self._engine.name and node.state is NodeState.DOWN and node.id not in fleet:
+            if node.engine == self._engine.name and node.state is NodeState.DOWN and node.id not in ours:
                 with contextlib.suppress(PhalanxError):  # it still holds a job that has to settle first
                     self._driver.request(ForgetNode(node_id=node.id, by=UserId("head"))).result(timeout=30)
 
     def _set_aside_orphans(self) -> None:
         """Without a database, job numbers begin anew: output of the numbers before must not pass for theirs."""
-        database = self._home.at("phalanx.db")
-        if os.path.exists(database) and os.path.getsize(database):
+        if not begins_anew(self._home.at("phalanx.db")):
             return
         for name in ("logs", "outputs", "checkpoints"):
             folder = self._home.at(name)
             if os.path.isdir(folder) and any(not name.startswith(".") for name in os.listdir(folder)):
                 aside = f"{folder}.before-{time.strftime('%Y%m%d-%H%M%S')}"
-                os.rename(folder, aside)
+                with around("home.aside.rename"):
+                    os.rename(folder, aside)
                 _log.warning("there is no database: %s is set aside as %s", folder, aside)
 
     def _node_environment(self) -> dict[str, str]:
-        return {
-            "PHALANX_HEAD_URL": self._url,
-            "PHALANX_HEAD_FILE": self._home.at("head.json"),
-            "PHALANX_HOME": self._home.path,
-            "PHALANX_NODE_ADDRESS": "127.0.0.1" if self._listen is None else self._listen.host,
-        }
+        return node_environment(self._options, self._ground.doors)
 
     def _bootstrap(self) -> None:
         """The first start: this user is the admin, with a token in the state folder; one project and one queue exist."""
@@ -289,9 +321,37 @@ class Head:
                 PutProject(project=Project(id=ProjectId("default"), created_s=now_s)),
                 PutQueue(queue=Queue(id=QueueId("default"))),
             ):
-                self._driver.request(event).result(timeout=30)
+                self._driver.request(event, FIRST_START).result(timeout=30)
         if admins and not self._token_is_good(now_s):
             self._make_token(admins[0], now_s)
+
+    def _let_heads_in(self) -> None:
+        """Of several heads: each one's own token opens the cluster, so that commands work on its machine while it stands by."""
+        campaign = self._ground.campaign
+        if campaign is None:
+            return
+        campaign.on_news = self._let_heads_in
+        users = self._driver.controller.world.users
+        for head in campaign.heads():
+            if head.token_sha256 and self._store.token(head.token_sha256) is None:
+                admins = sorted(
+                    user.id for user in list(users.values()) if user.role is UserRole.ADMIN and not user.disabled
+                )
+                owner = next((name for name in admins if name == head.user), admins[0] if admins else None)
+                if owner is not None:
+                    token = Token(
+                        id=TokenId(secrets.token_hex(6)), user=owner, sha256=head.token_sha256, created_s=self._clock.now_s(),
+                        note=f"made by the head {head.name} for its own state folder",
+                    )  # fmt: skip
+                    self._driver.request(
+                        PutToken(token=token), FIRST_START
+                    )  # heard of again at the next news, should it be refused
+        self._tell_home()
+
+    def _tell_home(self) -> None:
+        """Where clients and supervisors of this machine look."""
+        found = head_record(self._head_id, self._ground.doors, self._ground.campaign)
+        self._home.write_private("head.json", json.dumps(found))
 
     def _token_is_good(self, now_s: float) -> bool:
         """Whether the state folder's token opens this head; it may be lost, or of another database."""
@@ -308,27 +368,31 @@ class Head:
             id=TokenId(secrets.token_hex(6)), user=admin, sha256=hashlib.sha256(secret.encode()).hexdigest(), created_s=now_s,
             note="made by the head for its own state folder",
         )  # fmt: skip
-        self._driver.request(PutToken(token=token)).result(timeout=30)
+        self._driver.request(PutToken(token=token), FIRST_START).result(timeout=30)
         self._home.write_private("token", secret)
         _log.info("made token %s for %s", token.id, admin)
 
     def _long_leases_until_s(self) -> float:
-        """Up to when a planned stop of the head before has granted leases, on CLOCK_BOOTTIME of this boot; else 0."""
-        record = self._home.read_json("planned_stop.json")
-        return float(record["until_s"]) if record.get("boot_id") == boot_id() else 0.0
+        """Up to when heads before have granted leases, on CLOCK_BOOTTIME of this boot; 0 for no longer than our own."""
+        if self._ground.campaign is not None:
+            return self._ground.leases_until_s
+        return self._home.leases_until_s()
 
     def _stop_soon(self) -> None:
         self._server.should_exit = True
 
     def _remember_long_leases(self, lease_s: float) -> None:
         """Before the first is granted: a head that starts within their time must not believe a silent node dead."""
-        until_s = self._clock.boottime_s() + lease_s + LEASES_GRANTED_WITHIN_S + MARGIN_S
-        self._home.write_private("planned_stop.json", json.dumps({"until_s": until_s, "boot_id": boot_id()}))
+        if self._ground.campaign is not None:
+            self._ground.campaign.grant_long(lease_s + LEASES_GRANTED_WITHIN_S + MARGIN_S)
+            return
+        self._home.remember_leases(self._clock.boottime_s() + lease_s + LEASES_GRANTED_WITHIN_S + MARGIN_S)
 
     def _shut(self) -> None:
         """End in order. Nodes on which jobs run go on without the head; idle ones end with it."""
         running = bool(self._driver.controller.world.attempts)
         self._driver.stop()
+        self._anchors.say(self._driver.audit_tip)
         for engine in self._engines:
             engine.close(keep_nodes=running)
         self._logs.close()
@@ -337,30 +401,9 @@ class Head:
         _log.info("head %s stopped; nodes %s", self._head_id, "go on" if running else "ended")
 
 
-def _listen(port: int) -> socket.socket:
-    """The loopback socket, bound before anything else happens, so that a second head changes nothing.
-
-    Raises:
-        Conflict: the port is taken.
-    """
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(("127.0.0.1", port))
-    except OSError as error:
-        listener.close()
-        raise Conflict(
-            f"port {port} on 127.0.0.1: {error.strerror}", hint="phalanx up --port PORT takes another"
-        ) from error
-    listener.listen(1024)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    listener.set_inheritable(False)
-    return listener
-
-
 def _log_to(home: Home) -> None:
     handler = logging.handlers.RotatingFileHandler(home.at("head.log"), maxBytes=LOG_BYTES_MAX, backupCount=3)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(OneLineFormatter())
     logging.basicConfig(level=os.environ.get("PHALANX_LOG", "INFO").upper(), handlers=[handler])
 
 

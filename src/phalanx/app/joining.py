@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import json
 import secrets
 import socket
@@ -66,6 +67,7 @@ def bind(where: Listen) -> socket.socket:
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM)[0]
+        _refuse_everywhere(where, str(address[0]))
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -74,16 +76,31 @@ def bind(where: Listen) -> socket.socket:
         except OSError:
             listener.close()
             raise
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter of a name with an empty label, or one over 63 letters
         raise _not_bound(where, error) from error
     listener.set_inheritable(False)
     return listener
 
 
-def _not_bound(where: Listen, error: OSError) -> Conflict:
+def _refuse_everywhere(where: Listen, found: str) -> None:
+    """Nothing, if the name or number stands for one address: `0`, `0x0` or a name can mean all of them just as well.
+
+    Raises:
+        BadRequest: it does not.
+    """
+    address = ipaddress.ip_address(found.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    if any(one.is_unspecified or one.is_multicast for one in (address, mapped or address)):
+        raise BadRequest(
+            f"--listen {where.host} means {found}, which is no address of one machine",
+            hint="give the address of this machine on the network that joins the servers, as in --listen 10.0.0.5",
+        )
+
+
+def _not_bound(where: Listen, error: OSError | UnicodeError) -> Conflict:
     asked, own = f"--listen {joined_address(where.host, where.port)}", "ip addr lists those of this machine"
     match error:
-        case socket.gaierror():
+        case socket.gaierror() | UnicodeError():
             return Conflict(f"{asked}: no address is known for the name {where.host}", hint=f"give an address; {own}")
         case OSError(errno=errno.EADDRINUSE):
             return Conflict(

@@ -11,9 +11,10 @@ Settings come by environment, and leave it before anything else is started, so t
     PHALANX_NODE_ENGINE   the engine's word for itself; "local" without
     PHALANX_NODE_SEAT     of a supervisor that was brought for one attempt (app.seat): it ends with that
     PHALANX_NODE_DEVICES  of a seat, and of a node that Ray brings: positions in the driver's list of the devices that the engine gave; as many virtual ones without a driver
-    PHALANX_HEAD_URL      where the head was when the supervisor started
-    PHALANX_HEAD_FILE     a JSON file with "url", read again when the head is not where it was
+    PHALANX_HEAD_URL      where the head was when the supervisor started; of several heads all, with commas
+    PHALANX_HEAD_FILE     a JSON file with "url" and "heads", read again when the head is not where it was
     PHALANX_HEAD_CA       the head's CA, where it speaks TLS
+    PHALANX_JOBS_AS       owner: where we are root, jobs run as the account of their owner (`node.shell.accounts` has this and its kin)
     PHALANX_LOG           log level; INFO without
 
 SIGTERM stops all it carries with grace and ends; a second one ends at once. When it dies, all its ranks die with it.
@@ -33,8 +34,10 @@ from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import NodeId, SupervisorId
 from phalanx.core.work.seat import read_seat
 from phalanx.node.shell import scratch, sysfs
+from phalanx.node.shell.accounts import SETTINGS, JobAccounts
 from phalanx.node.shell.channels import start_thread
-from phalanx.node.shell.link import HeadAccess, HeadAddress
+from phalanx.node.shell.head_address import HeadAddress
+from phalanx.node.shell.link import HeadAccess
 from phalanx.node.shell.logbook import log_to
 from phalanx.node.shell.loop import Loop, NodeSettings
 from phalanx.node.shell.probe_link import LinkListener
@@ -80,11 +83,16 @@ def run() -> Ended:
     folder = given["PHALANX_NODE_DIR"]
     os.makedirs(folder, mode=0o700, exist_ok=True)
     log_to(os.path.join(folder, "supervisor.log"), given.get("PHALANX_LOG", "INFO").upper())
-    scratch.sweep(folder)
+    try:
+        accounts = JobAccounts.of_settings(given, folder)
+    except ValueError as error:
+        print(f"phalanx node: {error}", file=sys.stderr)
+        return Ended(code=_USAGE)
+    scratch.sweep(folder, accounts.folder)
     facts = node_facts(folder)
     probe, virtual = _probe(given, facts)
     links = LinkListener(given["PHALANX_NODE_ID"], given.get("PHALANX_NODE_ADDRESS", "127.0.0.1"))
-    loop = Loop(_settings(given, facts, probe, links.port, virtual=virtual), probe)
+    loop = Loop(_settings(given, facts, probe, links.port, accounts, virtual=virtual), probe)
     start_thread("links", links.run)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: loop.terminate())
@@ -105,7 +113,8 @@ def _take_settings() -> dict[str, str]:
     """
     given = {name: value for name, value in os.environ.items() if name.startswith("PHALANX_")}
     for name in given:
-        if name.startswith(("PHALANX_NODE_", "PHALANX_HEAD_", "PHALANX_TOKEN", "PHALANX_LOG")) and name != _KEPT:
+        ours = name.startswith(("PHALANX_NODE_", "PHALANX_HEAD_", "PHALANX_TOKEN", "PHALANX_LOG")) or name in SETTINGS
+        if ours and name != _KEPT:
             del os.environ[name]
     for name in ("PHALANX_NODE_ID", _KEPT, "PHALANX_NODE_DIR", "PHALANX_NODE_TOKEN", "PHALANX_HEAD_URL"):
         if name not in given and not (name == "PHALANX_HEAD_URL" and "PHALANX_HEAD_FILE" in given):
@@ -142,7 +151,13 @@ def _probe_of_given(given: dict[str, str], facts: NodeFacts) -> tuple[DeviceProb
 
 
 def _settings(
-    given: dict[str, str], facts: NodeFacts, probe: DeviceProbe, probe_port: int, *, virtual: bool
+    given: dict[str, str],
+    facts: NodeFacts,
+    probe: DeviceProbe,
+    probe_port: int,
+    accounts: JobAccounts,
+    *,
+    virtual: bool,
 ) -> NodeSettings:
     node_id = NodeId(given["PHALANX_NODE_ID"])
     supervisor_id = SupervisorId(f"{node_id}-{secrets.token_hex(8)}")
@@ -151,15 +166,17 @@ def _settings(
         id=node_id, engine=given.get("PHALANX_NODE_ENGINE", "local"), devices=devices, cpus=facts.cpus,
         memory_bytes=facts.memory_bytes, state=NodeState.UP, supervisor_id=supervisor_id,
         address=given.get("PHALANX_NODE_ADDRESS", "127.0.0.1"), hostname=facts.hostname, boot_id=facts.boot_id,
-        virtual=virtual, probe_port=probe_port, nics=sysfs.nics(),
+        virtual=virtual, probe_port=probe_port, nics=sysfs.nics(), runs_as=accounts.own,
     )  # fmt: skip
     access = HeadAccess(
-        address=HeadAddress(given.get("PHALANX_HEAD_URL", ""), given.get("PHALANX_HEAD_FILE")),
+        address=HeadAddress(
+            given.get("PHALANX_HEAD_URL", ""), given.get("PHALANX_HEAD_FILE"), os.path.join(given["PHALANX_NODE_DIR"], "heads.json")
+        ),
         token=given["PHALANX_NODE_TOKEN"], ca_file=given.get("PHALANX_HEAD_CA"),
     )  # fmt: skip
     return NodeSettings(
         node=node, supervisor_id=supervisor_id, node_key=given[_KEPT], folder=given["PHALANX_NODE_DIR"], access=access,
-        base=dict(os.environ), seat=read_seat(given.get("PHALANX_NODE_SEAT", "")),
+        base=dict(os.environ), seat=read_seat(given.get("PHALANX_NODE_SEAT", "")), accounts=accounts,
     )  # fmt: skip
 
 

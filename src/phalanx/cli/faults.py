@@ -20,6 +20,7 @@ from phalanx.core.work.nearest import nearest
 _INTERNAL: Final = 70  # EX_SOFTWARE of sysexits.h
 _IO: Final = 74  # EX_IOERR
 _INTERRUPTED: Final = 130  # 128 + SIGINT
+_WORDS_MAX: Final = 1200  # characters of a message: some eight lines of a terminal
 NO_READER: Final = 141  # 128 + SIGPIPE
 
 
@@ -36,6 +37,12 @@ def ended_by(fault: BaseException, *, debug: bool) -> int:
             return told(_words(fault.format_message()), _help_of(fault), ExitCode.USAGE)
         case KeyboardInterrupt() | click.Abort():
             return _INTERRUPTED
+        case UnicodeEncodeError(reason="surrogates not allowed"):  # bytes of the command line that are no text
+            return told(f"{fault.object!r}: not UTF-8", "names and words are UTF-8 text", ExitCode.USAGE)
+        case ValueError(
+            args=("embedded null byte",)
+        ):  # no shell can hand one over, but a program that calls us in its own process can
+            return told("a name with a NUL byte in it: there is no such file", "", ExitCode.USAGE)
         case BrokenPipeError():
             # What Python still holds for the reader that left must not fail again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -54,9 +61,14 @@ def ended_by(fault: BaseException, *, debug: bool) -> int:
 def told(message: str, hint: str, code: int) -> int:
     """Print `phalanx: error: message (hint)` on standard error; give `code` back."""
     screen = terminal(sys.stderr)
-    line = clean(message).strip() + (f" ({clean(hint).strip()})" if hint else "")
+    line = _short(clean(message).strip()) + (f" ({_short(clean(hint).strip())})" if hint else "")
     print(f"phalanx: {screen.paint('error:', 'bright_red')} {line}", file=sys.stderr)
     return int(code)
+
+
+def _short(text: str) -> str:
+    """The text, without its middle where that is longer than anybody reads: what was typed may be a whole file."""
+    return text if len(text) <= _WORDS_MAX else f"{text[: _WORDS_MAX // 2]} ... {text[-_WORDS_MAX // 2 :]}"
 
 
 def warn(message: str) -> None:

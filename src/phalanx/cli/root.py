@@ -45,7 +45,9 @@ SECTIONS: Final[dict[str, dict[str, Verb]]] = {
         "up": Verb("phalanx.cli.cluster.up:up", "Bring a cluster up on this machine."),
         "join": Verb("phalanx.cli.cluster.join:join", "Make this server a node of a head elsewhere."),
         "down": Verb("phalanx.cli.cluster.down:down", "Stop it."),
+        "heads": Verb("phalanx.cli.cluster.heads:heads", "Which head leads, and which stand by."),
         "nodes": Verb("phalanx.cli.cluster.nodes:nodes", "List nodes; show, drain, undrain or forget them."),
+        "rules": Verb("phalanx.cli.cluster.rules:rules", "What a failure means and what is done about it."),
         "topology": Verb("phalanx.cli.cluster.topology:topology", "Draw the network's tree and what is free in it."),
         "top": Verb("phalanx.cli.top.command:top", "Watch devices and jobs, live."),
         "plan": Verb(
@@ -55,6 +57,8 @@ SECTIONS: Final[dict[str, dict[str, Verb]]] = {
         "calibrate": Verb(
             "phalanx.cli.plan.calibrate:calibrate", "Measure this fleet, so that plans count with what it gives."
         ),
+        "backup": Verb("phalanx.cli.cluster.backup:backup", "Save all records of the head in one file."),
+        "restore": Verb("phalanx.cli.cluster.backup:restore", "Bring them back, also into another database."),
         "doctor": Verb("phalanx.cli.cluster.doctor:doctor", "Check this machine and say what to mend."),
         "simulate": Verb(
             "phalanx.cli.simulate.command:simulate",
@@ -63,6 +67,9 @@ SECTIONS: Final[dict[str, dict[str, Verb]]] = {
         "whatif": Verb(
             "phalanx.cli.simulate.whatif:whatif", "Replay the past on another fleet, quota or policy, side by side."
         ),
+        "drill": Verb(
+            "phalanx.cli.simulate.drill:drill", "The control plane through thousands of faults, in virtual time."
+        ),
         "demo": Verb("phalanx.cli.demo.command:demo", "A cluster, a real training job, a killed node: in 90 seconds."),
     },
     "Access": {
@@ -70,6 +77,7 @@ SECTIONS: Final[dict[str, dict[str, Verb]]] = {
         "projects": Verb("phalanx.cli.access.projects:projects", "Who pays."),
         "users": Verb("phalanx.cli.access.users:users", "Who may do what."),
         "tokens": Verb("phalanx.cli.access.tokens:tokens", "Keys to the head."),
+        "audit": Verb("phalanx.cli.access.audit:audit", "Who changed what, and whether that record is whole."),
         "version": Verb("phalanx.cli.cluster.version:version", "Print the version, and the head's."),
     },
 }
@@ -142,6 +150,8 @@ def phalanx(context: click.Context, url: str | None, debug: bool) -> None:
     """Phalanx turns a pile of GPU servers into one computer."""
     del debug  # taken from the words before click sees them
     if url:
+        if not url.isprintable():
+            raise click.UsageError(f"--url {ascii(url)[:100]} is no URL; one looks like http://127.0.0.1:7600")
         os.environ["PHALANX_URL"] = url
     if context.invoked_subcommand is None:
         click.echo(context.get_help())

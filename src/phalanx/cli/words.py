@@ -57,6 +57,9 @@ class Pair(click.ParamType[tuple[str, str]]):
         return name, text if equals else os.environ[name]
 
 
+_RANK_DIGITS: Final = 18  # of a number that the head takes
+
+
 class Rank(click.ParamType[str]):
     """A rank's number, `all`, or `supervisor` for the notes of the supervisors."""
 
@@ -69,9 +72,9 @@ class Rank(click.ParamType[str]):
             BadRequest: something else.
         """
         text = str(value).strip().lower()
-        if text.isdigit():
+        if text.isdecimal() and len(text) <= _RANK_DIGITS:
             return str(int(text))
-        if text in {"all", "supervisor"}:
+        if text in {"all", "supervisor", "stacks"}:
             return text
         raise BadRequest(f"--rank: {value!r} is no rank", hint="write --rank 0, --rank all or --rank supervisor")
 

@@ -8,14 +8,17 @@ for event in client.follow_logs(done.id): ...
 from __future__ import annotations
 
 import time
+from math import inf
 from typing import TYPE_CHECKING, Final, Self
 
+from phalanx.client.audit import AuditVerbs
 from phalanx.client.execs import ExecVerbs
 from phalanx.client.jobs import JobVerbs
 from phalanx.client.nodes import NodeVerbs
 from phalanx.client.output import OutputVerbs
 from phalanx.client.people import PeopleVerbs
 from phalanx.client.queues import QueueVerbs
+from phalanx.client.rules import RuleVerbs
 from phalanx.client.transport import ANSWER_S, PATIENCE_S, Transport
 from phalanx.client.verbs import Records, record
 from phalanx.core.errors import WaitTimedOut
@@ -29,7 +32,7 @@ else:
 _ARRAY_POLL_S: Final = 0.5  # between looks at an array that is waited for
 
 
-class Client(JobVerbs, OutputVerbs, ExecVerbs, NodeVerbs, PeopleVerbs, QueueVerbs):
+class Client(JobVerbs, OutputVerbs, ExecVerbs, NodeVerbs, PeopleVerbs, QueueVerbs, RuleVerbs, AuditVerbs):
     """One head. Without arguments the one of this user's PHALANX_HOME, or PHALANX_URL and PHALANX_TOKEN. Threads may share it.
 
     Args:
@@ -65,6 +68,10 @@ class Client(JobVerbs, OutputVerbs, ExecVerbs, NodeVerbs, PeopleVerbs, QueueVerb
         """Which head answers."""
         return self._get("/v1/health", api.Health)
 
+    def heads(self) -> api.HeadList:
+        """Who leads and who stands by, of heads that share a store."""
+        return self._get("/v1/heads", api.HeadList)
+
     def me(self) -> api.Me:
         """Whose token this is."""
         return self._get("/v1/me", api.Me)
@@ -88,16 +95,17 @@ class Client(JobVerbs, OutputVerbs, ExecVerbs, NodeVerbs, PeopleVerbs, QueueVerb
         Raises:
             WaitTimedOut: it was not within `timeout_s`; the job goes on.
         """
-        began = self.transport.now()
+        until_s = inf if timeout_s is None else self.transport.now() + timeout_s
         job = self.job(job_id).job
         if job.states:  # an array has no story of its own to follow
-            while not job.state.terminal:
-                if timeout_s is not None and self.transport.now() - began > timeout_s:
-                    raise WaitTimedOut(f"job {job_id} is not over after {timeout_s:g} s", hint=f"phalanx show {job_id}")
-                time.sleep(_ARRAY_POLL_S)
+            while not job.state.terminal and self.transport.now() < until_s:
+                time.sleep(min(_ARRAY_POLL_S, max(0.0, until_s - self.transport.now())))
                 job = self.job(job_id).job
-            return job
-        for _ in self.follow_events(job_id):
-            if timeout_s is not None and self.transport.now() - began > timeout_s:
-                raise WaitTimedOut(f"job {job_id} is not over after {timeout_s:g} s", hint=f"phalanx attach {job_id}")
-        return self.job(job_id).job
+        else:
+            for _ in self.follow_events(job_id, until_s=until_s):
+                pass
+            job = self.job(job_id).job
+        if timeout_s is not None and not job.state.terminal:
+            hint = f"phalanx show {job_id}" if job.states else f"phalanx attach {job_id}"
+            raise WaitTimedOut(f"job {job_id} is not over after {timeout_s:g} s: it is {job.state}", hint=hint)
+        return job

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any
 
+from phalanx.client.given import small_json, small_text
 from phalanx.core.errors import BadRequest, NotSignedIn, Unreachable
 
 _UP = "phalanx up starts one here; PHALANX_URL and PHALANX_TOKEN name one elsewhere"
@@ -17,28 +17,51 @@ def state_folder(home: str | None = None) -> str:
 
 
 def find_url(home: str | None = None) -> str:
-    """The head's URL.
+    """The head's URL; of several heads the nearest.
 
     Raises:
         Unreachable: none is known, or the one that was here has died.
     """
+    return find_urls(home)[0]
+
+
+def find_urls(home: str | None = None) -> list[str]:
+    """Where to look for a head, in this order: PHALANX_URL, which may name several with commas, else what this folder's head wrote.
+
+    Raises:
+        Unreachable: none is known, or the one that was here has died and knew of no other.
+    """
     url = os.environ.get("PHALANX_URL", "")
     if url and home is None:
-        return url.rstrip("/")
+        return split_urls(url)
     path = os.path.join(state_folder(home), "head.json")
     try:
-        record = _read(path)
-        url, pid = record["url"], int(record["pid"])
+        record = small_json(path)
+        url, pid, others = record["url"], int(record["pid"]), _others(record)
     except FileNotFoundError as error:
         held = lock_holder(state_folder(home))
         if held is not None:
-            return held[0]
+            return [held[0]]
         raise Unreachable(f"no head is running ({path} is not there)", hint=_UP) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise Unreachable(f"{path} does not say where the head is: {error}", hint=_UP) from error
-    if not _alive(pid):
-        raise Unreachable(f"the head (process {pid}) has died", hint="phalanx up brings it back; running jobs go on")
-    return str(url).rstrip("/")
+    if _alive(pid):
+        return [str(url).rstrip("/"), *others]
+    if others:
+        return others
+    raise Unreachable(f"the head (process {pid}) has died", hint="phalanx up brings it back; running jobs go on")
+
+
+def split_urls(text: str) -> list[str]:
+    """The URLs in a list with commas, each once."""
+    return list(dict.fromkeys(url for word in text.split(",") if (url := word.strip().rstrip("/")))) or [text]
+
+
+def authority(home: str | None, url: str) -> str | None:
+    """The CA's file in the state folder, for the heads that its own one stands among; None for any other."""
+    folder = state_folder(home)
+    path = os.path.join(folder, "tls", "ca.pem")
+    return path if _ours(url, folder) and os.path.exists(path) else None
 
 
 def lock_holder(folder: str) -> tuple[str, int] | None:
@@ -50,16 +73,16 @@ def lock_holder(folder: str) -> tuple[str, int] | None:
 
     path = os.path.join(folder, "head.lock")
     try:
-        record = _read(path)
+        record = small_json(path)
         url, pid = str(record["url"]).rstrip("/"), int(record["pid"])
         if not url or pid <= 0 or not _alive(pid):
             return None
-        with open(path, "rb") as file:
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return url, pid
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
     return None
 
@@ -75,16 +98,15 @@ def find_token(home: str | None = None, url: str | None = None) -> str:
     given = os.environ.get("PHALANX_TOKEN") if home is None else None
     if given is not None:
         return _sound(given.strip(), "PHALANX_TOKEN")
-    asked = url or (os.environ.get("PHALANX_URL", "") if home is None else "")
-    if asked and not _same_head(asked, _local_url(state_folder(home))):
+    asked = url or (split_urls(os.environ.get("PHALANX_URL", ""))[0] if home is None else "")
+    if asked and not _ours(asked, state_folder(home)):
         raise NotSignedIn(
             f"no token for {asked}: PHALANX_TOKEN is not set",
             hint=f"set PHALANX_TOKEN; the token in {state_folder(home)} is only for the head that runs there",
         )
     path = os.path.join(state_folder(home), "token")
     try:
-        with open(path, encoding="ascii") as file:
-            token = file.read().strip()
+        token = small_text(path).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise NotSignedIn(f"no token: {path}: {error}", hint="phalanx up makes it, or set PHALANX_TOKEN") from error
     return _sound(token, path)
@@ -119,23 +141,22 @@ def _sound(token: str, where: str) -> str:
     return token
 
 
-def _local_url(folder: str) -> str:
-    """Where the head of this folder is or last was; "" where none ever was."""
+def _ours(url: str, folder: str) -> bool:
+    """Whether this folder's head is, or last was, at this URL, or stands among others of which one is there."""
     try:
-        return str(_read(os.path.join(folder, "head.json"))["url"])
-    except (OSError, ValueError, KeyError, TypeError):
+        record = small_json(os.path.join(folder, "head.json"))
+        known = [str(record["url"]), str(record.get("listen") or ""), *_others(record)]
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         held = lock_holder(folder)
-        return "" if held is None else held[0]
+        known = [] if held is None else [held[0]]
+    wanted = split_url(url.rstrip("/"))
+    return any(split_url(one.rstrip("/")) == wanted for one in known if one)
 
 
-def _same_head(url: str, local: str) -> bool:
-    return bool(local) and split_url(url.rstrip("/")) == split_url(local.rstrip("/"))
-
-
-def _read(path: str) -> dict[str, Any]:
-    with open(path, encoding="utf-8") as file:
-        record: dict[str, Any] = json.load(file)
-    return record
+def _others(record: dict[str, Any]) -> list[str]:
+    """The heads among which the one that wrote this stands, itself left out."""
+    heads = [str(url).rstrip("/") for url in record.get("heads") or []]
+    return [url for url in heads if url not in (str(record["url"]).rstrip("/"), str(record.get("listen") or ""))]
 
 
 def _alive(pid: int) -> bool:

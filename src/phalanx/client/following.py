@@ -5,12 +5,14 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Iterator
+from math import inf
 from typing import Any, Final, NamedTuple
 
 from phalanx.client.transport import Retry, Transport
 from phalanx.core.errors import BY_CODE, PhalanxError
 
 SILENCE_S: Final = 35.0  # three heartbeats of the head: past it the connection is dead, whatever TCP believes
+_LEAST_S: Final = 0.001  # 0 would mean: do not wait at all
 
 
 class Event(NamedTuple):
@@ -21,27 +23,31 @@ class Event(NamedTuple):
     cursor: str
 
 
-def follow(transport: Transport, path: str, *, cursor: str = "") -> Iterator[Event]:
-    """Events until `end`, or for ever where none comes. A broken connection is opened again where it broke.
+def follow(transport: Transport, path: str, *, cursor: str = "", until_s: float = inf) -> Iterator[Event]:
+    """Events until `end`, or until the transport's clock shows `until_s`. A broken connection is opened again where it broke.
 
     Raises:
         PhalanxError: the head refused, or stayed away longer than the transport's patience.
     """
     retry = Retry(transport)
     seen: dict[tuple[int, str], int] = {}
-    while True:
+    while until_s > transport.now():
         headers = {"Accept": "text/event-stream", **({"Last-Event-ID": cursor} if cursor else {})}
         try:
-            reply = transport.open(path, headers, timeout_s=SILENCE_S)
+            reply, wire = transport.stream(path, headers, timeout_s=_silence_s(transport, until_s))
             try:
                 for event in parse(reply):
                     retry.again_after_success()
-                    cursor = event.cursor or cursor
-                    fresh = _fresh(event, seen)
-                    if fresh is not None:
-                        yield fresh
-                    if event.kind == "end":
+                    if event is not None:
+                        cursor = event.cursor or cursor
+                        fresh = _fresh(event, seen)
+                        if fresh is not None:
+                            yield fresh
+                        if event.kind == "end":
+                            return
+                    if transport.now() >= until_s:
                         return
+                    wire.settimeout(_silence_s(transport, until_s))
             finally:
                 reply.close()
         except PhalanxError as error:
@@ -49,13 +55,21 @@ def follow(transport: Transport, path: str, *, cursor: str = "") -> Iterator[Eve
                 raise
             retry.after(error, again=True)
         except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, TimeoutError):
+                if transport.now() >= until_s:
+                    return
+                transport.look_elsewhere(transport.url())  # the silence of a stream that was open
             retry.after(error, again=True)
         else:
             retry.after(ConnectionResetError("the stream ended"), again=True)  # the head stopped in good order
 
 
-def parse(reply: http.client.HTTPResponse) -> Iterator[Event]:
-    """The events in a reply, as they come. One cut short at the end is none.
+def _silence_s(transport: Transport, until_s: float) -> float:
+    return min(SILENCE_S, max(_LEAST_S, until_s - transport.now()))
+
+
+def parse(reply: http.client.HTTPResponse) -> Iterator[Event | None]:
+    """The events in a reply, as they come, and None for each sign of life between them. One cut short at the end is none.
 
     Raises:
         PhalanxError: an `error` event.
@@ -73,7 +87,9 @@ def parse(reply: http.client.HTTPResponse) -> Iterator[Event]:
             mark = value
         elif name == "data":
             lines.append(value)
-        elif not name and not value and lines and line in (b"\n", b"\r\n"):
+        elif not name and value:
+            yield None
+        elif not name and lines and line in (b"\n", b"\r\n"):
             fields = json.loads("\n".join(lines))
             if kind == "error":
                 body = fields["error"]

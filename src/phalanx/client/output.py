@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 from collections.abc import Iterator
+from math import inf
 from typing import IO, TYPE_CHECKING, Final
 
 from phalanx.client.following import Event, follow
@@ -61,9 +62,10 @@ class OutputVerbs(Verbs):
         asked = {"follow": 1, "rank": rank, "epoch": epoch, "tail_bytes": tail_bytes}
         return follow(self.transport, f"/v1/jobs/{segment(job_id)}/logs" + query(asked), cursor=cursor)
 
-    def follow_events(self, job_id: str, *, after: int = 0) -> Iterator[Event]:
-        """What happens to a job: `story`, `state` and at last `end` events."""
-        return follow(self.transport, f"/v1/jobs/{segment(job_id)}/events", cursor=str(after) if after else "")
+    def follow_events(self, job_id: str, *, after: int = 0, until_s: float = inf) -> Iterator[Event]:
+        """What happens to a job: `story`, `state` and at last `end` events; no more once the transport's clock shows `until_s`."""
+        path = f"/v1/jobs/{segment(job_id)}/events"
+        return follow(self.transport, path, cursor=str(after) if after else "", until_s=until_s)
 
     def follow_all(self, *, after: int | None = None) -> Iterator[Event]:
         """What happens to everything, from now on or from after a seq. It never ends by itself."""

@@ -48,6 +48,7 @@ class PeopleVerbs(Verbs):
         body = {"user": user, "expires": expires, "scope": list(scope), "note": note}
         return record(self._post("/v1/tokens", body), api.TokenMade)
 
-    def revoke_token(self, token_id: str) -> None:
-        """End a token."""
-        self.transport.json("DELETE", f"/v1/tokens/{id_segment('token', token_id)}")
+    def revoke_token(self, token_id: str, *, made_too: bool = False) -> None:
+        """End a token; with `made_too` also those that were made with it."""
+        asked = "?made_too=true" if made_too else ""
+        self.transport.json("DELETE", f"/v1/tokens/{id_segment('token', token_id)}{asked}")

@@ -25,8 +25,8 @@ _TOO_LATE: Final = 10
 _OTHER_NAME: Final = (62, 64)  # a host name, an IP address
 
 
-def context_for(name: str, port: int) -> ssl.SSLContext:
-    """The trust for one head.
+def context_for(name: str, port: int, known_ca: str | None = None) -> ssl.SSLContext:
+    """The trust for one head. `known_ca`: the file of the CA that it must have, where nothing in the environment says otherwise.
 
     Raises:
         PhalanxError: the CA's file cannot be read, or the head's CA is not the one that was named.
@@ -39,6 +39,8 @@ def context_for(name: str, port: int) -> ssl.SSLContext:
             raise BadFile(f"PHALANX_CA={ca_file}: {error.strerror or error}", hint="it is the head's CA, in PEM form") from error  # fmt: skip
     if wanted:
         return trusting(fetch_ca(name, port, wanted))
+    if known_ca is not None:
+        return ssl.create_default_context(cafile=known_ca)
     return ssl.create_default_context()
 
 
@@ -53,7 +55,7 @@ def fetch_ca(name: str, port: int, wanted: str) -> str:
     """The CA's certificate of the head there, proven by its fingerprint.
 
     Raises:
-        BadRequest: `wanted` is no fingerprint, or nobody speaks TLS there.
+        BadRequest: `wanted` is no fingerprint, `name` no name, or nobody speaks TLS there.
         NotPermitted: the head there has another CA.
         Unreachable: nobody answers.
     """
@@ -70,6 +72,8 @@ def fetch_ca(name: str, port: int, wanted: str) -> str:
         raise BadRequest(
             f"{name}:{port} does not speak TLS", hint="give the address and port that `phalanx up --listen` printed"
         ) from error
+    except UnicodeError as error:  # of a name with an empty label, or one over 63 letters
+        raise BadRequest(f"{name!r} is no name of a server", hint="give the address that `phalanx up --listen` printed") from error  # fmt: skip
     except (OSError, http.client.HTTPException) as error:
         why = "no answer" if isinstance(error, TimeoutError) else getattr(error, "strerror", None) or repr(error)
         raise Unreachable(

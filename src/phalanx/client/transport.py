@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import IO, Any, Final
 
-from phalanx.client.discovery import find_token, find_url, split_url
-from phalanx.core.errors import BY_CODE, PhalanxError, Unreachable
+from phalanx.client.discovery import authority, find_token, find_urls, split_url, split_urls
+from phalanx.core.errors import BY_CODE, NotLeading, PhalanxError, Unreachable
 
 FIRST_PATIENCE_S: Final = 0.5  # a dead head is told within a second (issue: what must be seen)
 PATIENCE_S: Final = 30.0  # a head that restarts with 10,000 jobs is back in a few seconds
 REPLY_TIMEOUT_S: Final = 60.0  # of long polls, uploads and archives: over the longest poll that the head grants
 ANSWER_S: Final = 5.0  # of all else: a head that is stopped or overloaded is told, not waited for
+ANSWER_AMONG_S: Final = 3.0  # the same where another head may lead by now: as long as a leader's lease
 _PAUSE_S: Final = 0.05
 _PAUSE_MAX_S: Final = 1.0
+_SHUN_S: Final = 3.0  # a head that was silent is not gone back to on a standby's word: as long as a leader's lease
 _SAFE: Final = frozenset({"GET", "HEAD", "PUT", "DELETE", "PATCH"})
 _BROKEN: Final = (OSError, http.client.HTTPException)
 
@@ -49,10 +52,43 @@ class Transport:
         self._monotonic, self._sleep = monotonic, sleep
         self._reached = False
         self._own = threading.local()
+        self._at = ""  # of several heads the one that we speak to
+        self._among = False  # several heads were known when we looked last
+        self._silent: dict[str, float] = {}  # url -> when it did not answer
 
     def url(self) -> str:
         """Where the head is now; a restarted one may be elsewhere."""
-        return self._url or find_url(self._home)
+        return self._at or self._heads()[0]
+
+    def _heads(self) -> list[str]:
+        found = split_urls(self._url) if self._url else find_urls(self._home)
+        self._among = len(found) > 1
+        return found
+
+    def _untried(self) -> bool:
+        """Whether the head to ask next has not been found silent yet: it is asked, however short the patience."""
+        return bool(self._at) and self._at not in self._silent
+
+    def look_elsewhere(self, failed: str) -> bool:
+        """After `failed` did not answer: whether there is another head to ask. Where there is one alone, it is looked for anew."""
+        self._silent[failed] = self._monotonic()
+        try:
+            heads = self._heads()
+        except PhalanxError:
+            heads = []
+        others = [url for url in heads if url != failed]
+        if self._at in ("", failed):
+            after = heads.index(failed) if failed in heads else -1
+            self._at = next((url for url in [*heads[after + 1 :], *heads] if url != failed), "")
+        return bool(others)
+
+    def _refer(self, asked: str, leader: str) -> None:
+        """The head at `asked` stands by. Its word counts, but for a leader that was silent a moment ago: it may not know that yet."""
+        silent_s = self._silent.get(leader)
+        if leader and (silent_s is None or self._monotonic() - silent_s > _SHUN_S):
+            self._at = leader
+        else:
+            self._at = asked  # whoever takes over, this one will know
 
     def headers(self) -> dict[str, str]:
         """What every request carries."""
@@ -99,22 +135,33 @@ class Transport:
     ) -> bytes:
         """The same for any body; one that is read only once must not be sent again."""
         retry = Retry(self)
-        limit_s = self._answer_s if timeout_s is None else timeout_s
+        url = ""
         while True:
             try:
+                url = self.url()
+                limit_s = self._limit_s() if timeout_s is None else timeout_s
                 sent = {**self.headers(), **(headers or {})}
                 reply = self._exchange(method, path, body, sent, fresh=not again, timeout_s=limit_s)
                 payload = reply.read()
             except (*_BROKEN, Unreachable) as error:
                 self.drop()
-                # Who has the patience of a follower goes on asking; others are told after one silence.
-                silent = isinstance(error, TimeoutError) and self.patience() < REPLY_TIMEOUT_S
-                retry.after(error, again=not silent and (again or _never_sent(error)))
+                another = self.look_elsewhere(url)
+                # Who has the patience of a follower goes on asking; others are told after one silence, unless another head may know.
+                silent = isinstance(error, TimeoutError) and self.patience() < REPLY_TIMEOUT_S and not another
+                retry.after(
+                    error, again=not silent and (again or _never_sent(error)), once_more=another and self._untried()
+                )
                 continue
             self._reached = True
             if reply.status < 400:
                 return payload
             refusal = refusal_of(reply.status, payload, f"{method} {path.partition('?')[0]}")
+            if isinstance(refusal, NotLeading) and _rewound(body):  # it did nothing with the request
+                self.drop()
+                self._reached = True  # the cluster is there, and will be led
+                self._refer(url, refusal.leader)
+                retry.after(refusal, again=True)
+                continue
             if not (refusal.http_status == 503 and again):
                 raise refusal
             retry.after(refusal, again=True)
@@ -122,23 +169,37 @@ class Transport:
     def open(
         self, path: str, headers: Mapping[str, str], *, timeout_s: float = REPLY_TIMEOUT_S
     ) -> http.client.HTTPResponse:
-        """A reply to be read piece by piece, on a connection of its own that ends with it.
+        """A reply to be read piece by piece, on a connection of its own that ends with it; raises what `stream` does."""
+        return self.stream(path, headers, timeout_s=timeout_s)[0]
+
+    def stream(
+        self, path: str, headers: Mapping[str, str], *, timeout_s: float
+    ) -> tuple[http.client.HTTPResponse, socket.socket]:
+        """Such a reply with the socket it comes by, whose timeout may be changed between two reads.
 
         Raises:
             PhalanxError: the head refused.
             OSError, HTTPException: it cannot be reached; the caller knows whether another try helps.
         """
-        connection = self._connect(timeout_s)
+        url = self.url()
+        connection = None
         try:
+            connection = self._connect(timeout_s)
             connection.request("GET", path, headers={**self.headers(), **headers, "Connection": "close"})
+            wire = connection.sock
             reply = connection.getresponse()
             if reply.status >= 400:
                 raise refusal_of(reply.status, reply.read(), f"GET {path.partition('?')[0]}")
-        except BaseException:
-            connection.close()
+        except BaseException as error:
+            if connection is not None:
+                connection.close()
+            if isinstance(error, NotLeading):
+                self._refer(url, error.leader)
+            elif isinstance(error, _BROKEN):
+                self.look_elsewhere(url)
             raise
         self._reached = True
-        return reply
+        return reply, wire
 
     def drop(self) -> None:
         """Close this thread's connection."""
@@ -146,6 +207,10 @@ class Transport:
         if connection is not None:
             connection.close()
             self._own.connection = None
+
+    def _limit_s(self) -> float:
+        """How long a short answer may take."""
+        return min(self._answer_s, ANSWER_AMONG_S) if self._among else self._answer_s
 
     def patience(self) -> float:
         """How long a head that does not answer is waited for."""
@@ -180,12 +245,18 @@ class Transport:
         return reply
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
-        secure, name, port = split_url(self.url())
+        url = self.url()
+        secure, name, port = split_url(url)
         if secure:
             from phalanx.client.tls import context_for  # 20 ms of ssl that a head on loopback need not pay
 
+            known_ca = (
+                None
+                if self._url or (os.environ.get("PHALANX_URL") and self._home is None)
+                else authority(self._home, url)
+            )
             connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-                name, port, timeout=timeout_s, context=context_for(name, port)
+                name, port, timeout=timeout_s, context=context_for(name, port, known_ca)
             )
         else:
             connection = http.client.HTTPConnection(name, port, timeout=timeout_s)
@@ -207,16 +278,16 @@ class Retry:
         self._began = self._transport.now()
         self._pause_s = _PAUSE_S
 
-    def after(self, error: BaseException, *, again: bool) -> None:
-        """Pause before the next try.
+    def after(self, error: BaseException, *, again: bool, once_more: bool = False) -> None:
+        """Pause before the next try. `once_more`: there is one whatever the patience, for it goes to a head that was not asked yet.
 
         Raises:
             PhalanxError: there is none: it may not be sent twice, or patience is over.
         """
         left_s = self._began + self._transport.patience() - self._transport.now()
-        if not again or left_s <= 0:
+        if not again or (left_s <= 0 and not once_more):
             raise error if isinstance(error, PhalanxError) else unreachable(self._transport, error)
-        self._transport.pause(min(self._pause_s, left_s))
+        self._transport.pause(max(0.0, min(self._pause_s, left_s)))
         self._pause_s = min(self._pause_s * 2, _PAUSE_MAX_S)
 
 
@@ -244,13 +315,27 @@ def unreachable(transport: Transport, error: BaseException) -> Unreachable:
 
 def refusal_of(status: int, payload: bytes, what: str) -> PhalanxError:
     """The error that a reply carries, as the class whose code it names."""
+    body: dict[str, Any] = {}
     try:
-        body: dict[str, Any] = json.loads(payload)["error"]
+        body = json.loads(payload)["error"]
         code, message, hint = str(body["code"]), str(body["message"]), str(body.get("hint", ""))
     except (ValueError, KeyError, TypeError):
         code, message, hint = "", f"{what}: status {status} and no reason", ""
+    if code == NotLeading.code:
+        return NotLeading(message, hint=hint, leader=str(body.get("leader", "")))
     kind = BY_CODE.get(code) or next((k for k in BY_CODE.values() if k.http_status == status), PhalanxError)
     return kind(message, hint=hint)
+
+
+def _rewound(body: Body) -> bool:
+    """Whether the body can be sent again from its beginning."""
+    if body is None or isinstance(body, bytes):
+        return True
+    rewind = getattr(body, "seek", None)  # an iterable has none
+    if rewind is None:
+        return False
+    rewind(0)
+    return True
 
 
 def _never_sent(error: BaseException) -> bool:

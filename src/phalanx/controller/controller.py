@@ -15,8 +15,10 @@ from typing import Final
 from phalanx.controller import reports, requests
 from phalanx.controller.history import History
 from phalanx.controller.leases import MARGIN_S, NOBODY, SOMEBODY, LeaseBook
+from phalanx.controller.lives import Lives
 from phalanx.controller.outbox import IDLE_WAKE_S, Answer, Now, Outbox
 from phalanx.controller.peek import Peek, peek, would_be
+from phalanx.controller.rulebook import Rulebook
 from phalanx.controller.timers import Deadline, Due, Timers
 from phalanx.controller.turn import Losses, Settings, Turn
 from phalanx.controller.waits import GuardedWaits
@@ -73,6 +75,7 @@ class Controller:
     )  # asked for on CLOCK_BOOTTIME
     _timers: Timers = field(default_factory=Timers)
     _windows: Windows = field(default_factory=Windows)
+    _lives: Lives = field(default_factory=Lives)
     _limits_s: dict[JobId, float] = field(default_factory=dict)  # when each live attempt's time limit is armed for
     _said: dict[JobId, tuple[AttemptState, float]] = field(
         default_factory=dict
@@ -80,10 +83,12 @@ class Controller:
     _stepped_boot_s: float = 0.0
     _ended: deque[JobId] = field(default_factory=deque)
     _losses: Losses = field(init=False)
+    _rulebook: Rulebook = field(init=False)
     _steady_offset_s: float | None = None
 
     def __post_init__(self) -> None:
         self._losses = Losses(self.world)
+        self._rulebook = Rulebook(self.world, self.settings.rules)
         self.scheduler = Scheduler(self.policy)
         self.waits = GuardedWaits(Waits(self.scheduler, self.world.jobs), self.guard)
 
@@ -99,6 +104,7 @@ class Controller:
         # Granted by a head that knew the whole fleet: the larger the fleet, the longer its leases.
         full_s = now.boot_s + self.leases.terms_for(len(self.world.nodes))[0] + MARGIN_S
         for node in self.world.nodes.values():
+            self._lives.note(node)
             if node.state is NodeState.UP and node.supervisor_id is not None:
                 self.leases.grant(node.id, node.supervisor_id, now.boot_s, until_s=max(full_s, leases_until_s))
         for attempt in self.world.attempts.values():
@@ -118,13 +124,15 @@ class Controller:
         self._stepped_boot_s = now.boot_s
         ages_s = _Ages(self._placed_boot_s, now.boot_s)
         turn = Turn(
-            world=self.world, settings=self.settings, now=now, change=Change(world=self.world), ages_s=ages_s, losses=self._losses
+            world=self.world, settings=self.settings, now=now, change=Change(world=self.world), ages_s=ages_s, losses=self._losses,
+            rulebook=self._rulebook,
         )  # fmt: skip
         try:
             answers = [self._hear(turn, event) for event in inbox]
             self._let_leases_end(turn)
             self._windows.open(turn)
             self._let_deadlines_pass(turn)
+            turn.judge_lemons()
             turn.settle_dependents()  # before the cycle, so that what is let go may start in this very step
             wake_in_s = self._cycle(turn)
             if turn.ended:  # by what the cycle itself did
@@ -157,6 +165,7 @@ class Controller:
                 newest[record.job_id, record.epoch] = record
             elif isinstance(record, Node):
                 self._losses.forget()
+                self._lives.note(record)
             elif isinstance(record, Job):
                 if record.state.terminal:
                     self._ended.append(record.id)
@@ -166,6 +175,7 @@ class Controller:
         self.history.note(over, newest)
         for attempt in newest.values():
             self._follow(attempt, now.boot_s)
+        self._timers.sweep(self._stands)
         if outbox.change.removed:
             self._losses.forget()
         self._forget_old()
@@ -204,6 +214,9 @@ class Controller:
             if isinstance(event, Request):
                 answer = requests.hear(turn, event)
             else:
+                if isinstance(event, Hello) and event.seat is None:
+                    known = self.world.nodes.get(event.node.id)
+                    self._lives.check(event, None if known is None else known.supervisor_id)
                 reports.hear(turn, event)
                 if isinstance(event, Hello):
                     name = event.node.id if event.seat is None else event.seat.name

@@ -20,6 +20,8 @@ from phalanx.controller.mailboxes import Mailboxes
 from phalanx.controller.outbox import Answer, Now, Outbox
 from phalanx.controller.peek import Peek
 from phalanx.controller.telemetry import Telemetry
+from phalanx.core.access.audit import AuditLine, Call, Tip, line_of
+from phalanx.core.access.audit_words import words_of
 from phalanx.core.errors import PhalanxError, TryLater
 from phalanx.core.ids import Epoch, JobId, NodeId
 from phalanx.core.state.commands import DeleteCheckpoints
@@ -30,7 +32,7 @@ from phalanx.core.work.job import NO_EPOCH, Job
 from phalanx.core.work.seat import supervisor_of
 from phalanx.ports.clock import Clock
 from phalanx.ports.engine import Engine
-from phalanx.ports.store import Batch, Store, StoreRefused
+from phalanx.ports.store import Store, StoreDiverged, StoreRefused
 
 INBOX_MAX: Final = 50_000  # letters waiting; past that requests are told to come back
 STEP_EVENTS_MAX: Final = 4096  # in one step, so that answers do not wait for the whole queue
@@ -45,6 +47,7 @@ _log = logging.getLogger("phalanx.controller")
 @dataclass(slots=True)
 class _Letter:
     """Events and where their answers go. `again`: heard anew after a refused commit, since nobody else would repeat it.
+    `calls`: what the audit trail says of each event; of none (a call that the controller has no part in) it is told by itself.
 
     The future is marked as running at once: a caller who leaves must not be able to cancel what the loop will answer.
     """
@@ -52,6 +55,7 @@ class _Letter:
     events: Sequence[Event]
     future: Future[list[Answer | PhalanxError]]
     again: bool = False
+    calls: Sequence[Call] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,6 +64,9 @@ class Driver:
 
     Attributes:
         head_id: this life of the head; supervisors say hello again when it changes.
+        audit_key: of the audit trail (core.access.audit).
+        audit_tip: the newest line of it that is durable.
+        on_superseded: called, on the thread, when the store refuses a commit because it holds what this head does not know: another one leads.
     """
 
     controller: Controller
@@ -69,6 +76,9 @@ class Driver:
     clock: Clock
     head_id: str
     engines: Sequence[Engine] = ()
+    audit_key: bytes = b""
+    audit_tip: Tip = field(default_factory=Tip)
+    on_superseded: Callable[[str], None] = lambda _: None
     _listeners: list[Callable[[frozenset[JobId]], None]] = field(default_factory=list)
     _inbox: deque[_Letter] = field(default_factory=deque)
     _unheard: list[_Letter] = field(default_factory=list)  # whose commit was refused; first in the next turn
@@ -115,6 +125,8 @@ class Driver:
     def start(self, *, leases_until_s: float = 0.0) -> None:
         """Take over the loaded world and begin to turn. `leases_until_s` as in `Controller.begin`."""
         calm_collector()
+        newest = self.store.audit_tip()
+        self.audit_tip = Tip() if newest is None else Tip(seq=newest.seq, mac=newest.mac)
         self.controller.begin(self._now(), leases_until_s=leases_until_s)
         self._thread = threading.Thread(target=self._run, name="controller", daemon=True)
         self._thread.start()
@@ -127,8 +139,8 @@ class Driver:
         if self._thread is not None:
             self._thread.join(timeout=30.0)
 
-    def request(self, event: Request) -> Future[Answer]:
-        """Ask for something; the future holds the answer once it is durable, or the refusal."""
+    def request(self, event: Request, call: Call | None = None) -> Future[Answer]:
+        """Ask for something; the future holds the answer once it is durable, or the refusal. `call` goes into the audit trail with it."""
         answer: Future[Answer] = Future()
         answer.set_running_or_notify_cancel()
 
@@ -140,12 +152,20 @@ class Driver:
             else:
                 answer.set_result(result)
 
-        self._post([event]).add_done_callback(hand_over)
+        self._post([event], [] if call is None else [call]).add_done_callback(hand_over)
         return answer
 
     def report(self, reports: Sequence[Report]) -> Future[list[Answer | PhalanxError]]:
         """Hand over what supervisors said; the future ends once all of it is durable."""
         return self._post(reports)
+
+    def request_all(self, events: Sequence[Request], calls: Sequence[Call] = ()) -> Future[list[Answer | PhalanxError]]:
+        """The same for several requests in one step, with nothing scheduled in between; refusals are among the answers."""
+        return self._post(events, calls)
+
+    def note(self, call: Call) -> Future[list[Answer | PhalanxError]]:
+        """Write a line of the audit trail for a call that asks the controller for nothing; the future ends once it is durable."""
+        return self._post([], [call])
 
     def listen(self, listener: Callable[[frozenset[JobId]], None]) -> None:
         """Call `listener` with the jobs that each commit touched, on the controller's thread: it must return at once."""
@@ -164,7 +184,7 @@ class Driver:
             self._wake.notify()
         return future
 
-    def _post(self, events: Sequence[Event]) -> Future[list[Answer | PhalanxError]]:
+    def _post(self, events: Sequence[Event], calls: Sequence[Call] = ()) -> Future[list[Answer | PhalanxError]]:
         future: Future[list[Answer | PhalanxError]] = Future()
         future.set_running_or_notify_cancel()
         with self._wake:
@@ -172,7 +192,7 @@ class Driver:
                 why = "the head is stopping" if self._stopping else f"{INBOX_MAX} requests wait already"
                 future.set_exception(TryLater(why, hint="try again in a moment"))
                 return future
-            self._inbox.append(_Letter(events=events, future=future))
+            self._inbox.append(_Letter(events=events, future=future, calls=calls))
             self._wake.notify()
         return future
 
@@ -214,16 +234,21 @@ class Driver:
             outbox = self.controller.step(now, [event for letter in letters for event in letter.events])
         except Exception as error:  # noqa: BLE001  # a fault of ours, undone by the step; a dead thread would be a dead head
             return self._one_by_one(letters, error)
+        audit = self._audited(letters, outbox, now)
         try:
-            if not outbox.change.empty:
-                self.store.commit(_batch(outbox))
+            if audit or not outbox.change.empty:
+                self.store.commit(outbox.batch(audit))
         except StoreRefused as error:
             return self._refused(letters, outbox, error)
-        except Exception as error:  # noqa: BLE001  # as above
+        except Exception:  # noqa: BLE001  # as above
             _log.exception("the store failed in a way it does not promise")
             return self._refused(
-                letters, outbox, StoreRefused(f"the store failed: {error!r}", hint="the head's log has the details")
+                letters,
+                outbox,
+                StoreRefused("the store failed in a way it does not promise", hint="the head's log has the details"),
             )
+        if audit:
+            self.audit_tip = Tip(seq=audit[-1].seq, mac=audit[-1].mac)
         self.controller.committed(outbox, now)
         for command in outbox.commands:
             epoch = self._epoch_now(command.job_id) if isinstance(command, DeleteCheckpoints) else command.epoch
@@ -239,6 +264,22 @@ class Driver:
         for letter in letters:
             letter.future.set_result([next(answers) for _ in letter.events])
         return outbox.wake_in_s
+
+    def _audited(self, letters: list[_Letter], outbox: Outbox, now: Now) -> list[AuditLine]:
+        """What the trail says of this step's calls, in the order in which they were heard; refused ones too."""
+        lines: list[AuditLine] = []
+        tip, answered = self.audit_tip, 0
+        for letter in letters:
+            for number, call in enumerate(letter.calls):
+                result, words = "", call.detail
+                if letter.events:
+                    answer, event = outbox.answers[answered + number], letter.events[number]
+                    result = answer.code if isinstance(answer, PhalanxError) else ""
+                    words = words_of(event, answer) if isinstance(event, Request) else ""
+                lines.append(line_of(call, tip, now.wall_s, self.audit_key, detail=words, result=result))
+                tip = Tip(seq=lines[-1].seq, mac=lines[-1].mac)
+            answered += len(letter.events)
+        return lines
 
     def _epoch_now(self, job_id: JobId) -> Epoch:
         attempt = self.controller.world.attempts.get(job_id)
@@ -268,6 +309,8 @@ class Driver:
         """Nothing of the step happened. What nobody else would repeat is heard again; requests are the caller's to repeat."""
         self.controller.refused(outbox)
         _log.error("commit refused: %s", error)
+        if isinstance(error, StoreDiverged):
+            self.on_superseded(error.message)
         for letter in letters:
             if letter.again:
                 self._unheard.append(letter)
@@ -281,9 +324,7 @@ class Driver:
         if len(letters) > 1:
             return min([self._turn([letter]) for letter in letters])
         for letter in letters:
-            letter.future.set_exception(
-                PhalanxError(f"the head failed at this: {error!r}", hint="its log has the details")
-            )
+            letter.future.set_exception(PhalanxError("the head failed at this", hint="its log has the details"))
         return BROKEN_WAIT_S
 
     def _now(self) -> Now:
@@ -298,14 +339,3 @@ def calm_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECT_EVERY, 20, 50)
-
-
-def _batch(outbox: Outbox) -> Batch:
-    change = outbox.change
-    return Batch(
-        records=change.records,
-        removed_nodes=[node.id for node in change.removed],
-        removed_queues=change.removed_queues,
-        story=change.story,
-        epochs=change.epochs,
-    )

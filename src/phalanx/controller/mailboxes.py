@@ -80,12 +80,11 @@ class Mailboxes:
 
         return stop
 
-    def reset(self, node_id: NodeId) -> int:
-        """Drop everything older than now, for a supervisor that says hello; answers the last seq. Listeners stay."""
+    def last(self, node_id: NodeId) -> int:
+        """The last seq: after it commands begin for a supervisor that says hello. Its first `take` drops those before."""
         with self._lock:
-            box = self._boxes.setdefault(node_id, _Box())
-            box.waiting.clear()
-            return box.last
+            box = self._boxes.get(node_id)
+            return 0 if box is None else box.last
 
     def forget(self, node_id: NodeId) -> None:
         """Nobody will take from this box again: its supervisor is gone for good. One that is listened to stays."""

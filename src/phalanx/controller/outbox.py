@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from phalanx.core.access.audit import AuditLine
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import NodeId
@@ -15,6 +16,7 @@ from phalanx.core.work.job import Job
 from phalanx.core.work.people import Token, User
 from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.reservation import Reservation
+from phalanx.ports.store import Batch
 
 IDLE_WAKE_S: Final = 1.0
 Answer = Job | Node | Queue | Project | User | Token | Reservation | list[Job] | None
@@ -49,3 +51,15 @@ class Outbox:
     def wake_in_s(self) -> float:
         """Step again after at most this long, even with an empty inbox: a head that does not step has been away."""
         return min(IDLE_WAKE_S, self.due_in_s)
+
+    def batch(self, audit: Sequence[AuditLine] = ()) -> Batch:
+        """What is to be committed, with these lines of the audit trail."""
+        change = self.change
+        return Batch(
+            records=change.records,
+            removed_nodes=[node.id for node in change.removed],
+            removed_queues=change.removed_queues,
+            story=change.story,
+            audit=audit,
+            epochs=change.epochs,
+        )

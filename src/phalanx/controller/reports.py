@@ -8,6 +8,7 @@ from phalanx.controller.turn import Turn
 from phalanx.core.errors import Conflict
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import NodeId
+from phalanx.core.lifecycle.facts import Mark
 from phalanx.core.lifecycle.happenings import MemberLost, Remind
 from phalanx.core.state.events import Hello, NodeDead, NodeSeen, Report, SeatLost
 from phalanx.core.work.attempt import MemberState
@@ -45,7 +46,10 @@ def lose_node(turn: Turn, node_id: NodeId, why: str) -> None:
         replace(node, state=NodeState.DOWN, down_cause=why, changed_s=turn.now.wall_s, failures=node.failures + 1)
     )
     turn.tell("node_down", f"{node_id} is down: {why}", node_id=node_id)
-    for attempt in turn.world.attempts_on(node_id):
+    held = turn.world.attempts_on(node_id)
+    if held:  # a node that is switched off idle fails nobody
+        turn.mark(Mark(node_id=node_id, weight=1.0, why=why))
+    for attempt in held:
         turn.happen(attempt.job_id, MemberLost(node_id=node_id, why=why))
 
 
@@ -114,7 +118,7 @@ def _seen(turn: Turn, seen: NodeSeen) -> None:
         )  # a person's cordon outlives the engine's word
         fresh = replace(
             fresh, cordon=known.cordon if theirs else node.cordon, joined_s=known.joined_s, failures=known.failures, slow=known.slow,
-            labels={**known.labels, **node.labels}, sees_head_files=known.sees_head_files,
+            marks=known.marks, marked_s=known.marked_s, lemon=known.lemon, labels={**known.labels, **node.labels}, sees_head_files=known.sees_head_files,
         )  # fmt: skip
         if replace(known, changed_s=now_s) == fresh:
             return
@@ -131,7 +135,7 @@ def _merged(known: Node | None, hello: Hello, now_s: float) -> Node:
         )
     return replace(
         hello.node, state=NodeState.UP, supervisor_id=hello.supervisor_id, cordon=known.cordon, slow=known.slow, joined_s=known.joined_s,
-        failures=known.failures, changed_s=now_s, labels={**known.labels, **hello.node.labels}, down_cause="",
+        failures=known.failures, marks=known.marks, marked_s=known.marked_s, lemon=known.lemon, changed_s=now_s, labels={**known.labels, **hello.node.labels}, down_cause="",
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import assert_never
 
-from phalanx.controller import labels, queues, reservations, submits
+from phalanx.controller import labels, people, queues, reservations, submits
 from phalanx.controller.outbox import Answer
 from phalanx.controller.turn import Turn
 from phalanx.core.errors import Conflict, NotFound
@@ -17,11 +17,12 @@ from phalanx.core.fleet.node import Cordon, Node, NodeState
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.lifecycle import job as jobs
 from phalanx.core.lifecycle.facts import Case, Outcome
-from phalanx.core.lifecycle.happenings import StopWanted
 from phalanx.core.performance.profile import profile_from, slow_parts
 from phalanx.core.state.events import (
     Cancel,
     CancelAll,
+    ChangeProject,
+    ChangeUser,
     CordonNode,
     EndReservation,
     ForgetNode,
@@ -33,18 +34,18 @@ from phalanx.core.state.events import (
     PutQueue,
     PutQueues,
     PutReservation,
+    PutRules,
     PutToken,
     PutUser,
     Request,
     Requeue,
     RevokeToken,
     Submit,
+    TokensUsed,
     UncordonNode,
     Update,
 )  # fmt: skip
-from phalanx.core.work.attempt import Cause
 from phalanx.core.work.job import JobState
-from phalanx.core.work.people import Token
 
 
 def hear(turn: Turn, request: Request) -> Answer:
@@ -76,8 +77,11 @@ def hear(turn: Turn, request: Request) -> Answer:
             labels.label(turn, request)
             return None
         case PutUser(user=user):
-            turn.change.put(user)
-            return user
+            return people.put_user(turn, user)
+        case ChangeUser():
+            return people.change_user(turn, request)
+        case ChangeProject():
+            return people.change_project(turn, request)
         case PutProject(project=project):
             turn.change.put(project)
             return project
@@ -96,11 +100,18 @@ def hear(turn: Turn, request: Request) -> Answer:
             turn.tell("calibrated", f"the fleet's profile was stored by {calibration.by}", by=calibration.by)
             _mark_slow(turn, calibration)
             return None
+        case PutRules(document=document):
+            turn.change.put(document)
+            turn.tell("rules", f"{document.by} put failure rules of the operators' own", by=document.by)
+            return None
         case PutToken(token=token):
             turn.change.put(token)
             return token
         case RevokeToken():
-            return _revoke(turn, request)
+            return people.revoke(turn, request)
+        case TokensUsed():
+            people.note_use(turn, request)
+            return None
         case PlanStop():
             return None
         case _:
@@ -150,16 +161,6 @@ def _each(
     return [world.jobs[outcome.job.id] for outcome in outcomes]
 
 
-def _revoke(turn: Turn, request: RevokeToken) -> Token:
-    token = turn.world.tokens.get(request.token_id)
-    if token is None:
-        raise NotFound(f"no token {request.token_id}", hint="phalanx tokens lists them")
-    if token.revoked_s is None:
-        token = replace(token, revoked_s=turn.now.wall_s)
-        turn.change.put(token)
-    return token
-
-
 def _mark_slow(turn: Turn, calibration: Calibration) -> None:
     """What the profile found slow is used last from now on, and what it found sound as before. Virtual nodes share one machine's cores:
     what is slow there is the neighbour's doing.
@@ -186,8 +187,9 @@ def _operate(turn: Turn, request: CordonNode | UncordonNode | ForgetNode) -> Nod
         case CordonNode():
             return _cordon(turn, node, request)
         case UncordonNode():
-            if node.cordon is not None:
-                node = replace(node, cordon=None, changed_s=turn.now.wall_s)
+            if node.cordon is not None or node.lemon:
+                # Whoever lets work on again has looked at it: what counted against it before is settled.
+                node = replace(node, cordon=None, marks=0.0, lemon="", changed_s=turn.now.wall_s)
                 turn.change.put(node)
                 turn.tell("undrained", f"{node.id} takes work again", node_id=node.id, by=request.by)
             return node
@@ -209,6 +211,5 @@ def _cordon(turn: Turn, node: Node, request: CordonNode) -> Node:
         word = "drained" if request.drain else "cordoned"
         turn.tell(word, f"{node.id} is {word} by {request.by}: {request.why}", node_id=node.id, by=request.by)
         if request.drain:
-            for attempt in turn.world.attempts_on(NodeId(node.id)):
-                turn.happen(attempt.job_id, StopWanted(cause=Cause.DRAINED, why=f"{node.id} is drained", by=request.by))
+            turn.move_off(NodeId(node.id), by=request.by)
     return node

@@ -6,7 +6,6 @@ bounded, thread safe; a restarted head fills it again within a few seconds.
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 from collections import OrderedDict, deque
@@ -17,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId, SupervisorId
+from phalanx.core.jsonline import finite, object_of
 from phalanx.core.state.events import CheckpointFailed, Progressed
 from phalanx.wire.api.jobs import Progress
 from phalanx.wire.rank import REPORT_BYTES_MAX, ReportKind
@@ -24,7 +24,9 @@ from phalanx.wire.supervisor import DeviceSample, SamplesRequest
 
 NodeSamples = SamplesRequest
 
-JOBS_MAX: Final = 20_000  # jobs with progress in memory, least lately reporting out first; some 20 MB when full
+JOBS_MAX: Final = (
+    20_000  # jobs with progress in memory, least lately reporting out first; 1.3 KB (one step) to 4.2 KB each
+)
 NODES_MAX: Final = 50_000  # four times the largest fleet of DESIGN 6
 RATE_STEPS: Final = 20  # steps that a rate is taken over: smooth, and honest again soon after a stall
 ERROR_CHARS_MAX: Final = 500  # of a rank's own words in the story
@@ -98,7 +100,7 @@ class Telemetry:
             self._tracks.move_to_end(job_id)
             *lines, torn = (track.torn + data).split(b"\n")
             track.torn = torn if len(torn) <= REPORT_BYTES_MAX else b""
-            told = (_read(job_id, track, report) for line in lines if (report := _parse(line)) is not None)
+            told = (_read(job_id, track, report) for line in lines if (report := object_of(line)) is not None)
             return [event for event in told if event is not None]
 
     def progress(self, job_id: JobId) -> Progress | None:
@@ -170,14 +172,6 @@ def _jobs_in(devices: list[DeviceSample]) -> set[JobId]:
     return {device.job_id for device in devices if device.job_id is not None}
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        report = json.loads(line)
-    except ValueError:
-        return None
-    return report if isinstance(report, dict) else None
-
-
 def _read(job_id: JobId, track: _Track, report: dict[str, Any]) -> Progressed | CheckpointFailed | None:
     """Take one report into the track; answers an event if the controller should hear of it."""
     generation = report.get("generation")
@@ -219,12 +213,13 @@ def _read_failed_save(job_id: JobId, track: _Track, report: dict[str, Any]) -> C
 
 def _read_step(job_id: JobId, track: _Track, report: dict[str, Any]) -> Progressed | None:
     step, begin_ns, end_ns, at_s = (report.get(name) for name in ("step", "begin_ns", "end_ns", "at_s"))
-    if not isinstance(step, int) or not isinstance(at_s, (int, float)):
+    when_s = finite(at_s)
+    if not isinstance(step, int) or when_s is None:
         return None
-    track.step, track.step_generation, track.at_s = step, track.generation, float(at_s)
+    track.step, track.step_generation, track.at_s = step, track.generation, when_s
     loss, tokens = report.get("loss"), report.get("tokens")
     # A loss of NaN is news to its user, but JSON has no word for it: absent says so too.
-    track.loss = float(loss) if isinstance(loss, (int, float)) and math.isfinite(loss) else None
+    track.loss = finite(loss)
     if isinstance(begin_ns, int) and isinstance(end_ns, int) and end_ns >= begin_ns:
         track.steps.append((begin_ns, end_ns, tokens if isinstance(tokens, int) else None))
     if 0 <= track.at_s - track.told_at_s < PROGRESSED_EVERY_S:

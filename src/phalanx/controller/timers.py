@@ -11,9 +11,11 @@ import heapq
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from phalanx.core.ids import Epoch, Generation, JobId
+
+SWEPT_FROM: Final = 1000  # entries; fewer are not worth a look
 
 
 class Due(enum.IntEnum):
@@ -46,6 +48,7 @@ class Timers:
     fired: list[Deadline] = field(default_factory=list)
     _heap: list[Deadline] = field(default_factory=list)
     _orders: int = 0
+    _sweep_at: int = SWEPT_FROM  # entries at which those that do not stand are thrown out
 
     def arm(self, at_s: float, due: Due, job_id: JobId, epoch: Epoch, generation: Generation) -> None:
         """Look at the job again at `at_s`."""
@@ -64,6 +67,16 @@ class Timers:
         """The step is committed: what fired has done its work. Hands it over."""
         fired, self.fired = self.fired, []
         return fired
+
+    def sweep(self, stands: Callable[[Deadline], bool]) -> None:
+        """Throw out what does not stand, when there are twice as many entries as stood the last time; call it on a durable state.
+
+        Else a job of ten seconds with a limit of a week would leave its deadline here for the week.
+        """
+        if len(self._heap) >= self._sweep_at:
+            self._heap = [deadline for deadline in self._heap if stands(deadline)]
+            heapq.heapify(self._heap)
+            self._sweep_at = max(SWEPT_FROM, 2 * len(self._heap))
 
     def undo(self) -> None:
         """The step never happened: what fired is due again."""

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from phalanx.controller.outbox import Now
-from phalanx.core.fleet.fitness import PREFLIGHT, Fault, kept_out
+from phalanx.controller.rulebook import Rulebook
+from phalanx.core.fleet.fitness import PREFLIGHT, RECOVERY, Fault, kept_out
+from phalanx.core.fleet.node import Node
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.lifecycle import dependencies
 from phalanx.core.lifecycle.attempt import transition
-from phalanx.core.lifecycle.facts import Case, Facts, Outcome
-from phalanx.core.lifecycle.happenings import Happening
+from phalanx.core.lifecycle.facts import Case, Facts, Mark, Outcome
+from phalanx.core.lifecycle.happenings import Happening, StopWanted
 from phalanx.core.recovery.failure_rate import gang_mtbf_s, node_mtbf_s
+from phalanx.core.recovery.lemon import Lemon, Marks, lemons, marked
+from phalanx.core.recovery.rules import Rule
 from phalanx.core.state.commands import Command
 from phalanx.core.state.relations import Name
 from phalanx.core.state.story import StoryLine
 from phalanx.core.state.world import Change, World
+from phalanx.core.work.attempt import Cause
 from phalanx.core.work.job import Job
 
 
@@ -27,6 +32,7 @@ class Settings:
 
     checkpoint_root: str
     output_root: str
+    rules: tuple[Rule, ...] = ()  # failure rules that come with Phalanx
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,15 +57,19 @@ class Turn:
     renamed: list[Name] = field(default_factory=list)
     losses: Losses
     ages_s: Mapping[JobId, float] = field(default_factory=dict)
+    rulebook: Rulebook | None = None
+    _marked: bool = False
     _facts: Facts | None = None
 
     @property
     def facts(self) -> Facts:
         """The surroundings of a transition: the same for all of one step."""
         if self._facts is None:
+            book = self.rulebook or Rulebook(self.world, self.settings.rules)
             self._facts = Facts(
                 now_s=self.now.wall_s, addresses=_Addresses(self.world), nodes=self.world.nodes, checkpoint_root=self.settings.checkpoint_root,
                 output_root=self.settings.output_root, gang_mtbf_s=partial(_gang_mtbf_s, self.losses, self.now.wall_s), ages_s=self.ages_s,
+                judge=book.judge, judge_cause=book.judge_cause,
             )  # fmt: skip
         return self._facts
 
@@ -91,20 +101,67 @@ class Turn:
         self.commands += outcome.commands
         for fault in outcome.faults:
             self._keep_out(fault)
+        if outcome.marks:
+            self.mark(*outcome.marks)
 
     def _keep_out(self, fault: Fault) -> None:
         """Let no more work come to a node whose own evidence is bad, unless so many are kept out that the test is in doubt."""
         node = self.world.nodes.get(fault.node_id)
         if node is None or not fault.kept_out:
             return
-        fresh = kept_out(node, fault.why, self.world.nodes.values(), self.now.wall_s)
+        fresh = kept_out(node, fault, self.world.nodes.values(), self.now.wall_s)
         if fresh is None:
-            text = f"{node.id} failed its preflight ({fault.why}) and takes work all the same: too many are kept out already; is the test wrong?"
-            self.tell("preflight_doubted", text, node_id=node.id)
+            of_preflight = fault.by == PREFLIGHT
+            what, test = ("failed its preflight", "test") if of_preflight else ("is to be drained", "rule")
+            text = f"{node.id} {what} ({fault.why}) and takes work all the same: too many are kept out already; is the {test} wrong?"
+            self.tell("preflight_doubted" if of_preflight else "drain_doubted", text, node_id=node.id)
         elif fresh is not node:
             self.change.put(fresh)
-            text = f"{node.id} is kept out: {fault.why}; phalanx nodes undrain {node.id} lets work onto it again"
-            self.tell("kept_out", text, node_id=node.id, by=PREFLIGHT)
+            word = "drained" if fault.drain else "kept out"
+            text = f"{node.id} is {word}: {fault.why}; phalanx nodes undrain {node.id} lets work onto it again"
+            self.tell("drained" if fault.drain else "kept_out", text, node_id=node.id, by=fault.by)
+            if fault.drain:
+                self.move_off(node.id, by=fault.by)
+
+    def move_off(self, node_id: NodeId, *, by: str) -> None:
+        """What runs on a drained node saves and goes elsewhere."""
+        for attempt in self.world.attempts_on(node_id):
+            self.happen(attempt.job_id, StopWanted(cause=Cause.DRAINED, why=f"{node_id} is drained", by=by))
+
+    def mark(self, *marks: Mark) -> None:
+        """Count against nodes. Which of the fleet are lemons is judged once for all marks of a step: a rack may fall silent at once."""
+        now_s = self.now.wall_s
+        for mark in marks:
+            node = self.world.nodes.get(mark.node_id)
+            if node is not None:
+                fresh = marked(Marks(sum=node.marks, at_s=node.marked_s), mark.weight, now_s)
+                self.change.put(replace(node, marks=fresh.sum, marked_s=fresh.at_s))
+                self._marked = True
+
+    def judge_lemons(self) -> None:
+        """Judge anew which nodes are lemons, if something was counted in this step: those are used last, and drained beyond doubt."""
+        if not self._marked:
+            return
+        self._marked, now_s = False, self.now.wall_s
+        fleet = {node.id: Marks(sum=node.marks, at_s=node.marked_s) for node in self.world.nodes.values()}
+        found = lemons(fleet, now_s)
+        for node in list(self.world.nodes.values()):
+            if node.lemon or node.id in found:
+                self._say_lemon(node, found.get(node.id))
+
+    def _say_lemon(self, node: Node, lemon: Lemon | None) -> None:
+        why = "" if lemon is None else lemon.why
+        if why != node.lemon:
+            self.change.put(replace(node, lemon=why))
+        if bool(why) != bool(node.lemon):
+            text = (
+                f"{node.id} {why}: used last from now on"
+                if why
+                else f"{node.id} no longer fails gangs more than others"
+            )
+            self.tell("lemon", text, node_id=node.id, by=RECOVERY)
+        if lemon is not None and lemon.drain and node.cordon is None:
+            self._keep_out(Fault(node_id=node.id, why=why, kept_out=True, by=RECOVERY, drain=True))
 
     def settle_dependents(self) -> None:
         """Let go or end the jobs that waited for those that ended in this step, and so on: all of it is committed together.

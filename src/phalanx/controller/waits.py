@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from contextlib import AbstractContextManager
 
 from phalanx.core.ids import JobId
@@ -10,7 +10,10 @@ from phalanx.core.state.plan import Waiting
 
 
 class GuardedWaits(Mapping[JobId, Waiting]):
-    """The scheduler's waits, each worked out when asked and while the scheduler stands still."""
+    """The scheduler's waits, each worked out when asked and while the scheduler stands still.
+
+    Between two looks jobs begin: `items` and `values` leave out whoever was listed and waits no more.
+    """
 
     def __init__(self, waits: Mapping[JobId, Waiting], guard: AbstractContextManager[object]) -> None:
         self._waits, self._guard = waits, guard
@@ -26,3 +29,14 @@ class GuardedWaits(Mapping[JobId, Waiting]):
     def __len__(self) -> int:
         with self._guard:
             return len(self._waits)
+
+    def items(self) -> ItemsView[JobId, Waiting]:
+        """Those that still wait when they are asked."""
+        return self._still().items()
+
+    def values(self) -> ValuesView[Waiting]:
+        """As `items`."""
+        return self._still().values()
+
+    def _still(self) -> dict[JobId, Waiting]:
+        return {job_id: wait for job_id in self if (wait := self.get(job_id)) is not None}

@@ -104,6 +104,24 @@ class TryLater(PhalanxError):
     retry_helps = True
 
 
+class NotLeading(TryLater):
+    """This head stands by; another leads, or none does yet. `leader` is where that one is, empty where it is not known."""
+
+    code = "not_leading"
+
+    def __init__(self, message: str, *, hint: str = "", leader: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.leader = leader
+
+
+class OutcomeUnknown(PhalanxError):
+    """This head's term ended before it could answer: the thing may have been done, or not. What may happen twice is safe to repeat."""
+
+    code = "outcome_unknown"
+    exit_code = ExitCode.TRY_LATER
+    http_status = 503
+
+
 class Unreachable(PhalanxError):
     """The head does not answer. Raised on the client's side alone."""
 
@@ -125,7 +143,7 @@ class WaitTimedOut(PhalanxError):
 BY_CODE: dict[str, type[PhalanxError]] = {
     kind.code: kind
     for kind in (
-        BadRequest, BadFile, NeverFits, NotFound, Conflict, NotSignedIn, NotPermitted, TooLarge, TryLater, Unreachable,
-        WaitTimedOut,
+        BadRequest, BadFile, NeverFits, NotFound, Conflict, NotSignedIn, NotPermitted, TooLarge, TryLater, NotLeading,
+        OutcomeUnknown, Unreachable, WaitTimedOut,
     )
 }  # fmt: skip

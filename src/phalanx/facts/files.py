@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from functools import cache
 from importlib import resources
 from typing import Any, Final
@@ -44,10 +45,15 @@ def text_at(path: str) -> str:
         BadFile: it cannot be read, is no text, or is far longer than any table.
     """
     try:
-        with open(path, "rb") as file:
+        # Without O_NONBLOCK a named pipe would hold us until somebody writes.
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise BadFile(f"{path}: is no regular file", hint="name the file itself")
             content = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise BadFile(f"{path}: {error.strerror or error}") from None
+    except ValueError as error:  # a NUL in it
+        raise BadFile(f"{path}: is no path: {error}") from None
     if len(content) > FILE_BYTES_MAX:
         raise BadFile(f"{path}: more than {FILE_BYTES_MAX >> 20} MiB, which no table of facts is")
     try:

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from phalanx.core.access.audit import AuditLine
 from phalanx.core.errors import TryLater
-from phalanx.core.fleet.calibration import Calibration
+from phalanx.core.fleet.calibration import FLEET, Calibration
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, UserId
 from phalanx.core.state.story import StoryLine
@@ -31,6 +32,18 @@ class StaleEpoch(StoreRefused):
     code = "stale_epoch"
 
 
+class StoreDiverged(StoreRefused):
+    """The store holds what its head does not know of, or lacks what it wrote: this object commits nothing more, and the head has to load the store anew."""
+
+    code = "store_diverged"
+
+
+class StaleLeader(StoreDiverged):
+    """Another head leads: the store is at a later term than the one that this head was given."""
+
+    code = "stale_leader"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """One step's changes: written whole, in order, or not at all.
@@ -43,6 +56,7 @@ class Batch:
     removed_nodes: Sequence[NodeId] = ()
     removed_queues: Sequence[QueueId] = ()
     story: Sequence[StoryLine] = ()
+    audit: Sequence[AuditLine] = ()
     epochs: Mapping[JobId, Epoch] = field(default_factory=dict)
 
 
@@ -106,6 +120,16 @@ class Store(Protocol):
         """Story lines with seq > after, oldest first, of one job, one node, or all."""
         ...
 
+    def audit(
+        self, *, after: int | None = None, user: UserId | None = None, since_s: float = 0.0, limit: int = 1000
+    ) -> list[AuditLine]:
+        """Lines of the audit trail, oldest first: those with seq > after, or without it the newest; of one user, not older than `since_s`."""
+        ...
+
+    def audit_tip(self) -> AuditLine | None:
+        """The newest line of the audit trail."""
+        ...
+
     def nodes(self) -> list[Node]:
         """All nodes by id."""
         ...
@@ -126,8 +150,8 @@ class Store(Protocol):
         """One reservation, an ended one too."""
         ...
 
-    def calibration(self) -> Calibration | None:
-        """What the last calibration found."""
+    def calibration(self, document: str = FLEET) -> Calibration | None:
+        """What the last calibration found; or another document of the fleet, by its id."""
         ...
 
     def projects(self) -> list[Project]:

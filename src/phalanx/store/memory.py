@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from phalanx.core.access.audit import AuditLine
 from phalanx.core.fleet.calibration import FLEET, Calibration
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, TokenId, UserId
@@ -41,6 +42,7 @@ class _Tables:
     idempotency: dict[tuple[UserId, str], Idempotency] = field(default_factory=dict)
     token_of_hash: dict[str, TokenId] = field(default_factory=dict)
     story: list[StoryLine] = field(default_factory=list)  # line `seq` stands at index seq - 1
+    audit: dict[int, AuditLine] = field(default_factory=dict)
 
 
 class MemoryStore:
@@ -77,6 +79,9 @@ class MemoryStore:
             }
             check(batch, rows, standings, len(self._tables.story))
             self._check_unique(rows)
+            for line in batch.audit:
+                if line.seq in self._tables.audit:
+                    raise StoreRefused(f"audit line {line.seq} stands there already")
             self._write(batch, rows)
         if rows.touch_access:
             self._access_version += 1
@@ -146,6 +151,22 @@ class MemoryStore:
         found = [line for line in lines if job_id in (None, line.job_id) and node_id in (None, line.node_id)]
         return found[: max(0, limit)]
 
+    def audit(
+        self, *, after: int | None = None, user: UserId | None = None, since_s: float = 0.0, limit: int = 1000
+    ) -> list[AuditLine]:
+        """Lines of the audit trail, oldest first."""
+        with self._lock:
+            lines = _by_key(self._tables.audit)
+        found = [line for line in lines if user in (None, line.user) and line.at_s >= since_s]
+        if after is None:
+            return found[max(0, len(found) - max(0, limit)) :]
+        return [line for line in found if line.seq > after][: max(0, limit)]
+
+    def audit_tip(self) -> AuditLine | None:
+        """The newest line of the audit trail."""
+        with self._lock:
+            return self._tables.audit[max(self._tables.audit)] if self._tables.audit else None
+
     def nodes(self) -> list[Node]:
         """All nodes by id."""
         with self._lock:
@@ -171,10 +192,10 @@ class MemoryStore:
         with self._lock:
             return self._tables.reservations.get(reservation_id)
 
-    def calibration(self) -> Calibration | None:
-        """What the last calibration found."""
+    def calibration(self, document: str = FLEET) -> Calibration | None:
+        """What the last calibration found; or another document of the fleet, by its id."""
         with self._lock:
-            return self._tables.calibrations.get(FLEET)
+            return self._tables.calibrations.get(document)
 
     def projects(self) -> list[Project]:
         """All projects by id."""
@@ -231,6 +252,7 @@ class MemoryStore:
             tables.attempts.setdefault(job_id, {})[epoch] = attempt
         tables.idempotency.update(rows.idempotency)
         tables.story.extend(batch.story)
+        tables.audit.update((line.seq, line) for line in batch.audit)
 
     def _check_unique(self, rows: Rows) -> None:
         seqs: dict[int, JobId] = {}

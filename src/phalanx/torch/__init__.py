@@ -11,7 +11,7 @@ import atexit
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from phalanx.torch import session as _sessions
 from phalanx.torch.environment import RankEnvironment
@@ -28,6 +28,7 @@ __all__ = [
     "Parts",
     "Rank",
     "StopReason",
+    "busy",
     "checkpoint",
     "fence",
     "finish",
@@ -38,6 +39,9 @@ __all__ = [
     "report",
     "should_stop",
 ]
+
+
+_BUSY_CHARS_MAX: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +107,17 @@ def report(*, step: int, loss: float | None = None, tokens: int | None = None, m
         mfu: model FLOP/s over peak, if the script knows it.
     """
     _sessions.current().report(step=step, loss=loss, tokens=tokens, mfu=mfu)
+
+
+def busy(what: str) -> None:
+    """Say that no step will come for a while, as before an evaluation that takes long: the silence is then no hang for up to an hour.
+
+    The next `report` ends it. One rank of a node is enough. Saves say so by themselves.
+
+    Args:
+        what: a word for it ("evaluation").
+    """
+    _sessions.current().pipe.send(ReportKind.BUSY, what=what[:_BUSY_CHARS_MAX])
 
 
 def fence() -> int:

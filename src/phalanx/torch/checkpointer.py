@@ -188,6 +188,7 @@ class Checkpointer:
         if self._directory is None:
             return
         began_s = time.monotonic()
+        self._session.pipe.send(ReportKind.BUSY, what="save")
         self.wait()
         costs = (self._cadence.stall_s, self._cadence.write_s)
         own = state.rank_state(self._stateful, extra or {}, self._session.device, costs=costs, layout=self._layout)

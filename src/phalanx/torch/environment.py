@@ -12,6 +12,7 @@ from phalanx.wire.rank import (
     GENERATION_VARIABLE,
     LEASE_PAGE_VARIABLE,
     REPORT_PIPE_VARIABLE,
+    STACKS_VARIABLE,
 )
 
 
@@ -22,6 +23,7 @@ class RankEnvironment:
     `launched` is True when somebody (Phalanx, torchrun, Slurm) set the rendezvous of torch.distributed; without it the process
     is a gang of its own. `supervised` is True when a Phalanx supervisor listens to reports. `layout` and `machine`
     are the plan's, see `chosen`; empty without one. `apart`: each node of the gang has a checkpoint folder of its own.
+    `stacks`: where this rank leaves its stacks when asked.
     """
 
     launched: bool
@@ -44,6 +46,7 @@ class RankEnvironment:
     apart: bool
     layout: str
     machine: str
+    stacks: str | None = None
 
     @property
     def supervised(self) -> bool:
@@ -80,6 +83,7 @@ class RankEnvironment:
             apart=variables.get(APART_VARIABLE, "") not in {"", "0"},
             layout=variables.get("PHALANX_LAYOUT", "").strip(),
             machine=variables.get("PHALANX_MACHINE", "").strip(),
+            stacks=variables.get(STACKS_VARIABLE) or None,
         )
 
 

@@ -36,6 +36,7 @@ from phalanx.torch.agreement import Agreed, Agreement, Wish
 from phalanx.torch.environment import RankEnvironment
 from phalanx.torch.fence import Fence
 from phalanx.torch.pipe import ReportPipe
+from phalanx.torch.stacks import answer_with_stacks
 from phalanx.wire.rank import ReportKind, StopReason, boottime_ns
 
 _DEFAULT_TIMEOUT_S: Final = 600.0
@@ -123,6 +124,7 @@ class Session:
             pass
         if dist.is_initialized():
             dist.destroy_process_group()
+        self.pipe.send(ReportKind.BUSY, what="finished")  # what follows (a last evaluation, an upload) makes no steps
 
     def _on_sigterm(self, _signal: int, _frame: object) -> None:
         self._signalled = True
@@ -166,6 +168,7 @@ def collective_timeout_s(environment: RankEnvironment) -> float:
 
 def start(environment: RankEnvironment, *, backend: str | None, timeout_s: float | None) -> Session:
     """Choose the device, join the process group and attach to the supervisor. Collective."""
+    answer_with_stacks(environment.stacks, environment.rank)
     device = _select_device(environment)
     if not dist.is_initialized():
         _join(environment, backend or ("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"), timeout_s, device)

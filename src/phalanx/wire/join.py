@@ -17,6 +17,8 @@ from phalanx.core.errors import BadFile
 from phalanx.core.ids import NodeId
 
 FINGERPRINT_PREFIX: Final = "sha256:"
+# After which a node or driver whose Ray head is gone ends itself: a new head, without Redis, does not know it.
+RAY_RECONNECT_S: Final = 10
 _CERTIFICATE: Final = re.compile(r"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.DOTALL)
 
 
@@ -42,11 +44,14 @@ class RayJoin(msgspec.Struct, frozen=True, kw_only=True):
     certificate_pem: str
     ray_version: str
     python_version: str
-    reconnect_s: int = 10
+    reconnect_s: int = RAY_RECONNECT_S
 
 
 class JoinReply(msgspec.Struct, frozen=True, kw_only=True):
-    """`token` is the node's own; `up`: its supervisor has said hello. `ray` is there where Ray brings that; else the server does itself."""
+    """`token` is the node's own; `up`: its supervisor has said hello. `ray` is there where Ray brings that; else the server does itself.
+
+    `heads`: where all heads are that share a store; empty where there is one.
+    """
 
     node_id: NodeId
     token: str
@@ -54,6 +59,7 @@ class JoinReply(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     up: bool = False
     ray: RayJoin | None = None
+    heads: list[str] = []
 
 
 class JoinLine(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,6 @@ import msgspec
 PIECE_BYTES_MAX: Final = (
     4 << 20
 )  # one request: small enough for 30 s on a slow link, large enough that its answer costs nothing
-MANIFEST_BYTES_MAX: Final = 64 << 20  # some 100 bytes a file, two files a rank: 300,000 ranks
 OUTPUT_FILES_MAX: Final = 20_000  # of a job; a look at them all takes some 0.1 s
 NONCE_FILE: Final = ".phalanx-head"  # in each of the head's roots
 

@@ -6,15 +6,19 @@ files differ from it, does not exist as far as resuming goes. Standard library o
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import stat
 import zlib
 from dataclasses import dataclass
-from typing import Final
+from typing import BinaryIO, Final
 
 MANIFEST_NAME: Final = "manifest.json"
 MANIFEST_FORMAT: Final = 1
+MANIFEST_BYTES_MAX: Final = 64 << 20  # some 100 bytes a file, two files a rank: 300,000 ranks
+DEPTH_MAX: Final = 64  # names in a path: what keeps and removes such files may call itself for each, and Python ends that at the thousandth
 _CHUNK_BYTES: Final = 4 << 20
 
 
@@ -43,12 +47,37 @@ class CheckpointInvalid(Exception):
 
 
 def checksum(path: str) -> tuple[int, int]:
-    """Size in bytes and CRC-32 of a file, read in chunks. Cost: one pass over the file."""
+    """Size in bytes and CRC-32 of a regular file, read in chunks. Cost: one pass over the file.
+
+    Raises:
+        OSError: it cannot be read, or is a pipe, a device or a folder: nobody waits for such a thing.
+    """
     crc, size = 0, 0
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         while chunk := file.read(_CHUNK_BYTES):
             crc, size = zlib.crc32(chunk, crc), size + len(chunk)
     return size, crc
+
+
+def open_regular(path: str) -> BinaryIO:
+    """Open a file for reading that is a file: what lies in a checkpoint is the job's, and a pipe there would hold the reader for ever.
+
+    Raises:
+        OSError: it is not there, or something else.
+    """
+    return open(regular(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), path), "rb")
+
+
+def regular(descriptor: int, path: str) -> int:
+    """The descriptor, if it is of a file; closed otherwise: a pipe that was opened both ways takes what is written until it is full, then never.
+
+    Raises:
+        OSError: it is of something else.
+    """
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "is no regular file", path)
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -75,10 +104,12 @@ def read(folder: str) -> tuple[Manifest, str]:
         CheckpointInvalid: it is missing, torn, or of another format.
     """
     try:
-        with open(os.path.join(folder, MANIFEST_NAME), "rb") as file:
-            encoded = file.read()
+        with open_regular(os.path.join(folder, MANIFEST_NAME)) as file:
+            encoded = file.read(MANIFEST_BYTES_MAX + 1)
     except OSError as error:
         raise CheckpointInvalid(f"{folder}: no readable manifest ({error})") from error
+    if len(encoded) > MANIFEST_BYTES_MAX:
+        raise CheckpointInvalid(f"{folder}: its manifest is over {MANIFEST_BYTES_MAX} bytes")
     return decode(encoded, where=folder), digest(encoded)
 
 
@@ -98,12 +129,25 @@ def decode(encoded: bytes, *, where: str) -> Manifest:
             ManifestFile(path=str(f["path"]), size_bytes=int(f["size_bytes"]), crc32=int(f["crc32"]))
             for f in record["files"]
         )
+        for file in files:
+            _refuse_path(file.path, where)
         return Manifest(
             format=MANIFEST_FORMAT, step=int(record["step"]), epoch=int(record["epoch"]),
             world_size=int(record["world_size"]), files=files,
         )  # fmt: skip
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise CheckpointInvalid(f"{where}: no readable manifest ({error})") from error
+
+
+def _refuse_path(path: str, where: str) -> None:
+    """Let pass what names a file below the folder.
+
+    Raises:
+        CheckpointInvalid: it is empty, absolute, climbs, is too deep, or is no name at all.
+    """
+    parts = path.split("/")
+    if not path or len(parts) > DEPTH_MAX or "\0" in path or any(part in {"", ".", ".."} for part in parts):
+        raise CheckpointInvalid(f"{where}: its manifest names {path[:200]!r}, which is no file below the folder")
 
 
 def verify(folder: str, *, expected_digest: str | None = None) -> Manifest:
@@ -117,12 +161,12 @@ def verify(folder: str, *, expected_digest: str | None = None) -> Manifest:
         raise CheckpointInvalid(f"{folder}: manifest differs from the published one")
     for file in manifest.files:
         path = os.path.join(folder, file.path)
-        if not os.path.realpath(path).startswith(os.path.realpath(folder) + os.sep):
+        if "\0" in file.path or not os.path.realpath(path).startswith(os.path.realpath(folder) + os.sep):
             raise CheckpointInvalid(f"{folder}: manifest names {file.path!r} outside the folder")
         try:
             found = checksum(path)
         except OSError as error:
-            raise CheckpointInvalid(f"{folder}: {file.path}: {error.strerror}") from error
+            raise CheckpointInvalid(f"{folder}: {file.path}: {error.strerror or error}") from error
         if found != (file.size_bytes, file.crc32):
             raise CheckpointInvalid(
                 f"{folder}: {file.path} has {found[0]} bytes, CRC {found[1]:08x}; the manifest says {file.size_bytes}, {file.crc32:08x}"

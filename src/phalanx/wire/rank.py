@@ -22,6 +22,7 @@ Every report carries `k` (a ReportKind value), `rank`, `epoch`, `generation`.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
 import math
@@ -38,6 +39,9 @@ LEASE_PAGE_VARIABLE: Final = "PHALANX_LEASE_PAGE"
 REPORT_PIPE_VARIABLE: Final = "PHALANX_REPORT_PIPE"
 EPOCH_VARIABLE: Final = "PHALANX_EPOCH"
 GENERATION_VARIABLE: Final = "PHALANX_GENERATION"
+STACKS_VARIABLE: Final = "PHALANX_STACKS"  # folder in which a rank that dumps its stacks when asked keeps its file
+STACK_SIGNAL: Final = 43
+"""On which it does: SIGRTMIN + 9 of glibc. Real-time signals have no meaning of their own, and libraries take the first and last few."""
 APART_VARIABLE: Final = "PHALANX_CHECKPOINT_APART"  # set where each node of the gang has a checkpoint folder of its own
 
 
@@ -51,6 +55,7 @@ class StopReason(enum.IntEnum):
     RESTART = 4
     DRAIN = 5
     SUPERSEDED = 6
+    HANG = 7
 
 
 class ReportKind(enum.StrEnum):
@@ -64,6 +69,7 @@ class ReportKind(enum.StrEnum):
     CHECKPOINT_FAILED: step, error.
     RESUMED: step, path, load_s.
     PLANNED: steps_total, and where known tokens_total; sent once, so that progress has an end.
+    BUSY: what ("save", "finished", or a word of the user's); no step will come for a while, and that is no hang. The next step ends it.
     STALL: seconds, cause ("save", "load", "fence"): time in which no step was made.
     """
 
@@ -73,6 +79,7 @@ class ReportKind(enum.StrEnum):
     CHECKPOINT_FAILED = "checkpoint_failed"
     RESUMED = "resumed"
     PLANNED = "planned"
+    BUSY = "busy"
     STALL = "stall"
 
 
@@ -88,6 +95,11 @@ def boottime_ns() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
+def stack_file(folder: str, rank: int, pid: int) -> str:
+    """Where a rank dumps its stacks. The pid tells which of a task's processes does."""
+    return os.path.join(folder, f"stack-{rank}.{pid}")
+
+
 class LeasePage:
     """One mapped lease page. Open it with `create` (supervisor) or `attach` (rank)."""
 
@@ -95,18 +107,36 @@ class LeasePage:
         self._mapping = mapping
 
     @classmethod
-    def create(cls, path: str, *, epoch: int, generation: int, deadline_ns: int, job_deadline_ns: int = 0) -> LeasePage:
-        """Make the page whole at `path`, replacing an older one by rename."""
+    def create(
+        cls,
+        path: str,
+        *,
+        epoch: int,
+        generation: int,
+        deadline_ns: int,
+        job_deadline_ns: int = 0,
+        folder: int | None = None,
+    ) -> LeasePage:
+        """Make the page whole at `path`, replacing an older one by rename.
+
+        `folder`: descriptor of the folder it lies in, where that is another account's: its owner may read the page, not shorten it under our
+        mapping (that would end us by SIGBUS), and no link that it puts there is followed.
+        """
+        path = path if folder is None else os.path.basename(path)
         fresh = f"{path}.new"
-        fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(fresh, dir_fd=folder)
+        fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
         try:
+            if folder is not None:
+                os.fchmod(fd, 0o444)
             os.ftruncate(fd, PAGE_BYTES)
             page = cls(mmap.mmap(fd, PAGE_BYTES))
         finally:
             os.close(fd)
         page.write(epoch=epoch, generation=generation, deadline_ns=deadline_ns, job_deadline_ns=job_deadline_ns)
         page.write(magic=PAGE_MAGIC)
-        os.rename(fresh, path)
+        os.rename(fresh, path, src_dir_fd=folder, dst_dir_fd=folder)
         return page
 
     @classmethod

@@ -40,22 +40,31 @@ class Framed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HelloRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Who speaks and what it still carries; `carries` holds (job, epoch, generation)."""
+    """Who speaks and what it still carries; `carries` holds (job, epoch, generation).
+
+    `challenge`: that of the reply to its last hello, empty where there was none. None, from an older supervisor: it is taken at its word.
+    """
 
     version: int
     supervisor_id: SupervisorId
     node: Node
     carries: list[tuple[JobId, Epoch, Generation]]
+    challenge: str | None = None
 
 
 class HelloReply(msgspec.Struct, frozen=True, kw_only=True):
-    """`head_id` is one life of the head; `after` is where its commands for this node start."""
+    """`head_id` is one life of the head; `after` is where its commands for this node start; `heads` as in LeaseReply.
+
+    `challenge`: another supervisor speaks for the node, and this hello is heard once it is said again with this.
+    """
 
     version: int
     head_id: str
     lease_s: float
     renew_in_s: float
     after: int
+    heads: list[str] = []
+    challenge: str = ""
 
 
 class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +79,8 @@ class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
 class LeaseReply(msgspec.Struct, frozen=True, kw_only=True):
     """The lease counts from when the request was *sent* and replaces the one held, even if it is shorter. `superseded` must be killed at once.
 
-    `at_s`: Unix time of the head as it answered; 0 from one that does not say.
+    `at_s`: Unix time of the head as it answered; 0 from one that does not say. `heads`: where all heads are that share its store, itself
+    first; empty from one that is alone.
     """
 
     head_id: str
@@ -78,6 +88,7 @@ class LeaseReply(msgspec.Struct, frozen=True, kw_only=True):
     renew_in_s: float
     superseded: list[tuple[JobId, Epoch]]
     at_s: float = 0.0
+    heads: list[str] = []
 
 
 class CommandsReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,7 +207,7 @@ _EVENTS: Final[dict[str, type[Any]]] = {
     kind.__name__: kind
     for kind in (
         events.MemberReady, events.MemberRefused, events.MemberStarted, events.TaskExited, events.MemberStopped,
-        events.MemberFroze, events.CheckpointSaved, events.Progressed,
+        events.MemberFroze, events.MemberHung, events.CheckpointSaved, events.Progressed,
     )
 }  # fmt: skip
 _COMMANDS: Final[dict[str, type[Any]]] = {

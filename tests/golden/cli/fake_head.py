@@ -47,6 +47,8 @@ class FakeHead:
         match method, path:
             case "GET", "/v1/health":
                 return {"status": "ok", "version": "0.1.0", "head_id": "h1"}
+            case "GET", "/v1/heads":
+                return {"heads": []}
             case "GET", "/v1/me":
                 return {"user": "ada", "role": "admin", "token_id": "t1"}
             case "POST", "/v1/jobs":

@@ -17,21 +17,20 @@ queues:
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
-from phalanx.core.errors import BadFile, BadRequest, TooLarge
+from phalanx.client.given import bytes_of
+from phalanx.core.errors import BadFile, BadRequest
 from phalanx.core.units import format_duration, parse_duration_s
 from phalanx.core.work.nearest import nearest
 
 if TYPE_CHECKING:
     from phalanx.wire.api.queues import QueueFacts
 
-FILE_BYTES_MAX: Final = 1 << 20  # thousands of queues; what a job file has too
-_VALUES_MAX: Final = 100_000
+FILE_BYTES_MAX: Final = 256 << 10  # what a job file has too
+_VALUES_MAX: Final = 20_000  # more than a thousand queues with all their keys; a second of the scanner
 _DEPTH_MAX: Final = 24  # two for each level of queues, and the head allows eight of these
 _KEYS: Final = ("quota", "borrow", "lend", "weight", "priority", "users", "budget", "open", "queues")
 _USER_KEYS: Final = ("gpus", "jobs")
@@ -61,7 +60,7 @@ def read_queue_file(path: str) -> list[QueueFacts]:
 
     Raises:
         BadFile: it cannot be read, is no YAML, or a key or value in it is wrong; says the line.
-        TooLarge: over 1 MiB.
+        TooLarge: over 256 KiB.
     """
     return parse_queue_file(_text_of(path), path=path)
 
@@ -76,16 +75,7 @@ def parse_queue_file(text: str, *, path: str) -> list[QueueFacts]:
 
 
 def _text_of(path: str) -> str:
-    try:
-        if path == "-":
-            raw = sys.stdin.buffer.read(FILE_BYTES_MAX + 1)
-        else:
-            with open(path, "rb") as file:
-                raw = file.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise BadFile(f"{path}: cannot be read: {os.strerror(error.errno or 0)}") from None
-    if len(raw) > FILE_BYTES_MAX:
-        raise TooLarge(f"{path}: a queue file has at most 1 MiB", hint="is it the right file?")
+    raw = bytes_of(path, FILE_BYTES_MAX, "queue file")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -12,7 +12,6 @@ from phalanx.cli.connect import connect
 from phalanx.cli.groups import NounGroup
 from phalanx.cli.lists import Shown, list_options, show
 from phalanx.cli.tables import Cell, Column, table
-from phalanx.cli.words import DURATION
 from phalanx.core.units import format_duration
 from phalanx.core.work.people import Action
 from phalanx.wire.api.people import TokenView
@@ -36,7 +35,7 @@ def list_(as_json: bool, watch: bool) -> None:
 
 @tokens.command()
 @click.option("--user", metavar="USER", help="Whose; one's own otherwise.")
-@click.option("--expires", type=DURATION, metavar="TIME", help="How long it opens anything: 30d; for ever otherwise.")
+@click.option("--expires", metavar="TIME", help="How long it opens anything: 30d, or never.  [90d]")
 @click.option(
     "--scope",
     type=click.Choice([action.value for action in Action]),
@@ -54,10 +53,11 @@ def add(user: str | None, expires: str | None, scope: tuple[str, ...], note: str
 
 @tokens.command()
 @click.argument("token", metavar="ID")
-def revoke(token: str) -> None:
-    """End a token. Harmless twice."""
-    connect().revoke_token(token)
-    print(f"token {token} is revoked")
+@click.option("--made-too", is_flag=True, help="Also all that were made with it: when it was stolen.")
+def revoke(token: str, made_too: bool) -> None:
+    """End a token at once, with its open streams and sessions. Harmless twice."""
+    connect().revoke_token(token, made_too=made_too)
+    print(f"token {token} is revoked{', and all made with it' if made_too else ''}")
 
 
 def _state(token: TokenView, now_s: float) -> Cell | str:
@@ -76,11 +76,12 @@ def _list(*, as_json: bool, watch: bool) -> None:
         now_s = time.time()
         columns = (
             Column(title="TOKEN"), Column(title="USER", least=6), Column(title="STATE"), Column(title="MADE", right=True),
-            Column(title="ENDS IN", right=True, hide_empty=True), Column(title="SCOPE", least=8, hide_empty=True), Column(title="NOTE", least=8, hide_empty=True),
+            Column(title="USED", right=True, hide_empty=True), Column(title="ENDS IN", right=True, hide_empty=True), Column(title="SCOPE", least=8, hide_empty=True), Column(title="NOTE", least=8, hide_empty=True),
         )  # fmt: skip
         rows: list[list[Cell | str]] = [
             [
                 token.id, token.user, _state(token, now_s), cells.ago(token.created_s, now_s),
+                cells.ago(token.used_s, now_s),
                 "" if token.expires_s is None or token.expires_s <= now_s else format_duration(token.expires_s - now_s),
                 " ".join(token.scope), token.note,
             ]

@@ -16,6 +16,7 @@ from phalanx.cli.cluster.home import Recorded, alive, home_folder, listens, runn
 from phalanx.cli.connect import PROBE_S, connect
 from phalanx.cli.lists import encoded
 from phalanx.cli.terminal import clean, terminal
+from phalanx.client.discovery import split_url
 from phalanx.client.tls import fetch_ca
 from phalanx.core.errors import NotSignedIn, PhalanxError, Unreachable
 from phalanx.core.fleet.node import NodeState
@@ -122,9 +123,9 @@ def _membership(home: str, joined: Joined) -> Finding:
     says = f"this server is {joined.node_id} of {joined.url}, at {joined.address}"
     if records.keeper(records.folder_of(home)) is None:
         return Finding(what="joined", level=Level.FAIL, says=f"{says}; its keeper does not run", mend="phalanx join")
-    name, _, port = joined.url.removeprefix("https://").rpartition(":")
+    _, name, port = split_url(joined.url)
     try:
-        fetch_ca(name.strip("[]"), int(port), joined.fingerprint)
+        fetch_ca(name, port, joined.fingerprint)
     except PhalanxError as error:
         return Finding(what="joined", level=Level.FAIL, says=f"{says}; {error.message}", mend=error.hint)
     return Finding(what="joined", level=Level.OK, says=f"{says}, which answers")

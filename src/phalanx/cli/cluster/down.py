@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable
 from typing import Final
@@ -10,7 +12,7 @@ from typing import Final
 import click
 
 from phalanx.cli import cells
-from phalanx.cli.cluster.home import alive, home_folder, running
+from phalanx.cli.cluster.home import Recorded, alive, home_folder, running
 from phalanx.cli.connect import connect
 from phalanx.core.errors import BadRequest, Conflict, TryLater, Unreachable
 from phalanx.wire.api.head import StopReply
@@ -35,10 +37,13 @@ def down(keep_jobs: bool, cancel_jobs: bool) -> None:
     if record is None and not os.environ.get("PHALANX_URL"):
         print("no head runs here; next: phalanx up")
         return
+    if record is not None and record.role == "standby" and not os.environ.get("PHALANX_URL"):
+        _end_standby(record)
+        return
     try:
         head = connect()
         url = head.transport.url()
-        _ask(lambda: head.stop(keep_jobs=keep_jobs, cancel_jobs=cancel_jobs))
+        reply = _ask(lambda: head.stop(keep_jobs=keep_jobs, cancel_jobs=cancel_jobs))
     except Conflict as error:
         raise TryLater(
             error.message, hint=error.hint or "--keep-jobs or --cancel-jobs says what becomes of them"
@@ -50,9 +55,20 @@ def down(keep_jobs: bool, cancel_jobs: bool) -> None:
         raise
     if record is not None and record.url.rstrip("/") == url.rstrip("/"):
         _await_end(record.pid)
+    if reply.relieved:
+        print("this head is down; another one leads, and jobs run on: phalanx heads")
+        return
     print(
         "Phalanx is down" + ("; running jobs go on, phalanx up within 10 minutes finds them again" if keep_jobs else "")
     )
+
+
+def _end_standby(record: Recorded) -> None:
+    """A head that stands by has nothing to hand over."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(record.pid, signal.SIGTERM)
+    _await_end(record.pid)
+    print("this head is down; it stood by, and the one that leads goes on")
 
 
 def _leave_cluster(*, keep: bool, cancel: bool) -> bool:
@@ -81,8 +97,8 @@ def _leave_cluster(*, keep: bool, cancel: bool) -> bool:
     return True
 
 
-def _ask(stop: Callable[[], StopReply]) -> None:
-    """Ask until the head stops: while jobs are being cancelled it says how many are left.
+def _ask(stop: Callable[[], StopReply]) -> StopReply:
+    """Ask until the head stops, and what it says then: while jobs are being cancelled it says how many are left.
 
     Raises:
         TryLater: they do not end.
@@ -91,7 +107,7 @@ def _ask(stop: Callable[[], StopReply]) -> None:
     while True:
         reply = stop()
         if reply.stopping:
-            return
+            return reply
         if reply.running != told:
             print(f"{cells.count(reply.running, 'job')} still to end", flush=True)
             told = reply.running

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import getpass
 import importlib.metadata
 import importlib.util
 import os
@@ -60,7 +61,7 @@ def machine_findings(home: str, port: int) -> Iterator[Finding]:
     """Every check that needs no head. A check that itself breaks is a finding, not an end."""
     checks: tuple[tuple[str, Callable[[], Finding]], ...] = (
         ("python", python), ("packages", packages), ("state folder", lambda: state_folder(home)), ("rights", lambda: rights(home)),
-        ("cgroups", cgroups),
+        ("cgroups", cgroups), ("accounts", accounts),
         ("GPUs", gpus), ("torch", torch), (_SHM, shared_memory), ("open files", open_files), ("clock", clock),
         ("port", lambda: port_free(home, port)),
     )  # fmt: skip
@@ -166,6 +167,32 @@ def cgroups() -> Finding:
         )  # fmt: skip
     Cgroup(folder).remove()
     return Finding(what="cgroups", level=Level.OK, says="cgroup v2 with freeze and kill")
+
+
+def accounts() -> Finding:
+    """Whose account jobs run under, and whether what they run is within its reach."""
+    from phalanx.node.shell.accounts import JOBS_AS_VARIABLE, JOBS_DIR, JOBS_DIR_VARIABLE, closed_on_the_way
+
+    what, own = "accounts", getpass.getuser()
+    if os.geteuid() != 0:
+        says = f"all jobs run as {own}, and can read what {own} can; a head started by root runs them as their owners"
+        return Finding(what=what, level=Level.OK, says=says)
+    if os.environ.get(JOBS_AS_VARIABLE) == "head":
+        return Finding(
+            what=what,
+            level=Level.WARN,
+            says=f"all jobs run as {own} ({JOBS_AS_VARIABLE}=head)",
+            mend="phalanx up --jobs-as owner",
+        )
+    closed, folder = closed_on_the_way(sys.executable), os.environ.get(JOBS_DIR_VARIABLE) or JOBS_DIR
+    lacking = (
+        f"; {closed} is closed to them, and with it this Python, so no requirements and no #SBATCH scripts of theirs"
+    )
+    return Finding(
+        what=what,
+        level=Level.OK,
+        says=f"jobs run as the account of their owner, in {folder}{lacking if closed else ''}",
+    )
 
 
 def gpus() -> Finding:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 
 from phalanx.client.discovery import lock_holder
+from phalanx.client.given import small_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """What a head wrote into head.json when it was ready, or into its lock: `head_id` is then empty."""
+    """What a head wrote into head.json when it was ready, or into its lock: `head_id` is then empty.
+
+    `role`: leader or standby, of a head that shares its store with others.
+    """
 
     url: str
     pid: int
     head_id: str
+    role: str = ""
 
 
 def home_folder() -> str:
@@ -26,10 +30,11 @@ def home_folder() -> str:
 def recorded(home: str) -> Recorded | None:
     """The head of this folder, dead or alive; None where none is recorded."""
     try:
-        with open(os.path.join(home, "head.json"), encoding="utf-8") as file:
-            record = json.load(file)
-        return Recorded(url=str(record["url"]), pid=int(record["pid"]), head_id=str(record["head_id"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        record = small_json(os.path.join(home, "head.json"))
+        return Recorded(
+            url=str(record["url"]), pid=int(record["pid"]), head_id=str(record["head_id"]), role=str(record.get("role", ""))
+        )  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
 
 
@@ -45,19 +50,30 @@ def running(home: str) -> Recorded | None:
 def fleet(home: str) -> set[str]:
     """Names of the nodes that the head of this folder brings up; empty where it did not say."""
     try:
-        with open(os.path.join(home, "cluster.json"), encoding="utf-8") as file:
-            return {str(name) for name in json.load(file)["nodes"]}
-    except (OSError, ValueError, KeyError, TypeError):
+        return {str(name) for name in small_json(os.path.join(home, "cluster.json"))["nodes"]}
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return set()
 
 
 def listens(home: str) -> str:
     """The URL by which other servers reach the head of this folder; empty where it listens on loopback alone."""
     try:
-        with open(os.path.join(home, "head.json"), encoding="utf-8") as file:
-            return str(json.load(file).get("listen", ""))
+        return str(small_json(os.path.join(home, "head.json")).get("listen", ""))
     except (OSError, ValueError, AttributeError):
         return ""
+
+
+def files_folder(home: str) -> str:
+    """Where logs, outputs and checkpoints lie: the folder itself, or the directory that its heads share."""
+    try:
+        return str(small_json(os.path.join(home, "cluster.json")).get("files") or home)
+    except (OSError, ValueError, AttributeError):
+        return home
+
+
+def shares_files(home: str) -> bool:
+    """Whether what jobs write lies in a directory that the heads share."""
+    return files_folder(home) != home
 
 
 def alive(pid: int) -> bool:

@@ -26,7 +26,7 @@ from phalanx.core.errors import BadRequest, Conflict, NotSignedIn, TryLater, Unr
 from phalanx.core.ids import NodeId
 from phalanx.engines.joined import records
 from phalanx.engines.joined.records import Joined
-from phalanx.wire.join import JoinReply, JoinRequest, joined_address, split_address
+from phalanx.wire.join import RAY_RECONNECT_S, JoinReply, JoinRequest, joined_address, split_address
 
 PORT_DEFAULT: Final = 7600  # DESIGN 4
 ANSWER_S: Final = 10.0  # of the head: it may make a key for us
@@ -167,7 +167,7 @@ def _ask(
     joined = Joined(
         url=where.url, fingerprint=where.fingerprint, node_id=node_id, engine=reply.engine, address=wish.address, devices=devices,
         virtual=wish.virtual, ray_address="" if reply.ray is None else reply.ray.address,
-        ray_reconnect_s=10 if reply.ray is None else reply.ray.reconnect_s,
+        ray_reconnect_s=RAY_RECONNECT_S if reply.ray is None else reply.ray.reconnect_s, heads=",".join(reply.heads),
     )  # fmt: skip
     return joined, reply
 

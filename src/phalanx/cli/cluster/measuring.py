@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from phalanx.wire.api.nodes import NodeView
 
 _INTERRUPTED: Final = 130  # 128 + SIGINT
-_HELD: Final = "40m"  # as `phalanx calibrate` holds nodes for --nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,28 +79,25 @@ def _check_permitted(head: Client, wish: Wish) -> None:
 
 def _pairs(head: Client, nodes: Sequence[NodeView], wish: Wish) -> Sequence[PairFound]:
     """Run the job. It is cancelled, and nodes set aside for it are given back, however this ends."""
-    from phalanx.cli.plan.calibration_job import run_calibration
+    from phalanx.cli.plan.calibration_job import run_calibration, set_aside
     from phalanx.cli.plan.calibration_nodes import check_idle, chosen_nodes
 
     chosen = chosen_nodes(nodes, None if wish.listed is None else expand(wish.listed), time.time(), links=True)
     if len(chosen.nodes) < 2:
         raise BadRequest(f"{chosen.names[0]} is the only node: it has no links", hint="phalanx join adds a server")
-    check_idle(chosen, wait=False)
+    check_idle(chosen, wait=False, links=True)
     for line in chosen.left_out:
         warn(line)
-    reservation = f"links-{time.time():.0f}" if wish.listed is not None else ""
-    if reservation:
-        head.reserve(
-            reservation, chosen.names, _HELD, users=[head.me().user], why="phalanx topology --measure"
-        )  # fmt: skip
-    try:
-        waits = connect(FOLLOW_PATIENCE_S)
+    only = wish.listed is not None
+    with set_aside(head, chosen, only=only, name="links", why="phalanx topology --measure") as reservation:
         return run_calibration(
-            waits, chosen, reservation=reservation, quick=wish.quick, python=wish.python, links=True
+            connect(FOLLOW_PATIENCE_S),
+            chosen,
+            reservation=reservation,
+            quick=wish.quick,
+            python=wish.python,
+            links=True,
         ).pairs
-    finally:
-        if reservation:
-            head.unreserve(reservation)
 
 
 def _apply(head: Client, nodes: Sequence[NodeView], found: Measure) -> tuple[list[str], list[str]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from phalanx.cli import cells
-from phalanx.cli.cluster import reservations, topology
+from phalanx.cli.cluster import reservations, spares, topology
 from phalanx.cli.connect import connect
 from phalanx.cli.faults import told
 from phalanx.cli.groups import NounGroup
@@ -92,6 +92,7 @@ def forget(names: str) -> int:
 
 
 nodes.add_command(topology.label)
+nodes.add_command(spares.spares_)
 nodes.add_command(reservations.reserve)
 nodes.add_command(reservations.unreserve)
 nodes.add_command(reservations.reservations)
@@ -192,8 +193,9 @@ def _why(node: NodeView, now_s: float) -> str:
         return node.down_cause
     cordon = "" if node.cordon is None else f"{node.cordon.why or 'no reason given'} ({node.cordon.by})"
     slow = f"slow: {node.slow}" if node.slow else ""
+    lemon = f"used last: {node.lemon}" if node.lemon and node.cordon is None else ""
     outside = f"outside: {', '.join(node.outside)}" if node.outside else ""
-    return "; ".join(filter(None, [cordon, slow, outside, reservations.reserved_words(node.reserved, now_s)]))
+    return "; ".join(filter(None, [cordon, slow, lemon, outside, reservations.reserved_words(node.reserved, now_s)]))
 
 
 def device_mark(device: DeviceView, screen: Terminal) -> str:
@@ -213,7 +215,8 @@ def node_page(node: NodeView, screen: Terminal, now_s: float) -> list[str]:
     head = f"{screen.paint(f'node {node.id}', 'bold')}: {screen.paint(state.text, state.style)}"
     facts = [
         f"{node.cpus} CPUs, {format_bytes(node.memory_bytes)} memory, engine {node.engine}, at {node.address or 'no address'}",
-        f"joined {cells.ago(node.joined_s, now_s)} ago, failed {cells.count(node.failures, 'time')}",
+        f"joined {cells.ago(node.joined_s, now_s)} ago, failed {cells.count(node.failures, 'time')}"
+        + (f", {node.marks:.1f} marks against it" if node.marks else ""),
         *([f"why: {why}"] if (why := _why(node, now_s)) else []),
         *([f"ports: {', '.join(_nic(nic) for nic in node.nics)}"] if node.nics else []),
         *nvlink_lines(node.devices),

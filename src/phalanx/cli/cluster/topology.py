@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,7 +17,8 @@ from phalanx.cli.lists import Shown, list_options, show
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal
 from phalanx.cli.words import HOSTS
-from phalanx.core.errors import BadFile, BadRequest, NotFound, TooLarge
+from phalanx.client.given import bytes_of
+from phalanx.core.errors import BadFile, BadRequest, NotFound
 from phalanx.core.fleet.hostlist import expand, fold
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.fleet.topology import LEVELS, Tree, tree_of
@@ -27,6 +26,8 @@ from phalanx.core.ids import NodeId
 from phalanx.core.work.treefile import labels_in
 from phalanx.wire.api.nodes import NodeView
 
+_DEPTH_MAX: Final = 20  # levels are five at most
+_EVENTS_MAX: Final = 10_000  # racks of 8 nodes of the largest fleet planned for, 12,500 nodes, are some 4,000
 FILE_BYTES_MAX: Final = 1 << 20  # 100,000 hosts as a list fit; the scanner needs a second for this much
 _BAR: Final = 10
 
@@ -135,33 +136,41 @@ def read_tree_file(path: str) -> dict[NodeId, dict[str, str]]:
 
     text = _text_of(path)
     try:
+        _look_through(YAML(typ="safe", pure=True).parse(text))
         tree = YAML(typ="safe", pure=True).load(text)
         return labels_in(tree)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = path if mark is None else f"{path}:{mark.line + 1}"
         raise BadFile(f"{where}: not YAML: {error.problem or error.context}") from None
-    except (YAMLError, RecursionError) as error:
+    except (YAMLError, RecursionError, ValueError) as error:  # a number of thousands of digits
         raise BadFile(f"{path}: not YAML: {' '.join(str(error).split())[:200]}") from None
     except BadFile as error:
         raise BadFile(f"{path}: {error.message}", hint=error.hint) from None
 
 
+def _look_through(events: Iterable[object]) -> None:
+    """Nothing, if the text is one that can be a tree: what is deeper or longer would take minutes to build.
+
+    Raises:
+        BadFile: it is.
+    """
+    depth = 0
+    for count, event in enumerate(events):
+        kind = type(event).__name__
+        depth += kind.endswith("StartEvent") - kind.endswith("EndEvent")
+        if depth > _DEPTH_MAX or count > _EVENTS_MAX:
+            raise BadFile(
+                f"nested more than {_DEPTH_MAX} deep" if depth > _DEPTH_MAX else f"more than {_EVENTS_MAX} entries",
+                hint="a tree has a few levels, and host lists as n[0-99]",
+            )
+
+
 def _text_of(path: str) -> str:
     try:
-        if path == "-":
-            raw = sys.stdin.buffer.read(FILE_BYTES_MAX + 1)
-        else:
-            with open(path, "rb") as file:
-                raw = file.read(FILE_BYTES_MAX + 1)
-        text = raw.decode("utf-8-sig")
-    except OSError as error:
-        raise BadFile(f"{path}: cannot be read: {os.strerror(error.errno or 0)}") from None
+        return bytes_of(path, FILE_BYTES_MAX, "tree of host lists").decode("utf-8-sig")
     except UnicodeDecodeError:
         raise BadFile(f"{path}: not UTF-8") from None
-    if len(raw) > FILE_BYTES_MAX:
-        raise TooLarge(f"{path}: a tree of host lists has at most 1 MiB", hint="is it the right file?")
-    return text
 
 
 @click.command()

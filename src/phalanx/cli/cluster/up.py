@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from phalanx.cli.cluster.home import alive, fleet, home_folder, recorded, running
+from phalanx.cli.cluster.home import alive, fleet, home_folder, listens, recorded, running, shares_files
 from phalanx.cli.cluster.joinline import line_of
 from phalanx.cli.cluster.unit import unit
 from phalanx.cli.connect import connect, healthy
 from phalanx.cli.faults import warn
 from phalanx.cli.terminal import clean
 from phalanx.cli.words import DURATION
-from phalanx.core.errors import BadRequest, Conflict, PhalanxError, TryLater, Unreachable
+from phalanx.client.given import address_in
+from phalanx.core.errors import BadRequest, Conflict, NotSignedIn, PhalanxError, TryLater, Unreachable
 from phalanx.core.fleet.node import NodeState
 from phalanx.wire.api.nodes import NodeView
 
@@ -30,6 +31,7 @@ _READY_S: Final = 60.0  # a head with 10,000 jobs loads in 2 s; a busy machine g
 _ANSWER_S: Final = 5.0  # for a head that runs to answer: it may be starting, or busy for a moment
 _NODES_S: Final = 10.0  # for the nodes to say hello; the head is ready without them
 _NODES_OF_S: Final = {"ray": 60.0}  # Ray's own processes take 5 to 10 s a machine before ours begin
+_LEADER_S: Final = 30.0  # for one of several heads to lead: the one before may have left its term without a word
 _POLL_S: Final = 0.03
 _PORT_DEFAULT: Final = 7600  # DESIGN 4
 
@@ -46,9 +48,20 @@ _PORT_DEFAULT: Final = 7600  # DESIGN 4
     metavar="ADDR[:PORT]",
     help="Let other servers join, with TLS, at this address of the machine; off: no longer.",
 )
+@click.option(
+    "--store",
+    metavar="URL",
+    help="postgresql://USER@HOST/DB that several heads share: one leads, the others stand by. @FILE reads it from there; off: alone again.",
+)
+@click.option("--files", metavar="DIR", help="For what jobs write, shared by those heads; off: each head's own folder.")
 @click.option("--virtual", metavar="NxD", help="N virtual nodes of D devices: ranks run on CPUs, all else is real.")
 @click.option(
     "--engine", type=click.Choice(["local", "ray", "slurm"]), help="What brings the nodes: this machine, Ray, or Slurm."
+)
+@click.option(
+    "--jobs-as",
+    type=click.Choice(["owner", "head"]),
+    help="Started by root: jobs run as their owner's account, or all as root.  [owner]",
 )
 @click.option("--ray-address", metavar="HOST:PORT", help="The Ray cluster that is there; own: one of our own again.")
 @click.option(
@@ -60,6 +73,7 @@ _PORT_DEFAULT: Final = 7600  # DESIGN 4
 @click.option("--foreground", is_flag=True, help="Stay; Ctrl-C stops the head.")
 @click.option("--systemd", is_flag=True, help="Print a unit for systemd and do nothing.")
 @click.option("--lease", type=float, metavar="SECONDS", help="How long a node may be silent before its jobs freeze.")
+@click.option("--token-life-max", metavar="TIME", help="Longest life that a token may be given, as 30d; off: no bound.")
 @click.option("--policy", metavar="NAME", help="Who goes first: default, fifo, skip, backfill, las or fair.")
 @click.option("--min-run", type=DURATION, help="A job that started runs so long before its equals may stop it.  [30m]")
 @click.option(
@@ -72,8 +86,11 @@ _PORT_DEFAULT: Final = 7600  # DESIGN 4
 def up(foreground: bool, systemd: bool, **given: Any) -> None:
     """Bring a cluster up on this machine: its GPUs, or virtual devices where it has none. Harmless when it is up already."""
     home = home_folder()
+    _hand_on_store(given.pop("store"))
     arguments = _arguments(given)
     if systemd:
+        if os.environ.get("PHALANX_STORE"):
+            warn("--store is a secret and not in the unit: phalanx up once by hand, and the folder remembers it")
         print(unit(python=sys.executable, home=home, arguments=arguments), end="")
         print(
             "next: save it as ~/.config/systemd/user/phalanx.service, then systemctl --user enable --now phalanx",
@@ -92,9 +109,37 @@ def up(foreground: bool, systemd: bool, **given: Any) -> None:
         os.environ["PHALANX_HOME"] = home
         os.execv(sys.executable, _command(arguments))  # noqa: S606  # no shell is wanted
     url = _start(home, arguments)
-    head = connect()
+    head = connect(patience_s=_LEADER_S)
+    _await_place(head, home)
     _await_nodes(head, fleet(home), _NODES_OF_S.get(given["engine"] or "", _NODES_S))
     _tell(head, url, "is up")
+
+
+def _hand_on_store(given: str | None) -> None:
+    """The database's address goes to the head by its environment: arguments are for all of the machine to read.
+
+    Raises:
+        BadFile: the file that holds it cannot be read.
+        BadRequest: it holds a password, and stands in the command.
+    """
+    if given is None:
+        return
+    if _says_password(given):
+        raise BadRequest(
+            "--store with a password: all of this machine can read the words of a command",
+            hint="put the address into a file (mode 0600) and say --store @FILE, or into PHALANX_STORE",
+        )
+    if given.startswith("@"):
+        given = address_in(given[1:])
+    os.environ["PHALANX_STORE"] = given
+
+
+def _says_password(given: str) -> bool:
+    try:
+        from phalanx.store.sql.postgres.address import has_password
+    except ImportError:  # psycopg is not here: the head says so
+        return False
+    return given.startswith(("postgresql://", "postgres://")) and has_password(given)
 
 
 def _refuse_if_joined(home: str) -> None:
@@ -164,7 +209,9 @@ def _lock_is_free(home: str) -> bool:
     import fcntl
 
     try:
-        with open(os.path.join(home, "head.lock"), "rb+") as file:
+        with open(
+            os.open(os.path.join(home, "head.lock"), os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK), "rb+", buffering=0
+        ) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
     except FileNotFoundError:
@@ -196,8 +243,9 @@ def _start(home: str, arguments: list[str]) -> str:
         code = child.poll()
         if code is not None:
             refusal = _ended(words, code)
-            if fresh and not os.path.exists(os.path.join(home, "phalanx.db")):
-                shutil.rmtree(home, ignore_errors=True)  # it was refused before it knew anything: nothing stays
+            # Refused before it knew anything: nothing stays. Unless another `phalanx up` came at the same time, and its head has the folder.
+            if fresh and _lock_is_free(home) and not os.path.exists(os.path.join(home, "phalanx.db")):
+                shutil.rmtree(home, ignore_errors=True)
             raise refusal
         time.sleep(_POLL_S)
     raise TryLater(
@@ -220,6 +268,29 @@ def _ended(words: str, code: int) -> PhalanxError:
     return refusal
 
 
+def _await_place(head: Client, home: str) -> None:
+    """Of several heads: until the one that leads has seen this one, and lets this folder's token in.
+
+    Raises:
+        PhalanxError: none leads.
+    """
+    record = recorded(home)
+    if record is None or not record.role:
+        return
+    ours = {record.url, listens(home)}
+    until = time.monotonic() + _NODES_S
+    while True:
+        try:
+            if any(one.url in ours for one in head.heads().heads):
+                return
+        except NotSignedIn:
+            if time.monotonic() > until:
+                raise
+        if time.monotonic() > until:
+            return
+        time.sleep(_POLL_S * 4)
+
+
 def _await_nodes(head: Client, names: set[str], limit_s: float = _NODES_S) -> None:
     """Until the nodes that this head brings up said hello. Others that it remembers may be gone for good."""
     until = time.monotonic() + limit_s
@@ -235,6 +306,7 @@ def _await_nodes(head: Client, names: set[str], limit_s: float = _NODES_S) -> No
 def _tell(head: Client, url: str, what: str) -> None:
     nodes = head.nodes()
     print(f"Phalanx {what}: {url}")
+    _tell_heads(head)
     for node in nodes:
         print(clean(f"  {_node(node)}"))
     if not nodes:
@@ -243,6 +315,24 @@ def _tell(head: Client, url: str, what: str) -> None:
     if line is not None:
         print(f"on the next server: {line}")
     print("next: phalanx run --gpus 1 -- python train.py")
+
+
+def _tell_heads(head: Client) -> None:
+    """Of several heads: who leads, and what would not follow a takeover."""
+    known = head.heads().heads
+    if not known:
+        return
+    leader = next((one for one in known if one.role == "leader"), None)
+    others = sum(one.role == "standby" for one in known)
+    where = "nobody yet" if leader is None else f"{leader.url}, with {others} more standing by"
+    print(clean(f"  of {len(known)} head{'s' if len(known) > 1 else ''} that share its store leads {where}"))
+    home = home_folder()
+    if not shares_files(home):
+        print(
+            "  logs, outputs, uploads and kept checkpoints stay with the head that led when they came; --files DIR shares them"
+        )
+    if not listens(home):
+        print("  without --listen, only heads and nodes of this machine reach this head")
 
 
 def _node(node: NodeView) -> str:

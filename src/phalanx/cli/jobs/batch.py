@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from phalanx.cli.faults import warn
-from phalanx.core.errors import BadFile
+from phalanx.client.given import bytes_of
+from phalanx.core.errors import BadFile, TooLarge
 from phalanx.core.work.request import TEXT_BYTES_MAX
 from phalanx.core.work.sbatch import looks_like_script
 from phalanx.core.work.sbatch_job import read_script
@@ -40,9 +41,12 @@ class Named:
 def is_batch_script(path: str) -> bool:
     """Whether the file is a script with `#SBATCH` lines."""
     try:
-        with open(path, "rb") as file:
-            return looks_like_script(file.read(_SCRIPT_BYTES_MAX + 1).decode("utf-8", "replace"))
-    except (OSError, BadFile) as error:
+        head = bytes_of(path, _SCRIPT_BYTES_MAX, "batch script")
+    except (BadFile, TooLarge):  # whoever reads it as a job file says so
+        return False
+    try:
+        return looks_like_script(head.decode("utf-8", "replace"))
+    except BadFile as error:
         return isinstance(error, BadFile)  # its lines are wrong, which is to be said by line
 
 
@@ -52,16 +56,7 @@ def batch_mapping(path: str, args: Sequence[str]) -> tuple[dict[str, object], Na
     Raises:
         BadFile: the script cannot be read, or an option is wrong, with its line.
     """
-    try:
-        with open(path, "rb") as file:
-            data = file.read(_SCRIPT_BYTES_MAX + 1)
-    except OSError as error:
-        raise BadFile(f"{path}: {error.strerror}") from error
-    if len(data) > _SCRIPT_BYTES_MAX:
-        raise BadFile(
-            f"{path}: a batch script of more than {_SCRIPT_BYTES_MAX} bytes",
-            hint="put the work into a file that it calls",
-        )
+    data = bytes_of(path, _SCRIPT_BYTES_MAX, "batch script")
     try:
         found = read_script(data.decode(), name=os.path.basename(path), args=args, folder=os.getcwd())
     except UnicodeDecodeError as error:

@@ -126,19 +126,29 @@ class Extraction:
                     self._member(archive, member)
         except tarfile.ReadError as error:
             raise BadFile(f"the outputs did not come whole: {error}", hint="run the same command again") from None
+        except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
+            raise BadFile(f"what came are no outputs: {clean(str(error))[:200]}") from None
         finally:
             self._source.clear()
         for name, target in self._links:  # last, so that no file is written through one
             self._link(name, target)
+        for name, target in self._links:  # one through another may climb higher than its words do
+            place = os.path.join(self._root, name)
+            if os.path.islink(place) and not (os.path.realpath(place) + os.sep).startswith(self._root + os.sep):
+                _unlink(place)
+                self.files -= 1
+                warn(f"left out: {clean(name)} (a link that leads outside, to {clean(target)})")
 
     def _member(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         name = os.path.normpath(member.name)
         if name == ".":
             return
-        if os.path.isabs(name) or name.split(os.sep)[0] == "..":
+        if os.path.isabs(name) or name.split(os.sep)[0] == ".." or "\0" in name + member.linkname:
             warn(f"left out: {clean(member.name)} (a name that leads outside)")
+        elif member.issparse():
+            warn(f"left out: {clean(member.name)} (no head sends this kind: its size is a word and not bytes)")
         elif member.isdir():
-            os.makedirs(self._place(name), exist_ok=True)
+            self._place(os.path.join(name, "any"))  # makes its folder
         elif member.isreg():
             self._file(archive, member, name)
         elif member.issym():
@@ -154,11 +164,21 @@ class Extraction:
         _unlink(part)
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb") as file:
             while chunk := source.read(_CHUNK_BYTES):
-                file.write(chunk)
+                if chunk.count(0) == len(chunk):
+                    file.seek(len(chunk), os.SEEK_CUR)  # what was a hole there need not fill the disk here
+                else:
+                    file.write(chunk)
+            file.truncate()
             if member.mode & 0o100:
                 os.fchmod(file.fileno(), 0o777 & ~_umask())
         os.utime(part, (member.mtime, member.mtime))
-        os.replace(part, place)
+        try:
+            os.replace(part, place)
+        except IsADirectoryError:
+            _unlink(part)
+            raise BadFile(
+                f"{clean(place)}: is a folder here, and a file there", hint="fetch into a fresh folder"
+            ) from None
         self.files += 1
         self.bytes += member.size
 
@@ -180,7 +200,12 @@ class Extraction:
         """
         place = os.path.join(self._root, name)
         parent = os.path.dirname(place)
-        os.makedirs(parent, exist_ok=True)
+        try:
+            os.makedirs(parent, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise BadFile(
+                f"{clean(parent)}: is a file here, and a folder there", hint="fetch into a fresh folder"
+            ) from None
         if os.path.realpath(parent) != parent:
             raise BadFile(f"{parent}: is reached through a link", hint="fetch into a fresh folder")
         return place
@@ -191,6 +216,8 @@ def _unlink(path: str) -> None:
         os.unlink(path)
     except FileNotFoundError:
         return
+    except IsADirectoryError:
+        raise BadFile(f"{clean(path)}: is a folder here, and a link there", hint="fetch into a fresh folder") from None
 
 
 def _umask() -> int:

@@ -6,21 +6,20 @@ Built on ruamel's event stream rather than its constructors: a scalar keeps the 
 
 from __future__ import annotations
 
-import os
 import re
-import stat
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from phalanx.core.errors import BadFile, TooLarge
+from phalanx.client.given import bytes_of
+from phalanx.core.errors import BadFile
 from phalanx.core.work.keys import KEYS, BadKey, Kind, refuse_key
 
 if TYPE_CHECKING:
     from ruamel.yaml.events import Event, ScalarEvent
 
-FILE_BYTES_MAX: Final = 1 << 20  # no job file is longer; the scanner needs a second for this much
+_MISSING: Final = "a command goes after --: phalanx run -- python train.py"
+FILE_BYTES_MAX: Final = 256 << 10  # a script of 5,000 lines; the scanner needs half a second for this much of the worst
 _NODES_MAX: Final = 10_000  # scalars and collections, aliases counted as often as they are used
 _DEPTH_MAX: Final = 8  # a job file is two deep; ruamel's scanner is quadratic in depth
 
@@ -49,9 +48,9 @@ def read_job_file(path: str) -> JobFile:
 
     Raises:
         BadFile: missing, a folder, not UTF-8, not YAML, an unknown or doubled key; says the line.
-        TooLarge: over 1 MiB, told before a byte is parsed.
+        TooLarge: over 256 KiB, told before a byte is parsed.
     """
-    return parse_job_file(_text_of(_bytes_of(path), path), path=path)
+    return parse_job_file(_text_of(bytes_of(path, FILE_BYTES_MAX, "job file", missing=_MISSING), path), path=path)
 
 
 def parse_job_file(text: str, *, path: str) -> JobFile:
@@ -74,35 +73,6 @@ def parse_job_file(text: str, *, path: str) -> JobFile:
 
 
 # ---- bytes ----------------------------------------------------------------------------------------------------------
-
-
-def _bytes_of(path: str) -> bytes:
-    if path == "-":
-        return _not_too_long(sys.stdin.buffer.read(FILE_BYTES_MAX + 1), "standard input", None)
-    try:
-        # Without O_NONBLOCK a named pipe would hold us until somebody writes.
-        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
-            found = os.fstat(file.fileno())
-            if stat.S_ISDIR(found.st_mode):
-                raise BadFile(f"{path}: is a folder, not a job file", hint="name the file in it")
-            if not stat.S_ISREG(found.st_mode):
-                raise BadFile(f"{path}: is no regular file", hint="use - to read standard input")
-            if found.st_size > FILE_BYTES_MAX:
-                _not_too_long(b"", path, found.st_size)
-            return _not_too_long(file.read(FILE_BYTES_MAX + 1), path, None)
-    except FileNotFoundError:
-        raise BadFile(f"{path}: no such file", hint="a command goes after --: phalanx run -- python train.py") from None
-    except IsADirectoryError:
-        raise BadFile(f"{path}: is a folder, not a job file", hint="name the file in it") from None
-    except OSError as error:
-        raise BadFile(f"{path}: cannot be read: {os.strerror(error.errno or 0)}") from None
-
-
-def _not_too_long(raw: bytes, path: str, size: int | None) -> bytes:
-    if size is not None or len(raw) > FILE_BYTES_MAX:
-        told = "more" if size is None else f"{size / (1 << 20):.1f} MiB"
-        raise TooLarge(f"{path}: a job file has at most 1 MiB, and this has {told}", hint="is it the right file?")
-    return raw
 
 
 def _text_of(raw: bytes, path: str) -> str:

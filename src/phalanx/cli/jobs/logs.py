@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from phalanx.cli.connect import FOLLOW_PATIENCE_S, connect
+from phalanx.cli.faults import warn
 from phalanx.cli.jobs.named import job_named
 from phalanx.cli.jobs.output import Output
 from phalanx.cli.words import RANK
@@ -33,11 +34,17 @@ _TAIL_BYTES_MAX: Final = 16 << 20
     metavar="RANK",
     help="One rank, `all`, or `supervisor`; all with a prefix unless there is one task only.",
 )
+@click.option("--stacks", is_flag=True, help="Where each rank stood when the job hung, in place of its output.")
 @click.option("-n", "--tail", type=click.IntRange(0, 100_000), metavar="N", help="Only the last lines of each rank.")
 @click.option("--attempt", type=click.IntRange(1), metavar="N", help="Of one attempt; of all otherwise.")
 @click.option("--json", "as_json", is_flag=True, help="Print chunks as JSON, one a line.")
-def logs(job: str, follow: bool, rank: str | None, tail: int | None, attempt: int | None, as_json: bool) -> int:
+def logs(
+    job: str, follow: bool, rank: str | None, stacks: bool, tail: int | None, attempt: int | None, as_json: bool
+) -> int:
     """Print the output of a job's tasks; -f follows it."""
+    if stacks and rank is not None:
+        raise BadRequest("--stacks prints those of every rank", hint="leave --rank out")
+    rank = "stacks" if stacks else rank
     head = connect()
     job_id = job_named(head, job)
     lives = head.job(job_id).attempts
@@ -54,6 +61,8 @@ def logs(job: str, follow: bool, rank: str | None, tail: int | None, attempt: in
             for chunk in page.chunks:
                 printer.write(chunk.epoch, chunk.stream, chunk.text)
             cursor = page.cursor
+            if page.note:
+                warn(page.note)
         if follow:
             printer.flush()
             for event in connect(FOLLOW_PATIENCE_S).follow_logs(
@@ -92,7 +101,7 @@ def check_rank(job_id: str, rank: str | None, attempts: Sequence[AttemptView]) -
 
 def _prefixed(attempts: Sequence[AttemptView], rank: str | None) -> bool:
     if rank is not None:
-        return rank == "all"
+        return rank in ("all", "stacks")
     return not attempts or sum(grant.tasks for grant in attempts[-1].grants) != 1
 
 
@@ -123,8 +132,9 @@ def _tail_of(head: Client, job_id: str, rank: str, epoch: int | None, tail: int)
             break
         size = min(_TAIL_BYTES_MAX, size * 4)
     return LogsReply(
-        chunks=[cut for parts in streams.values() if (cut := _last_lines(parts, tail)) is not None], cursor=page.cursor
-    )
+        chunks=[cut for parts in streams.values() if (cut := _last_lines(parts, tail)) is not None], cursor=page.cursor,
+        note=page.note,
+    )  # fmt: skip
 
 
 def _last_lines(chunks: list[LogChunk], tail: int) -> LogChunk | None:

@@ -9,17 +9,24 @@ from typing import Final, TextIO
 from phalanx.cli.terminal import Terminal, rank_style, terminal
 
 _HELD_MAX: Final = 64 * 1024  # characters of an unfinished line held back for its end
+_TEXTS: Final = r"\][^\x07\x1b]*(?:\x07|\x1b\\)?|[PX^_][^\x1b]*(?:\x1b\\)?"  # titles, the clipboard, and what the terminal reads as commands
+_OTHERS: Final = r"[ -/]+[0-~]|[0-?@-OQ-WYZ\\`-~]"
 # What a task may not do to the reader's screen: move the cursor up, clear, title, other screens. Colours (`m`) pass.
-_STEERING: Final = re.compile(
-    r"\x1b(?:\[[0-?]*[ -/]*(?!m)[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[PX^_][^\x1b]*(?:\x1b\\)?|[@-OQ-WYZ\\c78=>])"
-)
+_STEERING: Final = re.compile(rf"\x1b(?:\[[0-?]*[ -/]*(?!m)[@-~]|{_TEXTS}|{_OTHERS})|[\x80-\x9f]")
+# What no task at all may do, not even one that has the screen for itself: the same, but for what progress bars draw with, moves by a
+# line or a column (A to G) and the wiping of a line (K). A question to the terminal (`n`, `c`) would be answered as if it were typed.
+_MASTERING: Final = re.compile(rf"\x1b(?:\[[0-?]*[ -/]*(?![A-GKm])[@-~]|{_TEXTS}|{_OTHERS})|[\x80-\x9f]")
+_CUT: Final = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b]*\x1b?|[PX^_][^\x1b]*\x1b?|[ -/]*)?\Z"
+)  # a sequence whose end is still to come
+_CUT_MAX: Final = 4096
 
 
 class Output:
     """Writes chunks of a job's streams.
 
     With `prefix` every line says its rank and lines of ranks never mix. Without, text goes out as it comes, so that a progress bar of
-    a single task works.
+    a single task works; on a terminal without what would steer more than that. A file or a pipe gets what was written.
     """
 
     def __init__(self, *, prefix: bool, out: TextIO | None = None, screen: Terminal | None = None) -> None:
@@ -29,13 +36,14 @@ class Output:
         self._open: dict[tuple[int, str], str] = {}
         self._epoch = 0
         self._mid_line = False
+        self._cut = ""
 
     def write(self, epoch: int, stream: str, text: str) -> None:
         """Print what is complete of a piece of a stream; the rest waits for its end."""
         if epoch != self._epoch:
             self._new_attempt(epoch)
         if not self.prefix:
-            self._out.write(text)
+            self._out.write(self._harmless(text) if self._screen.interactive else text)
             self._mid_line = not text.endswith("\n")
             return
         key = (epoch, stream)
@@ -60,6 +68,13 @@ class Output:
             self._out.write("\n")
             self._mid_line = False
         self._out.flush()
+
+    def _harmless(self, text: str) -> str:
+        text, self._cut = self._cut + text, ""
+        found = _CUT.search(text)
+        if found is not None and len(found[0]) <= _CUT_MAX:
+            text, self._cut = text[: found.start()], found[0]
+        return _MASTERING.sub("", text)
 
     def _new_attempt(self, epoch: int) -> None:
         if self._epoch:

@@ -121,6 +121,7 @@ def _facts(job: JobView, attempts: Sequence[AttemptView], screen: Terminal, now_
         "shape": shape + (" (virtual devices)" if job.virtual else ""),
         "layout": _layout(job),
         "terms": ", ".join(job.terms),
+        "spent": ", ".join(job.budgets),
         "progress": "" if progress is None else _progress(job, screen),
         "folder": job.workdir,
         "outputs": job.output_dir,

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from phalanx.wire.api.nodes import ProfileReply
 
 _INTERRUPTED: Final = 130  # 128 + SIGINT
-_HELD: Final = "40m"  # nodes are kept for --nodes at most so long: the job's own limit and some
 
 
 @click.command()
@@ -86,20 +85,14 @@ def _measured(head: Client, chosen: Chosen, *, only: bool, quick: bool, python: 
 
     The job is cancelled, and nodes set aside for it are given back, however this ends.
     """
-    from phalanx.cli.plan.calibration_job import run_calibration
+    from phalanx.cli.plan.calibration_job import run_calibration, set_aside
     from phalanx.core.performance.plain import to_plain
     from phalanx.core.performance.profile import merged, profile_from
 
-    reservation = f"calibrate-{time.time():.0f}" if only else ""
-    if reservation:  # a job cannot name its nodes: they are set aside, and it runs inside
-        head.reserve(reservation, chosen.names, _HELD, users=[head.me().user], why="phalanx calibrate")
-    try:
+    with set_aside(head, chosen, only=only, name="calibrate", why="phalanx calibrate") as reservation:
         profile = run_calibration(
             connect(FOLLOW_PATIENCE_S), chosen, reservation=reservation, quick=quick, python=python
         )
-    finally:
-        if reservation:
-            head.unreserve(reservation)
     kept = head.profile().profile
     whole = merged(None if kept is None else profile_from(kept), profile, {str(node.id) for node in head.nodes()})
     return profile, head.put_profile(to_plain(whole))

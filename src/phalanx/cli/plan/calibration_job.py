@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
 import sys
 import tarfile
+import time
 from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -32,6 +35,7 @@ SAMPLES_FILE: Final = "calibration.json"  # as phalanx.torch.calibrate.program w
 STAGE: Final = re.compile(r"calibrate: (\d+)/(\d+) (.+)")  # and its line before each measurement
 _SAMPLES_BYTES_MAX: Final = 64 << 20  # 8,192 ranks hand in some 10 MB
 _BAR: Final = 20
+_HELD: Final = "40m"  # nodes are kept at most so long for a job: its own limit and some
 _TOLD_OF_FAILURE: Final = 12  # last lines of a job that failed
 
 
@@ -59,6 +63,20 @@ def job_of(
         "time": "10m" if quick else "30m",
         **({"reservation": reservation} if reservation else {}),
     }
+
+
+@contextlib.contextmanager
+def set_aside(head: Client, chosen: Chosen, *, only: bool, name: str, why: str) -> Iterator[str]:
+    """The reservation that the job runs in, for a job cannot name its nodes; given back at the end. "" where not `only` these are meant."""
+    if not only:
+        yield ""
+        return
+    reservation = f"{name}-{time.time():.0f}"
+    head.reserve(reservation, chosen.names, _HELD, users=[head.me().user], why=why)
+    try:
+        yield reservation
+    finally:
+        head.unreserve(reservation)
 
 
 def run_calibration(

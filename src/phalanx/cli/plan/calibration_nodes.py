@@ -66,14 +66,13 @@ def chosen_nodes(
     if len(kinds) > 1:
         said = "; ".join(f"{fold(sorted(names))}: {gpus} x {gpu}" for (gpu, gpus), names in sorted(kinds.items()))
         first = fold(sorted(min(kinds.items())[1]))
-        raise BadRequest(
-            f"nodes of {len(kinds)} kinds: {said}", hint=f"one kind at a time: phalanx calibrate --nodes {first}"
-        )
+        command = "phalanx topology --measure" if links else "phalanx calibrate"
+        raise BadRequest(f"nodes of {len(kinds)} kinds: {said}", hint=f"one kind at a time: {command} --nodes {first}")
     return Chosen(nodes=tuple(taken), left_out=tuple(left_out))
 
 
-def check_idle(chosen: Chosen, *, wait: bool) -> None:
-    """Refuse while others compute there, unless they are waited for.
+def check_idle(chosen: Chosen, *, wait: bool, links: bool = False) -> None:
+    """Refuse while others compute there, unless they are waited for; who measures `links` alone cannot ask for that.
 
     Raises:
         TryLater: some nodes are busy.
@@ -85,7 +84,7 @@ def check_idle(chosen: Chosen, *, wait: bool) -> None:
     shown = ", ".join(jobs[:3]) + (f" and {len(jobs) - 3} more" if len(jobs) > 3 else "")
     raise TryLater(
         f"{len(busy)} of {count(len(chosen.nodes), 'node')} {'is' if len(busy) == 1 else 'are'} busy with job {shown}",
-        hint="--wait waits for them; --nodes measures the others",
+        hint="--nodes measures the others" if links else "--wait waits for them; --nodes measures the others",
     )
 
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from phalanx.core.errors import BadRequest
+from phalanx.client.given import bytes_of
+from phalanx.core.errors import BadFile, BadRequest, TooLarge
 from phalanx.core.work.keys import BadKey
 from phalanx.core.work.layout import layout_from_json
 from phalanx.core.work.nearest import nearest
@@ -58,14 +59,9 @@ def _wish(value: Mapping[Any, Any], folder: str) -> PlanWish:
 
 def _from_file(full: str, path: str, number: int) -> str:
     try:
-        with open(full, "rb") as file:
-            raw = file.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise _bad(
-            f"{path}: {os.strerror(error.errno or 0)}", "phalanx plan MODEL --save FILE.json writes one"
-        ) from None
-    if len(raw) > FILE_BYTES_MAX:
-        raise _bad(f"{path}: is over {FILE_BYTES_MAX >> 20} MiB, so it is no saved plan", "is it the right file?")
+        raw = bytes_of(full, FILE_BYTES_MAX, "saved plan")
+    except (BadFile, TooLarge) as error:
+        raise _bad(error.message.replace(full, path), "phalanx plan MODEL --save FILE.json writes one") from None
     try:
         found = json.loads(raw)
     except (ValueError, RecursionError) as error:  # brackets within brackets

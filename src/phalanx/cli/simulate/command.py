@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import gzip
+import io
 import math
 import shlex
 import sys
@@ -18,9 +19,11 @@ import click
 
 from phalanx.cli.faults import warn
 from phalanx.cli.terminal import terminal
-from phalanx.core.errors import BadFile, BadRequest
+from phalanx.client.given import bytes_of
+from phalanx.core.errors import BadFile, BadRequest, TooLarge
 
 _GZIP: Final = b"\x1f\x8b"  # RFC 1952, 2.3.1
+FILE_BYTES_MAX: Final = 64 << 20  # the longest public traces have 10 to 40 MB
 _SHOWN_MAX: Final = 5  # jobs left out that are named one by one
 _CURVE_POINTS: Final = 4000  # of the fleet's curve: about nine for each step that is drawn
 
@@ -157,11 +160,16 @@ def lines_of(path: str) -> list[str]:
 
     Raises:
         BadFile: there is none, or it is no text.
+        TooLarge: it is longer than any trace, packed or not.
     """
+    raw = bytes_of(path, FILE_BYTES_MAX, "trace or fleet")
     try:
-        raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
         if raw.startswith(_GZIP):
-            raw = gzip.decompress(raw)
+            # Not past the limit: a few kilobytes may unpack to a disk full.
+            with gzip.GzipFile(fileobj=io.BytesIO(raw)) as packed:
+                raw = packed.read(FILE_BYTES_MAX + 1)
+            if len(raw) > FILE_BYTES_MAX:
+                raise TooLarge(f"{path}: unpacks to more than {FILE_BYTES_MAX >> 20} MiB", hint="is it the right file?")
         return raw.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise BadFile(
@@ -169,10 +177,6 @@ def lines_of(path: str) -> list[str]:
         ) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise BadFile(f"{path}: begins as gzip does and cannot be unpacked: {error}") from None
-    except FileNotFoundError:
-        raise BadFile(f"{path}: there is no such file") from None
-    except IsADirectoryError:
-        raise BadFile(f"{path} is a folder, not a file") from None
 
 
 def _policies(asked: dict[str, Any]) -> list[str]:

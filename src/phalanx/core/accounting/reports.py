@@ -6,13 +6,13 @@ a training script may write anything into its pipe and a bill must come out all 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from phalanx.core.ids import Epoch
+from phalanx.core.jsonline import finite, object_of
 
 _US_MAX: Final = 1 << 62  # past any clock; bounds a typo like at_s=1e300
 
@@ -72,11 +72,8 @@ def parse_reports(data: bytes) -> list[dict[str, Any]]:
     """The objects in a stream of JSON lines; a torn last line and lines that are no JSON object are left out."""
     found: list[dict[str, Any]] = []
     for line in data.split(b"\n"):
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(value, dict):
+        value = object_of(line)
+        if value is not None:
             found.append(value)
     return found
 
@@ -177,10 +174,7 @@ def _whole(line: Mapping[str, Any], name: str) -> int | None:
 
 def _number(line: Mapping[str, Any], name: str) -> float | None:
     """A finite number; a loss that became NaN is no loss to draw or to sum."""
-    value = line.get(name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return None
-    return float(value)
+    return finite(line.get(name))
 
 
 def _seconds(line: Mapping[str, Any], name: str) -> float:

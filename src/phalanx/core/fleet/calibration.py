@@ -1,4 +1,7 @@
-"""What the last calibration found, as the head keeps it: one document of the whole fleet. What is in it, `core.performance` knows."""
+"""Documents of the whole fleet, as the head keeps them: what the last calibration found, and the operators' failure rules.
+
+What is in the first, `core.performance` knows; what is in the second, `core.recovery.rules`.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,14 @@ from typing import Final
 from phalanx.core.ids import UserId
 
 FLEET: Final = "fleet"
-"""The id of the one document there is."""
+"""The id of the fleet's profile."""
+RULES: Final = "failure-rules"
+"""The id of the operators' failure rules: a document of the fleet too, as JSON text, kept beside its profile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """A profile as JSON text, which was checked when it came; who stored it, and when."""
+    """A document as JSON text, which was checked when it came; who stored it, and when."""
 
     profile: str
     by: UserId

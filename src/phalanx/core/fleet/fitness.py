@@ -15,7 +15,9 @@ from phalanx.core.fleet.node import Cordon, Node, NodeState
 from phalanx.core.ids import NodeId
 
 PREFLIGHT: Final = "preflight"
-"""Who keeps a node out whose evidence is bad; what a person ordered bears that person's name."""
+RECOVERY: Final = "recovery"
+"""Who keeps a node out whose evidence is bad: before a gang started, or when one failed on it. What a person ordered bears that person's name."""
+KEEPERS: Final = (PREFLIGHT, RECOVERY)
 KEPT_OUT_SHARE: Final = 0.4
 """Of the nodes that are up, preflight keeps out no more than this: past it, the test is likelier wrong than the fleet.
 Source: `maxUnhealthy: 40%`, rounded down, past which Kubernetes' MachineHealthCheck mends no further node (Cluster API book,
@@ -33,11 +35,18 @@ class BadLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A node that does not do for this gang. `kept_out`: the evidence is against it alone, so no gang should come to it."""
+    """A node that does not do for this gang.
+
+    Attributes:
+        kept_out: the evidence is against it alone, so no gang should come to it.
+        by: who says so. drain: what runs there moves too.
+    """
 
     node_id: NodeId
     why: str
     kept_out: bool
+    by: str = PREFLIGHT
+    drain: bool = False
 
 
 def judge_links(
@@ -58,7 +67,7 @@ def judge_links(
     links: dict[NodeId, dict[NodeId, str]] = {node_id: {} for node_id in gang}
     for node_id, bad in found.items():
         for link in bad:
-            if node_id in rank and link.peer in rank:
+            if node_id in rank and link.peer in rank and link.peer != node_id:
                 links[node_id].setdefault(link.peer, link.why)
                 links[link.peer][node_id] = link.why  # what others say of a node goes before its own words
     whole = {node_id: dict(bad) for node_id, bad in links.items()}
@@ -79,23 +88,23 @@ def _at_fault(node_id: NodeId, links: Mapping[NodeId, Mapping[NodeId, str]]) -> 
     return max(others) < own or (own == len(links) - 1 and median(others) < own)
 
 
-def kept_out(node: Node, why: str, nodes: Iterable[Node], now_s: float) -> Node | None:
-    """The node with preflight's cordon; as it is where somebody's cordon stands already; None past the bound.
+def kept_out(node: Node, fault: Fault, nodes: Iterable[Node], now_s: float) -> Node | None:
+    """The node with the cordon of whom the fault names; as it is where somebody's cordon stands already; None past the bound.
 
-    A cordon and no drain: what already runs there was not what failed, and goes on.
+    Preflight's is no drain: what already runs there was not what failed, and goes on.
     """
     if node.cordon is not None:
         return node
     if room_to_keep_out(nodes) <= 0:
         return None
-    cordon = Cordon(by=PREFLIGHT, why=why, since_s=now_s)
+    cordon = Cordon(by=fault.by, why=fault.why, since_s=now_s, drain=fault.drain)
     return replace(node, cordon=cordon, changed_s=now_s)
 
 
 def room_to_keep_out(nodes: Iterable[Node]) -> int:
-    """How many more nodes preflight may keep out: of two or more that are up at least one, and never the last."""
+    """How many more nodes may be kept out by evidence: of two or more that are up at least one, and never the last."""
     up = [node for node in nodes if node.state is NodeState.UP]
-    already = sum(node.cordon is not None and node.cordon.by == PREFLIGHT for node in up)
+    already = sum(node.cordon is not None and node.cordon.by in KEEPERS for node in up)
     most = max(1, int(KEPT_OUT_SHARE * len(up))) if len(up) > 1 else 0
     return most - already
 

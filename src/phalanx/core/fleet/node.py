@@ -44,6 +44,7 @@ class Others:
 
 
 NO_OTHERS: Final = Others()
+COUNT_MAX: Final = 1 << 60  # of anything on one server; an exbibyte of memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,10 @@ class Node:
         nics: its network ports, as its supervisor found them when it started.
         probe_port: where its supervisor answers other nodes' probes of the link between them; 0 where it does not.
         slow: what the last calibration found too slow, for people; work goes here only if nothing else fits. Empty for a sound node.
+        runs_as: its supervisor runs jobs as the accounts of their owners; this one is its own, which alone sees the head's folders. Empty
+            where all jobs run as one account.
+        marks: what recently counted against it, as a sum that fades (`core.recovery.lemon`); as of `marked_s`.
+        lemon: why it fails gangs more than others do, for people; work goes here only if nothing else fits. Empty for a sound node.
         sees_head_files: it has proven that the head's checkpoints and outputs lie under the same paths here.
     """
 
@@ -87,6 +92,28 @@ class Node:
     nics: tuple[Nic, ...] = ()
     probe_port: int = 0
     sees_head_files: bool = False
+    runs_as: str = ""
+    marks: float = 0.0
+    marked_s: float = 0.0
+    lemon: str = ""
+
+    def miscounted(self) -> str:
+        """Which of the counts that a supervisor gave can be none; empty for a node that can be counted with."""
+        counts = {
+            "cpus": self.cpus, "memory_bytes": self.memory_bytes, "others.cpus": self.others.cpus,
+            "others.memory_bytes": self.others.memory_bytes, "probe_port": self.probe_port, "failures": self.failures,
+            **{f"devices[{at}].index": one.index for at, one in enumerate(self.devices)},
+            **{f"devices[{at}].memory_bytes": one.memory_bytes for at, one in enumerate(self.devices)},
+        }  # fmt: skip
+        found = next((f"{name} is {count}" for name, count in counts.items() if not 0 <= count <= COUNT_MAX), "")
+        if not found and len({one.index for one in self.devices}) < len(self.devices):
+            found = "two devices have one index"
+        return found
+
+    @property
+    def last_choice(self) -> bool:
+        """Whether work comes here only if nothing else fits."""
+        return bool(self.slow or self.lemon)
 
     @property
     def schedulable(self) -> bool:

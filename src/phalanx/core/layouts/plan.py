@@ -171,10 +171,11 @@ def _nothing(asked: Asked, leanest: list[Layout], count: int) -> Answer:
     costs = costs_of(asked)
     losers = tuple(_missing(asked, layout, costs) for layout in leanest[:3])
     if losers:
-        reason = misfit(losers[0], asked=asked)
-    else:
+        reason, smallest = misfit(losers[0], asked=asked), _smaller(asked)
+    else:  # it is no question of room: more GPUs divide the batch no better
         reason = f"no layout of {asked.model.name} divides over {asked.machine.gpus} GPUs with a global batch of {asked.global_batch}"
-    return Answer(fits=False, reason=reason, layouts=(), losers=losers, smallest=_smaller(asked), judged=count)
+        smallest = ()
+    return Answer(fits=False, reason=reason, layouts=(), losers=losers, smallest=smallest, judged=count)
 
 
 def _smaller(asked: Asked) -> tuple[Smaller, ...]:
@@ -220,16 +221,21 @@ def _grown(asked: Asked) -> Smaller | None:
     if layout is None:
         return None
     gpus = nodes * machine.gpus_per_node
-    return Smaller(
-        what=f"{nodes}x{machine.gpu.name}:{machine.gpus_per_node}", method=asked.method, gpus=gpus, layout=layout
-    )
+    batch = _batch_on(asked, nodes)
+    larger = f" --global-batch {batch}" if batch != asked.global_batch else ""
+    what = f"{nodes}x{machine.gpu.name}:{machine.gpus_per_node}{larger}"
+    return Smaller(what=what, method=asked.method, gpus=gpus, layout=layout)
+
+
+def _batch_on(asked: Asked, nodes: int) -> int:
+    """The batch must divide over more ranks: it is taken as large as that asks."""
+    gpus = nodes * asked.machine.gpus_per_node
+    return -(-asked.global_batch // gpus) * gpus
 
 
 def _on(asked: Asked, nodes: int) -> Layout | None:
     machine = replace(asked.machine, nodes=nodes)
-    # The batch must divide over more ranks: it is taken as large as that asks.
-    batch = -(-asked.global_batch // machine.gpus) * machine.gpus
-    return _first_fit(replace(asked, machine=machine, global_batch=batch, layout=None))
+    return _first_fit(replace(asked, machine=machine, global_batch=_batch_on(asked, nodes), layout=None))
 
 
 def _first_fit(asked: Asked) -> Layout | None:

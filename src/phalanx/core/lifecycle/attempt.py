@@ -19,6 +19,7 @@ from phalanx.core.state.events import (
     CheckpointFailed,
     CheckpointSaved,
     MemberFroze,
+    MemberHung,
     MemberReady,
     MemberRefused,
     MemberStarted,
@@ -29,7 +30,8 @@ from phalanx.core.state.events import (
 )  # fmt: skip
 from phalanx.core.state.revise import replace
 from phalanx.core.state.story import StoryLine
-from phalanx.core.work.attempt import Attempt, AttemptState, Cause, Member, MemberState
+from phalanx.core.work.attempt import Attempt, AttemptState, Cause, Member, MemberState, TaskExit
+from phalanx.core.work.failure import Evidence
 from phalanx.core.work.job import Job
 
 CHECKPOINTS_KEPT: Final = 2
@@ -38,7 +40,7 @@ CLOCK_OFF_S: Final = 5.0
 below the shortest grace that anybody counts with."""
 _S = AttemptState
 _ACCOUNTED: Final = (MemberState.STOPPED, MemberState.LOST)
-_FROM_A_NODE: Final = (MemberReady, MemberRefused, MemberStarted, TaskExited, MemberStopped, MemberFroze)
+_FROM_A_NODE: Final = (MemberReady, MemberRefused, MemberStarted, TaskExited, MemberStopped, MemberFroze, MemberHung)
 
 
 def transition(case: Case, happening: Happening, facts: Facts) -> Outcome:
@@ -74,8 +76,9 @@ def _ready(case: Case, attempt: Attempt, happening: MemberReady, facts: Facts) -
     )
     late = _clock_lines(case, happening, facts)
     whole = all(member.state is MemberState.READY for member in members)
-    if whole and any(member.bad_links for member in members):  # not before: the first to speak knows one side alone
-        return _unlinked(case, replace(attempt, members=members), late, facts)
+    faults = _bad_ends(case, members) if whole else ()  # not before: the first to speak knows one side alone
+    if faults:
+        return _unlinked(case, replace(attempt, members=members), faults, late, facts)
     attempt = replace(
         attempt, members=members, state=_S.STARTING if whole else attempt.state,
         resume=happening.resume if rank_zero else attempt.resume,
@@ -101,11 +104,16 @@ def _clock_lines(case: Case, happening: MemberReady, facts: Facts) -> tuple[Stor
     return (line(case, facts, "clock_off", text, node_id=happening.node_id),)
 
 
-def _unlinked(case: Case, attempt: Attempt, late: tuple[StoryLine, ...], facts: Facts) -> Outcome:
+def _bad_ends(case: Case, members: tuple[Member, ...]) -> tuple[Fault, ...]:
+    """Who is at fault for bad links within the gang."""
+    found = {member.node_id: member.bad_links for member in members}
+    return judge_links(list(found), found, spare_later=len(case.job.avoid) % 2 == 1)
+
+
+def _unlinked(
+    case: Case, attempt: Attempt, faults: tuple[Fault, ...], late: tuple[StoryLine, ...], facts: Facts
+) -> Outcome:
     """Links within the gang are bad: nothing starts on it, and whoever is at fault is swapped."""
-    gang = [grant.node_id for grant in attempt.allocation.grants]
-    found = {member.node_id: member.bad_links for member in attempt.members}
-    faults = judge_links(gang, found, spare_later=len(case.job.avoid) % 2 == 1)
     for fault in faults:
         attempt = _with_member(attempt, fault.node_id, MemberState.READY, why=fault.why)
     why = "; ".join(fault.why for fault in faults)
@@ -140,9 +148,9 @@ def _started(case: Case, attempt: Attempt, happening: MemberStarted, facts: Fact
 
 
 def _exited(case: Case, attempt: Attempt, happening: TaskExited, facts: Facts) -> Outcome:
-    exit = happening.exit
-    if any(known.rank == exit.rank for known in attempt.exits):
+    if any(known.rank == happening.exit.rank for known in attempt.exits):
         return _same(case)
+    exit = _judged(happening.exit, facts)
     attempt = replace(attempt, exits=(*attempt.exits, exit))
     if attempt.state is _S.STOPPING or (exit.shell_code == 0 and not exit.by_us):
         return Outcome(job=case.job, attempt=attempt)
@@ -158,6 +166,24 @@ def _exited(case: Case, attempt: Attempt, happening: TaskExited, facts: Facts) -
         how = f"{how} ({exit.note})"
     told = line(case, facts, "task_failed", f"rank {exit.rank} on {exit.node_id} ended: {how}", node_id=exit.node_id)
     return _stopping(case, attempt, None, f"rank {exit.rank} on {exit.node_id}: {how}", facts, told)
+
+
+def _judged(exit: TaskExit, facts: Facts) -> TaskExit:
+    """The exit with its verdict in place of its evidence: of a gang of thousands the record would outgrow its job. Stances are small and stay."""
+    if exit.evidence is None and not exit.failed:
+        return exit
+    stance = None if exit.evidence is None else exit.evidence.stance
+    verdict = facts.judge(exit) if exit.failed else None
+    return replace(exit, verdict=verdict, evidence=None if stance is None else Evidence(stance=stance))
+
+
+def _hung(case: Case, attempt: Attempt, happening: MemberHung, facts: Facts) -> Outcome:
+    """A node's ranks make no steps: the gang is stopped, and each node keeps the stacks of its ranks first."""
+    after = "before its first step" if happening.step is None else f"after step {happening.step}"
+    text = f"hung: no step for {happening.silent_s:.0f} s {after}, where at most {happening.limit_s:.0f} s are usual; stacks are taken"
+    told = line(case, facts, "hung", text, node_id=happening.node_id)
+    why = f"hung: no step for {happening.silent_s:.0f} s {after}"
+    return _stopping(case, attempt, Cause.HANG, why, facts, told)
 
 
 def _stopped(case: Case, attempt: Attempt, happening: MemberStopped, facts: Facts) -> Outcome:
@@ -212,7 +238,7 @@ def _saved(case: Case, attempt: Attempt, happening: CheckpointSaved, facts: Fact
     told = line(case, facts, "checkpoint", text)
     # Copies that the head keeps are dropped by the head itself (store.kept), and by each node in its own time.
     own = attempt.kept and not job.spec.checkpoint
-    commands = () if own else orders.drop_checkpoints(attempt, tuple(old.path for old in dropped))
+    commands = () if own else orders.drop_checkpoints(case.job, attempt, tuple(old.path for old in dropped))
     return Outcome(job=job, attempt=attempt, commands=commands, lines=(told,))
 
 
@@ -311,7 +337,7 @@ def _settle_when_whole(case: Case, attempt: Attempt, facts: Facts) -> Outcome:
 
 
 def _progress(job: Job, step: int) -> Job:
-    return replace(job, progress_step=step, stalls=0, avoid=()) if step > job.progress_step else job
+    return replace(job, progress_step=step, stalls=0, hangs=0, avoid=()) if step > job.progress_step else job
 
 
 def _member(attempt: Attempt, node_id: NodeId) -> Member:
@@ -352,7 +378,15 @@ def _members_with(
 
 _USERS: Final = (Cause.CANCELLED, Cause.REQUEUED, Cause.TIMEOUT, Cause.PREEMPTED, Cause.MOVED, Cause.DRAINED)
 _ASKED: Final = (Cause.PREEMPTED, Cause.MOVED, Cause.REQUEUED, Cause.DRAINED)  # with time to save
-_OURS: Final = (Cause.FREEZE, Cause.PORT_TAKEN, Cause.CONTENDED, Cause.START_FAIL, Cause.UNFIT, Cause.NODE_FAIL)
+_OURS: Final = (
+    Cause.FREEZE,
+    Cause.HANG,
+    Cause.PORT_TAKEN,
+    Cause.CONTENDED,
+    Cause.START_FAIL,
+    Cause.UNFIT,
+    Cause.NODE_FAIL,
+)
 _ALL: Final = (_S.PLACED, _S.STARTING, _S.RUNNING, _S.STOPPING)
 Handler = Callable[[Case, Attempt, Any, Facts], Outcome]
 TABLE: Final[dict[tuple[AttemptState, type[Any]], Handler]] = {
@@ -363,6 +397,7 @@ TABLE: Final[dict[tuple[AttemptState, type[Any]], Handler]] = {
     **{(state, MemberRefused): _refused for state in (_S.PLACED, _S.STARTING)},
     **{(state, TaskExited): _exited for state in (_S.STARTING, _S.RUNNING, _S.STOPPING)},
     **{(state, MemberFroze): _froze for state in (_S.PLACED, _S.STARTING, _S.RUNNING)},
+    (_S.RUNNING, MemberHung): _hung,
     **{(state, MemberStopped): _stopped for state in _ALL},
     **{(state, CheckpointSaved): _saved for state in _ALL},
     **{(state, CheckpointFailed): _save_failed for state in _ALL},

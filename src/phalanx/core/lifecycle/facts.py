@@ -11,7 +11,8 @@ from phalanx.core.fleet.node import Node
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.state.commands import Command
 from phalanx.core.state.story import StoryLine
-from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.attempt import Attempt, Cause, TaskExit
+from phalanx.core.work.failure import Verdict
 from phalanx.core.work.job import Job
 
 NO_PROGRESS_BUDGET: Final = (
@@ -26,6 +27,18 @@ NODE_MTBF_S: Final = (
 PORT_TRIES: Final = 5  # rendezvous ports in a row; past that it is the job that binds a port of its own
 
 
+HANGS_BEFORE_STOP: Final = 1  # restarts after a hang without progress in between; a second one is the job's own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """Something that counts against a node (`core.recovery.lemon`). `weight`: 1 for what is surely the node's."""
+
+    node_id: NodeId
+    weight: float
+    why: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """The surroundings of a transition.
@@ -34,6 +47,8 @@ class Facts:
         addresses: where each node's ranks are reached.
         nodes: their records, for what a job with a plan is told of its devices.
         gang_mtbf_s: mean time between failures of a job's gang of so many nodes.
+        judge: what the failure rules make of a task's end; None where there are none, and codes and signals alone decide.
+        judge_cause: the same of what ended a whole generation.
         ages_s: how long each live attempt has lasted by a clock that nobody sets; without one, by the difference of Unix times.
     """
 
@@ -44,6 +59,8 @@ class Facts:
     checkpoint_root: str = ""
     output_root: str = ""
     gang_mtbf_s: Callable[[Job, int], float] = lambda _job, nodes: NODE_MTBF_S / max(1, nodes)
+    judge: Callable[[TaskExit], Verdict | None] = lambda _exit: None
+    judge_cause: Callable[[Cause], Verdict | None] = lambda _cause: None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +76,8 @@ class Outcome:
     """The case after a transition, the commands it gives, and the lines it adds to the story (their seq is given later).
 
     Attributes:
-        faults: nodes that failed their preflight; those at fault themselves are to be kept out.
+        faults: nodes that failed their preflight, or under the job; those at fault themselves are to be kept out.
+        marks: what counts against nodes.
     """
 
     job: Job
@@ -67,6 +85,7 @@ class Outcome:
     commands: tuple[Command, ...] = ()
     lines: tuple[StoryLine, ...] = ()
     faults: tuple[Fault, ...] = ()
+    marks: tuple[Mark, ...] = ()
 
     @property
     def case(self) -> Case:
@@ -77,7 +96,7 @@ class Outcome:
         """This outcome followed by one that started from it."""
         return replace(
             later, commands=self.commands + later.commands, lines=self.lines + later.lines,
-            faults=self.faults + later.faults,
+            faults=self.faults + later.faults, marks=self.marks + later.marks,
         )  # fmt: skip
 
 

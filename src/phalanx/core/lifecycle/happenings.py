@@ -9,6 +9,7 @@ from phalanx.core.state.events import (
     CheckpointFailed,
     CheckpointSaved,
     MemberFroze,
+    MemberHung,
     MemberReady,
     MemberRefused,
     MemberStarted,
@@ -57,6 +58,6 @@ class Remind:
 
 
 Happening = (
-    MemberReady | MemberRefused | MemberStarted | TaskExited | MemberStopped | MemberFroze | CheckpointSaved | CheckpointFailed | Progressed
-    | MemberLost | StopWanted | StartOverdue | Remind | Withdrawn
+    MemberReady | MemberRefused | MemberStarted | TaskExited | MemberStopped | MemberFroze | MemberHung | CheckpointSaved | CheckpointFailed
+    | Progressed | MemberLost | StopWanted | StartOverdue | Remind | Withdrawn
 )  # fmt: skip

@@ -22,7 +22,7 @@ def place(job: Job, allocation: Allocation, facts: Facts) -> Outcome:
     attempt = Attempt(
         job_id=job.id, epoch=Epoch(job.epoch + 1), allocation=allocation, placed_s=facts.now_s, generation_s=facts.now_s,
         members=tuple(Member(node_id=grant.node_id) for grant in allocation.grants),
-        kept=not all(_sees_head_files(grant.node_id, facts) for grant in allocation.grants),
+        kept=not all(_sees_head_files(grant.node_id, job, facts) for grant in allocation.grants),
     )  # fmt: skip
     job = replace(job, state=JobState.RUNNING, epoch=attempt.epoch, detail="")
     names = ", ".join(grant.node_id for grant in allocation.grants)
@@ -33,9 +33,10 @@ def place(job: Job, allocation: Allocation, facts: Facts) -> Outcome:
     return Outcome(job=job, attempt=attempt, commands=orders.prepare(job, attempt, facts), lines=(told,))
 
 
-def _sees_head_files(node_id: NodeId, facts: Facts) -> bool:
+def _sees_head_files(node_id: NodeId, job: Job, facts: Facts) -> bool:
+    """Whether the job's ranks there may write where the head keeps checkpoints and outputs."""
     node = facts.nodes.get(node_id)
-    return node is None or node.sees_head_files
+    return node is None or (node.sees_head_files and node.runs_as in {"", job.user})
 
 
 def cancel(case: Case, by: str, why: str, facts: Facts) -> Outcome:

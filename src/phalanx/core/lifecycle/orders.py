@@ -19,6 +19,7 @@ _STOP_REASON: Final = {
     Cause.REQUEUED: "preempted",
     Cause.DRAINED: "drain",
     Cause.TIMEOUT: "deadline",
+    Cause.HANG: "hang",  # the supervisor keeps the stacks of its ranks before it ends them
 }
 
 
@@ -37,7 +38,7 @@ def prepare(job: Job, attempt: Attempt, facts: Facts, *, only: NodeId | None = N
         mtbf_s=facts.gang_mtbf_s(job, len(attempt.allocation.grants)), user=job.user,
         array=job.array,
         surroundings=surroundings_of(attempt.allocation, facts.nodes) if spec.plan else None, kept=attempt.kept,
-        probe_ports=_probe_ports(attempt, facts),
+        probe_ports=_probe_ports(attempt, facts), hangs=job.hangs,
     )  # fmt: skip
     if only is not None:
         return (common,) if any(member.node_id == only for member in attempt.members) else ()
@@ -68,7 +69,11 @@ def start(attempt: Attempt, *, only: NodeId | None = None) -> tuple[Command, ...
 
 def stop(case: Case, attempt: Attempt, *, only: NodeId | None = None) -> tuple[Command, ...]:
     """`StopTasks` for every node that is not accounted for yet. Nothing can be saved once a peer is gone, so its grace is short."""
-    orderly = attempt.ending in _STOP_REASON and not any(_gone(member, attempt) for member in attempt.members)
+    orderly = (
+        attempt.ending in _STOP_REASON
+        and attempt.ending is not Cause.HANG
+        and not any(_gone(member, attempt) for member in attempt.members)
+    )
     grace_s = case.job.spec.grace_s if orderly else min(CRASH_GRACE_S, case.job.spec.grace_s)
     reason = _STOP_REASON.get(attempt.ending, "restart") if attempt.ending is not None else "restart"
     return tuple(
@@ -90,11 +95,12 @@ def forget(attempt: Attempt) -> tuple[Command, ...]:
     )
 
 
-def drop_checkpoints(attempt: Attempt, paths: tuple[str, ...]) -> tuple[Command, ...]:
+def drop_checkpoints(job: Job, attempt: Attempt, paths: tuple[str, ...]) -> tuple[Command, ...]:
     """`DeleteCheckpoints` to node rank 0; nothing for no paths."""
     if not paths:
         return ()
-    return (DeleteCheckpoints(node_id=attempt.allocation.grants[0].node_id, job_id=attempt.job_id, paths=paths),)
+    node_id = attempt.allocation.grants[0].node_id
+    return (DeleteCheckpoints(node_id=node_id, job_id=attempt.job_id, paths=paths, user=job.user),)
 
 
 def _gone(member: Member, attempt: Attempt) -> bool:

@@ -7,19 +7,22 @@ and exit with code 1 long before the dead node's lease is over.
 from __future__ import annotations
 
 from phalanx.core.ids import Generation, NodeId
-from phalanx.core.lifecycle import orders
+from phalanx.core.lifecycle import blame, hang, orders
 from phalanx.core.lifecycle.facts import (
     AVOID_MAX,
     BACKOFF_FIRST_S,
+    HANGS_BEFORE_STOP,
     NO_PROGRESS_BUDGET,
     PORT_TRIES,
     Case,
     Facts,
+    Mark,
     Outcome,
     line,
 )  # fmt: skip
 from phalanx.core.state.revise import replace
-from phalanx.core.work.attempt import TIME_LIMIT_NOTE, Attempt, AttemptState, Cause, Member, MemberState, TaskExit
+from phalanx.core.work.attempt import TIME_LIMIT_NOTE, Attempt, AttemptState, Cause, Member, MemberState
+from phalanx.core.work.failure import Remedy
 from phalanx.core.work.job import BACKOFF_MAX_S, Job, JobState, Reason
 
 _REASON = {
@@ -30,12 +33,40 @@ _REASON = {
     Cause.CONTENDED: Reason.CONTENDED,
 }
 _SIGTERM_CODE = 143  # 128 + SIGTERM: what a shell says of a command that was asked to end
+_START_WEIGHT = 0.3  # of a failed start against the node: as often the job's surroundings as the node
+_HANG_WEIGHT = 0.3  # of a hang against the culprit's node: as often the program
 
 
 def settle(case: Case, attempt: Attempt, facts: Facts) -> Outcome:
-    """End the attempt, or start its next generation in place."""
+    """End the attempt, or start its next generation in place; tell what the rules made of it, and mark the nodes it counts against."""
     cause = judge(attempt)
-    job, spec = case.job, case.job.spec
+    outcome = _settled(case, blame.explained(attempt, cause), cause, facts)
+    if cause is Cause.START_FAIL:
+        against = tuple(Mark(node_id=node, weight=_START_WEIGHT, why="a failed start") for node in _bad(attempt))
+        return replace(outcome, marks=(*outcome.marks, *against))
+    if cause not in (Cause.FAILED, Cause.CRASH, Cause.FAULT):
+        return outcome
+    return _verdict_told(case, attempt, cause, facts, outcome)
+
+
+def _verdict_told(case: Case, attempt: Attempt, cause: Cause, facts: Facts, outcome: Outcome) -> Outcome:
+    """The outcome with the verdict in the story, before what follows from it."""
+    job = outcome.job
+    budget = f"restart {min(job.stalls, NO_PROGRESS_BUDGET)} of {NO_PROGRESS_BUDGET} without progress"
+    if cause is Cause.FAILED:
+        budget = f"retry {job.user_retries} of {job.spec.retry}" if job.spec.retry else "no retry asked for, none"
+    then = blame.next_step(attempt, goes_on=not job.state.terminal, budget=budget)
+    first = blame.first_failure(attempt)
+    lines = outcome.lines
+    if then and first is not None:
+        text = f"rank {first.rank} on {first.node_id}: {blame.in_words(first)}; {then}"
+        lines = (line(case, facts, "verdict", text, node_id=first.node_id), *lines)
+    more = () if cause is Cause.FAILED else blame.faults(attempt)
+    return replace(outcome, lines=lines, faults=(*outcome.faults, *more), marks=(*outcome.marks, *blame.marks(attempt)))
+
+
+def _settled(case: Case, attempt: Attempt, cause: Cause, facts: Facts) -> Outcome:
+    job = case.job
     match cause:
         case Cause.SUCCEEDED:
             return _end(case, attempt, cause, JobState.SUCCEEDED, 0, facts)
@@ -55,27 +86,72 @@ def settle(case: Case, attempt: Attempt, facts: Facts) -> Outcome:
             why = f"a port was taken {PORT_TRIES + 1} times in a row: does the job bind one of its own? The last: {attempt.why}"
             return _end(case, replace(attempt, why=why), cause, JobState.FAILED, _first_failure_code(attempt), facts)
         case Cause.FAILED:
-            if job.user_retries < spec.retry and attempt.exits:
-                return _again(replace(job, user_retries=job.user_retries + 1), attempt, cause, facts)
-            return _end(case, attempt, cause, JobState.FAILED, _first_failure_code(attempt), facts)
+            return _failed(case, attempt, facts)
+        case Cause.HANG:
+            return _hung(case, attempt, facts)
         case Cause.UNFIT if len(job.avoid) < AVOID_MAX and not set(_bad(attempt)) <= set(job.avoid):
             # Each such swap names one node more, so that there are at most AVOID_MAX of them; past that it counts as a failed start.
             after = replace(job, avoid=_avoid(job.avoid, _bad(attempt)))
             return _wait(after, attempt, cause, Reason.START_FAIL, 0.0, facts)
-        case Cause.CRASH | Cause.NODE_FAIL | Cause.START_FAIL | Cause.UNFIT:
-            after = replace(job, stalls=job.stalls + 1, losses=job.losses + (cause in (Cause.CRASH, Cause.NODE_FAIL)))
-            if after.stalls > NO_PROGRESS_BUDGET:
-                why = f"{NO_PROGRESS_BUDGET} restarts without progress; the last: {attempt.why}"
-                return _end(
-                    case, replace(attempt, why=why), cause, JobState.FAILED, _first_failure_code(attempt), facts
-                )
-            if cause is Cause.CRASH:
-                return _again(after, attempt, cause, facts)
-            after = replace(after, avoid=_avoid(job.avoid, _bad(attempt)))
-            if cause is Cause.NODE_FAIL:
-                return _wait(after, attempt, cause, Reason.NODE_FAIL, 0.0, facts)
-            backoff_s = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** (after.stalls - 1))
-            return _wait(after, attempt, cause, Reason.START_FAIL, facts.now_s + backoff_s, facts)
+        case Cause.CRASH | Cause.NODE_FAIL | Cause.FAULT | Cause.START_FAIL | Cause.UNFIT:
+            return _charged(case, attempt, cause, facts)
+
+
+def _charged(case: Case, attempt: Attempt, cause: Cause, facts: Facts) -> Outcome:
+    """A restart that the budget of those without progress pays."""
+    job = case.job
+    lost = cause in (Cause.CRASH, Cause.NODE_FAIL, Cause.FAULT)
+    after = replace(job, stalls=job.stalls + 1, losses=job.losses + lost)
+    if after.stalls > NO_PROGRESS_BUDGET:
+        why = f"{NO_PROGRESS_BUDGET} restarts without progress; the last: {attempt.why}"
+        return _end(case, replace(attempt, why=why), cause, JobState.FAILED, _first_failure_code(attempt), facts)
+    if cause in (Cause.CRASH, Cause.HANG):
+        return _again(after, attempt, cause, facts)
+    after = replace(after, avoid=_avoid(job.avoid, _bad(attempt)))
+    backoff_s = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** (after.stalls - 1))
+    if cause is Cause.NODE_FAIL:
+        return _wait(after, attempt, cause, Reason.NODE_FAIL, 0.0, facts)
+    if cause is Cause.FAULT:
+        # The first time at once: another node will do. One that follows it everywhere (a full shared disk) is given time to pass.
+        later_s = facts.now_s + backoff_s / 2 if after.stalls > 1 else 0.0
+        return _wait(after, attempt, cause, Reason.NODE_FAIL, later_s, facts)
+    return _wait(after, attempt, cause, Reason.START_FAIL, facts.now_s + backoff_s, facts)
+
+
+def _failed(case: Case, attempt: Attempt, facts: Facts) -> Outcome:
+    """The job's own failure: its `retry` pays for another try, in place unless a rule says elsewhere."""
+    job, first = case.job, blame.first_failure(attempt)
+    remedy = Remedy.HERE if first is None or first.verdict is None else first.verdict.remedy
+    if job.user_retries >= job.spec.retry or not attempt.exits or remedy is Remedy.STOP:
+        return _end(case, attempt, Cause.FAILED, JobState.FAILED, _first_failure_code(attempt), facts)
+    after = replace(job, user_retries=job.user_retries + 1)
+    if remedy is Remedy.HERE:
+        return _again(after, attempt, Cause.FAILED, facts)
+    after = replace(after, avoid=_avoid(job.avoid, _bad(attempt)))
+    return _wait(after, attempt, Cause.FAILED, Reason.NODE_FAIL, 0.0, facts)
+
+
+def _hung(case: Case, attempt: Attempt, facts: Facts) -> Outcome:
+    """The gang made no step for too long: in place once, as the rules say, and then the job ends unless it has made progress."""
+    job, verdict = case.job, facts.judge_cause(Cause.HANG)
+    remedy = Remedy.HERE if verdict is None else verdict.remedy
+    found, _ = hang.culprits(attempt.exits)
+    why = f"{attempt.why}; {hang.told(attempt.exits)}"
+    attempt = replace(attempt, why=why)
+    told = line(case, facts, "hung", f"{hang.told(attempt.exits)}; stacks: phalanx logs {job.id} --stacks")
+    nodes = dict.fromkeys(exit.node_id for exit in found) if len(found) < len(attempt.exits) else {}
+    against = tuple(Mark(node_id=node_id, weight=_HANG_WEIGHT, why="a rank hung there") for node_id in nodes)
+    if job.hangs >= HANGS_BEFORE_STOP or remedy is Remedy.STOP:
+        ended = replace(attempt, why=f"hung again without progress: {why}" if job.hangs else why)
+        outcome = _end(case, ended, Cause.HANG, JobState.FAILED, _first_failure_code(attempt), facts)
+    elif remedy is Remedy.HERE:
+        after = replace(job, hangs=job.hangs + 1)
+        outcome = _charged(replace(case, job=after), attempt, Cause.HANG, facts)
+    else:
+        bad = tuple(replace(m, why=m.why or "a rank hung there") if m.node_id in nodes else m for m in attempt.members)
+        after = replace(job, hangs=job.hangs + 1)
+        outcome = _charged(replace(case, job=after), replace(attempt, members=bad), Cause.FAULT, facts)
+    return replace(outcome, lines=(told, *outcome.lines), marks=(*outcome.marks, *against))
 
 
 def judge(attempt: Attempt) -> Cause:
@@ -98,23 +174,17 @@ def judge(attempt: Attempt) -> Cause:
         return Cause.NODE_FAIL
     if attempt.ending is not None:
         return attempt.ending
-    failures = [exit for exit in attempt.exits if exit.failed]
-    if any(exit.code is None for exit in failures):
-        return Cause.CRASH
-    if failures:
-        return Cause.FAILED
-    return Cause.START_FAIL  # a member stopped without a word of its tasks: its supervisor lost them
-
-
-def _first_failure(attempt: Attempt) -> TaskExit | None:
-    """The first task that failed by itself; a signal before a code, since codes are often the echo of a dead peer."""
-    failures = [exit for exit in attempt.exits if exit.failed]
-    return min(failures, key=lambda exit: (exit.code is not None, exit.at_s, exit.rank), default=None)
+    first = blame.first_failure(attempt)
+    if first is None:
+        return Cause.START_FAIL  # a member stopped without a word of its tasks: its supervisor lost them
+    if first.verdict is not None:
+        return blame.cause_of(first.verdict, alone=attempt.allocation.world_size == 1)
+    return Cause.CRASH if first.code is None else Cause.FAILED
 
 
 def _first_failure_code(attempt: Attempt) -> int:
     """The code of the first task that failed; where none ran, the one that a member refused with."""
-    first = _first_failure(attempt)
+    first = blame.first_failure(attempt)
     return first.shell_code if first is not None else attempt.exit_code or 1
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import math
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -11,6 +10,7 @@ from functools import cache
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from phalanx.core.errors import BadRequest
+from phalanx.core.jsonline import finite
 from phalanx.core.work.layout import Layout, layout_from_json, layout_to_json
 from phalanx.core.work.nearest import nearest
 
@@ -98,8 +98,8 @@ def _value(hint: Any, value: Any, where: str) -> Any:
 
 
 def _scalar(hint: Any, value: Any, where: str) -> Any:
-    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value)
+    if hint is float and (number := finite(value)) is not None:
+        return number
     if hint in (int, str, bool) and type(value) is hint:
         return value
     words = {float: "a finite number", int: "a whole number", str: "a text", bool: "true or false"}

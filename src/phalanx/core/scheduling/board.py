@@ -9,9 +9,11 @@ takes back what the newest state refuses (`undo_start`). Nothing here is rebuilt
 from __future__ import annotations
 
 import enum
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -178,6 +180,9 @@ class Listener:
         """The running job has stopped without an end; its places are still set."""
 
 
+_NOBODY: Final = Listener()
+
+
 class Board:
     """Jobs and room of one fleet.
 
@@ -223,13 +228,15 @@ class Board:
         self.decisions: list[Decision] = []
         self.down: set[int] = set()
         self.outside: dict[int, int] = {}
-        self.slow = 0  # bitset of nodes that a calibration found slow: used only if nothing else fits
-        self._listener = Listener()
+        self.slow = (
+            0  # bitset of nodes that a calibration found slow or that fail gangs: used only if nothing else fits
+        )
+        self._listener: Listener = _NOBODY
         self._classes: dict[tuple[object, ...], Klass] = {}
 
     def listen(self, listener: Listener) -> None:
-        """Tell `listener` of every later change."""
-        self._listener = listener
+        """Tell `listener`, which its maker keeps, of every later change. Held from here, each board of a trial would be a ring for the collector."""
+        self._listener = weakref.proxy(listener)
 
     def klass(self, needs: tuple[Need, ...], *, label: int = 0, rank: int = 0, queue: int = 0, user: str = "", shut: int = 0,
               throttle: Throttle | None = None) -> Klass:  # fmt: skip

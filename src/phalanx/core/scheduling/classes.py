@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.board import Board, Klass, Throttle
 from phalanx.core.scheduling.calendar import Calendar, asker_of
@@ -11,6 +13,7 @@ from phalanx.core.work.job import Job
 from phalanx.core.work.queue import Queue
 
 INFINITE = float("inf")
+NAMES_MAX: Final = 10_000  # some 33 MB of histories where each of these names came again
 
 
 class Classes:
@@ -18,27 +21,47 @@ class Classes:
 
     def __init__(self) -> None:
         self._labels: dict[tuple[str, ...], int] = {}
-        self._ended_names: set[tuple[str, ...]] = set()
+        self._free: list[int] = []  # labels whose names were forgotten
+        self._ended_names: dict[tuple[str, ...], None] = {}  # the one that ended last comes last
         self._throttles: dict[JobId, Throttle] = {}
 
     def copy(self) -> Classes:
         """The same labels, for a trial that must not add to them."""
         other = Classes()
-        other._labels, other._ended_names = dict(self._labels), set(self._ended_names)
+        other._labels, other._ended_names, other._free = dict(self._labels), dict(self._ended_names), list(self._free)
         return other
 
     def begin(self) -> None:
         """A new board: nothing runs on it yet."""
         self._throttles.clear()
 
-    def ended(self, job: Job) -> None:
-        """A job of this name has come to its end: from now on the name has a history of its own."""
-        self._ended_names.add((job.user, job.spec.name))
+    def ended(self, job: Job) -> int | None:
+        """A job of this name has come to its end: from now on the name has a history of its own.
+
+        Returns:
+            The label that lost its name, if one did: beyond `NAMES_MAX` the name that has not ended for longest is forgotten.
+        """
+        names = self._ended_names
+        name = (job.user, job.spec.name)
+        names.pop(name, None)
+        names[name] = None
+        if len(names) <= NAMES_MAX:
+            return None
+        oldest = next(iter(names))
+        del names[oldest]
+        label = self._labels.pop(oldest, None)
+        if label is not None:
+            self._free.append(label)
+        return label
 
     def label(self, job: Job) -> int:
         """Whose history speaks for the job: its name's; until that has ended once, its owner's, so that a thousand new names are one class."""
         name = (job.user, job.spec.name)
-        return self._labels.setdefault(name if name in self._ended_names else (job.user,), len(self._labels))
+        asked = name if name in self._ended_names else (job.user,)
+        label = self._labels.get(asked)
+        if label is None:
+            label = self._labels[asked] = self._free.pop() if self._free else len(self._labels)
+        return label
 
     def klass_of(
         self,

@@ -125,7 +125,10 @@ class Counterfactuals:
 
     def _starts(self, seen: Snapshot) -> bool:
         self.tried += 1
-        return tried(seen, self._like).starts(self.job.id)
+        trial = tried(seen, self._like)
+        starts = trial.starts(self.job.id)
+        trial.over()
+        return starts
 
     def _of(self, kind: Kind, text: str, option: str, job: Job) -> _Candidate:
         return _Candidate(change=Change(kind=kind, text=text, option=option), seen=changed(self.seen, job=job))

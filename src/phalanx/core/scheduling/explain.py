@@ -34,7 +34,7 @@ def not_eligible(job: Job, queue: Queue | None, now_s: float) -> Waiting | None:
         )
     # Further off means that the clock was set back meanwhile.
     if 0 < job.not_before_s - now_s <= BACKOFF_MAX_S:
-        return Waiting(reason=Reason.BACKOFF, detail=f"waits a moment after a failed start: {job.detail}")
+        return Waiting(reason=Reason.BACKOFF, detail="waits a moment after a failed start")
     return ELIGIBLE
 
 

@@ -10,8 +10,9 @@ Ended jobs count as events in the bin they ended in and as time at risk in the b
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
 import numpy as np
@@ -127,7 +128,7 @@ class HazardTable:
         self.events = 0
         self.served_s = 0.0
         self.hazard = np.zeros((SIZES, BINS))
-        self.groups: dict[tuple[int, int], Group] = {}
+        self._groups: dict[int, dict[int, Group]] = {}  # by label, then by GPUs
         self._trusts = np.array(TRUSTS)[:, None]
         self.evidence = np.zeros((SIZES, len(TRUSTS)))
         self.trust = [TRUSTS[-1]] * SIZES
@@ -143,17 +144,28 @@ class HazardTable:
         other._ends, other._risk, other.hazard = self._ends.copy(), self._risk.copy(), self.hazard.copy()
         other.events, other.served_s, other.evidence = self.events, self.served_s, self.evidence.copy()
         other.trust, other.size_index = list(self.trust), list(self.size_index)
-        for (label, gpus), group in list(self.groups.items()):
-            twin = other.groups[label, gpus] = Group(gpus)
-            twin.ends, twin.risk = group.ends.copy(), group.risk.copy()
+        for label, sizes in list(self._groups.items()):
+            twins = other._groups[label] = {}
+            for gpus, group in list(sizes.items()):
+                twin = twins[gpus] = Group(gpus)
+                twin.ends, twin.risk = group.ends.copy(), group.risk.copy()
         return other
 
     def group(self, label: int, gpus: int) -> Group:
         """The group of a job."""
-        group = self.groups.get((label, gpus))
+        sizes = self._groups.setdefault(label, {})
+        group = sizes.get(gpus)
         if group is None:
-            group = self.groups[label, gpus] = Group(gpus)
+            group = sizes[gpus] = Group(gpus)
         return group
+
+    def groups(self) -> Iterator[Group]:
+        """All groups; their bursts hang on them."""
+        return itertools.chain.from_iterable(sizes.values() for sizes in self._groups.values())
+
+    def forget(self, label: int) -> None:
+        """What its jobs told goes. Those that run keep the group they began in; the sizes keep what it taught them."""
+        self._groups.pop(label, None)
 
     def burst(self, label: int, gpus: int, submit_s: float) -> Group:
         """The burst that a job submitted now belongs to; its group where bursts say nothing."""
@@ -167,7 +179,7 @@ class HazardTable:
 
     def forget_active(self) -> None:
         """Nobody serves any more: the board on which they did is made anew, and tells of each again."""
-        for group in self.groups.values():
+        for group in self.groups():
             group.active.clear()
             if group.burst is not None:
                 group.burst.active.clear()

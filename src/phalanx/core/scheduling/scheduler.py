@@ -260,14 +260,14 @@ class Scheduler:
                     self.board.node_back(number)
                 else:
                     self.board.node_left(number)
-        if node.slow != before.slow:
+        if node.last_choice is not before.last_choice:
             self._mark_slow()
         if node.schedulable != before.schedulable:
             self._shaping.changed(node)
             self._shape_anew(seen)
 
     def _mark_slow(self) -> None:
-        self.board.slow = bits_of(number for number, node in enumerate(self.fit.nodes) if node.slow)
+        self.board.slow = bits_of(number for number, node in enumerate(self.fit.nodes) if node.last_choice)
 
     def _shape_anew(self, seen: Seen) -> None:
         """Other nodes are up: requests without a fixed shape may have another, and what had none may have one."""
@@ -297,7 +297,12 @@ class Scheduler:
                     self.table.burst(label, max(1, job.spec.role.gpus.total), job.submit_s),
                     max(0.0, job.ended_s - job.started_s),
                 )
-                self._classes.ended(job)
+                self._ended(job)
+
+    def _ended(self, job: Job) -> None:
+        forgotten = self._classes.ended(job)
+        if forgotten is not None:
+            self.table.forget(forgotten)
 
     def _sync(self, seen: Seen, job_id: JobId, now_s: float) -> bool:
         """Bring the board in step with one job's records; says whether that may let the policy decide otherwise."""
@@ -326,7 +331,7 @@ class Scheduler:
         learn = job is not None and job.state in LEARNT
         self.board.end(entry, now_s, learn=learn)
         if learn and job is not None:
-            self._classes.ended(job)
+            self._ended(job)
 
     def _runs(self, job: Job, attempt: Attempt, entry: Entry | None, now_s: float) -> None:
         self.parked.pop(job.id, None)
@@ -474,6 +479,7 @@ class Scheduler:
         for entry, placement in placed:
             entry.attained_s = self._attained_s(seen.jobs[placement.job_id])
             entry.since_s = entry.moved_s = now_s
+            entry.shield_s = now_s + self.policy.knobs.run_min_s  # from the start, not from when it was decided
         return [placement for _, placement in placed]
 
     def rejected(self, job_id: JobId, now_s: float) -> None:

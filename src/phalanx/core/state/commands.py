@@ -21,6 +21,7 @@ class Prepare:
         checkpoint_dir, output_dir: where the head sees them; where `kept`, each node has folders of its own and the head keeps a copy.
         probe_ports: by node rank, where that node's supervisor answers probes of the link to it; 0 where it does not, or not yet.
         restarts: attempts and in-place restarts so far (PHALANX_RESTART_COUNT).
+        hangs: restarts after a hang since the last progress.
         surroundings: of a job with a plan (PHALANX_MACHINE); None for others.
     """
 
@@ -42,6 +43,7 @@ class Prepare:
     surroundings: Surroundings | None = None
     probe_ports: tuple[int, ...] = ()
     kept: bool = False
+    hangs: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +85,12 @@ class Forget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteCheckpoints:
-    """Remove checkpoint folders that retention no longer keeps."""
+    """Remove checkpoint folders that retention no longer keeps. `user`: the job's owner."""
 
     node_id: NodeId
     job_id: JobId
     paths: tuple[str, ...]
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from phalanx.core.ids import (
 )
 from phalanx.core.work.attempt import Cause, TaskExit
 from phalanx.core.work.job import JobState, Resume
-from phalanx.core.work.people import Token, User
+from phalanx.core.work.people import Token, User, UserRole
 from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.seat import Seat
@@ -134,6 +134,26 @@ class PutUser:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeUser:
+    """Add a plain user or change one; None leaves a field."""
+
+    user_id: UserId
+    role: UserRole | None = None
+    disabled: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeProject:
+    """Add a project or change one; None leaves a field. `as_admin`: the caller administers the head, not this project alone."""
+
+    project_id: ProjectId
+    by: UserId
+    as_admin: bool
+    members: frozenset[UserId] | None = None
+    admins: frozenset[UserId] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PutProject:
     """Add a project or change one."""
 
@@ -178,6 +198,13 @@ class PutCalibration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PutRules:
+    """Keep the operators' failure rules in place of those that are kept; an empty list takes them away."""
+
+    document: Calibration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PutToken:
     """Add a token (by its hash)."""
 
@@ -186,9 +213,17 @@ class PutToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevokeToken:
-    """End a token. Idempotent."""
+    """End a token, and with `made_too` all that were made with it. Idempotent."""
 
     token_id: TokenId
+    made_too: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokensUsed:
+    """When tokens were last used, Unix seconds. From the head itself, sparsely."""
+
+    used_s: Mapping[TokenId, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +242,7 @@ class CancelAll:
 
 Request = (
     Submit | Cancel | Hold | Requeue | Update | CordonNode | UncordonNode | LabelNodes | ForgetNode | PutUser | PutProject | PutQueue | PutQueues
-    | PutReservation | EndReservation | PutCalibration | PutToken | RevokeToken | PlanStop | CancelAll
+    | PutReservation | EndReservation | PutCalibration | PutRules | PutToken | RevokeToken | TokensUsed | ChangeUser | ChangeProject | PlanStop | CancelAll
 )  # fmt: skip
 
 # ---- reports of supervisors and observations of engines ---------------------------------------------------------------
@@ -217,13 +252,16 @@ Request = (
 class Hello:
     """A supervisor presents itself: the node as it finds it and the (job, epoch, generation) it carries.
 
-    `seat`: of a supervisor that was brought for one attempt; it speaks for its part of that and not for the node.
+    Attributes:
+        seat: of a supervisor that was brought for one attempt; it speaks for its part of that and not for the node.
+        challenge: what the head told it to say again, as a sign that it lives; empty at first. None: it knows of no challenge.
     """
 
     node: Node
     supervisor_id: SupervisorId
     carries: tuple[tuple[JobId, Epoch, Generation], ...] = ()
     seat: Seat | None = None
+    challenge: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,6 +352,23 @@ class MemberFroze:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemberHung:
+    """Ranks of this node live, are not frozen, and have made no step for `silent_s`, past the `limit_s` learned from their steps.
+
+    Attributes:
+        step: the last one reported.
+    """
+
+    job_id: JobId
+    epoch: Epoch
+    generation: Generation
+    node_id: NodeId
+    silent_s: float
+    limit_s: float
+    step: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSaved:
     """A rank made a whole checkpoint; it counts once committed here under a current epoch."""
 
@@ -390,7 +445,7 @@ class Withdrawn:
 
 
 Report = (
-    Hello | MemberReady | MemberRefused | MemberStarted | TaskExited | MemberStopped | MemberFroze | CheckpointSaved
-    | CheckpointFailed | Progressed | NodeDead | NodeSeen | SeatLost | Withdrawn
+    Hello | MemberReady | MemberRefused | MemberStarted | TaskExited | MemberStopped | MemberFroze | MemberHung
+    | CheckpointSaved | CheckpointFailed | Progressed | NodeDead | NodeSeen | SeatLost | Withdrawn
 )  # fmt: skip
 Event = Request | Report

@@ -9,6 +9,7 @@ from typing import Final
 from phalanx.core.fleet.fitness import BadLink
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId
 from phalanx.core.work.allocation import Allocation
+from phalanx.core.work.failure import Evidence, Verdict
 from phalanx.core.work.job import Resume
 
 FIRST_GENERATION: Final = Generation(0)
@@ -54,12 +55,19 @@ class Cause(enum.StrEnum):
     TIMEOUT = "timeout"
     FREEZE = "freeze"  # frozen longer than its collectives bear: restarted, uncharged
     CONTENDED = "contended"  # a shared engine gave the place to others before ours began: placed again, uncharged
+    FAULT = "fault"  # a device or node failed under it and the rules say so: placed again without that node
+    HANG = "hang"  # no step for far longer than its steps take: stacks are kept, it restarts in place
     PORT_TAKEN = "port_taken"  # somebody else held the rendezvous port: again on another, uncharged a few times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskExit:
-    """How one task ended. `by_us`: we had asked it to. `code` is None when a signal ended it."""
+    """How one task ended. `by_us`: we had asked it to. `code` is None when a signal ended it.
+
+    Attributes:
+        evidence: what its supervisor found beside code and signal; the head keeps the verdict in its stead.
+        verdict: what the rules made of it; None for an end that was no failure, or that no rules have seen.
+    """
 
     rank: int
     node_id: NodeId
@@ -68,6 +76,8 @@ class TaskExit:
     by_us: bool
     at_s: float
     note: str = ""
+    evidence: Evidence | None = None
+    verdict: Verdict | None = None
 
     @property
     def shell_code(self) -> int:

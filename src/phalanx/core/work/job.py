@@ -88,7 +88,8 @@ class Job:
         progress_step: highest step kept so far; restarts without new progress are counted against it.
         losses: crashes and lost nodes so far, for the estimate of the next one.
         stalls: restarts since the last progress, all causes but uncharged ones.
-        user_retries: restarts spent on non-zero exits.
+        user_retries: restarts spent on the job's own errors.
+        hangs: of them without progress since, so that a job that hangs again and again ends.
         avoid: nodes that failed this job's last attempts, newest last; used only if nothing else fits.
         moves: times it was moved to make room.
         attained_s: time run whose work is kept, over the attempts that ended.
@@ -115,6 +116,7 @@ class Job:
     losses: int = 0
     stalls: int = 0
     user_retries: int = 0
+    hangs: int = 0
     preemptions: int = 0
     moves: int = 0
     attained_s: float = 0.0

@@ -25,6 +25,7 @@ class Action(enum.StrEnum):
     SUBMIT = "submit"
     CHANGE_OWN = "change_own"  # cancel, hold, attach, exec, get ... of a job
     SEE_OUTPUT = "see_output"  # logs and files of a job
+    MANAGE_PROJECT = "manage_project"  # who belongs to a project that one is an admin of
     OPERATE = "operate"  # nodes, queues
     ADMINISTER = "administer"  # users, projects, others' tokens
     OWN_TOKENS = "own_tokens"
@@ -49,6 +50,8 @@ class Token:
     Attributes:
         scope: actions it is narrowed to; empty for all its user may do.
         node_id: for a supervisor's token, the node it speaks for.
+        made_by: the token that it was made with.
+        used_s: when it was last used, to within some minutes.
     """
 
     id: TokenId
@@ -60,6 +63,8 @@ class Token:
     scope: frozenset[Action] = frozenset()
     node_id: NodeId | None = None
     note: str = ""
+    made_by: TokenId | None = None
+    used_s: float | None = None
 
     def good(self, now_s: float) -> bool:
         """Neither expired nor revoked."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -55,9 +54,19 @@ def _check_numbers(queue: Queue) -> None:
     }  # fmt: skip
     for what, (value, least, most) in counts.items():
         if value is not None and not least <= value <= most:
-            raise BadRequest(f"queue {queue.id}: {what} is {value:g}", hint=f"from {least:g} to {most:g}")
-    if not (math.isfinite(queue.weight) and 0.0 < queue.weight <= _WEIGHT_MAX):
-        raise BadRequest(f"queue {queue.id}: weight is {queue.weight:g}", hint=f"above 0, at most {_WEIGHT_MAX:g}")
+            raise BadRequest(f"queue {queue.id}: {what} is {_shown(value)}", hint=f"from {least:g} to {most:g}")
+    if not 0.0 < queue.weight <= _WEIGHT_MAX:
+        raise BadRequest(
+            f"queue {queue.id}: weight is {_shown(queue.weight)}", hint=f"above 0, at most {_WEIGHT_MAX:g}"
+        )
+
+
+def _shown(value: float) -> str:
+    """For people."""
+    try:
+        return f"{value:g}"
+    except OverflowError:
+        return "an integer of hundreds of digits"
 
 
 def _check_way_up(queue: Queue, queues: Mapping[QueueId, Queue]) -> None:

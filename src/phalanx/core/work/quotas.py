@@ -180,8 +180,18 @@ class Holdings:
         return max(0, self.used[queue] - self.pool[queue])
 
     def entitled(self, queue: int, gpus: int) -> bool:
-        """Whether a job of so many GPUs would be within the right of its queue or of one above: then it may reclaim."""
-        return any(self._within(queue, gpus, FLEET))
+        """Whether a job of so many GPUs would be within the right of its queue or of one above: then it may reclaim.
+
+        A limit further up that is full does not take the right away: what fills it past its rights can be reclaimed.
+        """
+        more = gpus
+        for node in self.paths[queue]:
+            if node == FLEET or self.used[node] + more > self.limit[node]:
+                return False
+            if self.used[node] + more <= self.pool[node]:
+                return True
+            more = self._passed_on(node, more)
+        return False
 
     def reclaimable(self, victim: int, claimant: int, gpus: int) -> bool:
         """Whether a job of queue `victim` may be stopped so that one of `gpus` GPUs in queue `claimant` gets what is its right.
@@ -207,12 +217,16 @@ class Holdings:
         for node in self.paths[queue]:
             if node == meeting:
                 break
-            used, kept = self.used[node], self.kept[node]
-            if used + more > self.limit[node]:
+            if self.used[node] + more > self.limit[node]:
                 return []
-            levels.append(used + more <= self.pool[node])
-            more = max(0, used + more - kept) - max(0, used - kept)
+            levels.append(self.used[node] + more <= self.pool[node])
+            more = self._passed_on(node, more)
         return levels
+
+    def _passed_on(self, node: int, more: int) -> int:
+        """How many of so many GPUs more in a node count in the one above: those past what it keeps to itself."""
+        used, kept = self.used[node], self.kept[node]
+        return max(0, used + more - kept) - max(0, used - kept)
 
     def _kept_below(self, node: int) -> int:
         return self.right[node] - self.pool[node]

@@ -56,6 +56,9 @@ _SHELL_FIRST: Final = frozenset({
 })  # fmt: skip
 _SET_BY_PHALANX: Final = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK"})
 _OURS_TO_SET: Final = frozenset({"PHALANX_URL", "PHALANX_TOKEN", "PHALANX_HOME"})  # a job may speak to a head
+_SECRET_KEYS: Final = frozenset(
+    {"env"}
+)  # what stands there may be a password: a refusal, which may be logged, does not say it again
 _INTERPRETER: Final = re.compile(r"(python|pypy)[\d.]*|bash|sh|zsh|torchrun|deepspeed|accelerate|mpirun|mpiexec|uv|env")
 _IMAGE: Final = re.compile(r"[A-Za-z0-9_./:@%+~-]{1,512}")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
@@ -377,7 +380,8 @@ def _table(given: Mapping[str, object], key: str) -> tuple[tuple[str, str], ...]
 def _pair(item: object, key: str) -> tuple[str, str]:
     name, equals, text = _word(item, key).partition("=")
     if not equals:
-        raise BadKey(f"{key}: {name[:40]!r} has no '='", key=key, hint="write NAME=value")
+        told = "an entry" if key in _SECRET_KEYS else repr(name[:40])
+        raise BadKey(f"{key}: {told} has no '='", key=key, hint="write NAME=value")
     return name, text
 
 
@@ -387,7 +391,8 @@ def _word(value: object, key: str) -> str:
     if isinstance(value, (int, float)):
         return str(value)
     if not isinstance(value, str):
-        raise BadKey(f"{key}: {value!r} is not text", key=key)
+        told = f"a value of kind {type(value).__name__}" if key in _SECRET_KEYS else repr(value)
+        raise BadKey(f"{key}: {told} is not text", key=key)
     if "\0" in value:
         raise BadKey(f"{key}: holds a NUL byte", key=key)
     if any("\ud800" <= char <= "\udfff" for char in value):

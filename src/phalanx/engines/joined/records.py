@@ -17,6 +17,7 @@ from typing import Final
 
 from phalanx.core.ids import NodeId
 from phalanx.engines.local.private import write_private
+from phalanx.wire.join import RAY_RECONNECT_S
 
 ENGINE_NAME: Final = "joined"
 _RECORD: Final = "joined.json"
@@ -33,6 +34,7 @@ class Joined:
         devices: virtual devices it pretends to have, or its GPUs.
         ray_address: of the Ray cluster that brings the supervisor; empty where the server starts its own.
         ray_reconnect_s: how long its Ray node waits for a Ray head that is gone.
+        heads: where the others are that share the head's store, with commas; its supervisor learns of later ones by itself.
     """
 
     url: str
@@ -43,7 +45,8 @@ class Joined:
     devices: int
     virtual: bool
     ray_address: str = ""
-    ray_reconnect_s: int = 10
+    ray_reconnect_s: int = RAY_RECONNECT_S
+    heads: str = ""
 
 
 def folder_of(home: str) -> str:
@@ -57,7 +60,14 @@ def read(folder: str) -> Joined | None:
         with open(os.path.join(folder, _RECORD), encoding="utf-8") as file:
             record = json.load(file)
         return Joined(**{**record, "node_id": NodeId(record["node_id"])})
-    except (OSError, ValueError, KeyError, TypeError):
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        OverflowError,
+        RecursionError,
+    ):  # whatever a damaged file may hold
         return None
 
 

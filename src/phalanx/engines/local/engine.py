@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from phalanx.core.ids import NodeId
@@ -26,6 +26,9 @@ from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
 from phalanx.engines.local import records
 from phalanx.engines.local.records import LivingNode, LocalNode
+from phalanx.failpoints import around
+from phalanx.node.logic.environment import OF_THE_HEAD
+from phalanx.node.shell import accounts
 from phalanx.node.shell.proctable import ProcessIdentity, alive, identity
 from phalanx.node.shell.sweeps import sweep_node
 from phalanx.ports.engine import Capabilities
@@ -34,7 +37,7 @@ REVIVE_AFTER_S: Final = 20.0  # a killed virtual node comes back then; long enou
 START_ATTEMPT_S: Final = 2.0  # a supervisor that dies younger than this is retried with growing pauses
 _WATCH_EVERY_S: Final = 0.05
 _STOP_GRACE_S: Final = 10.0
-_HANDED_ON: Final = ("PHALANX_LOG", "PHALANX_CONTAINMENT")
+_HANDED_ON: Final = ("PHALANX_LOG", "PHALANX_CONTAINMENT", *accounts.SETTINGS)
 _log = logging.getLogger("phalanx.engines.local")
 
 
@@ -57,6 +60,7 @@ class LocalEngine:
         environment: what every supervisor gets (where the head is, at which address it is reached), beside its own token.
         token_of: makes a node's token.
         revive_after_s: pause before a dead node is brought back; None never does.
+        jobs_as: "owner", where a supervisor that is root shall run jobs as their owners; what `inherited` says of it goes first.
         inherited: the environment that a supervisor and its ranks grow up in, without our own variables; this process's.
     """
 
@@ -65,6 +69,7 @@ class LocalEngine:
     token_of: Callable[[NodeId], str]
     revive_after_s: float | None = REVIVE_AFTER_S
     inherited: Callable[[], Mapping[str, str]] = lambda: os.environ
+    jobs_as: str = "head"
     _watched: dict[NodeId, _Watched] = field(default_factory=dict)
     _deaths: deque[NodeDead] = field(default_factory=deque)
     _guard: threading.RLock = field(default_factory=threading.RLock)
@@ -93,7 +98,11 @@ class LocalEngine:
                 self._sweep(living)
                 records.remove(self._folder(node.id))
             self._watched[node.id] = watched
-        return sorted(node_id for node_id, watched in self._watched.items() if watched.living is not None)
+        return self.living()
+
+    def living(self) -> list[NodeId]:
+        """Nodes whose supervisors live, by id."""
+        return sorted(node_id for node_id, watched in list(self._watched.items()) if watched.living is not None)
 
     def open(self) -> None:
         """Start the supervisors that do not live, and watch them all."""
@@ -192,13 +201,15 @@ class LocalEngine:
 
     def _spawn(self, node: LocalNode) -> tuple[subprocess.Popen[bytes], LivingNode]:
         folder = self._folder(node.id)
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        with around("local.spawn.directory"):
+            os.makedirs(folder, mode=0o700, exist_ok=True)
         node_key = f"{node.id}-{secrets.token_hex(6)}"
         environment = {
+            accounts.JOBS_AS_VARIABLE: self.jobs_as,
             **{
                 name: value
                 for name, value in self.inherited().items()
-                if not name.startswith("PHALANX_") or name in _HANDED_ON
+                if (not name.startswith("PHALANX_") or name in _HANDED_ON) and name not in OF_THE_HEAD
             },
             "PHALANX_NODE_ADDRESS": "127.0.0.1",
             **self.environment(),
@@ -208,13 +219,19 @@ class LocalEngine:
             "PHALANX_NODE_VIRTUAL": str(node.virtual_devices),
             "PHALANX_NODE_TOKEN": self.token_of(node.id),
         }
-        with open(os.path.join(folder, "supervisor.out"), "ab") as output:
+        # Its key first: a head that dies between start and record leaves a supervisor that the next one finds, and sweeps, by its key.
+        nobody = ProcessIdentity(pid=0, started_ticks=0)
+        living = LivingNode(id=node.id, node_key=node_key, identity=nobody, virtual_devices=node.virtual_devices)
+        records.write(folder, living)
+        with around("local.spawn.output"):
+            output = open(os.path.join(folder, "supervisor.out"), "ab")  # noqa: SIM115  # closed below
+        with output, around("local.spawn.process"):
             process = subprocess.Popen(
                 [sys.executable, "-m", "phalanx.app.node"], env=environment, stdin=subprocess.DEVNULL, stdout=output,
                 stderr=output, start_new_session=True, cwd=folder,
             )  # fmt: skip
         who = identity(process.pid) or ProcessIdentity(pid=process.pid, started_ticks=0)
-        living = LivingNode(id=node.id, node_key=node_key, identity=who, virtual_devices=node.virtual_devices)
+        living = replace(living, identity=who)
         records.write(folder, living)
         return process, living
 

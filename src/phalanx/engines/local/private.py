@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import os
 
+from phalanx.failpoints import around, sync_directory, write
+
 
 def write_private(folder: str, name: str, text: str) -> str:
-    """A file for its owner alone, whole or not at all; its path."""
+    """A file for its owner alone, whole or not at all; its path. Durable when this returns: an ended join token must stay ended."""
     path = os.path.join(folder, name)
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-    fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(f"{path}.new", path)
+    fresh = f"{path}.new"
+    with around("private.write.directory"):
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    with around("private.write.create"):
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        write("private.write.bytes", fd, text.encode(), 0)
+        with around("private.write.sync"):
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+    with around("private.write.rename"):
+        os.replace(fresh, path)
+    sync_directory("private.write.sync_directory", os.path.dirname(path))
     return path

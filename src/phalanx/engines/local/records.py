@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.ids import NodeId
+from phalanx.engines.local.private import write_private
+from phalanx.failpoints import around
 from phalanx.node.shell.proctable import ProcessIdentity
 
 _FILE: Final = "engine.json"
@@ -32,17 +35,12 @@ class LivingNode:
 
 
 def write(folder: str, living: LivingNode) -> None:
-    """Remember, atomically: a reader sees the old record or the new one."""
+    """Remember, atomically: a reader sees the old record or the new one. Written with pid 0 before the process is there."""
     record = {
         "node": living.id, "pid": living.identity.pid, "start_ticks": living.identity.started_ticks,
         "node_key": living.node_key, "virtual_devices": living.virtual_devices,
     }  # fmt: skip
-    path = os.path.join(folder, _FILE)
-    with open(f"{path}.new", "w", encoding="utf-8") as file:
-        json.dump(record, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(f"{path}.new", path)
+    write_private(folder, _FILE, json.dumps(record))
 
 
 def read(folder: str) -> LivingNode | None:
@@ -55,16 +53,21 @@ def read(folder: str) -> LivingNode | None:
             identity=ProcessIdentity(pid=int(record["pid"]), started_ticks=int(record["start_ticks"])),
             virtual_devices=int(record["virtual_devices"]),
         )  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError):
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        OverflowError,
+        RecursionError,
+    ):  # whatever a damaged file may hold
         return None
 
 
 def remove(folder: str) -> None:
     """Forget. Harmless twice."""
-    try:
+    with contextlib.suppress(FileNotFoundError), around("local.forget.name"):
         os.unlink(os.path.join(folder, _FILE))
-    except FileNotFoundError:
-        return
 
 
 def known(home: str) -> list[LocalNode]:

@@ -30,7 +30,6 @@ from phalanx.engines.ray import redis
 from phalanx.engines.ray.process import RayProcess, sweep_carried
 from phalanx.engines.ray.render import (
     GCS_RECONNECT_REDIS_S,
-    GCS_RECONNECT_S,
     RayFiles,
     RayStart,
     cleaned,
@@ -39,6 +38,8 @@ from phalanx.engines.ray.render import (
     kept_in,
     member_command,
 )
+from phalanx.failpoints import around
+from phalanx.wire.join import RAY_RECONNECT_S
 
 STARTED: Final = "Ray runtime started"  # printed by `ray start` when its node is registered
 STARTED_S: Final = 60.0  # 4 to 5 s where nothing else runs
@@ -75,14 +76,15 @@ class OwnCluster:
 
     def __post_init__(self) -> None:
         folder = os.path.join(self.home, "ray")
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        with around("ray.open.directory"):
+            os.makedirs(folder, mode=0o700, exist_ok=True)
         self.port, self.client_port = self._ports(folder)
         token = os.path.join(folder, "token")
         if not os.path.exists(token):
             write_private(folder, "token", secrets.token_hex(32))
         self.files = RayFiles(
             token=token, certificate=self.certificate, key=self.key, ca=self.ca,
-            reconnect_s=GCS_RECONNECT_REDIS_S if self.redis else GCS_RECONNECT_S,
+            reconnect_s=GCS_RECONNECT_REDIS_S if self.redis else RAY_RECONNECT_S,
         )  # fmt: skip
         for index, node in enumerate(self.nodes):
             self._processes.append(self._process(folder, node, first=index == 0))
@@ -115,7 +117,7 @@ class OwnCluster:
             words = process.last_words()
             if index == 0:
                 # Ray starts no head where this says that one was started and another of its nodes still runs on this machine.
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(FileNotFoundError), around("ray.start.mark"):
                     os.unlink(os.path.join(temp_of(self.home), "ray_current_cluster"))
             process.start()
             told.append(f"Ray's node {process.name} is started{f' (the last one said: {words})' if words else ''}")
@@ -135,7 +137,8 @@ class OwnCluster:
         for ender in enders:
             ender.join()
         sweep_carried(os.path.join(self.home, "ray-nodes"))
-        shutil.rmtree(temp_of(self.home), ignore_errors=True)
+        with around("ray.stop.temp"):
+            shutil.rmtree(temp_of(self.home), ignore_errors=True)
         if self.redis:
             redis.forget(self.redis, self.namespace, {**cleaned(dict(os.environ)), **environment(self.files)})
 

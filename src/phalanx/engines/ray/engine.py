@@ -43,6 +43,7 @@ from phalanx.engines.ray.protocol import (
     tiding_of,
 )
 from phalanx.engines.ray.render import RayFiles, environment
+from phalanx.failpoints import around
 from phalanx.ports.engine import Capabilities
 
 KEEP_EVERY_S: Final = 1.0  # how late a Ray process that died is started again
@@ -200,7 +201,9 @@ class RayEngine:
             self._ended.wait(pause_s)
 
     def _spawn(self) -> subprocess.Popen[bytes]:
-        with open(os.path.join(self.home, "ray-driver.log"), "ab") as log:
+        with around("ray.driver.log"):
+            log = open(os.path.join(self.home, "ray-driver.log"), "ab")  # noqa: SIM115  # closed below
+        with log, around("ray.driver.process"):
             return subprocess.Popen(
                 driver_command(self.address, self.cluster_id), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
                 env=driver_environment(self.files), start_new_session=True,

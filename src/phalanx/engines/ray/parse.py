@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from phalanx.core.ids import NodeId
+from phalanx.core.jsonline import finite
 from phalanx.engines.ray.protocol import RayNode
 
 LABEL_NODE: Final = "phalanx-node"
@@ -55,7 +56,7 @@ def _node(row: Mapping[str, Any]) -> RayNode:
     virtual = labels.get(LABEL_VIRTUAL, "")
     return RayNode(
         node_id=NodeId(_sound(name)), ray_id=str(row["NodeID"]), address=address, alive=bool(row.get("Alive")),
-        gpus=float(resources.get("GPU", 0.0)), virtual=int(virtual) if virtual.isdecimal() else None,
+        gpus=finite(resources.get("GPU")) or 0.0, virtual=int(virtual) if virtual.isdecimal() else None,
         why="" if row.get("Alive") else str(row.get("DeathReasonMessage") or "Ray does not say why"),
     )  # fmt: skip
 

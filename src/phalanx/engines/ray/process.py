@@ -22,6 +22,7 @@ from phalanx.engines.local.engine import LocalEngine
 from phalanx.engines.local.records import LivingNode
 from phalanx.engines.ray.carrier import FOLDER_VARIABLE
 from phalanx.engines.ray.render import cleaned
+from phalanx.failpoints import around
 from phalanx.node.shell.proctable import ProcessIdentity, ProcessRow, alive, environment, identity
 from phalanx.node.shell.sweeps import NODE_KEY_VARIABLE, kill_until_none
 
@@ -68,13 +69,20 @@ class RayProcess:
         """Start it unless it lives."""
         if self.lives():
             return
-        os.makedirs(self.folder, mode=0o700, exist_ok=True)
-        os.makedirs(self.carried, mode=0o700, exist_ok=True)
+        with around("ray.start.directory"):
+            os.makedirs(self.folder, mode=0o700, exist_ok=True)
+        with around("ray.start.carried"):
+            os.makedirs(self.carried, mode=0o700, exist_ok=True)
         key = f"ray-{self.name}-{secrets.token_hex(6)}"
         given = {
             **cleaned(dict(os.environ)), **self.variables, NODE_KEY_VARIABLE: key, FOLDER_VARIABLE: self.carried,
         }  # fmt: skip
-        with open(os.path.join(self.folder, "ray.out"), "wb") as out:
+        # Its key first, as the local engine does: a head that dies in between must not leave a Ray node that nobody knows.
+        nobody = ProcessIdentity(pid=0, started_ticks=0)
+        records.write(self.folder, LivingNode(id=NodeId(self.name), node_key=key, identity=nobody, virtual_devices=0))
+        with around("ray.start.output"):
+            out = open(os.path.join(self.folder, "ray.out"), "wb")  # noqa: SIM115  # closed below
+        with out, around("ray.start.process"):
             self._process = subprocess.Popen(
                 self.command(), env=given, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
                 cwd=self.folder,

@@ -32,12 +32,15 @@ def check(address: str) -> None:
         Unreachable: nothing listens.
     """
     host, port = split_address(address)
+    odd = BadRequest(f"--ray-redis {address}: that is no HOST:PORT", hint=_HINT)
     if not host or port is None or not port.isdecimal():
-        raise BadRequest(f"--ray-redis {address}: that is no HOST:PORT", hint=_HINT)
+        raise odd
     try:
         with socket.create_connection((host, int(port)), timeout=ANSWER_S) as connection:
             connection.sendall(b"PING\r\n")
             said = connection.recv(200)
+    except UnicodeError as error:  # of a name with an empty label, or one over 63 letters
+        raise odd from error
     except OSError as error:
         raise Unreachable(f"no Redis at {address}: {error.strerror or error}", hint=_HINT) from error
     if said.startswith((b"-NOAUTH", b"-DENIED", b"-WRONGPASS")):

@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from phalanx.engines.ray.parse import LABEL_NODE, LABEL_VIRTUAL
+from phalanx.wire.join import RAY_RECONNECT_S
 
 OBJECT_STORE_BYTES: Final = 80_000_000  # Ray refuses less than 75 MB; nothing of ours goes through it
 HEALTH_PERIOD_MS: Final = 1000
 HEALTH_TIMEOUT_MS: Final = 1000
 HEALTH_FAILURES: Final = 3  # a silent node is told after 3 to 5 s; our own lease is the fence, this only says it sooner
-# After which a node or driver whose Ray head is gone ends itself: a new head, without Redis, does not know it.
-GCS_RECONNECT_S: Final = 10
-GCS_RECONNECT_REDIS_S: Final = (
-    120  # with Redis it does know it: long enough for a head that is started again, on a busy machine too
-)
+# In place of RAY_RECONNECT_S where Redis is behind Ray's head: long enough for one that is started again, on a busy machine too.
+GCS_RECONNECT_REDIS_S: Final = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +28,7 @@ class RayFiles:
     certificate: str = ""
     key: str = ""
     ca: str = ""
-    reconnect_s: int = GCS_RECONNECT_S
+    reconnect_s: int = RAY_RECONNECT_S
 
 
 def environment(files: RayFiles | None) -> dict[str, str]:

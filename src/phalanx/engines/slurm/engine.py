@@ -255,6 +255,7 @@ class SlurmEngine:
         rows = {job.id: job for job in jobs}
         gone = [node.name for node in self._slurm.values() if node.gone]
         ours = self._our_ids(jobs)
+        mine = [job for job in jobs if job.id in ours]
         reports: list[Event] = []
         leaving: list[str] = []
         for key, order in list(self._orders.items()):
@@ -263,7 +264,7 @@ class SlurmEngine:
             verdict = orders.look(
                 order, row, now_s, gone=gone, holders=list(dict.fromkeys(holders)), python=self.settings.supervisor[0],
                 head_url=self.settings.head_url,
-                clearing=any(job.id in ours and job.id != order.slurm_id and job.clears(order.nodes) for job in jobs),
+                clearing=any(job.id != order.slurm_id and job.clears(order.nodes) for job in mine),
             )  # fmt: skip
             reports += verdict.reports
             if verdict.cancel:

@@ -53,6 +53,13 @@ class Signal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TakeStacks:
+    """Keep where each rank of the member stands. In the fence lane, before what ends them; bounded."""
+
+    key: MemberKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Freeze:
     """Stop the member's processes where they are. Answer FreezeDone."""
 
@@ -98,10 +105,11 @@ class CleanUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteCheckpoints:
-    """Remove checkpoint folders that retention no longer keeps."""
+    """Remove checkpoint folders that retention no longer keeps. `user`: the job's owner, with whose rights."""
 
     job_id: JobId
     paths: tuple[str, ...]
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +146,6 @@ class Exit:
 
 
 Action = (
-    PrepareMember | SpawnTasks | WritePage | Signal | Freeze | Thaw | Kill | ProbeEmpty | WindUp | CleanUp | DeleteCheckpoints
+    PrepareMember | SpawnTasks | WritePage | Signal | TakeStacks | Freeze | Thaw | Kill | ProbeEmpty | WindUp | CleanUp | DeleteCheckpoints
     | Report | Note | Carry | RenewLease | Exit
 )  # fmt: skip

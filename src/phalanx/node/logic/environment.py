@@ -23,6 +23,7 @@ from phalanx.wire.rank import (
     GENERATION_VARIABLE,
     LEASE_PAGE_VARIABLE,
     REPORT_PIPE_VARIABLE,
+    STACKS_VARIABLE,
 )
 
 # What another launcher or scheduler left in the supervisor's own environment would mislead libraries that look for it.
@@ -42,6 +43,11 @@ _NOT_INHERITED_NAMES: Final = frozenset({
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "TF_CONFIG",
     "CUDA_VISIBLE_DEVICES", "INVOCATION_ID", "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID",
 })  # fmt: skip
+OF_THE_HEAD: Final = frozenset({
+    "PGPASSWORD", "PGPASSFILE", "PGSERVICE", "PGSERVICEFILE", "PGSSLKEY", "PGSSLPASSWORD", "CREDENTIALS_DIRECTORY",
+})  # fmt: skip
+"""By what the head opens its database, and a service manager hands it secrets. A job that needs such a one names its own.
+Source: PostgreSQL's manual, libpq, "Environment Variables"; systemd.exec(5)."""
 OF_CLIENTS: Final = frozenset(
     {"PHALANX_URL", "PHALANX_TOKEN", "PHALANX_HOME"}
 )  # a job may speak to a head of its own choice
@@ -52,7 +58,7 @@ _TENSORFLOW_PORTS: Final = 1  # the first TensorFlow worker listens right above 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folders:
-    """Where a member's files are. `hostfile`, `page` and `reports` are files in its scratch folder.
+    """Where a member's files are. `hostfile`, `page` and `reports` are files in its scratch folder, `stacks` is the folder itself.
 
     `checkpoints`, `outputs`: the node's own of the job, for a gang whose nodes do not share the head's (`Prepare.kept`).
     """
@@ -62,6 +68,7 @@ class Folders:
     reports: str
     checkpoints: str = ""
     outputs: str = ""
+    stacks: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +86,7 @@ def inherited(base: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in base.items()
-        if not name.startswith(_NOT_INHERITED) and name not in _NOT_INHERITED_NAMES
+        if not (name.startswith(_NOT_INHERITED) or name in _NOT_INHERITED_NAMES or name in OF_THE_HEAD)
     }
 
 
@@ -134,6 +141,8 @@ def _fixed(prepare: Prepare, start: StartTasks, grant: Grant, local_rank: int, n
         LEASE_PAGE_VARIABLE: node.folders.page,
         REPORT_PIPE_VARIABLE: node.folders.reports,
     }
+    if node.folders.stacks:
+        variables[STACKS_VARIABLE] = node.folders.stacks
     if start.resume is not None:
         own = kept.own_copy(prepare, start.resume, node.folders.checkpoints)
         variables["PHALANX_RESUME_FROM"] = start.resume.path if own is None else own

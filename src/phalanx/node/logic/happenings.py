@@ -11,7 +11,9 @@ from typing import NamedTuple
 from phalanx.core.fleet.fitness import BadLink
 from phalanx.core.ids import Epoch, Generation, JobId
 from phalanx.core.state.commands import Command
+from phalanx.core.work.failure import Evidence
 from phalanx.core.work.job import Resume
+from phalanx.node.logic.pace import Silence
 
 
 class MemberKey(NamedTuple):
@@ -83,7 +85,7 @@ class Spawned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskEnded:
-    """One task ended. `lost`: whoever waited for it died, so neither code nor signal is known."""
+    """One task ended. `lost`: whoever waited for it died, so neither code nor signal is known. `evidence`: of an end that may be a failure."""
 
     key: MemberKey
     rank: int
@@ -92,6 +94,7 @@ class TaskEnded:
     ended_ns: int
     at_s: float
     lost: bool = False
+    evidence: Evidence | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,11 +143,19 @@ class CheckpointReported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hung:
+    """The member's ranks have made no step for longer than they ever should."""
+
+    key: MemberKey
+    silence: Silence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Terminated:
     """The supervisor itself is asked to end. The second time: at once."""
 
 
 Happening = (
     Commanded | Renewed | Prepared | Unfit | Spawned | TaskEnded | Emptied | Killed | FreezeDone | WoundUp
-    | CheckpointReported | Terminated
+    | CheckpointReported | Hung | Terminated
 )  # fmt: skip

@@ -7,6 +7,7 @@ shared memory and devices; and its processes stay in the member's containment, w
 from __future__ import annotations
 
 import enum
+import hashlib
 import os.path
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,6 +33,10 @@ _NO_SUCH_IMAGE: Final = (
     "manifest unknown", "name unknown", "not found", "unauthorized", "is denied", "invalid reference", "did not resolve to an alias",
     "no image found", "unsupported transport", "name invalid",
 )  # fmt: skip
+
+
+_NO_SUCH_PROGRAM: Final = "executable file not found"  # what Go says where the node lacks a program (newuidmap)
+_NAME_CHARACTERS: Final = 100  # of an image's name in its file's, for people; a file's has 255 at most
 
 
 class Runtimes(enum.StrEnum):
@@ -141,22 +146,29 @@ def container(what: Contained, task: str) -> str:
 
 def reference(runtime: Runtime, image: str, *, workdir: str, cache: str) -> tuple[str, str]:
     """The image as the runtime runs it, and the shell text that brings it to this node; "" where it is a file that is there."""
-    if image.endswith(".sif"):
+    if is_file(image):
         return os.path.join(workdir, image), ""
     if runtime.kind is Runtimes.PODMAN:
         words = shlex.quote(image)
         program = shlex.quote(runtime.path)
         return image, f"{program} image exists {words} || {program} pull {words}"
     source = image if "://" in image else f"docker://{image}"
-    file = os.path.join(cache, "".join(char if char.isalnum() else "_" for char in source) + ".sif")
-    words, fresh = shlex.quote(file), shlex.quote(file + ".new")
+    file = os.path.join(cache, _file_name(source))
+    words, fresh, lock = (shlex.quote(file + end) for end in ("", ".new", ".lock"))
     pull = f"{shlex.quote(runtime.path)} pull --force {fresh} {shlex.quote(source)} && mv {fresh} {words}"
-    return file, f"[ -e {words} ] || {{ {pull}; }}"
+    # Of two jobs one pulls, and the other finds it there: both would write into one file.
+    return file, f"[ -e {words} ] || {{ flock 9 && {{ [ -e {words} ] || {{ {pull}; }}; }}; }} 9>{lock}"
+
+
+def is_file(image: str) -> bool:
+    """Whether it is a file of the working directory, and no name that a registry knows."""
+    return image.endswith(".sif")
 
 
 def no_such_image(said: str) -> bool:
     """Whether a pull that failed would fail on every node."""
-    return any(word in said.lower() for word in _NO_SUCH_IMAGE)
+    words = said.lower().replace(_NO_SUCH_PROGRAM, "")
+    return any(word in words for word in _NO_SUCH_IMAGE)
 
 
 def as_ended(code: int | None, signal: int | None) -> tuple[int | None, int | None]:
@@ -200,6 +212,12 @@ def _apptainer_exec(runtime: Runtime, what: Contained, argv: tuple[str, ...]) ->
         *(["--nv"] if what.gpus else []),
         what.image, *argv,
     )  # fmt: skip
+
+
+def _file_name(source: str) -> str:
+    """Another one for each image: by its letters and digits alone, `a/b-c` and `a/b_c` would be the same."""
+    readable = "".join(char if char.isalnum() else "_" for char in source)[-_NAME_CHARACTERS:]
+    return f"{readable}-{hashlib.sha256(source.encode()).hexdigest()[:16]}.sif"
 
 
 def _read_by_runtime(name: str) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 from phalanx.core.state.commands import Prepare, StartTasks, StopTasks
-from phalanx.core.state.events import CheckpointSaved, MemberFroze, MemberReady, MemberStarted, TaskExited
+from phalanx.core.state.events import CheckpointSaved, MemberFroze, MemberHung, MemberReady, MemberStarted, TaskExited
 from phalanx.core.work.allocation import Grant
 from phalanx.core.work.attempt import TIME_LIMIT_NOTE, TaskExit
 from phalanx.core.work.job import Resume
@@ -31,11 +31,12 @@ from phalanx.node.logic.actions import (
     Report,
     Signal,
     SpawnTasks,
+    TakeStacks,
     Thaw,
     WindUp,
     WritePage,
 )  # fmt: skip
-from phalanx.node.logic.happenings import CheckpointReported, MemberKey, Place, Prepared, TaskEnded, Unfit
+from phalanx.node.logic.happenings import CheckpointReported, Hung, MemberKey, Place, Prepared, TaskEnded, Unfit
 from phalanx.node.logic.lease import NS_PER_S, may_thaw
 from phalanx.wire.rank import StopReason
 
@@ -209,7 +210,21 @@ def task_ended(member: Member, end: TaskEnded, now: Now) -> Turn:
         timer_ns = linger_ns if member.phase is Phase.RUNNING else min(member.timer_ns, linger_ns)
         phase = Phase.LINGERING if member.phase is Phase.RUNNING else Phase.STOPPING
         member = replace(member, phase=phase, timer_ns=timer_ns)
+        if end.evidence is not None:  # collecting it took a moment, and "empty" may have been said meanwhile
+            actions.append(ProbeEmpty(key=member.key))
     return member, actions
+
+
+def hung(member: Member, found: Hung) -> Turn:
+    """Its ranks make no steps. The head decides: it alone can stop the whole gang."""
+    if member.phase is not Phase.RUNNING or member.frozen_ns or member.superseded or member.asked_ns:
+        return member, []
+    key, silence = member.key, found.silence
+    event = MemberHung(
+        job_id=key.job_id, epoch=key.epoch, generation=key.generation, node_id=member.grant.node_id, silent_s=silence.silent_s,
+        limit_s=silence.limit_s, step=silence.step,
+    )  # fmt: skip
+    return member, [Report(event=event)]
 
 
 def _release(member: Member, now: Now) -> Turn:
@@ -226,9 +241,14 @@ def stop(member: Member, command: StopTasks, now: Now) -> Turn:
     """Ask the tasks to end, SIGKILL after the grace. Where none has run yet there is nothing to be gentle with. Idempotent."""
     match member.phase:
         case Phase.RUNNING:
-            return _terminate(
+            member, actions = _terminate(
                 member, reason=_reason(command.reason), grace_s=command.grace_s, why=command.reason, now=now
             )
+            if (
+                _reason(command.reason) is StopReason.HANG
+            ):  # first: what they stand in is gone once they are asked to end
+                actions.insert(0, TakeStacks(key=member.key))
+            return member, actions
         case Phase.STOPPING:
             # Asked again, perhaps for a more urgent reason: the grace may shrink, it never grows.
             timer_ns = min(member.timer_ns, now.after(command.grace_s))
@@ -406,7 +426,14 @@ def _task_exited(member: Member, end: TaskEnded, *, by_us: bool) -> TaskExited:
     if end.lost:
         code, signal, note = None, _SIGKILL, "the process that waited for it was killed; its own exit is not known"
     exit = TaskExit(
-        rank=end.rank, node_id=member.grant.node_id, code=code, signal=signal, by_us=by_us, at_s=end.at_s, note=note
+        rank=end.rank,
+        node_id=member.grant.node_id,
+        code=code,
+        signal=signal,
+        by_us=by_us,
+        at_s=end.at_s,
+        note=note,
+        evidence=end.evidence,
     )
     return TaskExited(job_id=key.job_id, epoch=key.epoch, generation=key.generation, exit=exit)
 

@@ -37,6 +37,7 @@ from phalanx.node.logic.happenings import (
     Emptied,
     FreezeDone,
     Happening,
+    Hung,
     Killed,
     MemberKey,
     Place,
@@ -131,7 +132,8 @@ class Supervisor:
         | Killed
         | FreezeDone
         | WoundUp
-        | CheckpointReported,
+        | CheckpointReported
+        | Hung,
         now: Now,
     ) -> None:
         member = slot.member
@@ -150,6 +152,8 @@ class Supervisor:
                 self._turn(slot, members.killed(member, leftover, now))
             case FreezeDone(still=still):
                 self._turn(slot, members.freeze_done(member, now, still=still))
+            case Hung():
+                self._turn(slot, members.hung(member, happening))
             case CheckpointReported():
                 self._turn(slot, members.saved(member, happening))
             case WoundUp(tail=tail):
@@ -175,7 +179,7 @@ class Supervisor:
                 if slot is not None and slot.member.key.epoch == command.epoch:
                     self._out.append(WritePage(key=slot.member.key, save_now=True))
             case commands.DeleteCheckpoints():
-                self._out.append(DeleteCheckpoints(job_id=command.job_id, paths=command.paths))
+                self._out.append(DeleteCheckpoints(job_id=command.job_id, paths=command.paths, user=command.user))
             case _:
                 assert_never(command)
 

@@ -15,6 +15,7 @@ from phalanx.core.state.commands import Prepare
 from phalanx.core.work.array import parse_array
 from phalanx.core.work.dependency import ArrayPlace
 from phalanx.node.logic.slurm_variables import Batch, BatchNode
+from phalanx.node.shell.accounts import open_to_write
 from phalanx.node.shell.batch_link import BATCH_VARIABLE
 from phalanx.node.shell.present import Present
 
@@ -41,14 +42,20 @@ def batch_command(present: Present, port: int) -> tuple[tuple[str, ...], dict[st
     what = {
         "node_rank": present.grant.node_rank, "key": asked.get("key", ""), "port": port, "master": order.addresses[0],
         "script": script, "workdir": present.workdir, "args": json.loads(asked.get("args", "[]")), "bin": os.path.join(folder, "bin"),
-        "batch": asdict(_batch(order, asked)),
+        "batch": asdict(_batch(order, asked, *_who(present))),
     }  # fmt: skip
     path = os.path.join(folder, "batch.json")
     _write(path, json.dumps(what), 0o600)
     return (*_PYTHON, "phalanx.node.shell.batch_main"), {BATCH_VARIABLE: path}
 
 
-def _batch(order: Prepare, asked: dict[str, str]) -> Batch:
+def _who(present: Present) -> tuple[int, str]:
+    """Number and name of whom its ranks run as."""
+    account = present.account
+    return (os.getuid(), getpass.getuser()) if account is None else (account.uid, account.name)
+
+
+def _batch(order: Prepare, asked: dict[str, str], uid: int, user: str) -> Batch:
     grants = order.allocation.grants
     tasks = int(asked.get("tasks_per_node") or 1)
     nodes = tuple(
@@ -59,7 +66,7 @@ def _batch(order: Prepare, asked: dict[str, str]) -> Batch:
         for grant, address in zip(grants, order.addresses, strict=True)
     )  # fmt: skip
     return Batch(
-        number=_number(order, asked), name=order.spec.name, nodes=nodes, uid=os.getuid(), user=getpass.getuser(), restarts=order.restarts,
+        number=_number(order, asked), name=order.spec.name, nodes=nodes, uid=uid, user=user, restarts=order.restarts,
         asked={name: value for name, value in asked.items() if name not in {"key", "args"}}, end_s=order.deadline_s, start_s=time.time(),
         array=_array(order.array),
     )  # fmt: skip
@@ -87,5 +94,5 @@ def _array(place: ArrayPlace | None) -> dict[str, str]:
 
 
 def _write(path: str, text: str, mode: int) -> None:
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode), "w", encoding="utf-8") as file:
+    with open(open_to_write(path, mode), "w", encoding="utf-8") as file:
         file.write(text)

@@ -7,6 +7,8 @@ import tempfile
 from collections.abc import Mapping
 from typing import Final
 
+from phalanx.node.logic.accounts import Account
+
 CACHE_VARIABLE: Final = "PHALANX_CACHE"  # where it is on a node whose supervisors come and go
 
 
@@ -20,13 +22,14 @@ def cache_folder(node_folder: str, *, seated: bool, given: Mapping[str, str]) ->
     return given.get(CACHE_VARIABLE) or os.path.join(tempfile.gettempdir(), f"phalanx-cache-{os.getuid()}")
 
 
-def make_cache(folder: str) -> None:
-    """Have it, for its owner alone.
+def make_cache(folder: str, account: Account | None = None) -> None:
+    """Have it, for its owner alone: us, or the account, with whose rights this is called then.
 
     Raises:
         OSError: it cannot be made, or one of this name can be written by others.
     """
+    owner = os.getuid() if account is None else account.uid
     os.makedirs(folder, mode=0o700, exist_ok=True)
     found = os.lstat(folder)
-    if found.st_uid != os.getuid() or found.st_mode & 0o022:
+    if found.st_uid != owner or found.st_mode & 0o022:
         raise PermissionError(f"{folder} can be written by others; set {CACHE_VARIABLE} to a folder of your own")

@@ -57,12 +57,13 @@ class Greeter:
     def __init__(
         self,
         access: HeadAccess,
-        hello: Callable[[], wire.HelloRequest],
+        hello: Callable[[str], wire.HelloRequest],
         ended: threading.Event,
         *,
         on_refused: Callable[[Rejected], None] = lambda _: None,
     ) -> None:
         self._on_refused = on_refused
+        self._access = access
         self._connection = Connection(access)
         self._hello = hello
         self._ended = ended
@@ -74,11 +75,18 @@ class Greeter:
     def greet(self, seen: int) -> None:
         """Say hello unless somebody did since `seen`; returns when the head knows us, or the supervisor ends."""
         backoff = Backoff(self._ended)
+        challenge = ""
         with self._lock:
             while self.count == seen and not self._ended.is_set():
                 try:
-                    body = self._connection.call("POST", "/v1/node/hello", wire.encode(self._hello()), timeout_s=_ASK_S)
-                    self.reply = wire.decode(body, wire.HelloReply)
+                    said, challenge = wire.encode(self._hello(challenge)), ""  # asks the head where its folders lie
+                    body = self._connection.call("POST", "/v1/node/hello", said, timeout_s=_ASK_S)
+                    reply = wire.decode(body, wire.HelloReply)
+                    if reply.challenge:
+                        challenge = reply.challenge
+                        continue
+                    self.reply = reply
+                    self._access.address.learn(self.reply.heads)
                     self.count += 1
                     self.greeted.set()
                     _log.info("said hello to head %s, commands after %d", self.reply.head_id, self.reply.after)
@@ -106,6 +114,7 @@ class Renewer:
         heard: Callable[[Renewed], None],
         ended: threading.Event,
     ) -> None:
+        self._access = access
         self._connection = Connection(access)
         self._greeter = greeter
         self._node_id = node_id
@@ -157,6 +166,7 @@ class Renewer:
         reply = wire.decode(body, wire.LeaseReply)
         if reply.at_s and 0.0 <= heard_s - sent_s < _QUICK_S:  # the answer was made somewhere between the two
             self.clock_off_s = (sent_s + heard_s) / 2 - reply.at_s
+        self._access.address.learn(reply.heads)
         self._held_until_ns = sent_ns + int(reply.lease_s * 1e9)
         self._heard(
             Renewed(

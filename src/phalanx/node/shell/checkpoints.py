@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from phalanx.core.ids import JobId
 from phalanx.core.work.job import Resume
+from phalanx.node.shell.trees import remove_tree
 from phalanx.wire import manifest
 
 OWN_KEPT: Final = 2  # of an attempt, where the head keeps copies: as many as it publishes
@@ -72,7 +72,7 @@ def sweep_own(root: str, present: Collection[str]) -> None:
     """Leave the own copies of jobs that are `present`, and of the last few that were: they may come back, and then fetch less."""
     others = [path for path in _below(root) if os.path.basename(path) not in present]
     for path in sorted(others, key=_changed_s, reverse=True)[JOBS_KEPT:]:
-        shutil.rmtree(path, ignore_errors=True)
+        remove_tree(path)
 
 
 def _below(folder: str) -> list[str]:
@@ -97,7 +97,7 @@ def _retire(path: str) -> None:
     doomed = f"{path}.tmp-retired"
     with contextlib.suppress(OSError):  # somebody was faster: it shall be gone, and is
         os.rename(path, doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+    remove_tree(doomed)
 
 
 def delete(job_id: JobId, paths: Iterable[str]) -> list[str]:

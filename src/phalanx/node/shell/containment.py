@@ -131,6 +131,11 @@ class Containment:
 
     # What the supervisor asks.
 
+    @property
+    def cgroup(self) -> str | None:
+        """The folder of its cgroup; None without one."""
+        return None if self._cgroup is None else self._cgroup.folder
+
     def members(self) -> list[int]:
         """The pids of all live members, sorted; the keeper is none."""
         table = read_table()

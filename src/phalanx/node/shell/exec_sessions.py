@@ -23,10 +23,12 @@ from typing import Final
 
 import msgspec
 
+from phalanx.node.shell.accounts import acting_as
 from phalanx.node.shell.channels import Backoff
 from phalanx.node.shell.link import Connection, HeadAccess, HeadAway, HelloWanted, Rejected
-from phalanx.node.shell.present import Present
+from phalanx.node.shell.present import Present, task_id
 from phalanx.node.shell.processes import TaskNotStarted, TaskSpec
+from phalanx.node.shell.reports import make_fifo
 from phalanx.wire import supervisor as wire
 
 SESSIONS_MAX: Final = 32  # on a node; each costs two threads and a terminal
@@ -100,23 +102,23 @@ class ExecSessions:
 
     def _start(self, order: wire.OpenExec, present: Present) -> _Session:
         assert present.processes is not None
-        if order.tty:
-            read_fd, slave = pty.openpty()
-            _resize(read_fd, order.rows, order.cols)
-            stdin, script, output, write_fd = os.ttyname(slave), _ON_TERMINAL, slave, os.dup(read_fd)
-        else:
-            read_fd, output = os.pipe2(os.O_CLOEXEC)
-            stdin = os.path.join(present.scratch.path, f"exec-{order.session}")
-            os.mkfifo(stdin, 0o600)
-            # For reading too, so that neither side waits for the other to open it; closing it is the end of the user's input.
-            script, write_fd = _ON_PIPES, os.open(stdin, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        with acting_as(present.account):  # terminal and pipes are then that account's to open
+            if order.tty:
+                read_fd, slave = pty.openpty()
+                _resize(read_fd, order.rows, order.cols)
+                stdin, script, output, write_fd = os.ttyname(slave), _ON_TERMINAL, slave, os.dup(read_fd)
+            else:
+                read_fd, output = os.pipe2(os.O_CLOEXEC)
+                stdin = os.path.join(present.scratch.path, f"exec-{order.session}")
+                # For reading too, so that neither side waits for the other to open it; closing it is the end of the user's input.
+                script, write_fd = _ON_PIPES, make_fifo(stdin)
         session = _Session(order=order, present=present, read_fd=read_fd, write_fd=write_fd)
         with self._lock:
             self._open[order.session] = session
         environment = {**present.environment, "TERM": present.environment.get("TERM", "xterm-256color")}
         task = TaskSpec(
             task_id=f"{_TASK}{order.session}", command=("/bin/sh", "-c", script, "phalanx exec", stdin, *_argv(order, present)), cwd=present.workdir,
-            env=environment,
+            env=environment, account=present.account, bound=present.inside is None,
         )  # fmt: skip
         try:
             session.pid = present.processes.spawn(task, output)
@@ -231,7 +233,7 @@ class ExecSessions:
             self._open.pop(session.order.session, None)
         if not session.order.tty:
             for path in (_input_path(session), f"{_input_path(session)}.open"):
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError), acting_as(session.present.account):
                     os.unlink(path)
 
     def _refuse(self, order: wire.OpenExec, why: str) -> None:
@@ -247,7 +249,7 @@ def _argv(order: wire.OpenExec, present: Present) -> tuple[str, ...]:
     """Of a member that runs in an image: beside its first rank there."""
     if present.inside is None:
         return tuple(order.argv)
-    return present.inside.enter(f"rank-{present.grant.first_rank}", order.argv, terminal=order.tty)
+    return present.inside.enter(task_id(present.grant.first_rank), order.argv, terminal=order.tty)
 
 
 def _input_path(session: _Session) -> str:

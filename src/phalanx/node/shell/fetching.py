@@ -13,7 +13,9 @@ from urllib.parse import urlencode
 
 from phalanx.core.state.commands import Prepare
 from phalanx.core.work.job import Resume
+from phalanx.node.logic.accounts import Account
 from phalanx.node.logic.kept import own_copy
+from phalanx.node.shell.accounts import acting_as
 from phalanx.node.shell.channels import Backoff
 from phalanx.node.shell.link import Connection, HeadAccess, HeadAway, Rejected
 from phalanx.node.shell.present import Present
@@ -54,12 +56,13 @@ def bring(present: Present, resume: Resume, access: HeadAccess, own: str) -> Non
     """
     folder = own_copy(present.prepare, resume, own)
     if folder is None:
-        manifests.verify(resume.path, expected_digest=resume.digest)
+        with acting_as(present.account):
+            manifests.verify(resume.path, expected_digest=resume.digest)
         return
     backoff = Backoff(present.cancelled)
     while not present.cancelled.is_set():
         try:
-            _bring(present.prepare, resume, access, folder)
+            _bring(present, resume, access, folder)
         except HeadAway:
             backoff.pause()
         except Rejected as error:
@@ -71,17 +74,19 @@ def bring(present: Present, resume: Resume, access: HeadAccess, own: str) -> Non
     raise CheckpointInvalid("the job was stopped while it was fetched")
 
 
-def _bring(prepare: Prepare, resume: Resume, access: HeadAccess, folder: str) -> None:
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    source = _Source(prepare, resume, access)
+def _bring(present: Present, resume: Resume, access: HeadAccess, folder: str) -> None:
+    with acting_as(present.account):
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+    source = _Source(present.prepare, resume, access, present.account)
     encoded = source.read(folder, MANIFEST_NAME)
     if manifests.digest(encoded) != resume.digest:
         raise CheckpointInvalid("the head's manifest differs from the published one")
     manifest = manifests.decode(encoded, where=f"checkpoint of step {resume.step}")
-    root = os.path.realpath(folder) + os.sep
-    for file in manifest.files:
-        if not os.path.realpath(os.path.join(folder, file.path)).startswith(root):
-            raise CheckpointInvalid(f"its manifest names {file.path!r} outside the folder")
+    with acting_as(present.account):
+        root = os.path.realpath(folder) + os.sep
+        for file in manifest.files:
+            if not os.path.realpath(os.path.join(folder, file.path)).startswith(root):
+                raise CheckpointInvalid(f"its manifest names {file.path!r} outside the folder")
     with ThreadPoolExecutor(max_workers=_FILES_AT_ONCE, thread_name_prefix="fetch") as threads:
         for done in [threads.submit(source.have, folder, file) for file in manifest.files]:
             done.result()
@@ -90,8 +95,9 @@ def _bring(prepare: Prepare, resume: Resume, access: HeadAccess, folder: str) ->
 class _Source:
     """The head's copy of one checkpoint. Thread-safe: a connection for each file."""
 
-    def __init__(self, prepare: Prepare, resume: Resume, access: HeadAccess) -> None:
+    def __init__(self, prepare: Prepare, resume: Resume, access: HeadAccess, account: Account | None) -> None:
         self._access = access
+        self._account = account
         self._about = {
             "job_id": prepare.job_id, "epoch": prepare.epoch, "of_epoch": resume.epoch, "step": resume.step,
         }  # fmt: skip
@@ -99,32 +105,40 @@ class _Source:
     def have(self, folder: str, file: ManifestFile) -> None:
         """This file here, with the bytes that the manifest says."""
         path, said = os.path.join(folder, file.path), (file.size_bytes, file.crc32)
-        if os.path.isfile(path) and manifests.checksum(path) == said:
-            return
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        with acting_as(self._account):
+            if os.path.isfile(path) and manifests.checksum(path) == said:
+                return
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         for _ in range(_TRIES):
             self._fetch(file.path, f"{path}{_COMING}", file.size_bytes)
-            if manifests.checksum(f"{path}{_COMING}") == said:
-                os.replace(f"{path}{_COMING}", path)
-                return
-            os.unlink(f"{path}{_COMING}")
+            with acting_as(self._account):
+                if manifests.checksum(f"{path}{_COMING}") == said:
+                    os.replace(f"{path}{_COMING}", path)
+                    return
+                os.unlink(f"{path}{_COMING}")
         raise CheckpointInvalid(f"{file.path}: the head's copy is not what its manifest says")
 
     def read(self, folder: str, name: str) -> bytes:
         """A small file, whole, and kept here."""
         path = os.path.join(folder, name)
-        fd = os.open(f"{path}{_COMING}", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        fd = self._open(f"{path}{_COMING}", os.O_TRUNC)
         try:
             Connection(self._access).fetch(self._url(name, 0), fd, timeout_s=_FETCH_S)
             encoded = os.pread(fd, os.fstat(fd).st_size, 0)
         finally:
             os.close(fd)
-        os.replace(f"{path}{_COMING}", path)
+        with acting_as(self._account):
+            os.replace(f"{path}{_COMING}", path)
         return encoded
+
+    def _open(self, path: str, more: int = 0) -> int:
+        with acting_as(self._account):
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | more, 0o600)
+        return manifests.regular(fd, path)
 
     def _fetch(self, name: str, path: str, size_bytes: int) -> None:
         """Fetch what is not here yet; a longer file is none of ours."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = self._open(path)
         connection = Connection(self._access)
         try:
             begin = os.lseek(fd, 0, os.SEEK_END)

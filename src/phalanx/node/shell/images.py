@@ -10,17 +10,20 @@ import glob
 import logging
 import os
 import resource
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from phalanx.node.logic import images
+from phalanx.node.logic.accounts import Account
 from phalanx.node.logic.images import Contained, Runtime, Runtimes
-from phalanx.node.shell.aside import IMAGE_TASK, run_aside
+from phalanx.node.shell.accounts import acting_as
+from phalanx.node.shell.aside import IMAGE_TASK, SETUP_TASK, run_aside
 from phalanx.node.shell.cache import make_cache
 from phalanx.node.shell.inside import Inside
-from phalanx.node.shell.present import Present
+from phalanx.node.shell.present import Present, task_id
 from phalanx.node.shell.processes import AttemptProcesses
 from phalanx.node.shell.proctable import identity, read_table
 from phalanx.node.shell.refusal import Refusal
@@ -36,6 +39,7 @@ _CDI: Final = ("/etc/cdi/*", "/var/run/cdi/*")  # where the container device int
 _FABRIC: Final = "/dev/infiniband"
 _REMOVE_LIMIT_S: Final = 60.0  # podman waits some seconds for a conmon that was killed
 _TAIL_BYTES: Final = 4096  # of what a pull said
+_READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC  # what lies there is the job's
 _SIGTERM: Final = 15
 _SIGKILL: Final = 9
 _log = logging.getLogger(__name__)
@@ -65,27 +69,33 @@ def bring(
     image = present.prepare.spec.image
     runtime = runtime_here(base.get("PATH", os.defpath), image)
     if runtime is None:
-        raise Refusal(
-            f"image {image}: neither podman nor apptainer is on this node; install one, or submit without image",
-            charge=True,
-        )
+        lacking = "apptainer, which a .sif file needs, is not on this node; install it"
+        if not images.is_file(image):
+            lacking = "neither podman nor apptainer is on this node; install one"
+        raise Refusal(f"image {image}: {lacking}, or submit without image", charge=True)
     if gpus and runtime.kind is Runtimes.PODMAN and not any(glob.glob(place) for place in _CDI):
         raise Refusal(
             f"image {image}: podman has no list of this node's GPUs; make one by nvidia-ctk cdi generate --device-name-strategy=uuid",
             charge=False,
         )
-    make_cache(cache)
+    account = present.account
     folder = os.path.join(cache, "images")
-    os.makedirs(folder, mode=0o700, exist_ok=True)
+    with acting_as(account):
+        make_cache(cache, account)
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+    base = _of_session(base, account)
     reference, pull = images.reference(runtime, image, workdir=present.workdir, cache=folder)
     if pull:
         _pull(present, pull, base, open_output)
-    elif not os.path.isfile(reference):
-        raise Refusal(f"image {reference}: no such file on this node", charge=True)
+    else:
+        with acting_as(account):
+            there = os.path.isfile(reference)
+        if not there:
+            raise Refusal(f"image {reference}: no such file on this node", charge=True)
     assert present.processes is not None
     what = Contained(
         image=reference, name=f"phalanx-{present.processes.key.marker}", owner=_owner(os.getpid()), workdir=present.workdir,
-        uid=os.getuid(), gid=os.getgid(), mounts=_mounts(present), gpus=tuple(gpus),
+        uid=os.getuid() if account is None else account.uid, gid=os.getgid() if account is None else account.gid, mounts=_mounts(present), gpus=tuple(gpus),
         devices=(_FABRIC,) if os.path.isdir(_FABRIC) and gpus else (),
         nofile=resource.getrlimit(resource.RLIMIT_NOFILE), processes=_process_limit(),
     )  # fmt: skip
@@ -98,7 +108,7 @@ def runtime_here(path: str, image: str) -> Runtime | None:
     """The program that can run this image here; None where there is none. A .sif is apptainer's alone."""
     for kind in Runtimes:
         found = shutil.which(kind.value, path=path)
-        if found is None or (kind is Runtimes.PODMAN and image.endswith(".sif")):
+        if found is None or (kind is Runtimes.PODMAN and images.is_file(image)):
             continue
         init = next((one for one in _INITS if os.access(one, os.X_OK)), "") if kind is Runtimes.PODMAN else ""
         return Runtime(kind=kind, path=found, init=init)
@@ -142,13 +152,13 @@ def sweep(cache: str, path: str) -> None:
 
 def _pull(present: Present, pull: str, base: Mapping[str, str], open_output: Callable[[], int]) -> None:
     said = os.path.join(present.scratch.path, "image.log")
-    text = f"set -o pipefail; {{ {pull}; }} 2>&1 | tee {said!r}"
+    text = f"set -o pipefail; {{ {pull}; }} 2>&1 | tee {shlex.quote(said)}"
     code = run_aside(present, IMAGE_TASK, text, base, open_output, cwd="/")
     if code == 0:
         return
-    with open(said, "rb") as file:
-        file.seek(max(0, os.path.getsize(said) - _TAIL_BYTES))
-        words = file.read().decode(errors="replace")
+    with acting_as(present.account), open(os.open(said, _READ), "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+        words = file.read(_TAIL_BYTES).decode(errors="replace")
     last = next((line for line in reversed(words.splitlines()) if line.strip()), f"the pull ended with code {code}")
     raise Refusal(f"image {present.prepare.spec.image} cannot be had: {last}", charge=images.no_such_image(words))
 
@@ -160,8 +170,10 @@ def _mounts(present: Present) -> tuple[str, ...]:
         present.workdir, present.scratch.path, order.output_dir, order.checkpoint_dir, present.checkpoints, present.outputs,
         *resume, *(one.path for one in order.candidates),
     ]  # fmt: skip
+    with acting_as(present.account):
+        there = [path for path in wanted if os.path.isdir(path)]
     try:
-        return images.mounts_of(path for path in wanted if os.path.isdir(path))
+        return images.mounts_of(there)
     except ValueError as error:
         raise Refusal(
             f"image: {error} cannot be mounted: no runtime takes such characters in a path", charge=True
@@ -181,20 +193,33 @@ def _process_limit() -> tuple[int, int]:
 def _remove_of_member(inside: Inside, present: Present) -> None:
     """After the kill: what podman was not left the time to remove."""
     if inside.runtime.kind is Runtimes.PODMAN:
-        tasks = ["setup", *(f"rank-{rank}" for rank in present.spawned_at)]
+        tasks = [SETUP_TASK, *map(task_id, present.spawned_at)]
         names = [images.container(inside.what, task) for task in tasks]
-        _podman([inside.runtime.path, "rm", "--force", "--time=0", "--ignore", *names], inside.base)
+        _podman([inside.runtime.path, "rm", "--force", "--time=0", "--ignore", *names], inside.base, present.account)
 
 
-def _podman(command: Sequence[str], env: Mapping[str, str] | None = None) -> str:
+def _of_session(base: Mapping[str, str], account: Account | None) -> Mapping[str, str]:
+    """Where a login of the account would find what runs under it: rootless podman keeps its state there."""
+    if account is None or not os.path.isdir(folder := f"/run/user/{account.uid}"):
+        return base
+    return {**base, "XDG_RUNTIME_DIR": folder}
+
+
+def _podman(command: Sequence[str], env: Mapping[str, str] | None = None, account: Account | None = None) -> str:
+    """What it prints; as the account whose containers they are."""
+    who: dict[str, Any] = (
+        {} if account is None else {"user": account.uid, "group": account.gid, "extra_groups": account.groups}
+    )
     try:
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=_REMOVE_LIMIT_S, check=False)
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=_REMOVE_LIMIT_S, check=False, cwd="/", **who
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         _log.warning("%s: %s", " ".join(command[:3]), error)
         return ""
     if done.returncode != 0:
         _log.warning("%s ended with code %d: %s", " ".join(command[:3]), done.returncode, done.stderr.strip()[-400:])
-    return done.stdout
+    return str(done.stdout)
 
 
 # ---- who is who -----------------------------------------------------------------------------------------------------

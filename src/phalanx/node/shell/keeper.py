@@ -6,7 +6,8 @@ keeper, and when waitpid answers ECHILD nothing of the attempt is left; no sweep
 needed any more, or the supervisor is dead: the keeper kills all that is below it, removes the cgroup and ends.
 
 Requests (JSON in one packet: `J` and the text, or `M` and the text in a memory file, which is then the first descriptor):
-    {"op": "spawn", "task", "command", "cwd", "env", "umask", "warm"} with the output pipe as descriptor
+    {"op": "spawn", "task", "command", "cwd", "env", "umask", "warm", "account"} with the output pipe as descriptor; account: null for this
+        process's own, else {"uid", "gid", "groups", "bound"}, which the task becomes for good; bound: no program gives it more rights again
     {"op": "serve", "cgroup"}: the next generation to keep, sent only to a keeper that has reported "empty"; not answered
 Replies: {"op": "spawned", "task", "pid"} or {"op": "refused", "task", "stage", "errno"}
 Unasked: {"op": "exit", "task", "pid", "code", "signal", "cpu_s", "max_rss_bytes", "ended_ns"} and {"op": "empty"}
@@ -37,6 +38,7 @@ DESCRIPTORS_MAX = 4  # per request; two are used
 START_LIMIT_S = 10.0  # from fork to exec: milliseconds, unless the file system hangs or the cgroup is frozen
 EXTINGUISH_LIMIT_S = 600.0  # an uninterruptible process dies when its call ends; past this the engine sweeps
 PR_SET_PDEATHSIG = 1
+PR_SET_NO_NEW_PRIVS = 38
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 # Ignored or handled by the spawner or by Python itself: exec would hand the ignored ones on to the rank.
@@ -45,11 +47,12 @@ _RESTORED = (
     signal.SIGPIPE, signal.SIGXFSZ,
 )  # fmt: skip
 _KEPT_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # every Python program starts with these two ignored
+_JOIN_SESSION_KEYRING = {"x86_64": 250, "aarch64": 219}  # keyctl(2) by number; operation 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Refused(Exception):
-    """A task could not be brought to life; `stage` is fork, cgroup, cwd or exec."""
+    """A task could not be brought to life; `stage` is fork, cgroup, account, cwd or exec."""
 
     def __init__(self, stage: str, number: int) -> None:
         super().__init__(stage, number)
@@ -196,6 +199,12 @@ class Keeper:
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
             outcome = _arrange_descriptors(output, outcome)
             os.umask(request["umask"])
+            if request["account"] is not None:
+                stage = "account"
+                _become(request["account"])
+                prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the kernel forgets it with a change of user
+                if os.getppid() != self._pid:
+                    os._exit(125)
             stage = "cwd"
             os.chdir(request["cwd"])
             if warm:
@@ -291,6 +300,29 @@ def _fail(outcome: int, stage: str, number: int) -> NoReturn:
 def _enter(cgroup: str) -> None:
     """Move this process into the cgroup."""
     _write(f"{cgroup}/cgroup.procs", b"0")
+
+
+def _become(account: dict[str, Any]) -> None:
+    """Be this account and no other, with no way back. Groups go first and the user last: with the user's rights neither could be changed.
+
+    Raises:
+        OSError: the kernel refused, or something of the rights of before is left.
+    """
+    join_keyring = _JOIN_SESSION_KEYRING.get(os.uname().machine)
+    os.setgroups(account["groups"])
+    os.setresgid(account["gid"], account["gid"], account["gid"])
+    os.setresuid(account["uid"], account["uid"], account["uid"])
+    if (
+        join_keyring is not None
+    ):  # tickets and keys of whoever started the supervisor; refused inside some containers, where there are none
+        _libc.syscall(ctypes.c_long(join_keyring), ctypes.c_long(1), None)
+    if account["bound"]:
+        prctl(PR_SET_NO_NEW_PRIVS, 1)
+    with contextlib.suppress(PermissionError):
+        os.setresuid(0, 0, 0)
+        raise OSError(errno.ENOTRECOVERABLE, "root is still within reach")
+    if os.getresuid() != (account["uid"],) * 3 or os.getresgid() != (account["gid"],) * 3:
+        raise OSError(errno.ENOTRECOVERABLE, "the account was not taken on")
 
 
 def _write(path: str, text: bytes) -> None:

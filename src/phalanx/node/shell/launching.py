@@ -10,31 +10,23 @@ from phalanx.node.logic import environment, rendezvous
 from phalanx.node.logic.actions import SpawnTasks
 from phalanx.node.logic.happenings import Spawned, Unfit
 from phalanx.node.logic.kept import keeps_checkpoints
+from phalanx.node.logic.pace import Pace
 from phalanx.node.logic.warm import warm_argv
-from phalanx.node.shell import reach
+from phalanx.node.shell import evidence, reach
+from phalanx.node.shell.accounts import acting_as
 from phalanx.node.shell.batch import batch_command
 from phalanx.node.shell.fetching import bring
 from phalanx.node.shell.link import Rejected
 from phalanx.node.shell.preparation import Workshop
-from phalanx.node.shell.present import Present
+from phalanx.node.shell.present import Present, task_id
 from phalanx.node.shell.processes import TaskNotStarted, TaskSpec
 from phalanx.node.shell.requirements import dressed
 from phalanx.node.shell.shipping import StreamName
 from phalanx.wire.manifest import CheckpointInvalid
+from phalanx.wire.rank import boottime_ns
 
 _DRAIN_S: Final = 5.0  # for what stands in a pipe whose writers are dead: a moment, unless the disk hangs
 _THAW_S: Final = 10.0  # the thaw is under way in another lane
-_TASK: Final = "rank-"
-
-
-def task_id(rank: int) -> str:
-    """The name of a rank among the member's tasks, and of its stream."""
-    return f"{_TASK}{rank}"
-
-
-def rank_of(task: str) -> int | None:
-    """The rank that has this name; None for another task."""
-    return int(task.removeprefix(_TASK)) if task.startswith(_TASK) else None
 
 
 def spawn(present: Present, order: SpawnTasks, shop: Workshop) -> Spawned | Unfit:
@@ -43,18 +35,24 @@ def spawn(present: Present, order: SpawnTasks, shop: Workshop) -> Spawned | Unfi
     assert present.processes is not None
     present.start = start
     present.running.wait(_THAW_S)
+    present.spawned_ns = boottime_ns()
+    present.oom_before, present.oom_before_here = evidence.oom_events(present.cgroup), evidence.oom_kills()
+    present.pace = Pace(present.prepare.spec.collective_timeout_s, restarts=present.prepare.hangs)
     command: tuple[str, ...] | str = role.script or role.argv
     warm = warm_argv(command) if present.prepare.spec.warm else None
     try:
         _have_checkpoint(present, shop)
-        if why := reach.unseen(present):
+        with acting_as(present.account):
+            why = reach.unseen(present)
+        if why:
             present.publishes = False
             shop.note(present, why)
         present.make_page(deadline_ns=order.deadline_ns, job_deadline_ns=order.job_deadline_ns)
         view = shop.view(present)
         more: dict[str, str] = {}
         if present.prepare.spec.slurm:
-            command, more = batch_command(present, start.port)
+            with acting_as(present.account):
+                command, more = batch_command(present, start.port)
         for local_rank in range(grant.tasks):
             rank = grant.first_rank + local_rank
             variables, notes = environment.rank_environment(present.prepare, start, grant, local_rank, view)
@@ -64,8 +62,9 @@ def spawn(present: Present, order: SpawnTasks, shop: Workshop) -> Spawned | Unfi
                 for text in notes:
                     shop.note(present, text)
             task = TaskSpec(
-                task_id=task_id(rank), command=command, cwd=present.workdir, env={**variables, **more}, warm=warm
-            )
+                task_id=task_id(rank), command=command, cwd=present.workdir, env={**variables, **more}, warm=warm, account=present.account,
+                bound=present.inside is None,
+            )  # fmt: skip
             if present.inside is not None:
                 task = present.inside.task(present.processes.key, task)
                 if local_rank == 0:
@@ -91,7 +90,7 @@ def _spawn_one(present: Present, rank: int, task: TaskSpec, shop: Workshop) -> i
     assert present.processes is not None
     stream = shop.stream(present, task.task_id)
     present.spawned_at[rank] = shop.spool.end(stream)
-    output = shop.spool.open_pipe(stream)
+    output = shop.pipe(present, stream)
     try:
         return present.processes.spawn(task, output)
     finally:
@@ -113,7 +112,8 @@ def wind_up(present: Present, tail_of: int | None, shop: Workshop) -> bytes:
         present.reports.drain(max(0.0, until_s - time.monotonic()))
         present.reports.close()
     present.close_page()
-    reach.remove_mark(present)
+    with acting_as(present.account):
+        reach.remove_mark(present)
     present.pids.clear()
     if tail_of is None or tail_of not in present.spawned_at:
         return b""

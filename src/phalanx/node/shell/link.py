@@ -1,21 +1,25 @@
 """Requests to the head: HTTP over a kept connection, one Connection for each thread that talks.
 
-Finds the head again when it came back on another port (PHALANX_HEAD_FILE), and turns every answer into either a body or one of three
+Finds the head again when it came back elsewhere, or when another leads (`head_address`), and turns every answer into either a body or one of three
 errors that say what to do. Never retries on its own but for a kept connection that the head had closed: every route is idempotent.
 """
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
-import threading
+import socket
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
+from phalanx.node.shell.head_address import HeadAddress
+
 _BODY_MAX: Final = 1 << 30  # an uploaded working directory is at most 100 MB; this only bounds nonsense
 _CONNECT_S: Final = 5.0
+_TRIES: Final = 2  # the head as it is known, and the one that is known then; a kept connection that broke is none
 
 
 class HeadAway(Exception):
@@ -39,33 +43,12 @@ class Rejected(Exception):
         self.code = code
 
 
-class HeadAddress:
-    """Where the head is. Shared by all connections."""
+class NotLeadingThere(HeadAway):
+    """That head stands by. `leader`: where it says the one is that leads; empty where it knows of none."""
 
-    def __init__(self, url: str, head_file: str | None) -> None:
-        self._lock = threading.Lock()
-        self._file = head_file
-        self._url = url
-        self.look_again()
-
-    @property
-    def url(self) -> str:
-        """The newest address known."""
-        with self._lock:
-            return self._url
-
-    def look_again(self) -> None:
-        """Read the head's file; a missing or torn one leaves what was known."""
-        if self._file is None:
-            return
-        try:
-            with open(self._file, encoding="utf-8") as file:
-                found = json.load(file).get("url")
-        except (OSError, ValueError, AttributeError):
-            return
-        if isinstance(found, str) and found:
-            with self._lock:
-                self._url = found
+    def __init__(self, message: str, leader: str) -> None:
+        super().__init__(message, answered=True)
+        self.leader = leader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +67,7 @@ class Connection:
         self._access = access
         self._url = ""
         self._http: http.client.HTTPConnection | None = None
+        access.address.on_move(self._cut)
 
     def call(self, method: str, path: str, body: bytes | None = None, *, timeout_s: float) -> bytes:
         """The answer's body.
@@ -99,7 +83,7 @@ class Connection:
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise HeadAway(f"{method} {path}: {error!r}") from error
-        return _judge(response.status, data, f"{method} {path}")
+        return self._judged(response.status, data, f"{method} {path}")
 
     def fetch(self, path: str, file: int, *, timeout_s: float) -> None:
         """Write the answer's body to a descriptor.
@@ -110,7 +94,7 @@ class Connection:
         response = self._send("GET", path, None, timeout_s)
         try:
             if response.status != 200:
-                _judge(response.status, response.read(_BODY_MAX), f"GET {path}")
+                self._judged(response.status, response.read(_BODY_MAX), f"GET {path}")
                 raise HeadAway(f"GET {path}: status {response.status}")
             while piece := _read(response, f"GET {path}"):
                 view = memoryview(piece)
@@ -133,7 +117,8 @@ class Connection:
         headers = {"Authorization": f"Bearer {self._access.token}"}
         if body is not None:
             headers["Content-Type"] = "application/json"
-        for last in (False, True):
+        tries = 0
+        while True:
             kept = self._http is not None and self._url == self._access.address.url
             try:
                 connection = self._connected(timeout_s)
@@ -141,14 +126,33 @@ class Connection:
                 return connection.getresponse()
             except TimeoutError as error:
                 self.close()
+                self._access.address.look_again(self._url)
                 raise HeadAway(f"{method} {path}: no answer in {timeout_s:g} s from {self._url}") from error
             except (OSError, http.client.HTTPException) as error:
                 self.close()
-                before = self._url
-                self._access.address.look_again()
-                if last or not (kept or self._access.address.url != before):
+                if kept:
+                    continue  # closed by the head while nothing was said; that tells nothing of the head
+                tries += 1
+                self._access.address.look_again(self._url)
+                if tries == _TRIES or self._access.address.url == self._url:
                     raise HeadAway(f"{method} {path}: {self._url}: {error!r}") from error
-        raise AssertionError("the loop returns or raises")
+
+    def _judged(self, status: int, data: bytes, what: str) -> bytes:
+        try:
+            return _judge(status, data, what)
+        except NotLeadingThere as error:
+            self._access.address.refer(self._url, error.leader)
+            raise
+
+    def _cut(self) -> None:
+        """Break what waits for a head that no longer counts; on another thread than that which waits."""
+        connection = self._http
+        wire = None if connection is None else connection.sock
+        if wire is None or self._url == self._access.address.url:
+            return
+        # The descriptor's twin: a TLS socket's own `shutdown` is not for two threads.
+        with contextlib.suppress(OSError, ValueError), socket.socket(fileno=os.dup(wire.fileno())) as twin:
+            twin.shutdown(socket.SHUT_RDWR)
 
     def _connected(self, timeout_s: float) -> http.client.HTTPConnection:
         url = self._access.address.url
@@ -195,9 +199,11 @@ def _judge(status: int, data: bytes, what: str) -> bytes:
         error = json.loads(data)["error"]
         code, message = str(error["code"]), str(error["message"])
     except (ValueError, KeyError, TypeError):
-        code, message = "", data[:200].decode(errors="replace")
+        error, code, message = {}, "", data[:200].decode(errors="replace")
     if status == 409 and code == "say_hello":
         raise HelloWanted(message)
+    if status == 503 and code == "not_leading":
+        raise NotLeadingThere(f"{what}: {message}", str(error.get("leader") or ""))
     if status in {408, 425, 429} or status >= 500:
         raise HeadAway(f"{what}: {status} {code} {message}", answered=True)
     raise Rejected(status, code, message)

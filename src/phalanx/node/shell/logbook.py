@@ -6,8 +6,9 @@ import logging
 import os
 from typing import Final
 
+from phalanx.node.shell.journal import OneLineFormatter
+
 CAP_BYTES: Final = 8 << 20
-_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class CappedFile(logging.Handler):
@@ -39,7 +40,7 @@ class CappedFile(logging.Handler):
 def log_to(path: str, level: str) -> None:
     """Send this process's log there."""
     handler = CappedFile(path)
-    handler.setFormatter(logging.Formatter(_FORMAT))
+    handler.setFormatter(OneLineFormatter())
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(level)

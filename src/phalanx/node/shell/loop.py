@@ -35,6 +35,7 @@ from phalanx.node.logic.actions import (
     Report,
     Signal,
     SpawnTasks,
+    TakeStacks,
     Thaw,
     WindUp,
     WritePage,
@@ -54,17 +55,19 @@ from phalanx.node.logic.images import as_ended
 from phalanx.node.logic.kept import checkpoints_of, outputs_of
 from phalanx.node.logic.lease import NS_PER_S
 from phalanx.node.logic.supervisor import Supervisor
-from phalanx.node.shell import checkpoints, images, launching, preparation
+from phalanx.node.shell import accounts, checkpoints, images, launching, preparation
+from phalanx.node.shell.accounts import ONE_ACCOUNT, JobAccounts, acting_as
 from phalanx.node.shell.aside import ASIDE_TASKS
 from phalanx.node.shell.cache import cache_folder
 from phalanx.node.shell.channels import Commands, Events, Greeter, Renewer, start_thread
 from phalanx.node.shell.containment import AttemptKey
+from phalanx.node.shell.deletion import delete_of
 from phalanx.node.shell.exec_sessions import ExecSessions
 from phalanx.node.shell.fitness import Fitness
 from phalanx.node.shell.hands import Hands
 from phalanx.node.shell.link import Connection, HeadAccess, Rejected
 from phalanx.node.shell.preparation import Workshop
-from phalanx.node.shell.present import Present, Presents, member_key
+from phalanx.node.shell.present import Present, Presents, member_key, rank_of
 from phalanx.node.shell.probes import DeviceProbe
 from phalanx.node.shell.processes import ProcessHost, TaskExit
 from phalanx.node.shell.reports import RankReport
@@ -74,11 +77,13 @@ from phalanx.node.shell.shipping import Shipper
 from phalanx.node.shell.spool import Spool
 from phalanx.node.shell.storage import sees_head_files
 from phalanx.node.shell.travel import SHIP_LIMIT_S, Travel
+from phalanx.node.shell.watch import Watch
 from phalanx.node.shell.zygote import Zygotes
 from phalanx.wire import supervisor as wire
 from phalanx.wire.rank import StopReason, boottime_ns
 
 WORK_HANDS: Final = 4  # a slow file system may hold one or two
+SLOW_HANDS: Final = 64  # as many users' setups, images and packages at once hold up nobody else
 FENCE_HANDS: Final = 4
 WAKE_MAX_S: Final = 0.5  # a queue's timeout does not count the time a host sleeps; the lease does
 INBOX_BATCH: Final = 1024  # happenings in one step
@@ -101,6 +106,7 @@ class NodeSettings:
     access: HeadAccess
     base: dict[str, str]
     seat: Seat | None = None
+    accounts: JobAccounts = ONE_ACCOUNT
 
 
 class Loop:
@@ -122,15 +128,17 @@ class Loop:
         self._events = Events(access, self._greeter, supervisor_id=who, ended=ended)
         self._commands = Commands(access, self._greeter, obey=self._obey, ended=ended)
         self._shipper = Shipper(access, self._greeter, supervisor_id=who, ended=ended)
+        self._watch = Watch(probe.devices(), self._inbox.put)
         self._sampler = Sampler(
             access, probe, node_id=settings.node.id, supervisor_id=who, folder=settings.folder, busy=self._presents.jobs,
             pids=self._presents.pids, ended=ended, number=self._number, pace=lambda: self._renewer.renew_in_s,
+            on_xids=self._watch.kernel.told,
         )  # fmt: skip
         self._exec = ExecSessions(access, ended)
         self._travel = Travel(access, self._shipper, ended, note=self._note, hurried=lambda: self._hurried)
         self._prover = Connection(access)
         self._probe = probe
-        self._work = Hands("work", WORK_HANDS)
+        self._work = Hands("work", WORK_HANDS, SLOW_HANDS)
         self._fence = Hands("fence", FENCE_HANDS)
         self._shop: Workshop | None = None
         self._reaped_s = time.monotonic()
@@ -157,6 +165,7 @@ class Loop:
             for action in outbox.actions:
                 self._perform(action)
             wake_ns = outbox.wake_ns
+            self._watch.look(self._presents.all)
             self._reap()
         self._close()
 
@@ -190,12 +199,14 @@ class Loop:
                 self._prepare(action)
             case SpawnTasks() | WindUp():
                 self._do_work(action)
-            case Signal() | Freeze() | Thaw() | Kill() | ProbeEmpty():
+            case Signal() | TakeStacks() | Freeze() | Thaw() | Kill() | ProbeEmpty():
                 self._do_fence(action)
             case CleanUp(job_id=job_id, epoch=epoch):
                 self._clean_up(job_id, epoch)
             case DeleteCheckpoints(job_id=job_id, paths=paths):
-                self._work.submit(("delete", job_id), lambda: _delete(job_id, paths))
+                self._work.submit(
+                    ("delete", job_id), lambda: delete_of(self._settings.accounts, job_id, paths, action.user)
+                )
             case Note(job_id=job_id, epoch=epoch, text=text):
                 for present in self._presents.of_attempt(job_id, epoch)[:1]:
                     self._the_shop.note(present, text)
@@ -232,11 +243,8 @@ class Loop:
 
     def _prepare(self, action: PrepareMember) -> None:
         order = action.prepare
-        self.exit_code, self._failed, self.stop = (
-            0,
-            False,
-            StopReason.NONE,
-        )  # on a seat: the attempt goes on, in a new generation
+        # On a seat: the attempt goes on, in a new generation.
+        self.exit_code, self._failed, self.stop = 0, False, StopReason.NONE
         grant = order.allocation.on(self._settings.node.id)
         assert grant is not None
         if self._settings.seat is not None:
@@ -255,7 +263,9 @@ class Loop:
         def work() -> None:
             self._inbox.put(preparation.prepare(present, self._the_shop))
 
-        self._work.submit(_lane(action.key), work)
+        spec = order.spec
+        slow = bool(spec.setup or spec.image or spec.requirements or spec.upload)
+        self._work.submit(_lane(action.key), work, slow=slow)
 
     def _do_work(self, action: SpawnTasks | WindUp) -> None:
         present = self._presents.get(action.key)
@@ -276,7 +286,7 @@ class Loop:
         gone = self._presents.of_attempt(job_id, epoch)
         for present in gone:
             self._presents.remove(present.key)
-        scratch = scratch_of(self._settings.folder, job_id, epoch)
+        scratch = gone[0].scratch if gone else scratch_of(self._settings.folder, job_id, epoch)
         shop = self._the_shop
 
         def remove(keys: list[str]) -> None:
@@ -285,8 +295,9 @@ class Loop:
                 shop.spool.remove(key)
             scratch.remove()
             for present in gone[:1]:
-                checkpoints.tidy(present.prepare.checkpoint_dir)
-            self._travel.sweep(self._settings.folder, self._presents.all())
+                with acting_as(present.account):
+                    checkpoints.tidy(present.prepare.checkpoint_dir)
+            self._travel.sweep((self._settings.folder, self._settings.accounts.folder), self._presents.all())
             seat = self._settings.seat
             if seat is not None and (seat.job_id, seat.epoch) == (job_id, epoch):
                 self.terminate()  # what it came for is over
@@ -300,14 +311,21 @@ class Loop:
 
     # --------------------------------------------------------------------------------------------------------- fence lane
 
-    def _do_fence(self, action: Signal | Freeze | Thaw | Kill | ProbeEmpty) -> None:
+    def _do_fence(self, action: Signal | TakeStacks | Freeze | Thaw | Kill | ProbeEmpty) -> None:
         present = self._presents.get(action.key)
         assert present is not None
         if isinstance(action, Kill):
             present.cancel()
+        if isinstance(action, (Kill, Signal)):
+            present.ending = True
+        if isinstance(action, (Freeze, Thaw)):
+            self._watch.halted(present, action)
         self._fence.submit(action.key, lambda: self._fence_work(present, action))
 
-    def _fence_work(self, present: Present, action: Signal | Freeze | Thaw | Kill | ProbeEmpty) -> None:
+    def _fence_work(self, present: Present, action: Signal | TakeStacks | Freeze | Thaw | Kill | ProbeEmpty) -> None:
+        if isinstance(action, TakeStacks):
+            self._watch.take_stacks(present, self._the_shop)
+            return
         with present.containing:
             processes = present.processes
             match action:
@@ -363,21 +381,21 @@ class Loop:
                 present.setup_code = exit.code if exit.code is not None else 128 + (exit.signal or 9)
                 present.setup_done.set()
             return
-        rank = launching.rank_of(exit.task_id)
+        rank = rank_of(exit.task_id)
         assert rank is not None
         if present is not None and present.inside is not None:
             code, number = as_ended(exit.code, exit.signal)
             exit = replace(exit, code=code, signal=number)
+        pid = None
         if present is not None:
-            present.pids.pop(rank, None)
+            pid = present.pids.pop(rank, None)
             present.crashed = present.crashed or exit.signal is not None
         at_s = time.time() - (boottime_ns() - exit.ended_ns) / NS_PER_S
-        self._inbox.put(
-            TaskEnded(
-                key=member_key(exit.key), rank=rank, code=exit.code, signal=exit.signal, ended_ns=exit.ended_ns, at_s=at_s,
-                lost=exit.lost,
-            )
+        end = TaskEnded(
+            key=member_key(exit.key), rank=rank, code=exit.code, signal=exit.signal, ended_ns=exit.ended_ns, at_s=at_s,
+            lost=exit.lost,
         )  # fmt: skip
+        self._watch.ended(present, end, pid, self._the_shop)
 
     def _emptied(self, key: AttemptKey) -> None:
         self._inbox.put(Emptied(key=member_key(key)))
@@ -392,6 +410,7 @@ class Loop:
             self._the_shop.spool.write(stream, report.line + b"\n")
         except (OSError, KeyError) as error:
             _log.warning("job %s: a report of rank %d is lost: %s", key.job_id, report.rank, error)
+        self._watch.heard(present, report)
         self._travel.heard(present, report, self._inbox.put)
 
     def _output_missing(self, stream: str, text: str) -> None:
@@ -414,7 +433,7 @@ class Loop:
     def _note(self, present: Present, text: str) -> None:
         self._the_shop.note(present, text)
 
-    def _hello(self) -> wire.HelloRequest:
+    def _hello(self, challenge: str) -> wire.HelloRequest:
         self.sees_head_files = sees_head_files(self._prover)
         carries = [(key.job_id, key.epoch, key.generation) for key in self._carried]
         return wire.HelloRequest(
@@ -422,6 +441,7 @@ class Loop:
             supervisor_id=self._settings.supervisor_id,
             node=replace(self._settings.node, sees_head_files=bool(self.sees_head_files)),
             carries=carries,
+            challenge=challenge,
         )
 
     def _epochs(self) -> list[tuple[JobId, Epoch]]:
@@ -440,7 +460,7 @@ class Loop:
         return Workshop(
             node_key=settings.node_key, access=settings.access, base=settings.base, virtual=settings.node.virtual,
             devices=self._probe.devices(), fresh=self._sampler.fresh, host=host, zygotes=Zygotes(node_key=settings.node_key),
-            cache=cache, spool=spool, shipper=self._shipper, heard=self._heard, porter=self._travel.porter, outputs=self._travel.outputs, sees=lambda: self.sees_head_files, clock_off_s=lambda: self._renewer.clock_off_s,
+            folder=settings.folder, accounts=settings.accounts, cache=cache, spool=spool, shipper=self._shipper, heard=self._heard, porter=self._travel.porter, outputs=self._travel.outputs, sees=lambda: self.sees_head_files, clock_off_s=lambda: self._renewer.clock_off_s,
             fitness=Fitness(
                 folder=settings.folder, base=settings.base,
                 devices=() if settings.node.virtual else tuple(one.uuid for one in self._probe.devices()),
@@ -452,6 +472,7 @@ class Loop:
         if now_s - self._reaped_s >= REAP_EVERY_S:
             self._reaped_s = now_s
             self._the_shop.zygotes.reap(now_s)
+            self._watch.kernel.poll()  # a busy log is overwritten soon
 
     def _close(self) -> None:
         """Nothing of any member is left: send the last words, and let go of everything."""
@@ -460,19 +481,17 @@ class Loop:
         self._ended.set()
         self._work.close(FLUSH_S)
         self._fence.close(FLUSH_S)
+        self._watch.close(FLUSH_S)
         shop.zygotes.close()
         leftover = shop.host.close()
         if leftover:
             _log.error("processes %s survive SIGKILL", leftover)
         for present in self._presents.all():
             present.scratch.remove()
+        if self._settings.accounts.folder:
+            accounts.leave(self._settings.accounts.folder)
 
 
 def _lane(key: MemberKey) -> tuple[JobId, Epoch]:
     """Generations of an attempt share a folder, so they share a lane."""
     return (key.job_id, key.epoch)
-
-
-def _delete(job_id: JobId, paths: tuple[str, ...]) -> None:
-    for path in checkpoints.delete(job_id, paths):
-        _log.warning("checkpoint %s of job %s is not deleted: it is no checkpoint folder of that job", path, job_id)

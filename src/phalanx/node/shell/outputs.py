@@ -20,10 +20,12 @@ from urllib.parse import urlencode
 import msgspec
 
 from phalanx.core.ids import Epoch, JobId
+from phalanx.node.shell.accounts import acting_as
 from phalanx.node.shell.channels import Backoff, start_thread
 from phalanx.node.shell.link import Connection, HeadAccess, HeadAway, HelloWanted, Rejected
 from phalanx.node.shell.present import Present
 from phalanx.wire.kept import OUTPUT_FILES_MAX, PIECE_BYTES_MAX, OutputsReply, TakenReply
+from phalanx.wire.manifest import regular
 
 EVERY_S: Final = 60.0  # a power cut loses what was written since; a minute of lines is what people bear
 STALL_S: Final = 30.0  # at the end of a member: without a byte more at a head that answers, nobody waits on
@@ -178,6 +180,7 @@ class _Courier:
     def __init__(self, tree: _Tree, access: HeadAccess) -> None:
         self._tree = tree
         self._root = tree.present.outputs
+        self._account = tree.present.account
         self._connection = Connection(access)
         self._about = {"job_id": tree.present.key.job_id, "epoch": tree.present.key.epoch}
 
@@ -192,8 +195,10 @@ class _Courier:
                 path = os.path.join(self._root, *file.name.split("/"))
                 if not os.path.normpath(path).startswith(self._root + os.sep):
                     continue
-                os.makedirs(os.path.dirname(path), exist_ok=True)
-                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+                with acting_as(self._account):
+                    os.makedirs(os.path.dirname(path), exist_ok=True)
+                    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+                regular(fd, path)
                 try:
                     words = urlencode({**self._about, "path": file.path})
                     self._connection.fetch(f"/v1/node/outputs/file?{words}", fd, timeout_s=_ASK_S)
@@ -208,7 +213,8 @@ class _Courier:
 
     def send_changed(self) -> Iterator[tuple[str, str]]:
         """Send what is not as the head has it; yields the files that cannot be sent, and why."""
-        files, whole = _files(self._root)
+        with acting_as(self._account):
+            files, whole = _files(self._root)
         for path, seen in files:
             known = self._tree.sent.get(path)
             if known is not None and (known.size_bytes, known.changed_ns) == (seen.st_size, seen.st_mtime_ns):
@@ -246,8 +252,11 @@ class _Courier:
             del self._tree.sent[path]
 
     def _send(self, path: str, seen: os.stat_result, known: _Sent | None) -> _Sent:
-        fd = os.open(os.path.join(self._root, path), _OPEN)
+        with acting_as(self._account):
+            fd = os.open(os.path.join(self._root, path), _OPEN)
         try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):  # exchanged since it was seen
+                raise FileNotFoundError(path)
             if known is not None and 0 < known.size_bytes < seen.st_size:
                 crc = _crc(fd, known.size_bytes)
                 if crc == known.crc32:
@@ -290,20 +299,32 @@ class _Courier:
 def _files(root: str) -> tuple[list[tuple[str, os.stat_result]], bool]:
     """Regular files below a folder, by path, and whether these are all: at most OUTPUT_FILES_MAX; links are not followed."""
     found: list[tuple[str, os.stat_result]] = []
-    troubles: list[OSError] = []
-    for folder, folders, names in os.walk(root, onerror=troubles.append):
-        folders.sort()
-        for name in sorted(names):
+    waiting, whole = [root], True  # a list: what calls itself for each level ends at the thousandth
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                listed = sorted(entries, key=lambda entry: entry.name)
+        except OSError:
+            whole = False
+            continue
+        below = []
+        for entry in listed:
             try:
-                seen = os.lstat(os.path.join(folder, name))
-            except OSError:  # removed since it was listed
+                seen = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:  # removed since it was listed
                 continue
+            except OSError:  # as of a path that is too long
+                whole = False
+                continue
+            if stat.S_ISDIR(seen.st_mode):
+                below.append(entry.path)
             if not stat.S_ISREG(seen.st_mode):
                 continue
             if len(found) >= OUTPUT_FILES_MAX:
                 return found, False
-            found.append((os.path.relpath(os.path.join(folder, name), root), seen))
-    return found, not troubles
+            found.append((os.path.relpath(entry.path, root), seen))
+        waiting += reversed(below)
+    return found, whole
 
 
 def _crc(fd: int, size_bytes: int) -> int:

@@ -13,19 +13,21 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Final
+from typing import BinaryIO, Final
 from urllib.parse import urlencode
 
 import msgspec
 
 from phalanx.core.ids import Epoch, JobId
+from phalanx.node.logic.accounts import Account
 from phalanx.node.shell import checkpoints
+from phalanx.node.shell.accounts import acting_as
 from phalanx.node.shell.channels import Backoff, start_thread
 from phalanx.node.shell.hands import Hands
 from phalanx.node.shell.link import Connection, HeadAccess, HeadAway, HelloWanted, Rejected
 from phalanx.wire import manifest as manifests
 from phalanx.wire.kept import PIECE_BYTES_MAX, KeptReply, TakenReply
-from phalanx.wire.manifest import MANIFEST_NAME, CheckpointInvalid, Manifest, ManifestFile
+from phalanx.wire.manifest import MANIFEST_BYTES_MAX, MANIFEST_NAME, CheckpointInvalid, Manifest, ManifestFile
 
 STALL_S: Final = 30.0  # at the end of a member: without a byte more at a head that answers, nobody waits on
 HASTY_S: Final = (
@@ -50,6 +52,7 @@ class Upload:
         folder: of the checkpoint on this node.
         kept: called once the head holds all of it; None on nodes other than node rank 0's, which need not know.
         note: a line for the job's log.
+        account: whose the folder is.
         before: done first: what the ranks wrote until this save travels before it, so that whoever resumes from it finds that too.
         waited: the ranks waited for this save, as before a stop: so does the end of the member.
         passed: a newer one waits behind it.
@@ -64,6 +67,7 @@ class Upload:
     note: Callable[[str], None]
     before: Callable[[], None] = lambda: None
     kept: Callable[[], None] | None = None
+    account: Account | None = None
     waited: bool = False
     passed: bool = False
     progress_s: float = field(default_factory=time.monotonic)
@@ -158,7 +162,8 @@ class Porter:
             with self._changed:
                 upload.over = True
                 self._changed.notify_all()
-            checkpoints.retain_own(os.path.dirname(upload.folder), self.folders())
+            with acting_as(upload.account):
+                checkpoints.retain_own(os.path.dirname(upload.folder), self.folders())
 
     def _try(self, upload: Upload) -> bool:
         """Until the head holds it all, or never will."""
@@ -203,8 +208,8 @@ class _Course:
         """Whether the head holds all of it; False as soon as it is told that it never will."""
         connection = Connection(self._access)
         try:
-            with open(os.path.join(self._upload.folder, MANIFEST_NAME), "rb") as file:
-                encoded = file.read()
+            with self._open(os.path.join(self._upload.folder, MANIFEST_NAME)) as file:
+                encoded = file.read(MANIFEST_BYTES_MAX)
             manifest = manifests.decode(encoded, where=self._upload.folder)
             body = connection.call("PUT", self._url("manifest"), encoded, timeout_s=_ASK_S)
             said = msgspec.json.decode(body, type=KeptReply)
@@ -217,9 +222,7 @@ class _Course:
 
     def _send_all(self, manifest: Manifest, said: KeptReply) -> None:
         mine = [
-            file
-            for file in manifest.files
-            if said.ends.get(file.path, 0) < file.size_bytes and os.path.exists(self._path(file))
+            file for file in manifest.files if said.ends.get(file.path, 0) < file.size_bytes and self._is_here(file)
         ]
         with ThreadPoolExecutor(max_workers=_FILES_AT_ONCE, thread_name_prefix="keep-file") as threads:
             for sent in [threads.submit(self._send, file, said.ends.get(file.path, 0)) for file in mine]:
@@ -228,7 +231,7 @@ class _Course:
     def _send(self, file: ManifestFile, offset: int) -> None:
         connection = Connection(self._access)
         try:
-            with open(self._path(file), "rb", buffering=0) as source:
+            with self._open(self._path(file)) as source:
                 while offset < file.size_bytes and not self._upload.dropped:
                     source.seek(offset)
                     piece = source.read(min(PIECE_BYTES_MAX, file.size_bytes - offset))
@@ -263,9 +266,20 @@ class _Course:
                 return False
         return False
 
+    def _open(self, path: str) -> BinaryIO:
+        with acting_as(self._upload.account):
+            return manifests.open_regular(path)
+
+    def _is_here(self, file: ManifestFile) -> bool:
+        path = self._path(file)
+        with acting_as(self._upload.account):
+            return os.path.exists(path)
+
     def _path(self, file: ManifestFile) -> str:
         path = os.path.join(self._upload.folder, file.path)
-        if not os.path.realpath(path).startswith(os.path.realpath(self._upload.folder) + os.sep):
+        with acting_as(self._upload.account):
+            inside = os.path.realpath(path).startswith(os.path.realpath(self._upload.folder) + os.sep)
+        if not inside:
             raise CheckpointInvalid(f"its manifest names {file.path!r} outside the folder")
         return path
 

@@ -6,11 +6,10 @@ Runs on a hand and may take as long as the disk does; looks at `cancelled` betwe
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-import random
 import shlex
 import shutil
-import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,12 +17,15 @@ from typing import Final
 
 from phalanx.core.fleet.fitness import BadLink
 from phalanx.core.work.job import Resume
-from phalanx.node.logic import environment, preflight
+from phalanx.node.logic import environment, kept, preflight
+from phalanx.node.logic.accounts import login_environment
 from phalanx.node.logic.environment import Folders, NodeView
 from phalanx.node.logic.happenings import Prepared, Unfit
+from phalanx.node.logic.kept import checkpoints_of, outputs_of
 from phalanx.node.logic.requirements import passes_by
 from phalanx.node.logic.warm import warm_argv
 from phalanx.node.shell import images, reach, requirements, resuming, uploads
+from phalanx.node.shell.accounts import ONE_ACCOUNT, JobAccounts, acting_as, open_to_write, owned_folder
 from phalanx.node.shell.aside import SETUP_TASK, run_aside
 from phalanx.node.shell.containment import AttemptKey
 from phalanx.node.shell.fitness import Fitness
@@ -40,16 +42,15 @@ from phalanx.node.shell.processes import (
     TaskSpec,
 )
 from phalanx.node.shell.refusal import Refusal
+from phalanx.node.shell.rendezvous_port import free_port
 from phalanx.node.shell.reports import RankReport
+from phalanx.node.shell.scratch import scratch_of
 from phalanx.node.shell.shipping import Shipper, StreamName
 from phalanx.node.shell.spool import Spool
 from phalanx.node.shell.zygote import Zygote, Zygotes
+from phalanx.wire.manifest import open_regular
 
-PORT_FIRST: Final = (
-    20_000  # below Linux' ephemeral range (32768 on), so that no outgoing connection takes it in between
-)
-PORT_LAST: Final = 31_999
-_PORT_TRIES: Final = 200
+_log = logging.getLogger(__name__)
 _FREE_SHARE: Final = 0.9  # of a GPU's memory must be free; drivers and a display server hold a little
 _FREE_WAIT_S: Final = 10.0  # memory of a rank just killed comes back within a second or two
 _FREE_LOOK_S: Final = 0.2
@@ -70,6 +71,7 @@ class Workshop:
         cache: folder of what attempts share on this node.
         fitness: what proves the node itself.
         clock_off_s: how far our wall clock is ahead of the head's.
+        accounts: whose account a job runs under; `folder` is the node's, for what is ours.
     """
 
     node_key: str
@@ -89,17 +91,35 @@ class Workshop:
     cache: str
     fitness: Fitness
     clock_off_s: Callable[[], float]
+    folder: str = ""
+    accounts: JobAccounts = ONE_ACCOUNT
 
     def view(self, present: Present) -> NodeView:
         """This node, as the member's environment shows it."""
         scratch = present.scratch
         return NodeView(
-            base={} if present.inside is not None else self.base, devices=tuple(self.devices[index].uuid for index in present.grant.devices), virtual=self.virtual,
+            base={} if present.inside is not None else self.base_of(present), devices=tuple(self.devices[index].uuid for index in present.grant.devices), virtual=self.virtual,
             folders=Folders(
                 hostfile=scratch.hostfile, page=scratch.page, reports=scratch.reports, checkpoints=present.checkpoints,
-                outputs=present.outputs,
+                outputs=present.outputs, stacks=scratch.path,
             ),
         )  # fmt: skip
+
+    def base_of(self, present: Present) -> Mapping[str, str]:
+        """The environment that its processes begin with: the supervisor's own, or that of a login of its account."""
+        return self.base if present.account is None else login_environment(self.base, present.account)
+
+    def cache_of(self, present: Present) -> str:
+        """The folder of what attempts share: one for each account, for whoever can write there decides what the others run."""
+        if present.account is None:
+            return self.cache
+        folder = os.path.join(self.accounts.folder, "cache", str(present.account.uid))
+        owned_folder(folder, present.account)
+        return folder
+
+    def pipe(self, present: Present, stream: str) -> int:
+        """A new descriptor, to be closed, of what a task prints into a stream."""
+        return self.spool.open_pipe(stream, None if present.account is None else present.account.uid)
 
     def stream(self, present: Present, stream: str) -> str:
         """The spool's key of one of the member's streams, begun if need be."""
@@ -110,7 +130,7 @@ class Workshop:
 
     def output(self, present: Present) -> int:
         """A new descriptor, to be closed, of what goes into the supervisor's stream of the member."""
-        return self.spool.open_pipe(self.stream(present, f"supervisor-{present.grant.node_rank}"))
+        return self.pipe(present, self.stream(present, f"supervisor-{present.grant.node_rank}"))
 
     def note(self, present: Present, text: str) -> None:
         """A line of the supervisor's own to the job's log."""
@@ -123,6 +143,7 @@ def prepare(present: Present, shop: Workshop) -> Prepared | Unfit:
     """See the module."""
     clock_off_s = shop.clock_off_s()
     try:
+        _take_account(present, shop)
         bad_links = _prove(present, shop)
         if bad_links:  # the head judges which end is at fault, once it has heard both
             return Prepared(key=present.key, bad_links=bad_links, clock_off_s=clock_off_s)
@@ -133,7 +154,26 @@ def prepare(present: Present, shop: Workshop) -> Prepared | Unfit:
         )
     except OSError as error:
         return Unfit(key=present.key, why=f"preparing failed on this node: {error}", charge=False)
+    except Exception as error:  # noqa: BLE001  ours to mend; but unsaid, the gang would wait for this node for ever
+        _log.exception("preparing job %s failed", present.key.job_id)
+        return Unfit(
+            key=present.key, why=f"preparing failed on this node: {type(error).__name__}: {error}", charge=False
+        )
     return Prepared(key=present.key, port=port, resume=resume, clock_off_s=clock_off_s)
+
+
+def _take_account(present: Present, shop: Workshop) -> None:
+    """Find whose account it runs under; what is another account's lies apart from what is ours."""
+    account = shop.accounts.of(present.prepare.user)
+    if account is None:
+        return
+    key, others = present.key, shop.accounts.folder
+    present.account = account
+    present.scratch = scratch_of(shop.folder, key.job_id, key.epoch, others=others, account=account)
+    present.checkpoints = checkpoints_of(others, key.job_id)
+    present.outputs = outputs_of(present.scratch.path)
+    if present.prepare.spec.upload:
+        present.workdir = present.scratch.workdir
 
 
 def _prove(present: Present, shop: Workshop) -> tuple[BadLink, ...]:
@@ -154,7 +194,7 @@ def _prepare(present: Present, shop: Workshop) -> tuple[Resume | None, int | Non
         _unless_cancelled(present)
         step(present, shop)
     resume = resuming.find(present, shop.access, shop.porter, lambda text: shop.note(present, text))
-    return resume, _free_port() if present.grant.node_rank == 0 else None
+    return resume, free_port() if present.grant.node_rank == 0 else None
 
 
 def _unless_cancelled(present: Present) -> None:
@@ -201,30 +241,40 @@ def _trouble(index: int, sample: DeviceSample | None) -> str:
 def _make_folders(present: Present, shop: Workshop) -> None:
     scratch, order = present.scratch, present.prepare
     scratch.make()
-    if not os.path.exists(scratch.hostfile):
-        with open(scratch.hostfile, "w", encoding="utf-8") as file:
-            file.write(environment.hostfile(order))
+    if present.account is not None and kept.keeps_checkpoints(order):
+        owned_folder(present.checkpoints, present.account)
     resuming.check_storage(present, sees=shop.sees())
-    for folder in resuming.folders_of(present):
-        try:
-            resuming.make_folder(folder)
-        except OSError as error:
-            raise Refusal(f"{folder} cannot be made on this node: {error.strerror}", charge=True) from error
-    reach.leave_mark(present)
+    with acting_as(present.account):
+        if not os.path.exists(scratch.hostfile):
+            with open(open_to_write(scratch.hostfile), "w", encoding="utf-8") as file:
+                file.write(environment.hostfile(order))
+        for folder in resuming.folders_of(present):
+            try:
+                resuming.make_folder(folder)
+            except OSError as error:
+                raise Refusal(f"{folder} cannot be made on this node: {error.strerror}", charge=True) from error
+        reach.leave_mark(present)
     resuming.bring_outputs(present, shop.outputs)
-    present.reports = shop.spool.open_reports(scratch.reports, lambda report: shop.heard(present, report))
+    present.reports = shop.spool.open_reports(
+        scratch.reports, lambda report: shop.heard(present, report), present.account
+    )
 
 
 def _bring_files(present: Present, shop: Workshop) -> None:
     spec = present.prepare.spec
     if spec.upload:
         try:
-            uploads.fetch_and_unpack(shop.access, spec.upload, present.scratch.workdir, present.cancelled)
+            uploads.fetch_and_unpack(
+                shop.access, spec.upload, present.scratch.workdir, present.cancelled, account=present.account,
+                packed=present.scratch.private("upload.tar"),
+            )  # fmt: skip
         except uploads.UploadInvalid as error:
             raise Refusal(str(error), charge=True) from error
         except (HeadAway, Rejected) as error:
             raise Refusal(f"the uploaded working directory did not arrive: {error}", charge=False) from error
-    if not os.path.isdir(present.workdir):
+    with acting_as(present.account):
+        there = os.path.isdir(present.workdir)
+    if not there:
         raise Refusal(
             f"working directory {present.workdir} is not on this node; submit from a folder that every node sees, or with --copy",
             charge=True,
@@ -237,19 +287,22 @@ def _bring_image(present: Present, shop: Workshop) -> None:
         return
     _open(present, shop)
     present.inside = images.bring(
-        present, cache=shop.cache, base=environment.inherited(shop.base), open_output=lambda: shop.output(present),
+        present, cache=shop.cache_of(present), base=environment.inherited(shop.base_of(present)), open_output=lambda: shop.output(present),
         gpus=() if shop.virtual else tuple(shop.devices[index].uuid for index in present.grant.devices),
     )  # fmt: skip
 
 
 def _bring_packages(present: Present, shop: Workshop) -> None:
     """Before the command is looked for: it may be one that a package brings."""
-    file = requirements.file_of(present)
+    with acting_as(present.account):
+        file = requirements.file_of(present)
     if not file:
         return
     _open(present, shop)
     variables = environment.setup_environment(present.prepare, present.grant, shop.view(present))
-    requirements.bring(present, file, cache=shop.cache, variables=variables, open_output=lambda: shop.output(present))
+    requirements.bring(
+        present, file, cache=shop.cache_of(present), variables=variables, open_output=lambda: shop.output(present)
+    )
     argv = present.prepare.spec.role.argv
     if present.venv and passes_by(argv):
         shop.note(present, f"{argv[0]} is named by its path and does not see the packages of {file}; write `python`")
@@ -264,6 +317,26 @@ def _check_command(present: Present, shop: Workshop) -> None:
     variables = environment.setup_environment(present.prepare, present.grant, shop.view(present))
     variables = requirements.dressed(present, variables)
     present.environment = variables
+    with acting_as(present.account):
+        _look_at(command, present, variables)
+    if spec.warm and present.account is not None:
+        shop.note(
+            present,
+            "ranks start cold: jobs run as the account of their owner here, and a warm parent runs job code as ours",
+        )
+    elif spec.warm and spec.image:
+        shop.note(present, "ranks start cold: a warm parent runs on the node, not in an image")
+    elif spec.warm:
+        warm = warm_argv(command)
+        present.zygote = (
+            None
+            if warm is None
+            else shop.zygotes.request(warm, env=_first_environment(present, shop), cwd=present.workdir)
+        )
+
+
+def _look_at(command: tuple[str, ...] | str, present: Present, variables: Mapping[str, str]) -> None:
+    spec = present.prepare.spec
     if not isinstance(command, str):
         known = (
             not spec.setup and not spec.image
@@ -274,15 +347,6 @@ def _check_command(present: Present, shop: Workshop) -> None:
     elif "\n" not in command.strip():
         with contextlib.suppress(ValueError):
             _judge_script(preflight.script_of(shlex.split(command)), present, must_exist=False)
-    if spec.warm and spec.image:
-        shop.note(present, "ranks start cold: a warm parent runs on the node, not in an image")
-    elif spec.warm:
-        warm = warm_argv(command)
-        present.zygote = (
-            None
-            if warm is None
-            else shop.zygotes.request(warm, env=_first_environment(present, shop), cwd=present.workdir)
-        )
 
 
 def _first_environment(present: Present, shop: Workshop) -> dict[str, str]:
@@ -331,10 +395,12 @@ def _judge_script(script: str | None, present: Present, *, must_exist: bool) -> 
         if must_exist:
             raise Refusal(f"{script}: no such file in {present.workdir}", charge=True)
         return
-    if not path.endswith(".py") or not os.path.isfile(path) or os.path.getsize(path) > preflight.SCRIPT_BYTES_MAX:
+    if not path.endswith(".py") or not os.path.isfile(path):
         return
-    with open(path, "rb") as file:
-        text = file.read()
+    with open_regular(path) as file:  # its owner may exchange it at any time, for a pipe too
+        text = file.read(preflight.SCRIPT_BYTES_MAX + 1)
+    if len(text) > preflight.SCRIPT_BYTES_MAX:
+        return
     allocation = present.prepare.allocation
     around = preflight.Surroundings(
         nodes=len(allocation.grants), world_size=max(allocation.world_size, allocation.gpus),
@@ -389,7 +455,7 @@ def _zygote_ready(present: Present) -> bool:
 def _run_setup(present: Present, shop: Workshop) -> None:
     """Run the setup text once for an attempt, in the members' containment, and wait for its end."""
     text = present.prepare.spec.setup
-    marker = os.path.join(present.scratch.path, "setup-done")
+    marker = present.scratch.private("setup-done")
     if not text or os.path.exists(marker):
         return
     task = TaskSpec(task_id=SETUP_TASK, command=text, cwd=present.workdir, env=present.environment)
@@ -405,37 +471,3 @@ def _run_setup(present: Present, shop: Workshop) -> None:
         )
     with open(marker, "w", encoding="ascii"):
         pass
-
-
-def _free_port() -> int:
-    """A port that nobody listens on now. Somebody may be faster than rank 0: then the gang tries again, uncharged."""
-    for _ in range(_PORT_TRIES):
-        port = random.randint(PORT_FIRST, PORT_LAST)
-        if _binds(port):
-            return port
-    raise Refusal(f"no free port between {PORT_FIRST} and {PORT_LAST} for the rendezvous", charge=False)
-
-
-def _binds(port: int) -> bool:
-    """Whether all addresses of both families can be bound, as torch's store does."""
-    for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
-        try:
-            with socket.socket(family, socket.SOCK_STREAM) as probe:
-                if family == socket.AF_INET6:
-                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                probe.bind((address, port))
-        except OSError:
-            if family == socket.AF_INET:
-                return False
-            return not socket.has_ipv6 or not _has_ipv6()
-    return True
-
-
-def _has_ipv6() -> bool:
-    """Whether this kernel lets anything bind the IPv6 wildcard."""
-    try:
-        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
-            probe.bind(("::", 0))
-    except OSError:
-        return False
-    return True

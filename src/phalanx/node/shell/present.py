@@ -13,9 +13,12 @@ from typing import Final
 from phalanx.core.ids import Epoch, Generation, JobId
 from phalanx.core.state.commands import Prepare, StartTasks
 from phalanx.core.work.allocation import Grant
+from phalanx.core.work.failure import Stance
 from phalanx.core.work.job import Resume
+from phalanx.node.logic.accounts import Account
 from phalanx.node.logic.actions import WritePage
 from phalanx.node.logic.happenings import MemberKey
+from phalanx.node.logic.pace import Pace
 from phalanx.node.shell.containment import AttemptKey
 from phalanx.node.shell.inside import Inside
 from phalanx.node.shell.processes import AttemptProcesses
@@ -25,6 +28,17 @@ from phalanx.node.shell.zygote import Zygote
 from phalanx.wire.rank import LeasePage, StopReason
 
 _FIRST_DEADLINE: Final = 1  # past at any time: a page without a lease lets no step begin
+_TASK: Final = "rank-"
+
+
+def task_id(rank: int) -> str:
+    """The name of a rank among the member's tasks, and of its stream."""
+    return f"{_TASK}{rank}"
+
+
+def rank_of(task: str) -> int | None:
+    """The rank that has this name; None for another task."""
+    return int(task.removeprefix(_TASK)) if task.startswith(_TASK) else None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,6 +57,13 @@ class Present:
         brought: the checkpoint that lies here whole, to be resumed from.
         publishes: whether what its ranks save may be resumed from.
         crashed: a task of it was ended by a signal.
+        account: what its processes run as, and its files belong to; None for the supervisor's own.
+        pace: of its ranks' steps, which `watch` feeds and asks.
+        stances: where each rank stood, once its stacks were taken.
+        ending: its tasks were asked to end, so that how they do says nothing.
+        failed: tasks whose output was looked at for evidence.
+        spawned_ns: when its tasks began to be started.
+        oom_before, oom_before_here: kills for want of memory counted then, in its cgroup and on the machine; None where nobody counts.
     """
 
     key: MemberKey
@@ -69,7 +90,15 @@ class Present:
     outputs: str = ""
     brought: Resume | None = None
     publishes: bool = True
+    account: Account | None = None
     crashed: bool = False
+    pace: Pace | None = None
+    stances: dict[int, Stance] = field(default_factory=dict)
+    ending: bool = False
+    failed: int = 0
+    spawned_ns: int = 0
+    oom_before: int | None = None
+    oom_before_here: int | None = None
     _page_lock: threading.Lock = field(default_factory=threading.Lock)
     _page: LeasePage | None = None
     _page_fields: dict[str, int] = field(default_factory=dict)
@@ -77,6 +106,11 @@ class Present:
     def __post_init__(self) -> None:
         """Nothing is frozen at first."""
         self.running.set()
+
+    @property
+    def cgroup(self) -> str | None:
+        """The folder of its cgroup; None where it has none."""
+        return None if self.processes is None else self.processes.cgroup
 
     def cancel(self) -> None:
         """Break off what is being prepared or started, and let whoever waits for something of it go on."""
@@ -93,8 +127,9 @@ class Present:
         with self._page_lock:
             fields = dict(self._page_fields)
             deadline_ns = fields.pop("deadline_ns", deadline_ns)
-            self._page = LeasePage.create(
-                self.scratch.page, epoch=self.key.epoch, generation=self.key.generation,
+            with self.scratch.inside() as folder:
+                self._page = LeasePage.create(
+                self.scratch.page, folder=folder, epoch=self.key.epoch, generation=self.key.generation,
                 deadline_ns=max(deadline_ns, _FIRST_DEADLINE), job_deadline_ns=job_deadline_ns,
             )  # fmt: skip
             self._page.write(**fields)

@@ -19,7 +19,8 @@ from typing import Final
 from phalanx.node.logic.fitness import BULK_BYTES, BULK_S, EXCHANGE_S, PIECE_BYTES, Exchange
 
 PORT_FIRST, PORT_LAST = 20_000, 31_999
-"""The ports of ranks, which must be open between nodes anyway (docs/join.md); below Linux' ephemeral range."""
+"""The ports of ranks, which must be open between nodes anyway (docs/join.md); below Linux' ephemeral range (32768 on), so that no outgoing
+connection takes one in between."""
 _PORT_TRIES: Final = 50
 _GREETING: Final = "phalanx-link 1"
 _LINE_MAX: Final = 300  # the greeting and a node's name
@@ -28,6 +29,7 @@ _SERVE_S: Final = 15.0  # for one exchange: connecting, bulk and some
 _SERVED_BYTES_MAX: Final = 16 << 20
 _REACH_S: Final = EXCHANGE_S - 1.0  # so that the asker, who waits for the answer, hears it
 _AGAIN_S: Final = 0.2  # a peer that refuses may be starting anew
+_LEAST_S: Final = 0.01  # a timeout of 0 would mean another thing to a socket
 _log = logging.getLogger(__name__)
 
 
@@ -38,6 +40,7 @@ class LinkListener:
         self._name = name
         self._socket = None if is_loopback(address) else _bound(address)
         self._room = threading.BoundedSemaphore(_SERVED_AT_ONCE)
+        self._closed = threading.Event()
         self.port = 0 if self._socket is None else int(self._socket.getsockname()[1])
 
     def run(self) -> None:
@@ -46,12 +49,19 @@ class LinkListener:
             self._room.acquire()
             try:
                 asker, _ = self._socket.accept()
-            except OSError:  # closed
-                return
+            except (
+                OSError
+            ) as error:  # closed; or no file is left just now, or the asker went: deaf for good, we would be kept out
+                self._room.release()
+                if self._closed.wait(_AGAIN_S):
+                    return
+                _log.warning("a probe is not taken: %s", error)
+                continue
             threading.Thread(target=self._serve, args=(asker,), name="link", daemon=True).start()
 
     def close(self) -> None:
         """Answer nobody any more."""
+        self._closed.set()
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
@@ -61,16 +71,15 @@ class LinkListener:
         until_s = time.monotonic() + _SERVE_S
         try:
             with asker:
-                asker.settimeout(_SERVE_S)
-                words = _read_line(asker).rsplit(" ", 2)  # greeting, whom, and where to reach back
+                words = _read_line(asker, until_s).rsplit(" ", 2)  # greeting, whom, and where to reach back
                 if words[0] != _GREETING or not words[-1].isdecimal():
                     return
                 asker.sendall(f"{self._name}\n".encode())
                 if port := int(words[-1]):
                     asker.sendall(f"{_reached(asker.getpeername()[0], port)}\n".encode())
                 for _ in range(_SERVED_BYTES_MAX // PIECE_BYTES):
-                    piece = _read_piece(asker)
-                    if len(piece) < PIECE_BYTES or time.monotonic() > until_s:
+                    piece = _read_piece(asker, until_s)
+                    if len(piece) < PIECE_BYTES:
                         return
                     asker.sendall(piece)
         except OSError as error:
@@ -108,24 +117,24 @@ def is_loopback(address: str) -> bool:
 
 def _talk(peer: str, connection: socket.socket, until_s: float, *, bulk: bool, own_port: int) -> Exchange:
     piece = random.randbytes(PIECE_BYTES)  # no device on the way can make it smaller
+    over_s = until_s + 2 * EXCHANGE_S
     answered, deaf, back, broken, error = "", "", 0, False, ""
     try:
-        connection.settimeout(max(0.01, until_s - time.monotonic()))
+        connection.settimeout(max(_LEAST_S, until_s - time.monotonic()))
         connection.sendall(f"{_GREETING} {peer} {own_port}\n".encode())
-        answered = _read_line(connection)
+        answered = _read_line(connection, until_s)
         if own_port:
-            connection.settimeout(EXCHANGE_S)
-            deaf = _read_line(connection)
+            deaf = _read_line(connection, time.monotonic() + EXCHANGE_S)
+        connection.settimeout(EXCHANGE_S)
         bulk_until_s = time.monotonic() + BULK_S
         while back < PIECE_BYTES or (bulk and back < BULK_BYTES and time.monotonic() < bulk_until_s):
             connection.sendall(piece)
-            returned = _read_piece(connection)
+            returned = _read_piece(connection, over_s, silent_s=EXCHANGE_S)
             if returned != piece:
                 broken = True
                 error = "other bytes came back than were sent" if len(returned) == PIECE_BYTES else "it hung up"
                 break
             back += len(returned)
-            connection.settimeout(EXCHANGE_S)
     except OSError as failed:
         broken, error = True, "" if isinstance(failed, TimeoutError) else (failed.strerror or str(failed)).lower()
     return Exchange(
@@ -158,21 +167,34 @@ def _bound(address: str) -> socket.socket | None:
     return None
 
 
-def _read_line(connection: socket.socket) -> str:
+def _read_line(connection: socket.socket, until_s: float) -> str:
     line = bytearray()
     while len(line) < _LINE_MAX:
-        byte = connection.recv(1)
+        byte = _part(connection, 1, until_s)
         if byte in (b"", b"\n"):
             break
         line += byte
     return line.decode(errors="replace")
 
 
-def _read_piece(connection: socket.socket) -> bytes:
+def _read_piece(connection: socket.socket, until_s: float, *, silent_s: float = _SERVE_S) -> bytes:
     piece = bytearray()
     while len(piece) < PIECE_BYTES:
-        part = connection.recv(PIECE_BYTES - len(piece))
+        part = _part(connection, PIECE_BYTES - len(piece), until_s, silent_s)
         if not part:
             break
         piece += part
     return bytes(piece)
+
+
+def _part(connection: socket.socket, most_bytes: int, until_s: float, silent_s: float = _SERVE_S) -> bytes:
+    """What there is; the time is asked before each, for whoever sends a byte now and then is never silent.
+
+    Raises:
+        TimeoutError: nothing came for so long, or the time is over.
+    """
+    left_s = until_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    connection.settimeout(min(left_s, silent_s))
+    return connection.recv(most_bytes)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from phalanx.node.logic.accounts import Account
 from phalanx.node.logic.warm import WarmCommand
 from phalanx.node.shell.containment import AttemptKey, Containment, ContainmentKind, Containments
 from phalanx.node.shell.proctable import identity
@@ -37,7 +38,12 @@ _OURS: Final = 125  # as `env`, `timeout` and `docker run` have it: the starter 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSpec:
-    """One task to start. `env` is complete but for the marks that are added; a string as command is a line for bash."""
+    """One task to start. `env` is complete but for the marks that are added; a string as command is a line for bash.
+
+    Attributes:
+        account: what it runs as, for good; None for the supervisor's own.
+        bound: under an account, no program that it starts gets more rights than that (setuid). Not so where a runtime of images needs it.
+    """
 
     task_id: str
     command: tuple[str, ...] | str
@@ -45,6 +51,8 @@ class TaskSpec:
     env: Mapping[str, str]
     warm: WarmCommand | None = None
     umask: int = 0o022
+    account: Account | None = None
+    bound: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +153,11 @@ class AttemptProcesses:
         """Pids by task id of the tasks whose end was not reported yet."""
         return dict(self._running)
 
+    @property
+    def cgroup(self) -> str | None:
+        """See Containment."""
+        return self.containment.cgroup
+
     def members(self) -> list[int]:
         """See Containment."""
         return self.containment.members()
@@ -193,6 +206,7 @@ class AttemptProcesses:
             "env": {**spec.env, **marks},
             "umask": spec.umask,
             "warm": asdict(spec.warm) if self._warm and spec.warm is not None else None,
+            "account": None if spec.account is None else _rights(spec.account, bound=spec.bound),
         }
 
     def _not_started(self, spec: TaskSpec, stage: str, number: int) -> TaskNotStarted:
@@ -208,6 +222,8 @@ class AttemptProcesses:
                     message += f"; looked along PATH={spec.env.get('PATH', os.defpath)}"
             case "cgroup":
                 message = f"it could not enter its cgroup: {reason}"
+            case "account":
+                message = f"it could not become {'' if spec.account is None else spec.account.name}: {reason}"
             case "keeper":
                 message = f"the keeper of {self.key.marker} is gone or closed: {reason}"
             case _:
@@ -256,6 +272,10 @@ class AttemptProcesses:
     def _bury(self) -> None:
         if not self.containment.kill(ANSWER_LIMIT_S):
             self._host._on_empty(self.key)  # noqa: SLF001
+
+
+def _rights(account: Account, *, bound: bool) -> dict[str, Any]:
+    return {"uid": account.uid, "gid": account.gid, "groups": account.groups, "bound": bound}
 
 
 def _exit_of(key: AttemptKey, message: Mapping[str, Any]) -> TaskExit:

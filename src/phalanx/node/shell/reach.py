@@ -10,6 +10,7 @@ import os
 import time
 from typing import Final
 
+from phalanx.node.shell.accounts import open_to_write
 from phalanx.node.shell.present import Present
 
 _PATIENCE_S: Final = 5.0  # a network file system may show a new name some seconds late
@@ -23,8 +24,7 @@ def leave_mark(present: Present) -> None:
         OSError: it cannot be written; nor could a checkpoint.
     """
     if _asked(present):
-        with open(_mark(present, present.grant.node_rank), "wb"):
-            pass
+        os.close(open_to_write(_mark(present, present.grant.node_rank)))
 
 
 def remove_mark(present: Present) -> None:

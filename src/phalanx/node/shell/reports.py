@@ -7,13 +7,17 @@ counted and passed over, never a reason to stop.
 from __future__ import annotations
 
 import contextlib
-import json
+import errno
 import os
+import stat
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from phalanx.core.jsonline import object_of
+from phalanx.node.logic.accounts import Account
+from phalanx.node.shell.accounts import acting_as
 from phalanx.wire.rank import REPORT_BYTES_MAX, ReportKind
 
 _READ_BYTES: Final = 65536
@@ -34,11 +38,8 @@ class RankReport:
 
 def parse_report(line: bytes) -> RankReport | None:
     """Read one line; None where it is no report."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(record, dict):
+    record = object_of(line)
+    if record is None:
         return None
     try:
         kind = ReportKind(record.pop("k"))
@@ -51,6 +52,20 @@ def parse_report(line: bytes) -> RankReport | None:
     return RankReport(kind=kind, rank=rank, epoch=epoch, generation=generation, fields=record, line=line)
 
 
+def make_fifo(path: str) -> int:
+    """A FIFO, open for both ends: a writer may come and go. What lies at the path must be this one.
+
+    Raises:
+        OSError: it cannot be made, or something else was put in its place.
+    """
+    os.mkfifo(path, 0o600)
+    descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+    return descriptor
+
+
 class ReportPipe:
     """One FIFO. Made by `Spool.open_reports`; `garbage` counts the lines that were no reports."""
 
@@ -60,8 +75,10 @@ class ReportPipe:
         on_report: Callable[[RankReport], None],
         forget: Callable[[int], None],
         drain: Callable[[int, float], bool],
+        account: Account | None = None,
     ) -> None:
         self.path = path
+        self._account = account
         self.garbage = 0
         self._on_report = on_report
         self._forget = forget
@@ -69,10 +86,10 @@ class ReportPipe:
         self._rest = b""
         self._lock = threading.Lock()
         self._skipping = False  # inside a line that is too long to be a report
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-        os.mkfifo(path, 0o600)
-        self.descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        with acting_as(account):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            self.descriptor = make_fifo(path)
 
     def drain(self, timeout_s: float = 5.0) -> bool:
         """Wait until all reports written before now were passed on; False when that takes longer."""
@@ -86,7 +103,7 @@ class ReportPipe:
             return
         self._forget(descriptor)
         os.close(descriptor)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), acting_as(self._account):
             os.unlink(self.path)
 
     def read(self) -> None:

@@ -8,12 +8,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import stat
 import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
 from phalanx.core.work.requirements import NONE
 from phalanx.node.logic.requirements import used_by_itself, with_environment
+from phalanx.node.shell.accounts import acting_as, open_to_write
 from phalanx.node.shell.aside import REQUIREMENTS_TASK, run_aside
 from phalanx.node.shell.cache import make_cache
 from phalanx.node.shell.present import Present
@@ -21,6 +24,11 @@ from phalanx.node.shell.refusal import Refusal
 from phalanx.node.shell.venvs import Venvs
 
 _PROGRAM: Final = (sys.executable, "-I", "-m", "phalanx.node.shell.requirements_main")
+
+
+_ANSWER_CHARACTERS_MAX: Final = 1 << 20  # the installer's last words are in it
+_FILE_BYTES_MAX: Final = 16 << 20  # a list of packages; the installer reads it again, with the job's memory
+_NAME: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)?")  # a folder's in the cache, and nothing above it
 
 
 def file_of(present: Present) -> str:
@@ -49,21 +57,30 @@ def bring(
         Refusal: it cannot be made; the installer's words are in it.
         OSError: the disk.
     """
-    make_cache(cache)
-    answer = os.path.join(present.scratch.path, "requirements.json")
-    name = _name_in(answer)
-    if name is None or (name and not _take(present, Venvs(cache), name)):
-        order = os.path.join(present.scratch.path, "requirements.order")
-        with open(order, "w", encoding="utf-8") as out:
-            what = {"file": file, "workdir": present.workdir, "cache": cache, "argv": present.prepare.spec.role.argv}
-            json.dump({**what, "answer": answer}, out)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(answer)  # of a try that failed
-        run_aside(present, REQUIREMENTS_TASK, (*_PROGRAM, order), variables, open_output)
+    answer, order = (os.path.join(present.scratch.path, name) for name in ("requirements.json", "requirements.order"))
+    with acting_as(present.account):
+        make_cache(cache, present.account)
         name = _name_in(answer)
-        if name is None:
-            raise Refusal(_why(answer, file), charge=_charged(answer))
-        if name and not _take(present, Venvs(cache), name):
+        fresh = name is None or (name and not _take(present, Venvs(cache), name))
+        if fresh:
+            with open(open_to_write(order), "w", encoding="utf-8") as out:
+                what = {
+                    "file": file,
+                    "workdir": present.workdir,
+                    "cache": cache,
+                    "argv": present.prepare.spec.role.argv,
+                }
+                json.dump({**what, "answer": answer}, out)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(answer)  # of a try that failed
+    if fresh:
+        run_aside(present, REQUIREMENTS_TASK, (*_PROGRAM, order), variables, open_output)
+        with acting_as(present.account):
+            name = _name_in(answer)
+            if name is None:
+                raise Refusal(_why(answer, file), charge=_charged(answer))
+            taken = not name or _take(present, Venvs(cache), name)
+        if not taken:
             raise Refusal(f"{file}: its packages were removed as soon as they were installed", charge=False)
 
 
@@ -73,8 +90,19 @@ def dressed(present: Present, variables: dict[str, str]) -> dict[str, str]:
 
 
 def _take(present: Present, venvs: Venvs, name: str) -> bool:
-    """Use it until the member is wound up; False where it is gone."""
-    descriptor = venvs.use(name)
+    """Use it until the member is wound up; False where it is gone.
+
+    Raises:
+        Refusal: the member was stopped, or somebody holds the environment.
+    """
+    try:
+        descriptor = venvs.use(name, present.cancelled.is_set)
+    except TimeoutError as error:
+        stopped = present.cancelled.is_set()
+        why = (
+            "stopped while it was being prepared" if stopped else f"{venvs.path(name)}: another process holds its lock"
+        )
+        raise Refusal(why, charge=not stopped) from error
     if not venvs.complete(name):
         os.close(descriptor)
         return False
@@ -85,16 +113,18 @@ def _take(present: Present, venvs: Venvs, name: str) -> bool:
 
 def _answer(path: str) -> dict[str, object]:
     try:
-        with open(path, encoding="utf-8") as file:
-            found = json.load(file)
-    except (FileNotFoundError, ValueError):
+        # The installer's word, and with that of whatever it installs: neither a pipe nor a long text may hold us up.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open(descriptor, encoding="utf-8") as file:
+            found = json.loads(file.read(_ANSWER_CHARACTERS_MAX))
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
 def _name_in(path: str) -> str | None:
     name = _answer(path).get("name")
-    return name if isinstance(name, str) else None
+    return name if isinstance(name, str) and _NAME.fullmatch(name) else None
 
 
 def _why(path: str, file: str) -> str:
@@ -107,7 +137,10 @@ def _charged(path: str) -> bool:
 
 def _bytes(path: str) -> bytes | None:
     try:
-        with open(path, "rb") as file:
-            return file.read()
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        descriptor = os.open(
+            path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+        )  # a pipe without a writer must not hold us up
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    with open(descriptor, "rb") as file:
+        return file.read(_FILE_BYTES_MAX) if stat.S_ISREG(os.fstat(descriptor).st_mode) else None

@@ -10,6 +10,7 @@ from typing import Final
 from phalanx.core.work.job import Resume
 from phalanx.node.logic import kept
 from phalanx.node.shell import checkpoints, fetching
+from phalanx.node.shell.accounts import acting_as
 from phalanx.node.shell.link import HeadAccess, Rejected
 from phalanx.node.shell.outputs import Outputs
 from phalanx.node.shell.porter import Porter
@@ -30,11 +31,13 @@ def find(present: Present, access: HeadAccess, porter: Porter, note: Callable[[s
     if not kept.keeps_checkpoints(order):
         if present.grant.node_rank != 0:
             return None
-        return checkpoints.newest_valid(order.candidates, note, present.cancelled.is_set)
+        with acting_as(present.account):
+            return checkpoints.newest_valid(order.candidates, note, present.cancelled.is_set)
     # Every node has its own, and needs all of it: a rank may load what another node's rank has saved.
     own = [kept.own_copy(order, candidate, present.checkpoints) for candidate in order.candidates]
-    checkpoints.tidy_own(present.checkpoints, {path for path in own if path is not None} | porter.folders())
-    make_folder(kept.epoch_folder(present.checkpoints, order.epoch))
+    with acting_as(present.account):
+        checkpoints.tidy_own(present.checkpoints, {path for path in own if path is not None} | porter.folders())
+        make_folder(kept.epoch_folder(present.checkpoints, order.epoch))
     try:
         present.brought = fetching.newest_valid(present, access, present.checkpoints, note)
     except Rejected as error:

@@ -32,6 +32,7 @@ class Sampler:
         busy: which job is on each device index now.
         pids: the ranks on each device index now.
         number: by which index the head counts a device.
+        on_xids: what is told of errors of the GPU driver: the device's index here, and their numbers.
         pace: how often the head wants renewals now, in seconds; it grows with the fleet, and what is told here keeps to it.
     """
 
@@ -48,7 +49,9 @@ class Sampler:
         ended: threading.Event,
         number: Callable[[int], int] = lambda index: index,
         pace: Callable[[], float] = lambda: 0.0,
+        on_xids: Callable[[int, tuple[int, ...]], None] = lambda _index, _xids: None,
     ) -> None:
+        self._on_xids = on_xids
         self._number = number
         self._pace = pace
         self._told_s = -math.inf
@@ -90,6 +93,9 @@ class Sampler:
             sampled_s = time.monotonic()
             self._bind()
             taken = self._probe.sample()
+            for one in taken:
+                if one.xids:
+                    self._on_xids(one.index, one.xids)
             with self._fresh:
                 self._latest = {sample.index: sample for sample in taken}
                 self._answered = asked

@@ -49,7 +49,7 @@ def hear(
     porter.put(
         Upload(
             job_id=present.key.job_id, epoch=present.key.epoch, step=saved.step, digest=saved.digest, folder=saved.path, note=note,
-            before=before,
+            before=before, account=present.account,
             kept=(lambda: publish(kept)) if first else None, waited=bool(fields.get("waited", False)),
         )
     )  # fmt: skip

@@ -2,17 +2,22 @@
 
     <node folder>/attempts/<job>.<epoch>/   hostfile  page  reports  <stream>.log  workdir/
 
-Made at Prepare, removed at Forget. What a dead supervisor left is removed by the next one: its ranks are dead too.
+Of a job that runs under another account it is in two parts: what is ours (logs, marks) there, what is the job's in a folder that the
+account owns, below one that everybody may pass (`accounts`). Made at Prepare, removed at Forget. What a dead supervisor left is removed by the next one: its ranks are dead too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.ids import Epoch, JobId
+from phalanx.node.logic.accounts import Account
+from phalanx.node.shell.accounts import owned_folder
+from phalanx.node.shell.trees import remove_tree
 
 _ATTEMPTS: Final = "attempts"
 _LOG: Final = ".log"
@@ -20,9 +25,11 @@ _LOG: Final = ".log"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scratch:
-    """Paths of one attempt; nothing is made by asking for them."""
+    """Paths of one attempt; nothing is made by asking for them. `path`: the job's part; `own`: ours, where that is another."""
 
     path: str
+    own: str = ""
+    account: Account | None = None
 
     @property
     def hostfile(self) -> str:
@@ -44,58 +51,63 @@ class Scratch:
         """Where an upload is unpacked."""
         return os.path.join(self.path, "workdir")
 
+    def private(self, name: str) -> str:
+        """A file that the job can neither write nor replace, unless it runs under our account."""
+        return os.path.join(self.own or self.path, name)
+
     def log(self, stream: str) -> str:
         """The spool file of a stream."""
-        return os.path.join(self.path, stream + _LOG)
+        return self.private(stream + _LOG)
 
     def streams(self) -> list[str]:
         """The streams that have a spool file, sorted."""
         try:
-            names = os.listdir(self.path)
+            names = os.listdir(self.own or self.path)
         except FileNotFoundError:
             return []
         return sorted(name.removesuffix(_LOG) for name in names if name.endswith(_LOG))
 
     def make(self) -> None:
-        """Create the folder. Harmless twice.
+        """Create the folders. Harmless twice.
 
         Raises:
             OSError: it cannot be made.
         """
-        os.makedirs(self.path, mode=0o700, exist_ok=True)
+        owned_folder(self.path, self.account)
+        if self.own:
+            os.makedirs(self.own, mode=0o700, exist_ok=True)
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[int | None]:
+        """A descriptor of the job's part, where it is another account's: names in it are safe against what that account does to the folder."""
+        if self.account is None:
+            yield None
+            return
+        folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            yield folder
+        finally:
+            os.close(folder)
 
     def remove(self) -> None:
         """Remove all of it; what a rank made unreadable is made readable first. Harmless twice."""
-        try:  # a short job leaves a few files and nothing else: much the cheaper way
-            for name in os.listdir(self.path):
-                os.unlink(os.path.join(self.path, name))
-            os.rmdir(self.path)
-        except FileNotFoundError:
-            return
-        except OSError:
-            shutil.rmtree(self.path, onerror=_pry_open)
+        if self.account is not None:
+            remove_tree(self.path)  # nothing is unreadable to root
+        remove_tree(self.own or self.path, pry=True)
 
 
-def scratch_of(node_folder: str, job_id: JobId, epoch: Epoch) -> Scratch:
-    """The scratch folder of an attempt."""
-    return Scratch(path=os.path.join(node_folder, _ATTEMPTS, f"{job_id}.{epoch}"))
+def scratch_of(
+    node_folder: str, job_id: JobId, epoch: Epoch, *, others: str = "", account: Account | None = None
+) -> Scratch:
+    """The scratch folder of an attempt. `others`: where the folders of other accounts' jobs lie, for one of these."""
+    own = os.path.join(node_folder, _ATTEMPTS, f"{job_id}.{epoch}")
+    if account is None:
+        return Scratch(path=own)
+    return Scratch(path=os.path.join(others, _ATTEMPTS, f"{job_id}.{epoch}"), own=own, account=account)
 
 
-def sweep(node_folder: str) -> None:
+def sweep(node_folder: str, others: str = "") -> None:
     """Remove what an earlier life of the supervisor left."""
-    path = os.path.join(node_folder, _ATTEMPTS)
-    if os.path.isdir(path):
-        shutil.rmtree(path, onerror=_pry_open)
-
-
-def _pry_open(function: object, path: str, _error: object) -> None:
-    """Once more with permissions; then leave it: a file that cannot be removed must not hold a node up."""
-    try:
-        os.chmod(os.path.dirname(path), 0o700)
-        if function in (os.rmdir, os.scandir, os.open, os.lstat):
-            os.chmod(path, 0o700)
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            os.unlink(path)
-    except OSError:
-        pass
+    remove_tree(os.path.join(node_folder, _ATTEMPTS), pry=True)
+    if others:
+        remove_tree(os.path.join(others, _ATTEMPTS))  # other accounts' files: nothing is pried open by name

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from phalanx.node.logic.accounts import Account
 from phalanx.node.shell.reports import RankReport, ReportPipe
 
 CAP_BYTES: Final = 256 * 1024 * 1024  # per task
@@ -99,9 +100,11 @@ class Spool:
             )
             _reserve(self._streams[stream], _RESERVE_BYTES)
 
-    def open_pipe(self, stream: str) -> int:
-        """A new pipe into the stream: its write end, which the caller hands to a task and then closes."""
+    def open_pipe(self, stream: str, owner: int | None = None) -> int:
+        """A new pipe into the stream: its write end, which the caller hands to a task and then closes. `owner`: user id of the task."""
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        if owner is not None:
+            os.fchown(write_end, owner, -1)  # or the task could not open its own /dev/stdout
         os.set_blocking(read_end, False)
         with contextlib.suppress(OSError):  # over the user's pipe budget: the default of 64 KiB does too
             fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
@@ -112,13 +115,15 @@ class Spool:
         self._epoll.register(read_end, select.EPOLLIN)
         return write_end
 
-    def open_reports(self, path: str, on_report: Callable[[RankReport], None]) -> ReportPipe:
-        """Make a report pipe at `path` and pass what ranks report to `on_report`, on the spool's thread.
+    def open_reports(
+        self, path: str, on_report: Callable[[RankReport], None], account: Account | None = None
+    ) -> ReportPipe:
+        """Make a report pipe at `path`, the account's, and pass what ranks report to `on_report`, on the spool's thread.
 
         Raises:
             OSError: the FIFO cannot be made.
         """
-        pipe = ReportPipe(path, on_report, self._forget_reports, self._drain_reports)
+        pipe = ReportPipe(path, on_report, self._forget_reports, self._drain_reports, account)
         with self._lock:
             self._reports[pipe.descriptor] = pipe
         self._epoll.register(pipe.descriptor, select.EPOLLIN)

@@ -59,7 +59,8 @@ class Travel:
         self.porter.drop(job_id, epoch)
         self.outputs.drop(job_id, epoch)
 
-    def sweep(self, node_folder: str, present: Collection[Present]) -> None:
-        """Bound what stays on this node of jobs that are over or moved away."""
-        root = os.path.dirname(checkpoints_of(node_folder, JobId("none")))
-        checkpoints.sweep_own(root, {str(one.key.job_id) for one in present})
+    def sweep(self, folders: Collection[str], present: Collection[Present]) -> None:
+        """Bound what stays on this node of jobs that are over or moved away. An empty name is no folder."""
+        for folder in filter(None, folders):
+            root = os.path.dirname(checkpoints_of(folder, JobId("none")))
+            checkpoints.sweep_own(root, {str(one.key.job_id) for one in present})

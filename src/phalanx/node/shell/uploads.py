@@ -2,49 +2,87 @@
 
 from __future__ import annotations
 
+import bz2
+import contextlib
+import errno
+import gzip
 import hashlib
+import lzma
 import os
-import shutil
 import tarfile
 import threading
-from typing import Final
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO, Final
 
+from phalanx.node.logic.accounts import Account
+from phalanx.node.shell.accounts import acting_as
 from phalanx.node.shell.link import Connection, HeadAccess
+from phalanx.node.shell.trees import remove_tree
 
 MEMBERS_MAX: Final = 200_000
 UNPACKED_BYTES_MAX: Final = 8 << 30  # an upload is refused over 100 MB packed; this is what 80:1 makes of it
 _FETCH_S: Final = 300.0
+_PIECE_BYTES_MAX: Final = (
+    4 << 20
+)  # the longest name that a system takes has 4 KiB; contents are read in pieces of 1 MiB
+_COMPRESSED: Final[tuple[tuple[bytes, Callable[[BinaryIO], Any]], ...]] = (
+    (b"\x1f\x8b", lambda source: gzip.GzipFile(fileobj=source)), (b"BZh", bz2.BZ2File), (b"\xfd7zXZ\x00", lzma.LZMAFile),
+)  # fmt: skip
+# Names that the disk refuses whoever asks: a file where a folder should be, or twice, or too long.
+_OF_NAMES: Final = frozenset(
+    {errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.EILSEQ}
+)
 
 
 class UploadInvalid(Exception):
     """The archive is not what was uploaded, or would write outside its folder. Another try does not help."""
 
 
-def fetch_and_unpack(access: HeadAccess, sha256: str, folder: str, cancelled: threading.Event) -> None:
+def fetch_and_unpack(
+    access: HeadAccess,
+    sha256: str,
+    folder: str,
+    cancelled: threading.Event,
+    *,
+    account: Account | None = None,
+    packed: str = "",
+) -> None:
     """Bring the upload named by its hash to `folder`, which appears only when it is whole. Harmless when it is there.
+
+    Args:
+        access: to the head.
+        sha256: of the archive.
+        folder: what is made.
+        cancelled: breaks it off.
+        account: whose the folder is; it is unpacked with that account's rights.
+        packed: where the archive may lie meanwhile, out of the account's reach; beside the folder otherwise.
 
     Raises:
         UploadInvalid: see there.
         HeadAway, Rejected: the head does not give it.
         OSError: the disk.
     """
-    if os.path.isdir(folder):
-        return
-    packed, fresh = f"{folder}.tar", f"{folder}.new"
-    fd = os.open(packed, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with acting_as(account):
+        if os.path.isdir(folder):
+            return
+    packed, fresh = packed or f"{folder}.tar", f"{folder}.new"
+    fd = os.open(packed, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         Connection(access).fetch(f"/v1/node/blobs/{sha256}", fd, timeout_s=_FETCH_S)
         if _digest(packed) != sha256:
             raise UploadInvalid(f"upload {sha256[:12]}: other bytes arrived than were uploaded; submit again")
-        shutil.rmtree(fresh, ignore_errors=True)  # a try that was broken off
-        unpack(packed, fresh, cancelled)
-        os.rename(fresh, folder)
+        os.lseek(fd, 0, os.SEEK_SET)
+        with os.fdopen(os.dup(fd), "rb") as archive, acting_as(account):
+            remove_tree(fresh)  # a try that was broken off
+            unpack(archive, fresh, cancelled)
+            os.rename(fresh, folder)
     finally:
         os.close(fd)
         os.unlink(packed)
 
 
-def unpack(packed: str, folder: str, cancelled: threading.Event) -> None:
+def unpack(packed: str | BinaryIO, folder: str, cancelled: threading.Event) -> None:
     """Write the archive's folders, files and inner links below `folder`, which must not exist.
 
     Links are made last, so that nothing is ever written through one; devices, sockets and hard links are no part of a working directory.
@@ -53,41 +91,96 @@ def unpack(packed: str, folder: str, cancelled: threading.Event) -> None:
         UploadInvalid: an entry leads outside, is of another kind, or it is all too large.
     """
     os.mkdir(folder, 0o700)
+    try:
+        with contextlib.ExitStack() as closing:
+            source = packed if not isinstance(packed, str) else closing.enter_context(open(packed, "rb"))
+            links = _write_all(_plain(source, closing), folder, cancelled)
+        _link_all(links, folder)
+    except (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError, zlib.error, lzma.LZMAError) as error:
+        raise UploadInvalid(f"upload: no readable tar archive ({_short(error)})") from error
+    except OSError as error:
+        if error.errno in _OF_NAMES or isinstance(error, gzip.BadGzipFile):
+            raise UploadInvalid(f"upload: {_short(error)}") from error
+        raise
+
+
+def _write_all(source: _Bounded, folder: str, cancelled: threading.Event) -> list[tuple[str, str]]:
+    """Everything but the links; gives these, as what they lead to and where they stand."""
     links: list[tuple[str, str]] = []
     count = size = 0
-    try:
-        with tarfile.open(packed, mode="r:*") as archive:
-            for entry in archive:
-                count, size = count + 1, size + entry.size
-                if count > MEMBERS_MAX or size > UNPACKED_BYTES_MAX:
-                    raise UploadInvalid(
-                        f"upload: more than {MEMBERS_MAX} entries or {UNPACKED_BYTES_MAX >> 30} GiB unpacked"
-                    )
-                if cancelled.is_set():
-                    raise UploadInvalid("upload: the job was stopped while it was unpacked")
-                path = _inside(folder, entry.name)
-                if entry.isdir():
-                    os.makedirs(path, mode=0o700, exist_ok=True)
-                elif entry.isreg():
-                    _write(archive, entry, path)
-                elif entry.issym():
-                    _inside(folder, os.path.join(os.path.dirname(entry.name), entry.linkname))
-                    links.append((entry.linkname, path))
-                else:
-                    raise UploadInvalid(f"upload: {entry.name!r} is neither file, folder nor symbolic link")
-    except (tarfile.TarError, EOFError, UnicodeError) as error:
-        raise UploadInvalid(f"upload: no readable tar archive ({error})") from error
+    with tarfile.open(fileobj=source, mode="r:") as archive:  # type: ignore[call-overload]  # it has what tarfile calls
+        for entry in archive:
+            count, size = count + 1, size + max(0, entry.size)
+            if count > MEMBERS_MAX or size > UNPACKED_BYTES_MAX:
+                raise UploadInvalid(
+                    f"upload: more than {MEMBERS_MAX} entries or {UNPACKED_BYTES_MAX >> 30} GiB unpacked"
+                )
+            if cancelled.is_set():
+                raise UploadInvalid("upload: the job was stopped while it was unpacked")
+            path = _inside(folder, entry.name)
+            if entry.isdir():
+                os.makedirs(path, mode=0o700, exist_ok=True)
+            elif entry.isreg():
+                _write(archive, entry, path)
+            elif entry.issym():
+                _inside(folder, os.path.join(os.path.dirname(entry.name), entry.linkname))
+                links.append((entry.linkname, path))
+            else:
+                raise UploadInvalid(f"upload: {_shown(entry.name)} is neither file, folder nor symbolic link")
+            archive.members = []  # or tarfile keeps them all
+    return links
+
+
+def _link_all(links: Sequence[tuple[str, str]], folder: str) -> None:
     for target, path in links:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         try:
             os.symlink(target, path)
         except FileExistsError as error:
-            raise UploadInvalid(f"upload: {os.path.basename(path)!r} is in it twice, once as a link") from error
+            raise UploadInvalid(f"upload: {_shown(os.path.basename(path))} is in it twice, once as a link") from error
     root = os.path.realpath(folder)
     for target, path in links:  # a link through another link may climb higher than its words do
         if not (os.path.realpath(path) + os.sep).startswith(root + os.sep):
             os.unlink(path)
-            raise UploadInvalid(f"upload: the link to {target!r} leads outside the working directory")
+            raise UploadInvalid(f"upload: the link to {_shown(target)} leads outside the working directory")
+
+
+class _Bounded:
+    """What tarfile reads from. It takes a header's word for how long the header is, and reads that in one piece: a bound on the piece."""
+
+    def __init__(self, source: BinaryIO) -> None:
+        self._source = source
+        self.seek, self.tell = source.seek, source.tell
+
+    def read(self, size: int = -1) -> bytes:
+        """At most so much.
+
+        Raises:
+            UploadInvalid: a header wants more than any has.
+        """
+        if not 0 <= size <= _PIECE_BYTES_MAX:
+            raise UploadInvalid(f"upload: a header of {size} bytes; at most {_PIECE_BYTES_MAX >> 20} MiB are read")
+        return self._source.read(size)
+
+
+def _plain(source: BinaryIO, closing: contextlib.ExitStack) -> _Bounded:
+    """The archive without its compression, which its first bytes tell."""
+    source.seek(0)
+    begin = source.read(6)
+    source.seek(0)
+    for magic, opened in _COMPRESSED:
+        if begin.startswith(magic):
+            return _Bounded(closing.enter_context(opened(source)))
+    return _Bounded(source)
+
+
+def _short(error: Exception) -> str:
+    return _shown(str(error) or type(error).__name__)[1:-1]
+
+
+def _shown(text: str) -> str:
+    """Of what a stranger wrote, some, without control characters."""
+    return ascii(text[:200])
 
 
 def _inside(folder: str, name: str) -> str:
@@ -98,7 +191,7 @@ def _inside(folder: str, name: str) -> str:
     """
     relative = os.path.normpath(name)
     if os.path.isabs(name) or relative.split(os.sep, 1)[0] == ".." or "\0" in name:
-        raise UploadInvalid(f"upload: {name!r} leads outside the working directory")
+        raise UploadInvalid(f"upload: {_shown(name)} leads outside the working directory")
     return os.path.join(folder, relative)
 
 

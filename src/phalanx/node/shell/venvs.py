@@ -11,15 +11,20 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from phalanx.node.logic.requirements import VENVS_BYTES_MAX, to_drop
 
+# A sweep holds an environment while it removes it: 100,000 files of torch on a slow disk are a minute or two.
+SWEPT_WITHIN_S: Final = 300.0
+_LOOK_S: Final = 0.1
 _COMPLETE: Final = ".phalanx-complete"
 _LOCKS: Final = "locks"
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -39,14 +44,26 @@ class Venvs:
         """Whether it may be used."""
         return os.path.exists(self._marker(name))
 
-    def use(self, name: str) -> int:
+    def use(self, name: str, broken_off: Callable[[], bool] = lambda: False) -> int:
         """A descriptor that keeps it from being swept until it is closed; its last use is now.
 
+        Waits while a sweep removes it, until it is `broken_off`: whoever owns the folder may hold the lock for as long as they like.
+
         Raises:
+            TimeoutError: it was broken off, or held for SWEPT_WITHIN_S.
             OSError: the folder cannot be written.
         """
         descriptor = self._lock_file(name, "used")
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        until_s = time.monotonic() + SWEPT_WITHIN_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if broken_off() or time.monotonic() >= until_s:
+                    os.close(descriptor)
+                    raise TimeoutError(errno.ETIMEDOUT, "another process holds it", self.path(name)) from None
+            time.sleep(_LOOK_S)
         with contextlib.suppress(OSError):
             os.utime(self._marker(name))
         return descriptor

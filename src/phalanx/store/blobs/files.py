@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from phalanx.core.errors import BadRequest, NotFound
+from phalanx.failpoints import around, sync_directory, write
 from phalanx.ports.store import StoreRefused
-from phalanx.store.failpoints import hit, sync_directory, write
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _COMING: Final = ".coming-"
@@ -32,8 +32,8 @@ class FileBlobs:
     def __init__(self, root: str) -> None:
         self._root = os.path.abspath(root)
         try:
-            hit("blobs.open.directory")
-            os.makedirs(self._root, mode=0o700, exist_ok=True)
+            with around("blobs.open.directory"):
+                os.makedirs(self._root, mode=0o700, exist_ok=True)
             self._sweep()
         except OSError as error:
             raise _refusal(error, self._root) from error
@@ -49,8 +49,8 @@ class FileBlobs:
         if self.has(sha256):
             return self._compare(sha256, chunks)
         try:
-            hit("blobs.put.create")
-            fd, coming = tempfile.mkstemp(dir=self._root, prefix=_COMING)
+            with around("blobs.put.create"):
+                fd, coming = tempfile.mkstemp(dir=self._root, prefix=_COMING)
         except OSError as error:
             raise _refusal(error, self._root) from error
         try:
@@ -85,10 +85,10 @@ class FileBlobs:
 
     def _name(self, coming: str, sha256: str) -> None:
         place = self._place(sha256)
-        hit("blobs.put.directory")
-        os.makedirs(os.path.dirname(place), mode=0o700, exist_ok=True)
-        hit("blobs.put.rename")
-        os.replace(coming, place)
+        with around("blobs.put.directory"):
+            os.makedirs(os.path.dirname(place), mode=0o700, exist_ok=True)
+        with around("blobs.put.rename"):
+            os.replace(coming, place)
         self._sync_name(sha256)
 
     def _compare(self, sha256: str, chunks: Iterator[bytes]) -> int:
@@ -120,8 +120,8 @@ def _write(fd: int, sha256: str, chunks: Iterator[bytes]) -> int:
         digest.update(chunk)
         size += len(chunk)
     _check_hash(sha256, digest.hexdigest())
-    hit("blobs.put.sync")
-    os.fsync(fd)
+    with around("blobs.put.sync"):
+        os.fsync(fd)
     return size
 
 
@@ -140,8 +140,8 @@ def _check_hash(wanted: str, found: str) -> None:
 
 def _take_back(coming: str) -> None:
     try:
-        hit("blobs.take_back.remove")
-        os.unlink(coming)
+        with around("blobs.take_back.remove"):
+            os.unlink(coming)
     except OSError:  # named already, or the disk fails; a starting head sweeps
         pass
 
@@ -153,8 +153,8 @@ def _remove_unless_written(path: str) -> None:
         return
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        hit("blobs.sweep.remove")
-        os.unlink(path)
+        with around("blobs.sweep.remove"):
+            os.unlink(path)
     except BlockingIOError:
         pass
     finally:

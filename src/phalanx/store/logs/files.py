@@ -15,9 +15,9 @@ from contextlib import ExitStack
 from typing import Final
 
 from phalanx.core.ids import Epoch, JobId
+from phalanx.failpoints import around, hit, sync_directory, write
 from phalanx.ports.logs import StreamKey
 from phalanx.ports.store import StoreRefused
-from phalanx.store.failpoints import hit, sync_directory, write
 from phalanx.store.logs.names import STREAM, checked, checked_job, order
 from phalanx.store.logs.open_files import OpenFile, OpenFiles
 
@@ -43,8 +43,8 @@ class FileLogs:
         self._pool = ThreadPoolExecutor(_SYNCS_AT_ONCE, thread_name_prefix="logs-sync")
         self._closed = False
         try:
-            hit("logs.open.directory")
-            os.makedirs(self._root, mode=0o700, exist_ok=True)
+            with around("logs.open.directory"):
+                os.makedirs(self._root, mode=0o700, exist_ok=True)
         except OSError as error:
             raise _refusal(error, self._root) from error
 
@@ -118,8 +118,8 @@ class FileLogs:
             for key in self._files.of(job_id):
                 held.enter_context(self._files.hold(key)).shut()
             try:
-                hit("logs.delete.remove")
-                shutil.rmtree(os.path.join(self._root, job_id))
+                with around("logs.delete.remove"):
+                    shutil.rmtree(os.path.join(self._root, job_id))
             except FileNotFoundError:
                 pass
             except OSError as error:
@@ -157,10 +157,10 @@ class FileLogs:
 
     def _create(self, entry: OpenFile) -> None:
         path = self._path(entry.key)
-        hit("logs.append.directory")
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        hit("logs.append.create")
-        entry.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with around("logs.append.directory"):
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        with around("logs.append.create"):
+            entry.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         entry.end = 0
 
     def _write(self, entry: OpenFile, pieces: Pieces) -> None:
@@ -200,11 +200,11 @@ class FileLogs:
         """Best effort: a disk that refuses even this leaves a longer file, and its end is asked for again."""
         try:
             if entry.fd >= 0 and end_before is None:
-                hit("logs.take_back.remove")
-                os.unlink(self._path(entry.key))
+                with around("logs.take_back.remove"):
+                    os.unlink(self._path(entry.key))
             elif entry.fd >= 0 and end_before is not None:
-                hit("logs.take_back.cut")
-                os.ftruncate(entry.fd, end_before)
+                with around("logs.take_back.cut"):
+                    os.ftruncate(entry.fd, end_before)
         except OSError:
             pass
         finally:
@@ -215,8 +215,8 @@ class FileLogs:
 
 
 def _sync_file(fd: int) -> None:
-    hit("logs.append.sync")
-    os.fdatasync(fd)
+    with around("logs.append.sync"):
+        os.fdatasync(fd)
 
 
 def _listed(folder: str) -> list[str]:

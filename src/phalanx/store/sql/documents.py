@@ -8,6 +8,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
+from phalanx.core.access.audit import AuditLine
 from phalanx.core.fleet.calibration import Calibration
 from phalanx.core.fleet.node import Node
 from phalanx.core.state.story import StoryLine
@@ -34,23 +35,23 @@ class Kind(Generic[T]):
     word: str
     decoder: msgspec.json.Decoder[T]
 
-    def read(self, doc: str, crc: int) -> T:
+    def read(self, doc: object, crc: object) -> T:
         """The record in a document.
 
         Raises:
             StoreUnusable: the document is not what was written, or not of this kind.
         """
-        content = doc.encode()
-        if zlib.crc32(content) != crc:
+        content = doc.encode() if isinstance(doc, str) else b""  # a damaged row may hold anything
+        if not content or zlib.crc32(content) != crc:
             raise StoreUnusable(
-                f"a record of kind {self.word} is damaged in the database (checksum): {doc[:80]}",
+                f"a record of kind {self.word} is damaged in the database (checksum): {str(doc)[:80]!r}",
                 hint="restore the database from a copy; the disk may be failing",
             )
         try:
             return self.decoder.decode(content)
         except msgspec.DecodeError as error:
             raise StoreUnusable(
-                f"a record of kind {self.word} cannot be read ({error}): {doc[:80]}",
+                f"a record of kind {self.word} cannot be read ({error}): {str(doc)[:80]}",
                 hint="was the database written by another release?",
             ) from error
 
@@ -67,6 +68,7 @@ RESERVATION: Final = Kind("reservation", msgspec.json.Decoder(Reservation))
 CALIBRATION: Final = Kind("calibration", msgspec.json.Decoder(Calibration))
 IDEMPOTENCY: Final = Kind("idempotency key", msgspec.json.Decoder(Idempotency))
 STORY: Final = Kind("story line", msgspec.json.Decoder(StoryLine))
+AUDIT: Final = Kind("audit line", msgspec.json.Decoder(AuditLine))
 
 
 def user_row(user: User) -> Row:
@@ -132,7 +134,12 @@ def story_row(line: StoryLine) -> Row:
     return (line.seq, line.job_id, line.node_id, *_document(line))
 
 
-def _document(record: Record | StoryLine) -> tuple[str, int]:
+def audit_row(line: AuditLine) -> Row:
+    """As `add_audit` takes it."""
+    return (line.seq, float(line.at_s), line.user, *_document(line))
+
+
+def _document(record: Record | StoryLine | AuditLine) -> tuple[str, int]:
     """The JSON of a record and its CRC-32.
 
     Raises:

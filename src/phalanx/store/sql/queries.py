@@ -1,13 +1,41 @@
-"""SQL by name: each dialect's folder holds `reads.sql` and `writes.sql` with the same names, so that another database can come beside."""
+"""SQL by name: each database's folder holds `reads.sql` and `writes.sql` with the same names, in its own dialect."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Final
 
 _NAME: Final = re.compile(r"^-- name: ([a-z_]+)\n", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How one database is spoken to.
+
+    Attributes:
+        name: of its folder.
+        mark: what stands in a statement for a value that is bound.
+    """
+
+    name: str
+    mark: str
+
+    @property
+    def reads(self) -> dict[str, str]:
+        """What is asked, by name."""
+        return queries(self.name, "reads.sql")
+
+    @property
+    def writes(self) -> dict[str, str]:
+        """What `commit` runs, by name."""
+        return queries(self.name, "writes.sql")
+
+
+SQLITE: Final = Dialect("sqlite", "?")
+POSTGRES: Final = Dialect("postgres", "%s")
 
 
 @cache

@@ -26,6 +26,7 @@ Times are Unix seconds (`_s`), amounts carry their unit. Bytes travel as base64.
     GET    /v1/reservations              -> ReservationList
     PUT    /v1/reservations/{id}         ReservationBody -> ReservationReply;  DELETE -> 204
     GET    /v1/profile                   -> ProfileReply;  PUT  profile mapping -> ProfileReply
+    GET    /v1/rules                     -> RulesReply;    PUT  RulesRequest -> RulesReply
     PATCH  /v1/nodes                     LabelsBody -> NodeList (of those named)
     POST   /v1/nodes/{id}/drain          DrainBody -> NodeReply;  /undrain -> NodeReply;  DELETE /v1/nodes/{id} -> 204
     GET    /v1/users|projects|queues     -> UserList|ProjectList|QueueList

@@ -12,12 +12,16 @@ from phalanx.wire.api.nodes import NodeView
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
-    """`code` is that of a class in core.errors; `retry`: the same request may go through later."""
+    """`code` is that of a class in core.errors; `retry`: the same request may go through later.
+
+    `leader`: of a head that stands by alone, where the one is that leads; empty where none is known.
+    """
 
     code: str
     message: str
     hint: str = ""
     retry: bool = False
+    leader: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class ErrorReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,11 +31,37 @@ class ErrorReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """Open to all: says that a head answers, and which."""
+    """Open to all: says that a head answers, and which.
+
+    `role`: "leader" or "standby" where several heads share a store, else empty; `term` and `leader` (its URL) as that head knows them.
+    """
 
     status: str
     version: str
     head_id: str
+    role: str = ""
+    term: int = 0
+    leader: str = ""
+
+
+class HeadView(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the heads that share a store. `seen_ago_s`: since it last said that it lives; `role`: leader, standby or silent."""
+
+    name: str
+    url: str
+    role: str
+    version: str
+    started_s: float
+    seen_ago_s: float
+
+
+class HeadList(msgspec.Struct, frozen=True, kw_only=True):
+    """Who leads since when, and who stands by. Of a head that shares its store with none: itself, and term 0."""
+
+    heads: list[HeadView]
+    term: int = 0
+    since_s: float = 0.0
+    renewed_s: float = 0.0
 
 
 class Me(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,10 +84,11 @@ class StopBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StopReply(msgspec.Struct, frozen=True, kw_only=True):
-    """`stopping`: the head exits now. Otherwise `running` jobs are still being cancelled."""
+    """`stopping`: the head exits now. Otherwise `running` jobs are still being cancelled. `relieved`: another head takes over."""
 
     stopping: bool
     running: int = 0
+    relieved: bool = False
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):

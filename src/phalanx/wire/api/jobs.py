@@ -58,6 +58,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
         unmet: what it waits for of other jobs, "afterok:17". `begin_s`: it starts no earlier.
         terms: what it insists on or wishes beyond its GPUs, in words: "within one rack".
         plan: how its model is split: "auto", or a layout as "tp=2,fsdp=4"; "" where nothing was said.
+        budgets: what restarts have spent so far, in words: "2 of 5 restarts without progress"; empty where nothing was.
         array_id, array_index, array_size, array_max: its place in an array, and how many may run at once.
         elements: where the view stands for several elements, which: "40-99". `states`: how many of the whole array are in each state.
     """
@@ -101,6 +102,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     begin_s: float | None = None
     terms: list[str] = []
     plan: str = ""
+    budgets: list[str] = []
     array_id: str = ""
     array_index: int | None = None
     array_size: int = 0

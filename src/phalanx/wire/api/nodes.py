@@ -89,6 +89,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     down_cause: str = ""
     failures: int = 0
     slow: str = ""
+    lemon: str = ""
+    marks: float = 0.0
     supervisor_id: SupervisorId | None = None
     sampled_s: float | None = None
     load_1m: float | None = None

@@ -29,11 +29,15 @@ class LogChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogsReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Chunks by epoch, then stream. `cursor` asks on from here, for more logs or as Last-Event-ID; `more`: at once."""
+    """Chunks by epoch, then stream. `cursor` asks on from here, for more logs or as Last-Event-ID; `more`: at once.
+
+    `note`: why there is less than the job wrote; empty where there is all of it.
+    """
 
     chunks: list[LogChunk]
     cursor: str
     more: bool = False
+    note: str = ""
 
 
 class StateEvent(msgspec.Struct, frozen=True, kw_only=True):

@@ -74,6 +74,8 @@ class TokenView(msgspec.Struct, frozen=True, kw_only=True):
     revoked_s: float | None = None
     scope: list[Action] = []
     note: str = ""
+    made_by: TokenId | None = None
+    used_s: float | None = None
 
 
 class TokenList(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +85,7 @@ class TokenList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A token to make. `user` other than oneself takes an admin; `expires`: "30d", absent for never; `scope`: actions, empty for all."""
+    """A token to make. `user` other than oneself takes an admin; `expires`: "30d" or "never", absent for 90 days; `scope`: actions, empty for all."""
 
     user: UserId | None = None
     expires: str | None = None

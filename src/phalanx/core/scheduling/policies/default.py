@@ -8,6 +8,7 @@ cheapest set on one node.
 from __future__ import annotations
 
 import heapq
+import weakref
 
 from phalanx.core.scheduling.board import Because, Board, Entry, Klass, Listener
 from phalanx.core.scheduling.hazard import Group, HazardTable, bin_of
@@ -372,10 +373,13 @@ class Default(Listener):
     def _prices(self, rank: int) -> Prices:
         prices = self.prices.get(rank)
         if prices is None:
-            knobs = self.knobs
-            prices = self.prices[rank] = Prices(
-                self.board, rank, self._price, move_min_s=knobs.move_min_s, stops_max=knobs.stops_max
-            )
+            knobs, me = self.knobs, weakref.proxy(self)
+
+            def price(entry: Entry, now_s: float) -> float:  # `self._price` would make a ring of us: see Trial.over
+                return float(me._price(entry, now_s))  # noqa: SLF001  # our own
+
+            prices = Prices(self.board, rank, price, move_min_s=knobs.move_min_s, stops_max=knobs.stops_max)
+            self.prices[rank] = prices
         return prices
 
     def _refresh(self, now_s: float) -> None:

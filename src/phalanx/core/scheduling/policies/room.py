@@ -120,9 +120,9 @@ class Room:
         if need is None or not need.plain:
             return None
         pool = self.board.pools[self.board.kind[victim.places[0][0]]]
-        count = victim.places[0][1]
-        node = pool.find_outside(count, shut | victim.klass.shut | victim.avoid)
-        return None if node < 0 else ((node, count),)
+        # What it asked for: it holds fewer where a device has gone sick under it.
+        node = pool.find_outside(need.devices, shut | victim.klass.shut | victim.avoid)
+        return None if node < 0 else ((node, need.devices),)
 
     def _let_go(self, going: Sequence[Going]) -> None:
         for one in going:
@@ -369,9 +369,8 @@ class Room:
             if now_s < other.moved_s + self.move_min_s:
                 self.shield_s = min(self.shield_s, other.moved_s + self.move_min_s)
                 continue
-            stays = tuple(
-                [place for place in other.places if place[0] not in board.down]
-            )  # a move to a drained node is refused
+            # A move to a drained node is refused, and where a device has gone sick a node is no part of it any more.
+            stays = tuple([place for place in other.places if place[0] not in board.down and place[1] == least.devices])
             if len(stays) < least.nodes:
                 continue
             for nodes in range(min(len(stays), len(other.places) - 1), least.nodes - 1, -1):

@@ -1,5 +1,12 @@
 -- What readers and a starting head ask, by name.
 
+-- name: begin_look
+-- What several queries read together is of one moment.
+BEGIN;
+
+-- name: end_look
+COMMIT;
+
 -- name: standing
 SELECT jobs.seq, jobs.state, jobs.epoch, attempts.epoch
 FROM jobs LEFT JOIN attempts ON attempts.job_id = jobs.id AND attempts.state <> 'ended'
@@ -91,3 +98,43 @@ SELECT doc, crc FROM tokens ORDER BY created_s, id;
 
 -- name: token_by_hash
 SELECT doc, crc FROM tokens WHERE sha256 = ?;
+
+-- name: audit
+SELECT doc, crc FROM audit WHERE seq > ? AND at_s >= ? AND (? = '' OR user = ?) ORDER BY seq LIMIT ?;
+
+-- name: newest_audit
+SELECT doc, crc FROM (SELECT * FROM audit WHERE at_s >= ? AND (? = '' OR user = ?) ORDER BY seq DESC LIMIT ?) ORDER BY seq;
+
+-- name: audit_tip
+SELECT doc, crc FROM audit ORDER BY seq DESC LIMIT 1;
+
+-- name: schema
+-- What the database remembers of its migrations.
+SELECT number, name, sha256 FROM migrations ORDER BY number;
+
+-- name: counts
+SELECT 'user', (SELECT count(*) FROM users) UNION ALL SELECT 'project', (SELECT count(*) FROM projects)
+UNION ALL SELECT 'token', (SELECT count(*) FROM tokens) UNION ALL SELECT 'queue', (SELECT count(*) FROM queues)
+UNION ALL SELECT 'spent', (SELECT count(*) FROM spent) UNION ALL SELECT 'reservation', (SELECT count(*) FROM reservations)
+UNION ALL SELECT 'calibration', (SELECT count(*) FROM calibrations) UNION ALL SELECT 'node', (SELECT count(*) FROM nodes)
+UNION ALL SELECT 'job', (SELECT count(*) FROM jobs) UNION ALL SELECT 'attempt', (SELECT count(*) FROM attempts)
+UNION ALL SELECT 'key', (SELECT count(*) FROM idempotency) UNION ALL SELECT 'story', (SELECT count(*) FROM story)
+UNION ALL SELECT 'audit', (SELECT count(*) FROM audit);
+
+-- name: all_reservations
+SELECT doc, crc FROM reservations ORDER BY id;
+
+-- name: page_of_jobs
+SELECT doc, crc, seq FROM jobs WHERE seq > ? ORDER BY seq LIMIT ?;
+
+-- name: page_of_attempts
+SELECT doc, crc, job_id, epoch FROM attempts WHERE (job_id, epoch) > (?, ?) ORDER BY job_id, epoch LIMIT ?;
+
+-- name: page_of_keys
+SELECT doc, crc, rowid FROM idempotency WHERE rowid > ? ORDER BY rowid LIMIT ?;
+
+-- name: page_of_audit
+SELECT doc, crc, seq FROM audit WHERE seq > ? ORDER BY seq LIMIT ?;
+
+-- name: page_of_story
+SELECT doc, crc, seq FROM story WHERE seq > ? ORDER BY seq LIMIT ?;

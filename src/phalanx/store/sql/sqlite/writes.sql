@@ -59,3 +59,6 @@ ON CONFLICT (user, key) DO UPDATE SET job_id = excluded.job_id, doc = excluded.d
 
 -- name: add_story
 INSERT INTO story (seq, job_id, node_id, doc, crc) VALUES (?, ?, ?, ?, ?);
+
+-- name: add_audit
+INSERT INTO audit (seq, at_s, user, doc, crc) VALUES (?, ?, ?, ?, ?);

@@ -1,0 +1,357 @@
+"""A whole cluster under load for as long as you like: is any answer wrong, how slow are the slowest, does anything grow?
+
+    python -m benchmarks.soak [--minutes 10] [--supervisors 500] [--standing 10000] [--users 8] [--json]
+
+A real head in a process of its own; supervisors with their real logic and wire, many in one process, whose tasks are timers
+(benchmarks/soak_member.py); users that hold each answer against what they were promised (benchmarks/soak_client.py, soak_books.py); and every
+30 s a blow: the head is killed, a supervisor dies, or a node is cut off. The head is killed in the first 40 % of the time alone, so that one life
+is long enough for its memory to tell. Ends with 1 if an answer was wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from benchmarks.cluster import ROOT, Cluster, free_port
+from benchmarks.figures import Figure, arguments, report, shown, tell
+from benchmarks.soak_books import TERMINAL, Books
+from benchmarks.soak_client import STANDING_QUEUE, Crowd, User
+from benchmarks.soak_wire import Wire
+from phalanx.app.home import Home
+from phalanx.core.access.node_keys import node_token
+from phalanx.core.ids import NodeId
+
+PROCESSES: Final = 4  # that carry the supervisors
+LEASE_S: Final = 12.0  # twice the default: supervisors, users and head share the processors
+BLOW_EVERY_S: Final = 30.0
+HEAD_KILLS_SHARE: Final = 0.4
+DEAD_S: Final = (5.0, 20.0)  # how long a dead supervisor stays away
+SILENT_S: Final = (3.0, 40.0)  # shorter and longer than a lease
+WATCH_EVERY_S: Final = 5.0
+WARM_S: Final = 45.0  # of a head's life, before its memory is judged
+HEAD_BACK_S: Final = (
+    20.0  # after a kill requests may find nobody for so long; restart with 10,000 jobs takes 2 s on a quiet machine
+)
+SETTLE_S: Final = 240.0  # a hang guard
+PAUSE_S: Final = 0.15  # between two requests of one user, on average
+CANCEL_AT_ONCE: Final = 500
+PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+MIB: Final = 2**20
+
+
+@dataclass(slots=True)
+class Watch:
+    """The head's processes over time: (seconds since this life began, RSS MiB, descriptors, threads), one list for each life."""
+
+    lives: list[list[tuple[float, float, int, int]]] = field(default_factory=list)
+
+    def look(self, pid: int, age_s: float) -> None:
+        """Take one reading; a process that has just gone gives none."""
+        try:
+            with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+                rss_mib = int(file.read().split()[1]) * PAGE_BYTES / MIB
+            descriptors, threads = len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
+        except OSError:
+            return
+        self.lives[-1].append((age_s, rss_mib, descriptors, threads))
+
+    def slope_mib_per_h(self) -> float | None:
+        """Of the longest life after warming up, by least squares; None if none was long enough."""
+        warm = [[(age, rss) for age, rss, *_ in life if age > WARM_S] for life in self.lives]
+        longest = max(warm, key=len, default=[])
+        if len(longest) < 6:
+            return None
+        ages, sizes = zip(*longest, strict=True)
+        return statistics.linear_regression(ages, sizes).slope * 3600
+
+
+class Soak:
+    """One run."""
+
+    def __init__(
+        self, head: Cluster, *, minutes: float, supervisors: int, standing: int, users: int, seed: int
+    ) -> None:
+        self._head, self._supervisors, self._users = head, supervisors, users
+        self._seconds = minutes * 60
+        self._rng = random.Random(seed)
+        self.books, self.watch = Books(), Watch()
+        self.crowd = Crowd(
+            port=head.port, token=head.token(), workdir=head.home, books=self.books, rng=random.Random(seed + 1)
+        )
+        self.crowd.standing = standing
+        self._processes: list[asyncio.subprocess.Process] = []
+        self._homes: dict[str, asyncio.subprocess.Process] = {}
+        self._kills: list[float] = []
+        self.refused: list[str] = []
+        self._begun_s = 0.0
+
+    async def run(self) -> None:
+        """All of it."""
+        self._prepare()
+        await self._start_supervisors()
+        tell(f"{self._supervisors} supervisors are up")
+        while await self.crowd.stand() < self.crowd.standing:
+            pass
+        tell(f"{self.crowd.standing} jobs wait")
+        self._new_life()
+        load = asyncio.create_task(self.crowd.run(self._users, PAUSE_S))
+        watching = asyncio.create_task(self._look_on())
+        await self._blows()
+        self.crowd.over = True
+        await load
+        tell("the load is over: settling")
+        await self._settle()
+        watching.cancel()
+        self._judge_absences()
+        await self._hear_supervisors()
+        for process in self._processes:
+            process.kill()
+            await process.wait()
+
+    def _prepare(self) -> None:
+        self._head.call("POST", "/v1/nodes/n0/drain", {"why": "soak", "cordon_only": True})
+        for name, priority in (("side", 0), (STANDING_QUEUE, -5)):
+            self._head.call("PUT", f"/v1/queues/{name}", {"open": True, "priority": priority})
+
+    def _new_life(self) -> None:
+        self._begun_s = time.monotonic()
+        self.watch.lives.append([])
+
+    async def _look_on(self) -> None:
+        while True:
+            if self._head.head is not None:
+                self.watch.look(self._head.head.pid, time.monotonic() - self._begun_s)
+            await asyncio.sleep(WATCH_EVERY_S)
+
+    async def _start_supervisors(self) -> None:
+        secret = Home(path=self._head.home).secret()
+        for number in range(PROCESSES):
+            names = [f"f{index}" for index in range(number, self._supervisors, PROCESSES)]
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "benchmarks.soak_member", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+                cwd=ROOT, limit=1 << 30, env={**os.environ, "PYTHONPATH": os.path.join(ROOT, "src")},
+            )  # fmt: skip
+            self._processes.append(process)
+            self._homes |= dict.fromkeys(names, process)
+            self._write(
+                process, {"port": self._head.port, "tokens": {name: node_token(secret, NodeId(name)) for name in names}}
+            )
+        for process in self._processes:
+            await self._read(process)
+
+    async def _blows(self) -> None:
+        end = time.monotonic() + self._seconds
+        until_kills = time.monotonic() + HEAD_KILLS_SHARE * self._seconds
+        number = 0
+        while (left_s := end - time.monotonic()) > 0:
+            await asyncio.sleep(min(BLOW_EVERY_S, left_s))
+            if end - time.monotonic() < BLOW_EVERY_S / 2:
+                break
+            kinds = ("head", "death", "silence") if time.monotonic() < until_kills else ("death", "silence")
+            kind = kinds[number % len(kinds)]
+            number += 1
+            self.books.counts[f"blows: {kind}"] += 1
+            if kind == "head":
+                await self._kill_head()
+            else:
+                await self._hurt_nodes(kind)
+            tell(
+                f"{self._seconds - (end - time.monotonic()):.0f} s: {kind}; {self.books.counts['requests']} requests, {self.books.counts['wrong answers']} wrong"
+            )
+
+    async def _kill_head(self) -> None:
+        self._kills.append(time.monotonic())
+        await asyncio.to_thread(self._head.kill_head)
+        await asyncio.to_thread(self._head.start, wait_nodes=False)
+        self._new_life()
+
+    async def _hurt_nodes(self, kind: str) -> None:
+        for name in self._rng.sample(sorted(self._homes), max(1, self._supervisors // 100)):
+            seconds = self._rng.uniform(*(DEAD_S if kind == "death" else SILENT_S))
+            self._write(
+                self._homes[name], {"do": "die" if kind == "death" else "silence", "node": name, "seconds": seconds}
+            )
+            await self._read(self._homes[name])
+
+    async def _settle(self) -> None:
+        """Let the users' jobs end, cancel what stands, and hold all that is left against the books."""
+        user = User(self.crowd, Wire(self._head.port, self._head.token()))
+        mine = set(self.crowd.submitted)
+        end = time.monotonic() + SETTLE_S
+        views = await user.all_jobs()
+        # First what stands: it would keep gangs of several nodes waiting for days, as the default policy has it (docs/scheduling.md).
+        await self._cancel(
+            user, [view["id"] for view in views if view["id"] not in mine and view["state"] not in TERMINAL]
+        )
+        while any(view["id"] in mine and view["state"] not in TERMINAL for view in views):
+            for view in views:
+                if view["id"] in mine and view["held"] and view["state"] == "pending":
+                    await user.ask("release", "POST", f"/v1/jobs/{view['id']}/release", fine=(409,))
+            if time.monotonic() > end:
+                late = [
+                    (view["id"], view["state"], view["detail"])
+                    for view in views
+                    if view["id"] in mine and view["state"] not in TERMINAL
+                ]
+                self.books.say(f"{len(late)} jobs did not end in {SETTLE_S:g} s after the blows: {late[:5]}")
+                break
+            await asyncio.sleep(2.0)
+            views = await user.all_jobs()
+        await self._cancel(user, [view["id"] for view in views if view["state"] not in TERMINAL])
+        while json.loads((await user.ask("overview", "GET", "/v1/overview")).body)["counts"].get("running", 0):
+            if time.monotonic() > end + SETTLE_S:
+                self.books.say("cancelled jobs still run")
+                break
+            await asyncio.sleep(1.0)
+        views = await user.all_jobs()
+        overview = json.loads((await user.ask("overview", "GET", "/v1/overview")).body)
+        self.books.whole(views, overview["counts"])
+        self.books.story(await user.all_story())
+        self.books.counts["jobs"] = len(views)
+        self.books.counts["attempts"] = sum(view["attempts"] for view in views)
+
+    async def _cancel(self, user: User, jobs: list[str]) -> None:
+        for start in range(0, len(jobs), CANCEL_AT_ONCE):
+            await user.ask(
+                "cancel, many at once",
+                "POST",
+                "/v1/jobs/cancel",
+                {"jobs": jobs[start : start + CANCEL_AT_ONCE], "why": "the soak is over"},
+            )
+        self.books.cancelled |= set(jobs)
+
+    def _judge_absences(self) -> None:
+        """Nobody found no head, but just after it was killed."""
+        strange = [at for at in self.crowd.away if not any(kill <= at <= kill + HEAD_BACK_S for kill in self._kills)]
+        if strange:
+            self.books.say(f"{len(strange)} requests found no head though none had been killed")
+
+    async def _hear_supervisors(self) -> None:
+        held: list[Any] = []
+        ran: list[Any] = []
+        for process in self._processes:
+            self._write(process, {"do": "spans"})
+            told = await self._read(process)
+            held += told["held"]
+            ran += told["ran"]
+            self.refused += told["refused"]
+            if told["live"]:
+                self.books.say(f"tasks run on though nothing should: {told['live'][:5]}")
+        self.books.held(held)
+        self.books.ran(ran)
+
+    @staticmethod
+    def _write(process: asyncio.subprocess.Process, order: dict[str, Any]) -> None:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(order).encode() + b"\n")
+
+    @staticmethod
+    async def _read(process: asyncio.subprocess.Process) -> dict[str, Any]:
+        assert process.stdout is not None
+        line = await process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"supervisors ended with {await process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def figures(self) -> list[Figure]:
+        """All that was measured."""
+        counts = {name: count for name, count in sorted(self.books.counts.items()) if name != "wrong answers"}
+        figures = [Figure(name=name, value=count, unit="") for name, count in counts.items()]
+        figures.append(
+            Figure(
+                name="wrong answers",
+                value=self.books.counts["wrong answers"],
+                unit="",
+                target="0",
+                met=not self.books.wrong,
+            )
+        )
+        figures += [
+            Figure(
+                name="supervisors' reports refused",
+                value=len(self.refused),
+                unit="",
+                note=" | ".join(sorted({text[:80] for text in self.refused})[:3]),
+            )
+        ]
+        for kind, taken in sorted(self.crowd.seconds.items()):
+            ordered = sorted(1000 * each for each in taken)
+            p99 = ordered[int(0.99 * (len(ordered) - 1))]
+            figures.append(
+                Figure(
+                    name=f"{kind}, p99",
+                    value=p99,
+                    unit="ms",
+                    note=f"p50 {statistics.median(ordered):.1f}, slowest {ordered[-1]:.0f} ms, {len(ordered)} asked",
+                )
+            )
+        slope = self.watch.slope_mib_per_h()
+        life = max(self.watch.lives, key=len)
+        if slope is not None:
+            figures.append(
+                Figure(
+                    name="the head's memory, drift",
+                    value=slope,
+                    unit="MiB/h",
+                    note=f"over the last {life[-1][0] - WARM_S:.0f} s of its longest life",
+                )
+            )
+        figures += [
+            shown("the head's memory", [rss for _, rss, _, _ in life], "MiB"),
+            shown("the head's descriptors", [count for _, _, count, _ in life], ""),
+            shown("the head's threads", [count for _, _, _, count in life], ""),
+            shown("the database", [os.path.getsize(os.path.join(self._head.home, "phalanx.db")) / MIB], "MiB"),
+        ]
+        return figures
+
+
+@contextmanager
+def soaked(**options: Any) -> Iterator[Soak]:
+    """A run that is over; its head is still there."""
+    with tempfile.TemporaryDirectory(prefix="phalanx-soak-", ignore_cleanup_errors=True) as home:
+        head = Cluster(home=home, port=free_port(), virtual="1x1", lease_s=LEASE_S)
+        try:
+            head.start()
+            soak = Soak(head, **options)
+            asyncio.run(soak.run())
+            yield soak
+        finally:
+            head.stop()
+
+
+def main() -> int:
+    """Run and print."""
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--supervisors", type=int, default=500)
+    parser.add_argument("--standing", type=int, default=10_000, help="jobs that wait all the time")
+    parser.add_argument("--users", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    with soaked(
+        minutes=given.minutes,
+        supervisors=given.supervisors,
+        standing=given.standing,
+        users=given.users,
+        seed=given.seed,
+    ) as soak:
+        report(f"A soak of {given.minutes:g} minutes", soak.figures(), as_json=given.json)
+        for what in soak.books.wrong:
+            tell(f"WRONG: {what}")
+    return 1 if soak.books.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

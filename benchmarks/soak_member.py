@@ -1,0 +1,289 @@
+"""Supervisors of the soak, many in one process: the real logic and the real wire over tasks that are only timers.
+
+`python -m benchmarks.soak_member`, told by lines of JSON on its standard input. The first says where the head is and who they are; each
+further one is an order: die, silence, spans. A job's command says how its tasks behave: `soak SECONDS EXIT_CODE`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from benchmarks.soak_channels import Channels
+from phalanx.core.ids import NodeId, SupervisorId
+from phalanx.core.state.commands import Prepare, StartTasks
+from phalanx.node.logic import actions
+from phalanx.node.logic.happenings import (
+    Emptied,
+    FreezeDone,
+    Happening,
+    Killed,
+    MemberKey,
+    Prepared,
+    Spawned,
+    TaskEnded,
+    WoundUp,
+)  # fmt: skip
+from phalanx.node.logic.supervisor import Supervisor
+from phalanx.wire import supervisor as wire
+from phalanx.wire.rank import boottime_ns
+
+Span = tuple[str, int, str, int, int, int, int]
+"""(node, device or rank, job, epoch, generation, begin_ns, end_ns)."""
+STEP_S: Final = (
+    10.0  # of rank 0's training loop: 500 jobs with a step a second each would measure little but step reports
+)
+
+
+@dataclass(slots=True)
+class Task:
+    """A process that only takes time. `left_s` is what it still has to do; frozen it does nothing."""
+
+    key: MemberKey
+    rank: int
+    devices: tuple[int, ...]
+    left_s: float
+    code: int | None
+    begun_ns: int
+    signal: int | None = None
+    timer: asyncio.TimerHandle | None = None
+    since_s: float = 0.0
+    ran_ns: int = 0
+
+
+@dataclass
+class Member(Channels):
+    """One node and the lives of its supervisor.
+
+    `held` are (node, device, job, epoch, generation, begin_ns, end_ns) of its tasks from start to end; `ran` the same of the times in which they
+    were not frozen, with rank for device.
+    """
+
+    held: list[Span] = field(default_factory=list)
+    ran: list[Span] = field(default_factory=list)
+    life: int = 0
+
+    def begin(self) -> None:
+        """A new life."""
+        self.life += 1
+        self.logic = Supervisor(self.name)
+        self.tasks: dict[tuple[MemberKey, int], Task] = {}
+        self.killed: set[MemberKey] = set()
+        self.ends: dict[tuple[str, int, str], int] = {}
+        self.seq = 0
+        self.wake: asyncio.TimerHandle | None = None
+        self.open(SupervisorId(f"{self.name}-life{self.life}"))
+
+    def die(self) -> None:
+        """Power off: nothing is said, nothing is left."""
+        self.shut()
+        self.life += 1  # no timer of this life does anything any more
+        for each in list(self.tasks.values()):
+            self._over(each)
+        if self.wake is not None:
+            self.wake.cancel()
+
+    # ---- the step and its hands ---------------------------------------------------------------------------------------
+
+    def hear(self, *happenings: Happening) -> None:
+        """Let the logic decide, and do what it says."""
+        out = self.logic.step(boottime_ns(), happenings, unix_s=time.time())
+        for action in out.actions:
+            self._do(action)
+        if self.wake is not None:
+            self.wake.cancel()
+            self.wake = None
+        if out.wake_ns is not None:
+            self.wake = self._after(max(0.0, (out.wake_ns - boottime_ns()) / 1e9), self.hear)
+
+    def _after(self, delay_s: float, what: Any, *words: Any) -> asyncio.TimerHandle:
+        life = self.life
+        return asyncio.get_running_loop().call_later(delay_s, lambda: what(*words) if self.life == life else None)
+
+    def _do(self, action: actions.Action) -> None:
+        match action:
+            case actions.PrepareMember(key=key, prepare=prepare):
+                self.killed.discard(key)
+                self._after(0.05, self._prepared, key, prepare)
+            case actions.SpawnTasks(key=key, prepare=prepare, start=start):
+                self._after(0.02, self._spawn, key, prepare, start)
+            case actions.Signal(key=key):
+                for task in self._of(key):
+                    self._halt(task)
+                    task.left_s, task.code, task.signal = 0.1, None, 15
+                    self._go(task)
+            case actions.Freeze(key=key):
+                for task in self._of(key):
+                    self._halt(task)
+                self._after(0.0, self.hear, FreezeDone(key=key, still=True))
+            case actions.Thaw(key=key):
+                for task in self._of(key):
+                    self._go(task)
+            case actions.Kill(key=key):
+                self.killed.add(key)
+                self._after(0.02, self._kill, key)
+            case actions.ProbeEmpty(key=key):
+                if not self._of(key):
+                    self._after(0.0, self.hear, Emptied(key=key))
+            case actions.WindUp(key=key):
+                self._after(0.01, self.hear, WoundUp(key=key))
+            case actions.Report(event=event):
+                self.seq += 1
+                self.unsent.append((self.seq, event))
+                self.some.set()
+            case actions.Carry(members=members):
+                self.carried = members
+            case actions.RenewLease():
+                self.renew_now.set()
+            case (
+                actions.Exit()
+                | actions.TakeStacks()
+                | actions.WritePage()
+                | actions.CleanUp()
+                | actions.Note()
+                | actions.DeleteCheckpoints()
+            ):
+                pass
+
+    def _of(self, key: MemberKey) -> list[Task]:
+        return [task for task in self.tasks.values() if task.key == key]
+
+    def _prepared(self, key: MemberKey, prepare: Prepare) -> None:
+        grant = prepare.allocation.on(self.name)
+        if key in self.killed or grant is None:
+            return
+        port = 20_000 + key.generation if grant.node_rank == 0 else None
+        self.hear(Prepared(key=key, port=port, resume=next(iter(prepare.candidates), None)))
+
+    def _spawn(self, key: MemberKey, prepare: Prepare, _start: StartTasks) -> None:
+        grant = prepare.allocation.on(self.name)
+        if key in self.killed or grant is None:
+            return
+        words = prepare.spec.role.argv
+        for rank in range(grant.first_rank, grant.first_rank + grant.tasks):
+            each = len(grant.devices) // grant.tasks
+            devices = grant.devices[(rank - grant.first_rank) * each :][:each]
+            task = Task(
+                key=key, rank=rank, devices=devices, left_s=float(words[1]), code=int(words[2]), begun_ns=boottime_ns()
+            )
+            self.tasks[key, rank] = task
+            self._ship(key, f"rank-{rank}", f"begin {key.job_id} {key.epoch} {key.generation} {rank}\n")
+            self._go(task)
+        self.hear(Spawned(key=key))
+        if grant.node_rank == 0:
+            self._step(key, 1)
+
+    def _step(self, key: MemberKey, step: int) -> None:
+        """Rank 0's training loop, as its reports show it."""
+        if not self._of(key):
+            return
+        now_ns = boottime_ns()
+        said = {"k": "step", "rank": 0, "epoch": key.epoch, "generation": key.generation, "step": step, "begin_ns": now_ns - 10**9,
+                "end_ns": now_ns, "at_s": time.time(), "loss": 1.0 / step}  # fmt: skip
+        self._ship(key, "steps-0", json.dumps(said) + "\n")
+        self._after(STEP_S, self._step, key, step + 1)
+
+    def _go(self, task: Task) -> None:
+        if task.timer is None and (task.key, task.rank) in self.tasks:
+            task.since_s, task.ran_ns = time.monotonic(), boottime_ns()
+            task.timer = self._after(max(0.0, task.left_s), self._end, task)
+
+    def _halt(self, task: Task) -> None:
+        if task.timer is not None:
+            task.timer.cancel()
+            task.timer = None
+            task.left_s -= time.monotonic() - task.since_s
+            self.ran.append((self.name, task.rank, *task.key, task.ran_ns, boottime_ns()))
+
+    def _over(self, task: Task) -> None:
+        self._halt(task)
+        del self.tasks[task.key, task.rank]
+        now_ns = boottime_ns()
+        for device in task.devices:
+            self.held.append((self.name, device, *task.key, task.begun_ns, now_ns))
+
+    def _end(self, task: Task, *, killed: bool = False) -> None:
+        if (task.key, task.rank) not in self.tasks:
+            return
+        self._over(task)
+        if killed:
+            task.code, task.signal = None, 9
+        self._ship(
+            task.key, f"rank-{task.rank}", f"end {task.key.job_id} {task.key.epoch} {task.key.generation} {task.rank}\n"
+        )
+        self.hear(
+            TaskEnded(key=task.key, rank=task.rank, code=task.code, signal=task.signal, ended_ns=boottime_ns(), at_s=time.time())
+        )  # fmt: skip
+        if not killed and not self._of(task.key):
+            self._after(0.01, self.hear, Emptied(key=task.key))
+
+    def _kill(self, key: MemberKey) -> None:
+        for task in self._of(key):
+            self._end(task, killed=True)
+        self.hear(Killed(key=key))
+
+    def _ship(self, key: MemberKey, stream: str, text: str) -> None:
+        place = (key.job_id, key.epoch, stream)
+        offset = self.ends.get(place, 0)
+        self.chunks.append(
+            wire.StreamChunk(job_id=key.job_id, epoch=key.epoch, stream=stream, offset=offset, data=text.encode())
+        )
+        self.ends[place] = offset + len(text)
+        self.some.set()
+
+
+async def serve(order: dict[str, Any]) -> None:
+    """Start all, then obey until standard input ends."""
+    held: list[Any] = []
+    ran: list[Any] = []
+    refused: list[str] = []
+    members = {
+        name: Member(name=NodeId(name), port=order["port"], token=token, held=held, ran=ran, refused=refused)
+        for name, token in order["tokens"].items()
+    }
+    for member in members.values():
+        member.begin()
+        await asyncio.sleep(0.01)
+    while not all(member.hello_count for member in members.values()):  # noqa: ASYNC110  # once, at the beginning
+        await asyncio.sleep(0.1)
+    _say({"up": len(members)})
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        told = json.loads(line)
+        match told["do"]:
+            case "die":
+                member = members[told["node"]]
+                member.die()
+                loop.call_later(told["seconds"], member.begin)
+                _say({"died": member.name})
+            case "silence":
+                member = members[told["node"]]
+                member.link.clear()
+                loop.call_later(told["seconds"], member.link.set)
+                _say({"silent": member.name})
+            case "spans":
+                live = [(task.key.job_id, member.name) for member in members.values() for task in member.tasks.values()]
+                for member in members.values():
+                    for task in list(member.tasks.values()):
+                        member._over(task)  # noqa: SLF001  # as good as over: nothing is asked of it any more
+                _say({"held": held, "ran": ran, "refused": refused, "live": live})
+            case what:
+                raise ValueError(f"no such order: {what}")
+
+
+def _say(answer: dict[str, Any]) -> None:
+    sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    asyncio.run(serve(json.loads(sys.stdin.readline())))

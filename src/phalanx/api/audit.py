@@ -1,0 +1,105 @@
+"""The audit trail: reading it, and whether it still is what was written."""
+
+from __future__ import annotations
+
+import threading
+from typing import Annotated, Final
+
+from fastapi import Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from phalanx.api.bodies import reply
+from phalanx.api.parts import HeadParts
+from phalanx.api.routes import Routes, WholeOrNone
+from phalanx.api.runtime import off_loop, runtime_of
+from phalanx.core.access.audit import AuditLine, Examined, Tip, anchor_of
+from phalanx.core.errors import BadRequest, PhalanxError, TryLater
+from phalanx.core.ids import UserId
+from phalanx.core.work.people import Action
+from phalanx.wire.api.audit import AuditFlaw, AuditLineView, AuditList, AuditReport
+
+PAGE_MAX: Final = 1000
+FLAWS_MAX: Final = 100  # told at once
+ANCHORS_MAX: Final = 100  # given with one call
+_examining: Final = threading.Lock()
+
+routes = Routes()
+
+
+@routes.get("/v1/audit", Action.ADMINISTER, reply=AuditList)
+async def list_audit(
+    request: Request,
+    user: UserId | None = None,
+    since_s: Annotated[float, Query(ge=0)] = 0.0,
+    after: WholeOrNone = None,
+    limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
+) -> Response:
+    """Who changed what: the newest lines, oldest first; with `after` those that follow a seq."""
+    parts = runtime_of(request).parts
+    tip = parts.driver.audit_tip
+    lines = await off_loop(parts.store.audit, after=after, user=user, since_s=since_s, limit=limit)
+    return reply(AuditList(lines=[_view(line) for line in lines], anchor=str(tip) if tip.seq else ""))
+
+
+@routes.get("/v1/audit/verify", Action.ADMINISTER, reply=AuditReport)
+async def verify_audit(request: Request, anchor: Annotated[list[str] | None, Query()] = None) -> Response:
+    """Read the whole trail and compare it with itself, with the head's own anchors, and with those that are given."""
+    given = anchor or []
+    if len(given) > ANCHORS_MAX:
+        raise BadRequest(f"{len(given)} anchors; at most {ANCHORS_MAX}", hint="the newest alone says as much")
+    anchors = [anchor_of(text) for text in given]
+    return reply(await off_loop(_examine, runtime_of(request).parts, anchors))
+
+
+def _view(line: AuditLine) -> AuditLineView:
+    return AuditLineView(
+        seq=line.seq, at_s=line.at_s, user=line.user, token_id=line.token_id, origin=line.origin, action=line.action,
+        target=line.target, detail=line.detail, result=line.result,
+    )  # fmt: skip
+
+
+def _examine(parts: HeadParts, given: list[Tip]) -> AuditReport:
+    """Cost: every line of the trail, some 10 us each; one examination at a time.
+
+    Raises:
+        TryLater: another is under way.
+    """
+    if not _examining.acquire(blocking=False):
+        raise TryLater("the audit trail is being read through already", hint="try again in a moment")
+    try:
+        kept = parts.anchors.all() if parts.anchors is not None else []
+        anchors = [*given, *kept, parts.driver.audit_tip]
+        examined = Examined.against(parts.audit_key, anchors)
+        while lines := _page(parts, examined):
+            for line in lines:
+                examined.read(line)
+        examined.end()
+    finally:
+        _examining.release()
+    flaws = [AuditFlaw(seq=flaw.seq, text=flaw.text) for flaw in examined.flaws[:FLAWS_MAX]]
+    wanted = len({str(tip) for tip in anchors if tip.seq})
+    return AuditReport(lines=examined.lines, anchors=wanted, anchor=str(examined.tip), flaws=flaws)
+
+
+def _page(parts: HeadParts, examined: Examined) -> list[AuditLine]:
+    """The next lines. Ones that the database cannot read any more are flaws, and passed over."""
+    after = examined.tip.seq
+    try:
+        return parts.store.audit(after=after, limit=PAGE_MAX)
+    except PhalanxError:
+        pass
+    readable: list[AuditLine] = []
+    for seq in range(after + 1, after + 1 + PAGE_MAX):
+        try:
+            found = parts.store.audit(after=seq - 1, limit=1)
+        except PhalanxError:
+            examined.fault(seq, "cannot be read: its checksum or form is wrong")
+            if readable:
+                break
+            examined.tip = Tip(seq=seq)  # taken up behind it; the line that follows cannot be proven, and says so
+            continue
+        if not found or found[0].seq != seq:
+            break
+        readable.append(found[0])
+    return readable or parts.store.audit(after=examined.tip.seq, limit=PAGE_MAX)

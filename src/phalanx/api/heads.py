@@ -1,0 +1,37 @@
+"""Who leads, who stands by, and since when."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from phalanx.api.bodies import reply
+from phalanx.api.routes import Routes
+from phalanx.api.runtime import runtime_of
+from phalanx.core.work.people import Action
+from phalanx.ports.election import HeadRecord, Leader
+from phalanx.wire.api.head import HeadList, HeadView
+
+SILENT_S: Final = 5.0  # a head says each second that it is there
+
+routes = Routes()
+
+
+@routes.get("/v1/heads", Action.SEE, reply=HeadList)
+async def list_heads(request: Request) -> Response:
+    """The heads that share this one's store: who leads since when, who stands by, who has been silent."""
+    among = runtime_of(request).parts.among
+    if among is None:
+        return reply(HeadList(heads=[]))
+    leader = among.leader()
+    views = [_view(head, leader) for head in among.heads()]
+    return reply(HeadList(heads=views, term=leader.term, since_s=leader.since_s, renewed_s=leader.renewed_s))
+
+
+def _view(head: HeadRecord, leader: Leader) -> HeadView:
+    role = "leader" if head.head_id == leader.holder else "silent" if head.seen_ago_s > SILENT_S else "standby"
+    return HeadView(
+        name=head.name, url=head.url, role=role, version=head.version, started_s=head.started_s, seen_ago_s=head.seen_ago_s
+    )  # fmt: skip

@@ -1,0 +1,40 @@
+"""This machine's own nodes, as the head that runs here brings them up, whether it leads or stands by."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from phalanx.app.ground import Doors
+from phalanx.app.home import Home
+from phalanx.app.options import Options
+from phalanx.core.access.node_keys import node_token
+from phalanx.engines.local.engine import LocalEngine
+from phalanx.node.shell.accounts import JOBS_AS_VARIABLE
+
+
+def local_engine(options: Options, secret: bytes, environment: Callable[[], dict[str, str]]) -> LocalEngine:
+    """The engine of this machine; nothing is started yet."""
+    return LocalEngine(
+        home=options.home.path, environment=environment, token_of=lambda node: node_token(secret, node),
+        revive_after_s=options.revive_after_s, jobs_as="owner",
+    )  # fmt: skip
+
+
+def node_environment(options: Options, doors: Doors) -> dict[str, str]:
+    """What every supervisor of this machine is told."""
+    home = options.home
+    return {
+        "PHALANX_HEAD_URL": doors.inner_url,
+        "PHALANX_HEAD_FILE": home.at("head.json"),
+        "PHALANX_HOME": home.path,
+        "PHALANX_NODE_ADDRESS": "127.0.0.1" if doors.listen is None else doors.listen.host,
+        **({JOBS_AS_VARIABLE: options.jobs_as} if options.jobs_as else {}),
+        **_authority(home, doors),
+    }
+
+
+def _authority(home: Home, doors: Doors) -> dict[str, str]:
+    """The CA, where the leader may be another head: our own is spoken to on loopback without."""
+    path = home.at("tls", "ca.pem")
+    return {"PHALANX_HEAD_CA": path} if doors.listen is not None and os.path.exists(path) else {}

@@ -1,0 +1,79 @@
+"""`phalanx audit`: who changed what, and whether the trail is still what was written."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from phalanx.cli import cells
+from phalanx.cli.connect import connect
+from phalanx.cli.groups import NounGroup
+from phalanx.cli.lists import Shown, encoded, list_options, show
+from phalanx.cli.tables import Cell, Column, table
+from phalanx.cli.terminal import clean
+from phalanx.cli.words import DURATION
+from phalanx.core.units import parse_duration_s
+from phalanx.wire.api.audit import AuditLineView
+
+_DONE = "done"
+
+
+@click.group(cls=NounGroup, invoke_without_command=True)
+@click.option("--user", metavar="USER", help="What this user did.")
+@click.option("--since", type=DURATION, metavar="TIME", help="Not older than this: 2h, 7d.")
+@click.option("-n", "--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="How many at most.")
+@list_options
+@click.pass_context
+def audit(context: click.Context, user: str | None, since: str | None, limit: int, as_json: bool, watch: bool) -> None:
+    """Who changed what, newest last; `verify` says whether that is still what was written."""
+    if context.invoked_subcommand is None:
+        _list(user, since, limit, as_json=as_json, watch=watch)
+
+
+@audit.command()
+@click.option(
+    "--anchor", "anchors", multiple=True, metavar="SEQ:CODE", help="One that was kept elsewhere; may be repeated."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+@click.pass_context
+def verify(context: click.Context, anchors: tuple[str, ...], as_json: bool) -> None:
+    """Read the whole trail: was a line changed, added, removed, moved or cut off? Ends with 1 if so."""
+    report = connect().verify_audit(anchors)
+    if as_json:
+        print(encoded(report, indent=2))
+    else:
+        for flaw in report.flaws:
+            print(clean(f"line {flaw.seq}: {flaw.text}"))
+        verdict = f"{cells.count(len(report.flaws), 'flaw')}: it is not what was written" if report.flaws else "sound"
+        print(f"{cells.count(report.lines, 'line')}, {cells.count(report.anchors, 'anchor')} compared: {verdict}")
+        print(f"anchor {report.anchor}: keep it where the head's account cannot write")
+    context.exit(1 if report.flaws else 0)
+
+
+def _list(user: str | None, since: str | None, limit: int, *, as_json: bool, watch: bool) -> None:
+    head = connect()
+
+    def fetch() -> Shown:
+        now_s = time.time()
+        since_s = None if since is None else max(0.0, now_s - parse_duration_s(since))
+        found = head.audit(user=user, since_s=since_s, limit=limit)
+        columns = (
+            Column(title="LINE", right=True), Column(title="AGO", right=True), Column(title="USER", least=6), Column(title="TOKEN", least=6),
+            Column(title="FROM", least=6), Column(title="CALL", least=16), Column(title="WHAT", least=16), Column(title="RESULT"),
+        )  # fmt: skip
+        return Shown(
+            value=found,
+            lines=lambda screen: table(columns, [_row(line, now_s) for line in found.lines], screen),
+            extra=(f"anchor {found.anchor}",) if found.anchor else (),
+            next="phalanx audit verify",
+        )
+
+    show(fetch, as_json=as_json, watch=watch)
+
+
+def _row(line: AuditLineView, now_s: float) -> list[Cell | str]:
+    return [
+        str(line.seq), cells.ago(line.at_s, now_s), line.user, line.token_id, line.origin, line.action,
+        line.detail or line.target, Cell(line.result, "" if line.result == _DONE else "red"),
+    ]  # fmt: skip

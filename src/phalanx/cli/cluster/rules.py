@@ -1,0 +1,94 @@
+"""`phalanx rules`: what a failure means and what is done about it; and putting the operators' own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from phalanx.cli import cells
+from phalanx.cli.connect import connect
+from phalanx.cli.groups import NounGroup
+from phalanx.cli.lists import Shown, list_options, show
+from phalanx.cli.tables import Cell, Column, table
+from phalanx.cli.terminal import Terminal, clean
+from phalanx.core.recovery.rules import SIGNALS
+from phalanx.wire.api.rules import RulesReply, RuleView
+
+_NAMES = {number: name for name, number in SIGNALS.items()}
+_STYLES = {"user": "yellow", "infrastructure": "red", "preempted": "blue", "echo": "dim"}
+
+
+@click.group(cls=NounGroup, invoke_without_command=True)
+@list_options
+@click.pass_context
+def rules(context: click.Context, as_json: bool, watch: bool) -> None:
+    """Show the failure rules; check a file of your own, and put it in force."""
+    if context.invoked_subcommand is None:
+        _list(as_json=as_json, watch=watch)
+
+
+@rules.command(name="show")
+@list_options
+def show_(as_json: bool, watch: bool) -> None:
+    """Show the rules in force, in the order in which they are tried."""
+    _list(as_json=as_json, watch=watch)
+
+
+@rules.command()
+@click.argument("file", type=str)
+def check(file: str) -> None:
+    """Check a rule file, here alone: no head is asked."""
+    from phalanx.cli.cluster.rulefile import read_rule_file
+
+    found = read_rule_file(file)
+    print(f"{file}: {cells.count(len(found), 'rule')}, all well; phalanx rules apply {file} puts them in force")
+
+
+@rules.command()
+@click.argument("file", type=str)
+def apply(file: str) -> None:
+    """Put the rules of a file in force, in place of those put before; they go before the shipped ones (docs/recovery.md)."""
+    from phalanx.cli.cluster.rulefile import read_rule_file
+
+    reply = connect().put_rules(read_rule_file(file))
+    own = sum(rule.own for rule in reply.rules)
+    print(clean(f"{cells.count(own, 'rule')} of your own in force, before {len(reply.rules) - own} shipped"))
+
+
+def _list(*, as_json: bool, watch: bool) -> None:
+    head = connect()
+
+    def fetch() -> Shown:
+        found = head.rules()
+        return Shown(value=found, lines=lambda screen: _lines(found, screen), next="phalanx rules apply FILE")
+
+    show(fetch, as_json=as_json, watch=watch)
+
+
+def _lines(found: RulesReply, screen: Terminal) -> list[str]:
+    columns = (
+        Column(title="RULE", least=12), Column(title="SIGNS", least=20), Column(title="BLAME"), Column(title="REMEDY"),
+        Column(title="CHARGED"), Column(title="MEANS", least=16, hide_empty=True, drop=2), Column(title="FROM", hide_empty=True, drop=1, least=12),
+    )  # fmt: skip
+    return table(columns, [_row(rule) for rule in found.rules], screen)
+
+
+def _row(rule: RuleView) -> Sequence[Cell | str]:
+    return [
+        rule.name, signs(rule), Cell(rule.blame.value, _STYLES[rule.blame.value]), rule.remedy.value,
+        "retry" if rule.charge.value == "retry" else "no progress", rule.says, "yours" if rule.own else rule.source,
+    ]  # fmt: skip
+
+
+def signs(rule: RuleView) -> str:
+    """What a rule looks for, in a line."""
+    found = [
+        f"code {', '.join(map(str, rule.codes))}" if rule.codes else "",
+        ", ".join(_NAMES.get(number, f"signal {number}") for number in rule.signals),
+        f"XID {', '.join(map(str, rule.xids))}" if rule.xids else "",
+        "killed for want of memory" if rule.oom else "",
+        rule.cause,
+        f'"{rule.pattern}"' if rule.pattern else "",
+    ]
+    return " and ".join(filter(None, found))

@@ -1,0 +1,68 @@
+"""`phalanx nodes spares`: how many nodes to keep spare, from how often this fleet's nodes fail and how long a repair takes."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import click
+import msgspec
+
+from phalanx.cli.cells import count
+from phalanx.cli.connect import connect
+from phalanx.cli.words import DURATION
+from phalanx.core.errors import BadRequest
+from phalanx.core.recovery.failure_rate import node_mtbf_s
+from phalanx.core.recovery.spares import REPAIR_DEFAULT_S, SHORT_MAX, spares, under_repair
+from phalanx.core.units import format_duration, parse_duration_s
+
+_DAY_S = 86_400.0
+
+
+class SparesFound(msgspec.Struct, frozen=True, kw_only=True):
+    """What `--json` prints."""
+
+    nodes: int
+    failures: int
+    node_days: float
+    node_mtbf_s: float
+    repair_s: float
+    under_repair: float
+    spares: int
+
+
+@click.command(name="spares")
+@click.option("--repair", type=DURATION, metavar="TIME", help="From a failure until the node is back; 3d.")
+@click.option(
+    "--nodes",
+    "wanted",
+    type=click.IntRange(1, 1_000_000),
+    metavar="N",
+    help="For so many working nodes; all there are.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def spares_(repair: str | None, wanted: int | None, as_json: bool) -> None:
+    """How many nodes to keep spare so that work lacks one for less than 1 % of the time."""
+    now_s, nodes = time.time(), connect().nodes()
+    failures = sum(node.failures for node in nodes)
+    exposure_s = sum(max(0.0, now_s - node.joined_s) for node in nodes)
+    repair_s = REPAIR_DEFAULT_S if repair is None else parse_duration_s(repair, what="--repair")
+    mtbf_s, number = node_mtbf_s(failures, exposure_s), wanted or len(nodes)
+    try:
+        needed = spares(number, node_mtbf_s=mtbf_s, repair_s=repair_s)
+    except ValueError as error:
+        raise BadRequest(f"--repair {format_duration(repair_s)}: {error}") from None
+    found = SparesFound(
+        nodes=number, failures=failures, node_days=exposure_s / _DAY_S, node_mtbf_s=mtbf_s, repair_s=repair_s,
+        under_repair=under_repair(number, node_mtbf_s=mtbf_s, repair_s=repair_s), spares=needed,
+    )  # fmt: skip
+    if as_json:
+        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+        return
+    print(
+        f"{count(found.spares, 'spare')} for {count(number, 'node')}: with fewer, work lacks a node for more than {SHORT_MAX:.0%} of the time"
+    )
+    print(
+        f"  a node fails once in {mtbf_s / _DAY_S:.0f} days: {count(failures, 'failure')} in {found.node_days:.1f} node-days here, beside what published fleets saw"
+    )
+    print(f"  a repair takes {format_duration(repair_s)}: {found.under_repair:.2f} nodes are under repair on average")

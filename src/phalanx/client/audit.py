@@ -1,0 +1,28 @@
+"""Verbs of the audit trail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from phalanx.client.verbs import Records, Verbs, query
+
+if TYPE_CHECKING:
+    from phalanx.wire.api import audit as api
+else:
+    api = Records("phalanx.wire.api.audit")
+
+
+class AuditVerbs(Verbs):
+    """Read who changed what, and whether the trail is whole."""
+
+    def audit(
+        self, *, user: str | None = None, since_s: float | None = None, after: int | None = None, limit: int = 100
+    ) -> api.AuditList:
+        """The newest lines, oldest first; with `after` those that follow a seq."""
+        asked = {"user": user, "since_s": since_s, "after": after, "limit": limit}
+        return self._get("/v1/audit" + query(asked), api.AuditList)
+
+    def verify_audit(self, anchors: Sequence[str] = ()) -> api.AuditReport:
+        """Have the head read the whole trail."""
+        return self._get("/v1/audit/verify" + query({}, [("anchor", anchor) for anchor in anchors]), api.AuditReport)

@@ -1,0 +1,130 @@
+"""What the audit trail says of each request: names, numbers and roles, never a command, an environment or a hash of a token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import assert_never
+
+from phalanx.core.state.events import (
+    Cancel,
+    CancelAll,
+    ChangeProject,
+    ChangeUser,
+    CordonNode,
+    EndReservation,
+    ForgetNode,
+    Hold,
+    LabelNodes,
+    PlanStop,
+    PutCalibration,
+    PutProject,
+    PutQueue,
+    PutQueues,
+    PutReservation,
+    PutRules,
+    PutToken,
+    PutUser,
+    Request,
+    Requeue,
+    RevokeToken,
+    Submit,
+    TokensUsed,
+    UncordonNode,
+    Update,
+)  # fmt: skip
+from phalanx.core.work.job import Job
+from phalanx.core.work.people import Token, User
+from phalanx.core.work.queue import Project, Queue
+
+_NAMED_MAX = 8  # names of a list; the rest as a number
+
+
+def words_of(request: Request, answer: object) -> str:
+    """What was asked, and for a submit which job came of it."""
+    match request:
+        case Submit():
+            return _submitted(request, answer)
+        case Cancel() | Hold() | Requeue() | Update():
+            return _of_job(request)
+        case CancelAll():
+            return "all live jobs"
+        case CordonNode():
+            return f"node {request.node_id} {'drain' if request.drain else 'cordon'}"
+        case UncordonNode() | ForgetNode():
+            return f"node {request.node_id}"
+        case LabelNodes(labels=labels):
+            return f"nodes {listed(sorted(labels))}"
+        case PutUser(user=user):
+            return _user(user)
+        case ChangeUser():
+            return _user(answer) if isinstance(answer, User) else f"user {request.user_id} role {request.role}"
+        case PutProject(project=project):
+            return _project(project)
+        case ChangeProject():
+            return _project(answer) if isinstance(answer, Project) else f"project {request.project_id}"
+        case PutQueue(queue=queue):
+            return f"queue {queue.id} {_queue(queue)}"
+        case PutQueues():
+            put = "; ".join(f"{queue.id} {_queue(queue)}" for queue in request.queues)
+            return f"put {put or 'none'}" + (f"; remove {listed(request.remove)}" if request.remove else "")
+        case PutReservation(reservation=one):
+            return f"reservation {one.id} nodes {listed(sorted(one.nodes))}"
+        case EndReservation():
+            return f"reservation {request.reservation_id}"
+        case PutCalibration():
+            return "the fleet's profile"
+        case PutRules():
+            return "the operators' failure rules"
+        case PutToken(token=token):
+            return _token(token)
+        case RevokeToken():
+            return f"token {request.token_id}" + (" and all made with it" if request.made_too else "")
+        case TokensUsed():
+            return f"{len(request.used_s)} tokens used"
+        case PlanStop():
+            return f"leases of {request.lease_s:g} s"
+        case _:
+            assert_never(request)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names, of a long list the first few."""
+    shown = ",".join(names[:_NAMED_MAX])
+    return shown if len(names) <= _NAMED_MAX else f"{shown} and {len(names) - _NAMED_MAX} more"
+
+
+def _submitted(request: Submit, answer: object) -> str:
+    jobs = [job for job in (answer if isinstance(answer, list) else [answer]) if isinstance(job, Job)]
+    made = "" if not jobs else f"job {jobs[0].id} " if len(jobs) == 1 else f"jobs {jobs[0].id} to {jobs[-1].id} "
+    return f"{made}project {request.project} queue {request.queue} gpus {request.spec.role.gpus.total}"
+
+
+def _of_job(request: Cancel | Hold | Requeue | Update) -> str:
+    match request:
+        case Hold():
+            return f"job {request.job_id} {'hold' if request.held else 'release'}"
+        case Update():
+            asked = {"priority": request.priority, "queue": request.queue, "time_limit_s": request.time_limit_s,
+                     "begin_s": request.begin_s, "name": None if request.name is None else "changed"}  # fmt: skip
+            return f"job {request.job_id} " + " ".join(f"{k}={v}" for k, v in asked.items() if v is not None)
+        case _:
+            return f"job {request.job_id}"
+
+
+def _user(user: User) -> str:
+    return f"user {user.id} role {user.role}{' disabled' if user.disabled else ''}"
+
+
+def _project(project: Project) -> str:
+    return f"project {project.id} members {listed(sorted(project.members))} admins {listed(sorted(project.admins))}"
+
+
+def _queue(queue: Queue) -> str:
+    parts = {"priority": queue.priority, "open": queue.open, "parent": queue.parent, "quota_gpus": queue.quota_gpus}
+    return " ".join(f"{name}={value}" for name, value in parts.items() if value is not None)
+
+
+def _token(token: Token) -> str:
+    scope = f" scope {','.join(sorted(token.scope))}" if token.scope else ""
+    ends = "" if token.expires_s is None else f" until {token.expires_s:.0f}"
+    return f"token {token.id} of {token.user}{scope}{ends}"

@@ -1,0 +1,117 @@
+"""Which of a gang's deaths was the cause, and what the rules' verdict on it leads to. Functions of an attempt that is accounted for.
+
+When one task dies its peers die of it: they wait in a collective until somebody resets their connection. So the order of deaths alone
+says little; what the rules call an echo stands behind everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from phalanx.core.fleet.fitness import RECOVERY, Fault
+from phalanx.core.ids import NodeId
+from phalanx.core.lifecycle.facts import Mark
+from phalanx.core.state.revise import replace
+from phalanx.core.work.attempt import Attempt, Cause, TaskExit
+from phalanx.core.work.failure import Blame, Charge, Remedy, Verdict
+
+_MOVES = (Remedy.ELSEWHERE, Remedy.DRAIN)
+
+
+def first_failure(attempt: Attempt) -> TaskExit | None:
+    """The death that explains the others: of a node or device first, echoes last; a signal before a code; then the earliest."""
+    failures = [exit for exit in attempt.exits if exit.failed]
+    return min(failures, key=_order, default=None)
+
+
+def _order(exit: TaskExit) -> tuple[int, bool, float, int]:
+    verdict, place = exit.verdict, 1
+    if verdict is not None and verdict.blame is Blame.ECHO:
+        place = 2
+    elif verdict is not None and verdict.blame is not Blame.USER and verdict.remedy in _MOVES:
+        place = 0
+    return (place, exit.code is not None, exit.at_s, exit.rank)
+
+
+def cause_of(verdict: Verdict, *, alone: bool = False) -> Cause:
+    """The cause under which the attempt machine carries the verdict out. `alone`: a task without peers echoes nobody."""
+    if alone and verdict.blame is Blame.ECHO:
+        return Cause.FAILED
+    if verdict.charge is Charge.RETRY or verdict.remedy is Remedy.STOP:
+        return Cause.FAILED
+    return Cause.FAULT if verdict.remedy in _MOVES else Cause.CRASH
+
+
+def explained(attempt: Attempt, cause: Cause) -> Attempt:
+    """The attempt with its first failure's verdict as the reason it ended, and with the nodes that are to blame named as bad."""
+    if cause not in (Cause.FAILED, Cause.CRASH, Cause.FAULT):
+        return attempt
+    first = first_failure(attempt)
+    if first is None or first.verdict is None:
+        return attempt
+    bad = {exit.node_id: exit.verdict.says for exit in _movers(attempt) if exit.verdict is not None}
+    members = tuple(
+        replace(member, why=member.why or bad[member.node_id]) if member.node_id in bad else member
+        for member in attempt.members
+    )
+    return replace(attempt, why=f"rank {first.rank} on {first.node_id}: {in_words(first)}", members=members)
+
+
+def in_words(exit: TaskExit) -> str:
+    """`exit code 1: ValueError: bad shape (python-error: user)`."""
+    how = f"signal {exit.signal}" if exit.code is None else f"exit code {exit.code}"
+    if exit.note:
+        how = f"{how} ({exit.note})"
+    verdict = exit.verdict
+    if verdict is None or not verdict.says:
+        return how
+    return f"{how}: {verdict.says} ({verdict.rule}: {verdict.blame.value})"
+
+
+def next_step(attempt: Attempt, *, goes_on: bool, budget: str) -> str:
+    """What happens now, for the story: `the gang starts again in place; retry 1 of 2`."""
+    first = first_failure(attempt)
+    verdict = None if first is None else first.verdict
+    if first is None or verdict is None:
+        return ""
+    if not goes_on:
+        stopped = f"rule {verdict.rule} says stop" if verdict.remedy is Remedy.STOP else f"{budget} spent"
+        return f"the job ends: {stopped}"
+    where = "it is placed again elsewhere" if verdict.remedy in _MOVES else "the gang starts again in place"
+    drained = f"; {first.node_id} is to be drained" if verdict.remedy is Remedy.DRAIN else ""
+    return f"{where}{drained}; counted as {budget}"
+
+
+def faults(attempt: Attempt) -> tuple[Fault, ...]:
+    """Nodes to drain, each once, with the evidence."""
+    found: dict[NodeId, Fault] = {}
+    for exit in _movers(attempt):
+        verdict = exit.verdict
+        if verdict is not None and verdict.remedy is Remedy.DRAIN and exit.node_id not in found:
+            why = f"{verdict.says} (job {attempt.job_id}, rule {verdict.rule})"
+            found[exit.node_id] = Fault(node_id=exit.node_id, why=why, kept_out=True, by=RECOVERY, drain=True)
+    return tuple(found.values())
+
+
+def marks(attempt: Attempt) -> tuple[Mark, ...]:
+    """What the failures count against nodes, each node once: the first failure's node, and all whose own device or disk failed."""
+    first = first_failure(attempt)
+    counted: Iterable[TaskExit] = (*([] if first is None else [first]), *_movers(attempt))
+    found: dict[NodeId, Mark] = {}
+    for exit in counted:
+        verdict = exit.verdict
+        if verdict is not None and verdict.weight > 0 and exit.node_id not in found:
+            found[exit.node_id] = Mark(node_id=exit.node_id, weight=verdict.weight, why=verdict.says)
+    return tuple(found.values())
+
+
+def _movers(attempt: Attempt) -> list[TaskExit]:
+    """Failures that the rules lay on their node, by rank."""
+    return sorted(
+        (
+            exit
+            for exit in attempt.exits
+            if exit.failed and exit.verdict is not None and exit.verdict.remedy in _MOVES and exit.verdict.blame is not Blame.PREEMPTED
+        ),
+        key=lambda exit: exit.rank,
+    )  # fmt: skip

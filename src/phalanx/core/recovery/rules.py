@@ -1,0 +1,257 @@
+"""Failure rules: a table from signs to verdicts, and its reading. The first rule whose signs are all there decides.
+
+The controller hands `judge` to the attempt machine with the shipped table (`phalanx.facts.failures`) behind the operators' own rules.
+Pure: evidence and rules in, a verdict out. Nothing here collects evidence or acts on it.
+
+A pattern is text, not a regular expression: any case, `*` for anything within the line, `|` between alternatives. So matching is
+linear in what a rank printed, whatever an operator wrote and a job prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from phalanx.core.errors import BadRequest
+from phalanx.core.work.attempt import Cause, TaskExit
+from phalanx.core.work.failure import LINE_CHARS_MAX, LINES_MAX, Blame, Charge, Evidence, Remedy, Verdict
+from phalanx.core.work.nearest import nearest
+
+RULES_MAX: Final = 500  # each is tried on each failure; the shipped table has some fifty
+NAME_CHARS_MAX: Final = 64
+PATTERN_CHARS_MAX: Final = 500
+SAYS_CHARS_MAX: Final = 200
+WEIGHT_MAX: Final = 10.0
+SIGNALS: Final = {
+    "SIGHUP": 1, "SIGINT": 2, "SIGQUIT": 3, "SIGILL": 4, "SIGTRAP": 5, "SIGABRT": 6, "SIGBUS": 7, "SIGFPE": 8, "SIGKILL": 9,
+    "SIGUSR1": 10, "SIGSEGV": 11, "SIGUSR2": 12, "SIGPIPE": 13, "SIGALRM": 14, "SIGTERM": 15, "SIGXCPU": 24, "SIGXFSZ": 25, "SIGSYS": 31,
+}  # fmt: skip
+"""Numbers of x86 and ARM Linux. Source: signal(7)."""
+_SHELL: Final = 128  # a shell says 128 + n of a command that signal n ended
+E = TypeVar("E", Blame, Remedy, Charge)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One row. What is empty asks for nothing; of several numbers one is enough; all kinds of signs given must be there.
+
+    Attributes:
+        codes: exit codes. signals: that ended it, or that a launcher reported as 128 + n.
+        xids: errors of the GPU driver on its node since the attempt began.
+        pattern: found in a line of the end of its output.
+        oom: the kernel killed a process of it for want of memory.
+        cause: of a whole generation, where no task failed by itself ("hang").
+        says: for people; "" takes the line that matched.
+        source, date: where the row is from.
+    """
+
+    name: str
+    blame: Blame
+    remedy: Remedy
+    charge: Charge
+    codes: tuple[int, ...] = ()
+    signals: tuple[int, ...] = ()
+    xids: tuple[int, ...] = ()
+    pattern: str = ""
+    oom: bool = False
+    cause: str = ""
+    weight: float = 0.0
+    says: str = ""
+    source: str = ""
+    date: str = ""
+
+
+NO_EVIDENCE: Final = Evidence()
+UNKNOWN_CODE: Final = Verdict(rule="exit-code", blame=Blame.USER, remedy=Remedy.HERE, charge=Charge.RETRY, says="")
+UNKNOWN_SIGNAL: Final = Verdict(
+    rule="signal",
+    blame=Blame.INFRASTRUCTURE,
+    remedy=Remedy.HERE,
+    charge=Charge.PROGRESS,
+    says="a signal nobody here sent",
+)
+"""What holds where no rule does: a code is the job's word for itself, a signal is not."""
+
+
+def judge(exit: TaskExit, rules: Sequence[Rule]) -> Verdict:
+    """What this failure means, by the first rule that fits. Cost: rules x lines of evidence."""
+    found = exit.evidence or NO_EVIDENCE
+    for rule in rules:
+        if rule.cause:
+            continue
+        line = _read(rule, exit, found)
+        if line is not None:
+            return _verdict(rule, line, found)
+    return UNKNOWN_SIGNAL if exit.code is None else UNKNOWN_CODE
+
+
+def judge_cause(cause: Cause, rules: Sequence[Rule]) -> Verdict | None:
+    """What a generation's end means that no task's own failure explains; None where no rule speaks of it."""
+    return next((_verdict(rule, "", NO_EVIDENCE) for rule in rules if rule.cause == cause.value), None)
+
+
+def _verdict(rule: Rule, line: str, found: Evidence) -> Verdict:
+    xid = next((one for one in found.xids if one in rule.xids), None)
+    says = rule.says or line.strip() or rule.name
+    if xid is not None:
+        says = f"XID {xid}: {rule.says or rule.name}"
+    return Verdict(
+        rule=rule.name, blame=rule.blame, remedy=rule.remedy, charge=rule.charge, says=says, weight=rule.weight, line=line.strip()
+    )  # fmt: skip
+
+
+def _read(rule: Rule, exit: TaskExit, found: Evidence) -> str | None:
+    """The line that matched, "" where the rule asks for none; None where it does not fit."""
+    if (rule.codes and exit.code not in rule.codes) or (rule.signals and _signal_of(exit) not in rule.signals):
+        return None
+    if (rule.xids and not any(xid in rule.xids for xid in found.xids)) or (rule.oom and not found.oom_killed):
+        return None
+    if not rule.pattern:
+        return ""
+    # The newest line first: what a program says last is nearest to why it ended.
+    # Bounded here too: a supervisor may be of another release, or lie.
+    lines = (line[:LINE_CHARS_MAX] for line in reversed(found.lines[-LINES_MAX:]))
+    return next((line for line in lines if matches(rule.pattern, line)), None)
+
+
+def _signal_of(exit: TaskExit) -> int:
+    """The signal, also where a launcher waited for the process and says 128 + n. 0 for none."""
+    if exit.signal is not None and exit.code is None:
+        return exit.signal
+    return exit.code - _SHELL if exit.code is not None and _SHELL < exit.code < _SHELL + 65 else 0
+
+
+def matches(pattern: str, line: str) -> bool:
+    """Whether an alternative of the pattern is in the line: its pieces between `*`, one after the other."""
+    lower = line.lower()
+    return any(_in_order(option.lower().split("*"), lower) for option in pattern.split("|") if option.strip("* "))
+
+
+def _in_order(pieces: Sequence[str], line: str) -> bool:
+    start = 0
+    for piece in pieces:
+        found = line.find(piece, start)
+        if found < 0:
+            return False
+        start = found + len(piece)
+    return True
+
+
+def laid_over(own: Iterable[Rule], shipped: Iterable[Rule]) -> tuple[Rule, ...]:
+    """The operators' rules, then the shipped ones that they do not replace by name."""
+    first = tuple(own)
+    names = {rule.name for rule in first}
+    return (*first, *(rule for rule in shipped if rule.name not in names))
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+SIGNS: Final = ("codes", "signals", "xids", "pattern", "oom", "cause")
+KEYS: Final = ("name", *SIGNS, "blame", "remedy", "charge", "weight", "says")
+CAUSES: Final = ("hang",)  # of whole generations, that a rule may speak of
+
+
+def rules_from(values: Any) -> tuple[Rule, ...]:
+    """Rules of plain values (a list of tables), in their order.
+
+    Raises:
+        BadRequest: an unknown key (with the nearest known one), a value that cannot be, a name that stands there twice.
+    """
+    if not isinstance(values, list):
+        raise BadRequest("rules: a list of tables is wanted", hint="each with name, a sign, blame and remedy")
+    if len(values) > RULES_MAX:
+        raise BadRequest(f"rules: {len(values)} of them; at most {RULES_MAX} are looked through at a failure")
+    rules: dict[str, Rule] = {}
+    for number, value in enumerate(values, start=1):
+        rule = rule_from(value, f"rule {number}")
+        if rule.name in rules:
+            raise BadRequest(f"rule {number}: name: {rule.name!r} stands there twice")
+        rules[rule.name] = rule
+    return tuple(rules.values())
+
+
+def plain(rule: Rule) -> dict[str, Any]:
+    """The rule as values that `rule_from` reads; what is empty is left out."""
+    given = {key: getattr(rule, key) for key in KEYS}
+    return {
+        key: list(value) if isinstance(value, tuple) else str(value) if key in _WORDS else value
+        for key, value in given.items()
+        if value
+    }
+
+
+_WORDS: Final = ("blame", "remedy", "charge")
+
+
+def rule_from(value: Any, where: str) -> Rule:
+    """One rule. `where` is for messages.
+
+    Raises:
+        BadRequest: as `rules_from`.
+    """
+    if not isinstance(value, Mapping):
+        raise BadRequest(f"{where}: a table is wanted", hint=f"with keys of {', '.join(KEYS)}")
+    for key in value:
+        if key not in KEYS:
+            near = nearest(str(key), KEYS)
+            raise BadRequest(f"{where}: unknown key {str(key)[:NAME_CHARS_MAX]!r}", hint=f"did you mean {near!r}?" if near else f"known: {', '.join(KEYS)}")  # fmt: skip
+    name = _text(value, "name", where, NAME_CHARS_MAX)
+    if not name:
+        raise BadRequest(f"{where}: name is missing")
+    where = f"{where} ({name})"
+    rule = _signs(value, name, where)
+    if not any(getattr(rule, sign) for sign in SIGNS):
+        raise BadRequest(f"{where}: no sign to know it by", hint=f"one of {', '.join(SIGNS)}")
+    return rule
+
+
+def _signs(value: Mapping[str, Any], name: str, where: str) -> Rule:
+    blame = _one_of(value, "blame", Blame, where)
+    usual = Charge.RETRY if blame is Blame.USER else Charge.PROGRESS
+    oom, weight, cause = value.get("oom", False), value.get("weight", 0.0), _text(value, "cause", where, NAME_CHARS_MAX)
+    if not isinstance(oom, bool):
+        raise BadRequest(f"{where}: oom: true or false is wanted")
+    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0.0 <= weight <= WEIGHT_MAX:
+        raise BadRequest(f"{where}: weight: a number from 0 to {WEIGHT_MAX:g} is wanted")
+    if cause and cause not in CAUSES:
+        raise BadRequest(f"{where}: cause: {cause!r} is none of {', '.join(CAUSES)}")
+    pattern = _text(value, "pattern", where, PATTERN_CHARS_MAX)
+    if pattern and not all(option.strip("* ") for option in pattern.split("|")):
+        raise BadRequest(f"{where}: pattern: {pattern!r} would match every line")
+    return Rule(
+        name=name, blame=blame, remedy=_one_of(value, "remedy", Remedy, where), pattern=pattern, oom=oom, weight=float(weight), cause=cause,
+        charge=_one_of(value, "charge", Charge, where) if "charge" in value else usual, codes=_numbers(value, "codes", where, 255),
+        signals=_numbers(value, "signals", where, 64), xids=_numbers(value, "xids", where, 9_999),
+        says=_text(value, "says", where, SAYS_CHARS_MAX),
+    )  # fmt: skip
+
+
+def _text(value: Mapping[str, Any], key: str, where: str, chars_max: int) -> str:
+    text = value.get(key, "")
+    if not isinstance(text, str) or len(text) > chars_max or not (text.isprintable()):
+        raise BadRequest(f"{where}: {key}: one line of at most {chars_max} characters is wanted")
+    return text.strip() if key == "name" else text
+
+
+def _numbers(value: Mapping[str, Any], key: str, where: str, most: int) -> tuple[int, ...]:
+    given = value.get(key, ())
+    listed = list(given) if isinstance(given, (list, tuple)) else [given]
+    named = [SIGNALS.get(one.upper(), one) if key == "signals" and isinstance(one, str) else one for one in listed]
+    numbers: list[int] = []
+    for number in named:
+        if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= most:
+            words = " or a name like SIGSEGV" if key == "signals" else ""
+            raise BadRequest(f"{where}: {key}: {str(number)[:40]!r}; a number from 1 to {most}{words} is wanted")
+        numbers.append(number)
+    return tuple(numbers)
+
+
+def _one_of(value: Mapping[str, Any], key: str, kind: type[E], where: str) -> E:
+    word = value.get(key)
+    known: Iterable[str] = [one.value for one in kind]
+    if not isinstance(word, str) or word not in known:
+        near = nearest(str(word), known) if word is not None else None
+        what = f"{str(word)[:40]!r} is none of" if word is not None else "missing; one of"
+        raise BadRequest(f"{where}: {key}: {what} {', '.join(known)}", hint=f"did you mean {near!r}?" if near else "")
+    return kind(word)

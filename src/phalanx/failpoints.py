@@ -1,0 +1,358 @@
+"""Places where a write can be made to fail: a name around every write of the head, so that tests and drills can stop just there.
+
+Unarmed, a point is one look into an empty dict. A test arms points in its own process; a drill arms those of a real head through the
+environment, for example PHALANX_FAILPOINT="store.commit.commit=kill:3,logs.append.write=torn". The part of a name before its first dot says
+whose disk it is: `store` (SQLite) `postgres` `election` `upgrade` `backup` `restore` `logs` `blobs` (store/), `kept` `outputs` (api/), `home` `files` `tls` (app/), `private` `local` (engines/local/), `ray`.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+VARIABLE: Final = "PHALANX_FAILPOINT"
+
+
+class Failure(enum.StrEnum):
+    """What happens at an armed point."""
+
+    KILL = "kill"  # the process dies by SIGKILL before the write, as by the kernel or a loose cable
+    AFTER = "after"  # the write is done, then the process dies; nobody has heard of it
+    ERROR = "error"  # the write fails with EIO
+    FULL = "full"  # the write fails with ENOSPC
+    TORN = "torn"  # half of the bytes reach the file, then the process dies
+
+
+_AROUND: Final = frozenset({Failure.KILL, Failure.AFTER, Failure.ERROR, Failure.FULL})
+_WRITE: Final = _AROUND | {Failure.TORN}
+_BEFORE: Final = frozenset({Failure.KILL, Failure.ERROR, Failure.FULL})  # a mark between two writes
+_DONE: Final = frozenset({Failure.KILL})  # too late to fail: what was written is durable
+_FORGIVEN: Final = frozenset({Failure.KILL, Failure.AFTER})  # its failure is not told to anybody
+
+FAILPOINTS: Final[dict[str, frozenset[Failure]]] = {
+    "store.open.folder": _AROUND,
+    "store.open.lock": _AROUND,
+    "store.open.create": _AROUND,
+    "store.open.begin": _AROUND,  # the file is there, and empty; the connection may make its WAL
+    "store.open.directory": _AROUND,
+    "store.open.mark": _WRITE,  # the lock file says from now on that there is a database
+    "store.open.mark_sync": _AROUND,
+    "store.migrate.begin": _BEFORE,
+    "store.migrate.statements": _BEFORE,
+    "store.migrate.record": _BEFORE,
+    "store.migrate.ledger": _BEFORE,
+    "store.migrate.commit": _BEFORE,
+    "store.migrate.done": _DONE,
+    "store.migrate.rollback": _FORGIVEN,
+    "store.commit.begin": _BEFORE,
+    "store.commit.rows": _BEFORE,  # hit once for each kind of record in the batch
+    "store.commit.commit": _BEFORE,  # all is written, nothing is committed
+    "store.commit.done": _DONE,  # durable, and nobody knows yet
+    "store.commit.rollback": _FORGIVEN,
+    "store.settle.checkpoint": _FORGIVEN,
+    "store.close.checkpoint": _FORGIVEN,
+    "postgres.open.term": _BEFORE,
+    "postgres.migrate.nothing": _DONE,
+    "postgres.migrate.schema": _BEFORE,
+    "postgres.migrate.ledger": _BEFORE,
+    "postgres.migrate.statements": _BEFORE,
+    "postgres.migrate.record": _BEFORE,
+    "postgres.migrate.commit": _BEFORE,
+    "postgres.migrate.done": _DONE,
+    "postgres.migrate.rollback": _DONE,
+    "postgres.commit.begin": _BEFORE,
+    "postgres.commit.rows": _BEFORE,  # hit once for each kind of record in the batch
+    "postgres.commit.remember": _BEFORE,
+    "postgres.commit.patience": _BEFORE,
+    "postgres.commit.commit": _BEFORE,  # all is sent, COMMIT is not
+    "postgres.commit.done": _DONE,  # durable, and nobody knows yet
+    "postgres.commit.rollback": _DONE,
+    "upgrade.copy.remove": _AROUND,
+    "upgrade.copy.create": _AROUND,
+    "upgrade.copy.write": _AROUND,
+    "upgrade.copy.sync": _AROUND,
+    "upgrade.copy.rename": _AROUND,
+    "upgrade.copy.directory": _AROUND,
+    "upgrade.schema": _AROUND,
+    "upgrade.table": _AROUND,
+    "backup.create": _AROUND,
+    "backup.cut": _AROUND,
+    "backup.sync": _AROUND,
+    "backup.rename": _AROUND,
+    "backup.directory": _AROUND,
+    "restore.rows": _AROUND,
+    "restore.commit": _AROUND,
+    "restore.checkpoint": _AROUND,
+    "restore.wal": _AROUND,
+    "restore.aside": _AROUND,
+    "restore.shm": _AROUND,
+    "restore.rename": _AROUND,
+    "restore.directory": _AROUND,
+    "restore.remove": _AROUND,
+    "restore.put": _AROUND,
+    "restore.term": _AROUND,
+    "restore.end": _AROUND,
+    "restore.schema": _AROUND,
+    "restore.copy": _AROUND,
+    "restore.truncate": _AROUND,
+    "restore.later_folder": _AROUND,
+    "restore.later_files": _AROUND,
+    "backup.write": _WRITE,
+    "backup.take_back": _FORGIVEN,
+    "election.prepare.leads": _AROUND,
+    "election.open.patience": _AROUND,
+    "election.say.statement": _AROUND,  # any of a head's statements about who leads, reads as well
+    "logs.open.directory": _AROUND,
+    "logs.append.directory": _AROUND,
+    "logs.append.create": _AROUND,
+    "logs.append.write": _WRITE,
+    "logs.append.sync": _AROUND,  # written, not synced
+    "logs.append.sync_directory": _AROUND,
+    "logs.append.done": _DONE,
+    "logs.take_back.remove": _FORGIVEN,
+    "logs.take_back.cut": _FORGIVEN,
+    "logs.delete.remove": _AROUND,
+    "blobs.open.directory": _AROUND,
+    "blobs.put.create": _AROUND,
+    "blobs.put.write": _WRITE,
+    "blobs.put.sync": _AROUND,
+    "blobs.put.directory": _AROUND,
+    "blobs.put.rename": _AROUND,
+    "blobs.put.sync_directory": _AROUND,
+    "blobs.take_back.remove": _FORGIVEN,
+    "blobs.sweep.remove": _AROUND,
+    "files.open.directory": _AROUND,  # that several heads share
+    "home.open.directory": _AROUND,
+    "home.lock.create": _AROUND,
+    "home.holder.cut": _AROUND,
+    "home.holder.write": _WRITE,
+    "home.remove.name": _AROUND,
+    "home.aside.rename": _AROUND,  # output without its database
+    "audit.anchor.create": _AROUND,
+    "audit.anchor.write": _WRITE,
+    "tls.open.directory": _AROUND,
+    "private.write.directory": _AROUND,
+    "private.write.create": _AROUND,
+    "private.write.bytes": _WRITE,
+    "private.write.sync": _AROUND,
+    "private.write.rename": _AROUND,
+    "private.write.sync_directory": _AROUND,
+    "local.spawn.directory": _AROUND,
+    "local.spawn.output": _AROUND,
+    "local.spawn.process": _AROUND,  # no file, but what the record must not miss
+    "local.forget.name": _AROUND,
+    "kept.open.directory": _AROUND,
+    "kept.begin.directory": _AROUND,
+    "kept.begin.mark": _AROUND,
+    "kept.begin.parents": _AROUND,
+    "kept.begin.sync": _AROUND,  # of what an earlier life of the head took
+    "kept.whole.create": _AROUND,
+    "kept.whole.write": _WRITE,
+    "kept.whole.sync": _AROUND,
+    "kept.whole.rename": _AROUND,
+    "kept.piece.create": _AROUND,
+    "kept.piece.write": _WRITE,
+    "kept.piece.cut": _AROUND,
+    "kept.piece.sync": _AROUND,
+    "kept.finish.sync_inside": _AROUND,
+    "kept.finish.rename": _AROUND,
+    "kept.finish.sync_directory": _AROUND,
+    "kept.retire.rename": _FORGIVEN,
+    "kept.retire.remove": _FORGIVEN,
+    "kept.settle.mark": _FORGIVEN,
+    "kept.settle.epoch": _FORGIVEN,
+    "kept.settle.job": _FORGIVEN,
+    "outputs.open.sweep": _FORGIVEN,
+    "outputs.extend.write": _WRITE,
+    "outputs.extend.sync": _AROUND,
+    "outputs.take.directory": _AROUND,
+    "outputs.take.create": _AROUND,
+    "outputs.take.cut": _AROUND,
+    "outputs.take.write": _WRITE,
+    "outputs.name.refuse": _FORGIVEN,
+    "outputs.name.mode": _AROUND,
+    "outputs.name.sync": _AROUND,
+    "outputs.name.rename": _AROUND,
+    "outputs.name.sync_directory": _AROUND,
+    "outputs.remove.file": _AROUND,
+    "outputs.remove.folder": _AROUND,
+    "outputs.settle.remove": _FORGIVEN,
+    "outputs.beside.rename": _AROUND,
+    "outputs.own.directory": _AROUND,
+    "outputs.own.sync_directory": _AROUND,
+    "outputs.within.root": _AROUND,
+    "outputs.within.directory": _AROUND,
+    "outputs.within.sync": _AROUND,
+    "outputs.within.sync_root": _AROUND,
+    "ray.open.directory": _AROUND,
+    "ray.start.mark": _AROUND,
+    "ray.start.directory": _AROUND,
+    "ray.start.carried": _AROUND,
+    "ray.start.output": _AROUND,
+    "ray.start.process": _AROUND,
+    "ray.stop.temp": _FORGIVEN,
+    "ray.driver.log": _AROUND,
+    "ray.driver.process": _AROUND,
+}
+
+
+@dataclass(slots=True)
+class _Armed:
+    failure: Failure
+    left: int  # passes until it fails; 1 fails at the next
+
+
+_armed: dict[str, _Armed] = {}
+_lock = threading.Lock()
+
+
+def hit(name: str) -> None:
+    """Pass a mark between two writes, or fail there if it is armed.
+
+    Raises:
+        OSError: it is armed with ERROR or FULL.
+    """
+    if _armed:
+        _pass(name)
+
+
+def around(name: str) -> _Around:
+    """A block with one write in it: fails before the write, or dies when it is done, if it is armed.
+
+    Raises:
+        OSError: it is armed with ERROR or FULL.
+    """
+    return _Around(name)
+
+
+class _Around:
+    __slots__ = ("_dies", "_name")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._dies = False
+
+    def __enter__(self) -> None:
+        if _armed:
+            self._dies = _pass(self._name)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._dies and kind is None:
+            _die()
+        if self._dies:
+            arm(self._name, Failure.AFTER)  # nothing was written, so it waits for the next pass
+
+
+def write(name: str, fd: int, content: bytes | memoryview, offset: int) -> None:
+    """Write all of `content` at `offset`, unless the point is armed. The only way in which the head writes bytes to its own files.
+
+    Raises:
+        OSError: the disk took not all of it; some may be there.
+    """
+    view = memoryview(content)
+    dies = bool(_armed) and _pass(name, fd, view, offset)
+    written = 0
+    while written < len(view):
+        written += os.pwrite(fd, view[written:], offset + written)
+    if dies:
+        _die()
+
+
+def sync_directory(name: str, path: str) -> None:
+    """Sync a folder, so that names in it survive a power cut.
+
+    Raises:
+        OSError: the disk, or the point is armed.
+    """
+    with around(name):
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def arm(name: str, failure: Failure, nth: int = 1) -> None:
+    """Let the point fail at its nth pass from now, once.
+
+    Raises:
+        ValueError: there is no such point, or it cannot fail in this way.
+    """
+    if name not in FAILPOINTS:
+        raise ValueError(f"there is no failpoint {name!r}; known: {' '.join(sorted(FAILPOINTS))}")
+    if failure not in FAILPOINTS[name]:
+        raise ValueError(f"failpoint {name} cannot be {failure.value}, only {' or '.join(sorted(FAILPOINTS[name]))}")
+    if nth < 1:
+        raise ValueError(f"failpoint {name}: passes count from 1, not {nth}")
+    _armed[name] = _Armed(failure, nth)
+
+
+def disarm() -> None:
+    """Let every point pass again."""
+    _armed.clear()
+
+
+@contextmanager
+def armed(name: str, failure: Failure, nth: int = 1) -> Iterator[None]:
+    """Arm one point for a block of a test."""
+    arm(name, failure, nth)
+    try:
+        yield
+    finally:
+        disarm()
+
+
+def arm_by_text(text: str) -> None:
+    """Arm what a line like "store.commit.commit=kill:3,logs.append.write=torn" names.
+
+    Raises:
+        ValueError: the line cannot be read: better no head than one that runs a drill wrongly.
+    """
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        name, _, rest = item.partition("=")
+        failure, _, nth = rest.partition(":")
+        if failure not in set(Failure) or not (nth or "1").isdecimal():
+            raise ValueError(f"{VARIABLE}: {item!r} is not NAME={'|'.join(Failure)}[:NTH]")
+        arm(name, Failure(failure), int(nth or "1"))
+
+
+def _pass(name: str, fd: int = -1, view: memoryview | None = None, offset: int = 0) -> bool:
+    """Fail, if it is armed for this pass. True: the process has to die after the write."""
+    with _lock:
+        point = _armed.get(name)
+        if point is None:
+            return False
+        point.left -= 1
+        if point.left > 0:
+            return False
+        del _armed[name]
+    match point.failure:
+        case Failure.KILL:
+            _die()
+        case Failure.AFTER:
+            pass
+        case Failure.TORN:
+            if view is not None and len(view) > 1:
+                os.pwrite(fd, view[: len(view) // 2], offset)
+            _die()
+        case Failure.ERROR:
+            raise OSError(errno.EIO, f"failpoint {name}")
+        case Failure.FULL:
+            raise OSError(errno.ENOSPC, f"failpoint {name}")
+    return True
+
+
+def _die() -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    signal.pause()  # the signal is on its way; nothing more may happen here
+    raise AssertionError("unreachable")
+
+
+arm_by_text(os.environ.get(VARIABLE, ""))

@@ -1,0 +1,125 @@
+"""What the kernel and the GPU driver said on this node lately: XIDs, and kills for want of memory. From /dev/kmsg where it may be read, and NVML.
+
+Kept in memory with the moment at which we heard of it, so that a failure is laid to what came in its own time. Reading the kernel log asks
+for root or `kernel.dmesg_restrict=0`; without either NVML and the counters still tell.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from phalanx.core.work.failure import XIDS_MAX
+from phalanx.node.logic.evidence import OomKill, XidSeen, kernel_signs, same_bus
+from phalanx.node.shell.probes import DeviceFacts
+from phalanx.wire.rank import boottime_ns
+
+_RECORD_BYTES: Final = 8192  # one record a read; the kernel's own bound (CONSOLE_EXT_LOG_MAX)
+_RECORDS_MAX: Final = 20_000  # in one look; the ring holds some thousands
+_KEPT: Final = 1024
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Xid:
+    at_ns: int
+    xid: int
+    bus: str  # "" where the index is known
+    index: int | None
+
+
+class KernelLog:
+    """Signs on this node, kept as they come. Thread-safe.
+
+    Args:
+        devices: the node's GPUs, to know whose an error is.
+        path: of the kernel log; "" for none.
+    """
+
+    def __init__(self, devices: Iterable[DeviceFacts], path: str = "/dev/kmsg") -> None:
+        self._buses = {device.index: device.pci_bus for device in devices}
+        self._lock = threading.Lock()
+        self._xids: deque[_Xid] = deque(maxlen=_KEPT)
+        self._killed: deque[tuple[int, int]] = deque(maxlen=_KEPT)  # when, pid
+        self._file = _open_at_end(path)
+
+    def poll(self) -> None:
+        """Take in what is new."""
+        with self._lock:
+            for sign in kernel_signs(self._read()):
+                match sign:
+                    case XidSeen(bus=bus, xid=xid):
+                        self._xids.append(_Xid(at_ns=boottime_ns(), xid=xid, bus=bus, index=None))
+                    case OomKill(pid=pid):
+                        self._killed.append((boottime_ns(), pid))
+
+    def told(self, index: int, xids: Iterable[int]) -> None:
+        """NVML told of errors on a device."""
+        with self._lock:
+            self._xids.extend(_Xid(at_ns=boottime_ns(), xid=xid, bus="", index=index) for xid in xids)
+
+    def xids(self, since_ns: int, indices: Iterable[int]) -> tuple[int, ...]:
+        """Different ones on these devices since then, in order of their coming."""
+        wanted = set(indices)
+        buses = [self._buses.get(index, "") for index in wanted]
+        with self._lock:
+            found = [one for one in self._xids if one.at_ns >= since_ns]
+        mine = (one.xid for one in found if one.index in wanted or any(bus and same_bus(one.bus, bus) for bus in buses))
+        return tuple(dict.fromkeys(mine))[:XIDS_MAX]
+
+    def oom_killed(self, since_ns: int, pids: Iterable[int]) -> bool:
+        """Whether the kernel said that it killed one of these."""
+        wanted = set(pids)
+        with self._lock:
+            return any(at_ns >= since_ns and pid in wanted for at_ns, pid in self._killed)
+
+    def close(self) -> None:
+        """Let go of the log."""
+        with self._lock:
+            if self._file is not None:
+                os.close(self._file)
+                self._file = None
+
+    def _read(self) -> str:
+        records: list[str] = []
+        while self._file is not None and len(records) < _RECORDS_MAX:
+            try:
+                record = os.read(self._file, _RECORD_BYTES)
+            except BlockingIOError:
+                break
+            except OSError as error:
+                if (
+                    error.errno == errno.EPIPE
+                ):  # records were overwritten before we came: go on with the oldest there is
+                    continue
+                _log.warning("the kernel log cannot be read any more: %s", error)
+                os.close(self._file)
+                self._file = None
+                break
+            if not record:
+                break
+            records.append(record.decode("utf-8", "replace"))
+        return "\n".join(records)
+
+
+def _open_at_end(path: str) -> int | None:
+    """The log from now on; None where it cannot be read."""
+    if not path:
+        return None
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        _log.info("no kernel log (%s): XIDs are told by NVML alone", error.strerror)
+        return None
+    try:
+        os.lseek(file, 0, os.SEEK_END)
+    except OSError:
+        os.close(file)
+        return None
+    return file

@@ -1,0 +1,96 @@
+"""Invariant 18: what attempts are billed, what queues are charged, and that a job's ledger sums to its span. Part of `invariants`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from phalanx.controller.outbox import Now
+from phalanx.core.accounting.ledger import attempt_ledgers, span_us
+from phalanx.core.ids import Epoch, JobId, QueueId
+from phalanx.core.state.world import Record
+from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.queue import Spent
+from phalanx.simulator.drill.stage import Watched
+from phalanx.simulator.drill.violation import Broken
+
+CLOSE_S: Final = 1e-3  # GPU-seconds; sums of floats of 1e9 carry some 1e-6 each
+
+
+class Books:
+    """Keeps the accounts a second time, from attempts alone."""
+
+    def __init__(self, cluster: Watched) -> None:
+        self._cluster = cluster
+        self._begun: dict[tuple[JobId, Epoch], tuple[float, float]] = {}  # CLOCK_BOOTTIME and the wall's offset
+        self._charged: dict[QueueId, float] = {}
+        self._periods: dict[QueueId, float] = {}
+
+    def look(self, records: Sequence[Record], now: Now) -> None:
+        """After each commit, made at `now`, at its records in order."""
+        charged: dict[QueueId, list[tuple[float, float]]] = {}
+        newest: dict[QueueId, Spent] = {}
+        for record in records:
+            if isinstance(record, Attempt):
+                self._attempt(record, charged, now)
+            elif isinstance(record, Spent):
+                newest[record.queue] = record
+            elif isinstance(record, Job) and record.state.terminal:
+                self._ended(record)
+        for queue in {**charged, **newest}:
+            fresh = charged.get(queue, [])
+            if queue in newest:
+                self._spent(newest[queue], fresh)
+            elif sum(gpu_s for _, gpu_s in fresh) > CLOSE_S:
+                raise Broken(18, f"queue {queue} is not charged for what its attempts held: {fresh}")
+
+    def _attempt(self, attempt: Attempt, charged: dict[QueueId, list[tuple[float, float]]], now: Now) -> None:
+        place, offset_s = (attempt.job_id, attempt.epoch), now.wall_s - now.boot_s
+        if attempt.live:
+            self._begun.setdefault(place, (now.boot_s, offset_s))
+            return
+        begun = self._begun.pop(place, None)
+        if begun is None or attempt.ended_s is None:
+            raise Broken(18, f"attempt {attempt.epoch} of job {attempt.job_id} ends without a beginning or a time")
+        if abs(begun[1] - offset_s) < CLOSE_S:
+            span_s, held_s = attempt.ended_s - attempt.placed_s, now.boot_s - begun[0]
+            if abs(span_s - held_s) > CLOSE_S:
+                raise Broken(
+                    18, f"job {attempt.job_id} held its devices for {held_s:.3f} s and is billed {span_s:.3f} s"
+                )
+        queues = self._cluster.store.queues()
+        parents = {queue.id: queue.parent for queue in queues}
+        job = self._cluster.store.job(attempt.job_id)
+        at: QueueId | None = None if job is None else job.queue
+        while at is not None:
+            charged.setdefault(at, []).append(
+                (attempt.placed_s, attempt.allocation.gpus * max(0.0, attempt.ended_s - attempt.placed_s))
+            )
+            at = parents.get(at)
+
+    def _spent(self, spent: Spent, fresh: list[tuple[float, float]]) -> None:
+        """`fresh`: when each attempt that ended in this commit began, and what it is due. A new period begins at nothing."""
+        same = self._periods.get(spent.queue, spent.period_s) == spent.period_s
+        known = self._charged.get(spent.queue, 0.0) if same else 0.0
+        self._periods[spent.queue], self._charged[spent.queue] = spent.period_s, spent.gpu_s
+        if any(begun_s < spent.period_s for begun_s, _ in fresh):
+            return  # some of it was another period's
+        due = known + sum(gpu_s for _, gpu_s in fresh)
+        if abs(due - spent.gpu_s) > CLOSE_S:
+            raise Broken(18, f"queue {spent.queue} is charged {spent.gpu_s:.3f} GPU-s; its attempts make {due:.3f}")
+
+    def _ended(self, job: Job) -> None:
+        attempts = [one for one in self._cluster.store.attempts(job.id) if not one.live]
+        if not attempts:
+            return
+        ledgers = attempt_ledgers(
+            attempts, {}, (), succeeded=job.state is JobState.SUCCEEDED, now_s=self._cluster.now.wall_s
+        )
+        for attempt in attempts:
+            begin_us, end_us = span_us(attempt, now_s=self._cluster.now.wall_s)
+            if ledgers[attempt.epoch].total != end_us - begin_us:
+                raise Broken(
+                    18,
+                    f"the ledger of attempt {attempt.epoch} of job {job.id} sums to {ledgers[attempt.epoch].total} us of {end_us - begin_us}",
+                )

@@ -1,0 +1,197 @@
+"""What a node's supervisor says to the head, over a network that fails: hello, renewals, events, and the poll for commands.
+
+It does what `node.shell.link` and its neighbours do: one request of each kind at a time, each tried again after a while, events kept
+until the head has them, commands taken after the number last seen. Requests that arrive late or twice are heard late or twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+from phalanx.controller.leases import SayHello
+from phalanx.core.ids import Epoch, JobId
+from phalanx.core.state.events import Report
+from phalanx.node.logic.happenings import Commanded, MemberKey, Renewed
+from phalanx.node.logic.outgoing import Outgoing
+from phalanx.simulator.drill.stage import StagedNode
+from phalanx.wire.supervisor import command_of, event_of, frame
+
+RETRY_S: Final = 0.5
+POLL_S: Final = 1.0
+
+
+class Calls:
+    """See the module."""
+
+    def __init__(self, node: StagedNode) -> None:
+        self._node, self._cluster = node, node.cluster
+        self.carried: tuple[MemberKey, ...] = ()
+        self._outgoing = Outgoing()
+        self._sending = False
+        self._after = 0
+        self._greeted_by = 0
+        self._greeting = False
+        self._challenge = ""
+        self._renewal = 0
+
+    def put(self, event: Report) -> None:
+        """Keep an event until the head has it. Through the wire and back: what cannot travel fails here."""
+        self._outgoing.put(event_of(frame(0, event)))
+        self.send()
+
+    # ---- requests ------------------------------------------------------------------------------------------------------
+
+    def _call(self, ask: Callable[[], Any], answered: Callable[[Any], None]) -> None:
+        """A request there, an answer back; either may be lost, then the answer is None. Answered once, however often it is heard."""
+        node, network, done = self._node, self._cluster.network, False
+
+        def once(answer: Any) -> None:
+            nonlocal done
+            if not done and node.alive:
+                done = True
+                answered(answer)
+
+        def arrive() -> None:
+            self._cluster.when_free(heard)
+
+        def heard() -> None:
+            answer = ask()
+            self._cluster.after(
+                self._cluster.answer_s(),
+                lambda: network.send(node.link.down, lambda: once(answer), lambda: once(None)),
+            )
+
+        network.send(node.link.up, arrive, lambda: once(None))
+
+    def hello(self) -> None:
+        """Present itself, until the head has heard it."""
+        node = self._node
+        if not node.alive or self._greeting:
+            return
+        if node.paused:
+            self._cluster.after(RETRY_S, self.hello)
+            return
+        self._greeting = True
+        said = replace(self._cluster.hello_of(node), challenge=self._challenge)
+        self._challenge = ""
+        head: list[int] = []
+
+        def ask() -> int | str | None:
+            after, number = self._cluster.hear_hello(node.id, said)
+            head.append(number)
+            return after
+
+        def answered(after: int | str | None) -> None:
+            self._greeting = False
+            if isinstance(after, str):
+                self._challenge = after
+                self.hello()
+                return
+            if after is None:
+                self._cluster.after(RETRY_S, self.hello)
+                return
+            self._after, self._greeted_by = after, head[-1]
+            self.renew()
+            self.send()
+            self.poll()
+
+        self._call(ask, answered)
+
+    def renew(self) -> None:
+        """Renew now, and then again when it is due."""
+        node, clock = self._node, self._cluster.clock
+        self._renewal += 1
+        number = self._renewal
+
+        def again() -> None:
+            if self._renewal == number and node.alive:
+                self.renew()
+
+        if node.paused:
+            self._cluster.after(RETRY_S, again)
+            return
+        epochs: list[tuple[JobId, Epoch]] = [(key.job_id, key.epoch) for key in self.carried]
+        sent_ns = clock.ns
+        held_s = max(0.0, (node.logic.lease.deadline_ns - sent_ns) / 1e9)
+
+        def answered(answer: Any) -> None:
+            if isinstance(answer, SayHello):
+                if self._renewal == number:
+                    self.hello()
+                return
+            if answer is not None:
+                node.hear(
+                    Renewed(
+                        sent_ns=sent_ns,
+                        lease_s=answer.lease_s,
+                        asked=frozenset(epochs),
+                        superseded=frozenset(answer.superseded),
+                    )
+                )
+            self._cluster.after(RETRY_S if answer is None else answer.renew_in_s, again)
+
+        self._call(lambda: self._cluster.hear_renewal(node.id, node.supervisor_id, epochs, held_s), answered)
+
+    def send(self) -> None:
+        """Send what the head has not acknowledged."""
+        node = self._node
+        if self._sending or not self._outgoing or not node.alive:
+            return
+        if node.paused:
+            return
+        self._sending = True
+        batch = self._outgoing.batch()
+
+        def answered(acked: int | None) -> None:
+            self._sending = False
+            if acked is None or acked < 0:
+                self._cluster.after(RETRY_S, self.send)
+                return
+            self._outgoing.acknowledge(acked)
+            self.send()
+
+        self._call(lambda: self._cluster.hear_events(node.id, node.supervisor_id, batch), answered)
+
+    def put_steps(self, report: Report) -> None:
+        """What the head reads out of a step stream: said until it has it, so that it may come late, and in another order than events."""
+        node = self._node
+
+        def again(heard: bool | None) -> None:
+            if not heard:
+                self._cluster.after(RETRY_S, lambda: self.put_steps(report) if node.alive else None)
+
+        self._call(lambda: self._cluster.hear_steps(node.id, node.supervisor_id, report), again)
+
+    # ---- commands ------------------------------------------------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Take what lies in the mailbox: the answer to a poll that has waited there."""
+        head, node = self._cluster.head, self._node
+        if head is None or not node.reachable or head.greeted.get(node.id) != node.supervisor_id:
+            return
+        if head.number != self._greeted_by or node.link.up.cut:
+            return
+        framed, last = head.mailboxes.take(node.id, self._after)
+        if not framed:
+            self._after = last
+            return
+        commands = [command_of(one) for one in framed]
+        number = head.number
+
+        def arrive() -> None:
+            if self._greeted_by == number:
+                self._after = max(self._after, last)
+            node.hear(*(Commanded(command=command) for command in commands))  # type: ignore[arg-type]  # no exec is opened here
+
+        if node.link.down.well:
+            arrive()  # the way there was counted when the mailbox called
+        else:
+            self._cluster.network.send(node.link.down, arrive)
+
+    def poll_on(self) -> None:
+        """Poll for as long as it lives."""
+        if self._node.alive:
+            self.poll()
+            self._cluster.after(POLL_S, self.poll_on)

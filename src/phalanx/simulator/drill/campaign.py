@@ -1,0 +1,110 @@
+"""Many seeds on several processes, and what they came to together."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from phalanx.simulator.drill.coverage import Coverage
+from phalanx.simulator.drill.seed import EVENTS, Result, run_seed
+
+
+@dataclass(slots=True)
+class Report:
+    """Seeds added up.
+
+    Attributes:
+        events: counted, over all seeds.
+        on_sqlite: seeds that lay on the real store.
+        broken: seeds that broke something.
+        cpu_s: of all processes.
+        seconds: on the wall.
+    """
+
+    seeds: int = 0
+    events: int = 0
+    faults: int = 0
+    on_sqlite: int = 0
+    broken: list[Result] = field(default_factory=list)
+    coverage: Coverage = field(default_factory=lambda: Coverage().sealed())
+    cpu_s: float = 0.0
+    seconds: float = 0.0
+    traces: dict[int, str] = field(default_factory=dict)
+
+    def add(self, result: Result) -> None:
+        """One more seed."""
+        self.seeds += 1
+        self.events += result.events
+        self.faults += result.faults
+        self.on_sqlite += result.store == "sqlite"
+        self.cpu_s += result.seconds
+        self.coverage.add(result.coverage)
+        self.traces[result.seed] = result.trace
+        if result.violations:
+            self.broken.append(result)
+
+    @property
+    def by_kind(self) -> dict[str, int]:
+        """How often each kind of fault was done."""
+        return {kind: sum(counts.values()) for kind, counts in sorted(self.coverage.faults.items())}
+
+    @property
+    def trace(self) -> str:
+        """One hash of all seeds' traces, in their order."""
+        lines = "".join(f"{seed} {self.traces[seed]}\n" for seed in sorted(self.traces))
+        return hashlib.blake2b(lines.encode(), digest_size=16).hexdigest()
+
+    def as_dict(self) -> dict[str, object]:
+        """For programs."""
+        return {
+            "seeds": self.seeds, "events": self.events, "faults": self.faults, "by_kind": self.by_kind,
+            "violations": sum(len(one.violations) for one in self.broken), "seconds": round(self.seconds, 3),
+        }  # fmt: skip
+
+
+def run_campaign(
+    first: int, seeds: int, *, events: int = EVENTS, processes: int = 1, done: Callable[[Result], None] = lambda _: None
+) -> Report:  # fmt: skip
+    """Drill so many seeds from `first` on; `done` is called as each ends. Interrupted, it ends its processes and raises KeyboardInterrupt."""
+    report, begun_s = Report(), time.monotonic()
+    if processes <= 1 or seeds == 1:
+        for seed in range(first, first + seeds):
+            _heard(report, run_seed(seed, events=events), done)
+    else:
+        _spread(report, range(first, first + seeds), events, min(processes, seeds), done)
+    report.broken.sort(key=lambda one: one.seed)
+    report.seconds = time.monotonic() - begun_s
+    return report
+
+
+def _heard(report: Report, result: Result, done: Callable[[Result], None]) -> None:
+    report.add(result)
+    done(result)
+
+
+def _spread(report: Report, seeds: range, events: int, processes: int, done: Callable[[Result], None]) -> None:
+    spawned = multiprocessing.get_context("spawn")  # a fork would take along whatever threads the caller has
+    pool = ProcessPoolExecutor(processes, mp_context=spawned)
+    try:
+        with _interrupts_left_to_the_caller():  # processes are begun as work is handed in
+            futures: list[Future[Result]] = [pool.submit(run_seed, seed, events=events) for seed in seeds]
+        for future in as_completed(futures):
+            _heard(report, future.result(), done)
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _interrupts_left_to_the_caller() -> Iterator[None]:
+    """Processes begun within it never see an interrupt; the caller does behind it, also one that came meanwhile."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

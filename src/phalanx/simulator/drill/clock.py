@@ -1,0 +1,47 @@
+"""Virtual time: what falls due, in order, and two clocks that tell it. Everything in a drill happens in `pop`."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Final
+
+from phalanx.controller.outbox import Now
+
+BEGIN_UNIX_S: Final = 1_700_000_000.0  # Unix seconds at which every history starts; any moment would do
+BEGIN_BOOT_S: Final = 1000.0  # CLOCK_BOOTTIME of the same moment: not 0, so that mixing the two up shows
+
+
+class Clock:
+    """One time for all nodes; the wall clock can be set, CLOCK_BOOTTIME only goes on."""
+
+    def __init__(self) -> None:
+        self.boot_s = BEGIN_BOOT_S
+        self.wall_offset_s = BEGIN_UNIX_S - BEGIN_BOOT_S
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = 0
+
+    @property
+    def now(self) -> Now:
+        """Both clocks."""
+        return Now(wall_s=self.boot_s + self.wall_offset_s, boot_s=self.boot_s)
+
+    @property
+    def ns(self) -> int:
+        """CLOCK_BOOTTIME as a supervisor reads it."""
+        return round(self.boot_s * 1e9)
+
+    def after(self, delay_s: float, what: Callable[[], None]) -> None:
+        """Let something happen; what is due at the same instant happens in the order of asking."""
+        self._order += 1
+        heapq.heappush(self._due, (self.boot_s + max(0.0, delay_s), self._order, what))
+
+    def next_s(self) -> float | None:
+        """When the next thing falls due; None for never."""
+        return self._due[0][0] if self._due else None
+
+    def pop(self) -> Callable[[], None]:
+        """Go on to the next thing that falls due, and take it."""
+        at_s, _, what = heapq.heappop(self._due)
+        self.boot_s = max(self.boot_s, at_s)
+        return what

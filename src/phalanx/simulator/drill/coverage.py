@@ -1,0 +1,150 @@
+"""What a drill has met: edges of the transition tables, faults by the state of the attempt they hit, and the trace's hash.
+
+An edge is told by what the real code did: the attempt machine's table is looked over its shoulder (`watching`), a job's end is read from
+committed records, and a supervisor's members are compared before and after each step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from phalanx.core.ids import JobId
+from phalanx.core.lifecycle import attempt as machine
+from phalanx.core.lifecycle.facts import Case, Facts, Outcome
+from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.job import Job
+from phalanx.node.logic.happenings import Commanded, Happening
+from phalanx.node.logic.member import Member
+
+Glance = dict[JobId, tuple[Any, ...]]
+NOTHING = "none"  # no member, no attempt
+
+
+def glance(members: Iterable[Member]) -> Glance:
+    """What of each member is its state: a timer alone is not, nor is the lease."""
+    return {
+        one.key.job_id: (
+            one.phase, bool(one.frozen_ns), one.key, one.ended, one.held, one.ready, one.start, one.refusal, one.superseded,
+            one.forgotten, one.asked_ns,
+        )
+        for one in members
+    }  # fmt: skip
+
+
+@dataclass(slots=True)
+class Coverage:
+    """Counts of one seed, or of many added up.
+
+    Attributes:
+        attempts: "state event state" of the attempt machine, for each time its table was asked; an unchanged state among them.
+        jobs: "state cause state" of the jobs' ends, requeues and restarts.
+        members: "phase event phase" of supervisors' members, a frozen one with a star.
+        faults: "kind" -> "state of the attempt it hit" -> how often.
+    """
+
+    attempts: Counter[str] = field(default_factory=Counter)
+    jobs: Counter[str] = field(default_factory=Counter)
+    members: Counter[str] = field(default_factory=Counter)
+    faults: dict[str, Counter[str]] = field(default_factory=dict)
+    _trace: Any = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
+
+    def note(self, line: str) -> None:
+        """One more line of the trace."""
+        self._trace.update(line.encode())
+
+    @property
+    def trace(self) -> str:
+        """The hash of all lines so far."""
+        return str(self._trace.hexdigest())
+
+    def attempt_edge(self, before: str, event: str, after: str) -> None:
+        """The attempt machine was asked."""
+        self.attempts[f"{before} {event} {after}"] += 1
+
+    def job_edges(self, job: Job | None, attempt: Attempt | None, before: Job | None) -> None:
+        """A job's record was committed, perhaps with the attempt's that ended."""
+        if job is None or (before is not None and before.state is job.state):
+            return
+        cause = NOTHING if attempt is None or attempt.live or not attempt.causes else attempt.causes[-1].value
+        self.jobs[f"{NOTHING if before is None else before.state.value} {cause} {job.state.value}"] += 1
+
+    def member_edges(self, before: Glance, after: Glance, cause: Happening | None) -> str:
+        """A supervisor's step changed members; answers what, in a line."""
+        event = event_name(cause)
+        said = []
+        for job_id in {**before, **after}:
+            was, now = before.get(job_id), after.get(job_id)
+            if was == now:
+                continue
+            edge = f"{_phase(was)} {event} {_phase(now)}"
+            if was is not None and now is not None and was[2] != now[2]:
+                edge = f"{_phase(was)} {event} next:{_phase(now)}"
+            self.members[edge] += 1
+            said.append(f"{job_id} {edge}")
+        return "; ".join(said)
+
+    def fault(self, kind: str, states: Iterable[str]) -> None:
+        """A fault was done to attempts in these states; to none: where nothing ran."""
+        counts = self.faults.setdefault(kind, Counter())
+        for state in states or (NOTHING,):
+            counts[state] += 1
+
+    def add(self, other: Coverage) -> None:
+        """Another seed's counts."""
+        self.attempts.update(other.attempts)
+        self.jobs.update(other.jobs)
+        self.members.update(other.members)
+        for kind, counts in other.faults.items():
+            self.faults.setdefault(kind, Counter()).update(counts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "attempts": dict(sorted(self.attempts.items())),
+            "jobs": dict(sorted(self.jobs.items())),
+            "members": dict(sorted(self.members.items())),
+            "faults": {kind: dict(sorted(counts.items())) for kind, counts in sorted(self.faults.items())},
+        }
+
+    def sealed(self) -> Coverage:
+        """The counts alone, fit to be sent to another process."""
+        return Coverage(attempts=self.attempts, jobs=self.jobs, members=self.members, faults=self.faults, _trace=None)
+
+
+def event_name(cause: Happening | None) -> str:
+    """What a supervisor heard, in a word."""
+    if cause is None:
+        return "time"
+    return type(cause.command).__name__ if isinstance(cause, Commanded) else type(cause).__name__
+
+
+def _phase(state: tuple[Any, ...] | None) -> str:
+    return NOTHING if state is None else f"{state[0].value}{'*' if state[1] else ''}"
+
+
+@contextmanager
+def watching(coverage: Coverage) -> Iterator[None]:
+    """Look over the shoulder of the attempt machine: every answer of its table is counted. The answers stay what they are."""
+    table: dict[Any, Any] = machine.TABLE
+    before = dict(table)
+    for place, handler in before.items():
+        table[place] = _seen(coverage, str(place[0].value), place[1].__name__, handler)
+    try:
+        yield
+    finally:
+        table.update(before)
+
+
+def _seen(coverage: Coverage, state: str, event: str, handler: machine.Handler) -> machine.Handler:
+    def asked(case: Case, attempt: Attempt, happening: Any, facts: Facts) -> Outcome:
+        outcome = handler(case, attempt, happening, facts)
+        after = outcome.attempt
+        coverage.attempt_edge(state, event, NOTHING if after is None else after.state.value)
+        return outcome
+
+    return asked

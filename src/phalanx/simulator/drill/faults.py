@@ -1,0 +1,462 @@
+"""Every kind of fault that a drill knows: what it does, to whom, and how it passes. Each lasts for a while, so that faults overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from phalanx.controller.leases import MARGIN_S
+from phalanx.core.errors import TryLater
+from phalanx.core.ids import JobId, SupervisorId
+from phalanx.core.state.events import NodeDead, PlanStop, Withdrawn
+from phalanx.core.work.attempt import Attempt, AttemptState, Cause, MemberState
+from phalanx.node.logic.happenings import Hung
+from phalanx.node.logic.pace import Silence
+from phalanx.simulator.drill.disk import Crash
+from phalanx.simulator.drill.network import LATENCY_S, Way
+from phalanx.simulator.drill.violation import demand
+
+if TYPE_CHECKING:
+    from phalanx.core.state.world import World
+    from phalanx.simulator.drill.cluster import Cluster
+    from phalanx.simulator.drill.node import SimNode
+
+LASTING: Final = (0.3, 3.0, 5.5, 9.0, 25.0)  # around the lease of 6 s, and well over it
+LONG_S: Final = 30.0  # leases granted before a planned stop
+STOPS_AFTER_S: Final = 2.0  # a renewal of every supervisor fits in
+GRANTED_WITHIN_S: Final = 10.0  # what the head writes down beyond that, as app.head does
+HANG_NOTICED_S: Final = 3.0  # in the seconds in which these jobs live
+_BY_SCHEDULER: Final = (Cause.PREEMPTED, Cause.MOVED)
+_S = AttemptState
+_PROCESSES: Final = frozenset({_S.STARTING, _S.RUNNING, _S.STOPPING})  # states in which there may be processes
+KINDS: Final[dict[str, frozenset[AttemptState]]] = {
+    "head_crash": frozenset(_S) - {_S.ENDED},
+    "head_crash_before_write": frozenset(_S) - {_S.ENDED},
+    "head_crash_after_write": frozenset(_S) - {_S.ENDED},
+    "torn_write": frozenset(_S) - {_S.ENDED},
+    "head_stop": frozenset(_S) - {_S.ENDED},
+    "disk_full": frozenset(_S) - {_S.ENDED},
+    "slow_disk": frozenset(_S) - {_S.ENDED},
+    "node_death": frozenset(_S) - {_S.ENDED},
+    "node_death_silent": frozenset(_S) - {_S.ENDED},
+    "node_death_told_late": frozenset(_S) - {_S.ENDED},
+    "freeze": frozenset(_S) - {_S.ENDED},
+    "partition": frozenset(_S) - {_S.ENDED},
+    "partition_to_head": frozenset(_S) - {_S.ENDED},
+    "partition_from_head": frozenset(_S) - {_S.ENDED},
+    "loss": frozenset(_S) - {_S.ENDED},
+    "delay": frozenset(_S) - {_S.ENDED},
+    "duplication": frozenset(_S) - {_S.ENDED},
+    "reorder": frozenset(_S) - {_S.ENDED},
+    "commands_lost": frozenset(_S) - {_S.ENDED},
+    "reports_again": frozenset(_S) - {_S.ENDED},
+    "clock_jump": frozenset(_S) - {_S.ENDED},
+    "supervisor_crash": frozenset(_S) - {_S.ENDED},
+    "supervisor_ended": frozenset(_S) - {_S.ENDED},
+    "engine_lies": frozenset(_S) - {_S.ENDED},
+    "engine_withdraws": frozenset({_S.PLACED, _S.STOPPING}),  # past the barrier an engine has nothing to take back
+    "devices_change": frozenset(_S) - {_S.ENDED},
+    "unfit_node": frozenset(_S) - {_S.ENDED},
+    "bad_link": frozenset(_S) - {_S.ENDED},
+    "corrupt_checkpoint": frozenset(
+        {_S.RUNNING, _S.STOPPING}
+    ),  # later than the check by node rank 0 nobody can know of it
+    "crash_loop": _PROCESSES,
+    "hang": frozenset({_S.RUNNING}),  # no rank makes steps before it runs
+    "keeper_killed": _PROCESSES,
+    "unkillable": _PROCESSES,
+    "unfreezable": _PROCESSES,
+}
+"""Each kind, with the states of an attempt in which it can befall one."""
+
+
+class Faults:
+    """Does them. Each method answers whether there was anything to do it to."""
+
+    def __init__(self, cluster: Cluster, dice: Random) -> None:
+        self._cluster, self._dice = cluster, dice
+        self.active = True
+        cluster.head_died = self._head_died
+        self._by_kind: dict[str, Callable[[SimNode], bool]] = {
+            "head_crash": self._head_crash,
+            "head_crash_before_write": lambda _: self._crash_in_commit(Crash.BEFORE),
+            "head_crash_after_write": lambda _: self._crash_in_commit(Crash.AFTER),
+            "torn_write": lambda _: self._crash_in_commit(Crash.TORN),
+            "head_stop": self._head_stop,
+            "disk_full": self._disk_full,
+            "slow_disk": self._slow_disk,
+            "node_death": lambda node: self._node_death(node, silent=False),
+            "node_death_silent": lambda node: self._node_death(node, silent=True),
+            "node_death_told_late": self._told_late,
+            "freeze": self._freeze,
+            "partition": lambda node: self._cut(node.link.up, node.link.down),
+            "partition_to_head": lambda node: self._cut(node.link.up),
+            "partition_from_head": lambda node: self._cut(node.link.down),
+            "loss": lambda node: self._bad_ways(node, loss=dice.choice((0.2, 0.6))),
+            "delay": lambda node: self._bad_ways(node, latency_s=dice.choice((0.3, 1.5))),
+            "duplication": lambda node: self._bad_ways(node, double=0.7, spread_s=0.2),
+            "reorder": lambda node: self._bad_ways(node, spread_s=dice.choice((0.5, 2.5))),
+            "commands_lost": self._commands_lost,
+            "reports_again": self._reports_again,
+            "clock_jump": self._clock_jump,
+            "supervisor_crash": self._supervisor_crash,
+            "supervisor_ended": self._supervisor_ended,
+            "engine_lies": self._engine_lies,
+            "engine_withdraws": self._engine_withdraws,
+            "devices_change": self._devices_change,
+            "unfit_node": self._unfit_node,
+            "bad_link": self._bad_link,
+            "corrupt_checkpoint": self._corrupt_checkpoint,
+            "crash_loop": self._crash_loop,
+            "hang": self._hang,
+            "keeper_killed": self._keeper_killed,
+            "unkillable": self._unkillable,
+            "unfreezable": self._unfreezable,
+        }
+        assert self._by_kind.keys() == KINDS.keys()
+
+    def do(self, kind: str, node: SimNode | None = None) -> bool:
+        """One fault, on this node or any."""
+        cluster = self._cluster
+        node = node or self._dice.choice(list(cluster.nodes.values()))
+        states = self._states(kind, node)
+        if not self._by_kind[kind](node):
+            return False
+        if kind not in _COUNTED_LATER:
+            self._count(kind, states)
+        return True
+
+    def _count(self, kind: str, states: Iterable[str]) -> None:
+        self._cluster.coverage.fault(kind, states)
+        self._cluster.count(f"fault {kind}")
+
+    def _states(self, kind: str, node: SimNode) -> list[str]:
+        """Of the attempts that it concerns: those on the node, or all where it befalls the head."""
+        head = self._cluster.head
+        if head is None:
+            return []
+        world = head.controller.world
+        found = world.attempts.values() if kind in _OF_THE_HEAD else world.attempts_on(node.id)
+        return sorted({attempt.state.value for attempt in found})
+
+    def _later(self, what: Callable[[], None]) -> None:
+        self._cluster.after(self._dice.choice(LASTING), what)
+
+    # ---- the head ------------------------------------------------------------------------------------------------------
+
+    def _bring_back(self) -> None:
+        if self._cluster.head is None:
+            self._cluster.start_head()
+
+    def _head_crash(self, _: SimNode) -> bool:
+        if self._cluster.head is None:
+            return False
+        self._cluster.kill_head()
+        self._later(self._bring_back)
+        return True
+
+    def _crash_in_commit(self, crash: Crash) -> bool:
+        if self._cluster.head is None:
+            return False
+        self._cluster.store.crash_next = crash
+        return True
+
+    def _head_died(self, world: World, crash: Crash) -> None:
+        """In a commit, as asked for; counted by the states that the step would have made."""
+        kind = {Crash.BEFORE: "head_crash_before_write", Crash.AFTER: "head_crash_after_write"}.get(crash, "torn_write")
+        self._count(kind, sorted({attempt.state.value for attempt in world.attempts.values()}))
+        self._later(self._bring_back)
+
+    def _head_stop(self, _: SimNode) -> bool:
+        """On purpose: long leases first, as `phalanx down --keep-jobs` grants them."""
+        cluster = self._cluster
+        if cluster.head is None:
+            return False
+        cluster.leases_until_s = cluster.clock.boot_s + LONG_S + GRANTED_WITHIN_S + MARGIN_S
+        try:
+            cluster.ask(PlanStop(lease_s=LONG_S))
+        except TryLater:
+            return False
+        head = cluster.head
+
+        def stop() -> None:
+            if cluster.head is head and self.active:
+                cluster.kill_head()
+                self._later(self._bring_back)
+
+        cluster.after(STOPS_AFTER_S, stop)
+        return True
+
+    def _disk_full(self, _: SimNode) -> bool:
+        self._cluster.store.refuse_next = self._dice.randint(1, 4)
+        return self._cluster.head is not None
+
+    def _slow_disk(self, _: SimNode) -> bool:
+        self._cluster.commit_s = self._dice.choice((0.05, 0.4))
+        self._later(lambda: setattr(self._cluster, "commit_s", 0.0))
+        return self._cluster.head is not None
+
+    def _clock_jump(self, _: SimNode) -> bool:
+        """15: nobody ends by it. Not while Prepare travels to a job with a time limit, whose deadline is Unix time, and not into a window."""
+        cluster = self._cluster
+        if cluster.head is None or cluster.world.reservations or cluster.answer_s() > 0:
+            return False
+        jobs, live = cluster.world.jobs, cluster.world.attempts.values()
+        if any(jobs[one.job_id].spec.time_limit_s is not None and one.running_s is None for one in live):
+            return False
+        if not cluster.quietly([]):  # what is due at this moment in any case
+            return False
+        before = self._endings()
+        cluster.jump_clock(self._dice.choice((-86400.0, -3.0, 3.0, 86400.0)))
+        if not cluster.quietly([]):
+            return True
+        after = self._endings()
+        changed = {
+            job: (ending, after.get(job, "gone")) for job, ending in before.items() if after.get(job, "gone") != ending
+        }
+        ours = {job: pair for job, pair in changed.items() if pair[1] not in _BY_SCHEDULER}
+        demand(not ours, 15, f"a jump of the clock ended {ours}")
+        return True
+
+    def _endings(self) -> dict[JobId, Cause | None]:
+        """A scheduler's stop is nobody's end: a jump makes it look anew, and what it finds may have been due in any case."""
+        return {job: attempt.ending for job, attempt in self._cluster.world.attempts.items()}
+
+    # ---- nodes ---------------------------------------------------------------------------------------------------------
+
+    def _node_death(self, node: SimNode, *, silent: bool) -> bool:
+        if not node.alive:
+            return False
+        self._cluster.kill_node(node.id, silent=silent)
+        self._later(lambda: self._cluster.revive_node(node.id))
+        return True
+
+    def _told_late(self, node: SimNode) -> bool:
+        """The engine is slow to see it; it starts no other before it has told."""
+        self._cluster.engine_late_s = self._dice.choice((1.0, 5.0, 9.0))
+        done = self._node_death(node, silent=False)
+        self._cluster.engine_late_s = 0.0
+        return done
+
+    def _freeze(self, node: SimNode) -> bool:
+        if not node.alive or node.paused or node.unfreezable:
+            return False
+        node.pause()
+        self._later(node.resume)
+        return True
+
+    def _supervisor_crash(self, node: SimNode) -> bool:
+        """Its ranks run on until the keeper and the engine have swept them, which is long before the lease ends."""
+        if not node.alive or node.paused:
+            return False
+        node.crash()
+
+        def sweep() -> None:
+            if node.orphans:
+                node.die()
+                node.death_untold = True
+                self._cluster.tell_death(node)
+
+        self._cluster.after(self._dice.choice((0.02, 0.3, 1.0)), sweep)
+        self._later(lambda: self._cluster.revive_node(node.id))
+        return True
+
+    def _supervisor_ended(self, node: SimNode) -> bool:
+        if not node.alive or node.paused:
+            return False
+        node.terminate()
+        self._cluster.after(40.0, lambda: self._cluster.revive_node(node.id))
+        self._later(lambda: self._cluster.revive_node(node.id))
+        return True
+
+    def _devices_change(self, node: SimNode) -> bool:
+        """It goes down, and comes back with a device sick or missing; repaired when it next comes back."""
+        if not node.alive or node.paused:
+            return False
+        self._cluster.kill_node(node.id)
+        whole = self._cluster.whole[node.id]
+        if node.record.devices != whole.devices:
+            devices = whole.devices
+        elif self._dice.random() < 0.5:
+            devices = whole.devices[:-1]
+        else:
+            devices = (replace(whole.devices[0], healthy=False), *whole.devices[1:])
+        node.record = replace(node.record, devices=devices)
+        self._later(lambda: self._cluster.revive_node(node.id))
+        return True
+
+    def _unfit_node(self, node: SimNode) -> bool:
+        if node.id in self._cluster.flaws:
+            return False
+        self._cluster.flaws[node.id] = self._dice.choice(("?the disk is full", "the driver hangs"))
+
+        def mend() -> None:
+            self._cluster.flaws.pop(node.id, None)
+
+        self._later(mend)
+        return True
+
+    # ---- the network ---------------------------------------------------------------------------------------------------
+
+    def _cut(self, *ways: Way) -> bool:
+        for way in ways:
+            way.cut = True
+
+        def mend() -> None:
+            for way in ways:
+                way.cut = False
+
+        self._later(mend)
+        return True
+
+    def _bad_ways(self, node: SimNode, **how: float) -> bool:
+        """Of one direction or both."""
+        ways = self._dice.choice(((node.link.up,), (node.link.down,), (node.link.up, node.link.down)))
+
+        def set_all(values: dict[str, float]) -> None:
+            for way in ways:
+                for name, value in values.items():
+                    setattr(way, name, value)
+
+        set_all(how)
+        usual = {"latency_s": LATENCY_S}
+        self._later(lambda: set_all({name: usual.get(name, 0.0) for name in how}))
+        return True
+
+    def _bad_link(self, node: SimNode) -> bool:
+        """Two nodes do not reach each other."""
+        other = self._dice.choice([one for one in self._cluster.nodes if one != node.id])
+        pair = {str(node.id), str(other)}
+        self._cluster.bad_links.append(pair)
+
+        def mend() -> None:
+            if pair in self._cluster.bad_links:
+                self._cluster.bad_links.remove(pair)
+
+        self._later(mend)
+        return True
+
+    def _commands_lost(self, node: SimNode) -> bool:
+        keeps_every, count = self._dice.randint(1, 3) + 1, 0
+
+        def drop(command: object) -> bool:
+            nonlocal count
+            del command
+            count += 1
+            return count % keeps_every != 0
+
+        self._cluster.drop_command = drop
+        self._later(lambda: setattr(self._cluster, "drop_command", lambda _: False))
+        return node.alive
+
+    def _reports_again(self, _: SimNode) -> bool:
+        """Late and doubled."""
+        if self._cluster.head is None:
+            return False
+        recent = [event for event in self._cluster.heard[-240:] if hasattr(event, "generation")]
+        pick, many = self._dice.randint(0, 60), self._dice.randint(1, 8)
+        again = recent[-pick - many : len(recent) - pick]
+        if again:
+            self._cluster.quietly(again)
+        return bool(again)
+
+    # ---- the engine ----------------------------------------------------------------------------------------------------
+
+    def _engine_lies(self, node: SimNode) -> bool:
+        """As far as the port lets it: an unconfirmed death of one that lives, or a confirmed one of an earlier life."""
+        if self._cluster.head is None or not node.alive:
+            return False
+        if node.life > 1 and self._dice.random() < 0.5:
+            before = SupervisorId(f"{node.id}-life{node.life - 1}")
+            known = self._cluster.world.nodes[node.id].supervisor_id
+            if known == node.supervisor_id:
+                self._cluster.quietly([NodeDead(node_id=node.id, supervisor_id=before, why="it died", confirmed=True)])
+                return True
+        self._cluster.quietly(
+            [NodeDead(node_id=node.id, supervisor_id=None, why="it does not answer", confirmed=False)]
+        )
+        return True
+
+    def _engine_withdraws(self, node: SimNode) -> bool:
+        """Nobody was brought yet for a gang that has never been whole; supervisors that were told of it forget it."""
+        for attempt in self._live(node):
+            never_whole = (
+                any(member.state is MemberState.ASKED for member in attempt.members) and attempt.generation == 0
+            )
+            if attempt.state in KINDS["engine_withdraws"] and never_whole:
+                cause = self._dice.choice((Cause.CONTENDED, Cause.START_FAIL, Cause.FAILED))
+                why = "others were faster"
+                gone = Withdrawn(job_id=attempt.job_id, epoch=attempt.epoch, why=why, nodes=(node.id,), cause=cause)
+                self._cluster.quietly([gone])
+                return True
+        return False
+
+    # ---- processes -----------------------------------------------------------------------------------------------------
+
+    def _live(self, node: SimNode) -> list[Attempt]:
+        return [] if self._cluster.head is None else self._cluster.world.attempts_on(node.id)
+
+    def _corrupt_checkpoint(self, node: SimNode) -> bool:
+        """The newest of a job, while nobody is about to load it."""
+        for attempt in self._live(node):
+            kept = [
+                one
+                for one in self._cluster.world.jobs[attempt.job_id].checkpoints
+                if one.digest not in self._cluster.corrupt
+            ]
+            if kept and attempt.state in KINDS["corrupt_checkpoint"]:
+                self._cluster.corrupt.add(kept[-1].digest)
+                return True
+        return False
+
+    def _crash_loop(self, node: SimNode) -> bool:
+        """From now on its rank 0 dies within a second, whenever it starts."""
+        for attempt in self._live(node):
+            if attempt.state in _PROCESSES and attempt.job_id not in self._cluster.cursed:
+                self._cluster.cursed.add(attempt.job_id)
+                return True
+        return False
+
+    def _hang(self, node: SimNode) -> bool:
+        """Ranks of this node stand still, neither frozen nor ended, and their supervisor learns of it a while later."""
+        running = {one.job_id for one in self._live(node) if one.state is _S.RUNNING}
+        keys = list(dict.fromkeys(key for key, _ in node.tasks if key.job_id in running))
+        if not keys or not node.alive or node.paused:
+            return False
+        key = self._dice.choice(keys)
+        for task in node.processes.of(key):
+            node.processes.halt(task)
+        silence = Silence(silent_s=HANG_NOTICED_S, limit_s=HANG_NOTICED_S, step=None)
+        for again in range(3):  # it is told until something is done about it, as the shell does
+            node.later(HANG_NOTICED_S * (1 + again), Hung(key=key, silence=silence))
+        return True
+
+    def _keeper_killed(self, node: SimNode) -> bool:
+        keys = list(dict.fromkeys(key for key, _ in node.tasks))
+        if not keys or not node.alive or node.paused:
+            return False
+        node.processes.break_keeper(self._dice.choice(keys))
+        return True
+
+    def _unkillable(self, node: SimNode) -> bool:
+        if not node.tasks or not node.alive:
+            return False
+        node.processes.unkillable = True
+        self._later(lambda: setattr(node.processes, "unkillable", False))
+        return True
+
+    def _unfreezable(self, node: SimNode) -> bool:
+        """Not on a host that sleeps: it would wake with ranks that nothing but their lease page holds, and here they read none."""
+        if not node.tasks or not node.alive or node.paused:
+            return False
+        node.unfreezable = True
+        self._later(lambda: setattr(node, "unfreezable", False))
+        return True
+
+
+_COUNTED_LATER: Final = frozenset({"head_crash_before_write", "head_crash_after_write", "torn_write"})
+_OF_THE_HEAD: Final = _COUNTED_LATER | {
+    "head_crash", "head_stop", "disk_full", "slow_disk", "clock_jump", "reports_again", "commands_lost",
+}  # fmt: skip

@@ -1,0 +1,351 @@
+"""The invariants of DESIGN 3, as far as one process can see them: looked at after every event that changed something.
+
+What cannot have changed is not looked at again: records by the step's own change, limits when who holds what has changed, processes when
+some began, ended, froze or went on. Now and then, and at each start of a head, all is looked at whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from phalanx.controller.outbox import Now, Outbox
+from phalanx.core.ids import Epoch, Generation, JobId, NodeId
+from phalanx.core.lifecycle.facts import HANGS_BEFORE_STOP, NO_PROGRESS_BUDGET, PORT_TRIES
+from phalanx.core.state.commands import Prepare, StartTasks
+from phalanx.core.state.events import CheckpointSaved, Event
+from phalanx.core.state.snapshot import EMPTY_USAGE
+from phalanx.core.state.world import World
+from phalanx.core.work.attempt import Attempt, AttemptState, Cause, MemberState
+from phalanx.core.work.dependency import Dependency, DependencyKind, element_id
+from phalanx.core.work.job import NO_EPOCH, Job, JobState, Resume
+from phalanx.simulator.drill.behaviour import CANARY
+from phalanx.simulator.drill.books import Books
+from phalanx.simulator.drill.head import Head
+from phalanx.simulator.drill.limits import Limits
+from phalanx.simulator.drill.restarts import Restarts
+from phalanx.simulator.drill.stage import Watched
+from phalanx.simulator.drill.tasks import newest_whole
+from phalanx.simulator.drill.violation import Broken, demand
+
+WHOLE_EVERY: Final = 64  # commits between two looks at every record
+
+
+class Watch:
+    """Remembers what must stay true, and looks."""
+
+    def __init__(self, cluster: Watched) -> None:
+        self._cluster = cluster
+        self._acknowledged: set[JobId] = set()
+        self._ended: dict[JobId, Job] = {}
+        self._cancelled: dict[JobId, tuple[Epoch, Generation]] = {}
+        self._epochs: dict[JobId, Epoch] = {}
+        self._started: dict[tuple[JobId, Epoch, Generation], Resume | None] = {}
+        self._known: dict[JobId, Job] = {}
+        self._restarts: dict[JobId, Restarts] = {}
+        self._last_line = 0
+        self._commits = 0
+        self._limits = Limits(cluster)
+        self._books = Books(cluster)
+
+    # ---- what users were told ------------------------------------------------------------------------------------------
+
+    def acknowledged(self, job_id: JobId) -> None:
+        """A submit was answered."""
+        self._acknowledged.add(job_id)
+        demand(self._cluster.store.job(job_id), 3, f"job {job_id} is acknowledged and not stored")
+
+    def cancelled(self, job: Job) -> None:
+        """A cancel was answered."""
+        attempt = self._cluster.world.attempts.get(job.id)
+        if not job.state.terminal or job.state is JobState.CANCELLED:
+            self._cancelled.setdefault(job.id, (job.epoch, attempt.generation if attempt else Generation(0)))
+
+    # ---- what nodes were told ------------------------------------------------------------------------------------------
+
+    def heard(self, events: Sequence[Event], world: World) -> None:
+        """A step that heard these is durable: whoever said them forgets them."""
+        for event in events:
+            if isinstance(event, CheckpointSaved):
+                self._saved(event, world)
+
+    def _saved(self, event: CheckpointSaved, world: World) -> None:
+        """Told of the epoch that counts, it is known from now on, or a newer one is."""
+        attempt, told = world.attempts.get(event.job_id), event.resume
+        if attempt is None or attempt.epoch != told.epoch:
+            return
+        known = [(kept.epoch, kept.step) for kept in world.jobs[event.job_id].checkpoints]
+        if max(known, default=(NO_EPOCH, -1)) < (told.epoch, told.step):
+            raise Broken(9, f"job {event.job_id} has saved step {told.step}, and only {known} are known")
+
+    # ---- after a step's change is durable ------------------------------------------------------------------------------
+
+    def committed(self, outbox: Outbox, head: Head, now: Now) -> None:
+        """Look at what it changed. `head` is whose world holds the change; it may have died of it, at `now`."""
+        change, world = outbox.change, head.controller.world
+        attempts = {}
+        for record in change.records:
+            if isinstance(record, Attempt):
+                attempts[record.job_id] = record
+        for record in change.records:
+            if isinstance(record, Job):
+                self._cluster.coverage.job_edges(record, attempts.get(record.id), self._known.get(record.id))
+                self._known[record.id] = record
+                self._job(record)
+            elif isinstance(record, Attempt):
+                self._attempt(record, world)
+        for line in change.story:
+            if line.seq != self._last_line + 1:
+                raise Broken(19, f"line {line.seq} follows line {self._last_line}")
+            self._last_line = line.seq
+            if CANARY in line.text or (line.facts and CANARY in repr(line.facts)):
+                raise Broken(23, f"line {line.seq} ({line.kind}) tells a secret of job {line.job_id}")
+        self._commands(outbox, world)
+        if change.empty:
+            return
+        self._commits += 1
+        if self._commits % WHOLE_EVERY == 0:
+            self._whole(world)
+        self._devices(world)
+        for record in change.records:
+            if isinstance(record, Job):
+                self._indexed(record.id, world)
+        for condition in world.relations.dependents:
+            self._waited_for(condition, world)
+        self._limits.look(world, outbox, head)
+        self._books.look(change.records, now)
+
+    def restarted(self) -> None:
+        """A head begins on what the store holds."""
+        for job_id in self._acknowledged:
+            demand(self._cluster.store.job(job_id), 3, f"job {job_id} was acknowledged and is lost")
+        for job_id, job in self._ended.items():
+            found = self._cluster.store.job(job_id)
+            demand(found is not None and found.state is job.state, 8, f"{job_id} was {job.state} before the crash")
+
+    def _job(self, job: Job) -> None:
+        before = self._ended.get(job.id)
+        if before is not None and (before.state, before.exit_code) != (job.state, job.exit_code):
+            raise Broken(8, f"{job.id} was {before.state} and is {job.state}")
+        if job.state.terminal:
+            self._ended[job.id] = job
+        demand(CANARY not in job.detail, 23, f"why job {job.id} is {job.state} tells a secret of it")
+        if job.hangs > HANGS_BEFORE_STOP:
+            raise Broken(13, f"job {job.id} was restarted {job.hangs} times after hangs without progress")
+        if job.stalls > NO_PROGRESS_BUDGET + 1:
+            raise Broken(13, f"job {job.id} restarted {job.stalls} times without progress")
+        if job.user_retries > job.spec.retry:
+            raise Broken(13, f"job {job.id} was retried {job.user_retries} times of {job.spec.retry}")
+        for kept in job.checkpoints:
+            if kept.path in self._cluster.deleted:
+                raise Broken(21, f"{kept.path} of job {job.id} is kept and was deleted")
+
+    def _attempt(self, attempt: Attempt, world: World) -> None:
+        self._restarts.setdefault(attempt.job_id, Restarts()).look(attempt, world.jobs[attempt.job_id])
+        if len(attempt.members) != len(attempt.allocation.grants):
+            raise Broken(5, f"job {attempt.job_id} has {len(attempt.members)} members")
+        before = self._epochs.get(attempt.job_id, Epoch(0))
+        if attempt.epoch < before:
+            raise Broken(4, f"job {attempt.job_id} goes back from epoch {before} to {attempt.epoch}")
+        if attempt.epoch > before:
+            demand(attempt.epoch == before + 1, 4, f"job {attempt.job_id} skips from epoch {before} to {attempt.epoch}")
+            self._epochs[attempt.job_id] = attempt.epoch
+            self._placed(attempt, world)
+        if attempt.job_id in self._cancelled:
+            place = (attempt.epoch, attempt.generation)
+            demand(place <= self._cancelled[attempt.job_id], 12, f"job {attempt.job_id} runs after a cancel as {place}")
+        tail = attempt.causes[-PORT_TRIES - 1 :]
+        if tail == (Cause.PORT_TAKEN,) * (PORT_TRIES + 1) and attempt.live:
+            raise Broken(13, f"job {attempt.job_id}: ports are tried for ever")
+
+    def _placed(self, attempt: Attempt, world: World) -> None:
+        asked = world.jobs[attempt.job_id].spec.role.gpus
+        got = attempt.allocation.gpus
+        if asked.nodes_max is None:
+            demand(got == asked.total, 5, f"job {attempt.job_id} asked for {asked.total} GPUs and holds {got}")
+        else:
+            nodes, least, each = len(attempt.allocation.grants), asked.nodes or 1, asked.per_node or 0
+            whole = least <= nodes <= asked.nodes_max and got == nodes * each
+            demand(whole, 5, f"job {attempt.job_id} asked for {asked} and holds {got} GPUs of {nodes} nodes")
+        for grant in attempt.allocation.grants:
+            node = world.nodes[grant.node_id]
+            if not node.schedulable:
+                raise Broken(2, f"something new on {grant.node_id}, which is {node.state} {node.cordon}")
+            have = {device.index for device in node.devices if device.healthy}
+            if not set(grant.devices) <= have:
+                raise Broken(2, f"job {attempt.job_id} got {grant.devices} of {grant.node_id}, which has {have}")
+            self._set_aside(attempt, grant.node_id, world)
+        self._may_start(world.jobs[attempt.job_id], world)
+
+    def _may_start(self, job: Job, world: World) -> None:
+        demand(not job.unmet, 7, f"job {job.id} starts before {job.unmet}")
+        demand(not job.held, 7, f"job {job.id} starts while it is held")
+        for condition in job.spec.dependencies:
+            demand(self._holds(condition, job, world), 7, f"job {job.id} starts, and {condition} does not hold")
+
+    def _holds(self, condition: Dependency, job: Job, world: World) -> bool:
+        """Worked out anew from the jobs' states; the lifecycle strikes conditions out as jobs end."""
+        if condition.kind is DependencyKind.SINGLETON:
+            likes = [one for one in world.jobs.values() if (one.user, one.spec.name) == (job.user, job.spec.name)]
+            return all(one.state.terminal or array_of(one) == array_of(job) for one in likes if one.seq < job.seq)
+        names = [one.id for one in world.jobs.values() if array_of(one) == condition.job_id]
+        if condition.kind is DependencyKind.AFTER_CORR and job.array is not None and names:
+            names = [element_id(condition.job_id, job.array.index)]
+        known = [self._cluster.store.job(name) for name in names or [condition.job_id]]
+        states = [
+            one.state for one in known if one is not None
+        ]  # of a job before the store's time the request alone knows
+        if condition.kind in (DependencyKind.AFTER_OK, DependencyKind.AFTER_CORR):
+            return all(state is JobState.SUCCEEDED for state in states)
+        if condition.kind is DependencyKind.AFTER_NOT_OK and all(state is JobState.SUCCEEDED for state in states):
+            return False
+        return all(state.terminal for state in states)
+
+    def _set_aside(self, attempt: Attempt, node_id: NodeId, world: World) -> None:
+        job = world.jobs[attempt.job_id]
+        for one in world.reservations.values():
+            shut = node_id in one.nodes and one.holds(self._cluster.now.wall_s) and not one.admits(job.user, job.queue)
+            demand(not shut, 2, f"job {job.id} came to {node_id}, which is set aside for {one.holders} ({one.id})")
+
+    def _commands(self, outbox: Outbox, world: World) -> None:
+        for command in outbox.commands:
+            if not isinstance(command, (Prepare, StartTasks)):
+                continue
+            attempt, job = world.attempts.get(command.job_id), world.jobs[command.job_id]
+            # Within one step an attempt may be asked to prepare, and then be over: its node died. Never the other way round.
+            demand(
+                command.epoch <= job.epoch,
+                4,
+                f"job {job.id} of epoch {job.epoch}: {type(command).__name__} of epoch {command.epoch}",
+            )
+            if attempt is not None and attempt.epoch == command.epoch:
+                demand(command.generation <= attempt.generation, 4, f"job {job.id}: a command of a later generation")
+            if isinstance(command, StartTasks):
+                self._resumes(command, job)
+
+    def _resumes(self, command: StartTasks, job: Job) -> None:
+        place = (job.id, command.epoch, command.generation)
+        if place not in self._started:
+            best = newest_whole(job.checkpoints, self._cluster.corrupt)
+            if command.resume != best:
+                raise Broken(
+                    9, f"job {job.id} resumes from {command.resume} and not from its newest valid checkpoint, {best}"
+                )
+        # Said again later, it names what it named at first, whatever was published since.
+        if self._started.setdefault(place, command.resume) != command.resume:
+            raise Broken(9, f"job {job.id}: ranks of one generation resume from different checkpoints")
+
+    # ---- who holds what ------------------------------------------------------------------------------------------------
+
+    def _devices(self, world: World) -> None:
+        held: dict[NodeId, set[int]] = {}
+        cpus: dict[NodeId, int] = {}
+        for attempt in world.attempts.values():
+            job = world.jobs[attempt.job_id]
+            if not attempt.live or job.epoch != attempt.epoch or job.state is not JobState.RUNNING:
+                raise Broken(
+                    4,
+                    f"job {job.id} is {job.state} in epoch {job.epoch}, its attempt {attempt.state} in {attempt.epoch}",
+                )
+            for grant in attempt.allocation.grants:
+                taken = held.setdefault(grant.node_id, set())
+                if not taken.isdisjoint(grant.devices):
+                    raise Broken(1, f"devices of {grant.node_id} twice")
+                taken.update(grant.devices)
+                cpus[grant.node_id] = cpus.get(grant.node_id, 0) + grant.cpus
+                if world.on_node[grant.node_id][attempt.job_id] != attempt:
+                    raise Broken(1, f"the books of {grant.node_id} are wrong")
+            if attempt.state is AttemptState.RUNNING:
+                started = all(m.state in (MemberState.STARTED, MemberState.STOPPED) for m in attempt.members)
+                demand(started, 5, f"job {job.id} runs in part")
+        for node_id in {*held, *world.usage}:
+            usage = world.usage.get(node_id, EMPTY_USAGE)
+            if usage.devices != held.get(node_id, set()) or usage.cpus != cpus.get(node_id, 0):
+                raise Broken(1, f"{node_id} holds {usage.devices} in the books, and {held.get(node_id)} in truth")
+
+    def _indexed(self, job_id: JobId, world: World) -> None:
+        job = world.jobs.get(job_id)
+        if job is None:
+            return
+        demand(
+            (job.id in world.pending) == (job.state is JobState.PENDING),
+            4,
+            f"job {job.id} is {job.state} and not among its like",
+        )
+        if job.unmet and job.state not in (JobState.PENDING, JobState.CANCELLED):
+            raise Broken(7, f"job {job.id} runs before {job.unmet}")
+        if job.state is not JobState.RUNNING:
+            return
+        demand(job.id in world.attempts, 4, f"job {job.id} runs without an attempt")
+        place = job.array
+        if place is not None and place.running_max is not None:
+            elements = world.relations.elements[place.array_id]
+            running = sum(world.jobs[one].state is JobState.RUNNING for one in elements)
+            demand(running <= place.running_max, 6, f"{running} elements of array {place.array_id} run")
+
+    @staticmethod
+    def _waited_for(condition: Dependency, world: World) -> None:
+        parent = world.jobs.get(condition.job_id)
+        alive = condition.job_id in world.relations.elements or (parent is not None and not parent.state.terminal)
+        demand(alive, 7, f"{condition} is waited for, and can change no more")
+
+    def _whole(self, world: World) -> None:
+        for job_id in world.jobs:
+            self._indexed(job_id, world)
+        self.restarted()
+
+    # ---- what really executes ------------------------------------------------------------------------------------------
+
+    def truth(self) -> None:
+        """Whatever anybody believes: never two epochs of a job, never two jobs on a device, nothing of an attempt that is over."""
+        places: dict[JobId, tuple[Epoch, Generation]] = {}
+        for node in self._cluster.nodes.values():
+            on_device: dict[int, JobId] = {}
+            for task in node.working():
+                key = task.key
+                place = (key.epoch, key.generation)
+                if places.setdefault(key.job_id, place) != place:
+                    raise Broken(
+                        4,
+                        f"job {key.job_id} executes as {place} and {places[key.job_id]} at once\n{self._cluster.told(key.job_id)}",
+                    )
+                for device in task.devices:
+                    other = on_device.setdefault(device, key.job_id)
+                    if other != key.job_id:
+                        raise Broken(1, f"jobs {other} and {key.job_id} execute on {node.id}:{device}")
+        for job_id, (epoch, _) in places.items():
+            job = self._cluster.store.job(job_id)
+            if job is None or job.epoch != epoch or job.state is not JobState.RUNNING:
+                raise Broken(
+                    10, f"epoch {epoch} of job {job_id} executes, and the attempt is over\n{self._cluster.told(job_id)}"
+                )
+
+    def settled(self) -> None:
+        """17, 10: after heal and quiet, head and nodes agree, and nothing of an ended attempt is left."""
+        world = self._cluster.world
+        for node in self._cluster.nodes.values():
+            for task in node.tasks.values():
+                attempt = world.attempts.get(task.key.job_id)
+                agreed = attempt is not None and attempt.epoch == task.key.epoch
+                demand(agreed, 10, f"{task.key} lives on {node.id}")
+            for member in node.logic.present():
+                known = world.attempts.get(member.key.job_id)
+                agreed = known is not None and (known.epoch, known.generation) == (
+                    member.key.epoch,
+                    member.key.generation,
+                )
+                demand(agreed, 17, f"{node.id} carries {member.key}, {member.phase}, of which the head knows nothing")
+            demand(
+                world.nodes[node.id].supervisor_id == node.supervisor_id, 17, f"the head takes {node.id} for another"
+            )
+        demand(
+            not world.attempts or any(node.tasks for node in self._cluster.nodes.values()),
+            17,
+            "the head believes in ranks that are none",
+        )
+        self._whole(world)
+
+
+def array_of(job: Job) -> JobId:
+    """The array it is an element of, else itself."""
+    return job.id if job.array is None else job.array.array_id

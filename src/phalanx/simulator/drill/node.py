@@ -1,0 +1,264 @@
+"""One node in virtual time: the real supervisor logic over simulated processes. What it says to the head is in `calls`."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+
+from phalanx.core.fleet.fitness import BadLink
+from phalanx.core.fleet.node import Node
+from phalanx.core.ids import SupervisorId
+from phalanx.core.state.commands import Prepare
+from phalanx.core.state.events import MemberStopped, Report
+from phalanx.node.logic import actions
+from phalanx.node.logic.happenings import (
+    FreezeDone,
+    Happening,
+    MemberKey,
+    Prepared,
+    Terminated,
+    Unfit,
+    WoundUp,
+)  # fmt: skip
+from phalanx.node.logic.supervisor import Supervisor
+from phalanx.simulator.drill.behaviour import CANARY, Behaviour, Task
+from phalanx.simulator.drill.calls import Calls
+from phalanx.simulator.drill.coverage import Glance, glance
+from phalanx.simulator.drill.network import Link
+from phalanx.simulator.drill.stage import Stage
+from phalanx.simulator.drill.tasks import KILL_S, SPAWN_S, Tasks
+from phalanx.simulator.drill.violation import demand
+
+
+class SimNode:
+    """See the module. `record` is the node as it presents itself; one object is one life of its supervisor."""
+
+    def __init__(self, cluster: Stage, record: Node, *, life: int = 1, link: Link | None = None) -> None:
+        self.cluster = cluster
+        self.id = record.id
+        self.life = life
+        self.supervisor_id = SupervisorId(f"{record.id}-life{life}")
+        self.record = replace(record, supervisor_id=self.supervisor_id, joined_s=0.0)
+        self.logic = Supervisor(record.id)
+        self.processes = Tasks(self)
+        self.link = link or Link()
+        self.calls = Calls(self)
+        self.alive, self.paused = True, False
+        self.orphans = False
+        self.unfreezable = False
+        self.death_untold = False
+        self._backlog: deque[Happening] = deque()
+        self._wake = 0
+        self._wake_ns: int | None = None
+        self._seen: Glance = {}
+
+    @property
+    def reachable(self) -> bool:
+        """Whether it and its cable work."""
+        return self.alive and not self.paused and not self.link.cut
+
+    @property
+    def wall_s(self) -> float:
+        """Its wall clock."""
+        return self.cluster.now.wall_s
+
+    @property
+    def tasks(self) -> dict[tuple[MemberKey, int], Task]:
+        """Its processes, by member and rank."""
+        return self.processes.all
+
+    @property
+    def carried(self) -> tuple[MemberKey, ...]:
+        """What its supervisor says it carries, at each renewal and hello."""
+        return self.calls.carried
+
+    @property
+    def cut(self) -> bool:
+        """Both directions of its cable."""
+        return self.link.cut
+
+    @cut.setter
+    def cut(self, cut: bool) -> None:
+        self.link.up.cut = self.link.down.cut = cut
+
+    @property
+    def latency_s(self) -> float:
+        """Of each direction."""
+        return self.link.up.latency_s
+
+    @latency_s.setter
+    def latency_s(self, latency_s: float) -> None:
+        self.link.up.latency_s = self.link.down.latency_s = latency_s
+
+    def working(self) -> list[Task]:
+        """Tasks that execute instructions at this moment."""
+        if self.paused or not (self.alive or self.orphans):
+            return []
+        return [task for task in self.tasks.values() if not task.frozen]
+
+    # ---- life ----------------------------------------------------------------------------------------------------------
+
+    def boot(self) -> None:
+        """Its supervisor begins."""
+        self.calls.hello()
+        self.calls.poll_on()
+
+    def die(self) -> None:
+        """Power off: nothing is left, nothing is said."""
+        self.alive = self.orphans = False
+        self.processes.clear()
+
+    def crash(self) -> None:
+        """Its supervisor dies; the tasks run on until they are swept (`sweep`)."""
+        self.alive, self.orphans = False, True
+        self.cluster.touched = True
+
+    def pause(self) -> None:
+        """SIGSTOP for the whole node."""
+        if self.alive and not self.paused:
+            self.processes.stop_all()
+            self.paused = True
+
+    def resume(self) -> None:
+        """SIGCONT. The supervisor looks at its clock before anything else, as each rank at its lease page."""
+        if not self.alive or not self.paused:
+            return
+        self.paused = False
+        heard, self._backlog = list(self._backlog), deque()
+        self.hear(*heard)
+        self.processes.go_all()
+        self.calls.send()
+        self.calls.renew()
+
+    def terminate(self) -> None:
+        """SIGTERM to its supervisor: it ends its tasks and goes; what starts it again then does."""
+        self.hear(Terminated())
+
+    # ---- the supervisor's step and its hands ---------------------------------------------------------------------------
+
+    def hear(self, *happenings: Happening) -> None:
+        """Step once for each, after what is due by the clock: so each change has one cause."""
+        if not self.alive:
+            return
+        if self.paused:
+            self._backlog.extend(happenings)
+            return
+        if not happenings or (self._wake_ns is not None and self.cluster.clock.ns >= self._wake_ns):
+            self._step(())
+        for happening in happenings:
+            if self.alive:
+                self._step((happening,))
+
+    def later(self, delay_s: float, *happenings: Happening) -> None:
+        """The same after a while."""
+        self.cluster.after(delay_s, lambda: self.hear(*happenings))
+
+    def _step(self, inbox: tuple[Happening, ...]) -> None:
+        clock = self.cluster.clock
+        out = self.logic.step(clock.ns, inbox, unix_s=self.wall_s)
+        seen = glance(self.logic.present())
+        if seen != self._seen:
+            before, self._seen = self._seen, seen
+            self.cluster.stepped(self.id, before, seen, inbox[0] if inbox else None)
+        for action in out.actions:
+            self._do(action)
+        self._wake += 1
+        self._wake_ns = out.wake_ns
+        if out.wake_ns is not None:
+            number = self._wake
+            self.cluster.after((out.wake_ns - clock.ns) / 1e9, lambda: self.hear() if self._wake == number else None)
+
+    def _do(self, action: actions.Action) -> None:
+        after = self.cluster.after
+        match action:
+            case actions.PrepareMember(key=key, prepare=prepare):
+                self.processes.killed.discard(key)
+                after(self.behaviour(prepare).prepare_s, lambda: self._prepared(key, prepare))
+            case actions.SpawnTasks(key=key, prepare=prepare, start=start):
+                after(SPAWN_S, lambda: self.processes.spawn(key, prepare, start))
+            case actions.Signal(key=key):
+                self.processes.terminate(key)
+            case actions.Freeze(key=key):
+                self._freeze(key)
+            case actions.Thaw(key=key):
+                self.processes.thaw(key)
+            case actions.Kill(key=key):
+                self.processes.killed.add(key)
+                after(KILL_S, lambda: self.processes.kill(key))
+            case actions.ProbeEmpty(key=key):
+                self.processes.probe(key)
+            case actions.WindUp(key=key):
+                taken = self.behaviour_of(key).port_taken > key.generation
+                self.later(0.01, WoundUp(key=key, tail=b"Address already in use" if taken else b""))
+            case actions.DeleteCheckpoints(paths=paths):
+                self.cluster.deleted.update(paths)
+            case actions.Report(event=event):
+                self.report(event)
+            case actions.Carry(members=members):
+                self.calls.carried = members
+            case actions.RenewLease():
+                after(0.0, self.calls.renew)
+            case actions.Exit():
+                self.die()
+                after(0.1, lambda: self.cluster.tell_death(self))
+                self.death_untold = True
+            case actions.WritePage() | actions.TakeStacks() | actions.CleanUp() | actions.Note():
+                pass
+
+    def report(self, event: Report) -> None:
+        """To the head, at least once."""
+        if isinstance(event, MemberStopped):
+            self._check_stopped(event)
+        demand(CANARY not in repr(event), 23, f"{self.id} says a secret of a job in {type(event).__name__}")
+        self.calls.put(event)
+
+    def put_steps(self, report: Report) -> None:
+        """What the head reads out of a task's step stream."""
+        self.calls.put_steps(report)
+
+    def _check_stopped(self, event: MemberStopped) -> None:
+        """What is declared stopped has left nothing: nobody may rest on a word that is not true."""
+        told = (event.epoch, event.generation)
+        left = [key for key, _ in self.tasks if key.job_id == event.job_id and (key.epoch, key.generation) <= told]
+        demand(not left, 10, f"{self.id} declares {event.job_id} {told} stopped, and {left} live")
+
+    def _freeze(self, key: MemberKey) -> None:
+        if not self.unfreezable:
+            self.processes.freeze(key)
+        self.later(0.0, FreezeDone(key=key, still=not self.unfreezable or not self.processes.of(key)))
+
+    def behaviour(self, prepare: Prepare) -> Behaviour:
+        """How the job's tasks behave here."""
+        return self.cluster.behaviours.get(prepare.spec.name, _PLAIN)
+
+    def behaviour_of(self, key: MemberKey) -> Behaviour:
+        """The same for a member."""
+        job = self.cluster.store.job(key.job_id)
+        return self.cluster.behaviours.get(job.name if job is not None else "", _PLAIN)
+
+    def cannot_spawn(self, key: MemberKey) -> None:
+        """A task could not be exec'd."""
+        self.hear(Unfit(key=key, why="cannot exec", charge=False))
+
+    def _prepared(self, key: MemberKey, prepare: Prepare) -> None:
+        if key in self.processes.killed:
+            return
+        why = self.behaviour(prepare).refuses.get(self.id, "") or self.cluster.flaws.get(self.id, "")
+        if why:
+            self.hear(Unfit(key=key, why=why.lstrip("!?"), charge=why.startswith("!"), flaw=why.startswith("?")))
+            return
+        cut = [one.node_id for one in prepare.allocation.grants if {self.id, one.node_id} in self.cluster.bad_links]
+        if cut:
+            bad = tuple(BadLink(peer=peer, why="no connection in 5 s") for peer in cut)
+            self.hear(Prepared(key=key, bad_links=bad))
+            return
+        grant = prepare.allocation.on(self.id)
+        assert grant is not None
+        if grant.node_rank:
+            self.hear(Prepared(key=key))
+            return
+        whole = (one for one in prepare.candidates if one.digest not in self.cluster.corrupt)
+        self.hear(Prepared(key=key, port=20_000 + key.generation, resume=next(whole, None)))
+
+
+_PLAIN = Behaviour()

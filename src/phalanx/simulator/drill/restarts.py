@@ -1,0 +1,43 @@
+"""Invariant 13 of DESIGN 3, counted anew: how often a job was started again, by what ended each generation. Part of `invariants`.
+
+The job's own counters may be what is wrong, so they are not asked.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from phalanx.core.lifecycle.facts import NO_PROGRESS_BUDGET
+from phalanx.core.work.attempt import Attempt, Cause
+from phalanx.core.work.job import NO_EPOCH, Job
+from phalanx.simulator.drill.violation import demand
+
+CHARGED: Final = (Cause.CRASH, Cause.NODE_FAIL, Cause.FAULT, Cause.START_FAIL, Cause.HANG)
+
+
+class Restarts:
+    """What has ended the generations of one job so far."""
+
+    def __init__(self) -> None:
+        self._epoch, self._causes = NO_EPOCH, 0  # how many causes of which attempt are counted
+        self._step = self._in_vain = self._failed = 0
+
+    def look(self, attempt: Attempt, job: Job) -> None:
+        """After each commit of the attempt; `job` as of then."""
+        fresh = attempt.causes[self._causes if attempt.epoch == self._epoch else 0 :]
+        self._epoch, self._causes = attempt.epoch, len(attempt.causes)
+        if job.progress_step > self._step:
+            self._step, self._in_vain = job.progress_step, 0
+        self._in_vain += sum(cause in CHARGED for cause in fresh)
+        self._failed += fresh.count(Cause.FAILED)
+        if job.state.terminal:
+            return
+        demand(
+            self._in_vain <= NO_PROGRESS_BUDGET, 13, f"job {job.id} goes on after {self._in_vain} ends without progress"
+        )
+        retry = job.spec.retry
+        demand(
+            self._failed <= retry,
+            13,
+            f"job {job.id} goes on after {self._failed} failures of its own and {retry} retries",
+        )

@@ -1,0 +1,217 @@
+"""One seed: a cluster, users, faults, and then the end of all faults and what must come of it. The same seed gives the same trace."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Final
+
+from phalanx.controller.outbox import Outbox
+from phalanx.core.ids import NodeId, UserId
+from phalanx.core.state.events import Cancel
+from phalanx.core.state.world import World
+from phalanx.core.work.attempt import Attempt, AttemptState
+from phalanx.core.work.job import BACKOFF_MAX_S, Job
+from phalanx.core.work.quotas import Holdings
+from phalanx.simulator.drill.clock import BEGIN_BOOT_S
+from phalanx.simulator.drill.cluster import Cluster
+from phalanx.simulator.drill.coverage import Coverage, watching
+from phalanx.simulator.drill.disk import MemoryDisk, SqliteDisk
+from phalanx.simulator.drill.faults import KINDS, LASTING, Faults
+from phalanx.simulator.drill.limits import fleet_gpus
+from phalanx.simulator.drill.violation import OURS, Broken, Violation
+from phalanx.simulator.drill.workload import QUICK, Users, fleet
+
+EVENTS: Final = 2000  # counted, before the faults heal
+SQLITE_EVERY: Final = 8  # one seed of so many lies on the real store and a virtual disk; the others on the memory store
+MOMENTS: Final = (0.005, 0.02, 0.04, 0.07, 0.11, 0.5, 2.0, 5.0)
+IDLE_MAX_S: Final = 1.0  # the head looks when something happens, and when it said it would
+AIM_WAIT_S: Final = 10.0  # for an attempt to come into the state in which a fault shall hit it
+JOB_MAX_S: Final = 480.0  # six starts that take a minute each, their backoffs, and 30 s of work
+STORY_LINES: Final = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What one seed came to.
+
+    Attributes:
+        asked: counted events before the heal.
+        events: that changed something, those after the heal among them.
+        faults: done.
+        trace: hash of every change, in order.
+        store: "sqlite" or "memory".
+        seconds: of CPU.
+        story: the last lines told; of a seed that broke something.
+    """
+
+    seed: int
+    asked: int
+    events: int
+    faults: int
+    violations: tuple[Violation, ...]
+    trace: str
+    store: str
+    seconds: float
+    coverage: Coverage
+    story: str = ""
+
+
+def run_seed(seed: int, *, events: int = EVENTS, sqlite: bool | None = None) -> Result:
+    """Drill one seed until so many events are counted, heal, and see it through. Stops at the first violation.
+
+    Args:
+        seed: decides everything.
+        events: counted before the faults heal.
+        sqlite: on which store; None for what the seed says.
+    """
+    begun_s = time.process_time()
+    on_sqlite = seed % SQLITE_EVERY == 0 if sqlite is None else sqlite
+    store = SqliteDisk(Random(seed + 1)) if on_sqlite else MemoryDisk()
+    drill: Drill | None = None
+    broken: tuple[int, str] | None = None
+    try:
+        drill = Drill(seed, events, store)
+        with watching(drill.cluster.coverage):
+            drill.run()
+    except Broken as error:
+        broken = error.invariant, error.text
+    except Exception as error:  # noqa: BLE001  # whatever it is, the code under drill must not raise it
+        broken = OURS, f"{type(error).__name__}: {error}"
+    finally:
+        store.shut()
+    coverage = Coverage() if drill is None else drill.cluster.coverage
+    told = "" if drill is None or broken is None else drill.cluster.told(lines=STORY_LINES)
+    at_s, counted = (0.0, 0) if drill is None else (drill.cluster.clock.boot_s - BEGIN_BOOT_S, drill.cluster.counted)
+    violations = () if broken is None else (Violation(invariant=broken[0], text=broken[1], at_s=at_s, event=counted),)
+    return Result(
+        seed=seed, asked=events, events=counted, faults=sum(sum(counts.values()) for counts in coverage.faults.values()),
+        violations=violations, trace=coverage.trace, store="sqlite" if on_sqlite else "memory",
+        seconds=time.process_time() - begun_s, coverage=coverage.sealed(), story=told,
+    )  # fmt: skip
+
+
+def replay_command(seed: int, events: int) -> str:
+    """What plays just this seed again, by the same commit."""
+    return f"phalanx drill --seed {seed}" + (f" --events {events}" if events != EVENTS else "")
+
+
+class Drill:
+    """One seed in the making."""
+
+    def __init__(self, seed: int, events: int, store: MemoryDisk) -> None:
+        self._dice = Random(seed)
+        self._events = events
+        self.cluster = Cluster(fleet(), policy=QUICK, store=store, dice=Random(seed + 2))
+        self._users = Users(self.cluster, self._dice)
+        self._faults = Faults(self.cluster, self._dice)
+        self._aim: tuple[str, AttemptState, float] | None = None
+        self.cluster.told_of = self._take_aim
+        self._rage = self._dice.choice((0.3, 0.5, 0.7))  # seeds differ in how much goes wrong
+
+    def run(self) -> None:
+        """Chaos, then heal, then all work ends and all agree."""
+        self._users.begin()
+        while self.cluster.counted < self._events:
+            if self._dice.random() < self._rage:
+                self._fault()
+            else:
+                self._users.act()
+            self.cluster.run(self._dice.choice(MOMENTS))
+        self._heal()
+        self._see_through()
+
+    # ---- faults --------------------------------------------------------------------------------------------------------
+
+    def _fault(self) -> None:
+        kind = self._dice.choice(tuple(KINDS))
+        if self._dice.random() < 0.3:
+            self._faults.do(kind)
+        elif self._aim is None or self._aim[2] < self.cluster.clock.boot_s:
+            states = [state for state in AttemptState if state in KINDS[kind]]  # in a fixed order: sets have none
+            self._aim = kind, self._dice.choice(states), self.cluster.clock.boot_s + AIM_WAIT_S
+
+    def _take_aim(self, outbox: Outbox) -> None:
+        """A fault waits for an attempt to come into some state: do it now, or while that state is young."""
+        if self._aim is None:
+            return
+        kind, state, until_s = self._aim
+        if until_s < self.cluster.clock.boot_s:
+            self._aim = None
+            return
+        hit = next((one for one in outbox.change.records if isinstance(one, Attempt) and one.state is state), None)
+        if hit is None:
+            return
+        self._aim = None
+        node_id = self._dice.choice(hit.allocation.grants).node_id
+        self.cluster.after(self._dice.choice((0.0, 0.003, 0.015, 0.04)), lambda: self._still(kind, node_id))
+
+    def _still(self, kind: str, node_id: NodeId) -> None:
+        if self._faults.active:
+            self._faults.do(kind, self.cluster.nodes[node_id])
+
+    # ---- the end -------------------------------------------------------------------------------------------------------
+
+    def _heal(self) -> None:
+        cluster = self.cluster
+        self._faults.active, self._aim = False, None
+        cluster.heal()
+        cluster.run(max(LASTING) + 1.0)  # until every fault still to pass has passed
+        cluster.heal()
+        for node in list(cluster.nodes.values()):
+            whole = cluster.whole[node.id].devices
+            if node.record.devices != whole:
+                cluster.kill_node(node.id)
+                node.record = replace(node.record, devices=whole)
+                cluster.revive_node(node.id)
+        cluster.run(10.0)
+        self._users.make_way()
+
+    def _see_through(self) -> None:
+        """14, 17, 10: every job left fits the whole fleet, and ends."""
+        cluster = self.cluster
+        for job_id in [*cluster.world.pending, *cluster.world.attempts]:
+            job = cluster.world.jobs[job_id]
+            if not job.state.terminal and not may_ever_run(cluster.world, job):
+                cluster.watch.cancelled(cluster.ask(Cancel(job_id=job.id, by=UserId("ada"))))
+        idle = Idle(cluster)
+        until_s = cluster.clock.boot_s + JOB_MAX_S * (1 + len(cluster.world.pending) + len(cluster.world.attempts))
+        while cluster.world.pending or cluster.world.attempts:
+            if cluster.clock.boot_s > until_s:
+                raise Broken(14, f"jobs {[*cluster.world.pending, *cluster.world.attempts]} do not end")
+            cluster.run_one()
+            idle.look()
+        cluster.run(10.0)
+        cluster.watch.settled()
+        cluster.store.compare()
+
+
+class Idle:
+    """14: on a healed fleet of which nobody holds anything, a job that may start does so at once."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._since_s = cluster.clock.boot_s
+
+    def look(self) -> None:
+        """After every event."""
+        world, now = self._cluster.world, self._cluster.now
+        if world.attempts:
+            self._since_s = now.boot_s
+            return
+        ready = [
+            job.id
+            for job in world.pending.values()
+            if not job.held and not job.unmet and not 0 < job.not_before_s - now.wall_s <= BACKOFF_MAX_S
+        ]
+        if not ready:
+            self._since_s = now.boot_s
+        if now.boot_s - self._since_s > IDLE_MAX_S:
+            raise Broken(14, f"nothing runs, and {ready} do not start")
+
+
+def may_ever_run(world: World, job: Job) -> bool:
+    """Whether its queue's limits let the job start on an idle fleet."""
+    tree = Holdings(world.queues.values(), fleet_gpus(world))
+    return tree.admits(tree.number(job.queue), job.user, job.spec.role.gpus.total) is None

@@ -1,0 +1,302 @@
+"""What users and operators ask for in a drill: jobs of every kind in a small queue tree, and everything one may do to them.
+
+Twelve GPUs on three nodes, so that everybody is in everybody's way. Every request may meet a full disk, a dying head, or none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+from phalanx.core.errors import PhalanxError
+from phalanx.core.fleet.device import Device
+from phalanx.core.fleet.node import Node, NodeState
+from phalanx.core.ids import JobId, NodeId, ProjectId, QueueId, ReservationId, SupervisorId, UserId
+from phalanx.core.scheduling.policies import Knobs
+from phalanx.core.scheduling.schedule import Policy
+from phalanx.core.state.events import (
+    Cancel,
+    CordonNode,
+    EndReservation,
+    Event,
+    Hold,
+    PutQueues,
+    PutReservation,
+    Requeue,
+    Submit,
+    UncordonNode,
+    Update,
+)  # fmt: skip
+from phalanx.core.units import GIB
+from phalanx.core.work.dependency import parse_dependencies
+from phalanx.core.work.gpus import parse_gpus
+from phalanx.core.work.job import Job
+from phalanx.core.work.queue import Queue
+from phalanx.core.work.reservation import Reservation
+from phalanx.core.work.spec import JobSpec, Role
+from phalanx.node.logic.happenings import MemberKey
+from phalanx.simulator.drill.behaviour import CANARY, Behaviour
+from phalanx.simulator.drill.clock import BEGIN_UNIX_S
+from phalanx.simulator.drill.violation import demand
+
+if TYPE_CHECKING:
+    from phalanx.simulator.drill.cluster import Cluster
+
+LIVE_MAX: Final = 12  # jobs that are not over: about twice what runs at once
+_ADA, _OP = UserId("ada"), UserId("op")
+_GPT = ProjectId("gpt")
+
+
+def crash(after_s: float, code: int | None, signal: int | None, *, rank: int = 0, epochs: int = 2) -> Any:
+    """This rank ends so in the first generation of the first attempts."""
+
+    def ends(key: MemberKey, who: int) -> tuple[float, int | None, int | None] | None:
+        return (after_s, code, signal) if who == rank and key.generation == 0 and key.epoch <= epochs else None
+
+    return ends
+
+
+BEHAVIOURS: Final = {
+    "short": Behaviour(run_s=2.0),
+    "long": Behaviour(run_s=25.0),
+    "saving": Behaviour(run_s=30.0, save_every_s=2.0),
+    "saving2": Behaviour(run_s=20.0, save_every_s=1.5, saves=True),
+    "badsave": Behaviour(run_s=12.0, save_every_s=2.0, bad_save=2),
+    "stubborn": Behaviour(run_s=12.0, stubborn=True),
+    "crashing": Behaviour(run_s=8.0, save_every_s=3.0, ends=crash(4.0, None, 11)),
+    "looping": Behaviour(run_s=8.0, ends=lambda _key, who: (0.6, None, 6) if who == 0 else None),
+    "failing": Behaviour(ends=crash(1.0, 3, None, rank=1)),
+    "slow": Behaviour(run_s=3.0, prepare_s=4.0),
+    "glacial": Behaviour(run_s=3.0, prepare_s=66.0),
+    "refused": Behaviour(run_s=5.0, refuses={"n1": "device 2 is sick"}),
+    "wrong": Behaviour(run_s=5.0, refuses={"n0": "!no such file: train.py", "n2": "!no such file: train.py"}),
+    "bound": Behaviour(run_s=6.0, port_taken=2),
+    "portless": Behaviour(run_s=6.0, port_taken=9),
+    "leaving": Behaviour(run_s=2.0, leaves_s=1.0),
+    "lasting": Behaviour(run_s=2.0, leaves_s=30.0),
+    "unspawnable": Behaviour(run_s=4.0, unspawnable=1),
+}
+KINDS: Final = ("saving", "saving", "long", *sorted(set(BEHAVIOURS) - {"glacial"}))
+SHAPES: Final = ("2x4", "2x2", "2x4", "4", "3x4", "2", "1", "6", "0", "1..3x4", "1..2x2")
+TREE: Final = (
+    Queue(id=QueueId("default")),
+    Queue(id=QueueId("research"), quota_gpus=6),
+    Queue(id=QueueId("nlp"), parent=QueueId("research"), quota_gpus=4, lend_gpus=2, gpus_per_user=10),
+    Queue(id=QueueId("prod"), quota_gpus=4, borrow_gpus=4, priority=1, jobs_per_user=3),
+)
+"""Some lent, some borrowed, some kept; a limit for users on either side."""
+QUEUES: Final = ("default", "default", "research", "nlp", "prod", "prod")
+QUOTAS: Final = (None, 0, 2, 4, 6)
+AFTER: Final = ("afterok:{}", "afterany:{}", "afternotok:{}", "afterany:{},singleton")
+QUICK: Final = Policy(
+    knobs=Knobs(round_s=5.0, run_min_s=6.0, right_min_s=1.0, move_min_s=2.0, grow_min_s=3.0, stops_max=2)
+)
+"""As the default policy's terms stand to each other, but in the seconds in which these jobs live."""
+
+
+def fleet(devices: int = 4) -> list[Node]:
+    """Three nodes of a rack."""
+    return [
+        Node(
+            id=NodeId(name), engine="local", cpus=32, memory_bytes=256 * GIB, state=NodeState.UP,
+            devices=tuple(Device(index=at, uuid=f"{name}-{at}", model="virtual", memory_bytes=16 * GIB) for at in range(devices)),
+            labels={"rack": "r"}, joined_s=BEGIN_UNIX_S, supervisor_id=SupervisorId(f"{name}-life1"), sees_head_files=True,
+        )
+        for name in ("n0", "n1", "n2")
+    ]  # fmt: skip
+
+
+class Users:
+    """Ask for things at random. Every method is one request, perhaps said twice."""
+
+    def __init__(self, cluster: Cluster, dice: Random) -> None:
+        self._cluster, self._dice = cluster, dice
+        self._keys = 0
+        self._jobs: list[JobId] = []
+        self._unanswered: list[tuple[JobSpec, str, str]] = []
+        cluster.behaviours.update(BEHAVIOURS)
+
+    def begin(self) -> None:
+        """The queue tree, and two jobs to begin with."""
+        self._cluster.ask(PutQueues(queues=TREE))
+        for _ in range(2):
+            self.submit()
+
+    def act(self) -> None:
+        """One thing, whichever."""
+        dice, full = self._dice, self._live() >= LIVE_MAX
+        if not full and dice.random() < 0.55:
+            dice.choice((self.submit, self.submit, self.submit, self.submit_after, self.submit_array))()
+        else:
+            dice.choice(
+                (self.cancel, self.requeue, self.hold, self.hold, self.cordon, self.uncordon, self.uncordon, self.reserve, self.unreserve,
+                 self.change_quota, self.update)
+            )()  # fmt: skip
+
+    def _live(self) -> int:
+        if self._cluster.head is None:
+            return 0
+        world = self._cluster.world
+        return len(world.pending) + len(world.attempts)
+
+    def _ask(self, event: Event) -> Any:
+        """The answer; None where it was refused, or nobody answered."""
+        try:
+            return self._cluster.ask(event)
+        except PhalanxError:  # a refusal, or nobody there; anything else is a fault of the code and ends the drill
+            return None
+
+    def _spec(self, **fields: Any) -> JobSpec:
+        dice = self._dice
+        kind = "glacial" if dice.random() < 0.02 else dice.choice(KINDS)
+        role = Role(argv=("python", "train.py"), gpus=parse_gpus(fields.pop("gpus", None) or dice.choice(SHAPES)))
+        return JobSpec(
+            name=kind, role=role, workdir="/work", retry=dice.randint(0, 1), priority=dice.randint(0, 2), grace_s=dice.choice((1.0, 30.0)),
+            time_limit_s=dice.choice((None, None, None, 9.0)), collective_timeout_s=20.0, env=(("API_KEY", CANARY),), **fields,
+        )  # fmt: skip
+
+    def _job(self) -> JobId | None:
+        """One that may still be alive, rather than not."""
+        return self._dice.choice(self._jobs[-16:]) if self._jobs else None
+
+    # ---- jobs ----------------------------------------------------------------------------------------------------------
+
+    def submit(self) -> None:
+        """With a key, and twice: whoever was not answered asks again with the same key, sooner or later."""
+        if self._unanswered and self._dice.random() < 0.5:
+            wanted, key, queue = self._unanswered.pop()
+        else:
+            self._keys += 1
+            wanted, key, queue = self._spec(), f"key-{self._keys}", self._dice.choice(QUEUES)
+        first = self._hand_in(wanted, key, queue)
+        if first is None:
+            self._unanswered.append((wanted, key, queue))
+            return
+        again = self._hand_in(wanted, key, queue)
+        demand(again in (None, first), 11, f"one key made jobs {first} and {again}")
+        self._jobs.append(first)
+
+    def _hand_in(self, wanted: JobSpec, key: str, queue: str) -> JobId | None:
+        made = self._ask(
+            Submit(spec=wanted, user=_ADA, project=_GPT, queue=QueueId(queue), key=key, body_sha256=repr(wanted))
+        )
+        if not isinstance(made, Job):
+            return None
+        self._cluster.watch.acknowledged(made.id)
+        return made.id
+
+    def submit_after(self) -> None:
+        """One that waits for another."""
+        parent = self._job()
+        if parent is None:
+            return
+        wanted = self._spec(gpus="2", dependencies=parse_dependencies(self._dice.choice(AFTER).format(parent)))
+        made = self._hand_in(wanted, "", self._dice.choice(QUEUES))
+        if made is not None:
+            self._jobs.append(made)
+
+    def submit_array(self) -> None:
+        """Up to four at once."""
+        dice = self._dice
+        wanted = self._spec(gpus="2", array=f"0-{dice.randint(0, 3)}", array_max=dice.choice((None, 1, 2)))
+        made = self._ask(Submit(spec=wanted, user=_ADA, project=_GPT, queue=QueueId(dice.choice(QUEUES))))
+        for job in made or ():
+            self._cluster.watch.acknowledged(job.id)
+            self._jobs.append(job.id)
+
+    def cancel(self) -> None:
+        """Twice: the second time changes nothing."""
+        job_id = self._job()
+        if job_id is None:
+            return
+        once = self._ask(Cancel(job_id=job_id, by=_ADA))
+        if not isinstance(once, Job):
+            return
+        self._cluster.watch.cancelled(once)
+        again = self._ask(Cancel(job_id=job_id, by=_ADA))
+        if isinstance(again, Job):
+            demand(again == once, 11, f"a second cancel made {again} of {once}")
+
+    def requeue(self) -> None:
+        """Stop and wait again."""
+        job_id = self._job()
+        if job_id is not None:
+            self._ask(Requeue(job_id=job_id, by=_ADA))
+
+    def hold(self) -> None:
+        """Keep from starting, or let go."""
+        job_id = self._job()
+        if job_id is not None:
+            self._ask(Hold(job_id=job_id, held=self._dice.random() < 0.4, by=_ADA))
+
+    def update(self) -> None:
+        """Another priority or a shorter limit."""
+        job_id, dice = self._job(), self._dice
+        if job_id is not None:
+            limit_s = dice.choice((None, 8.0))
+            self._ask(Update(job_id=job_id, by=_ADA, priority=dice.randint(0, 3), time_limit_s=limit_s))
+
+    # ---- the fleet -----------------------------------------------------------------------------------------------------
+
+    def cordon(self) -> None:
+        """Drained or only shut; said twice: the second time changes nothing and is not told."""
+        node_id, drain = self._node(), self._dice.random() < 0.5
+        shut = CordonNode(node_id=node_id, by=_OP, why="disk", drain=drain)
+        once = self._ask(shut)
+        told = self._cluster.world.next_story_seq - 1 if isinstance(once, Node) else 0
+        again = self._ask(shut)
+        if isinstance(once, Node) and isinstance(again, Node):
+            twice = [line.text for line in self._cluster.store.story(node_id=node_id, after=told) if line.by == _OP]
+            gone = again.state is not once.state  # its lease ended in the same step, which no drain did
+            same = again.cordon == once.cordon if gone else again == once
+            demand(same and not twice, 11, f"a second drain made {again} of {once}, and told {twice}")
+        if self._cluster.head is not None:
+            self._cluster.after(self._dice.choice((2.0, 9.0)), lambda: self._lift(node_id))
+
+    def uncordon(self) -> None:
+        """Open again."""
+        self._lift(self._node())
+
+    def _lift(self, node_id: NodeId) -> None:
+        self._ask(UncordonNode(node_id=node_id, by=_OP))
+
+    def reserve(self) -> None:
+        """From now on: a window that a jump of the clock could begin would end what no jump may end."""
+        self._keys += 1
+        now_s, dice = self._cluster.now.wall_s, self._dice
+        users = frozenset({_ADA}) if dice.random() < 0.3 else frozenset()
+        name = ReservationId(f"window-{self._keys}")
+        window = Reservation(
+            id=name, nodes=(self._node(),), start_s=now_s, end_s=now_s + dice.choice((3.0, 9.0)), users=users
+        )
+        self._ask(PutReservation(reservation=window))
+        self._cluster.after(10.0, lambda: self._ask(EndReservation(reservation_id=name, by=_OP)))
+
+    def unreserve(self) -> None:
+        """Give a window back."""
+        if self._cluster.head is not None:
+            for name in sorted(self._cluster.world.reservations)[:1]:
+                self._ask(EndReservation(reservation_id=name, by=_OP))
+
+    def change_quota(self) -> None:
+        """6: what runs goes on, also past a right that has shrunk; nothing new starts past it."""
+        which = self._dice.choice(TREE[1:])
+        self._ask(PutQueues(queues=(replace(which, quota_gpus=self._dice.choice(QUOTAS)),)))
+
+    def _node(self) -> NodeId:
+        return self._dice.choice(sorted(self._cluster.nodes))
+
+    # ---- the end -------------------------------------------------------------------------------------------------------
+
+    def make_way(self) -> None:
+        """All windows, cordons, holds and odd quotas go."""
+        cluster = self._cluster
+        for node_id in cluster.nodes:
+            cluster.ask(UncordonNode(node_id=node_id, by=_OP))
+        for name in list(cluster.world.reservations):
+            cluster.ask(EndReservation(reservation_id=name, by=_OP))
+        for job in list(cluster.world.jobs.values()):
+            if job.held and not job.state.terminal:
+                self._ask(Hold(job_id=job.id, held=False, by=_OP))
+        cluster.ask(PutQueues(queues=TREE))

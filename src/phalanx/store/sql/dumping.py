@@ -1,0 +1,59 @@
+"""All documents of a database, as of one moment and each checked, in pages so that a long history needs little memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from phalanx.store.errors import StoreUnusable
+from phalanx.store.sql import reading
+from phalanx.store.sql.kinds import KINDS, Stored
+from phalanx.store.sql.migrations import compare, migrations
+from phalanx.store.sql.reading import Look
+
+_PAGE: Final = 1000
+
+
+def held(look: Look) -> dict[str, int]:
+    """How many records of each kind there are.
+
+    Raises:
+        StoreUnusable: the database is not of this release.
+    """
+    known = migrations(look.dialect.name)
+    applied = [(int(number), str(name), str(sha256)) for number, name, sha256 in look.rows("schema")]
+    compare(applied, known)
+    if len(applied) < len(known):
+        raise StoreUnusable(
+            f"the database is of an older release: migration {len(applied)} of {len(known)}",
+            hint="phalanx up brings it up to date, and keeps a copy of it as it was",
+        )
+    return {str(word): int(count) for word, count in look.rows("counts")}
+
+
+def dumped(look: Look) -> Iterator[tuple[str, str]]:
+    """(word of the kind, document) for every record, in the order of KINDS. Call it between `begin_look` and `end_look`.
+
+    Raises:
+        StoreUnusable: a document is damaged: better no backup than one of damage.
+    """
+    for stored in KINDS:
+        for doc, crc in _all(look, stored):
+            stored.kind.read(doc, crc)
+            yield stored.word, doc
+
+
+def last_job_seq(look: Look) -> int:
+    """The newest job's number; 0 for none."""
+    return reading.number(look, "last_job_seq")
+
+
+def _all(look: Look, stored: Stored) -> Iterator[tuple[str, int]]:
+    if not stored.first:
+        yield from look.rows(stored.read)
+        return
+    key = stored.first
+    while rows := look.rows(stored.read, (*key, _PAGE)):
+        for doc, crc, *key_ in rows:
+            yield doc, crc
+            key = tuple(key_)

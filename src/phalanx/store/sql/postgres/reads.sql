@@ -1,0 +1,176 @@
+-- What readers and a starting head ask, by name.
+
+-- name: settle
+-- What each connection is set to, and what has to be known of the server. `on` waits for the disk of the server, and for its synchronous
+-- standbys where it has any. Whoever set more keeps it.
+SELECT current_setting('server_encoding'), pg_is_in_recovery(), current_setting('fsync'),
+    set_config('search_path', 'phalanx', false),
+    set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, false),
+    set_config('tcp_keepalives_idle', '5', false), set_config('tcp_keepalives_interval', '2', false), set_config('tcp_keepalives_count', '3', false),
+    set_config('statement_timeout', %s, false), set_config('lock_timeout', %s, false),
+    set_config('idle_in_transaction_session_timeout', %s, false), set_config('default_transaction_read_only', %s, false);
+
+-- name: patience
+-- For a backup and a restore, whose own disk may be slow between two pages.
+SELECT set_config('idle_in_transaction_session_timeout', '0', false);
+
+-- name: begin_look
+-- What several queries read together is of one moment.
+BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
+
+-- name: end_look
+COMMIT;
+
+-- name: begin_commit
+-- One message of the simple protocol, for one round trip. No pipeline: the clock of idle_in_transaction_session_timeout did not run in a
+-- session that idled after one (seen on PostgreSQL 15.19 with psycopg 3.3), and a frozen head would keep the locks.
+-- The term's row is held until the end of the transaction: who takes over waits for it, and whoever comes after reads the new term.
+BEGIN; SELECT term FROM leader FOR SHARE; SELECT id FROM last_commit FOR UPDATE; SELECT max(seq) FROM story;
+
+-- name: confirm
+-- What can be read after a broken connection may be on this server alone. The row locks of `begin_commit` stand in its log behind the commit
+-- in question, so this COMMIT waits for the disk and the standbys of both.
+SET LOCAL statement_timeout = 0; COMMIT;
+
+-- name: evict
+-- Ends the sessions that hold the term's row and wait for their client, which was stopped or cut off: 0 for all of them, or one. What is
+-- at work ends by itself, and what waits for a synchronous standby must not be ended: it would count as done where it is not.
+SELECT pg_terminate_backend(pid) FROM pg_locks JOIN pg_stat_activity USING (pid)
+WHERE locktype = 'relation' AND relation = 'leader'::regclass AND granted AND wait_event_type = 'Client' AND pid <> pg_backend_pid()
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND %s IN (0, pid);
+
+-- name: standings
+SELECT jobs.id, jobs.seq, jobs.state, jobs.epoch, attempts.epoch
+FROM jobs LEFT JOIN attempts ON attempts.job_id = jobs.id AND attempts.state <> 'ended'
+WHERE jobs.id = ANY (%s);
+
+-- name: last_story_seq
+SELECT max(seq) FROM story;
+
+-- name: last_job_seq
+SELECT max(seq) FROM jobs;
+
+-- name: live_jobs
+SELECT doc, crc, seq, id, state, epoch FROM jobs WHERE state IN ('pending', 'running') ORDER BY seq;
+
+-- name: newest_jobs_in_state
+SELECT doc, crc, seq, id, state, epoch FROM jobs WHERE state = %s ORDER BY seq DESC LIMIT %s;
+
+-- name: live_attempts
+SELECT attempts.doc, attempts.crc
+FROM attempts JOIN jobs ON jobs.id = attempts.job_id
+WHERE attempts.state <> 'ended' ORDER BY jobs.seq;
+
+-- name: newest_idempotency
+SELECT doc, crc FROM idempotency ORDER BY number DESC LIMIT %s;
+
+-- name: job
+SELECT doc, crc FROM jobs WHERE id = %s;
+
+-- name: newest_seqs_in_state
+-- One state's part of a list; `{where}` takes further conditions out of a fixed set (reading.py), never a caller's text.
+SELECT seq FROM jobs WHERE state = %s{where} ORDER BY seq DESC LIMIT %s;
+
+-- name: jobs_of_seqs
+SELECT doc, crc FROM jobs WHERE seq = ANY (ARRAY(SELECT seq FROM ({seqs}) AS parts ORDER BY seq DESC LIMIT %s)) ORDER BY seq DESC;
+
+-- name: states
+SELECT id, state FROM jobs WHERE seq >= %s AND seq < %s ORDER BY seq;
+
+-- name: job_counts
+SELECT state, count(*) FROM jobs GROUP BY state;
+
+-- name: attempts_of_job
+SELECT doc, crc FROM attempts WHERE job_id = %s ORDER BY epoch;
+
+-- name: story
+SELECT doc, crc FROM story WHERE seq > %s ORDER BY seq LIMIT %s;
+
+-- name: story_of_job
+SELECT doc, crc FROM story WHERE job_id = %s AND seq > %s ORDER BY seq LIMIT %s;
+
+-- name: story_of_node
+SELECT doc, crc FROM story WHERE node_id = %s AND seq > %s ORDER BY seq LIMIT %s;
+
+-- name: story_of_job_and_node
+SELECT doc, crc FROM story WHERE job_id = %s AND node_id = %s AND seq > %s ORDER BY seq LIMIT %s;
+
+-- name: nodes
+SELECT doc, crc FROM nodes ORDER BY id;
+
+-- name: queues
+SELECT doc, crc FROM queues ORDER BY id;
+
+-- name: spent
+SELECT doc, crc FROM spent ORDER BY queue;
+
+-- name: reservations
+SELECT doc, crc FROM reservations WHERE ended = 0 ORDER BY id;
+
+-- name: reservation
+SELECT doc, crc FROM reservations WHERE id = %s;
+
+-- name: calibrations
+SELECT doc, crc FROM calibrations ORDER BY id;
+
+-- name: calibration
+SELECT doc, crc FROM calibrations WHERE id = %s;
+
+-- name: projects
+SELECT doc, crc FROM projects ORDER BY id;
+
+-- name: users
+SELECT doc, crc FROM users ORDER BY id;
+
+-- name: user
+SELECT doc, crc FROM users WHERE id = %s;
+
+-- name: tokens
+SELECT doc, crc FROM tokens ORDER BY created_s, id;
+
+-- name: token_by_hash
+SELECT doc, crc FROM tokens WHERE sha256 = %s;
+
+-- name: audit
+SELECT doc, crc FROM audit WHERE seq > %s AND at_s >= %s AND (%s::text = '' OR "user" = %s) ORDER BY seq LIMIT %s;
+
+-- name: newest_audit
+SELECT doc, crc FROM (SELECT * FROM audit WHERE at_s >= %s AND (%s::text = '' OR "user" = %s) ORDER BY seq DESC LIMIT %s) AS newest ORDER BY seq;
+
+-- name: audit_tip
+SELECT doc, crc FROM audit ORDER BY seq DESC LIMIT 1;
+
+-- name: schema
+-- What the database remembers of its migrations.
+SELECT number, name, sha256 FROM migrations ORDER BY number;
+
+-- name: counts
+SELECT 'user', (SELECT count(*) FROM users) UNION ALL SELECT 'project', (SELECT count(*) FROM projects)
+UNION ALL SELECT 'token', (SELECT count(*) FROM tokens) UNION ALL SELECT 'queue', (SELECT count(*) FROM queues)
+UNION ALL SELECT 'spent', (SELECT count(*) FROM spent) UNION ALL SELECT 'reservation', (SELECT count(*) FROM reservations)
+UNION ALL SELECT 'calibration', (SELECT count(*) FROM calibrations) UNION ALL SELECT 'node', (SELECT count(*) FROM nodes)
+UNION ALL SELECT 'job', (SELECT count(*) FROM jobs) UNION ALL SELECT 'attempt', (SELECT count(*) FROM attempts)
+UNION ALL SELECT 'key', (SELECT count(*) FROM idempotency) UNION ALL SELECT 'story', (SELECT count(*) FROM story)
+UNION ALL SELECT 'audit', (SELECT count(*) FROM audit);
+
+-- name: all_reservations
+SELECT doc, crc FROM reservations ORDER BY id;
+
+-- name: page_of_jobs
+SELECT doc, crc, seq FROM jobs WHERE seq > %s ORDER BY seq LIMIT %s;
+
+-- name: page_of_attempts
+SELECT doc, crc, job_id, epoch FROM attempts WHERE (job_id, epoch) > (%s, %s) ORDER BY job_id, epoch LIMIT %s;
+
+-- name: page_of_keys
+SELECT doc, crc, number FROM idempotency WHERE number > %s ORDER BY number LIMIT %s;
+
+-- name: page_of_audit
+SELECT doc, crc, seq FROM audit WHERE seq > %s ORDER BY seq LIMIT %s;
+
+-- name: page_of_story
+SELECT doc, crc, seq FROM story WHERE seq > %s ORDER BY seq LIMIT %s;
+
+-- name: heads_connected
+SELECT application_name FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name LIKE 'phalanx%' AND application_name <> 'phalanx-backup';

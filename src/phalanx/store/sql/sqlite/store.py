@@ -1,0 +1,189 @@
+"""The Store port on SQLite: one connection commits, others read what is committed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import apsw
+
+from phalanx.core.ids import Epoch, JobId
+from phalanx.core.work.job import JobState
+from phalanx.failpoints import around, hit
+from phalanx.ports.store import Batch, StoreRefused
+from phalanx.store.batches import Standing, check, jobs_asked_about, newest_of
+from phalanx.store.errors import StoreUnusable, as_refused
+from phalanx.store.sql import reading
+from phalanx.store.sql.queries import SQLITE
+from phalanx.store.sql.reading import Look
+from phalanx.store.sql.reads import SqlReads
+from phalanx.store.sql.sqlite.connections import (
+    BUSY_TIMEOUT_MS,
+    Readers,
+    examine_large,
+    lock,
+    open_writer,
+    refusal,
+    shut,
+)
+from phalanx.store.sql.sqlite.examination import Examination
+from phalanx.store.sql.writing import statements
+
+_SETTLE_TIMEOUT_MS: Final = 200  # how long a refused commit waits for readers before it leaves the WAL as it is
+
+
+class SqliteStore(SqlReads):
+    """A database in one file. `load` and `commit` belong to one thread; everything else may be called from any.
+
+    Args:
+        path: the file; made when it is not there, with its folder.
+        vfs: the name of an apsw VFS; tests tear writes and fill the disk with one.
+
+    Raises:
+        StoreUnusable: the file is damaged, of a newer release, or not ours.
+        StoreRefused: the disk is full or fails.
+        Conflict: another head has the database.
+    """
+
+    def __init__(self, path: str, *, vfs: str = "") -> None:
+        self._path = os.path.abspath(path)
+        self._vfs = vfs
+        self._unsettled = False
+        self._lock = lock(self._path)
+        self._writer: apsw.Connection | None = None
+        self._examination: Examination | None = None
+        self._readers = Readers(self._path, vfs)
+        try:
+            self._writer = open_writer(self._path, vfs, held=self._lock)
+            self._examination = examine_large(self._writer, self._path, vfs)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Release files and connections; harmless twice."""
+        if self._examination is not None:
+            self._examination.close()
+        self._readers.close()
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            shut(writer)
+        held, self._lock = self._lock, -1
+        if held >= 0:
+            os.close(held)
+
+    # ---- the one writer ---------------------------------------------------------------------------------------------
+
+    def commit(self, batch: Batch) -> None:
+        """Write the batch in one transaction; durable when this returns.
+
+        Raises:
+            StaleEpoch: a newer epoch stands in the store.
+            StoreRefused: it could not be written; nothing of it was.
+        """
+        rows = newest_of(batch)
+        plan = statements(batch, rows)
+        if not plan and not batch.epochs:
+            return
+        writer = self._connected()
+        try:
+            hit("store.commit.begin")
+            writer.execute("BEGIN IMMEDIATE")
+            standings = {
+                job: held for job in jobs_asked_about(batch, rows) if (held := _standing(writer, job)) is not None
+            }
+            check(batch, rows, standings, reading.number(Look(SQLITE, writer.execute), "last_story_seq"))
+            for name, values in plan:
+                hit("store.commit.rows")
+                writer.executemany(SQLITE.writes[name], values)
+            hit("store.commit.commit")
+            writer.execute("COMMIT")
+        except apsw.ConstraintError as error:
+            self._roll_back(writer)
+            raise StoreRefused(f"the batch contradicts what is stored ({error}): nothing of it was written") from error
+        except (apsw.Error, OSError, ValueError) as error:
+            self._roll_back(writer)
+            self._settle()
+            raise as_refused(refusal(error, self._path)) from error
+        except BaseException:
+            self._roll_back(writer)
+            raise
+        hit("store.commit.done")
+        if rows.touch_access:
+            self._access_version += 1
+
+    def _connected(self) -> apsw.Connection:
+        if self._lock < 0:
+            raise StoreRefused("the store is closed", hint="the head is stopping")
+        try:
+            self._check_examined()
+            if self._writer is None:
+                self._writer = open_writer(self._path, self._vfs, held=self._lock)
+        except StoreUnusable as error:
+            raise as_refused(error) from error
+        if self._unsettled:
+            self._settle()
+        return self._writer
+
+    def _roll_back(self, writer: apsw.Connection) -> None:
+        try:
+            if writer.in_transaction:
+                with around("store.commit.rollback"):
+                    writer.execute("ROLLBACK")
+        except apsw.Error:  # the connection is of no more use; the next commit opens another, and recovers
+            self._writer = None
+            shut(writer)
+
+    def _settle(self) -> None:
+        """Empty the WAL after a failed commit.
+
+        A commit whose sync failed may have left all its frames in the WAL. They count for nothing now, but a crash before the next
+        commit would bring them back to life, though their batch was refused. Also, after a failed sync the kernel may take pages for
+        written that are not; copying them into the database and cutting the WAL writes them anew. If the disk refuses even that, the next
+        commit tries again.
+        """
+        self._unsettled = True
+        if self._writer is None:
+            return
+        try:
+            self._writer.set_busy_timeout(_SETTLE_TIMEOUT_MS)
+            with around("store.settle.checkpoint"):
+                self._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            self._writer.set_busy_timeout(BUSY_TIMEOUT_MS)
+            self._unsettled = False
+        except apsw.Error:
+            self._writer.set_busy_timeout(BUSY_TIMEOUT_MS)
+
+    @contextmanager
+    def _look(self) -> Iterator[Look]:
+        self._check_examined()
+        with self._readers.lend() as connection:
+            yield Look(SQLITE, connection.execute)
+
+    def _check_examined(self) -> None:
+        if self._examination is not None:
+            self._examination.check()
+
+    def examined(self, timeout_s: float) -> bool:
+        """Whether the whole file has been read since this store opened it, waiting so long; a small one has been before it opened."""
+        return self._examination is None or self._examination.wait(timeout_s)
+
+    def examine(self) -> list[str]:
+        """What is wrong with the file, in SQLite's words; nothing for a sound one. Reads all of it: a starting head does so only while it is small.
+
+        Raises:
+            StoreUnusable: so damaged that it cannot even be examined.
+        """
+        with self._readers.lend() as connection:
+            found = [str(row[0]) for row in connection.execute("PRAGMA integrity_check(100)")]
+        return [] if found == ["ok"] else found
+
+
+def _standing(connection: apsw.Connection, job_id: JobId) -> Standing | None:
+    row = connection.execute(SQLITE.reads["standing"], (job_id,)).fetchone()
+    if row is None:
+        return None
+    seq, state, epoch, live_epoch = row
+    return Standing(seq=seq, state=JobState(state), epoch=Epoch(epoch), live_epoch=live_epoch)

@@ -1,0 +1,105 @@
+"""Brings a SQLite file up to the schema of this release: each migration once, in a transaction of its own, remembered in the file."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from typing import Final
+
+import apsw
+
+from phalanx.failpoints import around, hit, sync_directory
+from phalanx.store.errors import StoreUnusable
+from phalanx.store.sql.migrations import Migration, compare
+
+APPLICATION_ID: Final = 0x50484C58  # "PHLX", in the header of the file: what `file` and a wrong path are told by
+_log = logging.getLogger("phalanx.store")
+_MARK: Final = f"PRAGMA application_id = {APPLICATION_ID}"
+_LEDGER: Final = """
+CREATE TABLE IF NOT EXISTS migrations (
+    number INTEGER PRIMARY KEY, name TEXT NOT NULL, sha256 TEXT NOT NULL, applied_s INTEGER NOT NULL
+) STRICT;
+INSERT INTO migrations (number, name, sha256, applied_s) VALUES (?, ?, ?, unixepoch());
+"""
+
+
+def migrate(connection: apsw.Connection, known: tuple[Migration, ...], path: str) -> int:
+    """Apply what the database at `path` does not have yet, and keep a copy of it as it was; the count applied.
+
+    Raises:
+        StoreUnusable: it is not ours, of a newer release, or was made by migrations other than ours.
+        apsw.Error, OSError: the disk; the database is as it was before the migration that failed.
+    """
+    applied = _applied(connection)
+    compare(applied, known)
+    pending = known[len(applied) :]
+    if applied and pending:
+        kept = _keep(connection, f"{path}.before-{pending[0].number}")
+        _log.warning(
+            "%s is brought from migration %d to %d; as it was it is kept: %s", path, len(applied), len(known), kept
+        )
+    for migration in pending:
+        _apply(connection, migration)
+    return len(pending)
+
+
+def _keep(connection: apsw.Connection, wanted: str) -> str:
+    """A whole copy, for the owner alone; under its name once it is synced."""
+    part = wanted + ".part"
+    if os.path.exists(part):  # of an upgrade that was killed
+        with around("upgrade.copy.remove"):
+            os.unlink(part)
+    with around("upgrade.copy.create"):  # by us, so that it is nobody else's to read; SQLite takes an empty file
+        os.close(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    with around("upgrade.copy.write"):
+        connection.execute("VACUUM INTO ?", (part,))
+    fd = os.open(part, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with around("upgrade.copy.sync"):
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+    kept = free_name(wanted)
+    with around("upgrade.copy.rename"):
+        os.rename(part, kept)
+    sync_directory("upgrade.copy.directory", os.path.dirname(kept))
+    return kept
+
+
+def free_name(wanted: str) -> str:
+    """The name, or the first of `name-2`, `name-3` ... that no database has."""
+    names = itertools.chain([wanted], (f"{wanted}-{number}" for number in itertools.count(2)))
+    return next(name for name in names if not os.path.exists(name) and not os.path.exists(name + "-wal"))
+
+
+def _applied(connection: apsw.Connection) -> list[tuple[int, str, str]]:
+    tables = {str(row[0]) for row in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    if not tables:
+        return []
+    if connection.pragma("application_id") != APPLICATION_ID or "migrations" not in tables:
+        raise StoreUnusable(
+            "the file is a SQLite database, but not one of Phalanx", hint="point PHALANX_HOME at another folder"
+        )
+    rows = connection.execute("SELECT number, name, sha256 FROM migrations ORDER BY number").fetchall()
+    return [(int(str(number)), str(name), str(sha256)) for number, name, sha256 in rows]
+
+
+def _apply(connection: apsw.Connection, migration: Migration) -> None:
+    hit("store.migrate.begin")
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        hit("store.migrate.statements")
+        connection.execute(migration.sql)
+        hit("store.migrate.record")
+        connection.execute(_MARK)
+        hit("store.migrate.ledger")
+        connection.execute(_LEDGER, (migration.number, migration.name, migration.sha256))
+        hit("store.migrate.commit")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            with around("store.migrate.rollback"):
+                connection.execute("ROLLBACK")
+        raise
+    hit("store.migrate.done")

@@ -1,0 +1,155 @@
+"""A disk for SQLite whose power can be cut, that can be full, or fail to sync: an apsw VFS, for drills.
+
+Files are real (on a RAM disk, where there is one); beside them it keeps what was synced and what was only written since. After a cut
+`image` makes what a machine may find when it comes back: of what was only written any sector may be there or not.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Iterator
+from random import Random
+from typing import Final
+
+import apsw
+
+SECTOR_BYTES: Final = 512  # the least that a disk writes whole
+_names = itertools.count()
+
+
+class VirtualDisk(apsw.VFS):
+    """Open a store with `vfs=disk.name`. One per life of a head.
+
+    Attributes:
+        room: bytes that may still be added to the WAL; None for no end. The database file grows in checkpoints alone, whose failure after
+            a commit SQLite passes over; out of a VFS in Python it would reach the caller as if the commit had failed.
+        fail_syncs: whether syncs fail.
+        operations: writes, syncs and truncations so far.
+        cut_at: the operation before which the power goes; from then on every call fails.
+        syncs: how many syncs succeeded.
+    """
+
+    def __init__(self) -> None:
+        self.name = f"phalanx-virtual-{os.getpid()}-{next(_names)}"
+        self.room: int | None = None
+        self.fail_syncs = False
+        self.operations = 0
+        self.cut_at: int | None = None
+        self.syncs = 0
+        self.files: dict[str, _Content] = {}
+        super().__init__(self.name, base="")
+
+    @property
+    def dead(self) -> bool:
+        """Whether the power is gone."""
+        return self.cut_at is not None and self.operations >= self.cut_at
+
+    def cut(self) -> None:
+        """Cut the power now."""
+        self.cut_at = self.operations
+
+    def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> apsw.VFSFile:  # noqa: N802  # apsw's name
+        """SQLite opens a file."""
+        return _File(self, name, flags)
+
+    def xDelete(self, filename: str, syncdir: bool) -> None:  # noqa: N802  # apsw's name
+        """SQLite removes a file."""
+        self.operate()
+        super().xDelete(filename, syncdir)
+        self.files.pop(filename, None)
+
+    def operate(self) -> None:
+        """Count one operation.
+
+        Raises:
+            apsw.IOError: there is no power.
+        """
+        if self.dead:
+            raise apsw.IOError("no power")
+        self.operations += 1
+
+    def image(self, folder: str, dice: Random | None) -> None:
+        """Write into `folder` what is left: all that was written (the process died), or with `dice` what a power cut left of it."""
+        for path, content in sorted(self.files.items()):
+            with open(os.path.join(folder, os.path.basename(path)), "wb") as file:
+                file.write(content.left(dice))
+
+
+class _Content:
+    """What is in one file: durable, and only written."""
+
+    def __init__(self, begun: bytes) -> None:
+        self.synced = bytearray(begun)
+        self.written: list[tuple[int, bytes]] = []  # offset and bytes; no bytes: cut to this size
+
+    def sync(self) -> None:
+        _apply(self.synced, self.written)
+        self.written.clear()
+
+    def left(self, dice: Random | None) -> bytearray:
+        content = bytearray(self.synced)
+        _apply(content, self.written if dice is None else _survivors(self.written, dice))
+        return content
+
+
+def _apply(content: bytearray, written: Iterable[tuple[int, bytes]]) -> None:
+    for offset, piece in written:
+        if not piece:
+            del content[offset:]
+            continue
+        if len(content) < offset:
+            content.extend(b"\0" * (offset - len(content)))
+        content[offset : offset + len(piece)] = piece
+
+
+def _survivors(written: Iterable[tuple[int, bytes]], dice: Random) -> Iterator[tuple[int, bytes]]:
+    """Each sector on its own is there or not."""
+    for offset, piece in written:
+        for start in range(0, max(1, len(piece)), SECTOR_BYTES):
+            if dice.random() < 0.5:
+                yield offset + start, piece[start : start + SECTOR_BYTES]
+
+
+class _File(apsw.VFSFile):
+    def __init__(self, disk: VirtualDisk, name: str | apsw.URIFilename | None, flags: list[int]) -> None:
+        self._disk = disk
+        path = name.filename() if isinstance(name, apsw.URIFilename) else name
+        super().__init__("", name, flags)
+        self._content: _Content | None = None
+        self._is_wal = path is not None and path.endswith("-wal")
+        if path:
+            if path not in disk.files:
+                begun = b""
+                if os.path.exists(path):
+                    with open(path, "rb") as file:
+                        begun = file.read()
+                disk.files[path] = _Content(begun)
+            self._content = disk.files[path]
+
+    def xWrite(self, data: bytes, offset: int) -> None:  # noqa: N802  # apsw's name
+        disk = self._disk
+        disk.operate()
+        if disk.room is not None and self._is_wal:
+            growth = max(0, offset + len(data) - super().xFileSize())
+            if growth > disk.room:
+                raise apsw.FullError("disk full")
+            disk.room -= growth
+        super().xWrite(data, offset)
+        if self._content is not None:
+            self._content.written.append((offset, bytes(data)))
+
+    def xTruncate(self, newsize: int) -> None:  # noqa: N802  # apsw's name
+        self._disk.operate()
+        super().xTruncate(newsize)
+        if self._content is not None:
+            self._content.written.append((newsize, b""))
+
+    def xSync(self, flags: int) -> None:  # noqa: N802, ARG002  # apsw's name; every sync is whole here
+        disk = self._disk
+        disk.operate()
+        if disk.fail_syncs:
+            raise apsw.IOError("sync failed")
+        disk.syncs += 1
+        if self._content is not None:
+            self._content.sync()

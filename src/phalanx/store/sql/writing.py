@@ -1,0 +1,58 @@
+"""A batch, or the records of a backup, as rows for named statements. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, Final
+
+from phalanx.core.work.attempt import Attempt
+from phalanx.ports.store import Batch
+from phalanx.store.batches import Rows
+from phalanx.store.sql import documents
+from phalanx.store.sql.documents import Row
+
+_AT_ONCE: Final = 1000  # records of a backup
+
+
+def statements(batch: Batch, rows: Rows) -> list[tuple[str, list[Row]]]:
+    """What to run: named statements and their rows, in an order in which each row finds what it refers to. Removals come after records: a node put and removed is gone."""
+    plan: list[tuple[str, list[Row]]] = [
+        ("put_user", [documents.user_row(user) for user in rows.users.values()]),
+        ("put_project", [documents.project_row(project) for project in rows.projects.values()]),
+        ("put_token", [documents.token_row(token) for token in rows.tokens.values()]),
+        ("put_queue", [documents.queue_row(queue) for queue in rows.queues.values()]),
+        ("put_spent", [documents.spent_row(spent) for spent in rows.spent.values()]),
+        ("remove_queue", [(queue_id,) for queue_id in batch.removed_queues]),
+        ("remove_spent", [(queue_id,) for queue_id in batch.removed_queues]),
+        ("put_reservation", [documents.reservation_row(one) for one in rows.reservations.values()]),
+        ("put_calibration", [documents.calibration_row(one) for one in rows.calibrations.values()]),
+        ("put_node", [documents.node_row(node) for node in rows.nodes.values()]),
+        ("remove_node", [(node_id,) for node_id in batch.removed_nodes]),
+        ("put_job", [documents.job_row(job) for job in rows.jobs.values()]),
+        ("put_attempt", [documents.attempt_row(attempt) for attempt in _ended_first(rows.attempts.values())]),
+        ("put_idempotency", [documents.idempotency_row(key) for key in rows.idempotency.values()]),
+        ("add_story", [documents.story_row(line) for line in batch.story]),
+        ("add_audit", [documents.audit_row(line) for line in batch.audit]),
+    ]
+    return [(name, values) for name, values in plan if values]
+
+
+def _ended_first(attempts: Iterable[Attempt]) -> list[Attempt]:
+    """Ends before beginnings, so that no job has two live attempts on the way."""
+    return sorted(attempts, key=lambda attempt: attempt.live)
+
+
+def lots(records: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, list[Any]]]:
+    """Records that follow each other and are of one kind, at most so many at once."""
+    rest = iter(records)
+    word, lot = "", list[Any]()
+    while chunk := list(islice(rest, _AT_ONCE)):
+        for kind, record in chunk:
+            if kind != word or len(lot) >= _AT_ONCE:
+                if lot:
+                    yield word, lot
+                word, lot = kind, []
+            lot.append(record)
+    if lot:
+        yield word, lot

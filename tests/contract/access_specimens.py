@@ -1,0 +1,301 @@
+"""For every route a call that does something: a path, a body, and whatever must be there first. A route missing here fails the matrix."""
+
+# Ids are written as plain words here, as in a drawing.
+# mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
+
+import hashlib
+import zlib
+from dataclasses import dataclass, field
+
+import msgspec
+
+from phalanx.core.access.rules import Tie
+from phalanx.core.performance.plain import to_plain
+from phalanx.core.performance.profile import NodeFound, Profile
+from phalanx.core.state.events import MemberReady, NodeDead
+from phalanx.wire.supervisor import (
+    EventsRequest,
+    ExecOutput,
+    HelloRequest,
+    LeaseRequest,
+    SamplesRequest,
+    StreamChunk,
+    StreamsRequest,
+    frame,
+)
+from tests.contract.access_bench import NOW_S, OTHER_SUPERVISOR, Bench, Who
+from tests.contract.api_head import JOB, Supervisor, make_node
+from tests.contract.test_api_rules import SPOT
+
+SHA = hashlib.sha256(b"bytes").hexdigest()
+
+
+@dataclass
+class Ask:
+    """One call. `ok`: what it is answered where it is allowed."""
+
+    path: str
+    json: object = None
+    content: bytes | None = None
+    ok: tuple = (200, 201, 204)
+    headers: dict = field(default_factory=dict)
+
+
+@dataclass
+class Case:
+    """Who asks, tied how, on which bench. `fresh`: the call is allowed and uses its thing up, so that it needs one of its own."""
+
+    bench: Bench
+    who: Who
+    tie: Tie
+    fresh: bool
+
+    @property
+    def owner(self):
+        return self.bench.owner(self.who, self.tie)
+
+    def job(self, kind):
+        known = self.bench.jobs[self.owner, kind]
+        if not self.fresh or self.owner == "viewer":
+            return known
+        self.bench.jobs[self.owner, kind] = self.bench.job(self.owner, kind)
+        return known
+
+    @property
+    def project(self):
+        return "cv" if self.tie is Tie.OTHER_PROJECT else "nlp"
+
+    @property
+    def number(self):
+        self.bench.fresh += 1
+        return self.bench.fresh
+
+    def session(self):
+        return self.bench.session(self.who, self.tie)
+
+    @property
+    def attempt(self):
+        """Of the job on n0 whose supervisor speaks, or is spoken for."""
+        return {"job_id": self.bench.jobs["sam", "running"], "epoch": 1}
+
+    @property
+    def supervisor_id(self):
+        return "s1" if self.who is OTHER_SUPERVISOR else "s0"
+
+
+def of_job(suffix="", kind="running", body=None, **more):
+    return lambda case: Ask(f"/v1/jobs/{case.job(kind)}{suffix}", body, **more)
+
+
+def plain(path, body=None, **more):
+    return lambda case: Ask(path, body, **more)
+
+
+def of_kept(noun, more="", content=None, **also):
+    def make(case):
+        place = case.attempt
+        return Ask(f"/v1/node/{noun}?job_id={place['job_id']}&epoch=1{more}", content=content, **also)
+
+    return make
+
+
+def token_to_end(case):
+    return Ask(f"/v1/tokens/{case.bench.give(case.owner, f'spare-{case.number}-of-{case.owner}')}")
+
+
+def reservation_to_end(case):
+    name = f"end-{case.number}"
+    body = {"nodes": ["n1"], "time": "1h", "start_s": NOW_S + 86400.0 + 7200.0 * case.number, "maintenance": True}
+    reply = case.bench.call(
+        None, "PUT", f"/v1/reservations/{name}", body, headers={"authorization": "Bearer secret-of-admin"}
+    )
+    assert reply.status_code == 200, reply.text
+    return Ask(f"/v1/reservations/{name}")
+
+
+def reservation(case):
+    body = {"nodes": ["n1"], "time": "1h", "start_s": NOW_S + 86400.0 * 100 + 7200.0 * case.number, "maintenance": True}
+    return Ask(f"/v1/reservations/put-{case.number}", body)
+
+
+def down_node(case):
+    """One that joined once and is gone: nothing but its name is left."""
+    supervisor = Supervisor(case.bench.call, f"gone{case.number}", "s9", devices=1)
+    supervisor.hello()
+    case.bench.head.driver.report(
+        [NodeDead(node_id=supervisor.node_id, supervisor_id="s9", why="unplugged", confirmed=True)]
+    ).result(10)
+    return Ask(f"/v1/nodes/{supervisor.node_id}")
+
+
+def profile(case):
+    found = NodeFound(node="n0", gpu="virtual", devices=128, virtual=True, memory_bytes_per_s=9.0 + case.number)
+    return Ask("/v1/profile", to_plain(Profile(at="2026-11-21", at_s=NOW_S, nodes=(found,))))
+
+
+def join(case):
+    name = case.who.name if case.who.name.startswith("n") and case.who.token else f"h{case.number}"
+    return Ask("/v1/join", {"node_id": name})
+
+
+def blob(case):
+    data = f"blob {case.number}".encode()
+    return Ask(f"/v1/blobs/{hashlib.sha256(data).hexdigest()}", content=data)
+
+
+def known_blob(path):
+    def make(case):
+        case.bench.head.parts.blobs.put(SHA, iter([b"bytes"]))
+        return Ask(path.format(SHA))
+
+    return make
+
+
+def record(route, make):
+    return lambda case: Ask(f"/v1/node/{route}", content=msgspec.json.encode(make(case)))
+
+
+def hello(case):
+    return HelloRequest(version=1, supervisor_id="s0", node=make_node("n0", 128), carries=[])
+
+
+def events(case):
+    event = MemberReady(**case.attempt, generation=0, node_id="n0", port=29500)
+    return EventsRequest(supervisor_id=case.supervisor_id, events=[frame(1000 + case.number, event)])
+
+
+def streams(case):
+    chunk = StreamChunk(**case.attempt, stream="rank-0", offset=0, data=b"words\n")
+    return StreamsRequest(supervisor_id=case.supervisor_id, chunks=[chunk])
+
+
+def samples(case):
+    return SamplesRequest(
+        supervisor_id=case.supervisor_id, node_id="n0", at_s=NOW_S, devices=[], load_1m=float(case.number)
+    )
+
+
+def lease(case):
+    return LeaseRequest(supervisor_id="s0", node_id="n0", epochs=[])
+
+
+def put_project(case):
+    """What a project's admin may: who its members are. The same with one more, so that a refusal has something to refuse."""
+    others = (
+        ["otto"] if case.project == "cv" else ["sam", "viewer", "user", "project-admin", "operator", "admin", "dan"]
+    )
+    return Ask(f"/v1/projects/{case.project}", {"members": [*others, "nobody-yet"]})
+
+
+OUTPUT = b"left by a rank"
+CRC = f"&crc32={zlib.crc32(OUTPUT)}&size={len(OUTPUT)}"
+# Of these the right answer needs a whole checkpoint that was published; tests/contract/test_api_kept.py has those.
+PAST_THE_GATE = (200, 400, 404, 409, 422)
+
+SPECIMENS = {
+    "GET /v1/health": plain("/v1/health"),
+    "GET /v1/ca": plain("/v1/ca"),
+    "GET /v1/openapi.json": plain("/v1/openapi.json"),
+    "GET /v1/me": plain("/v1/me"),
+    "GET /metrics": plain("/metrics"),
+    "GET /v1/overview": plain("/v1/overview"),
+    "GET /v1/events": plain("/v1/events"),
+    "GET /v1/story": plain("/v1/story"),
+    # jobs
+    "POST /v1/jobs": lambda case: Ask("/v1/jobs", {**JOB, "hold": True, "project": "nlp"}),
+    "POST /v1/jobs/dry-run": lambda case: Ask("/v1/jobs/dry-run", {**JOB, "project": "nlp"}),
+    "GET /v1/jobs": plain("/v1/jobs"),
+    "GET /v1/jobs/{job_id}": of_job(),
+    "GET /v1/jobs/{job_id}/why": of_job("/why"),
+    "GET /v1/jobs/{job_id}/story": of_job("/story"),
+    "GET /v1/jobs/{job_id}/receipt": of_job("/receipt"),
+    "GET /v1/jobs/{job_id}/steps": of_job("/steps"),
+    "GET /v1/jobs/{job_id}/events": of_job("/events"),
+    "GET /v1/jobs/{job_id}/logs": of_job("/logs?follow=1"),
+    "GET /v1/jobs/{job_id}/files": of_job("/files", ok=(200, 404)),  # it has left nothing yet
+    "GET /v1/jobs/{job_id}/files/archive": of_job("/files/archive", ok=(200, 404)),
+    "PATCH /v1/jobs/{job_id}": lambda case: Ask(f"/v1/jobs/{case.job('held')}", {"priority": case.number % 50}),
+    "POST /v1/jobs/{job_id}/cancel": of_job("/cancel", "waiting", {"why": "no more"}),
+    "POST /v1/jobs/cancel": lambda case: Ask("/v1/jobs/cancel", {"jobs": [case.job("waiting")]}),
+    "POST /v1/jobs/{job_id}/hold": of_job("/hold", "waiting"),
+    "POST /v1/jobs/{job_id}/release": of_job("/release", "held"),
+    "POST /v1/jobs/{job_id}/requeue": of_job("/requeue", "running"),
+    "POST /v1/jobs/{job_id}/exec": of_job("/exec", "running", {"argv": ["id"]}),
+    "GET /v1/exec/{session_name}/output": lambda case: Ask(f"/v1/exec/{case.session()}/output"),
+    "POST /v1/exec/{session_name}/input": lambda case: Ask(
+        f"/v1/exec/{case.session()}/input", {"offset": 0, "data": "bHMK"}
+    ),
+    "POST /v1/exec/{session_name}/resize": lambda case: Ask(
+        f"/v1/exec/{case.session()}/resize", {"rows": 5, "cols": 5}
+    ),
+    "DELETE /v1/exec/{session_name}": lambda case: Ask(f"/v1/exec/{case.session()}"),
+    "HEAD /v1/blobs/{sha256}": known_blob("/v1/blobs/{}"),
+    "PUT /v1/blobs/{sha256}": blob,
+    # nodes and queues
+    "GET /v1/nodes": plain("/v1/nodes"),
+    "GET /v1/nodes/{node_id}": plain("/v1/nodes/n0"),
+    "PATCH /v1/nodes": lambda case: Ask("/v1/nodes", {"labels": {"n1": {"rack": f"r{case.number}"}}}),
+    "POST /v1/nodes/{node_id}/drain": plain("/v1/nodes/n1/drain", {"why": "a fan"}),
+    "POST /v1/nodes/{node_id}/undrain": plain("/v1/nodes/n1/undrain"),
+    "DELETE /v1/nodes/{node_id}": down_node,
+    "GET /v1/reservations": plain("/v1/reservations"),
+    "PUT /v1/reservations/{reservation_id}": reservation,
+    "DELETE /v1/reservations/{reservation_id}": reservation_to_end,
+    "GET /v1/profile": plain("/v1/profile"),
+    "PUT /v1/profile": profile,
+    "GET /v1/rules": plain("/v1/rules"),
+    "PUT /v1/rules": lambda case: Ask("/v1/rules", {"rules": [{**SPOT, "name": f"spot-{case.number}"}]}),
+    "GET /v1/queues": plain("/v1/queues"),
+    "GET /v1/queues/{queue_id}": plain("/v1/queues/default"),
+    "PUT /v1/queues/{queue_id}": lambda case: Ask("/v1/queues/fast", {"priority": case.number}),
+    "PUT /v1/queues": lambda case: Ask("/v1/queues", {"queues": [{"id": "slow", "priority": case.number}]}),
+    # A planned stop ends the bench: with running jobs it is refused past the gate. tests/contract/test_api_nodes.py stops heads.
+    "POST /v1/stop": plain("/v1/stop", {}, ok=(409,)),
+    # people
+    "GET /v1/users": plain("/v1/users"),
+    "GET /v1/users/{user_id}": plain("/v1/users/sam"),
+    "PUT /v1/users/{user_id}": lambda case: Ask(f"/v1/users/new{case.number}", {"role": "admin"}),
+    "GET /v1/projects": plain("/v1/projects"),
+    "GET /v1/projects/{project_id}": plain("/v1/projects/nlp"),
+    "PUT /v1/projects/{project_id}": put_project,
+    "GET /v1/tokens": plain("/v1/tokens"),
+    "POST /v1/tokens": plain("/v1/tokens", {"note": "laptop"}),
+    "DELETE /v1/tokens/{token_id}": token_to_end,
+    "GET /v1/heads": plain("/v1/heads"),
+    "GET /v1/audit": plain("/v1/audit"),
+    "GET /v1/audit/verify": plain("/v1/audit/verify"),
+    "GET /v1/join": plain("/v1/join"),
+    "POST /v1/join/renew": plain("/v1/join/renew"),
+    "POST /v1/join": join,
+    # supervisors
+    "POST /v1/node/hello": record("hello", hello),
+    "POST /v1/node/lease": record("lease", lease),
+    "POST /v1/node/events": record("events", events),
+    "POST /v1/node/streams": record("streams", streams),
+    "POST /v1/node/samples": record("samples", samples),
+    "GET /v1/node/commands": plain("/v1/node/commands"),
+    "GET /v1/node/storage": plain("/v1/node/storage"),
+    "GET /v1/node/blobs/{sha256}": known_blob("/v1/node/blobs/{}"),
+    "GET /v1/node/exec/{session_name}/input": lambda case: Ask(f"/v1/node/exec/{session_on_n0(case)}/input"),
+    "POST /v1/node/exec/{session_name}/output": lambda case: Ask(
+        f"/v1/node/exec/{session_on_n0(case)}/output", content=msgspec.json.encode(ExecOutput(offset=0, data=b"x"))
+    ),
+    "PUT /v1/node/checkpoints/manifest": of_kept(
+        "checkpoints/manifest", f"&step=1&digest={SHA}", b"{}", ok=PAST_THE_GATE
+    ),
+    "PUT /v1/node/checkpoints/file": of_kept(
+        "checkpoints/file", f"&step=1&digest={SHA}&path=a&offset=0", b"x", ok=PAST_THE_GATE
+    ),
+    "GET /v1/node/checkpoints": of_kept("checkpoints", f"&step=1&digest={SHA}", ok=PAST_THE_GATE),
+    "GET /v1/node/checkpoints/file": of_kept("checkpoints/file", "&of_epoch=1&step=1&path=a", ok=PAST_THE_GATE),
+    "GET /v1/node/outputs": of_kept("outputs"),
+    "GET /v1/node/outputs/file": of_kept("outputs/file", "&path=a", ok=PAST_THE_GATE),
+    "PUT /v1/node/outputs/file": of_kept("outputs/file", f"&path=b&offset=0{CRC}", OUTPUT),
+    "DELETE /v1/node/outputs/file": of_kept("outputs/file", "&path=b", ok=(204, 404)),
+}
+
+
+def session_on_n0(case):
+    """Sam's, whose command runs on n0."""
+    bench = case.bench
+    return bench.session(Who("sam", "nobody"), Tie.SAME_PROJECT)

@@ -1,0 +1,123 @@
+"""Every route x everybody who may call x whose thing it is: what is answered is what the table says, and what is refused does nothing."""
+
+# Ids are written as plain words here, as in a drawing.
+# mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
+
+import os
+from pathlib import Path
+
+import pytest
+
+from phalanx.api import runtime
+from phalanx.api.matrix import gated_routes, page
+from phalanx.core.access.rules import Reach, Tie, Verdict
+from tests.contract.access_bench import CALLS, OTHER_SUPERVISOR, ROLES, STRANGERS, Bench, send, token_id
+from tests.contract.access_specimens import SPECIMENS, Case
+
+# After a stop that was let in by mistake nothing works; after the renewal the join token is none.
+LAST = {"POST /v1/stop": 1, "POST /v1/join/renew": 2}
+pytestmark = pytest.mark.timeout(600)  # two thousand calls: 20 s on a quiet machine
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "access-matrix.md"
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    bench = Bench(str(tmp_path_factory.mktemp("home")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runtime, "UPKEEP_S", 1e6)  # what is written down every minute is no call's doing
+        with bench.head.calling() as call:
+            bench.open(call)
+            yield bench
+    bench.head.close()
+
+
+@pytest.fixture(scope="module")
+def routes(bench):
+    return [
+        (f"{method} {route.path}", method, route)
+        for route in gated_routes(bench.head.app)
+        for method in sorted(route.methods)
+    ]
+
+
+def expected(route, who, tie):
+    if route.declared.open_to_all:
+        return Verdict.YES
+    return Verdict.NOT_SIGNED_IN if who.refused else who.column.judge(route, tie)
+
+
+def test_every_route_has_a_call_of_its_own(routes):
+    assert {name for name, _, _ in routes} == set(SPECIMENS)
+
+
+def test_every_call_is_answered_as_the_table_says_and_a_refused_one_does_nothing(bench, routes):
+    wrong, refused, allowed = [], 0, 0
+    for name, method, route in sorted(routes, key=lambda one: LAST.get(one[0], 0)):
+        asks = CALLS if route.reach is not Reach.NOBODY else [one for one in CALLS if one[1] is not Tie.SAME_PROJECT]
+        # What is refused first: afterwards nothing moves that an allowed call has set going.
+        for who, tie in asks:
+            if expected(route, who, tie) is not Verdict.YES:
+                refused += 1
+                wrong += refusal(bench, name, method, route, who, tie)
+        for who, tie in asks:
+            if expected(route, who, tie) is Verdict.YES:
+                allowed += 1
+                wrong += admission(bench, name, method, route, who, tie)
+        bench.settle()
+    print(f"{refused} refused calls, {allowed} allowed, {len(routes)} routes")
+    assert not wrong, "\n".join(map(str, wrong))
+    assert refused > 900
+    assert allowed > 400
+
+
+def refusal(bench, name, method, route, who, tie):
+    """What is wrong with a refused call: its answer, or that anything is other than before."""
+    asked = SPECIMENS[name](Case(bench, who, tie, fresh=False))
+    bench.rest()  # to make what is asked about may have set something going
+    before = bench.state()
+    reply = send(bench.call.client, who, method, asked.path, json=asked.json, content=asked.content)
+    bench.rest()
+    after, where, wanted = bench.state(), (name, who.title, str(tie), reply.status_code), expected(route, who, tie)
+    if str(reply.status_code) != wanted:
+        yield (*where, f"expected {wanted}")
+    if after != before:
+        yield (*where, "changed", [key for key in before if before[key] != after[key]])
+    # Whom a supervisor speaks for, and which jobs are to end, stands in the body: there alone it is read before the refusal.
+    in_body = route.reach is Reach.NODE or name == "POST /v1/jobs/cancel"
+    if method in ("POST", "PUT", "PATCH") and not in_body:
+        garbled = send(bench.call.client, who, method, asked.path, content=b"{ this is no body")
+        if garbled.status_code != reply.status_code:
+            yield (*where, "the body was looked at first", garbled.status_code)
+
+
+def admission(bench, name, method, route, who, tie):
+    """What is wrong with an allowed call: its answer, or its line in the audit trail."""
+    asked = SPECIMENS[name](Case(bench, who, tie, fresh=route.lasting))
+    tip = bench.head.driver.audit_tip.seq
+    reply = send(bench.call.client, who, method, asked.path, json=asked.json, content=asked.content)
+    if reply.status_code not in asked.ok:
+        yield (name, who.title, str(tie), reply.status_code, reply.text[:200], f"expected {asked.ok}")
+    told = [(line.action, line.user, line.token_id) for line in bench.head.store.audit(after=tip)]
+    line = (f"{method} {route.path}", *told_as(who))
+    if (line in told) != route.lasting and reply.status_code < 300:
+        yield (name, who.title, str(tie), "audit", told, line)
+
+
+def told_as(who):
+    """User and token, as the audit trail tells them."""
+    node = {"supervisor": "node:n0", "supervisor of another node": "node:n1"}.get(who.title)
+    return (
+        (node, node) if node else ("joining", "join") if who.title == "join token" else (who.name, token_id(who.secret))
+    )
+
+
+def test_the_page_says_what_the_table_says(bench):
+    text = page(bench.head.app)
+    if os.environ.get("PHALANX_GOLDEN") == "write":
+        PAGE.write_text(text, encoding="utf-8")
+    assert PAGE.read_text(encoding="utf-8") == text
+
+
+def test_everybody_is_asked():
+    titles = {who.title for who, _ in CALLS}
+    assert titles >= {*(who.title for who in ROLES), *(who.title for who in STRANGERS), OTHER_SUPERVISOR.title}

@@ -1,0 +1,358 @@
+"""Nobody makes themself more than they are; nobody who lost a right keeps a stream, a session or a token that needs it."""
+
+# Ids are written as plain words here, as in a drawing.
+# mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
+
+import threading
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from phalanx.api.app import build_app
+from phalanx.controller.driver import Driver
+from phalanx.core.errors import Conflict
+from phalanx.core.ids import TokenId
+from phalanx.core.state.events import ChangeProject, ChangeUser, PutProject, PutToken, PutUser, TokensUsed
+from phalanx.core.work.people import User, UserRole
+from phalanx.core.work.queue import Project
+from tests.contract.api_head import JOB, ApiHead, Supervisor, bearer, code, token_of, until
+
+DAY_S = 86400.0
+
+
+@pytest.fixture
+def call(head):
+    with head.calling() as call:
+        yield call
+
+
+def made(call, role, **body):
+    reply = call(role, "POST", "/v1/tokens", body)
+    assert reply.status_code == 201, reply.text
+    return reply.json()
+
+
+# ---- nobody raises themself -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", ["viewer", "user", "other", "operator"])
+def test_nobody_but_an_admin_changes_a_role_not_even_their_own(head, call, role):
+    me = call(role, "GET", "/v1/me").json()["user"]
+    for user in (me, "root", "new"):
+        for body in ({"role": "admin"}, {"role": "operator"}, {"disabled": False}, {}):
+            assert code(call(role, "PUT", f"/v1/users/{user}", body)) == (403, "not_permitted")
+    assert head.store.user(me).role == me_role(role)
+
+
+def me_role(role):
+    return {"viewer": "viewer", "user": "user", "other": "user", "operator": "operator"}[role]
+
+
+@pytest.mark.parametrize("role", ["viewer", "user", "operator"])
+def test_nobody_but_an_admin_makes_a_token_of_another_or_a_project_or_a_join_line(call, role):
+    assert call(role, "POST", "/v1/tokens", {"user": "root"}).status_code == 403
+    assert call(role, "PUT", "/v1/projects/mine", {"members": ["root"]}).status_code == 403
+    assert call(role, "PUT", "/v1/projects/default", {"admins": ["ada", "vic", "opal"]}).status_code == 403
+    assert call(role, "GET", "/v1/join").status_code == 403
+    assert call(role, "POST", "/v1/join", {"node_id": "h1"}).status_code == 403
+
+
+def test_a_supervisor_is_no_user(call):
+    for method, path in [
+        ("GET", "/v1/me"),
+        ("POST", "/v1/jobs"),
+        ("GET", "/v1/jobs"),
+        ("PUT", "/v1/users/n0"),
+        ("POST", "/v1/tokens"),
+    ]:
+        assert call("node:n0", method, path, {}).status_code == 403
+
+
+def test_a_token_is_never_wider_or_longer_lived_than_the_one_that_made_it(head, call):
+    narrow = made(call, "admin", scope=["see", "own_tokens"], expires="1h")["secret"]
+    for wider in (["administer"], ["see", "operate"], ["submit"]):
+        assert call(narrow, "POST", "/v1/tokens", {"scope": wider}).status_code == 403
+    grandchild = made(call, narrow, expires="30d")["token"]
+    assert set(grandchild["scope"]) == {"see", "own_tokens"}
+    assert grandchild["expires_s"] <= head.clock.now_s() + 3600
+    assert call(narrow, "PUT", "/v1/users/ada", {"role": "admin"}).status_code == 403
+
+
+@pytest.mark.parametrize("scope", [["node"], ["everything"], "see", [None]])
+def test_a_scope_that_is_none_is_refused(call, scope):
+    assert call("admin", "POST", "/v1/tokens", {"scope": scope}).status_code == 400
+
+
+def test_a_job_goes_by_its_token_whatever_its_body_says(call):
+    for more in ({"user": "root"}, {"owner": "root"}, {"role": "admin"}):
+        assert call("user", "POST", "/v1/jobs", {**JOB, **more}).status_code == 422  # no such key
+    reply = call("user", "POST", "/v1/jobs", JOB)
+    assert reply.json()["job"]["user"] == "ada"
+
+
+def test_another_projects_quota_is_not_for_the_asking(head, call):
+    head.ask(PutProject(project=Project(id="secret", members=frozenset({"bob"}))))
+    assert code(call("user", "POST", "/v1/jobs", {**JOB, "project": "secret"})) == (403, "not_permitted")
+    assert call("other", "POST", "/v1/jobs", {**JOB, "project": "secret"}).status_code == 201
+
+
+# ---- an admin of a project ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nlp(head):
+    head.ask(PutProject(project=Project(id="nlp", members=frozenset({"ada", "bob"}), admins=frozenset({"ada"}))))
+    return "/v1/projects/nlp"
+
+
+def test_the_admin_of_a_project_says_who_its_members_are(head, call, nlp):
+    assert call("user", "PUT", nlp, {"members": ["ada", "bob", "vic"]}).json()["project"]["members"] == [
+        "ada",
+        "bob",
+        "vic",
+    ]
+    assert call("other", "PUT", nlp, {"members": ["bob"]}).status_code == 403
+    assert call("operator", "PUT", nlp, {"members": ["opal"]}).status_code == 403
+    assert call("admin", "PUT", nlp, {"admins": ["bob"]}).status_code == 200
+    assert call("user", "PUT", nlp, {"members": ["ada"]}).status_code == 403  # an admin of it no longer
+
+
+def test_the_admin_of_a_project_makes_no_other_admin_and_does_not_open_it_to_all(head, call, nlp):
+    assert code(call("user", "PUT", nlp, {"admins": ["ada", "bob"]})) == (403, "not_permitted")
+    assert code(call("user", "PUT", nlp, {"members": [], "admins": ["ada"]})) == (400, "bad_request")
+    assert call("user", "PUT", "/v1/projects/other", {"members": ["ada"]}).status_code == 403
+    (project,) = [one for one in head.store.projects() if one.id == "nlp"]
+    assert (project.members, project.admins) == ({"ada", "bob"}, {"ada"})
+
+
+def test_a_viewer_who_is_named_admin_of_a_project_stays_a_viewer(head, call):
+    head.ask(PutProject(project=Project(id="nlp", members=frozenset({"ada"}), admins=frozenset({"vic"}))))
+    assert call("viewer", "PUT", "/v1/projects/nlp", {"members": ["ada", "vic"]}).status_code == 403
+    job_id = call.submit(project="nlp")
+    assert call("viewer", "POST", f"/v1/jobs/{job_id}/cancel", {}).status_code == 403
+
+
+def test_whoever_was_admin_when_asking_and_is_no_longer_is_refused_by_the_controller(head):
+    """Between the gate and the loop the project may have changed hands."""
+    head.ask(PutProject(project=Project(id="nlp", members=frozenset({"ada"}))))
+    late = head.driver.request(
+        ChangeProject(project_id="nlp", by="ada", as_admin=False, members=frozenset({"ada", "bob"}))
+    )
+    with pytest.raises(Exception, match="no admin of project nlp"):
+        late.result(10)
+
+
+# ---- the last admin -------------------------------------------------------------------------------------------------------
+
+
+def test_two_admins_cannot_demote_each_other_at_once(head, call):
+    head.ask(PutUser(user=User(id="eve", role=UserRole.ADMIN)))
+    head.ask(PutToken(token=token_of("eve", "secret-of-eve-the-admin")))
+    answers = []
+
+    def demote(role, whom):
+        answers.append(call(role, "PUT", f"/v1/users/{whom}", {"role": "user"}).status_code)
+
+    pair = [
+        threading.Thread(target=demote, args=one) for one in (("admin", "eve"), ("secret-of-eve-the-admin", "root"))
+    ]
+    for one in pair:
+        one.start()
+    for one in pair:
+        one.join(timeout=20)
+    admins = [user.id for user in head.store.users() if user.role is UserRole.ADMIN and not user.disabled]
+    assert len(admins) == 1
+    assert sorted(answers) in ([200, 401], [200, 403], [200, 409])
+
+
+@pytest.mark.parametrize("wish", [{"role": UserRole.USER}, {"disabled": True}])
+def test_the_last_admin_stays_whoever_asks(head, wish):
+    with pytest.raises(Conflict, match="root is the last admin"):
+        head.ask(ChangeUser(user_id="root", **wish))
+    with pytest.raises(Conflict):
+        head.ask(PutUser(user=User(id="root", role=UserRole.VIEWER)))
+    assert head.store.user("root").role is UserRole.ADMIN
+
+
+def test_a_change_of_role_does_not_bring_a_disabled_user_back(head, call):
+    """Each call changes what it names; the rest is as the loop has it, not as the caller last read it."""
+    call("admin", "PUT", "/v1/users/ada", {"disabled": True})
+    call("admin", "PUT", "/v1/users/ada", {"role": "operator"})
+    assert head.store.user("ada") == replace(head.store.user("ada"), role=UserRole.OPERATOR, disabled=True)
+
+
+# ---- tokens ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_token_has_256_bits_and_is_kept_as_its_hash(head, call):
+    secrets = [made(call, "user")["secret"] for _ in range(20)]
+    assert {len(one) for one in secrets} == {43}  # 32 bytes in base64url
+    assert len(set(secrets)) == 20
+    text = repr(head.store._tables)
+    assert not any(one in text for one in secrets)
+
+
+def test_a_token_ends_after_90_days_unless_told_otherwise(head, call):
+    now_s = head.clock.now_s()
+    assert made(call, "user")["token"]["expires_s"] == pytest.approx(now_s + 90 * DAY_S, abs=60)
+    assert made(call, "user", expires="2d")["token"]["expires_s"] == pytest.approx(now_s + 2 * DAY_S, abs=60)
+    assert made(call, "user", expires="never")["token"]["expires_s"] is None
+
+
+def test_no_token_lives_longer_than_the_operator_allows(tmp_path):
+    head = ApiHead(str(tmp_path))
+    head.parts = replace(head.parts, token_life_max_s=7 * DAY_S)
+    head.app = build_app(head.parts)
+    with head.calling() as call:
+        now_s = head.clock.now_s()
+        assert made(call, "admin")["token"]["expires_s"] == pytest.approx(now_s + 7 * DAY_S, abs=60)
+        for longer in ("8d", "never"):
+            assert code(call("admin", "POST", "/v1/tokens", {"expires": longer})) == (400, "bad_request")
+    head.close()
+
+
+def test_tokens_tell_when_they_were_used_and_what_made_them(head, call):
+    first = made(call, "user")
+    second = made(call, first["secret"])
+    shown = {one["id"]: one for one in call("user", "GET", "/v1/tokens").json()["tokens"]}
+    assert shown[second["token"]["id"]]["made_by"] == first["token"]["id"]
+    assert shown[first["token"]["id"]]["used_s"] == pytest.approx(head.clock.now_s(), abs=60)
+    assert shown[second["token"]["id"]]["used_s"] is None
+
+
+def test_the_last_use_outlives_the_head_and_brings_no_revoked_token_back(head, call):
+    token = made(call, "user")["token"]["id"]
+    call("user", "DELETE", f"/v1/tokens/{token}")
+    head.ask(TokensUsed(used_s={TokenId(token): 5e9, TokenId("gone"): 5e9}))
+    (kept,) = [one for one in head.store.tokens() if one.id == token]
+    assert (kept.used_s, kept.revoked_s is not None) == (5e9, True)
+
+
+def test_a_stolen_token_is_ended_with_all_that_were_made_with_it(call):
+    stolen = made(call, "user")
+    child = made(call, stolen["secret"])
+    grandchild = made(call, child["secret"])
+    assert call("user", "DELETE", f"/v1/tokens/{stolen['token']['id']}?made_too=true").status_code == 204
+    for one in (stolen, child, grandchild):
+        assert call(one["secret"], "GET", "/v1/me").status_code == 401
+    assert call("user", "GET", "/v1/me").status_code == 200
+
+
+def test_a_token_that_made_another_may_be_replaced_by_it(call):
+    """Rotation: make the new one with the old, then end the old."""
+    old = made(call, "user")
+    new = made(call, old["secret"])
+    assert call(new["secret"], "DELETE", f"/v1/tokens/{old['token']['id']}").status_code == 204
+    assert call(new["secret"], "GET", "/v1/me").status_code == 200
+
+
+# ---- what is open when a right ends -----------------------------------------------------------------------------------------
+
+
+class Follower(threading.Thread):
+    """Follows a stream until the head ends it."""
+
+    def __init__(self, call, secret, path):
+        super().__init__(daemon=True)
+        self.url, self.headers, self.heard, self.ended = call.url + path, bearer(secret), b"", threading.Event()
+        self.start()
+        until(lambda: self.heard)
+
+    def run(self):
+        with httpx.stream("GET", self.url, headers=self.headers, timeout=30, trust_env=False) as reply:
+            for piece in reply.iter_raw():
+                self.heard += piece
+        self.ended.set()
+
+    def is_shown_out(self, why):
+        return self.ended.wait(20) and why in self.heard.rpartition(b"event: error")[2]
+
+
+@pytest.fixture
+def job_id(head, call):
+    supervisor = Supervisor(call)
+    supervisor.hello()
+    head.driver.leases.lengthen(3600.0)  # nobody renews here
+    supervisor.lease()
+    job_id = call.submit()
+    until(lambda: head.store.attempts(job_id))
+    supervisor.run(job_id)
+    until(lambda: head.store.attempts(job_id)[-1].state == "running")
+    return job_id
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs/{}/logs?follow=1", "/v1/jobs/{}/events", "/v1/events"])
+def test_streams_end_when_their_token_is_revoked(call, job_id, path):
+    token = made(call, "user")
+    following = Follower(call, token["secret"], path.format(job_id))
+    other = Follower(call, "user", path.format(job_id))
+    call("user", "DELETE", f"/v1/tokens/{token['token']['id']}")
+    assert following.is_shown_out(b"expired or revoked")
+    assert not other.ended.is_set()
+
+
+def test_streams_end_when_their_user_is_disabled_or_made_less(head, call, job_id):
+    following, operator = Follower(call, "user", f"/v1/jobs/{job_id}/logs?follow=1"), Follower(call, "operator", f"/v1/jobs/{job_id}/logs?follow=1")  # fmt: skip
+    call("admin", "PUT", "/v1/users/opal", {"role": "user"})
+    assert operator.is_shown_out(b"belongs to ada")
+    assert not following.ended.is_set()
+    call("admin", "PUT", "/v1/users/ada", {"disabled": True})
+    assert following.is_shown_out(b"is disabled")
+
+
+def test_streams_end_with_their_token_though_nobody_wrote_anything(head, call, job_id):
+    token = made(call, "user", expires="1h")
+    following = Follower(call, token["secret"], "/v1/events")
+    head.clock.ahead_s += 3601
+    assert following.is_shown_out(b"expired or revoked")
+
+
+def test_exec_sessions_end_when_their_user_may_no_longer(head, call, job_id):
+    opened = call("operator", "POST", f"/v1/jobs/{job_id}/exec", {"argv": ["sh"]}).json()["session"]
+    own = call("user", "POST", f"/v1/jobs/{job_id}/exec", {"argv": ["sh"]}).json()["session"]
+    assert call("node:n0", "GET", f"/v1/node/exec/{opened}/input").status_code == 200
+    call("admin", "PUT", "/v1/users/opal", {"role": "user"})
+    until(
+        lambda: call("node:n0", "GET", f"/v1/node/exec/{opened}/input").status_code == 404
+    )  # its command is hung up on
+    assert call("operator", "GET", f"/v1/exec/{opened}/output").status_code == 404
+    assert call("node:n0", "GET", f"/v1/node/exec/{own}/input").status_code == 200
+
+
+def test_no_exec_session_opens_for_who_lost_the_right_while_the_trail_was_written(head, call, job_id, monkeypatch):
+    note = Driver.note
+
+    def noting(driver, told):
+        head.ask(ChangeUser(user_id="opal", role=UserRole.USER))
+        return note(driver, told)
+
+    monkeypatch.setattr(Driver, "note", noting)
+    assert call("operator", "POST", f"/v1/jobs/{job_id}/exec", {"argv": ["sh"]}).status_code == 403
+    assert head.app.state.runtime.sessions.count() == 0
+
+
+def test_a_long_poll_is_not_answered_once_its_token_is_revoked(head, call, job_id):
+    token = made(call, "user")
+    opened = call(token["secret"], "POST", f"/v1/jobs/{job_id}/exec", {"argv": ["sh"]}).json()["session"]
+    answers = []
+    polling = threading.Thread(
+        target=lambda: answers.append(call(token["secret"], "GET", f"/v1/exec/{opened}/output?wait_s=3").status_code)
+    )
+    polling.start()
+    until(lambda: head.app.state.runtime.gate._used.get(token["token"]["id"]))
+    call("user", "DELETE", f"/v1/tokens/{token['token']['id']}")
+    polling.join(timeout=20)
+    assert answers in ([401], [404])
+
+
+def test_upkeep_writes_down_uses_once_in_a_while(head, call):
+    call("user", "GET", "/v1/me")
+    gate = head.app.state.runtime.gate
+    used = gate.take_used()
+    assert set(used) >= {"t-ada-13"}
+    call("user", "GET", "/v1/me")
+    assert gate.take_used() == {}  # within five minutes it is the same
+    head.clock.ahead_s += 301
+    call("user", "GET", "/v1/me")
+    assert set(gate.take_used()) == {"t-ada-13"}

@@ -1,0 +1,88 @@
+"""What a head acknowledges is on its disk before: shown by the order of its system calls, for every request that changes something.
+
+The head is real and strace looks on; the judge is `syscalls`, whose own tests plant wrong orders.
+"""
+
+import pytest
+
+from benchmarks.cluster import free_port
+from tests.crash.homes import Home
+from tests.crash.scene import looked_at, says_something, why_not
+from tests.crash.syscalls import out_of_order
+
+pytestmark = [
+    pytest.mark.serial, pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.skipif(bool(why_not()), reason=why_not() or "strace is here"),
+]  # fmt: skip
+WAL = "/phalanx.db-wal"
+# What each route makes durable, by part of the path of the file that holds it.
+DURABLE = {
+    "POST /v1/jobs": WAL,
+    "PATCH /v1/jobs/{job_id}": WAL,
+    "POST /v1/jobs/{job_id}/cancel": WAL,
+    "POST /v1/jobs/cancel": WAL,
+    "POST /v1/jobs/{job_id}/hold": WAL,
+    "POST /v1/jobs/{job_id}/release": WAL,
+    "POST /v1/jobs/{job_id}/requeue": WAL,
+    "PUT /v1/users/{user_id}": WAL,
+    "PUT /v1/projects/{project_id}": WAL,
+    "POST /v1/tokens": WAL,
+    "DELETE /v1/tokens/{token_id}": WAL,
+    "PUT /v1/queues/{queue_id}": WAL,
+    "PUT /v1/queues": WAL,
+    "PATCH /v1/nodes": WAL,
+    "POST /v1/nodes/{node_id}/drain": WAL,
+    "POST /v1/nodes/{node_id}/undrain": WAL,
+    "DELETE /v1/nodes/{node_id}": WAL,
+    "PUT /v1/reservations/{reservation_id}": WAL,
+    "DELETE /v1/reservations/{reservation_id}": WAL,
+    "PUT /v1/profile": WAL,
+    "PUT /v1/rules": WAL,
+    "PUT /v1/blobs/{sha256}": "/blobs/",
+    "PUT /v1/node/checkpoints/file": "/checkpoints/",
+    "PUT /v1/node/outputs/file": "/outputs/",
+    "POST /v1/node/hello": WAL,
+    "POST /v1/node/events": WAL,
+    "POST /v1/node/streams": "/logs/",
+    "POST /v1/join/renew": "/join_salt.json.new",
+    "POST /v1/stop": "/planned_stop.json.new",
+}
+# What changes nothing that has to outlive the head; each with its reason.
+PASSING = {
+    "POST /v1/jobs/dry-run": "nothing is kept",
+    "POST /v1/node/lease": "leases live in memory; a head that starts presumes each of them",
+    "POST /v1/node/samples": "telemetry",
+    "POST /v1/node/exec/{session_name}/output": "a session ends with the head",
+    "POST /v1/jobs/{job_id}/exec": "a session ends with the head",
+    "POST /v1/exec/{session_name}/input": "a session ends with the head",
+    "POST /v1/exec/{session_name}/resize": "a session ends with the head",
+    "DELETE /v1/exec/{session_name}": "a session ends with the head",
+    "POST /v1/join": "answers with a token derived from the head's secret; the node is kept when it says hello",
+    "PUT /v1/node/checkpoints/manifest": "only the last piece of the last file is acknowledged as durable",
+    "DELETE /v1/node/outputs/file": "the node asks again at each attempt until the file is gone",
+}
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    home = Home.make(words=("--listen", f"127.0.0.2:{free_port()}"))
+    try:
+        yield looked_at(home, str(tmp_path_factory.mktemp("look")))
+    finally:
+        home.close()
+
+
+def test_every_route_that_changes_something_is_judged_or_has_its_reason(seen):
+    changing = {
+        f"{method.upper()} {path}"
+        for path, methods in seen.routes.items()
+        for method in methods
+        if method not in ("get", "head")
+    }
+    assert changing == DURABLE.keys() | PASSING.keys()
+
+
+@pytest.mark.parametrize("route", DURABLE)
+def test_it_is_on_the_disk_before_the_answer_goes_out(seen, route):
+    told = [answer for answer in seen.answered(route) if says_something(answer, route, seen, WAL)]
+    assert told, f"nothing was answered by {route}"
+    assert [out_of_order(answer, seen.calls, DURABLE[route], seen.there) for answer in told] == [""] * len(told)

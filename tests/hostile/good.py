@@ -1,0 +1,108 @@
+"""A good request for every operation: the seed of hostile ones. A route that is missing here fails `test_every_route_has_a_good_request`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import zlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from phalanx.core.performance.plain import to_plain
+from phalanx.core.performance.profile import NodeFound, Profile
+from phalanx.core.state.events import MemberReady
+from phalanx.wire.manifest import Manifest, ManifestFile, encode
+from phalanx.wire.supervisor import frame
+from tests.contract.api_head import make_node
+
+BLOB = b"a working directory"
+DIGEST = hashlib.sha256(BLOB).hexdigest()
+MANIFEST = encode(
+    Manifest(format=1, step=1, epoch=1, world_size=1, files=(ManifestFile(path="shard-0", size_bytes=len(BLOB), crc32=zlib.crc32(BLOB)),))
+)  # fmt: skip
+RULE = {"name": "spot", "codes": [117], "blame": "preempted", "remedy": "elsewhere", "says": "the spot market took it"}
+SOON_S = time.time() + 3600
+FULL_JOB = {
+    "run": ["python", "train.py"], "name": "train", "gpus": "1", "cpus": 1, "memory": "1GiB", "workdir": "/tmp", "env": {"A": "b"},
+    "tasks_per_node": 1, "priority": 3, "queue": "side", "time": "2h", "retry": 2, "grace": "10s", "labels": {"team": "x"}, "hold": True,
+    "depends_on": "afterany:1", "array": "0-3", "begin": SOON_S, "nodelist": "n0", "exclude": "n[7-9]", "collective_timeout": "5m",
+    "setup": "true", "checkpoint": "/tmp/c", "warm": False,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Good:
+    """Query and body of an operation that does what it should; `headers` that it may carry beside."""
+
+    query: dict[str, Any] = field(default_factory=dict)
+    body: Any = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
+    """By operation id, about a job that runs."""
+    part: dict[str, Any] = {"job_id": job_id, "epoch": epoch}
+    step = {**part, "step": 1, "digest": hashlib.sha256(MANIFEST).hexdigest()}
+    place = {**part, "generation": 0, "node_id": "n0"}
+    event = json.loads(msgspec.json.encode(frame(1, MemberReady(**place, port=29500))))
+    node = msgspec.to_builtins(make_node("n0", 2))
+    sample = {"index": 0, "uuid": "VIRTUAL-n0-0", "counter": "none", "utilization": 0.5, "memory_used_bytes": 1, "memory_total_bytes": 2,
+              "power_w": 1.0, "temperature_c": 30.0, "throttle": ["hot"], "virtual": True, "job_id": job_id}  # fmt: skip
+    queue = {"id": "side", "parent": None, "priority": 1, "open": True, "quota_gpus": 4, "borrow_gpus": 1, "lend_gpus": 1, "weight": 1.0,
+             "gpus_per_user": 4, "jobs_per_user": 9, "budget_gpu_h": 10.0, "budget_period_s": 3600.0}  # fmt: skip
+    return {
+        "submit_job": Good(body=FULL_JOB, headers={"Idempotency-Key": "k1"}),
+        "dry_run": Good(body=FULL_JOB),
+        "list_jobs": Good(query={"state": "pending", "user": "ada", "project": "default", "queue": "default", "name": "good", "before_seq": 100, "limit": 10, "fold": "true"}),
+        "renew_lease": Good(body={"supervisor_id": "s1", "node_id": "n0", "epochs": [[job_id, epoch]], "held_s": 1.0}),
+        "take_streams": Good(body={"supervisor_id": "s1", "chunks": [{**part, "stream": "rank-0", "offset": 0, "data": "aGVsbG8K"}]}),
+        "take_events": Good(body={"supervisor_id": "s1", "events": [event]}),
+        "hello": Good(body={"version": 1, "supervisor_id": "s1", "node": node, "carries": [[job_id, epoch, 0]], "challenge": "1"}),
+        "give_commands": Good(query={"after": 0, "wait_s": 0.0}),
+        "take_samples": Good(body={"supervisor_id": "s1", "node_id": "n0", "at_s": 1.0, "devices": [sample], "load_1m": 1.0,
+                                   "memory_available_bytes": 1, "disk_free_bytes": 1, "every_s": 1.0}),
+        "give_exec_input": Good(query={"after": 0, "wait_s": 0.0}),
+        "take_exec_output": Good(body={"offset": 0, "data": "aGVsbG8K", "exit_code": None, "error": ""}),
+        "begin_checkpoint": Good(query=step, body=MANIFEST),
+        "take_checkpoint_piece": Good(query={**step, "path": "shard-0", "offset": 0}, body=BLOB),
+        "give_checkpoint_file": Good(query={**part, "of_epoch": epoch, "step": 1, "path": "shard-0", "offset": 0}),
+        "show_checkpoint": Good(query={**step, "wait_s": 0.0}),
+        "list_kept_outputs": Good(query=part),
+        "give_output_file": Good(query={**part, "path": "a.txt"}),
+        "take_output_piece": Good(query={**part, "path": "a.txt", "offset": 0, "crc32": zlib.crc32(BLOB), "size": len(BLOB), "mode": 420, "more": "false"}, body=BLOB),
+        "remove_output_file": Good(query={**part, "path": "a.txt"}),
+        "update_job": Good(body={"name": "other", "priority": 1, "time": "1h", "queue": "side", "begin": "2h"}),
+        "cancel_job": Good(body={"why": "enough"}),
+        "cancel_jobs": Good(body={"jobs": ["2"], "why": "enough"}),
+        "job_story": Good(query={"after": 0, "limit": 10}),
+        "job_logs": Good(query={"rank": "0", "epoch": epoch, "cursor": "", "limit_bytes": 1000, "tail_bytes": 100}),
+        "job_steps": Good(query={"after": "", "rank": "0", "limit": 10}),
+        "job_events": Good(query={"after": 0}, headers={"Last-Event-ID": "0"}),
+        "all_events": Good(query={"after": 0}, headers={"Last-Event-ID": "0"}),
+        "whole_story": Good(query={"after": 0, "node": "n0", "limit": 10}),
+        "label_nodes": Good(body={"labels": {"n0": {"rack": "r1", "zone": "z"}}}),
+        "drain_node": Good(body={"why": "test", "cordon_only": True}),
+        "put_reservation": Good(body={"nodes": ["n0"], "time": "4h", "start_s": SOON_S, "users": ["ada"], "queues": [], "maintenance": False, "why": "x"}),
+        "put_profile": Good(body=to_plain(Profile(at="2026-11-21", at_s=time.time(), nodes=(NodeFound(node="n0", gpu="virtual", devices=4, virtual=True, memory_bytes_per_s=9.0),)))),
+        "stop_head": Good(body={"keep_jobs": True}),
+        "join": Good(body={"node_id": "n5", "hostname": "h", "address": "10.0.0.1", "devices": 8, "virtual": True}),
+        "list_files": Good(query={"path": ""}),
+        "archive_files": Good(query={"path": ""}),
+        "open_exec": Good(body={"argv": ["true"], "node_rank": 0, "tty": True, "rows": 24, "cols": 80}),
+        "exec_output": Good(query={"after": 0, "wait_s": 0.0}),
+        "exec_input": Good(body={"offset": 0, "data": "aGVsbG8K", "closed": False}),
+        "exec_resize": Good(body={"rows": 24, "cols": 80}),
+        "revoke_token": Good(query={"made_too": "false"}),
+        "put_rules": Good(body={"rules": [RULE], "dry_run": False}),
+        "list_audit": Good(query={"user": "ada", "since_s": 0.0, "after": 0, "limit": 10}),
+        "verify_audit": Good(query={"anchor": "1:" + DIGEST}),
+        "put_blob": Good(body=BLOB),
+        "put_user": Good(body={"role": "user", "disabled": False}),
+        "put_project": Good(body={"members": ["victim"], "admins": ["ada"]}),
+        "make_token": Good(body={"user": "victim", "expires": "30d", "scope": ["see"], "note": "n"}),
+        "put_queues": Good(body={"queues": [queue, {"id": "below", "parent": "side"}], "prune": False, "dry_run": False}),
+        "put_queue": Good(body={"priority": 1, "open": True}),
+    }  # fmt: skip

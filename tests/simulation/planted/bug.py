@@ -1,0 +1,53 @@
+"""What a planted bug is: a small patch of the code under drill, and which invariant of DESIGN 3 has to notice it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import pytest
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+SEEDS_MORE: Final = 15  # past the first: which seed meets a bug changes with any change of the scheduler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bug:
+    """One planted bug.
+
+    Attributes:
+        name: of the function that plants it.
+        breaks: what is wrong then, in a sentence.
+        invariant: the one that must be reported first, by its number.
+        seed: the first that is drilled.
+        events: counted ones in each seed.
+        sqlite: whether on the SQLite store; None for what the seed says.
+        plant: patches the code.
+    """
+
+    name: str
+    breaks: str
+    invariant: int
+    seed: int
+    events: int
+    sqlite: bool | None
+    plant: Plant
+
+
+BUGS: Final[list[Bug]] = []
+
+
+def planted(invariant: int, *, seed: int, events: int = 600, sqlite: bool | None = None) -> Callable[[Plant], Plant]:
+    """Enter the function into the list; its docstring says what it breaks."""
+
+    def enter(plant: Plant) -> Plant:
+        breaks = (plant.__doc__ or "").strip()
+        BUGS.append(
+            Bug(
+                name=plant.__name__, breaks=breaks, invariant=invariant, seed=seed, events=events, sqlite=sqlite, plant=plant
+            )
+        )  # fmt: skip
+        return plant
+
+    return enter

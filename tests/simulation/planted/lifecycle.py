@@ -1,0 +1,111 @@
+"""Bugs of the job and attempt machines: gangs, restarts, checkpoints, dependencies."""
+
+from dataclasses import replace
+
+from phalanx.controller.turn import Turn
+from phalanx.core.lifecycle import attempt as attempts
+from phalanx.core.lifecycle import dependencies, orders, settle
+from phalanx.core.lifecycle.facts import Outcome
+from phalanx.core.state.commands import Prepare
+from phalanx.core.state.events import CheckpointSaved, MemberStarted
+from phalanx.core.work.attempt import AttemptState
+from phalanx.core.work.dependency import DependencyKind
+from tests.simulation.planted.bug import planted
+
+
+@planted(10, seed=0)
+def a_gang_is_over_when_it_is_asked_to_stop(patch):
+    """An attempt ends, and its devices are given to others, before its nodes have confirmed the stop."""
+
+    def hasty(case, attempt, facts):
+        if attempt.state is AttemptState.STOPPING:
+            return settle.settle(replace(case, attempt=attempt), attempt, facts)
+        return Outcome(job=case.job, attempt=attempt)
+
+    patch.setattr(attempts, "_settle_when_whole", hasty)
+
+
+@planted(5, seed=0)
+def a_gang_runs_with_its_first_node(patch):
+    """An attempt counts as running when its first node has started, whatever the others do."""
+    started = attempts._started
+
+    def eager(case, attempt, happening, facts):
+        outcome = started(case, attempt, happening, facts)
+        if outcome.attempt is not None and outcome.attempt.state is AttemptState.STARTING:
+            return replace(outcome, attempt=replace(outcome.attempt, state=AttemptState.RUNNING, running_s=facts.now_s))
+        return outcome
+
+    patch.setitem(attempts.TABLE, (AttemptState.STARTING, MemberStarted), eager)
+
+
+@planted(7, seed=3, events=2000)
+def a_failed_parent_lets_its_children_start(patch):
+    """`afterok` holds when the parent is over, however it ended."""
+    verdict = dependencies.verdict
+
+    def lax(kind, *, alive, failed):
+        return verdict(kind, alive=alive, failed=failed and kind is not DependencyKind.AFTER_OK)
+
+    patch.setattr(dependencies, "verdict", lax)
+
+
+@planted(7, seed=0)
+def children_are_not_settled(patch):
+    """Nobody looks at those who waited for a job when it ends."""
+    patch.setattr(Turn, "settle_dependents", lambda self: (self.ended.clear(), self.renamed.clear()))
+
+
+@planted(9, seed=0)
+def a_job_resumes_from_its_older_checkpoint(patch):
+    """The checkpoints that a job may resume from are named oldest first."""
+    prepare = orders.prepare
+
+    def backwards(job, attempt, facts, *, only=None):
+        told = prepare(job, attempt, facts, only=only)
+        return tuple(replace(one, candidates=one.candidates[::-1]) for one in told if isinstance(one, Prepare))
+
+    patch.setattr(orders, "prepare", backwards)
+
+
+@planted(9, seed=2)
+def what_is_saved_at_a_stop_is_forgotten(patch):
+    """A checkpoint that is saved while the gang stops is heard and kept nowhere: the job starts again from the one before."""
+    patch.setitem(
+        attempts.TABLE,
+        (AttemptState.STOPPING, CheckpointSaved),
+        lambda case, attempt, _happening, _facts: Outcome(job=case.job, attempt=attempt),
+    )
+
+
+@planted(21, seed=0)
+def retention_takes_what_is_kept(patch):
+    """With the oldest checkpoint the newer ones are deleted as well."""
+    drop = orders.drop_checkpoints
+
+    def greedy(job, attempt, paths):
+        return drop(job, attempt, tuple(kept.path for kept in job.checkpoints) if paths else ())
+
+    patch.setattr(orders, "drop_checkpoints", greedy)
+
+
+@planted(13, seed=0)
+def restarts_are_not_counted(patch):
+    """A job that crashes again and again without progress is restarted for ever."""
+    charged = settle._charged
+
+    def forgetful(case, attempt, cause, facts):
+        return charged(replace(case, job=replace(case.job, stalls=0)), attempt, cause, facts)
+
+    patch.setattr(settle, "_charged", forgetful)
+
+
+@planted(13, seed=6)
+def a_job_is_retried_once_too_often(patch):
+    """A job that fails by itself gets one more retry than its owner asked for."""
+    failed = settle._failed
+
+    def generous(case, attempt, facts):
+        return failed(replace(case, job=replace(case.job, user_retries=case.job.user_retries - 1)), attempt, facts)
+
+    patch.setattr(settle, "_failed", generous)

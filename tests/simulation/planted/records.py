@@ -1,0 +1,98 @@
+"""Bugs of the store and of the accounts."""
+
+from dataclasses import replace
+
+from phalanx.core.state import world as worlds
+from phalanx.core.state.world import Change
+from phalanx.core.work.spending import spend
+from phalanx.ports.store import StoreRefused
+from phalanx.store import batches
+from phalanx.store.sql.sqlite import store as sqlite
+from phalanx.store.sql.sqlite.connections import open_writer
+from phalanx.store.sql.sqlite.store import SqliteStore
+from tests.simulation.planted.bug import planted
+
+
+@planted(3, seed=8, sqlite=True)
+def a_commit_is_not_synced(patch):
+    """SQLite writes the WAL and leaves it to the kernel when it reaches the disk (synchronous=NORMAL)."""
+
+    def careless(path, vfs, *, held):
+        writer = open_writer(path, vfs, held=held)
+        writer.pragma("synchronous", 1)
+        return writer
+
+    patch.setattr(sqlite, "open_writer", careless)
+
+
+@planted(3, seed=3, sqlite=True)
+def a_commit_is_made_in_two_halves(patch):
+    """Records and their story lines are written in two transactions; the power may go between them."""
+    commit = SqliteStore.commit
+
+    def halved(self, batch):
+        commit(self, replace(batch, story=()))
+        commit(self, replace(batch, records=(), removed_nodes=(), removed_queues=(), epochs={}))
+
+    patch.setattr(SqliteStore, "commit", halved)
+
+
+@planted(3, seed=8, sqlite=True)
+def the_story_is_kept_in_part(patch):
+    """A line of the story is cut short where it is written, and nobody reads it until a person does."""
+    commit = SqliteStore.commit
+
+    def short(self, batch):
+        commit(self, replace(batch, story=[replace(line, text=line.text[:60]) for line in batch.story]))
+
+    patch.setattr(SqliteStore, "commit", short)
+
+
+@planted(24, seed=4, sqlite=True)
+def a_full_disk_is_taken_for_a_commit(patch):
+    """The store swallows the error of a full disk, and the head acknowledges what is written nowhere."""
+    commit = SqliteStore.commit
+
+    def swallowing(self, batch):
+        try:
+            commit(self, batch)
+        except StoreRefused:
+            pass
+
+    patch.setattr(SqliteStore, "commit", swallowing)
+
+
+@planted(19, seed=3)
+def numbers_of_a_refused_story_are_lost(patch):
+    """After a refused commit the story goes on past the numbers of the lines that were not written, and the store takes it."""
+    undo = Change.undo
+
+    def forgetful(self):
+        next_seq = self.world.next_story_seq
+        undo(self)
+        self.world.next_story_seq = next_seq
+
+    patch.setattr(Change, "undo", forgetful)
+    patch.setattr(batches, "check_story", lambda story, last_seq: None)
+
+
+@planted(18, seed=0)
+def short_runs_are_not_billed(patch):
+    """What an attempt held for less than a minute is charged to nobody."""
+    patch.setattr(
+        worlds,
+        "spend",
+        lambda queues, spent, queue, gpus, from_s, to_s: (
+            spend(queues, spent, queue, gpus, from_s, to_s) if to_s - from_s >= 60.0 else []
+        ),
+    )
+
+
+@planted(18, seed=0)
+def gpu_seconds_are_billed_twice(patch):
+    """At the end of an attempt its queues are charged twice."""
+    patch.setattr(
+        worlds,
+        "spend",
+        lambda queues, spent, queue, gpus, from_s, to_s: spend(queues, spent, queue, 2 * gpus, from_s, to_s),
+    )

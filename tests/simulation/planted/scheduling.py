@@ -1,0 +1,110 @@
+"""Bugs of placement: where, whether, and how much."""
+
+from dataclasses import replace
+
+from phalanx.controller import controller
+from phalanx.controller.controller import Controller
+from phalanx.core.lifecycle import verify
+from phalanx.core.lifecycle.job import place
+from phalanx.core.lifecycle.verify import rejection
+from phalanx.core.scheduling.board import Board
+from phalanx.core.scheduling.fit import Fit
+from phalanx.core.scheduling.scheduler import Scheduler
+from phalanx.core.state.events import PutQueues
+from phalanx.core.work.job import Reason
+from phalanx.core.work.quotas import Holdings
+from tests.simulation.planted.bug import planted
+
+
+@planted(2, seed=0)
+def a_cordoned_node_takes_work(patch):
+    """The board does not hear of nodes that left or were drained, and the last look at a placement does not ask."""
+
+    def lax(world, placement):
+        why = rejection(world, placement)
+        return "" if why.endswith("takes no new work") else why
+
+    patch.setattr(controller, "rejection", lax)
+    patch.setattr(Board, "node_left", lambda self, node: None)
+    patch.setattr(Board, "node_back", lambda self, node: None)
+
+
+@planted(5, seed=0)
+def a_gang_is_placed_with_a_member_missing(patch):
+    """The last node of a gang is left out of its allocation."""
+
+    def short(job, allocation, facts):
+        if len(allocation.grants) > 1:
+            allocation = replace(allocation, grants=allocation.grants[:-1])
+        return place(job, allocation, facts)
+
+    patch.setattr(controller, "place", short)
+
+
+@planted(5, seed=2)
+def an_elastic_gang_grows_past_what_was_asked(patch):
+    """An elastic job gets one node more than its owner wrote, where there is room."""
+    needs = Fit.needs
+    patch.setattr(
+        Fit, "needs", lambda self, shapes, spread: tuple(
+            replace(need, nodes_max=need.nodes_max + 1) if need.nodes_max else need for need in needs(self, shapes, spread)
+        )
+    )  # fmt: skip
+
+
+@planted(6, seed=0)
+def what_was_borrowed_does_not_count(patch):
+    """A queue may take what it likes: only the limits of users are asked."""
+    admits = Holdings.admits
+
+    def lax(self, queue, user, gpus):
+        refusal = admits(self, queue, user, gpus)
+        return refusal if refusal is not None and refusal.reason is Reason.USER_LIMIT else None
+
+    patch.setattr(Holdings, "admits", lax)
+
+
+@planted(6, seed=0, events=2000)
+def quotas_do_not_count_while_they_change(patch):
+    """In the step that hears of other quotas nobody is held to any."""
+    step, admits = Controller.step, Holdings.admits
+    changing: list[PutQueues] = []
+
+    def hear(self, now, inbox):
+        changing[:] = [event for event in inbox if isinstance(event, PutQueues)]
+        try:
+            return step(self, now, inbox)
+        finally:
+            changing.clear()
+
+    patch.setattr(Controller, "step", hear)
+    patch.setattr(Holdings, "admits", lambda *args: None if changing else admits(*args))
+
+
+@planted(6, seed=1)
+def elements_of_an_array_are_not_counted(patch):
+    """More elements of an array run at once than its owner asked for."""
+    patch.setattr(verify, "_array_full", lambda world, job: False)
+    may_run = Board.klass
+    patch.setattr(Board, "klass", lambda *args, **kwargs: may_run(*args, **{**kwargs, "throttle": None}))
+
+
+@planted(14, seed=0)
+def a_job_that_backs_off_is_forgotten(patch):
+    """Nobody looks again at a job that waits a moment after a failed start."""
+    patch.setattr(Scheduler, "_let_go", lambda self, seen, now_s: None)
+
+
+@planted(13, seed=2)
+def nobody_has_a_guaranteed_run(patch):
+    """A job may be stopped for another the moment it was placed."""
+    place_due = Scheduler._place_due
+
+    def unshielded(self, seen, now_s):
+        placements = place_due(self, seen, now_s)
+        for placement in placements:
+            self.entries[placement.job_id].shield_s = 0.0
+            self.entries[placement.job_id].moved_s = 0.0
+        return placements
+
+    patch.setattr(Scheduler, "_place_due", unshielded)

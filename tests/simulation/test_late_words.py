@@ -1,0 +1,93 @@
+"""Found by thinking like the drill: words of a supervisor that is dead already, which come after those of its next life."""
+
+from dataclasses import replace
+
+import pytest
+
+from phalanx.controller.lives import Challenged, Lives, SupervisorReplaced
+from phalanx.core.ids import NodeId, SupervisorId
+from phalanx.core.state.events import Hello
+from tests.builders import make_node
+from tests.harness import Harness
+from tests.simulated_node import Behaviour
+
+N0, N1 = NodeId("n0"), NodeId("n1")
+BEHAVIOUR = Behaviour(run_s=30.0)
+
+
+def dies_and_comes_back(cluster):
+    cluster.kill_node("n1")
+    cluster.run(1.0)
+    cluster.revive_node("n1")
+    cluster.run(1.0)
+
+
+def test_a_hello_of_an_earlier_life_takes_nothing_from_the_one_that_lives():
+    cluster = Harness()
+    before = cluster.hello_of(
+        cluster.nodes[N1]
+    )  # it lies in a socket's buffer, for as long as its node dies and comes back
+    dies_and_comes_back(cluster)
+    job = cluster.submit(gpus="3x4", behaviour=BEHAVIOUR)
+    cluster.runs(job)
+    cluster.hear_hello(N1, before)
+    assert cluster.ends(job).epoch == 1
+
+
+def test_nor_does_one_that_is_heard_in_the_same_step_as_that_of_the_next_life():
+    cluster = Harness()
+    before = cluster.hello_of(cluster.nodes[N1])
+    after = replace(before, supervisor_id=SupervisorId("n1-life2"))
+    refused = cluster.turn([after, before])[1]
+    assert isinstance(refused, SupervisorReplaced)
+    assert cluster.world.nodes[N1].supervisor_id == after.supervisor_id
+
+
+def test_nor_does_that_of_a_life_that_ended_before_it_was_ever_heard():
+    """The head never heard of it, so nobody replaced it: it is asked whether it lives, and cannot answer."""
+    cluster = Harness()
+    dies_and_comes_back(cluster)
+    unheard = replace(cluster.hello_of(cluster.nodes[N1]), supervisor_id=SupervisorId("n1-unheard"), challenge="")
+    dies_and_comes_back(cluster)
+    job = cluster.submit(gpus="3x4", behaviour=BEHAVIOUR)
+    cluster.runs(job)
+    for _ in range(2):
+        answer, _ = cluster.hear_hello(N1, unheard)
+        assert isinstance(answer, str)
+    assert cluster.ends(job).epoch == 1
+
+
+# ---- the challenge ---------------------------------------------------------------------------------------------------
+
+
+def says(lives, who, challenge, speaks="a"):
+    """The challenge that it is answered; empty where it is heard."""
+    try:
+        lives.check(Hello(node=make_node("n1"), supervisor_id=SupervisorId(who), challenge=challenge), speaks)
+    except Challenged as asked:
+        return asked.challenge
+    return ""
+
+
+def test_a_newcomer_is_heard_once_it_says_what_it_was_told():
+    lives = Lives()
+    told = says(lives, "b", "")
+    assert told
+    assert says(lives, "b", "") == told, "the same hello again, as a slow network brings it"
+    assert says(lives, "b", f"{told}0") == told
+    assert says(lives, "b", told) == ""
+    assert says(lives, "b", told) not in ("", told), "it counts once"
+
+
+def test_what_one_newcomer_was_told_is_no_word_of_another_nor_of_itself_once_another_came():
+    lives = Lives()
+    first = says(lives, "b", "")
+    second = says(lives, "c", first)
+    assert second not in ("", first)
+    assert says(lives, "b", first) not in ("", first)
+    assert says(lives, "c", second) not in ("", second), "the late b was asked since: c is asked again, and answers"
+
+
+@pytest.mark.parametrize(("challenge", "speaks"), [("", None), ("", "b"), (None, "a")])
+def test_who_replaces_nobody_and_who_knows_of_no_challenge_is_heard_at_once(challenge, speaks):
+    assert says(Lives(), "b", challenge, speaks) == ""

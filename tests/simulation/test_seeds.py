@@ -1,0 +1,152 @@
+"""Fresh seeds in each run, the same seed twice, and a fixed campaign that must meet every edge and every fault in every state."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from secrets import randbelow
+
+import pytest
+
+from phalanx.cli.simulate.drill import drill as command
+from phalanx.simulator.drill import EVENTS, run_seed
+from phalanx.simulator.drill.campaign import run_campaign
+from phalanx.simulator.drill.coverage import Coverage
+from phalanx.simulator.drill.edges import missing
+from phalanx.simulator.drill.seed import replay_command
+from phalanx.store.sql.sqlite.connections import open_writer
+
+FRESH = 500  # seeds of each run of the suite
+REGRESSION = 48  # seeds of the fixed campaign
+SELDOM_MISSED = 6  # of some fifty rare edges: which are met changes with any change of the scheduler
+PARTS = 50  # tests among which they are spread, so that any number of processes has work
+FIRST = int(os.environ.get("PHALANX_DRILL_SEED") or randbelow(1 << 40))
+"""Drawn by each process of the suite for itself; the tests' parts are apart by so much that no two processes meet."""
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_fresh_seeds_break_no_invariant(part):
+    for seed in range(FIRST + part * FRESH, FIRST + part * FRESH + FRESH // PARTS):
+        result = run_seed(seed)
+        assert not result.violations, f"{result.violations[0]}\nreplay it: {replay_command(seed, EVENTS)} --story"
+        assert result.events >= EVENTS, f"seed {seed} counted {result.events} events"
+
+
+@pytest.mark.timeout(900)
+def test_a_fixed_campaign_meets_every_edge_that_is_not_rare_and_every_fault_in_every_state():
+    """The regression seeds too: none of them breaks an invariant."""
+    coverage = Coverage().sealed()
+    for seed in range(REGRESSION):
+        result = run_seed(seed)
+        assert not result.violations, f"{result.violations[0]}\nreplay it: {replay_command(seed, EVENTS)} --story"
+        coverage.add(result.coverage)
+    lacking = {name: names for name, (_, names) in missing(coverage, rare=False).items() if names}
+    assert not lacking
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(3600)
+def test_a_long_campaign_meets_the_rare_edges_too():
+    report = run_campaign(0, 600, processes=os.cpu_count() or 1)
+    assert not report.broken
+    lacking = {name: names for name, (_, names) in missing(report.coverage).items() if names}
+    assert sum(map(len, lacking.values())) <= SELDOM_MISSED, lacking
+
+
+TRACE = "from phalanx.simulator.drill import run_seed; print([run_seed(seed, events=400).trace for seed in (8, 9)])"
+
+
+def test_a_seed_has_one_trace_whatever_the_process_and_its_hashes():
+    """25. Seed 8 lies on SQLite, seed 9 on the memory store."""
+    traces = [str([run_seed(seed, events=400).trace for seed in (8, 9)])]
+    for hashes in ("0", "4711"):
+        done = subprocess.run(
+            [sys.executable, "-c", TRACE], env={**os.environ, "PYTHONHASHSEED": hashes}, capture_output=True, text=True,
+            timeout=100, check=True,
+        )  # fmt: skip
+        traces.append(done.stdout.strip())
+    assert len(set(traces)) == 1, traces
+
+
+def test_json_says_six_things_and_a_clean_run_ends_well():
+    done = drill("--seed", "3", "--seeds", "2", "--events", "300", "--processes", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert list(said) == ["seeds", "events", "faults", "by_kind", "violations", "seconds"]
+    assert said["seeds"] == 2
+    assert said["events"] >= 600
+    assert said["faults"] == sum(said["by_kind"].values())
+    assert said["violations"] == 0
+
+
+def test_a_drill_can_fail_and_says_how_to_replay(monkeypatch, capsys):
+    """A supervisor that never freezes its ranks: the fence is down, and two epochs of a job run at once."""
+    monkeypatch.setattr("phalanx.node.logic.member.lapse", lambda member, _end_ns, _now: (member, []))
+    with pytest.raises(SystemExit) as left:
+        command.main(["--seed", "1", "--processes", "1", "--story"], standalone_mode=False)
+    assert left.value.code == 1
+    said = capsys.readouterr()
+    assert "invariant 4" in said.err
+    assert "replay it: phalanx drill --seed 1 --story" in said.err
+    assert "submitted" in said.err
+    assert "1 violation in" in said.out
+
+
+def test_a_store_that_forgets_to_sync_is_caught_at_its_first_commit(monkeypatch):
+    def careless(path, vfs, *, held):
+        writer = open_writer(path, vfs, held=held)
+        writer.pragma("synchronous", 0)
+        return writer
+
+    monkeypatch.setattr("phalanx.store.sql.sqlite.store.open_writer", careless)
+    found = run_seed(8, events=50)
+    assert [one.invariant for one in found.violations] == [3]
+
+
+def test_an_interrupt_ends_every_process():
+    words = [sys.executable, "-m", "phalanx.app.cli", "drill", "--seed", "1", "--seeds", "500", "--processes", "2"]
+    running = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    wait_for(lambda: children_of(running.pid))
+    os.killpg(running.pid, signal.SIGINT)
+    _, said = running.communicate(timeout=100)
+    assert running.returncode == 130
+    assert "Traceback" not in said
+    wait_for(lambda: not group_of(running.pid))
+
+
+def children_of(pid):
+    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+        return file.read().split()
+
+
+def group_of(pid):
+    """Who is left of a process group."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", encoding="utf-8") as file:
+            state, _, group = file.read().rpartition(")")[2].split()[:3]
+            if int(group) == pid and state != "Z":
+                found.append(int(name))
+    return found
+
+
+def wait_for(holds):
+    """A hang guard alone."""
+    until_s = time.monotonic() + 90.0
+    while not holds():
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+
+
+def drill(*words):
+    return subprocess.run(
+        [sys.executable, "-m", "phalanx.app.cli", "drill", *words],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )

@@ -1,0 +1,38 @@
+"""`phalanx up` whose head is refused: what becomes of the state folder that it made."""
+
+import contextlib
+import fcntl
+import os
+import sys
+
+import pytest
+
+from phalanx.cli.cluster import up
+from phalanx.core.errors import Unreachable
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """Where no folder is yet, and any head ends at once."""
+    monkeypatch.setattr(up, "_command", lambda arguments: [sys.executable, "-c", "raise SystemExit(69)"])
+    return str(tmp_path / "home")
+
+
+def test_the_folder_of_a_head_that_was_refused_goes_with_it(home):
+    with pytest.raises(Unreachable):
+        up._start(home, [])
+    assert not os.path.exists(home)
+
+
+def test_the_folder_stays_where_the_head_of_another_up_has_taken_it_meanwhile(home, monkeypatch):
+    with contextlib.ExitStack() as other:
+
+        def ended(words, code):
+            lock = other.enter_context(open(os.path.join(home, "head.lock"), "wb"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return Unreachable("a head already runs in this folder")
+
+        monkeypatch.setattr(up, "_ended", ended)
+        with pytest.raises(Unreachable):
+            up._start(home, [])
+        assert os.path.exists(os.path.join(home, "head.lock"))

@@ -1,0 +1,56 @@
+"""Who held up a gang that hung. Ranks are drawn as `state place step`, a place with `*` waits in a collective."""
+
+from dataclasses import replace
+
+import pytest
+
+from phalanx.core.lifecycle.hang import culprits, told
+from phalanx.core.work.failure import Evidence, Stance
+from tests.builders import exited
+
+
+def gang(*ranks):
+    exits = []
+    for rank, drawn in enumerate(ranks):
+        exit = exited(rank, f"n{rank // 2}", signal=9, by_us=True)
+        if drawn is not None:
+            state, place, step = drawn.split()
+            stance = Stance(
+                state=state, where=place.strip("*-"), waits="*" in place, step=None if step == "-" else int(step)
+            )
+            exit = replace(exit, evidence=Evidence(stance=stance))
+        exits.append(exit)
+    return exits
+
+
+W = "S reduce* 7"
+DRAWN = [
+    ((W, "S sleep 7", W, W),             [1], "is not in the collective in which 3 wait: sleep"),
+    ((W, W, "T - 7", W),                 [2], "stopped by a signal: state T"),
+    (("S sleep 7", "T - 7", W, W),       [1], "stopped by a signal: state T"),  # a stopped one cannot go on whatever the others do
+    (("D read 7", W, W, W),              [0], "waits in the kernel: read"),
+    (("S a 6", "S a 7", "S a 7", "S a 7"), [0], "made the fewest steps: a"),
+    (("S a 7", "S a 7", "S b 7", "S a 7"), [2], "stands elsewhere than 3 others: b"),
+    (("S a 7", "S b 7", "S c 7", "S d 7"), [],  "the ranks stand in different places"),
+    ((W, W, W, W),                       [],  "all ranks stand alike: reduce"),
+    (("T - 7", "T - 7"),                 [],  "all ranks stand alike: state T"),
+    (("S sleep 7", W),                   [0], "is not in the collective in which 1 wait: sleep"),
+    (("S sleep 7",),                     [0], "sleep"),
+    ((None, None),                       [],  "no stack could be taken"),
+    ((W, None, "S sleep -", W),          [2], "is not in the collective in which 2 wait: sleep"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ranks", "named", "why"), DRAWN)
+def test_culprit(ranks, named, why):
+    found, said = culprits(gang(*ranks))
+    assert [exit.rank for exit in found] == named
+    assert said == why
+
+
+def test_sentence_names_rank_and_node_and_bounds_the_names():
+    assert told(gang(W, W, W, "S sleep 7")) == "rank 3 on n1: is not in the collective in which 3 wait: sleep"
+    assert told(gang(*[W] * 4, *["S sleep 7"] * 5)).startswith(
+        "rank 4 on n2, rank 5 on n2, rank 6 on n3 and 2 more: is not"
+    )
+    assert told(gang(W, W)).startswith("who held it up cannot be told")

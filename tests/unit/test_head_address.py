@@ -1,0 +1,90 @@
+"""A supervisor looks for the head that leads: by its own machine's file, by what leaders told it, by a standby's word."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from time import monotonic
+
+import pytest
+
+from phalanx.node.shell.head_address import HeadAddress
+from phalanx.node.shell.link import Connection, HeadAccess, HeadAway
+
+
+def test_silent_head_is_left_for_the_next_and_the_ring_comes_round():
+    address = HeadAddress("http://a:1,http://b:1", None)
+    assert address.url == "http://a:1"
+    address.look_again("http://a:1")
+    assert address.url == "http://b:1"
+    address.look_again("http://b:1")
+    assert address.url == "http://a:1"
+
+
+def test_second_thread_that_found_the_same_silence_moves_nobody():
+    address = HeadAddress("http://a:1,http://b:1", None)
+    address.look_again("http://a:1")
+    address.look_again("http://a:1")
+    assert address.url == "http://b:1"
+
+
+def test_standby_is_believed_about_the_leader():
+    address = HeadAddress("http://a:1,http://b:1", None)
+    address.refer("http://a:1", "http://c:1")
+    assert address.url == "http://c:1"
+
+
+def test_standby_is_not_believed_about_a_leader_that_was_silent_just_now():
+    address = HeadAddress("http://a:1,http://b:1,http://c:1", None)
+    address.look_again("http://a:1")
+    address.refer("http://b:1", "http://a:1")
+    assert address.url == "http://c:1"
+
+
+def test_heads_that_were_learned_outlive_the_supervisor(tmp_path):
+    memory = str(tmp_path / "heads.json")
+    HeadAddress("http://a:1", None, memory).learn(["http://a:1", "http://b:1"])
+    again = HeadAddress("http://a:1", None, memory)
+    again.look_again("http://a:1")
+    assert again.url == "http://b:1"
+
+
+def test_file_of_the_head_of_this_machine_names_the_others(tmp_path):
+    path = tmp_path / "head.json"
+    path.write_text(json.dumps({"url": "http://here:1", "heads": ["https://here:2", "https://there:2"]}))
+    address = HeadAddress("http://old:1", str(path))
+    seen = [address.url]
+    for _ in range(3):
+        address.look_again(address.url)
+        seen.append(address.url)
+    assert seen == ["http://here:1", "https://here:2", "https://there:2", "http://here:1"]
+
+
+class Silent(BaseHTTPRequestHandler):
+    """Takes a request and says nothing until it is let go."""
+
+    let_go = threading.Event()
+
+    def do_GET(self) -> None:
+        self.let_go.wait(60)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+def test_long_poll_at_a_head_that_no_longer_counts_is_cut():
+    Silent.let_go.clear()
+    server = HTTPServer(("127.0.0.1", 0), Silent)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    here = f"http://127.0.0.1:{server.server_address[1]}"
+    address = HeadAddress(f"{here},http://127.0.0.1:9", None)
+    poll = Connection(HeadAccess(address=address, token="t"))
+    began = monotonic()
+    threading.Timer(0.3, address.refer, (here, "http://127.0.0.1:9")).start()
+    try:
+        with pytest.raises(HeadAway):
+            poll.call("GET", "/v1/node/commands", timeout_s=60)
+        assert monotonic() - began < 50  # a guard: without the cut it is the poll's own minute
+    finally:
+        Silent.let_go.set()
+        server.shutdown()
+        server.server_close()
