@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from phalanx.controller import controller as controller_module
 from phalanx.controller import driver as driver_module
 from phalanx.controller import requests
 from phalanx.controller.controller import Controller
@@ -14,9 +15,13 @@ from phalanx.controller.telemetry import Telemetry
 from phalanx.controller.turn import Settings
 from phalanx.core.errors import NotFound, PhalanxError, TryLater
 from phalanx.core.fleet.node import NodeState
-from phalanx.core.ids import JobId, NodeId, ProjectId, QueueId, SupervisorId, UserId
-from phalanx.core.state.events import Cancel, Hello, NodeDead, PutProject, PutQueue, Submit
+from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, SupervisorId, UserId
+from phalanx.core.state.events import Cancel, Hello, MemberStopped, NodeDead, PutProject, PutQueue, Submit
+from phalanx.core.work.attempt import FIRST_GENERATION, AttemptState
+from phalanx.core.work.dependency import parse_dependencies
+from phalanx.core.work.job import JobState
 from phalanx.core.work.queue import Project, Queue
+from phalanx.ports.engine import Capabilities
 from phalanx.ports.store import StoreRefused
 from phalanx.store.memory import MemoryStore
 from tests.builders import T, make_node, spec
@@ -39,12 +44,18 @@ class FakeClock:
 class FakeEngine:
     name = "fake"
 
-    def __init__(self):
-        self.deaths = []
+    def __init__(self, *, per_attempt=False):
+        self.deaths, self.followed = [], []
+        self.capabilities = Capabilities(
+            picks_devices=True, shares_files=True, revives_nodes=True, per_attempt=per_attempt
+        )
 
     def observe(self):
         seen, self.deaths = self.deaths, []
         return seen
+
+    def follow(self, job, attempt):
+        self.followed.append((job.id, job.state, attempt.state))
 
 
 class Gate(MemoryStore):
@@ -237,6 +248,46 @@ def test_fault_of_ours_is_answered_and_the_others_are_heard(rig, monkeypatch, ca
     assert type(poison.exception(GUARD_S)) is PhalanxError
     assert after.result(GUARD_S).id == "3"
     assert "broke off" in caplog.text
+
+
+def test_job_that_takes_more_along_than_are_kept_ends_like_any_other(monkeypatch):
+    """Found by reading: its record had left the world before engines were told, and the head's one thread was dead."""
+    monkeypatch.setattr(controller_module, "ENDED_JOBS_KEPT", 2)
+    engine = FakeEngine(per_attempt=True)
+    rig = Rig([engine])
+    try:
+        rig.hello().result(GUARD_S)
+        job = rig.ask(submit(gpus=4))
+        waiting = [rig.ask(submit(f"d{n}", dependencies=parse_dependencies(f"afterok:{job.id}"))) for n in range(4)]
+        rig.ask(Cancel(job_id=job.id, by=ADA))
+        stopped = MemberStopped(
+            job_id=job.id, epoch=Epoch(1), generation=FIRST_GENERATION, node_id=NodeId("n0"), at_s=T
+        )
+        assert rig.driver.report([stopped]).result(GUARD_S) == [None]
+        ended = [rig.store.job(one.id) for one in (job, *waiting)]
+        assert {one.state for one in ended if one is not None} == {JobState.CANCELLED}
+        assert None not in ended
+        assert job.id not in rig.driver.controller.world.jobs
+        assert engine.followed[-1] == (job.id, JobState.CANCELLED, AttemptState.ENDED)
+        assert rig.ask(submit(hold=True)).id == "6"
+    finally:
+        rig.driver.stop()
+
+
+def test_fault_after_a_commit_is_answered_and_the_next_are_heard(rig, caplog):
+    faults = [RuntimeError("a fault of ours")]
+    heard = []
+
+    def listener(touched):
+        heard.append(touched)
+        if faults:
+            raise faults.pop()
+
+    rig.driver.listen(listener)
+    assert rig.ask(submit(hold=True)).id == "1"
+    assert rig.ask(submit(hold=True)).id == "2"
+    assert heard == [{"1"}, {"2"}]
+    assert "what follows a commit broke off" in caplog.text
 
 
 def test_store_that_fails_as_it_never_should_refuses(rig):

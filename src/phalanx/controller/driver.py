@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from phalanx.controller.controller import Controller
@@ -249,17 +250,7 @@ class Driver:
             )
         if audit:
             self.audit_tip = Tip(seq=audit[-1].seq, mac=audit[-1].mac)
-        self.controller.committed(outbox, now)
-        for command in outbox.commands:
-            epoch = self._epoch_now(command.job_id) if isinstance(command, DeleteCheckpoints) else command.epoch
-            self.mailboxes.post(self.supervisor_of(command.node_id, command.job_id, epoch), command)
-        for name in outbox.lost:
-            self.mailboxes.forget(name)
-        self._tell_engines(outbox)
-        if self._listeners:
-            touched = frozenset(line.job_id for line in outbox.change.story if line.job_id is not None)
-            for listener in self._listeners:
-                listener(touched)
+        self._publish(outbox, now)
         answers = iter(outbox.answers)
         for letter in letters:
             letter.future.set_result([next(answers) for _ in letter.events])
@@ -285,16 +276,47 @@ class Driver:
         attempt = self.controller.world.attempts.get(job_id)
         return NO_EPOCH if attempt is None else attempt.epoch
 
+    def _publish(self, outbox: Outbox, now: Now) -> None:
+        """All that follows from what is durable now. A fault of ours in one part costs neither the others nor the thread: commands that were
+        not given are asked for again by reminders.
+        """
+        parts: tuple[Callable[[], None], ...] = (
+            partial(self.controller.committed, outbox, now), partial(self._command, outbox), partial(self._tell_engines, outbox),
+            partial(self._ring, outbox),
+        )  # fmt: skip
+        for part in parts:
+            try:
+                part()
+            except Exception:  # noqa: BLE001  # as above
+                _log.exception("what follows a commit broke off")
+
+    def _command(self, outbox: Outbox) -> None:
+        for command in outbox.commands:
+            epoch = self._epoch_now(command.job_id) if isinstance(command, DeleteCheckpoints) else command.epoch
+            self.mailboxes.post(self.supervisor_of(command.node_id, command.job_id, epoch), command)
+        for name in outbox.lost:
+            self.mailboxes.forget(name)
+
     def _tell_engines(self, outbox: Outbox) -> None:
         """Engines that bring a supervisor for each attempt follow them, from the first record to the last."""
-        newest = {(one.job_id, one.epoch): one for one in outbox.change.records if isinstance(one, Attempt)}
-        if not newest:
-            return
         carriers = [engine for engine in self.engines if engine.capabilities.per_attempt]
+        if not carriers:
+            return
+        records = outbox.change.records
+        newest = {(one.job_id, one.epoch): one for one in records if isinstance(one, Attempt)}
+        changed = {
+            one.id: one for one in records if isinstance(one, Job)
+        }  # one that ended may have left the world by now
         for attempt in newest.values():
-            job = self.controller.world.jobs[attempt.job_id]
+            job = changed.get(attempt.job_id) or self.controller.world.jobs[attempt.job_id]
             for engine in carriers:
                 engine.follow(job, attempt)
+
+    def _ring(self, outbox: Outbox) -> None:
+        if self._listeners:
+            touched = frozenset(line.job_id for line in outbox.change.story if line.job_id is not None)
+            for listener in self._listeners:
+                listener(touched)
 
     def _let_peek(self) -> None:
         """Between two steps, when the world stands still."""
