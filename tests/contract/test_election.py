@@ -11,6 +11,7 @@ from phalanx.core.ids import UserId
 from phalanx.core.work.people import User, UserRole
 from phalanx.ports.election import HeadRecord, Leader, NoElection
 from phalanx.ports.store import Batch, StaleLeader
+from phalanx.store.sql.queries import queries
 from tests import postgres_here
 
 pytestmark = pytest.mark.skipif(bool(postgres_here.why_not()), reason=postgres_here.why_not() or "it is here")
@@ -126,13 +127,33 @@ def test_leader_stopped_inside_a_commit_does_not_keep_the_row(dsn):
     claimed(a, "a")
     with psycopg.connect(leading_dsn(dsn, "id-a")) as stopped:
         stopped.execute("SET search_path = phalanx; SET idle_in_transaction_session_timeout = 0")
-        stopped.execute("SELECT term FROM leader FOR SHARE")
+        stopped.execute("SELECT term FROM leader FOR KEY SHARE")
         end_s, term = time.monotonic() + 60.0, None
         while term is None and time.monotonic() < end_s:
             term = claimed(b, "b")
         assert term == 2
         with pytest.raises(psycopg.OperationalError):
             stopped.execute("SELECT 1")
+
+
+def test_leader_renews_and_promises_while_its_commit_takes_long_and_nobody_takes_over_meanwhile(dsn):
+    """Found by reading: the commit of ten thousand jobs held the row against its own head's renewals, until the lease was over."""
+    a, b = voice(dsn, "a"), voice(dsn, "b")
+    claimed(a, "a")
+    begin = queries("postgres", "reads.sql")["begin_commit"]
+    with psycopg.connect(dsn, autocommit=True) as long:  # under no head's name: nobody's to end
+        long.execute("SET search_path = phalanx; SET idle_in_transaction_session_timeout = 0")
+        long.execute(begin.encode())
+        assert a.renew(1)
+        a.grant_long(1, 60.0)
+        assert claimed(b, "b") is None
+        with psycopg.connect(dsn, autocommit=True) as restore:
+            restore.execute("SET search_path = phalanx; SET lock_timeout = 100")
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                restore.execute(queries("postgres", "writes.sql")["take_term"].encode())
+        assert a.renew(1)
+        long.execute("COMMIT")
+    assert claimed(b, "b") == 2
 
 
 def test_heads_are_listed_until_they_leave_and_only_by_themselves(dsn):

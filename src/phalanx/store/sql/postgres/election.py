@@ -27,7 +27,7 @@ from phalanx.store.sql.queries import POSTGRES, queries
 
 SILENCE_MS: Final = 2000  # of a peer that answers nothing at all: shorter than a leader's lease
 ANSWER_MS: Final = 1500  # of one statement on one row
-LOCK_MS: Final = 300  # a commit holds the row for some milliseconds; longer means that its head was stopped inside it
+LOCK_MS: Final = 300  # a leader that does not renew and still holds the row was stopped inside a commit
 _SESSION: Final = "phalanx-head"
 _HEADS_SINCE: Final = 3  # the migration that made what `leads_now` asks
 
@@ -180,7 +180,7 @@ class PostgresElection:
 
 
 class _Held(NoElection):
-    """Another session holds the row longer than a commit takes."""
+    """Another session holds the row: a commit of the leader before."""
 
 
 def session_of(head_id: str) -> str:

@@ -12,12 +12,14 @@ FROM leader;
 SELECT url FROM leader WHERE holder <> '' AND renewed_s > extract(epoch FROM clock_timestamp()) - 2 * lease_s;
 
 -- name: claim
--- What the leader before granted may outlast the lease of who takes over now: the next one must still know of it.
+-- What the leader before granted may outlast the lease of who takes over now: the next one must still know of it. FOR UPDATE waits for the
+-- commit that an old leader is in (begin_commit); the UPDATE of what is no key would not.
+WITH free AS (SELECT one FROM leader WHERE term = %(term)s AND beat = %(beat)s FOR UPDATE)
 UPDATE leader
 SET long_leases_until_s = greatest(long_leases_until_s, extract(epoch FROM clock_timestamp())::float8 + leader.grants_s),
     term = term + 1, beat = beat + 1, holder = %(holder)s, url = %(url)s, lease_s = %(lease_s)s, grants_s = %(grants_s)s,
     since_s = extract(epoch FROM clock_timestamp()), renewed_s = extract(epoch FROM clock_timestamp())
-WHERE term = %(term)s AND beat = %(beat)s
+FROM free WHERE leader.one = free.one AND term = %(term)s AND beat = %(beat)s
 RETURNING term;
 
 -- name: end_sessions

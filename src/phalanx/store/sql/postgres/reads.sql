@@ -24,8 +24,9 @@ COMMIT;
 -- name: begin_commit
 -- One message of the simple protocol, for one round trip. No pipeline: the clock of idle_in_transaction_session_timeout did not run in a
 -- session that idled after one (seen on PostgreSQL 15.19 with psycopg 3.3), and a frozen head would keep the locks.
--- The term's row is held until the end of the transaction: who takes over waits for it, and whoever comes after reads the new term.
-BEGIN; SELECT term FROM leader FOR SHARE; SELECT id FROM last_commit FOR UPDATE; SELECT max(seq) FROM story;
+-- The term's row is held until the end of the transaction: who takes over (FOR UPDATE) waits for it, and whoever comes after reads the new
+-- term. KEY SHARE lets the leader's own renewals pass, which change no key: a commit of ten thousand jobs takes longer than a lease bears.
+BEGIN; SELECT term FROM leader FOR KEY SHARE; SELECT id FROM last_commit FOR UPDATE; SELECT max(seq) FROM story;
 
 -- name: confirm
 -- What can be read after a broken connection may be on this server alone. The row locks of `begin_commit` stand in its log behind the commit

@@ -64,7 +64,9 @@ INSERT INTO story (seq, job_id, node_id, doc, crc) VALUES (%s, %s, %s, %s, %s);
 UPDATE last_commit SET id = %s;
 
 -- name: take_term
-UPDATE leader SET term = term + 1, holder = '', url = '', until_s = 0 RETURNING term;
+-- FOR UPDATE, for an UPDATE of what is no key would not wait for commits (begin_commit).
+WITH free AS (SELECT one FROM leader FOR UPDATE)
+UPDATE leader SET term = term + 1, holder = '', url = '', until_s = 0 FROM free WHERE leader.one = free.one RETURNING term;
 
 -- name: add_audit
 INSERT INTO audit (seq, at_s, "user", doc, crc) VALUES (%s, %s, %s, %s, %s);
