@@ -57,7 +57,9 @@ class Member:
         )  # fmt: skip
         self._threads = {
             "renewer": renewer.run,
-            "commands": Commands(self.access, self.greeter, obey=lambda _: None, ended=self._ended).run,
+            "commands": Commands(
+                self.access, self.greeter, supervisor_id=self.who, obey=lambda _: None, ended=self._ended
+            ).run,
             "events": Events(self.access, self.greeter, supervisor_id=self.who, ended=self._ended).run,
             "sampler": Sampler(
                 self.access, self._probe, node_id=name, supervisor_id=self.who, folder="/var/tmp", busy=lambda: jobs, pids=dict,

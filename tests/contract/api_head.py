@@ -90,7 +90,7 @@ class ApiHead:
         self.output_root = f"{self.home}/outputs"
         settings = Settings(checkpoint_root=f"{self.home}/checkpoints", output_root=self.output_root)
         controller = Controller(
-            world=self.store.load(), leases=LeaseBook(guard=threading.Lock()), settings=settings
+            world=self.store.load(), leases=LeaseBook(guard=threading.Lock()), settings=settings, head_id=self.head_id,
         )  # fmt: skip
         self.driver = Driver(
             controller=controller, store=self.store, mailboxes=self.mailboxes, telemetry=self.telemetry, clock=self.clock,

@@ -116,6 +116,20 @@ def test_lease_names_epochs_that_no_longer_count(call, supervisor):
 # ---- commands ---------------------------------------------------------------------------------------------------------
 
 
+def test_commands_are_for_the_supervisor_that_speaks_and_counted_by_this_head(call, supervisor):
+    """Found by reading: one that was replaced polled on with its node's token, and obeyed; and a count of the head before was taken for ours."""
+    job_id = call.submit()
+    head = commands(call).head_id
+
+    def poll(words):
+        return call("node:n0", "GET", f"/v1/node/commands?after=0&wait_s=0&{words}")
+
+    assert code(poll("supervisor=s0")) == (409, "say_hello")
+    assert code(poll("supervisor=s1&head=another")) == (409, "say_hello")
+    taken = decode(poll(f"supervisor=s1&head={head}").content, CommandsReply)
+    assert [command_of(one).job_id for one in taken.commands] == [job_id]
+
+
 def test_long_poll_wakes_when_a_command_comes(call, supervisor):
     got = []
     thread = threading.Thread(target=lambda: got.append(commands(call, wait_s=3)), daemon=True)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.controller.lives import Challenged, Lives, SupervisorReplaced
+from phalanx.controller.lives import Challenged, Lives, OtherMachine, SupervisorReplaced
 from phalanx.core.ids import NodeId, SupervisorId
 from phalanx.core.state.events import Hello
 from tests.builders import make_node
@@ -62,8 +62,9 @@ def test_nor_does_that_of_a_life_that_ended_before_it_was_ever_heard():
 
 def says(lives, who, challenge, speaks="a"):
     """The challenge that it is answered; empty where it is heard."""
+    known = replace(make_node("n1"), supervisor_id=speaks)
     try:
-        lives.check(Hello(node=make_node("n1"), supervisor_id=SupervisorId(who), challenge=challenge), speaks)
+        lives.check(Hello(node=make_node("n1"), supervisor_id=SupervisorId(who), challenge=challenge), known)
     except Challenged as asked:
         return asked.challenge
     return ""
@@ -88,6 +89,64 @@ def test_what_one_newcomer_was_told_is_no_word_of_another_nor_of_itself_once_ano
     assert says(lives, "c", second) not in ("", second), "the late b was asked since: c is asked again, and answers"
 
 
+def test_what_another_head_told_is_no_word_here():
+    """Found by reading: every head counted from 1, and a body on its way to one that died is sent again to the next."""
+    told = says(Lives("h1"), "b", "")
+    assert says(Lives("h2"), "b", told) not in ("", told)
+    lives = Lives("h2")
+    says(lives, "b", "")
+    assert says(lives, "b", told) not in ("", told)
+
+
 @pytest.mark.parametrize(("challenge", "speaks"), [("", None), ("", "b"), (None, "a")])
 def test_who_replaces_nobody_and_who_knows_of_no_challenge_is_heard_at_once(challenge, speaks):
     assert says(Lives(), "b", challenge, speaks) == ""
+
+
+# ---- two machines ----------------------------------------------------------------------------------------------------
+
+
+def booted(cluster, name, boot):
+    """The node says hello again, as a machine with this boot."""
+    node = cluster.nodes[name]
+    node.record = replace(node.record, boot_id=boot)
+    node.calls.hello()
+    cluster.run(1.0)
+
+
+def stranger(cluster, boot="b"):
+    """A supervisor of another machine (or boot) that comes under the name of n1."""
+    return replace(
+        cluster.hello_of(cluster.nodes[N1]), supervisor_id=SupervisorId("n1-stranger"), challenge="",
+        node=replace(cluster.nodes[N1].record, boot_id=boot, hostname="stranger"),
+    )  # fmt: skip
+
+
+def test_machine_that_comes_back_under_a_name_that_another_took_is_refused_while_that_one_renews():
+    """Found by reading: gpu1 broke and was replaced by another server as gpu1; repaired and switched on, it took the name from the living one."""
+    cluster = Harness()
+    booted(cluster, N1, "a")
+    job = cluster.submit(gpus="3x4", behaviour=BEHAVIOUR)
+    cluster.runs(job)
+    for _ in range(3):
+        assert isinstance(cluster.turn([stranger(cluster)])[0], OtherMachine)
+        cluster.run(3.0)
+    cluster.kill_head()
+    cluster.start_head()
+    assert isinstance(cluster.turn([stranger(cluster)])[0], OtherMachine), "nobody was heard by this head yet"
+    cluster.run(3.0)
+    assert isinstance(cluster.turn([stranger(cluster)])[0], OtherMachine)
+    assert cluster.ends(job).epoch == 1
+
+
+def test_it_is_heard_once_the_other_is_silent_and_at_once_on_the_same_machine():
+    cluster = Harness()
+    booted(cluster, N1, "a")
+    assert isinstance(cluster.turn([stranger(cluster, "a")])[0], Challenged)
+    cluster.nodes[N1].die()  # the power; nobody tells
+    assert isinstance(cluster.turn([stranger(cluster)])[0], OtherMachine)
+    cluster.run(cluster.lease_s + 2.0)
+    asked = cluster.turn([stranger(cluster)])[0]
+    assert isinstance(asked, Challenged)
+    assert cluster.turn([replace(stranger(cluster), challenge=asked.challenge)]) == [None]
+    assert cluster.world.nodes[N1].hostname == "stranger"

@@ -58,6 +58,21 @@ def test_who_says_hello_gets_none_of_the_old_and_goes_on_counting():
     assert boxes.last("n1") == 0
 
 
+def test_box_that_was_forgotten_counts_on():
+    """Found by reading: a node that came back asked after 2, got a box that began at 1, and was told nothing until that stood at 3."""
+    boxes = Mailboxes()
+    boxes.post("n0", forget(0))
+    boxes.post("n0", forget(1))
+    before = boxes.last("n0")  # what a hello is answered, while the loss of its node is being committed
+    boxes.forget("n0")
+    assert boxes.last("n0") == before
+    assert boxes.take("n0", before) == ([], before)
+    boxes.post("n0", forget(2))
+    assert jobs(boxes.take("n0", before)[0]) == ["2"]
+    boxes.post("n1", forget(3))
+    assert jobs(boxes.take("n1", 0)[0]) == ["3"]
+
+
 def test_full_box_loses_its_oldest(monkeypatch):
     monkeypatch.setattr(module, "BOX_COMMANDS_MAX", 2)
     boxes = Mailboxes()

@@ -19,10 +19,11 @@ from phalanx.api.bodies import decoded, nothing, read_body, reply
 from phalanx.api.gate import own_node
 from phalanx.api.routes import Routes, Shown, Whole
 from phalanx.api.runtime import Runtime, caller_of, off_loop, runtime_of
+from phalanx.controller.leases import SayHello
 from phalanx.controller.lives import Challenged
 from phalanx.core.access.rules import Reach
 from phalanx.core.errors import BadRequest, NotPermitted, PhalanxError, TryLater
-from phalanx.core.ids import Epoch, JobId, NodeId
+from phalanx.core.ids import Epoch, JobId, NodeId, SupervisorId
 from phalanx.core.state.events import (
     CheckpointFailed,
     CheckpointSaved,
@@ -198,12 +199,24 @@ async def hello(request: Request) -> Response:
 
 
 @routes.get("/v1/node/commands", Action.SUPERVISE, reply=CommandsReply, reach=Reach.NOBODY)
-async def give_commands(request: Request, after: Whole = 0, wait_s: Annotated[float, Query(ge=0)] = 0.0) -> Response:
-    """Commands after a seq, waiting for one up to `wait_s`. Asking after a seq acknowledges all up to it."""
+async def give_commands(
+    request: Request,
+    after: Whole = 0,
+    wait_s: Annotated[float, Query(ge=0)] = 0.0,
+    head: str = "",
+    supervisor: str = "",
+) -> Response:
+    """Commands after a seq, waiting for one up to `wait_s`. Asking after a seq acknowledges all up to it.
+
+    `head`: the life of the head that counted to `after`; `supervisor`: who asks. Of another of either the answer is to say hello; one
+    that says neither is taken at its word.
+    """
     runtime = runtime_of(request)
-    name = _name_of(request)
+    name, asks = _name_of(request), SupervisorId(supervisor) if supervisor else None
     mailboxes, clock = runtime.parts.mailboxes, runtime.parts.clock
-    runtime.supervisors.speaking(name)
+    runtime.supervisors.speaking(name, asks)
+    if head not in ("", runtime.parts.driver.head_id):
+        raise SayHello(f"node {name}: another head counted to {after}", hint="say hello first")
     until_s = clock.boottime_s() + min(wait_s, runtime.parts.limits.wait_s)
     with runtime.hub.bell() as watch:
         stop = mailboxes.listen(name, runtime.answers.soon(watch.ring))
@@ -217,7 +230,7 @@ async def give_commands(request: Request, after: Whole = 0, wait_s: Annotated[fl
                 commands, last = mailboxes.take(name, after)
         finally:
             stop()
-    runtime.supervisors.speaking(name)
+    runtime.supervisors.speaking(name, asks)
     return reply(CommandsReply(head_id=runtime.parts.driver.head_id, commands=commands, last=last))
 
 

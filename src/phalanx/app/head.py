@@ -158,6 +158,7 @@ class Head:
             guard=threading.Lock(),
             settings=settings,
             policy=options.policy,
+            head_id=self._head_id,
         )
         self._driver = Driver(
             controller=controller, store=self._store, mailboxes=self._mailboxes, telemetry=self._telemetry,

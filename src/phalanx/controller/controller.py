@@ -55,6 +55,7 @@ class Controller:
     """The loop's inside.
 
     Attributes:
+        head_id: this life of the head.
         guard: held while the scheduler changes; who reads `waits` on another thread holds it too.
         waits: why each pending job waits, worked out when asked; read by the API, never stored.
         stats: counters of the loop since the start, for metrics.
@@ -64,6 +65,7 @@ class Controller:
     leases: LeaseBook
     settings: Settings
     policy: Policy = field(default_factory=Policy)
+    head_id: str = ""
     guard: AbstractContextManager[object] = field(default_factory=nullcontext)
     waits: Mapping[JobId, Waiting] = field(init=False)
     scheduler: Scheduler = field(init=False)
@@ -75,7 +77,7 @@ class Controller:
     )  # asked for on CLOCK_BOOTTIME
     _timers: Timers = field(default_factory=Timers)
     _windows: Windows = field(default_factory=Windows)
-    _lives: Lives = field(default_factory=Lives)
+    _lives: Lives = field(init=False)
     _limits_s: dict[JobId, float] = field(default_factory=dict)  # when each live attempt's time limit is armed for
     _said: dict[JobId, tuple[AttemptState, float]] = field(
         default_factory=dict
@@ -87,6 +89,7 @@ class Controller:
     _steady_offset_s: float | None = None
 
     def __post_init__(self) -> None:
+        self._lives = Lives(self.head_id)
         self._losses = Losses(self.world)
         self._rulebook = Rulebook(self.world, self.settings.rules)
         self.scheduler = Scheduler(self.policy)
@@ -215,8 +218,7 @@ class Controller:
                 answer = requests.hear(turn, event)
             else:
                 if isinstance(event, Hello) and event.seat is None:
-                    known = self.world.nodes.get(event.node.id)
-                    self._lives.check(event, None if known is None else known.supervisor_id)
+                    self._check_life(event, turn.now.boot_s)
                 reports.hear(turn, event)
                 if isinstance(event, Hello):
                     name = event.node.id if event.seat is None else event.seat.name
@@ -227,6 +229,11 @@ class Controller:
         if isinstance(event, PlanStop):
             self.leases.lengthen(event.lease_s)
         return answer
+
+    def _check_life(self, hello: Hello, boot_s: float) -> None:
+        known = self.world.nodes.get(hello.node.id)
+        speaks = None if known is None else known.supervisor_id
+        self._lives.check(hello, known, heard=speaks is not None and self.leases.heard(hello.node.id, speaks, boot_s))
 
     def _republish(self, turn: Turn, event: Hello) -> None:
         for attempt in turn.world.attempts_on(event.node.id):

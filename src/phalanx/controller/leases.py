@@ -49,6 +49,7 @@ class Renewal:
 class _Lease:
     supervisor_id: SupervisorId
     ends_s: float
+    heard_s: float
     over: bool = False
     current: dict[JobId, Epoch] = field(default_factory=dict)
     renewed_long: bool = False
@@ -93,10 +94,12 @@ class LeaseBook:
             ends_s = max(now_s + self.terms[0] + MARGIN_S, until_s)
             held = self._leases.get(node_id)
             if held is not None and held.supervisor_id in (supervisor_id, SOMEBODY) and not held.over:
-                held.supervisor_id = supervisor_id
+                held.supervisor_id, held.heard_s = supervisor_id, now_s
                 held.ends_s = max(self._touched(held).ends_s, ends_s)
             else:
-                self._leases[node_id] = _Lease(supervisor_id=supervisor_id, ends_s=ends_s, presumed=self._presumed)
+                self._leases[node_id] = _Lease(
+                    supervisor_id=supervisor_id, ends_s=ends_s, heard_s=now_s, presumed=self._presumed
+                )
                 self._over.discard(node_id)
                 self._earliest_s = min(self._earliest_s, ends_s)
 
@@ -128,12 +131,22 @@ class LeaseBook:
             if lease is None or lease.over or lease.supervisor_id != supervisor_id:
                 raise SayHello(f"supervisor {supervisor_id} holds no lease for {node_id}", hint="say hello again")
             lease_s, renew_in_s = self.terms
+            lease.heard_s = now_s
             granted_s = self._touched(lease).ends_s - now_s - MARGIN_S
             lease.ends_s = now_s + max(lease_s, granted_s if held_s is None else min(held_s, granted_s)) + MARGIN_S
             self._earliest_s = min(self._earliest_s, lease.ends_s)  # a long lease may have been given back
             lease.renewed_long = self._long_s is not None
             superseded = [(job, epoch) for job, epoch in epochs if lease.current.get(job) != epoch]
         return Renewal(lease_s=lease_s, renew_in_s=renew_in_s, superseded=superseded)
+
+    def heard(self, node_id: NodeId, supervisor_id: SupervisorId, now_s: float) -> bool:
+        """Whether this supervisor may still renew and was heard, or presumed live, less than an ordinary lease ago: no long one."""
+        with self.guard:
+            lease = self._leases.get(node_id)
+            if lease is None or lease.over or lease.supervisor_id != supervisor_id:
+                return False
+            ordinary_s = self.terms[1] * RENEWALS_PER_LEASE
+            return now_s < max(lease.heard_s + ordinary_s + MARGIN_S, self._floor_s)
 
     def set_current(self, node_id: NodeId, job_id: JobId, epoch: Epoch | None) -> None:
         """Say which epoch of a job counts on a node; None: none does."""

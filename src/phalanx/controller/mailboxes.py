@@ -34,12 +34,13 @@ class Mailboxes:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._boxes: dict[NodeId, _Box] = {}
+        self._forgotten = 0  # the highest seq of a box that is gone: a new one counts on from there, so that no old `after` is past it
         self._next_listener = 0
 
     def post(self, node_id: NodeId, command: Command | OpenExec) -> None:
         """Put a command into the node's box and wake who waits for it. A full box loses its oldest command."""
         with self._lock:
-            box = self._boxes.setdefault(node_id, _Box())
+            box = self._box(node_id)
             box.last += 1
             box.waiting.append((box.last, command))
             if len(box.waiting) > BOX_COMMANDS_MAX:
@@ -51,12 +52,12 @@ class Mailboxes:
     def take(self, node_id: NodeId, after: int) -> tuple[list[Framed], int]:
         """Commands with seq > `after`, in order, and the seq to ask after next; those up to `after` are dropped.
 
-        A box never posted to is empty at 0. An `after` from another life of the head (past the last seq) takes nothing and drops nothing.
+        An `after` from another life of the head (past the last seq) takes nothing and drops nothing.
         """
         with self._lock:
             box = self._boxes.get(node_id)
             if box is None:
-                return [], 0
+                return [], self._forgotten
             if after > box.last:
                 return [], box.last
             while box.waiting and box.waiting[0][0] <= after:
@@ -71,7 +72,7 @@ class Mailboxes:
         with self._lock:
             self._next_listener += 1
             number = self._next_listener
-            box = self._boxes.setdefault(node_id, _Box())
+            box = self._box(node_id)
             box.listeners[number] = wake
 
         def stop() -> None:
@@ -84,7 +85,7 @@ class Mailboxes:
         """The last seq: after it commands begin for a supervisor that says hello. Its first `take` drops those before."""
         with self._lock:
             box = self._boxes.get(node_id)
-            return 0 if box is None else box.last
+            return self._forgotten if box is None else box.last
 
     def forget(self, node_id: NodeId) -> None:
         """Nobody will take from this box again: its supervisor is gone for good. One that is listened to stays."""
@@ -92,8 +93,12 @@ class Mailboxes:
             box = self._boxes.get(node_id)
             if box is not None and not box.listeners:
                 del self._boxes[node_id]
+                self._forgotten = max(self._forgotten, box.last)
 
     def waiting(self) -> dict[NodeId, int]:
         """How many commands wait for each node, for metrics; nodes with none are left out."""
         with self._lock:
             return {node_id: len(box.waiting) for node_id, box in self._boxes.items() if box.waiting}
+
+    def _box(self, node_id: NodeId) -> _Box:
+        return self._boxes.setdefault(node_id, _Box(last=self._forgotten))

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Final
+from urllib.parse import urlencode
 
 import msgspec
 
@@ -186,11 +187,13 @@ class Commands:
         access: HeadAccess,
         greeter: Greeter,
         *,
+        supervisor_id: SupervisorId,
         obey: Callable[[list[Command | wire.OpenExec]], None],
         ended: threading.Event,
     ) -> None:
         self._connection = Connection(access)
         self._greeter = greeter
+        self._supervisor_id = supervisor_id
         self._obey = obey
         self._ended = ended
 
@@ -198,6 +201,7 @@ class Commands:
         """Until the supervisor ends."""
         backoff = Backoff(self._ended)
         greeting = after = 0
+        who = ""
         while not self._ended.is_set():
             seen = self._greeter.count
             if seen != greeting or seen == 0:
@@ -205,8 +209,9 @@ class Commands:
                 if self._greeter.reply is None:
                     continue
                 greeting, after = seen, self._greeter.reply.after
+                who = urlencode({"head": self._greeter.reply.head_id, "supervisor": self._supervisor_id})
             try:
-                path = f"/v1/node/commands?after={after}&wait_s={POLL_S:g}"
+                path = f"/v1/node/commands?after={after}&wait_s={POLL_S:g}&{who}"
                 reply = wire.decode(
                     self._connection.call("GET", path, timeout_s=POLL_S + _POLL_SLACK_S), wire.CommandsReply
                 )

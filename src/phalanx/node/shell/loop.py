@@ -126,7 +126,7 @@ class Loop:
             ended=ended,
         )  # fmt: skip
         self._events = Events(access, self._greeter, supervisor_id=who, ended=ended)
-        self._commands = Commands(access, self._greeter, obey=self._obey, ended=ended)
+        self._commands = Commands(access, self._greeter, supervisor_id=who, obey=self._obey, ended=ended)
         self._shipper = Shipper(access, self._greeter, supervisor_id=who, ended=ended)
         self._watch = Watch(probe.devices(), self._inbox.put)
         self._sampler = Sampler(

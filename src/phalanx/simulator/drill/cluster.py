@@ -198,7 +198,7 @@ class Cluster:
             self.count("head starts")
         self._lives += 1
         controller = Controller(
-            world=self.store.load(), leases=LeaseBook(lease_s=self.lease_s), policy=self.policy,
+            world=self.store.load(), leases=LeaseBook(lease_s=self.lease_s), policy=self.policy, head_id=str(self._lives),
             settings=Settings(checkpoint_root="/ckpt", output_root="/out", rules=shipped_rules()),
         )  # fmt: skip
         self.head = Head(number=self._lives, controller=controller)
