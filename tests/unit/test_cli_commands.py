@@ -16,7 +16,7 @@ import pytest
 
 from phalanx.cli.cluster import up
 from phalanx.cli.cluster.doctor import _mend_silence
-from phalanx.cli.cluster.findings import rights
+from phalanx.cli.cluster.findings import accounts, rights
 from phalanx.cli.cluster.home import Recorded, fleet
 from phalanx.cli.jobs.ps import _where_or_why
 from phalanx.cli.jobs.show import _facts
@@ -430,6 +430,28 @@ def test_fleet_is_what_the_head_wrote(tmp_path):
     assert fleet(str(tmp_path)) == set()
     (tmp_path / "cluster.json").write_text('{"port": 7600, "nodes": ["n0", "n1"]}')
     assert fleet(str(tmp_path)) == {"n0", "n1"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user's jobs are all its own")
+@pytest.mark.parametrize(
+    ("brought_up", "variable", "machine", "level", "says"),
+    [
+        ({}, "", "x86_64", "ok", "jobs run as the account of their owner"),
+        ({"jobs_as": "head"}, "", "x86_64", "warn", "all jobs run as root (phalanx up --jobs-as head)"),
+        ({"jobs_as": "owner"}, "head", "x86_64", "ok", "jobs run as the account of their owner"),
+        ({}, "head", "x86_64", "warn", "all jobs run as root (PHALANX_JOBS_AS=head)"),
+        ({}, "", "riscv64", "warn", "all jobs run as root: "),
+        ({"engine": "slurm"}, "", "x86_64", "ok", "jobs run as the user whose Slurm jobs they are"),
+        ({"engine": "ray", "jobs_as": "head"}, "", "x86_64", "ok", "jobs run as the account of Ray's nodes"),
+    ],
+)
+def test_doctor_says_whose_account_jobs_run_under(brought_up, variable, machine, level, says, monkeypatch):
+    """Found by reading: it looked at its own shell alone, and called a head fine that ran all jobs as root."""
+    monkeypatch.setenv("PHALANX_JOBS_AS", variable)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    found = accounts(brought_up)
+    assert found.level == level
+    assert found.says.startswith(says)
 
 
 def test_doctor_warns_of_rights_that_are_too_wide(tmp_path):

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from phalanx.cli.cluster import up
-from phalanx.core.errors import Unreachable
+from phalanx.core.errors import BadFile, Unreachable
 
 
 @pytest.fixture
@@ -22,6 +22,17 @@ def test_the_folder_of_a_head_that_was_refused_goes_with_it(home):
     with pytest.raises(Unreachable):
         up._start(home, [])
     assert not os.path.exists(home)
+
+
+def test_a_refusal_keeps_its_exit_code_and_words(home, monkeypatch):
+    """A damaged database is no head that cannot be reached: who scripts `up` looks at the code."""
+    said = "phalanx: error: phalanx.db is damaged: page 3 (phalanx restore FILE)"
+    monkeypatch.setattr(
+        up, "_command", lambda arguments: [sys.executable, "-c", f"print({said!r}); raise SystemExit(78)"]
+    )
+    with pytest.raises(BadFile) as refused:
+        up._start(home, [])
+    assert (refused.value.message, refused.value.hint) == ("phalanx.db is damaged: page 3", "phalanx restore FILE")
 
 
 def test_the_folder_stays_where_the_head_of_another_up_has_taken_it_meanwhile(home, monkeypatch):

@@ -12,11 +12,12 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from phalanx import __version__
+from phalanx.cli.cluster.home import remembered
 from phalanx.core.units import GIB, MIB, format_bytes, format_duration
 
 _DISK_LOW_BYTES: Final = 5 * GIB  # two checkpoints of a small model
@@ -24,6 +25,10 @@ _SHM: Final = "/dev/shm"  # noqa: S108  # looked at, never written to
 _SHM_LOW_BYTES: Final = 512 * MIB  # DataLoader workers and NCCL pass tensors through it
 _FILES_LOW: Final = 4096  # a supervisor of 8 ranks with loaders holds some hundreds; a head one per connection
 _EPOCH_2024_S: Final = 1_704_067_200.0
+_ELSEWHERE: Final = {
+    "slurm": "the user whose Slurm jobs they are, who brought the head up",
+    "ray": "the account of Ray's nodes",
+}
 _NEEDED: Final = (
     "apsw",
     "click",
@@ -61,7 +66,7 @@ def machine_findings(home: str, port: int) -> Iterator[Finding]:
     """Every check that needs no head. A check that itself breaks is a finding, not an end."""
     checks: tuple[tuple[str, Callable[[], Finding]], ...] = (
         ("python", python), ("packages", packages), ("state folder", lambda: state_folder(home)), ("rights", lambda: rights(home)),
-        ("cgroups", cgroups), ("accounts", accounts),
+        ("cgroups", cgroups), ("accounts", lambda: accounts(remembered(home))),
         ("GPUs", gpus), ("torch", torch), (_SHM, shared_memory), ("open files", open_files), ("clock", clock),
         ("port", lambda: port_free(home, port)),
     )  # fmt: skip
@@ -169,20 +174,30 @@ def cgroups() -> Finding:
     return Finding(what="cgroups", level=Level.OK, says="cgroup v2 with freeze and kill")
 
 
-def accounts() -> Finding:
-    """Whose account jobs run under, and whether what they run is within its reach."""
-    from phalanx.node.shell.accounts import JOBS_AS_VARIABLE, JOBS_DIR, JOBS_DIR_VARIABLE, closed_on_the_way
+def accounts(brought_up: Mapping[str, Any]) -> Finding:
+    """Whose account jobs run under, and whether what they run is within its reach; `brought_up`: what the head remembers of its options."""
+    from phalanx.node.shell.accounts import (
+        JOBS_AS_VARIABLE,
+        JOBS_DIR,
+        JOBS_DIR_VARIABLE,
+        closed_on_the_way,
+        knows_this_machine,
+    )
 
-    what, own = "accounts", getpass.getuser()
+    what, own, engine = "accounts", getpass.getuser(), brought_up.get("engine")
+    if engine in _ELSEWHERE:
+        return Finding(what=what, level=Level.OK, says=f"jobs run as {_ELSEWHERE[engine]}")
     if os.geteuid() != 0:
         says = f"all jobs run as {own}, and can read what {own} can; a head started by root runs them as their owners"
         return Finding(what=what, level=Level.OK, says=says)
-    if os.environ.get(JOBS_AS_VARIABLE) == "head":
+    if not knows_this_machine():
+        says = f"all jobs run as {own}: jobs run as their owners on x86-64 and aarch64 alone, and this is {os.uname().machine}"
+        return Finding(what=what, level=Level.WARN, says=says, mend="run the head as a user who owns nothing else")
+    told = brought_up.get("jobs_as")
+    if (told or os.environ.get(JOBS_AS_VARIABLE)) == "head":
+        by = "phalanx up --jobs-as head" if told else f"{JOBS_AS_VARIABLE}=head"
         return Finding(
-            what=what,
-            level=Level.WARN,
-            says=f"all jobs run as {own} ({JOBS_AS_VARIABLE}=head)",
-            mend="phalanx up --jobs-as owner",
+            what=what, level=Level.WARN, says=f"all jobs run as {own} ({by})", mend="phalanx up --jobs-as owner"
         )
     closed, folder = closed_on_the_way(sys.executable), os.environ.get(JOBS_DIR_VARIABLE) or JOBS_DIR
     lacking = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
 from phalanx.client.discovery import lock_holder
 from phalanx.client.given import small_json
@@ -69,6 +70,15 @@ def files_folder(home: str) -> str:
         return str(small_json(os.path.join(home, "cluster.json")).get("files") or home)
     except (OSError, ValueError, AttributeError):
         return home
+
+
+def remembered(home: str) -> dict[str, Any]:
+    """What the head of this folder was brought up with, as far as it can be read."""
+    try:
+        found = small_json(os.path.join(home, "cluster.json"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def shares_files(home: str) -> bool:

@@ -20,13 +20,16 @@ from phalanx.cli.faults import warn
 from phalanx.cli.terminal import clean
 from phalanx.cli.words import DURATION
 from phalanx.client.given import address_in
-from phalanx.core.errors import BadRequest, Conflict, NotSignedIn, PhalanxError, TryLater, Unreachable
+from phalanx.core.errors import BadFile, BadRequest, Conflict, NotSignedIn, PhalanxError, TryLater, Unreachable
 from phalanx.core.fleet.node import NodeState
 from phalanx.wire.api.nodes import NodeView
 
 if TYPE_CHECKING:
     from phalanx.client import Client
 
+_REFUSALS: Final = {
+    int(kind.exit_code): kind for kind in (BadRequest, BadFile)
+}  # those that are ours to say as they are
 _READY_S: Final = 60.0  # a head with 10,000 jobs loads in 2 s; a busy machine gets thirty times that
 _ANSWER_S: Final = 5.0  # for a head that runs to answer: it may be starting, or busy for a moment
 _NODES_S: Final = 10.0  # for the nodes to say hello; the head is ready without them
@@ -260,12 +263,11 @@ def _ended(words: str, code: int) -> PhalanxError:
         lines = [line.strip() for line in file.read()[-65536:].splitlines() if line.strip()]
     last = lines[-1] if lines else f"exit code {code}"
     message, _, hint = last.removeprefix("phalanx: error: ").partition(" (")
-    refusal = Unreachable(
-        f"the head did not start: {message}", hint=hint.removesuffix(")") or f"its last words are in {words}"
-    )
-    if code == int(BadRequest.exit_code):
-        return BadRequest(message, hint=hint.removesuffix(")"))
-    return refusal
+    hint = hint.removesuffix(")")
+    kind = _REFUSALS.get(code)
+    if kind is not None:
+        return kind(message, hint=hint)
+    return Unreachable(f"the head did not start: {message}", hint=hint or f"its last words are in {words}")
 
 
 def _await_place(head: Client, home: str) -> None:

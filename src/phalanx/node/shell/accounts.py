@@ -56,7 +56,7 @@ class JobAccounts:
         wanted = given.get(JOBS_AS_VARIABLE, "head")
         if wanted not in {"owner", "head"}:
             raise ValueError(f"{JOBS_AS_VARIABLE}={wanted}: it is owner or head")
-        if wanted == "head" or os.geteuid() != 0 or platform.machine() not in _SYSCALLS:
+        if wanted == "head" or os.geteuid() != 0 or not knows_this_machine():
             return cls()
         least = given.get(UID_MIN_VARIABLE) or str(UID_MIN_DEFAULT)
         if not least.isdecimal():
@@ -96,6 +96,11 @@ class JobAccounts:
             name=user, uid=found.pw_uid, gid=found.pw_gid, groups=tuple(sorted(os.getgrouplist(user, found.pw_gid))),
             home=found.pw_dir, shell=found.pw_shell or "/bin/sh",
         )  # fmt: skip
+
+
+def knows_this_machine() -> bool:
+    """Whether the calls by which a thread changes its account are known for this architecture."""
+    return platform.machine() in _SYSCALLS
 
 
 ONE_ACCOUNT: Final = JobAccounts()
