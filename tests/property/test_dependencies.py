@@ -77,11 +77,16 @@ class Case:
             assert self.world.relations == recounted(self.world)
             change.put(one)
             ended.append(one)
+        names = {}
         while ended:
             batch, ended = ended, []
-            for outcome in dependencies.settle(self.world, batch, (), facts()):
+            names |= dict.fromkeys((one.user, one.name) for one in batch)
+            for outcome in dependencies.settle(self.world, batch, facts()):
                 self._apply(change, outcome)
                 ended += [outcome.job] if outcome.job.state.terminal else []
+        for outcome in dependencies.let_singletons_go(self.world, names, facts()):
+            self._apply(change, outcome)
+            assert not outcome.job.state.terminal
         self._note()
 
     def forget(self) -> None:

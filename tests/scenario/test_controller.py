@@ -8,7 +8,9 @@ from phalanx.controller import controller as controller_module
 from phalanx.core.errors import Conflict, NeverFits, NotFound, NotPermitted
 from phalanx.core.ids import JobId, NodeId, ProjectId, QueueId, SupervisorId, TokenId, UserId
 from phalanx.core.lifecycle.verify import rejection
+from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.schedule import Policy
+from phalanx.core.scheduling.scheduler import LEAVE_MAX
 from phalanx.core.state.commands import DeleteCheckpoints, Forget, Prepare, StartTasks
 from phalanx.core.state.events import (
     Cancel,
@@ -296,6 +298,18 @@ def test_time_limit_ends_the_job(cluster):
     assert 10.0 <= took_s < 10.5
 
 
+def test_time_limit_given_while_it_runs_counts_from_its_start(cluster):
+    """Found by reading: only a limit that was there before was armed again."""
+    job = cluster.submit(gpus=4, behaviour=LONG)
+    cluster.runs(job)
+    began_s = cluster.boot_s
+    cluster.run(4.0)
+    cluster.ask(Update(job_id=job, by=ADA, time_limit_s=10.0))
+    cluster.until(lambda: cluster.job(job).state.terminal)
+    assert cluster.job(job).state is JobState.TIMEOUT
+    assert 9.0 <= cluster.boot_s - began_s < 10.5
+
+
 def test_time_limit_goes_on_while_there_is_no_head(cluster):
     job = cluster.submit(gpus=4, time_limit_s=10.0, behaviour=LONG)
     cluster.run(4.0)
@@ -312,6 +326,30 @@ def test_limit_told_once_however_long_the_grace(cluster):
     cluster.ask(Requeue(job_id=job, by=ADA))
     cluster.run(15.0)
     assert cluster.kinds(job).count("stopping") == 1
+
+
+# ---- what a job asks for when it falls -------------------------------------------------------------------------------
+
+
+def test_job_whose_node_died_takes_another_shape_where_its_own_fits_no_more():
+    """Found by reading: it kept the class that it had begun with, and waited beside two nodes that could have taken it."""
+    cluster = Harness("r: n0=8 n1=4 n2=4")
+    job = cluster.submit(gpus=8, behaviour=LONG)
+    cluster.runs(job)
+    assert [grant.node_id for grant in cluster.live(job).allocation.grants] == ["n0"]
+    cluster.kill_node("n0", silent=True)
+    cluster.until(lambda: cluster.attempt_is(job, AttemptState.RUNNING)() and cluster.live(job).epoch == 2, 30.0)
+    assert sorted(grant.node_id for grant in cluster.live(job).allocation.grants) == ["n1", "n2"]
+
+
+def test_priority_that_was_changed_while_it_ran_counts_once_it_waits(cluster):
+    job = cluster.submit(gpus=12, behaviour=LONG)
+    cluster.runs(job)
+    cluster.ask(Update(job_id=job, by=ADA, priority=-5))
+    other = cluster.submit(gpus=12, behaviour=LONG)
+    cluster.ask(Requeue(job_id=job, by=ADA))
+    cluster.runs(other)
+    assert cluster.job(job).state is JobState.PENDING
 
 
 # ---- nodes ----------------------------------------------------------------------------------------------------------
@@ -474,3 +512,26 @@ def test_planned_stop_lengthens_the_leases_and_a_late_head_believes_them(cluster
     assert (ended.state, ended.epoch, ended.stalls) == (JobState.SUCCEEDED, 1, 0)
     assert "froze" not in cluster.kinds(job)
     assert "thawed" not in cluster.kinds(job)
+
+
+# ---- many at once ---------------------------------------------------------------------------------------------------
+
+
+def test_many_that_leave_their_lines_at_once_are_not_taken_out_one_by_one(cluster, monkeypatch):
+    """Found by reading: holding an array of ten thousand took 9 s in one step, each element going through all the others."""
+    withdrawn = []
+    withdraw = Board.withdraw
+    monkeypatch.setattr(Board, "withdraw", lambda board, entry: withdrawn.append(entry) or withdraw(board, entry))
+    runs = cluster.submit(gpus=12, behaviour=LONG)
+    wish = spec("many", gpus=1, array=f"0-{LEAVE_MAX}")
+    elements = cluster.ask(Submit(spec=wish, user=ADA, project=ProjectId("gpt"), queue=QueueId("default")))
+    array = elements[0].array.array_id
+    cluster.ask(Hold(job_id=array, held=True, by=ADA))
+    assert not withdrawn
+    assert {cluster.head.controller.waits[one.id].reason for one in elements} == {Reason.HELD}
+    cluster.ask(Hold(job_id=array, held=False, by=ADA))
+    assert {cluster.head.controller.waits[one.id].reason for one in elements} == {Reason.RESOURCES}
+    cluster.ask(Cancel(job_id=array, by=ADA))
+    assert not withdrawn
+    assert list(cluster.world.pending) == []
+    assert cluster.live(runs).epoch == 1

@@ -7,6 +7,7 @@ import pytest
 from phalanx.controller.controller import ENDED_JOBS_KEPT
 from phalanx.core.errors import BadRequest, Conflict, NotFound, TryLater
 from phalanx.core.ids import JobId, ProjectId, QueueId, UserId
+from phalanx.core.lifecycle import dependencies
 from phalanx.core.state.commands import Prepare
 from phalanx.core.state.events import Cancel, Hold, MemberStopped, Requeue, Submit, TaskExited, Update
 from phalanx.core.work.array import parse_array
@@ -464,6 +465,21 @@ def test_a_chain_of_thousands_ends_in_one_step_without_recursion(cluster):
     assert not cluster.world.pending
     assert cluster.job(before).state is CANCELLED
     assert len(cluster.world.jobs) <= ENDED_JOBS_KEPT
+
+
+def test_singletons_of_a_name_are_judged_once_however_long_the_chain_that_ends(cluster, monkeypatch):
+    """Found by reading: a chain of one name, with one singleton behind it, was gone through once for each of its jobs."""
+    judged = []
+    free = dependencies._free_singletons
+    monkeypatch.setattr(dependencies, "_free_singletons", lambda *given: judged.append(given) or free(*given))
+    first = before = submit(cluster, "same", hold=True)
+    for _ in range(20):
+        before = submit(cluster, "same", after=before)
+    alone = submit(cluster, "same", after="singleton", behaviour=Behaviour(run_s=1.0))
+    cluster.cancel(first)
+    assert cluster.job(before).state is CANCELLED
+    assert len(judged) == 1
+    assert cluster.ends(alone).state is JobState.SUCCEEDED
 
 
 def test_no_more_elements_run_at_once_than_asked(cluster):

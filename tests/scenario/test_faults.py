@@ -7,11 +7,12 @@ import pytest
 from phalanx.controller import controller as controller_module
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node import NodeState
-from phalanx.core.ids import JobId, NodeId, SupervisorId, UserId
+from phalanx.core.ids import JobId, NodeId, QueueId, SupervisorId, UserId
 from phalanx.core.state.commands import DeleteCheckpoints, Prepare, StartTasks, StopTasks
-from phalanx.core.state.events import CordonNode, ForgetNode, Hello, MemberReady, NodeDead, PlanStop, Requeue
+from phalanx.core.state.events import CordonNode, ForgetNode, Hello, MemberReady, NodeDead, PlanStop, PutQueue, Requeue
 from phalanx.core.work.attempt import AttemptState, Cause
 from phalanx.core.work.job import JobState, Reason
+from phalanx.core.work.queue import Queue
 from phalanx.node.logic.happenings import Terminated
 from phalanx.ports.store import StoreRefused
 from tests.builders import make_node, spec
@@ -637,3 +638,39 @@ def test_no_request_of_any_kind_breaks_a_step(cluster):
     ):
         (answer,) = cluster.turn([event])
         assert isinstance(answer, PhalanxError)
+
+
+def test_budget_counts_on_after_the_clock_was_ahead_for_a_while():
+    """Found by reading: the books know no way back in time, and charged the queue for the nine days that never were."""
+    cluster = Harness("r: n0=4")
+    cluster.ask(PutQueue(queue=Queue(id=QueueId("poor"), budget_gpu_h=0.01, budget_period_s=86_400.0)))
+    cluster.jump_clock(9 * 86_400.0)
+    cluster.ends(cluster.submit(gpus=4, queue="poor", behaviour=Behaviour(run_s=1.0)))
+    cluster.jump_clock(-9 * 86_400.0)
+    cluster.ends(cluster.submit(gpus=4, queue="poor", behaviour=Behaviour(run_s=1.0)))
+    cluster.ends(cluster.submit(gpus=4, queue="poor", behaviour=Behaviour(run_s=20.0)))
+    late = cluster.submit(gpus=4, queue="poor", behaviour=Behaviour(run_s=1.0))
+    cluster.run(2.0)
+    assert cluster.head is not None
+    assert cluster.head.controller.waits[late].reason is Reason.BUDGET
+
+
+def test_node_that_comes_back_with_fewer_devices_than_its_gangs_still_hold_breaks_no_step():
+    """Found by reading: the prices of its row had two numbers too many, and every step broke off until the gangs were gone."""
+    cluster = Harness("r: n0=8 n1=8")
+    gangs = [cluster.submit(gpus="2x4", behaviour=Behaviour(run_s=1000.0)) for _ in range(2)]
+    for gang in gangs:
+        cluster.runs(gang)
+    waiting = cluster.submit(gpus=8, behaviour=Behaviour(run_s=1.0))
+    node = cluster.nodes[NodeId("n0")]
+    node.record = replace(node.record, devices=node.record.devices[:6])
+    cluster.nodes[NodeId("n1")].cut = True  # its part of both cannot be stopped
+    cluster.kill_node("n0")
+    cluster.revive_node("n0")
+    cluster.run(3.0)
+    assert len(cluster.world.nodes[NodeId("n0")].devices) == 6
+    assert {cluster.live(gang).state for gang in gangs} == {AttemptState.STOPPING}
+    cluster.nodes[NodeId("n1")].cut = False
+    for gang in gangs:
+        cluster.cancel(gang)
+    assert cluster.ends(waiting).state is JobState.SUCCEEDED

@@ -19,6 +19,7 @@ from phalanx.core.ids import UserId
 from phalanx.core.state.commands import Prepare
 from phalanx.core.state.events import (
     CordonNode,
+    ForgetNode,
     Hello,
     NodeDead,
     NodeSeen,
@@ -167,6 +168,18 @@ def test_what_others_hold_is_not_granted_and_why_names_them():
         Reason.RESOURCES, "needs 1 x 2 GPUs; 1 free in all, at most 1 on one node; 3 held outside Phalanx by Slurm job 6 of alice"
     )  # fmt: skip
     head.hear(seen("h0"))
+    assert head.world.jobs["1"].state is JobState.RUNNING
+
+
+def test_a_node_that_was_forgotten_leaves_nothing_of_what_others_held_there():
+    """Found by reading: what it had held came back with it, and nobody could give it back."""
+    head = Head()
+    head.hear(seen("h0", others=Others(devices=(1, 2, 3), cpus=8)))
+    head.hear(NodeDead(node_id="h0", supervisor_id=None, why="gone from Slurm", confirmed=False))
+    head.hear(ForgetNode(node_id="h0", by="me"))
+    assert "h0" not in head.world.usage
+    head.hear(seen("h0"))
+    head.submit("4")
     assert head.world.jobs["1"].state is JobState.RUNNING
 
 

@@ -229,6 +229,17 @@ def test_the_stored_books_agree_with_the_live_ones_after_a_restart():
         assert again.factor(again.number(name), 3.2e6) == pytest.approx(live.factor(live.number(name), 3.2e6))
 
 
+def test_one_end_by_a_clock_that_was_ahead_does_not_stop_the_books():
+    """Found by reading: until the true time came up with it, whatever ended after was counted as nothing."""
+    queues = {"q": queue("q", budget_gpu_h=10.0, budget_period_s=DAY_S)}
+    (ahead,) = spend(queues, {}, "q", 4, T + 9 * DAY_S, T + 9 * DAY_S + 60.0)
+    (true,) = spend(queues, {"q": ahead}, "q", 4, T, T + 60.0)
+    assert (true.at_s, true.gpu_s) == (T + 60.0, 240.0)
+    assert true.decayed_gpu_s == pytest.approx(480.0, rel=1e-3)
+    (little,) = spend(queues, {"q": true}, "q", 4, T, T + 30.0)
+    assert (little.at_s, little.gpu_s) == (T + 60.0, 360.0), "two heads' clocks, which agree but for seconds"
+
+
 def test_what_runs_when_the_head_starts_is_charged_from_its_start():
     live, late = make_tree(queue("q")), make_tree(queue("q"), now_s=3e6)
     live.charge(live.number("q"), 4, 2e6)

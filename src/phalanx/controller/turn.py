@@ -169,11 +169,15 @@ class Turn:
         Not within `apply`: a chain of ten thousand jobs would be a recursion as deep, and an array whose elements end together is
         judged by all of them. It ends, since every round but the last ends jobs that lived.
         """
-        while self.ended or self.renamed:
-            ended, renamed = self.ended, self.renamed
-            self.ended, self.renamed = [], []
-            for outcome in dependencies.settle(self.world, ended, renamed, self.facts):
+        names = dict.fromkeys(self.renamed)
+        self.renamed = []
+        while self.ended:
+            ended, self.ended = self.ended, []
+            names |= dict.fromkeys((job.user, job.name) for job in ended)
+            for outcome in dependencies.settle(self.world, ended, self.facts):
                 self.apply(outcome)
+        for outcome in dependencies.let_singletons_go(self.world, names, self.facts):
+            self.apply(outcome)
 
     def _heed(self, before: Job, job: Job) -> None:
         relations = self.world.relations

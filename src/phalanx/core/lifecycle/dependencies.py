@@ -14,7 +14,7 @@ every chain leads to earlier jobs only. `singleton` too looks at earlier jobs on
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
@@ -153,16 +153,14 @@ def _look(condition: Dependency, states: States) -> _Look:
 # ---- when jobs end --------------------------------------------------------------------------------------------------
 
 
-def settle(world: World, ended: Sequence[Job], names: Sequence[Name], facts: Facts) -> Iterator[Outcome]:
-    """What the ends of jobs mean for those that waited for them. Each outcome must be applied before the next is asked for.
+def settle(world: World, ended: Sequence[Job], facts: Facts) -> Iterator[Outcome]:
+    """What the ends of jobs mean for those that waited for them by their numbers. Each outcome must be applied before the next is asked for.
 
-    Jobs that end by these outcomes are for another call. Cost: linear in the jobs that are let go or ended, and for each name with
-    waiting singletons in its live jobs.
+    Jobs that end by these outcomes are for another call. Cost: linear in the jobs that are let go or ended.
 
     Args:
         world: in which the jobs have ended.
         ended: all jobs that ended since the last call, so that an array whose last elements end together is judged by all of them.
-        names: further names that a live job has given up.
         facts: the surroundings.
     """
     relations = world.relations
@@ -170,8 +168,15 @@ def settle(world: World, ended: Sequence[Job], names: Sequence[Name], facts: Fac
     for look in _looks(world, ended):
         for job_id in tuple(relations.dependents.get(look.condition, ())):
             yield _after(world.jobs[job_id], look, facts)
-    for name in dict.fromkeys((*((job.user, job.name) for job in ended), *names)):
-        if name in relations.singletons:
+
+
+def let_singletons_go(world: World, names: Iterable[Name], facts: Facts) -> Iterator[Outcome]:
+    """What it means for waiting singletons that live jobs gave up these names: for once when no more jobs end. None ends by it.
+
+    Cost: for each name with waiting singletons linear in its live jobs, so a chain that ends job by job must not ask for each.
+    """
+    for name in names:
+        if name in world.relations.singletons:
             for job in _free_singletons(world, name):
                 yield without(
                     job, Dependency(kind=DependencyKind.SINGLETON), "no earlier job of its name is left", facts

@@ -38,6 +38,7 @@ from phalanx.core.work.reservation import Reservation
 LEARNT: Final = (JobState.SUCCEEDED, JobState.FAILED, JobState.TIMEOUT)  # ends that say how long such jobs take
 INFINITE: Final = float("inf")
 DURATION_UNKNOWN: Final = -1.0
+LEAVE_MAX: Final = 500  # jobs that leave their lines one by one, in one step
 CLOCK_STEP_S: Final = 1.0  # smaller steps are what NTP does
 REPAIRED: Final = (Reason.NODE_FAIL, Reason.DRAINED)  # what a job cannot help, and gets its place back for
 
@@ -98,11 +99,25 @@ class Scheduler:
         self._clock(now_s, wall_s)
         if self._stale_after(seen, nodes):
             return
+        if self._leave_at_once(seen, jobs):
+            self.stale = True
+            return
         changed_board = bool(nodes)
         for job_id in jobs:
             changed_board |= self._sync(seen, job_id, now_s)
         if changed_board:
             self._wake_s = -INFINITE
+
+    def _leave_at_once(self, seen: Seen, jobs: Collection[JobId]) -> bool:
+        """Whether so many wait no longer that a board made anew is cheaper: each leaves its line in the line's length (an array that is held)."""
+        if len(jobs) <= LEAVE_MAX:
+            return False
+        left = 0
+        for job_id in jobs:
+            entry, job = self.entries.get(job_id), seen.jobs.get(job_id)
+            if entry is not None and entry.since_s < 0.0:
+                left += job is None or job.state.terminal or job.held or bool(job.unmet)
+        return left > LEAVE_MAX
 
     def load(self, seen: Seen, now_s: float) -> None:
         """Make the board anew from the records."""
@@ -150,7 +165,7 @@ class Scheduler:
             wall_s: Unix seconds, which the records' own times are in; the same as `now_s` where None.
         """
         self._clock(now_s, wall_s)
-        if self.stale:
+        if self.stale or self._jumped:  # the books of quotas know no way back in time
             self.load(seen, now_s)
         if self._jumped:  # what was reckoned in Unix time is reckoned anew
             self._jumped = False
@@ -212,9 +227,12 @@ class Scheduler:
         if self._wall_s < self._calendar_s:
             return
         self._calendar_s = self.calendar.next_change_s(self._wall_s)
-        for job_id, entry in list(self.entries.items()):
-            if entry.since_s < 0.0:
-                self._sync(seen, job_id, now_s)
+        waiting = [job_id for job_id, entry in self.entries.items() if entry.since_s < 0.0]
+        if len(waiting) > LEAVE_MAX:  # all of them may ask for something else now
+            self.load(seen, now_s)
+            return
+        for job_id in waiting:
+            self._sync(seen, job_id, now_s)
         self._wake_s = -INFINITE
 
     def reserved_for(self, job: Job) -> str:
@@ -271,6 +289,7 @@ class Scheduler:
 
     def _shape_anew(self, seen: Seen) -> None:
         """Other nodes are up: requests without a fixed shape may have another, and what had none may have one."""
+        self._give_up(self.board.down)
         for job_id in [
             job_id
             for job_id, wait in self.parked.items()
@@ -282,7 +301,6 @@ class Scheduler:
                 job = seen.jobs[job_id]
                 if self._shaping.needs_of(job) != entry.klass.needs:
                     self._sync(seen, job_id, self._now_s)
-        self._give_up(self.board.down)
         self._wake_s = -INFINITE
 
     # ---------------------------------------------------------------- jobs
@@ -383,18 +401,23 @@ class Scheduler:
             entry.repair = job.reason in REPAIRED
             entry.avoid = avoid
             self.board.fell(entry, now_s, self._attained_s(job))
+            self._reclass(entry, self._klass_of(job, needs))  # while it ran it kept what it had begun with
             return True
         entry.attained_s = self._attained_s(job)
-        klass = self._klass_of(job, needs)
-        changed = klass is not entry.klass or avoid != entry.avoid
+        changed = avoid != entry.avoid
         entry.avoid = avoid
-        if klass is not entry.klass:
-            self.board.withdraw(entry)
-            entry.klass, entry.gpus, entry.group = klass, klass.gpus, None
-            waits_from_s = entry.waits_from_s
-            self.board.arrive(entry)
-            entry.waits_from_s = waits_from_s
-        return changed
+        return self._reclass(entry, self._klass_of(job, needs)) or changed
+
+    def _reclass(self, entry: Entry, klass: Klass) -> bool:
+        """The waiting job asks for this now; says whether that is anything else."""
+        if klass is entry.klass:
+            return False
+        self.board.withdraw(entry)
+        entry.klass, entry.gpus, entry.group = klass, klass.gpus, None
+        waits_from_s = entry.waits_from_s
+        self.board.arrive(entry)
+        entry.waits_from_s = waits_from_s
+        return True
 
     def _park(self, job: Job, entry: Entry | None, wait: Waiting, now_s: float) -> None:
         self.parked[job.id] = wait

@@ -178,6 +178,7 @@ class Change:
         self.world.tree = None
         self.world.kinds = None
         self._drop(self.world.nodes, node.id)
+        self._drop(self.world.usage, node.id)  # no attempt is there; what others held there is not known any more
         self.removed.append(node)
         self.world.version += 1
 

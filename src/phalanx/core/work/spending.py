@@ -15,6 +15,9 @@ from phalanx.core.ids import QueueId
 from phalanx.core.work.queue import FAIR_HALF_LIFE_S, Queue, Spent
 
 HOUR_S: Final = 3600.0  # of a GPU-hour
+CLOCKS_APART_S: Final = (
+    300.0  # by more no two heads disagree: the clock was wrong when that was written, and is set right since
+)
 _E_FOLD_S: Final = FAIR_HALF_LIFE_S / math.log(2.0)
 
 
@@ -49,7 +52,8 @@ def spend(
 
 
 def _spend(queue: Queue, before: Spent, gpus: int, from_s: float, to_s: float) -> Spent:
-    at_s = max(before.at_s, to_s)  # attempts end out of order where several heads' clocks disagree
+    ahead_s = before.at_s - to_s  # attempts end out of order where several heads' clocks disagree
+    at_s = to_s if ahead_s > CLOCKS_APART_S else max(before.at_s, to_s)
     period_s = period_start_s(queue, at_s)
     counted_s = max(0.0, to_s - max(from_s, period_s))
     return Spent(

@@ -143,9 +143,10 @@ class Prices:
         unit, free = board.unit, pool.free[node]
         expiry = INFINITE
         size = board.size[node]
-        room = [0.0] * (free + 1) + [INFINITE] * (unit - free)
+        short = free < 0  # devices went away under gangs that are still there: nothing more fits, whoever leaves
+        room = [INFINITE] * (unit + 1) if short else [0.0] * (free + 1) + [INFINITE] * (unit - free)
         stop, shift = room, room.copy()
-        for entry in board.here[node]:
+        for entry in () if short else board.here[node]:
             if not (entry.shield_s <= now_s or entry.klass.rank != self.rank or entry.fixed):
                 expiry = min(expiry, entry.shield_s)
             if len(entry.places) == 1 and entry.moved_s + self.move_min_s > now_s:
