@@ -8,6 +8,7 @@ from hypothesis import given
 from phalanx.core.ids import JobId
 from phalanx.core.lifecycle import dependencies
 from phalanx.core.state.relations import Relations
+from phalanx.core.state.relations import Name
 from phalanx.core.state.world import Change, World
 from phalanx.core.work.dependency import ArrayPlace, Dependency, DependencyKind, element_id
 from phalanx.core.work.job import Job, JobState
@@ -77,7 +78,7 @@ class Case:
             assert self.world.relations == recounted(self.world)
             change.put(one)
             ended.append(one)
-        names = {}
+        names: dict[Name, None] = {}
         while ended:
             batch, ended = ended, []
             names |= dict.fromkeys((one.user, one.name) for one in batch)

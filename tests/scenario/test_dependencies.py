@@ -471,7 +471,12 @@ def test_singletons_of_a_name_are_judged_once_however_long_the_chain_that_ends(c
     """Found by reading: a chain of one name, with one singleton behind it, was gone through once for each of its jobs."""
     judged = []
     free = dependencies._free_singletons
-    monkeypatch.setattr(dependencies, "_free_singletons", lambda *given: judged.append(given) or free(*given))
+
+    def counted(world, name):
+        judged.append(name)
+        return free(world, name)
+
+    monkeypatch.setattr(dependencies, "_free_singletons", counted)
     first = before = submit(cluster, "same", hold=True)
     for _ in range(20):
         before = submit(cluster, "same", after=before)

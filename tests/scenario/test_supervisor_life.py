@@ -5,7 +5,14 @@ from dataclasses import replace
 import pytest
 
 from phalanx.core.state.commands import SaveNow
-from phalanx.core.state.events import MemberReady, MemberRefused, MemberStarted, MemberStopped, TaskExited
+from phalanx.core.state.events import (
+    CheckpointSaved,
+    MemberReady,
+    MemberRefused,
+    MemberStarted,
+    MemberStopped,
+    TaskExited,
+)
 from phalanx.node.logic import actions as act
 from phalanx.node.logic import happenings as hap
 from phalanx.node.logic.member import KILL_AGAIN_S, LINGER_S, Phase
@@ -307,3 +314,29 @@ def test_ending_supervisor_takes_nothing_new():
     world.tell(prepare("2"))
     assert not world.said(MemberRefused, "2")[0].charge
     assert world.supervisor.present()[0].phase is Phase.STOPPING
+
+
+def test_a_checkpoint_that_reaches_the_head_after_its_gang_started_again_is_published():
+    """Found by reading: the generation it was made in was gone, and the newest checkpoint with it."""
+    world = World().running().tell(stop()).end(0).end(1).running(generation=1)
+    saved = hap.CheckpointReported(
+        key=key_of(), step=40, path="/c/step-00000040", digest="d", size_bytes=1, stall_s=0.0, write_s=0.0, at_s=0.0
+    )
+    world.hear(saved)
+    (event,) = world.said(CheckpointSaved)
+    assert (event.resume.epoch, event.resume.step, event.generation) == (1, 40, 0)
+    world.hear(replace(saved, key=key_of(epoch=2)), replace(saved, key=key_of(job="2")))
+    assert len(world.said(CheckpointSaved)) == 1
+
+
+def test_a_kill_that_failed_is_told_and_tried_again():
+    world = World(auto=False).running().do_work().do_work()
+    world.tell(stop(grace_s=1)).wait(1.5, renewing=True)
+    world.work.clear()  # what would confirm the kill fails
+    world.hear(hap.Killed(key=key_of(), fault="OSError: too many open files"))
+    assert world.said(MemberStopped) == []
+    assert any("too many open files" in note.text for note in world.did(act.Note))
+    world.auto = True
+    world.wait(KILL_AGAIN_S + 0.1, renewing=True)
+    assert len(world.did(act.Kill)) == 2
+    assert len(world.said(MemberStopped)) == 1
