@@ -49,9 +49,7 @@ long,0,7200,8,vision
 a,60,600,4,speech
 b,90,300,4,speech
 """
-SWF = (
-    b"; UnixStartTime: 0\n1 0 5 100 8 -1 -1 8 200 -1 1 1 1 1 1 1 -1 -1\n2 9 5 100 4 -1 -1 4 200 -1 1 1 1 1 1 1 -1 -1\n"
-)
+SWF = b"; UnixStartTime: 0\n1 9 5 100 4 -1 -1 4 200 -1 1 1 1 1 1 1 -1 -1\n"  # one job: a second has the same fields
 FLEET = b"node,gpus,gpu_type,vc\nn0,8,h100,vision\nn1,8,h100,speech\n"
 MODEL = json.dumps(
     {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32,

@@ -7,8 +7,7 @@ from hypothesis import given
 
 from phalanx.core.ids import JobId
 from phalanx.core.lifecycle import dependencies
-from phalanx.core.state.relations import Relations
-from phalanx.core.state.relations import Name
+from phalanx.core.state.relations import Name, Relations
 from phalanx.core.state.world import Change, World
 from phalanx.core.work.dependency import ArrayPlace, Dependency, DependencyKind, element_id
 from phalanx.core.work.job import Job, JobState
