@@ -373,3 +373,22 @@ def test_a_sweep_kills_a_node_that_is_alive(mode, tmp_path):
 def test_a_sweep_of_an_unknown_node_touches_nothing():
     swept = sweep_node("no-such-node")
     assert (swept.killed, swept.leftover, swept.cgroups_removed) == (0, (), 0)
+
+
+def test_an_exit_that_nobody_can_take_in_makes_the_host_deaf_to_no_other(caplog):
+    """Found by reading: the fault ended the one thread that hears of all ends, silently."""
+    with Rig() as rig:
+        heard = rig.host._on_exit
+
+        def take(exit):
+            if exit.task_id == "bad":
+                raise RuntimeError("can't start new thread")
+            heard(exit)
+
+        rig.host._on_exit = take
+        attempt = rig.open()
+        rig.run(attempt, "true", task="bad")
+        rig.run(attempt, "exit 3", task="good")
+        assert (rig.exit().task_id, rig.emptied()) == ("good", attempt.key)
+        assert "was not taken in" in caplog.text
+        attempt.close()

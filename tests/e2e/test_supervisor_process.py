@@ -1,10 +1,12 @@
 """A real supervisor process against a head that does what the test says: what a job's processes see, do, and leave behind."""
 
 import contextlib
+import functools
 import hashlib
 import io
 import json
 import os
+import resource
 import subprocess
 import sys
 import tarfile
@@ -389,6 +391,41 @@ def test_warm_ranks_fork_from_a_parent_that_has_torch(head, node, tmp_path):
     (tmp_path / "warm.py").write_text("import sys, os\nprint('torch' in sys.modules, os.environ['RANK'], __name__)\n")
     run(head, prepare(tmp_path, sys.executable, "warm.py", warm=True, tasks=2, devices=(0, 1)))
     assert [text(head, f"rank-{rank}") for rank in (0, 1)] == ["True 0 __main__\n", "True 1 __main__\n"]
+
+
+def test_the_supervisor_has_all_descriptors_it_may_and_ranks_have_what_their_user_had(head, tmp_path, monkeypatch):
+    """Found by reading: a supervisor that joined kept the soft limit of 1,024, and each rank takes two of them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = min(512, soft)
+    monkeypatch.setattr(subprocess, "Popen", functools.partial(subprocess.Popen, preexec_fn=lambda: _limit(few, hard)))
+    node = Node(head, tmp_path)
+    monkeypatch.undo()
+    try:
+        run(head, prepare(tmp_path, "sh", "-c", "ulimit -Sn; ulimit -Hn"))
+        assert text(head).split() == [str(few), str(hard)]
+        assert resource.prlimit(node.process.pid, resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        node.close()
+
+
+def _limit(soft, hard):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_report_that_is_no_checkpoint_ends_neither_reports_nor_the_supervisor(head, node, tmp_path):
+    """Found by reading: the first line stopped all output of the node, the second ended its supervisor."""
+    begin = '{"k":"checkpoint","rank":0,"epoch":1,"generation":0,"digest":"d"'
+    lines = [
+        f'{begin},"step":Infinity,"path":"x"}}',
+        f'{begin},"step":1,"path":"\\udc80"}}',
+        f'{begin},"step":2,"path":"/x"}}',
+    ]
+    (tmp_path / "lines").write_text("".join(f"{line}\n" for line in lines))
+    run(head, prepare(tmp_path, "sh", "-c", "cat lines > $PHALANX_REPORT_PIPE; echo still heard"))
+    assert text(head) == "still heard\n"
+    assert [event.resume.step for event in head.heard(events.CheckpointSaved)] == [2]
+    assert text(head, "supervisor-0").count("is passed over") == 2
+    assert node.process.poll() is None
 
 
 # -------------------------------------------------------------------------------------------------------------- refusals

@@ -32,6 +32,7 @@ from phalanx.app.options import arguments, options_of
 from phalanx.core.access.node_keys import node_token
 from phalanx.core.ids import NodeId
 from phalanx.core.state.events import MemberReady, MemberStarted, MemberStopped
+from phalanx.node.shell.descriptors import open_many
 from phalanx.wire.supervisor import EventsRequest, HelloRequest, LeaseRequest, frame
 from tests.contract.api_head import make_node
 from tests.hostile.asked import NOBODY
@@ -57,7 +58,7 @@ def main() -> None:
     home = Home.open(given.home)
     lock = home.lock()
     composition._log_to(home)
-    composition._open_many()
+    open_many()
     options = replace(options_of(given, home, lock), nodes=[])
     composition._run(options)
 

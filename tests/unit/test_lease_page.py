@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
+import os
 
 import pytest
 
@@ -35,6 +37,31 @@ def test_page_is_exactly_one_page(tmp_path):
     make_page(tmp_path / "lease")
     assert (tmp_path / "lease").stat().st_size == PAGE_BYTES == mmap.PAGESIZE
     assert (tmp_path / "lease").stat().st_mode & 0o077 == 0
+
+
+def test_a_full_disk_is_said_and_the_page_of_before_stays(tmp_path, monkeypatch):
+    """Found by reading: the page was a hole, and the first store into it ended the supervisor by SIGBUS."""
+
+    make_page(tmp_path / "lease", generation=0)
+
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        make_page(tmp_path / "lease", generation=1)
+    assert LeasePage.attach(str(tmp_path / "lease")).read("generation") == 0
+
+
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EINVAL])
+def test_where_a_file_system_keeps_no_room_the_page_is_written(tmp_path, monkeypatch, number):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    make_page(tmp_path / "lease")
+    assert (tmp_path / "lease").stat().st_size == PAGE_BYTES
+    assert LeasePage.attach(str(tmp_path / "lease")).read("deadline_ns") == 77
 
 
 def test_new_page_at_the_same_path_leaves_the_old_ranks_theirs(tmp_path):

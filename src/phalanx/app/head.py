@@ -15,7 +15,6 @@ import json
 import logging
 import logging.handlers
 import os
-import resource
 import secrets
 import signal
 import socket
@@ -64,6 +63,7 @@ from phalanx.engines.ray.engine import RayEngine
 from phalanx.engines.slurm.engine import SlurmEngine
 from phalanx.facts.failures import shipped_rules
 from phalanx.failpoints import around
+from phalanx.node.shell.descriptors import open_many
 from phalanx.node.shell.journal import OneLineFormatter
 from phalanx.store.blobs.files import FileBlobs
 from phalanx.store.logs.files import FileLogs
@@ -89,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
         lock = home.lock()
         try:
             _log_to(home)
-            _open_many()
+            open_many()
             few_arenas()
             _run(options_of(given, home, lock))
         finally:
@@ -111,12 +111,6 @@ def _run(options: Options) -> None:
     options.home.say_who_holds(options.lock, {"pid": os.getpid(), "url": doors.inner_url})
     path = options.home.at("phalanx.db")
     Head(options, alone(options.home, doors, lambda: SqliteStore(path))).run()
-
-
-def _open_many() -> None:
-    """Have as many descriptors as the system allows: a supervisor takes five of them, and the usual soft limit is 1,024."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def few_arenas() -> None:

@@ -36,6 +36,7 @@ from phalanx.core.work.seat import read_seat
 from phalanx.node.shell import scratch, sysfs
 from phalanx.node.shell.accounts import SETTINGS, JobAccounts
 from phalanx.node.shell.channels import start_thread
+from phalanx.node.shell.descriptors import open_many
 from phalanx.node.shell.head_address import HeadAddress
 from phalanx.node.shell.link import HeadAccess
 from phalanx.node.shell.logbook import log_to
@@ -80,6 +81,7 @@ def run() -> Ended:
             os.setsid()
         except PermissionError:  # already leads a process group; the engine's sweep goes by the key, not by the session
             pass
+    open_many()
     folder = given["PHALANX_NODE_DIR"]
     os.makedirs(folder, mode=0o700, exist_ok=True)
     log_to(os.path.join(folder, "supervisor.log"), given.get("PHALANX_LOG", "INFO").upper())

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import json
 import math
 import mmap
@@ -119,6 +120,9 @@ class LeasePage:
     ) -> LeasePage:
         """Make the page whole at `path`, replacing an older one by rename.
 
+        Raises:
+            OSError: it cannot be made, as where the disk is full.
+
         `folder`: descriptor of the folder it lies in, where that is another account's: its owner may read the page, not shorten it under our
         mapping (that would end us by SIGBUS), and no link that it puts there is followed.
         """
@@ -130,7 +134,7 @@ class LeasePage:
         try:
             if folder is not None:
                 os.fchmod(fd, 0o444)
-            os.ftruncate(fd, PAGE_BYTES)
+            _fill(fd)
             page = cls(mmap.mmap(fd, PAGE_BYTES))
         finally:
             os.close(fd)
@@ -169,6 +173,21 @@ class LeasePage:
     def close(self) -> None:
         """Unmap the page; the file stays."""
         self._mapping.close()
+
+
+def _fill(fd: int) -> None:
+    """Have the disk keep all of a page: the first store into a hole ends whoever makes it by SIGBUS where the disk is full.
+
+    Raises:
+        OSError: it has no room.
+    """
+    try:
+        os.posix_fallocate(fd, 0, PAGE_BYTES)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+            raise
+        if os.pwrite(fd, bytes(PAGE_BYTES), 0) < PAGE_BYTES:  # a file system that keeps no room in advance
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
 
 
 def encode_report(kind: ReportKind, *, rank: int, epoch: int, generation: int, **fields: Any) -> bytes:

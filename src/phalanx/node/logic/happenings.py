@@ -106,10 +106,11 @@ class Emptied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Killed:
-    """A `Kill` is done, and nothing is at work for the member any more. `leftover`: pids that would not die."""
+    """A `Kill` is done, and nothing is at work for the member any more. `leftover`: pids that would not die. `fault`: why nobody knows of any."""
 
     key: MemberKey
     leftover: tuple[int, ...] = ()
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

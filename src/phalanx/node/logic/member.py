@@ -36,7 +36,7 @@ from phalanx.node.logic.actions import (
     WindUp,
     WritePage,
 )  # fmt: skip
-from phalanx.node.logic.happenings import CheckpointReported, Hung, MemberKey, Place, Prepared, TaskEnded, Unfit
+from phalanx.node.logic.happenings import CheckpointReported, Hung, Killed, MemberKey, Place, Prepared, TaskEnded, Unfit
 from phalanx.node.logic.lease import NS_PER_S, may_thaw
 from phalanx.wire.rank import StopReason
 
@@ -290,10 +290,14 @@ def _wind_up(member: Member) -> Turn:
     return replace(member, phase=Phase.CLOSING, timer_ns=0), [WindUp(key=member.key, tail_of=tail_of)]
 
 
-def killed(member: Member, leftover: tuple[int, ...], now: Now) -> Turn:
-    """The kill is done; what would not die is tried again."""
+def killed(member: Member, done: Killed, now: Now) -> Turn:
+    """The kill is done; what would not die, and a kill that failed itself, is tried again."""
     if member.phase is not Phase.KILLING:
         return member, []
+    if done.fault:
+        text = f"killing its processes failed ({done.fault}); their devices stay taken, trying again"
+        return replace(member, timer_ns=now.after(KILL_AGAIN_S)), [_note(member, text)]
+    leftover = done.leftover
     if not leftover:
         member, ends = _release(member, now)
         member, actions = _wind_up(member)
@@ -414,7 +418,7 @@ def saved(member: Member, report: CheckpointReported) -> Turn:
         saved_s=report.at_s,
     )  # fmt: skip
     event = CheckpointSaved(
-        job_id=member.key.job_id, generation=member.key.generation, node_id=member.grant.node_id, resume=resume,
+        job_id=member.key.job_id, generation=report.key.generation, node_id=member.grant.node_id, resume=resume,
         stall_s=report.stall_s, write_s=report.write_s,
     )  # fmt: skip
     return member, [Report(event=event)]

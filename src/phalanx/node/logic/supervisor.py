@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Final, assert_never
+from typing import Final, TypeAlias, assert_never
 
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId
 from phalanx.core.state import commands
@@ -50,11 +50,16 @@ from phalanx.node.logic.happenings import (
     WoundUp,
 )  # fmt: skip
 from phalanx.node.logic.lease import Lease
+from phalanx.node.logic.legible import legible
 from phalanx.node.logic.member import Member, Now, Phase
 
 FLOORS_MAX: Final = 20_000  # jobs whose end is remembered against late commands; the head's mailboxes hold far fewer
 TERMINATE_GRACE_MAX_S: Final = 8.0  # engines wait 10 s from SIGTERM to a sweep of the node
 _LAST: Final = Generation(1 << 62)
+Told: TypeAlias = (
+    Prepared | Unfit | Spawned | TaskEnded | Emptied | Killed | FreezeDone | WoundUp | CheckpointReported | Hung
+)
+"""Of one member."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,22 +123,13 @@ class Supervisor:
                 self._terminate(now)
             case _:
                 slot = self._slots.get(happening.key.job_id)
-                if slot is not None and slot.member.key == happening.key:
+                if slot is not None and _speaks_of(happening, slot.member.key):
                     self._happened(slot, happening, now)
 
     def _happened(
         self,
         slot: _Slot,
-        happening: Prepared
-        | Unfit
-        | Spawned
-        | TaskEnded
-        | Emptied
-        | Killed
-        | FreezeDone
-        | WoundUp
-        | CheckpointReported
-        | Hung,
+        happening: Told,
         now: Now,
     ) -> None:
         member = slot.member
@@ -148,8 +144,8 @@ class Supervisor:
                 self._turn(slot, members.task_ended(member, happening, now))
             case Emptied():
                 self._turn(slot, members.emptied(member))
-            case Killed(leftover=leftover):
-                self._turn(slot, members.killed(member, leftover, now))
+            case Killed():
+                self._turn(slot, members.killed(member, happening, now))
             case FreezeDone(still=still):
                 self._turn(slot, members.freeze_done(member, now, still=still))
             case Hung():
@@ -415,11 +411,12 @@ class Supervisor:
 
     def _refuse(self, command: Prepare, found: Unfit) -> None:
         self._raise_floor(command.job_id, Place(command.epoch, command.generation))
+        why = legible(found.why)  # it may name a file; unsaid, the gang would wait for this node for ever
         event = MemberRefused(
-            job_id=command.job_id, epoch=command.epoch, generation=command.generation, node_id=self._node_id, why=found.why,
+            job_id=command.job_id, epoch=command.epoch, generation=command.generation, node_id=self._node_id, why=why,
             charge=found.charge, exit_code=found.exit_code, flaw=found.flaw,
         )  # fmt: skip
-        self._out += [Report(event=event), Note(job_id=command.job_id, epoch=command.epoch, text=found.why)]
+        self._out += [Report(event=event), Note(job_id=command.job_id, epoch=command.epoch, text=why)]
 
     def _say_stopped(self, job_id: JobId, place: Place, now: Now, *, port_in_use: bool = False) -> None:
         """Declare it stopped; from now on it can never start."""
@@ -445,6 +442,13 @@ class Supervisor:
         if carried != self._carried:
             self._carried = carried
             self._out.append(Carry(members=carried))
+
+
+def _speaks_of(happening: Told, key: MemberKey) -> bool:
+    """Whether it is this member's. A checkpoint is its attempt's: on its way to the head it may outlive the generation that made it."""
+    if isinstance(happening, CheckpointReported):
+        return (happening.key.job_id, happening.key.epoch) == (key.job_id, key.epoch)
+    return happening.key == key
 
 
 def _unfit(command: Prepare, why: str) -> Unfit:

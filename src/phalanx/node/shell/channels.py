@@ -264,8 +264,11 @@ class Events:
             if not batch:
                 continue
             seen = self._greeter.count
+            framed = self._framed(batch)
+            if not framed:
+                continue
             try:
-                acked = self._send(batch)
+                acked = self._send(framed)
             except HelloWanted:
                 self._greeter.greet(seen)
             except Rejected as error:
@@ -284,8 +287,20 @@ class Events:
                     self._outgoing.acknowledge(acked)
                     self._some.notify_all()
 
-    def _send(self, batch: list[tuple[int, Report]]) -> int:
-        framed = [wire.frame(seq, event) for seq, event in batch]
+    def _framed(self, batch: list[tuple[int, Report]]) -> list[wire.Framed]:
+        """Ready to travel; what cannot be written down is given up, for it would hold up all behind it."""
+        framed = []
+        for seq, event in batch:
+            try:
+                framed.append(wire.frame(seq, event))
+            except (ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
+                _log.error("event %d (%s) cannot be written down and is lost: %s", seq, type(event).__name__, error)
+                with self._some:
+                    self._outgoing.discard(seq)
+                    self._some.notify_all()
+        return framed
+
+    def _send(self, framed: list[wire.Framed]) -> int:
         request = wire.EventsRequest(supervisor_id=self._supervisor_id, events=framed)
         body = self._connection.call("POST", "/v1/node/events", wire.encode(request), timeout_s=_ASK_S)
         return wire.decode(body, wire.EventsReply).acked

@@ -23,6 +23,7 @@ from typing import Final
 
 import msgspec
 
+from phalanx.node.logic.legible import legible
 from phalanx.node.shell.accounts import acting_as
 from phalanx.node.shell.channels import Backoff
 from phalanx.node.shell.link import Connection, HeadAccess, HeadAway, HelloWanted, Rejected
@@ -238,7 +239,7 @@ class ExecSessions:
 
     def _refuse(self, order: wire.OpenExec, why: str) -> None:
         """Tell the user, in a thread of its own: the head may be away."""
-        output = wire.ExecOutput(offset=0, data=b"", exit_code=127, error=why)
+        output = wire.ExecOutput(offset=0, data=b"", exit_code=127, error=legible(why))
         connection = Connection(self._access)
         threading.Thread(
             target=self._deliver, args=(connection, order.session, output), name="exec-refusal", daemon=True

@@ -30,7 +30,11 @@ class Hands:
         self._closed = False
 
     def submit(self, lane: Hashable, work: Callable[[], None], *, slow: bool = False) -> None:
-        """Do `work` after everything submitted to this lane before. After `close` it is dropped. `slow`: for minutes, as what a user asks for."""
+        """Do `work` after everything submitted to this lane before. After `close` it is dropped. `slow`: for minutes, as what a user asks for.
+
+        Raises:
+            RuntimeError: there is no thread yet, and none to be had; the work is not done.
+        """
         with self._wake:
             if self._closed:
                 return
@@ -40,13 +44,25 @@ class Hands:
                 return
             self._lanes[lane] = deque([(work, slow)])
             self._ready.append(lane)
-            self._call_one()
+            try:
+                self._call_one()
+            except RuntimeError:
+                self._ready.remove(lane)
+                del self._lanes[lane]
+                raise
 
     def _call_one(self) -> None:
         if self._idle < len(self._ready) and len(self._threads) < self._count + min(self._slow, self._more):
             thread = threading.Thread(target=self._run, name=f"{self._name}-{len(self._threads)}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:  # the system gives no thread more
+                if not self._threads:
+                    raise
+                _log.warning("%s goes on with %d threads: %s", self._name, len(self._threads), error)
+                self._wake.notify()
+            else:
+                self._threads.append(thread)  # it looks at this once we let go of the lock
         else:
             self._wake.notify()
 

@@ -22,6 +22,7 @@ from phalanx.node.logic.images import Contained, Runtime, Runtimes
 from phalanx.node.shell.accounts import acting_as
 from phalanx.node.shell.aside import IMAGE_TASK, SETUP_TASK, run_aside
 from phalanx.node.shell.cache import make_cache
+from phalanx.node.shell.descriptors import of_ranks
 from phalanx.node.shell.inside import Inside
 from phalanx.node.shell.present import Present, task_id
 from phalanx.node.shell.processes import AttemptProcesses
@@ -97,7 +98,7 @@ def bring(
         image=reference, name=f"phalanx-{present.processes.key.marker}", owner=_owner(os.getpid()), workdir=present.workdir,
         uid=os.getuid() if account is None else account.uid, gid=os.getgid() if account is None else account.gid, mounts=_mounts(present), gpus=tuple(gpus),
         devices=(_FABRIC,) if os.path.isdir(_FABRIC) and gpus else (),
-        nofile=resource.getrlimit(resource.RLIMIT_NOFILE), processes=_process_limit(),
+        nofile=of_ranks(), processes=_process_limit(),
     )  # fmt: skip
     inside = Inside(runtime=runtime, what=what, base=base)
     present.closing.callback(_remove_of_member, inside, present)

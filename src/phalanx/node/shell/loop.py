@@ -1,7 +1,7 @@
 """The supervisor's shell: one thread that feeds `Supervisor.step` and performs what it decides; whatever may wait is done by hands.
 
-Two sets of hands, each in order for a member: *work* (prepare, spawn, wind up, clean up) and *fence* (signal, freeze, thaw, kill), so that
-a freeze at the end of a lease never stands behind a checkpoint being verified.
+Three sets of hands, each in order for a member: *work* (prepare, spawn, wind up, clean up), *fence* (signal, kill) and *freeze* (freeze, thaw),
+so that a freeze at the end of a lease never stands behind a checkpoint being verified, nor behind processes that will not die.
 """
 
 from __future__ import annotations
@@ -85,6 +85,7 @@ from phalanx.wire.rank import StopReason, boottime_ns
 WORK_HANDS: Final = 4  # a slow file system may hold one or two
 SLOW_HANDS: Final = 64  # as many users' setups, images and packages at once hold up nobody else
 FENCE_HANDS: Final = 4
+FREEZE_HANDS: Final = 64  # as many members at once: one that does not come to rest takes longer than the lease's margin
 WAKE_MAX_S: Final = 0.5  # a queue's timeout does not count the time a host sleeps; the lease does
 INBOX_BATCH: Final = 1024  # happenings in one step
 FLUSH_S: Final = 2.0  # for the last events before the supervisor exits
@@ -135,11 +136,14 @@ class Loop:
             on_xids=self._watch.kernel.told,
         )  # fmt: skip
         self._exec = ExecSessions(access, ended)
-        self._travel = Travel(access, self._shipper, ended, note=self._note, hurried=lambda: self._hurried)
+        self._travel = Travel(
+            access, self._shipper, ended, note=self._note, hurried=lambda: self._hurried, resumed=self._presents.resumed
+        )
         self._prover = Connection(access)
         self._probe = probe
         self._work = Hands("work", WORK_HANDS, SLOW_HANDS)
         self._fence = Hands("fence", FENCE_HANDS)
+        self._freezes = Hands("freeze", FREEZE_HANDS)
         self._shop: Workshop | None = None
         self._reaped_s = time.monotonic()
         self._leaving = False
@@ -320,7 +324,8 @@ class Loop:
             present.ending = True
         if isinstance(action, (Freeze, Thaw)):
             self._watch.halted(present, action)
-        self._fence.submit(action.key, lambda: self._fence_work(present, action))
+        hands = self._freezes if isinstance(action, (Freeze, Thaw)) else self._fence
+        hands.submit(action.key, lambda: self._fence_work(present, action))
 
     def _fence_work(self, present: Present, action: Signal | TakeStacks | Freeze | Thaw | Kill | ProbeEmpty) -> None:
         if isinstance(action, TakeStacks):
@@ -330,13 +335,18 @@ class Loop:
             processes = present.processes
             match action:
                 case Kill(key=key):
-                    if processes is not None:
-                        processes.kill()
-                    self._work.submit(_lane(key), lambda: self._confirm_kill(present))
+                    try:
+                        if processes is not None:
+                            processes.kill()
+                    finally:
+                        self._work.submit(_lane(key), lambda: self._confirm_kill(present))
                 case Freeze(key=key):
                     present.running.clear()
-                    still = processes is None or processes.freeze()
-                    self._inbox.put(FreezeDone(key=key, still=still))
+                    still = False
+                    try:
+                        still = processes is None or processes.freeze()
+                    finally:  # what could not be frozen is killed
+                        self._inbox.put(FreezeDone(key=key, still=still))
                 case Signal():
                     if processes is not None and present.inside is not None:
                         images.ask_to_end(processes, present.inside)
@@ -354,8 +364,13 @@ class Loop:
 
     def _confirm_kill(self, present: Present) -> None:
         """In the work lane, hence after whatever was being prepared or started: only now is it sure that nothing comes after."""
-        with present.containing:
-            leftover = [] if present.processes is None else present.processes.kill()
+        try:
+            with present.containing:
+                leftover = [] if present.processes is None else present.processes.kill()
+        except Exception as error:  # noqa: BLE001  whatever it was, the kill is to be tried again; it is logged whole
+            _log.exception("killing job %s failed", present.key.job_id)
+            self._inbox.put(Killed(key=present.key, fault=f"{type(error).__name__}: {error}"))
+            return
         self._inbox.put(Killed(key=present.key, leftover=tuple(leftover)))
 
     # --------------------------------------------------------------------------------------------- callbacks of other threads
@@ -481,6 +496,7 @@ class Loop:
         self._ended.set()
         self._work.close(FLUSH_S)
         self._fence.close(FLUSH_S)
+        self._freezes.close(FLUSH_S)
         self._watch.close(FLUSH_S)
         shop.zygotes.close()
         leftover = shop.host.close()

@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import BinaryIO, Final
@@ -78,14 +78,19 @@ class Upload:
 
 
 class Porter:
-    """All uploads of checkpoints of one supervisor. Thread-safe. `hurried`: the supervisor was told to end, and is killed if it lingers."""
+    """All uploads of checkpoints of one supervisor. Thread-safe.
+
+    `hurried`: the supervisor was told to end, and is killed if it lingers. `resumed`: folders that an attempt resumes from, or may.
+    """
 
     def __init__(
-        self, access: HeadAccess, ended: threading.Event, *, hurried: Callable[[], bool] = lambda: False
-    ) -> None:
+        self, access: HeadAccess, ended: threading.Event, *, hurried: Callable[[], bool] = lambda: False,
+        resumed: Callable[[JobId, Epoch], Collection[str]] = lambda _job, _epoch: (),
+    ) -> None:  # fmt: skip
         self._access = access
         self._ended = ended
         self._hurried = hurried
+        self._resumed = resumed
         self._hands = Hands("keep", _ATTEMPTS_AT_ONCE)
         self._changed = threading.Condition()
         self._uploads: list[Upload] = []
@@ -163,7 +168,8 @@ class Porter:
                 upload.over = True
                 self._changed.notify_all()
             with acting_as(upload.account):
-                checkpoints.retain_own(os.path.dirname(upload.folder), self.folders())
+                keep = self.folders() | set(self._resumed(upload.job_id, upload.epoch))
+                checkpoints.retain_own(os.path.dirname(upload.folder), keep)
 
     def _try(self, upload: Upload) -> bool:
         """Until the head holds it all, or never will."""

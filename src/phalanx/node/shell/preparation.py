@@ -22,6 +22,7 @@ from phalanx.node.logic.accounts import login_environment
 from phalanx.node.logic.environment import Folders, NodeView
 from phalanx.node.logic.happenings import Prepared, Unfit
 from phalanx.node.logic.kept import checkpoints_of, outputs_of
+from phalanx.node.logic.legible import legible
 from phalanx.node.logic.requirements import passes_by
 from phalanx.node.logic.warm import warm_argv
 from phalanx.node.shell import images, reach, requirements, resuming, uploads
@@ -136,7 +137,7 @@ class Workshop:
         """A line of the supervisor's own to the job's log."""
         with contextlib.suppress(OSError, KeyError):  # its scratch folder may be gone already
             key = self.stream(present, f"supervisor-{present.grant.node_rank}")
-            self.spool.write(key, f"phalanx: {text}\n".encode())
+            self.spool.write(key, f"phalanx: {legible(text)}\n".encode())
 
 
 def prepare(present: Present, shop: Workshop) -> Prepared | Unfit:

@@ -18,6 +18,7 @@ from phalanx.core.work.job import Resume
 from phalanx.node.logic.accounts import Account
 from phalanx.node.logic.actions import WritePage
 from phalanx.node.logic.happenings import MemberKey
+from phalanx.node.logic.kept import own_copy
 from phalanx.node.logic.pace import Pace
 from phalanx.node.shell.containment import AttemptKey
 from phalanx.node.shell.inside import Inside
@@ -187,6 +188,15 @@ class Presents:
     def of_attempt(self, job_id: JobId, epoch: Epoch) -> list[Present]:
         """All generations of an attempt that are here."""
         return [p for p in self.all() if p.key.job_id == job_id and p.key.epoch == epoch]
+
+    def resumed(self, job_id: JobId, epoch: Epoch) -> set[str]:
+        """The folders of checkpoints here that an attempt resumes from, or may: its ranks load one while earlier saves still travel."""
+        found: set[str] = set()
+        for present in self.of_attempt(job_id, epoch):
+            known = [*present.prepare.candidates, *filter(None, (present.brought,))]
+            copies = (own_copy(present.prepare, one, present.checkpoints) for one in known)
+            found |= {copy for copy in copies if copy is not None}
+        return found
 
     def remove(self, key: MemberKey) -> Present | None:
         """The member is gone."""

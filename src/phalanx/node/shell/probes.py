@@ -10,6 +10,8 @@ import socket
 from dataclasses import dataclass
 from typing import Protocol
 
+from phalanx.node.logic.legible import legible
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFacts:
@@ -102,7 +104,7 @@ def node_facts(path: str) -> NodeFacts:
         boot = boot_id.read().strip()
     disk = os.statvfs(path)
     return NodeFacts(
-        hostname=socket.gethostname(),
+        hostname=legible(socket.gethostname()),
         boot_id=boot,
         cpus=len(os.sched_getaffinity(0)),
         memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),

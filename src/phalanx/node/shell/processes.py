@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 import queue
 import select
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from phalanx.node.logic.accounts import Account
 from phalanx.node.logic.warm import WarmCommand
+from phalanx.node.shell.channels import start_thread
 from phalanx.node.shell.containment import AttemptKey, Containment, ContainmentKind, Containments
 from phalanx.node.shell.proctable import identity
 from phalanx.node.shell.spawner import ANSWER_LIMIT_S, PACKET_BYTES_MAX, Spawner, SpawnerLost, send_request
@@ -34,6 +36,7 @@ _BASH: Final = ("bash", "-c")
 NOT_FOUND: Final = 127  # as every shell has it
 NOT_EXECUTABLE: Final = 126
 _OURS: Final = 125  # as `env`, `timeout` and `docker run` have it: the starter failed, not the command
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,8 +330,7 @@ class ProcessHost:
         self._epoll = select.epoll()
         self._stop_read, self._stop_write = os.pipe()
         self._epoll.register(self._stop_read, select.EPOLLIN)
-        self._thread = threading.Thread(target=self._listen, name="phalanx-processes", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("phalanx-processes", self._listen)
 
     @property
     def kind(self) -> ContainmentKind:
@@ -414,8 +416,12 @@ class ProcessHost:
                     return
                 with self._lock:
                     attempt = self._attempts.get(descriptor)
-                if attempt is not None:
+                if attempt is None:
+                    continue
+                try:
                     self._read(attempt, descriptor)
+                except Exception:  # noqa: BLE001  one attempt's failure must not make us deaf to all others; it is logged whole
+                    _log.exception("what the keeper of %s said was not taken in", attempt.key.marker)
 
     def _read(self, attempt: AttemptProcesses, descriptor: int) -> None:
         try:

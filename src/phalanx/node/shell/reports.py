@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import stat
 import threading
@@ -22,6 +23,7 @@ from phalanx.wire.rank import REPORT_BYTES_MAX, ReportKind
 
 _READ_BYTES: Final = 65536
 _ROUND_BYTES: Final = 1024 * 1024  # a turn; a FIFO holds 64 KiB, so a turn empties it unless ranks flood it
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,12 +129,19 @@ class ReportPipe:
                 self._skipping = False
                 continue
             report = parse_report(line) if len(line) < REPORT_BYTES_MAX else None
-            if report is None:
+            if report is None or not self._pass_on(report):
                 self.garbage += 1
-            else:
-                self._on_report(report)
         if len(self._rest) >= REPORT_BYTES_MAX:
             self.garbage += not self._skipping
             self._skipping = True
         if self._skipping:
             self._rest = b""
+
+    def _pass_on(self, report: RankReport) -> bool:
+        """False where nobody could make anything of it."""
+        try:
+            self._on_report(report)
+        except Exception:  # noqa: BLE001  anybody may have written it: it costs itself, and no line behind it
+            _log.exception("a report of rank %d (%s) is passed over", report.rank, report.kind)
+            return False
+        return True

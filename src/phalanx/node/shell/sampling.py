@@ -91,8 +91,13 @@ class Sampler:
                 self._wake.wait(BUSY_S)
                 continue
             sampled_s = time.monotonic()
-            self._bind()
-            taken = self._probe.sample()
+            try:
+                self._bind()
+                taken = self._probe.sample()
+            except OSError as error:  # descriptors are short: no fault of the devices, so nothing is told of them
+                _log.warning("the devices cannot be sampled now: %s", error)
+                self._wake.wait(BUSY_S)
+                continue
             for one in taken:
                 if one.xids:
                     self._on_xids(one.index, one.xids)
@@ -118,7 +123,6 @@ class Sampler:
         self._bound = pids
 
     def _tell(self, taken: tuple[DeviceSample, ...], jobs: Mapping[int, JobId], every_s: float) -> None:
-        facts = node_facts(self._folder)
         devices = [
             wire.DeviceSample(
                 index=self._number(sample.index), uuid=sample.uuid, counter=sample.counter, utilization=sample.utilization,
@@ -128,14 +132,14 @@ class Sampler:
             )
             for sample in taken
         ]  # fmt: skip
-        request = wire.SamplesRequest(
-            supervisor_id=self._supervisor_id, node_id=self._node_id, at_s=time.time(), devices=devices,
-            load_1m=os.getloadavg()[0], memory_available_bytes=_memory_available_bytes(),
-            disk_free_bytes=facts.disk_free_bytes, every_s=every_s,
-        )  # fmt: skip
         try:
+            request = wire.SamplesRequest(
+                supervisor_id=self._supervisor_id, node_id=self._node_id, at_s=time.time(), devices=devices,
+                load_1m=os.getloadavg()[0], memory_available_bytes=_memory_available_bytes(),
+                disk_free_bytes=node_facts(self._folder).disk_free_bytes, every_s=every_s,
+            )  # fmt: skip
             self._connection.call("POST", "/v1/node/samples", wire.encode(request), timeout_s=_ASK_S)
-        except (HeadAway, HelloWanted, Rejected, msgspec.MsgspecError) as error:
+        except (OSError, HeadAway, HelloWanted, Rejected, msgspec.MsgspecError) as error:
             _log.debug("samples: %s", error)  # the next one comes in a second
 
 

@@ -6,7 +6,9 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, Final
 
+from phalanx.core.jsonline import finite
 from phalanx.node.logic.happenings import CheckpointReported
 from phalanx.node.logic.kept import head_path
 from phalanx.node.shell.porter import Porter, Upload
@@ -14,6 +16,7 @@ from phalanx.node.shell.present import Present
 from phalanx.node.shell.reports import RankReport
 from phalanx.wire.rank import ReportKind
 
+_WHOLE_MAX: Final = 2**63 - 1  # what the head's database takes
 _log = logging.getLogger(__name__)
 
 
@@ -32,12 +35,13 @@ def hear(
     fields = report.fields
     try:
         saved = CheckpointReported(
-            key=present.key, step=int(fields["step"]), path=str(fields["path"]), digest=str(fields["digest"]),
-            size_bytes=int(fields.get("bytes", 0)), stall_s=float(fields.get("stall_s", 0.0)),
-            write_s=float(fields.get("write_s", 0.0)), at_s=time.time(),
+            key=present.key, step=_whole(fields["step"]), path=_text(fields["path"]), digest=_text(fields["digest"]),
+            size_bytes=_whole(fields.get("bytes", 0)), stall_s=finite(fields.get("stall_s")) or 0.0,
+            write_s=finite(fields.get("write_s")) or 0.0, at_s=time.time(),
         )  # fmt: skip
-    except (KeyError, ValueError, TypeError) as error:
-        _log.warning("job %s: rank %d reports a checkpoint without %s", present.key.job_id, report.rank, error)
+    except (KeyError, ValueError, TypeError, OverflowError) as error:
+        _log.warning("job %s: rank %d reports no checkpoint: %r", present.key.job_id, report.rank, error)
+        note(f"a checkpoint that rank {report.rank} reports is passed over: {error!r}")
         return
     path = head_path(present.prepare, present.checkpoints, saved.path)
     first = report.kind is ReportKind.CHECKPOINT
@@ -53,3 +57,29 @@ def hear(
             kept=(lambda: publish(kept)) if first else None, waited=bool(fields.get("waited", False)),
         )
     )  # fmt: skip
+
+
+def _whole(value: Any) -> int:
+    """A count.
+
+    Raises:
+        ValueError, TypeError, OverflowError: it is none, or none that travels.
+    """
+    number = int(value)
+    if not 0 <= number <= _WHOLE_MAX:
+        raise ValueError("a number below 0 or of more than 64 bits")
+    return number
+
+
+def _text(value: object) -> str:
+    """Text that travels.
+
+    Raises:
+        TypeError, ValueError: it is none, or bytes of it are no UTF-8.
+    """
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} in the place of text")
+    value.encode()
+    if "\0" in value:
+        raise ValueError("a NUL in a text")
+    return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from phalanx.node.shell.descriptors import of_ranks
 from phalanx.node.shell.proctable import identity
 from phalanx.node.shell.sweeps import NODE_KEY_VARIABLE, SPAWNER_VARIABLE, Table
 
@@ -68,6 +70,8 @@ class Spawner:
             raise
         finally:
             theirs.close()
+        with contextlib.suppress(OSError):  # dead already, as the first answer will tell
+            resource.prlimit(self._process.pid, resource.RLIMIT_NOFILE, of_ranks())  # before it is asked for a rank
 
     @classmethod
     def cold(cls, node_key: str) -> Spawner:

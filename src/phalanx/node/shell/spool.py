@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from phalanx.node.logic.accounts import Account
+from phalanx.node.shell.channels import start_thread
 from phalanx.node.shell.reports import RankReport, ReportPipe
 
 CAP_BYTES: Final = 256 * 1024 * 1024  # per task
@@ -79,8 +80,7 @@ class Spool:
         self._epoll = select.epoll()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._epoll.register(self._wake_read, select.EPOLLIN)
-        self._thread = threading.Thread(target=self._run, name="phalanx-spool", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("phalanx-spool", self._run)
 
     def add(self, stream: str, path: str, *, cap_bytes: int | None = None) -> None:
         """Begin a stream in the file at `path`; what is in the file already is its beginning. Twice is once.
@@ -214,12 +214,36 @@ class Spool:
                     return
                 drains, self._drains = self._drains, []
             for descriptor in ready:
-                self._serve(descriptor, buffer)
+                self._serve_in_any_case(descriptor, buffer)
             for descriptors, event in drains:
                 # Each turn empties what a pipe can hold at once; those that were not ready were empty.
                 for descriptor in descriptors.difference(ready):
-                    self._serve(descriptor, buffer)
+                    self._serve_in_any_case(descriptor, buffer)
                 event.set()
+
+    def _serve_in_any_case(self, descriptor: int, buffer: bytearray) -> None:
+        """Give one pipe its turn; a fault in it costs what that pipe held, and no other pipe its reader."""
+        try:
+            self._serve(descriptor, buffer)
+        except Exception:  # noqa: BLE001  whatever one stream has brought, the others go on; it is logged whole
+            _log.exception("reading pipe %d failed; what it holds is thrown away", descriptor)
+            self._throw_away(descriptor, buffer)
+
+    def _throw_away(self, descriptor: int, buffer: bytearray) -> None:
+        """So that its writers do not wait, and that the same turn does not come again and again."""
+        with self._lock:
+            state = self._by_pipe.get(descriptor)
+            if state is None and descriptor not in self._reports:
+                return
+            try:
+                count = os.readv(descriptor, [buffer])
+            except BlockingIOError:
+                return
+            if state is None:
+                return
+            state.dropped += count
+            if count == 0:
+                self._close_pipe(descriptor, state)
 
     def _serve(self, descriptor: int, buffer: bytearray) -> None:
         """Give one pipe its turn."""
@@ -283,9 +307,9 @@ class Spool:
         try:
             while written < size:
                 written += os.pwrite(state.file, data[written:size], state.end + written)
-        except OSError as error:
-            if error.errno not in _FULL:
-                raise
+        except OSError as error:  # whatever ails the disk, its streams are read on, or their ranks would wait
+            if error.errno != errno.ENOSPC:
+                _log.warning("stream %s cannot be written: %s", state.name, error)
         state.end += written
         return written
 
@@ -387,8 +411,11 @@ def _reserve(state: _Stream, size: int) -> bool:
 
 
 def _room(file: int, share: int) -> int:
-    """How many bytes the disk has for us."""
-    disk = os.fstatvfs(file)
+    """How many bytes the disk has for us; none where it does not say."""
+    try:
+        disk = os.fstatvfs(file)
+    except OSError:
+        return 0
     left_free = min(_LEAVE_BYTES, disk.f_blocks * disk.f_frsize // 8) // share
     return max(0, disk.f_bavail * disk.f_frsize - left_free)
 

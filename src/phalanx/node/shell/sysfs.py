@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from phalanx.core.fleet.nic import Nic
+from phalanx.node.logic.legible import legible
 
 _SYS: Final = "/sys"
 _RATE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) Gb/sec")  # "200 Gb/sec (4X HDR)"
@@ -43,7 +44,7 @@ def _port(network: str, name: str) -> Nic:
     speed = _number(_text(network, name, "speed"))  # Mbit/s; -1 or an error where there is no link
     numa, pci_bus = _attached(os.path.join(network, name, "device"))
     return Nic(
-        name=name, kind="ethernet", up=_text(network, name, "operstate") == "up",
+        name=legible(name), kind="ethernet", up=_text(network, name, "operstate") == "up",
         bits_per_s=speed * 1_000_000 if speed else None, numa=numa, pci_bus=pci_bus,
     )  # fmt: skip
 

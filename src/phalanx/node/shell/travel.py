@@ -22,14 +22,15 @@ SHIP_LIMIT_S: Final = 30.0  # how long the end of a member waits for its last li
 
 
 class Travel:
-    """All of one supervisor. Thread-safe. `hurried`: it was told to end, and is killed if it lingers."""
+    """All of one supervisor. Thread-safe. `hurried`: it was told to end, and is killed if it lingers. `resumed`: as of Porter."""
 
     def __init__(
-        self, access: HeadAccess, shipper: Shipper, ended: threading.Event, *, note: Note, hurried: Callable[[], bool]
-    ) -> None:
+        self, access: HeadAccess, shipper: Shipper, ended: threading.Event, *, note: Note, hurried: Callable[[], bool],
+        resumed: Callable[[JobId, Epoch], Collection[str]],
+    ) -> None:  # fmt: skip
         self._shipper = shipper
         self._note = note
-        self.porter = Porter(access, ended, hurried=hurried)
+        self.porter = Porter(access, ended, hurried=hurried, resumed=resumed)
         self.outputs = Outputs(access, ended, note=note, hurried=hurried)
 
     def heard(self, present: Present, report: RankReport, publish: Callable[[CheckpointReported], None]) -> None:

@@ -88,7 +88,10 @@ class Watch:
         elif present.ending:
             self._put(replace(end, evidence=evidence.of_a_hang(present, end.rank)))
         else:
-            self._finders.submit(end.key, lambda: self._find(present, end, pid, shop))
+            try:
+                self._finders.submit(end.key, lambda: self._find(present, end, pid, shop))
+            except RuntimeError:  # no thread to be had: the end counts more than why
+                self._put(end)
 
     def _find(self, present: Present, end: TaskEnded, pid: int | None, shop: Workshop) -> None:
         found = None

@@ -1,0 +1,99 @@
+"""A fault in one of the spool's streams: the others are read on."""
+
+import errno
+import os
+import queue
+
+import pytest
+
+from phalanx.node.shell.spool import Spool
+from phalanx.wire.rank import ReportKind, encode_report
+from tests.e2e.process_rig import until
+
+PATIENCE_S = 30.0
+
+
+def report(step):
+    return encode_report(ReportKind.STEP, rank=0, epoch=1, generation=0, step=step)
+
+
+def test_a_report_that_nobody_can_bear_costs_itself_alone(tmp_path, caplog):
+    """Found by reading: what it raised ended the one thread that reads all pipes, and every rank of the node waited for ever."""
+    heard: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def hear(found):
+        if found.fields["step"] == 1:
+            raise OverflowError("cannot convert float infinity to integer")
+        heard.put(found.fields["step"])
+
+    spool = Spool(on_bytes=lambda _: None)
+    pipe = spool.open_reports(str(tmp_path / "reports"), hear)
+    with open(pipe.path, "wb", buffering=0) as writer:
+        writer.write(report(1) + report(2))
+    assert heard.get(timeout=PATIENCE_S) == 2
+    assert pipe.garbage == 1
+    assert "is passed over" in caplog.text
+    spool.close()
+
+
+def test_a_stream_that_fails_is_not_kept_and_the_others_are(tmp_path, caplog):
+    grown: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def on_bytes(stream):
+        if stream == "bad":
+            raise RuntimeError("on purpose")
+        grown.put(stream)
+
+    spool = Spool(on_bytes=on_bytes)
+    pipes = {}
+    for name in ("bad", "good"):
+        spool.add(name, str(tmp_path / name))
+        pipes[name] = spool.open_pipe(name)
+    os.write(pipes["bad"], b"x")
+    until(lambda: "failed" in caplog.text, "the fault in the log")
+    os.write(pipes["good"], b"y")
+    assert grown.get(timeout=PATIENCE_S) == "good"
+    for pipe in pipes.values():
+        os.close(pipe)
+    until(lambda: spool.closed("bad") and spool.closed("good"), "the end of both")
+    spool.close()
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_a_disk_that_does_not_answer_counts_as_full(tmp_path, monkeypatch, number):
+    """Found by reading: the question for its room stood outside of every guard."""
+
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    spool = Spool(on_bytes=lambda _: None)
+    spool.add("rank-0", str(tmp_path / "rank-0"))
+    pipe = spool.open_pipe("rank-0")
+    monkeypatch.setattr(os, "fstatvfs", refuse)
+    os.write(pipe, b"lost\n")
+    assert spool.drain("rank-0")
+    assert spool.dropped("rank-0") == 5
+    monkeypatch.undo()
+    os.write(pipe, b"kept\n")
+    assert spool.drain("rank-0")
+    assert spool.read("rank-0", 0, 1000).endswith(b"kept\n")
+    os.close(pipe)
+    spool.close()
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.ENODEV])
+def test_a_disk_that_takes_nothing_stops_no_rank(tmp_path, monkeypatch, number):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    spool = Spool(on_bytes=lambda _: None)
+    spool.add("rank-0", str(tmp_path / "rank-0"))
+    pipe = spool.open_pipe("rank-0")
+    monkeypatch.setattr(os, "pwrite", refuse)
+    for _ in range(40):
+        os.write(pipe, b"x" * 65536)  # more than a pipe holds
+    assert spool.drain("rank-0")
+    assert spool.dropped("rank-0") == 40 * 65536
+    monkeypatch.undo()
+    os.close(pipe)
+    spool.close()
