@@ -144,6 +144,12 @@ class Loop:
         self._work = Hands("work", WORK_HANDS, SLOW_HANDS)
         self._fence = Hands("fence", FENCE_HANDS)
         self._freezes = Hands("freeze", FREEZE_HANDS)
+        for hands in (
+            self._work,
+            self._fence,
+            self._freezes,
+        ):  # a thread each: when they are needed the system may give none
+            hands.submit("first", lambda: None)
         self._shop: Workshop | None = None
         self._reaped_s = time.monotonic()
         self._leaving = False
