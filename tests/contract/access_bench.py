@@ -175,7 +175,7 @@ class Bench:
         role = next((one.column.role for one in ROLES if one.name == owner), U)
         caller = Caller(user=owner, role=role, token_id=token_id(f"secret-of-{owner}"))
         sessions = self.head.app.state.runtime.sessions
-        return sessions.open(caller=caller, job_id=self.jobs[owner, "running"], node_id="n0", rows=24, cols=80).name
+        return sessions.open(caller=caller, job_id=self.jobs[owner, "running"], supervisor="n0", rows=24, cols=80).name
 
     # ---- what a call has changed ----------------------------------------------------------------------------------
 

@@ -9,9 +9,11 @@ import threading
 import pytest
 
 from phalanx.api.sessions import Pipe
+from phalanx.core.access.node_keys import attempt_key, seat_token
 from phalanx.core.errors import Conflict
+from phalanx.core.work.seat import Seat
 from phalanx.wire.supervisor import CommandsReply, ExecInput, ExecOutput, OpenExec, command_of, decode
-from tests.contract.api_head import Supervisor
+from tests.contract.api_head import SECRET, Supervisor, code
 
 
 @pytest.fixture
@@ -143,3 +145,13 @@ def test_pipe_takes_bytes_once_and_refuses_a_gap():
     assert (pipe.get(2, 10), pipe.base, pipe.end) == (b"cd", 2, 4)
     with pytest.raises(Conflict):
         pipe.put(6, b"g", 4)
+
+
+def test_a_session_is_its_supervisors_and_not_of_another_jobs_on_the_same_node(call, job_id):
+    """Found by reading: a session was any supervisor's of its node, also that of a seat that an engine brought for another job."""
+    session = opened(call, job_id)
+    seat = Seat(node_id="n0", job_id="99", epoch=1)
+    token = {"authorization": f"Bearer {seat_token(attempt_key(SECRET, '99', 1), seat)}"}
+    path = f"/v1/node/exec/{session}/input"
+    assert call("node:n0", "GET", path).status_code == 200
+    assert code(call("never issued", "GET", path, headers=token)) == (404, "not_found")

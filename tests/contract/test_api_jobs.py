@@ -8,6 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from phalanx.api import receipts
 from phalanx.core.state.events import PutProject
 from phalanx.core.work.job import Resume
 from phalanx.core.work.queue import Project
@@ -285,3 +286,41 @@ def step_line(step, *, generation):
 
 def shown_step(call, job_id):
     return call("user", "GET", f"/v1/jobs/{job_id}").json()["job"]["progress"]["step"]
+
+
+# ---- receipts -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trained(head, call):
+    """A job with 50 steps of 4 ranks."""
+    supervisor = Supervisor(call)
+    supervisor.hello()
+    job_id = call.submit()
+    supervisor.run(job_id)
+    lines = [
+        {"k": "step", "rank": rank, "epoch": 1, "generation": 0, "step": step, "begin_ns": step * 10**9, "end_ns": (step + 1) * 10**9,
+         "at_s": head.clock.now_s()} for step in range(50) for rank in range(4)
+    ]  # fmt: skip
+    data = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+    assert supervisor.ship(job_id, 1, "steps-0", 0, data).status_code == 200
+    return job_id, data
+
+
+def test_a_receipt_reads_so_much_of_an_attempt_and_says_what_it_left_unread(call, trained, monkeypatch):
+    """Found by reading: a receipt read whatever an attempt had reported, at once and into memory."""
+    job_id, data = trained
+    whole = call("viewer", "GET", f"/v1/jobs/{job_id}/receipt").json()
+    assert (whole["attempts"][0]["steps"], whole["unread_bytes"]) == (50, 0)
+    monkeypatch.setattr(receipts, "READ_BYTES_MAX", len(data) // 2)
+    half = call("viewer", "GET", f"/v1/jobs/{job_id}/receipt").json()
+    assert half["unread_bytes"] == len(data) - len(data) // 2
+    assert half["attempts"][0]["steps"] in (24, 25, 26)
+
+
+def test_many_receipts_at_once_are_asked_for_again_later(head, call, trained):
+    head.app.state.runtime.receipts_asked = receipts.ASKED_MAX
+    assert code(call("viewer", "GET", f"/v1/jobs/{trained[0]}/receipt")) == (503, "try_later")
+    head.app.state.runtime.receipts_asked = 0
+    assert call("viewer", "GET", f"/v1/jobs/{trained[0]}/receipt").status_code == 200
+    assert head.app.state.runtime.receipts_asked == 0

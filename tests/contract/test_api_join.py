@@ -19,8 +19,9 @@ from phalanx.app.certificates import Authority
 from phalanx.app.home import Home
 from phalanx.app.joining import Joining, Listen, bind, secured
 from phalanx.client.tls import fetch_ca
-from phalanx.core.access.node_keys import join_token, node_of
+from phalanx.core.access.node_keys import attempt_key, join_token, node_of, seat_token
 from phalanx.core.errors import BadRequest, NotPermitted, Unreachable
+from phalanx.core.work.seat import Seat
 from phalanx.wire.join import fingerprint
 from tests.contract.api_head import SECRET, ApiHead, Supervisor
 
@@ -72,6 +73,37 @@ def test_a_name_that_is_up_is_taken_by_nobody_else(bench):
     own = call("node:n0", "POST", "/v1/join", json={"node_id": "n0"})
     assert (own.status_code, own.json()["up"]) == (200, True)
     assert call("node:n0", "POST", "/v1/join", json={"node_id": "h7"}).status_code == 403
+
+
+def test_a_join_token_that_ends_while_its_body_is_held_back_brings_nobody_in(bench):
+    """Found by reading: the gate judged when the head of the request came, and nobody when its body was here."""
+    head, call, _ = bench
+    gate = head.app.state.runtime.gate
+    admit, admitted = gate.caller, threading.Event()
+
+    def admitting(authorization):
+        found = admit(authorization)
+        admitted.set()
+        return found
+
+    gate.caller = admitting
+
+    def halves():
+        yield b'{"node_id": '
+        assert admitted.wait(20)
+        assert call("admin", "POST", "/v1/join/renew").status_code == 200
+        yield b'"h1"}'
+
+    late = call.client.post("/v1/join", content=halves(), headers={"authorization": f"Bearer {good(head)}"})
+    assert (late.status_code, late.json()["error"]["code"]) == (401, "not_signed_in")
+
+
+def test_a_seat_of_an_attempt_never_becomes_a_node(bench):
+    """Found by reading: one attempt's key signs for a seat on any node, and its token was taken for that node's own."""
+    _, call, _ = bench
+    seat = Seat(node_id="evil", job_id="17", epoch=2)
+    refused = join(call, seat_token(attempt_key(SECRET, "17", 2), seat), "evil")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "not_permitted")
 
 
 @pytest.mark.parametrize("name", ["", "a.b", "a/b", "-a", "x" * 64])

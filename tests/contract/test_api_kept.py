@@ -15,7 +15,7 @@ import pytest
 
 from phalanx.api.kept_files import KeptFiles, Place
 from phalanx.core.access.node_keys import node_token
-from phalanx.core.errors import BadRequest, Conflict
+from phalanx.core.errors import BadRequest, Conflict, TryLater
 from phalanx.core.state.commands import Prepare
 from phalanx.core.state.events import CheckpointSaved, MemberReady, MemberStarted, NodeDead
 from phalanx.core.work.job import Resume
@@ -390,3 +390,62 @@ def test_a_head_that_died_in_mid_upload_goes_on_where_its_disk_ends(tmp_path):
     assert second.state(place) == (True, 0)
     manifest.verify(str(tmp_path / "c/7/epoch-1/step-00000001"), expected_digest=place.digest)
     assert KeptFiles(str(tmp_path / "c"), str(tmp_path / "o")).begin(place, encoded, published=()) == (True, 0, {})
+
+
+def checkpoint_of(job_id, step=1):
+    file = manifest.ManifestFile(path="a", size_bytes=1000, crc32=0)
+    encoded = folders.manifest_of(step=step, epoch=1, world_size=1, files=[file])
+    return Place(job_id=job_id, epoch=1, step=step, digest=manifest.digest(encoded)), encoded
+
+
+@pytest.fixture
+def slow_disk(tmp_path, monkeypatch):
+    """A head after a restart, of which checkpoint 1 of job 7 came in part; its disk stands still while that is read."""
+    first = KeptFiles(str(tmp_path / "c"), str(tmp_path / "o"))
+    place, encoded = checkpoint_of("7")
+    first.begin(place, encoded, published=())
+    first.take(place, "a", 0, b"begun")
+    reading, goes_on, checksum = threading.Event(), threading.Event(), manifest.checksum
+
+    def slowly(path):
+        reading.set()
+        assert goes_on.wait(20)
+        return checksum(path)
+
+    monkeypatch.setattr(manifest, "checksum", slowly)
+    kept = KeptFiles(str(tmp_path / "c"), str(tmp_path / "o"))
+    said = []
+    opening = threading.Thread(target=lambda: said.append(kept.begin(place, encoded, published=())))
+    opening.start()
+    assert reading.wait(20)
+    yield kept, goes_on, said, opening
+    goes_on.set()
+    opening.join(20)
+
+
+def test_a_checkpoint_that_is_read_after_a_restart_holds_up_no_other(slow_disk):
+    """Found by reading: one lock was held while all that had come before was read, for minutes, and every other node waited for it."""
+    kept, goes_on, said, opening = slow_disk
+    for place, encoded in (checkpoint_of("8"), checkpoint_of("7", step=2)):
+        assert kept.begin(place, encoded, published=()) == (False, 1000, {})
+        assert kept.take(place, "a", 0, b"more") == 4
+    kept.settle("8", None, frozenset())
+    with pytest.raises(TryLater, match="is being read"):
+        kept.begin(*checkpoint_of("7"), published=())
+    goes_on.set()
+    opening.join(20)
+    assert said == [(False, 995, {"a": 5})]
+    assert kept.begin(*checkpoint_of("7"), published=()) == said[0]
+
+
+def test_what_was_being_read_of_an_attempt_that_is_over_does_not_come_back(slow_disk, tmp_path):
+    kept, goes_on, _, opening = slow_disk
+    settling = threading.Thread(target=lambda: kept.settle("7", None, frozenset()))
+    settling.start()
+    goes_on.set()
+    for thread in (opening, settling):
+        thread.join(20)
+    with pytest.raises(Conflict, match="not begun"):
+        kept.state(checkpoint_of("7")[0])
+    assert not (tmp_path / "c" / "7").exists()
+    assert kept.jobs == frozenset()

@@ -6,8 +6,9 @@
 import pytest
 
 from phalanx.client import Client
+from phalanx.controller.driver import Driver
 from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted
-from phalanx.core.state.events import Hello
+from phalanx.core.state.events import ChangeQueue, Hello, PutQueue, PutQueues
 from phalanx.wire.api.queues import QueueFacts
 from tests.contract.api_head import JOB, TOKENS, make_node, until
 
@@ -112,3 +113,32 @@ def test_figures_tell_what_is_used_borrowed_and_lent(head, operator):
     assert (blue.used_gpus, blue.lent_gpus, blue.room_gpus, blue.factor) == (0, 1, 1, 1.0)
     assert [(wait.jobs, wait.gpus) for wait in red.waiting] == [(1, 2)]
     assert operator.queue("red").used_gpus == 3
+
+
+def delayed(head, monkeypatch, meanwhile):
+    """Have the next request of a queue wait in the inbox behind `meanwhile`, which nobody has read yet."""
+    asking = Driver.request
+
+    def request(driver, wish, told=None):
+        if isinstance(wish, (ChangeQueue, PutQueue, PutQueues)) and wish is not meanwhile and told is not None:
+            asking(driver, meanwhile)
+        return asking(driver, wish, told)
+
+    monkeypatch.setattr(Driver, "request", request)
+
+
+def test_a_queue_that_is_being_closed_is_not_opened_by_a_change_of_its_priority(head, operator, monkeypatch):
+    """Found by reading: the route merged a change into the record last committed, and so undid one that waited in the inbox."""
+    operator.put_queue("night", priority=1)
+    delayed(head, monkeypatch, ChangeQueue(queue_id="night", open=False))
+    changed = operator.put_queue("night", priority=5)
+    assert (changed.priority, changed.open) == (5, False)
+
+
+def test_a_queue_that_is_being_closed_is_not_opened_by_a_tree_that_says_nothing_of_it(head, operator, monkeypatch):
+    """Found by reading: as above, of a whole tree."""
+    operator.put_queues(TREE)
+    delayed(head, monkeypatch, ChangeQueue(queue_id="prod", open=False))
+    operator.put_queues([QueueFacts(id="prod", quota_gpus=1)])
+    (prod,) = [queue for queue in operator.queues() if queue.id == "prod"]
+    assert (prod.quota_gpus, prod.open) == (1, False)

@@ -3,20 +3,23 @@
 # Ids are written as plain words here, as in a drawing.
 # mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
 
+import hashlib
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
 
 from phalanx.api.app import build_app
 from phalanx.controller.driver import Driver
-from phalanx.core.errors import Conflict
+from phalanx.core.errors import Conflict, NotPermitted, NotSignedIn
 from phalanx.core.ids import TokenId
-from phalanx.core.state.events import ChangeProject, ChangeUser, PutProject, PutToken, PutUser, TokensUsed
+from phalanx.core.state.events import ChangeProject, ChangeUser, PutProject, PutToken, PutUser, RevokeToken, TokensUsed
 from phalanx.core.work.people import User, UserRole
 from phalanx.core.work.queue import Project
-from tests.contract.api_head import JOB, ApiHead, Supervisor, bearer, code, token_of, until
+from phalanx.ports.store import JobFilter
+from tests.contract.api_head import JOB, TOKENS, ApiHead, Supervisor, bearer, code, token_of, until
 
 DAY_S = 86400.0
 
@@ -356,3 +359,110 @@ def test_upkeep_writes_down_uses_once_in_a_while(head, call):
     head.clock.ahead_s += 301
     call("user", "GET", "/v1/me")
     assert set(gate.take_used()) == {"t-ada-13"}
+
+
+# ---- what comes long after its head ---------------------------------------------------------------------------------------
+
+
+def held_back(head, secret, token_id, meanwhile, body):
+    """A body whose second half is sent only after `meanwhile`, which happens once the gate has judged its head."""
+    seen = head.app.state.runtime.gate._used
+
+    def halves():
+        yield body[:1]
+        until(lambda: token_id in seen)
+        meanwhile()
+        yield body[1:]
+
+    return {"headers": bearer(secret), "content": halves()}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/v1/tokens", b"{}"),
+        ("POST", "/v1/jobs", b'{"run": ["true"], "workdir": "/tmp"}'),
+        ("PUT", "/v1/users/mole", b'{"role": "admin"}'),
+        ("PUT", "/v1/projects/mole", b'{"members": ["root"]}'),
+        ("PUT", "/v1/queues/mole", b"{}"),
+        ("PUT", f"/v1/blobs/{hashlib.sha256(b'abc').hexdigest()}", b"abc"),
+    ],
+)
+def test_a_body_that_comes_after_its_token_was_revoked_changes_nothing(head, call, method, path, body):
+    """Found by reading: the gate judged when the head of a request came, and its body had 30 s for which nobody judged again."""
+    stolen = made(call, "admin")
+    token_id = stolen["token"]["id"]
+    late = held_back(head, stolen["secret"], token_id, lambda: head.ask(RevokeToken(token_id=token_id, made_too=True)), body)  # fmt: skip
+    assert code(call.client.request(method, path, **late)) == (401, "not_signed_in")
+    assert not [token for token in head.store.tokens() if token.made_by == token_id]
+    assert "mole" not in {one.id for one in (*head.store.users(), *head.store.projects(), *head.store.queues())}
+    assert head.store.jobs(JobFilter()) == []
+    assert not (Path(head.home) / "blobs" / path.rpartition("/")[2][:2] / path.rpartition("/")[2]).exists()
+
+
+def test_an_admin_who_was_made_less_does_not_undo_it_by_a_body_that_comes_late(head, call):
+    """Found by reading: as above; the half-sent request made the demoted admin one again."""
+    head.ask(PutUser(user=User(id="eve", role=UserRole.ADMIN)))
+    head.ask(PutToken(token=token_of("eve", "secret-of-eve-the-admin")))
+    token_id = token_of("eve", "secret-of-eve-the-admin").id
+    late = held_back(head, "secret-of-eve-the-admin", token_id, lambda: head.ask(ChangeUser(user_id="eve", role=UserRole.USER, by="root")),
+                     b'{"role": "admin"}')  # fmt: skip
+    assert code(call.client.request("PUT", "/v1/users/eve", **late)) == (403, "not_permitted")
+    assert head.store.user("eve").role is UserRole.USER
+
+
+def test_what_a_caller_may_is_judged_by_who_they_are_when_their_body_is_here(head, call):
+    """Found by reading: routes took their caller before the body, with the rights of that moment. An operator may cancel any job; a user not."""
+    job = call.submit("user")
+    token_id = token_of("opal", TOKENS["operator"]).id
+    late = held_back(head, "operator", token_id, lambda: head.ask(ChangeUser(user_id="opal", role=UserRole.USER)), b"{}")  # fmt: skip
+    assert code(call.client.request("POST", f"/v1/jobs/{job}/cancel", **late)) == (403, "not_permitted")
+    assert not head.store.job(job).state.terminal
+
+
+def child(maker, user="ada"):
+    return PutToken(token=replace(token_of(user, "a-child-that-came-too-late"), made_by=maker))
+
+
+def test_a_token_is_not_made_with_one_whose_revocation_waits_before_it(head):
+    """Found by reading: the controller kept whatever token came, so that a revocation heard a moment earlier missed it."""
+    maker = token_of("ada", TOKENS["user"]).id
+    revoked, late = head.driver.request(RevokeToken(token_id=maker)), head.driver.request(child(maker))
+    revoked.result(10)
+    with pytest.raises(NotSignedIn, match="revoked"):
+        late.result(10)
+    assert child(maker).token not in head.store.tokens()
+
+
+def test_a_token_is_not_made_by_a_user_who_is_disabled_or_by_a_former_admin_for_another(head):
+    maker = token_of("opal", TOKENS["operator"]).id
+    with pytest.raises(NotPermitted, match="opal is no admin"):
+        head.ask(child(maker, "root"))
+    head.ask(ChangeUser(user_id="opal", disabled=True))
+    with pytest.raises(NotSignedIn, match="opal is disabled"):
+        head.ask(child(maker, "opal"))
+    assert head.ask(child(None, "root"))  # the head's own
+
+
+def test_who_is_no_admin_any_more_changes_nobody_and_no_project_as_one(head):
+    """Found by reading: of two requests that wait, the second was judged with the rights from before the first."""
+    head.ask(PutUser(user=User(id="eve", role=UserRole.ADMIN)))
+    first = head.driver.request(ChangeUser(user_id="eve", role=UserRole.USER, by="root"))
+    second = head.driver.request(ChangeUser(user_id="eve", role=UserRole.ADMIN, by="eve"))
+    third = head.driver.request(ChangeProject(project_id="nlp", by="eve", as_admin=True, admins=frozenset({"eve"})))
+    first.result(10)
+    for late in (second, third):
+        with pytest.raises(NotPermitted, match="eve is no admin"):
+            late.result(10)
+    assert head.store.user("eve").role is UserRole.USER
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs/{}/events", "/v1/events"])
+def test_an_open_stream_tells_no_more_than_its_follower_may_read_now(head, call, job_id, path):
+    """Found by reading: a stream told everything with the rights that its follower had when it was opened."""
+    head.ask(ChangeProject(project_id="default", by="root", as_admin=True, members=frozenset({"ada", "bob"})))
+    follower = Follower(call, "other", path.format(job_id))
+    head.ask(ChangeProject(project_id="default", by="root", as_admin=True, members=frozenset({"ada"})))
+    assert call("user", "POST", f"/v1/jobs/{job_id}/cancel", {"why": "canary-of-ada"}).status_code == 200
+    until(lambda: b"(for its owner and project)" in follower.heard or b"canary-of-ada" in follower.heard)
+    assert b"canary-of-ada" not in follower.heard

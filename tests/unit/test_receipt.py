@@ -1,13 +1,15 @@
 """What a job cost and what came of it, drawn as small histories of one job."""
 
 import json
+import tracemalloc
 from dataclasses import replace
 
 import msgspec
 import pytest
 
+from phalanx.api.receipts import reports_in
 from phalanx.core.accounting.receipt import build_receipt
-from phalanx.core.accounting.reports import parse_reports
+from phalanx.core.accounting.reports import LINE_BYTES_MAX, read_lines, read_reports
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId, ProjectId, QueueId, UserId
 from phalanx.core.work.allocation import Allocation, Grant
@@ -215,7 +217,56 @@ def test_lines_that_are_no_report_are_left_out(odd):
 
 def test_a_torn_stream_is_read_up_to_the_tear():
     lines = b"\n".join(json.dumps(line).encode() for line in steps(1, range(1, 4), 1))
-    assert [line["step"] for line in parse_reports(b"noise\n[1]\n" + lines[:-5])] == [1, 2]
+    found = reports_in(Epoch(1), read_lines([b"noise\n[1]\n" + lines[:-5]]))
+    assert [line["step"] for line in found] == [1, 2]
+
+
+def stream(*lines):
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 7, 100, 1 << 20])
+def test_a_stream_in_pieces_of_any_length_says_the_same(piece_bytes):
+    data = stream(*a_node_died()[2][Epoch(1)]) + b"torn {"
+    pieces = [data[place : place + piece_bytes] for place in range(0, len(data), piece_bytes)]
+    assert list(read_lines(pieces)) == data.split(b"\n")
+
+
+def test_a_line_without_end_is_left_out_and_those_behind_it_are_read():
+    noise = [b"x" * LINE_BYTES_MAX] * 3
+    assert list(read_lines([b"a\nb", *noise, b"c\nd"])) == [b"a", b"d"]
+    assert list(read_lines([b"a\n", *noise])) == [b"a"]
+
+
+def test_what_ranks_say_that_do_not_speak_changes_nothing_in_whatever_order_it_comes():
+    """Their steps are not even read; all else that they say counts as before."""
+    own = [
+        report("stall", seconds=0.5, cause="save"),
+        *steps(1, range(1, 9), 1),
+        report("checkpoint", step=6, bytes=1, stall_s=0.1),
+    ]
+    others = [*steps(1, range(1, 9), 1.5, rank=3), {**report("stall", seconds=9.0, cause="save"), "rank": 3}, report("planned", steps_total=9),
+              {"k": "step", "rank": "0", "epoch": 1}, {"k": "step", "rank": -1, "epoch": 2}, {"k": "step", "rank": 1 << 70, "epoch": 1}]  # fmt: skip
+    whole = read_reports(Epoch(1), own + others)
+    for lines in (own + others, others + own, [*others[:4], *own, *others[4:]]):
+        assert read_reports(Epoch(1), reports_in(Epoch(1), read_lines([stream(*lines)]))) == whole
+    assert (len(whole.steps), whole.stalls_us, whole.steps_total) == (8, {0: 500_000}, 9)
+
+
+def test_a_receipt_holds_the_steps_of_one_rank_and_not_every_line_of_all():
+    """Found by reading: whoever may see a job could have the head hold all lines of all ranks as objects, a kilobyte each."""
+    data = stream(*(line for step in range(500) for rank in range(8) for line in steps(1, [step], step, rank=rank)))
+
+    def pieces():
+        for place in range(0, len(data), 10_000):
+            yield data[place : place + 10_000]
+
+    tracemalloc.start()
+    found = read_reports(Epoch(1), reports_in(Epoch(1), read_lines(pieces())))
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(found.steps) == 500
+    assert peak_bytes < len(data)
 
 
 def test_the_lowest_rank_that_reports_speaks_for_the_job():

@@ -85,9 +85,10 @@ async def put_user(request: Request, user_id: UserId) -> Response:
     body = await read_record(request, UserBody, runtime.parts.limits.body_bytes)
     if body.role is UserRole.NODE:
         raise BadRequest("role node is a supervisor's, not a user's", hint="viewer, user, operator or admin")
-    if user_id == caller_of(request).user and (body.disabled or body.role not in (None, UserRole.ADMIN)):
+    caller = caller_of(request)
+    if user_id == caller.user and (body.disabled or body.role not in (None, UserRole.ADMIN)):
         raise BadRequest(f"{user_id} would lock themself out", hint="have another admin do it")
-    wish = ChangeUser(user_id=UserId(name_of(user_id, "user")), role=body.role, disabled=body.disabled)
+    wish = ChangeUser(user_id=UserId(name_of(user_id, "user")), role=body.role, disabled=body.disabled, by=caller.user)
     user = await runtime.ask(wish)
     assert isinstance(user, User)
     return reply(UserReply(user=user_view(user)))
@@ -122,6 +123,7 @@ async def put_project(request: Request, project_id: ProjectId) -> Response:
     manage(caller_of(request), project_id)
     body = await read_record(request, ProjectBody, runtime.parts.limits.body_bytes)
     caller = caller_of(request)
+    manage(caller, project_id)  # again, as they may be less by now
     known = any(project.id == project_id for project in await off_loop(runtime.parts.store.projects))
     wish = ChangeProject(
         project_id=project_id if known else ProjectId(name_of(project_id, "project")),
@@ -150,9 +152,10 @@ async def list_tokens(request: Request) -> Response:
 @routes.post("/v1/tokens", Action.OWN_TOKENS, body=TokenBody, reply=TokenMade, status=201, reach=Reach.NOBODY)
 async def make_token(request: Request) -> Response:
     """Make a token. Its secret is in this reply and never shown again."""
-    runtime, caller = runtime_of(request), caller_of(request)
+    runtime = runtime_of(request)
     parts = runtime.parts
     body = await read_record(request, TokenBody, parts.limits.body_bytes)
+    caller = caller_of(request)
     user = body.user or caller.user
     if user != caller.user and not may(caller, Action.ADMINISTER):
         raise NotPermitted(f"{caller.user} may not make tokens of {user}", hint="ask an admin")

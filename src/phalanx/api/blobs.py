@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Any, Final
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from phalanx.api.bodies import reply
+from phalanx.api.errors import SlowBody
 from phalanx.api.parts import HeadParts
 from phalanx.api.routes import Declared, Routes, Shown, too_large
-from phalanx.api.runtime import off_loop, runtime_of
-from phalanx.core.errors import BadRequest, NotFound, TryLater
+from phalanx.api.runtime import caller_of, judge_again, off_loop, runtime_of
+from phalanx.core.errors import BadRequest, NotFound, NotPermitted, NotSignedIn, TryLater
+from phalanx.core.ids import UserId
+from phalanx.core.units import format_bytes, format_duration
 from phalanx.core.work.people import Action
 from phalanx.wire.api.output import BlobReply
 
@@ -25,9 +30,14 @@ _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _AHEAD: Final = 16  # pieces of at most 64 KiB between the socket and the disk
 _CATCH_UP_S: Final = 0.005  # how often a full queue is tried again: some pieces' worth of a slow disk
 _STALL_S: Final = 60.0  # an upload that sends nothing for so long has been given up
+_GRACE_S: Final = 60.0  # an upload may take so long whatever its size; after that it must have sent LEAST_BYTES_PER_S
+LEAST_BYTES_PER_S: Final = 64 << 10  # half a megabit: below that the largest upload would hold its place for hours
+_JUDGE_S: Final = 5.0  # how long an upload goes on whose sender lost the right
 UPLOADS_MAX: Final = 8  # at once; each holds a thread of its own for as long as it sends
+USERS_UPLOADS_MAX: Final = UPLOADS_MAX // 2  # of one user: nobody alone shuts all others out
 _THREADS: Final = ThreadPoolExecutor(max_workers=UPLOADS_MAX, thread_name_prefix="upload")
 _uploads: Final = asyncio.Semaphore(UPLOADS_MAX)
+_of_user: Final[Counter[UserId]] = Counter()  # uploads under way
 
 routes = Routes()
 
@@ -45,7 +55,8 @@ async def has_blob(request: Request, sha256: str) -> Response:
 async def put_blob(request: Request, sha256: str) -> Response:
     """Keep bytes under their SHA-256. Refused if they have another."""
     parts = runtime_of(request).parts
-    size = await _stream_in(request, parts, checked(sha256))
+    with _one_of_users(caller_of(request).user):
+        size = await _stream_in(request, parts, checked(sha256))
     await runtime_of(request).note(f"{size} bytes")
     return reply(BlobReply(sha256=sha256, bytes=size))
 
@@ -84,7 +95,7 @@ async def _stream_in(request: Request, parts: HeadParts, sha256: str) -> int:
         writing = asyncio.get_running_loop().run_in_executor(_THREADS, lambda: parts.blobs.put(sha256, _drain(pieces)))
         ending: Exception | None = BadRequest(f"blob {sha256[:12]}: the upload broke off", hint="send it again")
         try:
-            ending = await _pass_on(request, parts.limits.blob_bytes, pieces, writing)
+            ending = await _judged(request, _pass_on(request, parts, pieces, writing))
         finally:
             # Whatever happened here, the writer must not wait for ever.
             while not writing.done():
@@ -96,13 +107,51 @@ async def _stream_in(request: Request, parts: HeadParts, sha256: str) -> int:
         return await writing
 
 
+@contextlib.contextmanager
+def _one_of_users(user: UserId) -> Iterator[None]:
+    """One upload of a user.
+
+    Raises:
+        TryLater: they have too many under way.
+    """
+    if _of_user[user] >= USERS_UPLOADS_MAX:
+        raise TryLater(f"{USERS_UPLOADS_MAX} uploads of {user} are under way", hint="try again when one has ended")
+    _of_user[user] += 1
+    try:
+        yield
+    finally:
+        _of_user[user] -= 1
+        if not _of_user[user]:
+            del _of_user[user]
+
+
+async def _judged(request: Request, passing: Coroutine[Any, Any, Exception | None]) -> Exception | None:
+    """What `passing` answers, or that the sender may not send any more: asked while the body comes, and once it is whole."""
+    task = asyncio.ensure_future(passing)
+    try:
+        while True:
+            await asyncio.wait((task,), timeout=_JUDGE_S)
+            judge_again(request)
+            if task.done():
+                return task.result()
+    except (NotSignedIn, NotPermitted) as error:
+        return error
+    finally:
+        task.cancel()
+
+
 async def _pass_on(
-    request: Request, limit: int, pieces: queue.Queue[bytes | Exception | None], writing: asyncio.Future[int]
+    request: Request,
+    parts: HeadParts,
+    pieces: queue.Queue[bytes | Exception | None],
+    writing: asyncio.Future[int],
 ) -> Exception | None:
     """Pass the body on until it ends; answers what is wrong with it, or None."""
-    size = 0
+    clock, limit = parts.clock, parts.limits.blob_bytes
+    size, waited_s = 0, 0.0  # waited for the sender: a slow disk of ours is not theirs to answer for
     stream = request.stream()
     while True:
+        asked_s = clock.boottime_s()
         try:
             async with asyncio.timeout(_STALL_S):
                 piece = await anext(stream)
@@ -111,6 +160,10 @@ async def _pass_on(
         except (ClientDisconnect, TimeoutError):
             return BadRequest(f"{request.url.path}: the caller left before its body was here", hint="send it again")
         size += len(piece)
+        waited_s += clock.boottime_s() - asked_s
+        if size < (waited_s - _GRACE_S) * LEAST_BYTES_PER_S:
+            return SlowBody(f"{request.url.path}: {format_bytes(size)} came in {format_duration(waited_s)}; an upload must send {format_bytes(LEAST_BYTES_PER_S)} in a second",
+                            hint="send it from nearer, or less of it")  # fmt: skip
         if size > limit:
             return too_large(request, limit)
         while piece and not writing.done():

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from phalanx.api.errors import JSON, SlowBody
 from phalanx.api.routes import too_large
-from phalanx.api.runtime import runtime_of
+from phalanx.api.runtime import judge_again, runtime_of
 from phalanx.core.errors import BadRequest
 from phalanx.core.jsonline import int64
 from phalanx.core.units import format_duration
@@ -24,11 +24,12 @@ _LONG_INT: Final = re.compile(rb"\d{19}")  # 2**63 has so many digits
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body.
+    """The whole body. Its caller is judged again once it is here: ask `caller_of` behind it, not before.
 
     Raises:
         TooLarge: over `limit`, as soon as that is seen.
         SlowBody: not whole within `Limits.body_s`.
+        NotSignedIn, NotPermitted: the caller lost the right while it came.
     """
     parts: list[bytes] = []
     size = 0
@@ -45,6 +46,7 @@ async def read_body(request: Request, limit: int) -> bytes:
                        hint="send it faster, or less at once") from error  # fmt: skip
     except ClientDisconnect as error:
         raise BadRequest(f"{request.method} {request.url.path}: the caller left before its body was here") from error
+    judge_again(request)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

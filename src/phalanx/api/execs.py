@@ -29,10 +29,12 @@ routes = Routes()
 @routes.post("/v1/jobs/{job_id}/exec", Action.CHANGE_OWN, body=ExecBody, reply=ExecOpened, status=201)
 async def open_exec(request: Request, job_id: JobId) -> Response:
     """Run a command beside a running job's ranks, on one of its nodes."""
-    runtime, caller = runtime_of(request), caller_of(request)
+    runtime = runtime_of(request)
     parts = runtime.parts
-    job = touch(parts.store, caller, Action.CHANGE_OWN, job_id)
+    touch(parts.store, caller_of(request), Action.CHANGE_OWN, job_id)
     body = await read_record(request, ExecBody, parts.limits.body_bytes)
+    caller = caller_of(request)
+    job = touch(parts.store, caller, Action.CHANGE_OWN, job_id)  # again, as they may be less by now
     if not body.argv or len(body.argv) > _ARGV_MAX or any("\0" in word for word in body.argv):
         raise BadRequest(f"exec: a command of {len(body.argv)} words", hint="give 1 to 1000 words without NUL")
     _check_size(body.rows, body.cols)
@@ -48,9 +50,10 @@ async def open_exec(request: Request, job_id: JobId) -> Response:
     await runtime.note(f"job {job_id} of {job.user} node {node_id} runs {body.argv[0][:80]!r}")
     # Who lost the right meanwhile had no session to end.
     still(runtime.gate, parts.store, caller, Action.CHANGE_OWN, job_id)()
-    session = runtime.sessions.open(caller=caller, job_id=job_id, node_id=node_id, rows=body.rows, cols=body.cols)
+    supervisor = parts.driver.supervisor_of(node_id, job_id, attempt.epoch)
+    session = runtime.sessions.open(caller=caller, job_id=job_id, supervisor=supervisor, rows=body.rows, cols=body.cols)
     parts.mailboxes.post(
-        parts.driver.supervisor_of(node_id, job_id, attempt.epoch),
+        supervisor,
         OpenExec(
             session=session.name,
             job_id=job_id,
@@ -110,8 +113,9 @@ async def exec_output(
 async def exec_input(request: Request, session_name: str) -> Response:
     """Type into the command. `end` says how much is taken; send the rest again from there."""
     runtime = runtime_of(request)
-    session = runtime.sessions.of_user(session_name, caller_of(request).user)
+    runtime.sessions.of_user(session_name, caller_of(request).user)
     body = await read_record(request, ExecInputBody, runtime.parts.limits.body_bytes)
+    session = runtime.sessions.of_user(session_name, caller_of(request).user)  # again, as it may have ended
     if body.offset < 0 or len(body.data) > EXEC_CHUNK_BYTES_MAX:
         raise BadRequest(
             f"exec input of {len(body.data)} bytes at {body.offset}", hint=f"at most {EXEC_CHUNK_BYTES_MAX} at once"
@@ -136,8 +140,9 @@ async def exec_input(request: Request, session_name: str) -> Response:
 async def exec_resize(request: Request, session_name: str) -> Response:
     """Tell the command its terminal's new size."""
     runtime = runtime_of(request)
-    session = runtime.sessions.of_user(session_name, caller_of(request).user)
+    runtime.sessions.of_user(session_name, caller_of(request).user)
     body = await read_record(request, ExecResizeBody, runtime.parts.limits.body_bytes)
+    session = runtime.sessions.of_user(session_name, caller_of(request).user)  # as above
     _check_size(body.rows, body.cols)
     session.rows, session.cols, session.resized = body.rows, body.cols, True
     session.tell()

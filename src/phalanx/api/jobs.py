@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Query
 from starlette.requests import Request
@@ -15,29 +15,26 @@ from phalanx.api.discretion import Discretion
 from phalanx.api.gate import first_element, known_job, sees_all_of, touch
 from phalanx.api.parts import HeadParts
 from phalanx.api.readings import all_seen, seen
+from phalanx.api.receipts import receipt_of
 from phalanx.api.routes import Routes, Shown, Whole, WholeOrNone
 from phalanx.api.runtime import caller_of, off_loop, runtime_of
 from phalanx.api.views import attempt_view
 from phalanx.core.access.roles import Caller
-from phalanx.core.accounting.receipt import Receipt, build_receipt
-from phalanx.core.accounting.reports import parse_reports
+from phalanx.core.accounting.receipt import Receipt
 from phalanx.core.errors import BadRequest, PhalanxError
 from phalanx.core.ids import JobId, ProjectId, QueueId, UserId
 from phalanx.core.state.events import Cancel, Hold, Requeue, Update
 from phalanx.core.state.events import Request as Wish
 from phalanx.core.units import parse_duration_s
-from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.begin import parse_begin_s
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.people import Action
-from phalanx.ports.logs import StreamKey
 from phalanx.ports.store import JobFilter, Store
 from phalanx.wire.api.jobs import CancelBody, JobDetail, JobList, JobReply, JobsReply, JobView, UpdateBody, WhyBody
 from phalanx.wire.api.output import StoryReply
 
 PAGE_MAX = 1000
 CANCEL_MAX = 4096  # in one call: as many as the controller hears in one step
-_READ_BYTES = 1 << 20
 
 routes = Routes()
 
@@ -94,9 +91,11 @@ async def show_job(request: Request, job_id: JobId) -> Response:
 @routes.patch("/v1/jobs/{job_id}", Action.CHANGE_OWN, body=UpdateBody, reply=JobReply)
 async def update_job(request: Request, job_id: JobId) -> Response:
     """Change name, priority, time limit, queue or begin."""
-    parts, caller = runtime_of(request).parts, caller_of(request)
-    touch(parts.store, caller, Action.CHANGE_OWN, job_id, arrays=True)
+    parts = runtime_of(request).parts
+    touch(parts.store, caller_of(request), Action.CHANGE_OWN, job_id, arrays=True)
     body = await read_record(request, UpdateBody, parts.limits.body_bytes)
+    caller = caller_of(request)
+    touch(parts.store, caller, Action.CHANGE_OWN, job_id, arrays=True)  # again, as they may be less by now
     if body == UpdateBody():
         raise BadRequest("nothing to change", hint="send name, priority, time, queue or begin")
     wish = Update(
@@ -110,9 +109,11 @@ async def update_job(request: Request, job_id: JobId) -> Response:
 @routes.post("/v1/jobs/{job_id}/cancel", Action.CHANGE_OWN, body=WhyBody, reply=JobReply)
 async def cancel_job(request: Request, job_id: JobId) -> Response:
     """End a job for good. Once this is answered it never runs again. Harmless twice."""
-    parts, caller = runtime_of(request).parts, caller_of(request)
-    first = touch(parts.store, caller, Action.CHANGE_OWN, job_id, arrays=True)
+    parts = runtime_of(request).parts
+    touch(parts.store, caller_of(request), Action.CHANGE_OWN, job_id, arrays=True)
     body = await read_record(request, WhyBody, parts.limits.body_bytes)
+    caller = caller_of(request)
+    first = touch(parts.store, caller, Action.CHANGE_OWN, job_id, arrays=True)  # as above
     if first.id != job_id and all(state.terminal for state in states_of(parts.store, first).values()):
         return reply(
             JobReply(job=await off_loop(whole_array, parts, caller, first))
@@ -123,9 +124,10 @@ async def cancel_job(request: Request, job_id: JobId) -> Response:
 @routes.post("/v1/jobs/cancel", Action.CHANGE_OWN, body=CancelBody, reply=JobsReply)
 async def cancel_jobs(request: Request) -> Response:
     """End several jobs for good, in one step: none of them starts on what another frees. One that may not be ended refuses all."""
-    runtime, caller = runtime_of(request), caller_of(request)
+    runtime = runtime_of(request)
     parts = runtime.parts
     body = await read_record(request, CancelBody, parts.limits.body_bytes)
+    caller = caller_of(request)
     if len(body.jobs) > CANCEL_MAX:
         raise BadRequest(
             f"{len(body.jobs)} jobs to cancel; at most {CANCEL_MAX} at once", hint="name fewer in each call"
@@ -192,7 +194,7 @@ async def job_receipt(request: Request, job_id: JobId) -> Response:
     """GPU-seconds used and lost, goodput, attempts and their causes."""
     parts = runtime_of(request).parts
     job = known_job(parts.store, job_id)
-    receipt = await off_loop(_receipt, parts, job)
+    receipt = await receipt_of(runtime_of(request), job)
     if not sees_all_of(caller_of(request), job):
         receipt = replace(receipt, attempts=tuple(replace(attempt, why="") for attempt in receipt.attempts))
     return reply(receipt)
@@ -227,20 +229,3 @@ def _whole(parts: HeadParts, caller: Caller, job_id: JobId, job: Job) -> JobView
 def _array_of(job: Job) -> JobId:
     assert job.array is not None  # answers come as a list for arrays alone
     return job.array.array_id
-
-
-def _receipt(parts: HeadParts, job: Job) -> Receipt:
-    attempts = parts.store.attempts(job.id)
-    nodes = {node.id: node for node in parts.store.nodes()}
-    reports: dict[Any, Any] = {attempt.epoch: parse_reports(_step_bytes(parts, attempt)) for attempt in attempts}
-    return build_receipt(job, attempts, reports, nodes=nodes, now_s=parts.clock.now_s())
-
-
-def _step_bytes(parts: HeadParts, attempt: Attempt) -> bytes:
-    key = StreamKey(job_id=attempt.job_id, epoch=attempt.epoch, stream="steps-0")
-    pieces: list[bytes] = []
-    offset = 0
-    while piece := parts.logs.read(key, offset, _READ_BYTES):
-        pieces.append(piece)
-        offset += len(piece)
-    return b"".join(pieces)

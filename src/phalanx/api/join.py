@@ -13,9 +13,11 @@ from phalanx.api.bodies import read_record, reply
 from phalanx.api.gate import own_node
 from phalanx.api.routes import Routes, Shown
 from phalanx.api.runtime import caller_of, off_loop, runtime_of
-from phalanx.core.errors import BadRequest, Conflict, NotFound
+from phalanx.core.access.roles import Caller
+from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.work.people import Action
+from phalanx.core.work.seat import read_seat
 from phalanx.wire.join import JoinLine, JoinReply, JoinRequest
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")  # a label of a host name; a dot would part a node's token
@@ -59,8 +61,10 @@ async def renew_join_line(request: Request) -> Response:
 async def join(request: Request) -> Response:
     """Become a node. The answer carries the node's own token; harmless when repeated by the same server."""
     runtime = runtime_of(request)
-    parts, caller = runtime.parts, caller_of(request)
+    parts = runtime.parts
+    _refuse_seat(caller_of(request))
     wish = await read_record(request, JoinRequest, parts.limits.body_bytes)
+    caller = runtime.gate.caller(request.headers.get("authorization"))  # join tokens may all have ended meanwhile
     if parts.welcome is None:
         raise Conflict("this head listens on loopback alone", hint="phalanx up --listen ADDRESS on the head")
     if not _NAME.fullmatch(wish.node_id):
@@ -78,3 +82,16 @@ async def join(request: Request) -> Response:
     await runtime.note(f"node {wish.node_id}")
     given = await off_loop(parts.welcome.take_in, wish)
     return reply(msgspec.structs.replace(given, up=up, heads=runtime.heads))
+
+
+def _refuse_seat(caller: Caller) -> None:
+    """Nothing, for all but a supervisor on a seat. Who holds an attempt's key signs for a seat on any node: none becomes a node for good.
+
+    Raises:
+        NotPermitted: the caller sits on one.
+    """
+    if caller.node_id is not None and read_seat(caller.node_id) is not None:
+        raise NotPermitted(
+            f"the supervisor on {caller.node_id} sits there for one attempt: it cannot join as a node",
+            hint="phalanx join --print on the head prints the line for a server",
+        )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
+import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,6 +19,9 @@ from phalanx.ports.store import Store
 _SETTLES_MAX: Final = (
     10_000  # jobs waiting to be looked at; what is dropped here is looked at again by the next commit or start
 )
+_PAUSE_S: Final = 5.0  # after a failure, which is mostly the disk's or the database's and so the next job's too
+_TRIES_MAX: Final = 100  # of one job, in a row: at _PAUSE_S each that is longer than a database is away for a restart
+_log: Final = logging.getLogger("phalanx.api")
 
 
 @dataclass(slots=True)
@@ -27,10 +33,17 @@ class Carried:
 
 
 class Settling:
-    """A thread that removes what is no use any more, whenever a commit touched a job of which there are copies."""
+    """A thread that removes what is no use any more, whenever a commit touched a job of which there are copies.
 
-    def __init__(self, store: Store, kept: KeptFiles, outputs: KeptOutputs, carried: Carried) -> None:
+    What fails is tried again after `pause_s`; the thread never ends.
+    """
+
+    def __init__(
+        self, store: Store, kept: KeptFiles, outputs: KeptOutputs, carried: Carried, *, pause_s: float = _PAUSE_S
+    ) -> None:
         self._store, self._kept, self._outputs, self._carried = store, kept, outputs, carried
+        self._pause_s = pause_s
+        self._failed: Counter[JobId] = Counter()  # tries in a row
         self._touched: queue.Queue[JobId] = queue.Queue(maxsize=_SETTLES_MAX)
 
     def begin(self) -> None:
@@ -48,7 +61,22 @@ class Settling:
 
     def _run(self) -> None:
         while True:
-            self._settle(self._touched.get())
+            job_id = self._touched.get()
+            try:
+                self._settle(job_id)
+            except Exception:  # noqa: BLE001  whatever it is, it must not end the thread; it is logged whole
+                _log.exception("what the head keeps of job %s could not be settled", job_id)
+                time.sleep(self._pause_s)
+                self._try_again(job_id)
+            else:
+                self._failed.pop(job_id, None)
+
+    def _try_again(self, job_id: JobId) -> None:
+        self._failed[job_id] += 1
+        if self._failed[job_id] < _TRIES_MAX:
+            self.touched(frozenset({job_id}))
+        else:
+            del self._failed[job_id]
 
     def _settle(self, job_id: JobId) -> None:
         attempt = live_attempt(

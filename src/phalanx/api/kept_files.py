@@ -34,6 +34,10 @@ _RETIRED: Final = ".tmp-retired"
 _EPOCH: Final = re.compile(r"epoch-(\d+)")
 _STEP: Final = re.compile(r"step-(\d{8,})(\.tmp-kept-[0-9a-f]+)?")  # the second group: on its way
 _DIGEST_SHOWN: Final = 16  # hexadecimal digits in a folder's name
+_OPENING_MAX: Final = 12  # checkpoints opened at once: half of the threads that serve the API (api.runtime)
+_OPEN_WAIT_S: Final = (
+    0.5  # for another that opens the same checkpoint, as all nodes of a gang do: mostly that takes some syncs
+)
 
 
 class DiskFull(TryLater):
@@ -73,8 +77,10 @@ class KeptFiles:
     def __init__(self, checkpoint_root: str, output_root: str) -> None:
         self.root = checkpoint_root
         self.nonce = secrets.token_hex(16)
-        self._lock = threading.Lock()
+        # Guards the two tables alone, and is never held while the disk works: a folder of 200 GB is read for minutes.
+        self._lock = threading.Condition()
         self._coming: dict[Place, _Coming] = {}  # no longer than they are on their way
+        self._opening: set[tuple[JobId, Epoch, int]] = set()  # by step, whatever the digest: they have one name to take
         for folder in (checkpoint_root, output_root):
             with contextlib.suppress(OSError):  # then no node proves that it sees it, and the head keeps copies
                 with around("kept.open.directory"):
@@ -96,16 +102,20 @@ class KeptFiles:
             BadRequest: the manifest is another than its digest says, or names files outside its folder.
             Conflict: another checkpoint of this step is published.
             DiskFull: no room.
+            TryLater: what came of it before is being read for another node.
         """
         manifest = _checked(place, encoded)
-        with self._lock, disk(self.root):
+        with self._opened_alone(place) as begun, disk(self.root):
             final = self._folder(place.job_id, place.epoch, place.step)
             if os.path.isdir(final) and not self._replaces(place, final, set(published)):
-                self._coming.pop(place, None)
+                with self._lock:
+                    self._coming.pop(place, None)
                 return True, 0, {}
-            coming = self._coming.get(place)
+            coming = begun
             if coming is None:
-                coming = self._coming[place] = self._open(place, manifest, encoded, final)
+                coming = self._open(place, manifest, encoded, final)
+                with self._lock:
+                    self._coming[place] = coming
         self._finish_if_whole(place, coming)
         return coming.whole, coming.missing_bytes, dict(coming.ends)
 
@@ -175,6 +185,10 @@ class KeptFiles:
             epoch = Epoch(number)
             over = epoch != live and os.path.exists(os.path.join(epoch_folder, _MARK))
             with self._lock:
+                while any(
+                    (job, at) == (job_id, epoch) and (over or (at, step) < oldest) for job, at, step in self._opening
+                ):
+                    self._lock.wait()  # what is opened now would come back behind us
                 for place in [p for p in self._coming if (p.job_id, p.epoch) == (job_id, epoch)]:
                     if over or (epoch, place.step) < oldest:
                         del self._coming[place]
@@ -197,6 +211,32 @@ class KeptFiles:
             self._jobs.discard(job_id)
             with contextlib.suppress(OSError), around("kept.settle.job"):
                 os.rmdir(folder)
+
+    @contextlib.contextmanager
+    def _opened_alone(self, place: Place) -> Iterator[_Coming | None]:
+        """What is on its way at a place, with nobody else at that step until the end.
+
+        Raises:
+            TryLater: somebody is, or too many other checkpoints are being opened.
+        """
+        step = (place.job_id, place.epoch, place.step)
+        with self._lock:
+            if not self._lock.wait_for(
+                lambda: step not in self._opening and len(self._opening) < _OPENING_MAX, timeout=_OPEN_WAIT_S
+            ):
+                raise TryLater(
+                    f"checkpoint of step {place.step}: what came of it before is being read",
+                    hint="send it again in a moment",
+                )
+            self._opening.add(step)
+            # Before its name is looked for: what has become whole since then has that.
+            coming = self._coming.get(place)
+        try:
+            yield coming
+        finally:
+            with self._lock:
+                self._opening.discard(step)
+                self._lock.notify_all()
 
     def _folder(self, job_id: JobId, epoch: Epoch, step: int) -> str:
         return os.path.join(self.root, job_id, f"epoch-{epoch}", f"step-{step:08d}")

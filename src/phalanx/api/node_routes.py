@@ -263,7 +263,7 @@ async def give_exec_input(
     """What the user typed from byte `after` on, or a new size, waiting for either up to `wait_s`. 404 once the user has left."""
     runtime = runtime_of(request)
     clock = runtime.parts.clock
-    session = runtime.sessions.of_node(session_name, _node_of(request))
+    session = runtime.sessions.of_supervisor(session_name, _name_of(request))
     until_s = clock.boottime_s() + min(wait_s, runtime.parts.limits.wait_s)
     while True:
         data = session.typed.get(after, EXEC_CHUNK_BYTES_MAX)
@@ -272,7 +272,7 @@ async def give_exec_input(
         if data or session.resized or (session.typed_closed and at_end) or left_s <= 0:
             break
         await session.hear(min(left_s, 1.0))
-        session = runtime.sessions.of_node(session_name, _node_of(request))
+        session = runtime.sessions.of_supervisor(session_name, _name_of(request))
     session.resized = False
     return reply(ExecInput(data=data, closed=session.typed_closed and at_end, rows=session.rows, cols=session.cols))
 
@@ -289,7 +289,7 @@ async def take_exec_output(request: Request, session_name: str) -> Response:
     """What the command printed. Answered once there is room for it, so that a slow reader slows the command."""
     runtime = runtime_of(request)
     clock, limits = runtime.parts.clock, runtime.parts.limits
-    session = runtime.sessions.of_node(session_name, _node_of(request))
+    session = runtime.sessions.of_supervisor(session_name, _name_of(request))
     said = decoded(await read_body(request, limits.body_bytes), ExecOutput)
     if len(said.data) > EXEC_CHUNK_BYTES_MAX or said.offset < 0:
         raise BadRequest(
@@ -301,7 +301,7 @@ async def take_exec_output(request: Request, session_name: str) -> Response:
         if left_s <= 0:
             raise TryLater("the user reads slower than the command prints", hint="send the same piece again")
         await session.hear(min(left_s, 1.0))
-        session = runtime.sessions.of_node(session_name, _node_of(request))
+        session = runtime.sessions.of_supervisor(session_name, _name_of(request))
     if said.exit_code is not None or said.error:
         session.exit_code, session.error, session.over = said.exit_code, said.error, True
     session.tell()
@@ -313,10 +313,6 @@ def _name_of(request: Request) -> NodeId:
     name = caller_of(request).node_id
     assert name is not None, "the gate lets only node tokens supervise"
     return name
-
-
-def _node_of(request: Request) -> NodeId:
-    return node_of_supervisor(_name_of(request))
 
 
 def _check_seat(name: NodeId, job_id: JobId, epoch: Epoch) -> None:

@@ -57,9 +57,9 @@ async def label_nodes(request: Request) -> Response:
 @routes.post("/v1/nodes/{node_id}/drain", Action.OPERATE, body=DrainBody, reply=NodeReply)
 async def drain_node(request: Request, node_id: NodeId) -> Response:
     """Keep new work off a node; without `cordon_only` its jobs are saved and moved too. Harmless twice."""
-    runtime, caller = runtime_of(request), caller_of(request)
+    runtime = runtime_of(request)
     body = await read_record(request, DrainBody, runtime.parts.limits.body_bytes)
-    wish = CordonNode(node_id=node_id, by=caller.user, why=body.why[:500], drain=not body.cordon_only)
+    wish = CordonNode(node_id=node_id, by=caller_of(request).user, why=body.why[:500], drain=not body.cordon_only)
     await runtime.ask(wish)
     runtime.hub.tell(())
     return reply(NodeReply(node=await off_loop(_seen, runtime.parts, node_id)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Final
 
 from starlette.requests import Request
@@ -18,7 +18,7 @@ from phalanx.api.runtime import off_loop, runtime_of
 from phalanx.core.errors import BadRequest, Conflict, NotFound
 from phalanx.core.ids import JobId, QueueId
 from phalanx.core.scheduling.quota import QuotaTree
-from phalanx.core.state.events import PutQueue, PutQueues
+from phalanx.core.state.events import ChangeQueue, PutQueues
 from phalanx.core.state.plan import Waiting
 from phalanx.core.work.job import Job, Reason
 from phalanx.core.work.people import Action
@@ -62,16 +62,13 @@ async def put_queue(request: Request, queue_id: QueueId) -> Response:
     """Add a queue or change one; absent fields of an existing one stay."""
     runtime = runtime_of(request)
     body = await read_record(request, QueueBody, runtime.parts.limits.body_bytes)
-    known = {queue.id: queue for queue in runtime.parts.store.queues()}
-    queue = known.get(queue_id) or Queue(id=QueueId(name_of(queue_id, "queue")))
-    queue = replace(
-        queue,
-        priority=queue.priority if body.priority is None else body.priority,
-        open=queue.open if body.open is None else body.open,
+    known = any(queue.id == queue_id for queue in await off_loop(runtime.parts.store.queues))
+    wish = ChangeQueue(
+        queue_id=queue_id if known else QueueId(name_of(queue_id, "queue")), priority=body.priority, open=body.open
     )
-    await runtime.ask(PutQueue(queue=queue))
+    await runtime.ask(wish)
     views = await off_loop(_views, runtime.parts)
-    return reply(QueueReply(queue=next(view for view in views if view.id == queue.id)))
+    return reply(QueueReply(queue=next(view for view in views if view.id == queue_id)))
 
 
 @routes.put("/v1/queues", Action.OPERATE, body=QueuesBody, reply=QueuesApplied)
@@ -88,7 +85,8 @@ async def put_queues(request: Request) -> Response:
         check_tree({queue_id: queue for queue_id, queue in after.items() if queue_id not in remove})
         await off_loop(_refuse_inhabited, runtime.parts, remove)
     elif applied.added or applied.changed or applied.removed:
-        await runtime.ask(PutQueues(queues=wanted, remove=remove))
+        as_open = frozenset(facts.id for facts in body.queues if facts.open is None)
+        await runtime.ask(PutQueues(queues=wanted, remove=remove, as_open=as_open))
     return reply(applied)
 
 

@@ -107,6 +107,7 @@ class GatedRoute(APIRoute):
             headers = request.headers
             if not declared.open_to_all:
                 caller = request.state.caller = runtime.gate.caller(headers.get("authorization"))
+                request.state.action = declared.action
                 try:
                     permit(caller, declared.action)
                 except NotPermitted as error:

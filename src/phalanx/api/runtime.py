@@ -71,6 +71,7 @@ class Runtime:
         self.carried = Carried()
         self.counts: dict[str, int] = {}
         self.streams_open = 0
+        self.receipts_asked = 0
         self.fleet: list[Node] = []
         self.fleet_read_s = -math.inf
         self.notes: dict[Role, list[str]] = {}
@@ -213,9 +214,19 @@ def runtime_in(app: FastAPI) -> Runtime:
 
 
 def caller_of(request: Request) -> Caller:
-    """Whom the gate admitted."""
+    """Whom the gate admitted; once the body is here, as they stand then."""
     caller: Caller = request.state.caller
     return caller
+
+
+def judge_again(request: Request) -> None:
+    """Judge the caller once more, as a body may come long after its head; `caller_of` is from now on who they are now.
+
+    Raises:
+        NotSignedIn, NotPermitted: they would not be let in any more.
+    """
+    state = request.state
+    state.caller = runtime_of(request).gate.again(state.caller, state.action)
 
 
 async def off_loop(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -53,12 +53,12 @@ class Pipe:
 
 @dataclass(slots=True)
 class Session:
-    """One command. `polled_s` is CLOCK_BOOTTIME of the user's newest call."""
+    """One command. `supervisor`: the name of the one that runs it; `polled_s`: CLOCK_BOOTTIME of the user's newest call."""
 
     name: str
     caller: Caller
     job_id: JobId
-    node_id: NodeId
+    supervisor: NodeId
     rows: int
     cols: int
     polled_s: float
@@ -98,7 +98,7 @@ class Sessions:
         self._clock = clock
         self._open: dict[str, Session] = {}
 
-    def open(self, *, caller: Caller, job_id: JobId, node_id: NodeId, rows: int, cols: int) -> Session:
+    def open(self, *, caller: Caller, job_id: JobId, supervisor: NodeId, rows: int, cols: int) -> Session:
         """A new session.
 
         Raises:
@@ -110,7 +110,7 @@ class Sessions:
                 f"{len(self._open)} exec sessions are open already", hint="close one, or try again in a minute"
             )
         session = Session(
-            name=secrets.token_urlsafe(18), caller=caller, job_id=job_id, node_id=node_id, rows=rows, cols=cols,
+            name=secrets.token_urlsafe(18), caller=caller, job_id=job_id, supervisor=supervisor, rows=rows, cols=cols,
             polled_s=self._clock.boottime_s(),
         )  # fmt: skip
         self._open[session.name] = session
@@ -128,14 +128,14 @@ class Sessions:
         session.polled_s = self._clock.boottime_s()
         return session
 
-    def of_node(self, name: str, node_id: NodeId) -> Session:
-        """A session for the supervisor that runs its command.
+    def of_supervisor(self, name: str, supervisor: NodeId) -> Session:
+        """A session for the supervisor that runs its command, by that one's name: beside it on the node may sit another job's.
 
         Raises:
-            NotFound: there is none on this node, or its user has left: the command shall end.
+            NotFound: it runs none of this name, or its user has left: the command shall end.
         """
         session = self._live(name)
-        if session.node_id != node_id:
+        if session.supervisor != supervisor:
             raise _unknown()
         return session
 

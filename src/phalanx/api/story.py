@@ -70,6 +70,8 @@ async def _follow_job(runtime: Runtime, caller: Caller, job_id: JobId, after: in
             job = known_job(parts.store, job_id)
             attempts = parts.store.attempts(job_id) if job.epoch else []
             lines = await off_loop(_lines, runtime, job_id, None, after, _PAGE)
+            # Behind the lines: none is told with a right that ended before it.
+            caller = runtime.gate.again(caller, Action.SEE)
             told_to = Discretion(parts.store, caller)
             for line in lines:
                 after = line.seq
@@ -101,6 +103,7 @@ async def _follow_all(runtime: Runtime, caller: Caller, after: int) -> AsyncIter
     with runtime.hub.watch(None) as watch:
         while not runtime.hub.closing:
             lines = await off_loop(_lines, runtime, None, None, after, _PAGE)
+            caller = runtime.gate.again(caller, Action.SEE)  # as above
             told_to = Discretion(parts.store, caller)
             for line in await off_loop(told_to.lines, lines):
                 after = line.seq

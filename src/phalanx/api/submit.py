@@ -47,11 +47,11 @@ routes = Routes()
 async def submit_job(request: Request) -> Response:
     """Submit a job. Answered once it is durable. The same Idempotency-Key and body give the same job; another body is refused."""
     runtime = runtime_of(request)
-    caller = caller_of(request)
     key = request.headers.get(IDEMPOTENCY_HEADER, "")
     if len(key) > KEY_MAX:
         raise BadRequest(f"an idempotency key of {len(key)} characters; at most {KEY_MAX}", hint="a UUID does")
     body = await read_body(request, runtime.parts.limits.body_bytes)
+    caller = caller_of(request)
     wish = await wish_of(runtime, caller, body, key)
     spec = wish.spec
     answer = await runtime.ask(wish)

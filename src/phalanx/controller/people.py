@@ -1,12 +1,15 @@
-"""Users, projects and tokens, judged where nothing else changes them at the same moment: what is left out stays, and one admin stays."""
+"""Users, projects and tokens, judged where nothing else changes them at the same moment: what is left out stays, and one admin stays.
+
+The gate judges who asks before the request is here; what takes their right away may be heard in between, so it is judged here again.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from phalanx.controller.turn import Turn
-from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted
-from phalanx.core.ids import TokenId
+from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted, NotSignedIn
+from phalanx.core.ids import TokenId, UserId
 from phalanx.core.state.events import ChangeProject, ChangeUser, RevokeToken, TokensUsed
 from phalanx.core.work.people import Token, User, UserRole
 from phalanx.core.work.queue import Project
@@ -29,7 +32,14 @@ def put_user(turn: Turn, user: User) -> User:
 
 
 def change_user(turn: Turn, wish: ChangeUser) -> User:
-    """Add a plain user, or change of one what is told."""
+    """Add a plain user, or change of one what is told.
+
+    Raises:
+        NotPermitted: who asks is no admin any more.
+        Conflict: nobody would be left who may administer.
+    """
+    if wish.by is not None:
+        _check_admin(turn, wish.by)
     known = turn.world.users.get(wish.user_id)
     if known is None:
         known = User(id=wish.user_id, role=UserRole.USER, created_s=turn.now.wall_s)
@@ -44,14 +54,16 @@ def change_project(turn: Turn, wish: ChangeProject) -> Project:
 
     Raises:
         NotFound: a name that is no user's.
-        NotPermitted: the caller is an admin of this project no longer, or wants more than members.
+        NotPermitted: the caller is an admin of this project (or of the head, as whom they ask) no longer, or wants more than members.
         BadRequest: they would open the project to everybody by leaving it without members.
     """
     strangers = sorted({*(wish.members or ()), *(wish.admins or ())} - turn.world.users.keys())
     if strangers:
         raise NotFound(f"no user {strangers[0]!r}", hint="add them first: phalanx users")
     known = turn.world.projects.get(wish.project_id)
-    if not wish.as_admin:
+    if wish.as_admin:
+        _check_admin(turn, wish.by)
+    else:
         _check_project_admin(known, wish)
     project = known or Project(id=wish.project_id, created_s=turn.now.wall_s)
     project = replace(
@@ -61,6 +73,26 @@ def change_project(turn: Turn, wish: ChangeProject) -> Project:
     )
     turn.change.put(project)
     return project
+
+
+def put_token(turn: Turn, token: Token) -> Token:
+    """Add a token, if the one that it was made with is still good.
+
+    Raises:
+        NotSignedIn: that one is expired or revoked, or its user is disabled.
+        NotPermitted: it is another's, and who made it is no admin any more.
+    """
+    maker = None if token.made_by is None else turn.world.tokens.get(token.made_by)
+    if maker is not None:
+        if not maker.good(turn.now.wall_s):
+            raise NotSignedIn(f"token {maker.id} is expired or revoked", hint="make another: phalanx tokens add")
+        user = turn.world.users.get(maker.user)
+        if user is not None and user.disabled:
+            raise NotSignedIn(f"user {user.id} is disabled", hint="ask an admin")
+        if token.user != maker.user:
+            _check_admin(turn, maker.user)
+    turn.change.put(token)
+    return token
 
 
 def revoke(turn: Turn, wish: RevokeToken) -> Token:
@@ -92,6 +124,12 @@ def note_use(turn: Turn, wish: TokensUsed) -> None:
 
 def _administers(user: User) -> bool:
     return user.role is UserRole.ADMIN and not user.disabled
+
+
+def _check_admin(turn: Turn, user_id: UserId) -> None:
+    user = turn.world.users.get(user_id)
+    if user is None or not _administers(user):
+        raise NotPermitted(f"{user_id} is no admin", hint="ask an admin")
 
 
 def _check_project_admin(project: Project | None, wish: ChangeProject) -> None:

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from phalanx.controller.turn import Turn
 from phalanx.core.errors import Conflict, NotFound
 from phalanx.core.ids import QueueId
-from phalanx.core.state.events import PutQueues
+from phalanx.core.state.events import ChangeQueue, PutQueues
+from phalanx.core.work.queue import Queue
 from phalanx.core.work.queuetree import check_tree
+
+
+def change(turn: Turn, wish: ChangeQueue) -> Queue:
+    """Add a queue, or change of one what is told: merged here, where nothing else changes it at the same moment.
+
+    Raises:
+        BadRequest: as `put`.
+    """
+    queue = turn.world.queues.get(wish.queue_id) or Queue(id=wish.queue_id)
+    queue = replace(
+        queue,
+        priority=queue.priority if wish.priority is None else wish.priority,
+        open=queue.open if wish.open is None else wish.open,
+    )
+    put(turn, PutQueues(queues=(queue,)))
+    return queue
 
 
 def put(turn: Turn, request: PutQueues) -> None:
@@ -18,18 +37,23 @@ def put(turn: Turn, request: PutQueues) -> None:
         Conflict: one to remove still has jobs that are not over.
     """
     world = turn.world
-    after = {**world.queues, **{queue.id: queue for queue in request.queues}}
+    queues = [_as_open(world.queues.get(queue.id), queue, request) for queue in request.queues]
+    after = {**world.queues, **{queue.id: queue for queue in queues}}
     for queue_id in request.remove:
         if after.pop(queue_id, None) is None:
             raise NotFound(f"no queue {queue_id!r}", hint="phalanx queues lists them")
     check_tree(after)
     _refuse_inhabited(turn, request.remove)
-    for queue in request.queues:
+    for queue in queues:
         if queue.id in after and world.queues.get(queue.id) != queue:
             turn.change.put(queue)
     for queue_id in request.remove:
         if queue_id in world.queues:
             turn.change.remove_queue(queue_id)
+
+
+def _as_open(known: Queue | None, queue: Queue, request: PutQueues) -> Queue:
+    return queue if known is None or queue.id not in request.as_open else replace(queue, open=known.open)
 
 
 def _refuse_inhabited(turn: Turn, queue_ids: tuple[QueueId, ...]) -> None:

@@ -22,6 +22,7 @@ from phalanx.core.state.events import (
     Cancel,
     CancelAll,
     ChangeProject,
+    ChangeQueue,
     ChangeUser,
     CordonNode,
     EndReservation,
@@ -88,6 +89,8 @@ def hear(turn: Turn, request: Request) -> Answer:
         case PutQueue(queue=queue):
             queues.put(turn, PutQueues(queues=(queue,)))
             return queue
+        case ChangeQueue():
+            return queues.change(turn, request)
         case PutQueues():
             queues.put(turn, request)
             return None
@@ -105,8 +108,7 @@ def hear(turn: Turn, request: Request) -> Answer:
             turn.tell("rules", f"{document.by} put failure rules of the operators' own", by=document.by)
             return None
         case PutToken(token=token):
-            turn.change.put(token)
-            return token
+            return people.put_token(turn, token)
         case RevokeToken():
             return people.revoke(turn, request)
         case TokensUsed():

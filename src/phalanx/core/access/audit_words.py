@@ -9,6 +9,7 @@ from phalanx.core.state.events import (
     Cancel,
     CancelAll,
     ChangeProject,
+    ChangeQueue,
     ChangeUser,
     CordonNode,
     EndReservation,
@@ -64,6 +65,8 @@ def words_of(request: Request, answer: object) -> str:
             return _project(answer) if isinstance(answer, Project) else f"project {request.project_id}"
         case PutQueue(queue=queue):
             return f"queue {queue.id} {_queue(queue)}"
+        case ChangeQueue():
+            return f"queue {request.queue_id}" + (f" {_queue(answer)}" if isinstance(answer, Queue) else "")
         case PutQueues():
             put = "; ".join(f"{queue.id} {_queue(queue)}" for queue in request.queues)
             return f"put {put or 'none'}" + (f"; remove {listed(request.remove)}" if request.remove else "")

@@ -5,7 +5,7 @@ Built from durable records alone, by the head's API and by tests. It reads no cl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from phalanx.core.accounting.ledger import Ledger, attempt_ledgers, sum_ledgers
@@ -97,6 +97,7 @@ class Receipt:
         queued_s: the part of `wall_s` in which it held nothing.
         steps_lost: steps made that are not part of the result; `steps_redone` of them were made again.
         overlapping_steps: steps begun by an older attempt once a newer one had begun its first. The lease and the fence keep it 0.
+        unread_bytes: of reports past what is read of one attempt; nothing that stands there is in these figures. 0 for all but huge ones.
     """
 
     job_id: JobId
@@ -119,24 +120,27 @@ class Receipt:
     loss_last: float | None
     tokens_kept: int
     checkpoints: tuple[SavedRecord, ...]
+    unread_bytes: int = 0
 
 
 def build_receipt(
     job: Job,
     attempts: Sequence[Attempt],
-    reports: Mapping[Epoch, Sequence[Mapping[str, object]]],
+    reports: Mapping[Epoch, Iterable[Mapping[str, object]]],
     *,
     nodes: Mapping[NodeId, Node] | None = None,
     now_s: float,
+    unread_bytes: int = 0,
 ) -> Receipt:
     """The receipt of `job`.
 
     Args:
         job: the job as it is now.
         attempts: all of its attempts, in any order.
-        reports: what the ranks of its first node reported, by epoch (`parse_reports`).
+        reports: what the ranks of its first node reported, by epoch, as objects; each is gone through once.
         nodes: the fleet; nodes that left it may be absent.
         now_s: ends what still runs.
+        unread_bytes: of reports that were left out of `reports`.
     """
     nodes = nodes or {}
     ordered = sorted(attempts, key=lambda attempt: attempt.epoch)
@@ -173,6 +177,7 @@ def build_receipt(
         loss_last=losses[-1] if losses else None,
         tokens_kept=sum(record.tokens or 0 for record in lineage.kept),
         checkpoints=tuple(saved for epoch in sorted(read) for saved in read[epoch].saved),
+        unread_bytes=unread_bytes,
     )
 
 

@@ -135,11 +135,12 @@ class PutUser:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeUser:
-    """Add a plain user or change one; None leaves a field."""
+    """Add a plain user or change one; None leaves a field. `by`: the admin who asks; None for the head itself."""
 
     user_id: UserId
     role: UserRole | None = None
     disabled: bool | None = None
+    by: UserId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,11 +169,21 @@ class PutQueue:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeQueue:
+    """Add a queue or change one; None leaves a field."""
+
+    queue_id: QueueId
+    priority: int | None = None
+    open: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PutQueues:
-    """Add or change some queues and remove others, all or nothing."""
+    """Add or change some queues and remove others, all or nothing. Those named in `as_open` stay open or closed as they are."""
 
     queues: tuple[Queue, ...] = ()
     remove: tuple[QueueId, ...] = ()
+    as_open: frozenset[QueueId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +252,7 @@ class CancelAll:
 
 
 Request = (
-    Submit | Cancel | Hold | Requeue | Update | CordonNode | UncordonNode | LabelNodes | ForgetNode | PutUser | PutProject | PutQueue | PutQueues
+    Submit | Cancel | Hold | Requeue | Update | CordonNode | UncordonNode | LabelNodes | ForgetNode | PutUser | PutProject | PutQueue | ChangeQueue | PutQueues
     | PutReservation | EndReservation | PutCalibration | PutRules | PutToken | RevokeToken | TokensUsed | ChangeUser | ChangeProject | PlanStop | CancelAll
 )  # fmt: skip
 

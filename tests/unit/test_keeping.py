@@ -1,0 +1,75 @@
+"""The thread that removes what the head need not keep: it outlives whatever fails under it."""
+
+# Ids are written as plain words here, as in a drawing.
+# mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
+
+import threading
+from types import SimpleNamespace
+
+from phalanx.api import keeping
+from phalanx.api.keeping import Carried, Settling
+from phalanx.ports.store import StoreRefused
+
+
+class Kept:
+    """Copies of some jobs; to settle one fails as often as is told."""
+
+    def __init__(self, **failures):
+        self.jobs, self.failures = frozenset(failures), failures
+        self.settled, self.tries, self.told = [], [], threading.Event()
+
+    def settle(self, job_id, _live, _published=None):
+        self.tries.append(job_id)
+        if self.failures[job_id] > 0:
+            self.failures[job_id] -= 1
+            raise OSError("the disk is away")
+        self.settled.append(job_id)
+        if set(self.settled) == self.jobs - {job for job, left in self.failures.items() if left}:
+            self.told.set()
+
+
+class Store:
+    """Refuses once, then knows every job as over."""
+
+    def __init__(self):
+        self.refuses = 1
+
+    def attempts(self, _job_id):
+        if self.refuses:
+            self.refuses -= 1
+            raise StoreRefused("the database is away")
+        return []
+
+    def job(self, _job_id):
+        return SimpleNamespace(checkpoints=())
+
+
+def settling(kept):
+    outputs = SimpleNamespace(jobs=frozenset(), settle=lambda _job_id, _live: None)
+    return Settling(Store(), kept, outputs, Carried(), pause_s=0.0)
+
+
+def test_what_could_not_be_settled_is_settled_later():
+    """Found by reading: the first refusal of the store or the disk ended the thread, and nothing was ever removed again."""
+    kept = Kept(a=1, b=0)
+    settling(kept).begin()
+    assert kept.told.wait(20)
+    assert set(kept.settled) == {"a", "b"}
+
+
+def test_a_job_that_never_settles_is_given_up_until_it_is_touched_again(monkeypatch):
+    monkeypatch.setattr(keeping, "_TRIES_MAX", 3)
+    kept = Kept(a=10**6)
+    over = threading.Event()
+    found = settling(kept)
+    given_up = found._try_again
+
+    def trying(job_id):
+        given_up(job_id)
+        if not found._failed:
+            over.set()
+
+    monkeypatch.setattr(found, "_try_again", trying)
+    found.begin()
+    assert over.wait(20)
+    assert len(kept.tries) == 2  # the store refused one of three
