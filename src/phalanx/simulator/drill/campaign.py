@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 
 from phalanx.simulator.drill.coverage import Coverage
 from phalanx.simulator.drill.seed import EVENTS, Result, run_seed
@@ -90,19 +92,46 @@ def _heard(report: Report, result: Result, done: Callable[[Result], None]) -> No
 
 def _spread(report: Report, seeds: range, events: int, processes: int, done: Callable[[Result], None]) -> None:
     spawned = multiprocessing.get_context("spawn")  # a fork would take along whatever threads the caller has
-    pool = ProcessPoolExecutor(processes, mp_context=spawned)
-    try:
-        with _interrupts_left_to_the_caller():  # processes are begun as work is handed in
-            futures: list[Future[Result]] = [pool.submit(run_seed, seed, events=events) for seed in seeds]
-        for future in as_completed(futures):
-            _heard(report, future.result(), done)
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    with _interrupts_told() as interrupted:
+        pool = ProcessPoolExecutor(processes, mp_context=spawned)
+        try:
+            with _begun_deaf():  # processes are begun as work is handed in
+                futures: list[Future[Result]] = [pool.submit(run_seed, seed, events=events) for seed in seeds]
+            for future in as_completed(futures):
+                if interrupted():
+                    raise KeyboardInterrupt
+                _heard(report, future.result(), done)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 @contextmanager
-def _interrupts_left_to_the_caller() -> Iterator[None]:
-    """Processes begun within it never see an interrupt; the caller does behind it, also one that came meanwhile."""
+def _interrupts_told() -> Iterator[Callable[[], bool]]:
+    """Within it an interrupt is told by what this gives, and raised by whoever asks: raised anywhere, it would leave a lock of the pool taken.
+
+    A mask alone does not keep it off: another thread (numpy's) takes the signal, and Python raises it here. The second is raised at once.
+    """
+    told = threading.Event()
+
+    def tell(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        if told.is_set():
+            raise KeyboardInterrupt
+        told.set()
+
+    if threading.current_thread() is not threading.main_thread():  # which alone hears of signals
+        yield told.is_set
+        return
+    before = signal.signal(signal.SIGINT, tell)
+    try:
+        yield told.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _begun_deaf() -> Iterator[None]:
+    """Processes begun within it never see an interrupt."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
