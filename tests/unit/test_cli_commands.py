@@ -1,5 +1,6 @@
 """What a user types, against canned answers: words sent, words shown, exit codes. Nothing is ever a traceback."""
 
+import dataclasses
 import fcntl
 import json
 import os
@@ -12,6 +13,7 @@ import sys
 import time
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from phalanx.cli.cluster import up
@@ -20,8 +22,10 @@ from phalanx.cli.cluster.findings import accounts, rights
 from phalanx.cli.cluster.home import Recorded, fleet
 from phalanx.cli.jobs.ps import _where_or_why
 from phalanx.cli.jobs.show import _facts
+from phalanx.cli.jobs.show import _receipt as receipt_lines
 from phalanx.cli.root import VERBS, main
 from phalanx.cli.terminal import terminal
+from phalanx.core.accounting.receipt import Receipt
 from phalanx.core.fleet.node import NodeState
 from tests.golden.cli import views
 from tests.golden.cli.fake_head import TOKEN, FakeHead
@@ -452,6 +456,13 @@ def test_doctor_says_whose_account_jobs_run_under(brought_up, variable, machine,
     found = accounts(brought_up)
     assert found.level == level
     assert found.says.startswith(says)
+
+
+def test_receipt_says_what_of_a_huge_job_it_leaves_out():
+    whole = msgspec.convert(views.receipt(), Receipt)
+    assert not [line for line in receipt_lines(whole) if "reports" in line]
+    cut_off = dataclasses.replace(whole, unread_bytes=3 << 20)
+    assert receipt_lines(cut_off)[-1] == "without its last 3 MiB of reports, which are too many to be read"
 
 
 def test_doctor_warns_of_rights_that_are_too_wide(tmp_path):

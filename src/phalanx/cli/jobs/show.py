@@ -259,6 +259,8 @@ def _receipt(receipt: Receipt) -> list[str]:
         )
     if receipt.loss_first is not None and receipt.loss_last is not None:
         lines.append(f"loss {receipt.loss_first:.4f} at first, {receipt.loss_last:.4f} at last")
+    if receipt.unread_bytes:
+        lines.append(f"without its last {format_bytes(receipt.unread_bytes)} of reports, which are too many to be read")
     return lines
 
 
