@@ -1,5 +1,6 @@
 """The life of jobs under the real controller and supervisors, in virtual time, and what users may ask meanwhile."""
 
+import heapq
 from typing import Any
 
 import pytest
@@ -8,9 +9,7 @@ from phalanx.controller import controller as controller_module
 from phalanx.core.errors import Conflict, NeverFits, NotFound, NotPermitted
 from phalanx.core.ids import JobId, NodeId, ProjectId, QueueId, SupervisorId, TokenId, UserId
 from phalanx.core.lifecycle.verify import rejection
-from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.schedule import Policy
-from phalanx.core.scheduling.scheduler import LEAVE_MAX
 from phalanx.core.state.commands import DeleteCheckpoints, Forget, Prepare, StartTasks
 from phalanx.core.state.events import (
     Cancel,
@@ -517,26 +516,32 @@ def test_planned_stop_lengthens_the_leases_and_a_late_head_believes_them(cluster
 # ---- many at once ---------------------------------------------------------------------------------------------------
 
 
-def test_many_that_leave_their_lines_at_once_are_not_taken_out_one_by_one(cluster, monkeypatch):
+@pytest.mark.parametrize("policy", ["default", "skip", "fair"])
+def test_many_that_leave_a_line_at_once_are_taken_out_together(policy, monkeypatch):
     """Found by reading: holding an array of ten thousand took 9 s in one step, each element going through all the others."""
-    withdrawn = []
-    withdraw = Board.withdraw
+    cluster = Harness("r: n0=4", policy=Policy(name=policy))
+    lines = []
+    heapify = heapq.heapify
 
-    def counted(board, entry):
-        withdrawn.append(entry)
-        withdraw(board, entry)
+    def counted(line):
+        lines.append(len(line))
+        heapify(line)
 
-    monkeypatch.setattr(Board, "withdraw", counted)
-    runs = cluster.submit(gpus=12, behaviour=LONG)
-    wish = spec("many", gpus=1, array=f"0-{LEAVE_MAX}")
+    runs = cluster.submit(gpus=4, behaviour=LONG)
+    wish = spec("many", gpus=1, array="0-99")
     elements = cluster.ask(Submit(spec=wish, user=ADA, project=ProjectId("gpt"), queue=QueueId("default")))
-    array = elements[0].array.array_id
+    assert cluster.head is not None
+    controller = cluster.head.controller
+    array, waits, board = elements[0].array.array_id, controller.waits, controller.scheduler.board
+    monkeypatch.setattr(heapq, "heapify", counted)
     cluster.ask(Hold(job_id=array, held=True, by=ADA))
-    assert not withdrawn
-    assert {cluster.head.controller.waits[one.id].reason for one in elements} == {Reason.HELD}
+    assert len([length for length in lines if length]) < 10
+    assert {waits[one.id].reason for one in elements} == {Reason.HELD}
     cluster.ask(Hold(job_id=array, held=False, by=ADA))
-    assert {cluster.head.controller.waits[one.id].reason for one in elements} == {Reason.RESOURCES}
+    assert {waits[one.id].reason for one in elements} == {Reason.RESOURCES}
+    lines.clear()
     cluster.ask(Cancel(job_id=array, by=ADA))
-    assert not withdrawn
+    assert len([length for length in lines if length]) < 10
     assert list(cluster.world.pending) == []
+    assert controller.scheduler.board is board, "what was being cleared for others stays theirs"
     assert cluster.live(runs).epoch == 1

@@ -4,6 +4,7 @@
 # mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
 
 import fcntl
+import io
 import json
 import os
 import socket
@@ -111,6 +112,15 @@ def test_submit_goes_again_when_the_head_says_later():
         client.transport, _ = transport(url)
         assert client.submit({"run": "true"}).id == "7"
     assert len(seen) == 2
+
+
+def test_upload_that_finds_no_place_is_sent_again_from_its_beginning():
+    """Found by reading: the fifth of a user's uploads at once is told to come later, and did not come."""
+    with scripted(refusal(404, "not_found"), refusal(503, "try_later"), OK) as (url, seen):
+        client = Client(url, "t")
+        client.transport, _ = transport(url)
+        client.upload(io.BytesIO(b"0123456789"), "ab" * 32, 10)
+    assert [body for head, body in seen if head.startswith("PUT")] == [b"0123456789"] * 2
 
 
 def test_what_may_have_been_done_is_repeated_only_with_a_key():

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import IO, Any, Final
 
 from phalanx.client.discovery import authority, find_token, find_urls, split_url, split_urls
-from phalanx.core.errors import BY_CODE, NotLeading, PhalanxError, Unreachable
+from phalanx.core.errors import BY_CODE, NotLeading, PhalanxError, TryLater, Unreachable
 
 FIRST_PATIENCE_S: Final = 0.5  # a dead head is told within a second (issue: what must be seen)
 PATIENCE_S: Final = 30.0  # a head that restarts with 10,000 jobs is back in a few seconds
@@ -162,7 +162,10 @@ class Transport:
                 self._refer(url, refusal.leader)
                 retry.after(refusal, again=True)
                 continue
-            if not (refusal.http_status == 503 and again):
+            if isinstance(refusal, TryLater) and not again and _read_again(body):
+                self.drop()
+                self._reached = True
+            elif not (refusal.http_status == 503 and again):
                 raise refusal
             retry.after(refusal, again=True)
 
@@ -336,6 +339,11 @@ def _rewound(body: Body) -> bool:
         return False
     rewind(0)
     return True
+
+
+def _read_again(body: Body) -> bool:
+    """Whether the body is a file, which stands at its beginning now: what it asked for was not done, and is kept under its own hash."""
+    return body is not None and not isinstance(body, bytes) and _rewound(body)
 
 
 def _never_sent(error: BaseException) -> bool:

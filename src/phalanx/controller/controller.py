@@ -155,7 +155,11 @@ class Controller:
         )  # fmt: skip
 
     def committed(self, outbox: Outbox, now: Now) -> None:
-        """The outbox's change is durable: publish what depends on it."""
+        """The outbox's change is durable: publish what depends on it.
+
+        Raises:
+            ExceptionGroup: faults of ours, after all else was published.
+        """
         if outbox.lost:
             self.leases.drop(outbox.lost)
         for deadline in self._timers.settle():
@@ -178,12 +182,18 @@ class Controller:
                 ):  # it may have been given, or shortened
                     self._arm_limit(record.id, record.spec.time_limit_s, record.epoch, FIRST_GENERATION)
         self.history.note(over, newest)
+        faults: list[Exception] = []
         for attempt in newest.values():
-            self._follow(attempt, now.boot_s)
+            try:
+                self._follow(attempt, now.boot_s)
+            except Exception as error:  # noqa: BLE001  # a fault of ours in one must not cost the others their leases
+                faults.append(error)
         self._timers.sweep(self._stands)
         if outbox.change.removed:
             self._losses.forget()
         self._forget_old()
+        if faults:
+            raise ExceptionGroup("attempts that could not be followed", faults)
 
     def refused(self, outbox: Outbox) -> None:
         """The store did not take the change: the world is as before, and everything is judged again."""

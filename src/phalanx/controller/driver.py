@@ -277,9 +277,7 @@ class Driver:
         return NO_EPOCH if attempt is None else attempt.epoch
 
     def _publish(self, outbox: Outbox, now: Now) -> None:
-        """All that follows from what is durable now. A fault of ours in one part costs neither the others nor the thread: commands that were
-        not given are asked for again by reminders.
-        """
+        """All that follows from what is durable now. A fault of ours in one part costs neither the others nor the thread."""
         parts: tuple[Callable[[], None], ...] = (
             partial(self.controller.committed, outbox, now), partial(self._command, outbox), partial(self._tell_engines, outbox),
             partial(self._ring, outbox),

@@ -173,6 +173,11 @@ class Listener:
     def left(self, entry: Entry) -> None:
         """The waiting job is gone: cancelled, held, or taken up by the board itself."""
 
+    def left_together(self, entries: Sequence[Entry]) -> None:
+        """Many waiting jobs are gone at once."""
+        for entry in entries:
+            self.left(entry)
+
     def ended(self, entry: Entry, now_s: float) -> None:
         """The running job has come to its end; its places are still set."""
 
@@ -328,6 +333,12 @@ class Board:
         """A waiting job is gone."""
         del self.waiting[entry.seq]
         self._listener.left(entry)
+
+    def withdraw_together(self, entries: Sequence[Entry]) -> None:
+        """Many waiting jobs are gone."""
+        for entry in entries:
+            del self.waiting[entry.seq]
+        self._listener.left_together(entries)
 
     def end(self, entry: Entry, now_s: float, *, learn: bool = True) -> None:
         """A running job is over; with `learn` it came to its own end."""

@@ -60,13 +60,17 @@ class QuotaTree(Holdings):
     ) -> None:
         known = list(queues)
         super().__init__(known, fleet_gpus)
-        self.now_s = now_s
         self._queues: dict[int, Queue] = {self.whole(queue.id): queue for queue in known}
-        self._use = [_Use(at_s=now_s) for _ in self.ids]
         self._budgets = tuple(sorted(node for node, queue in self._queues.items() if queue.budget_gpu_h is not None))
         self._shut: set[int] = set()
         self._factors: list[float] = []
         self._wanting: frozenset[int] = frozenset()
+        self.begin(spent, now_s)
+
+    def begin(self, spent: Iterable[Spent], now_s: float) -> None:
+        """Begin the books from what is stored, as of now, which may be earlier than they stood; what runs is still to be charged."""
+        self.now_s = now_s
+        self._use = [_Use(at_s=now_s) for _ in self.ids]
         self._remember({record.queue: record for record in spent})
         self.advance(now_s)
 

@@ -8,7 +8,7 @@ started whose room is still held by others that save and leave; they are placed 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from phalanx.core.fleet.node import Node, Others
@@ -38,7 +38,6 @@ from phalanx.core.work.reservation import Reservation
 LEARNT: Final = (JobState.SUCCEEDED, JobState.FAILED, JobState.TIMEOUT)  # ends that say how long such jobs take
 INFINITE: Final = float("inf")
 DURATION_UNKNOWN: Final = -1.0
-LEAVE_MAX: Final = 500  # jobs that leave their lines one by one, in one step
 CLOCK_STEP_S: Final = 1.0  # smaller steps are what NTP does
 REPAIRED: Final = (Reason.NODE_FAIL, Reason.DRAINED)  # what a job cannot help, and gets its place back for
 
@@ -77,6 +76,9 @@ class Scheduler:
         self._calendar_s = INFINITE
         self._now_s = self._wall_s = self._skew_s = 0.0
         self._jumped = False
+        self._reclassed: list[tuple[Entry, Klass]] | None = (
+            None  # while many may ask for something else: they change lines together
+        )
         self._remembered = False
         self._queues: Mapping[QueueId, Queue] = {}
 
@@ -99,25 +101,27 @@ class Scheduler:
         self._clock(now_s, wall_s)
         if self._stale_after(seen, nodes):
             return
-        if self._leave_at_once(seen, jobs):
-            self.stale = True
-            return
-        changed_board = bool(nodes)
+        changed_board = bool(nodes) | self._leave_together(seen, jobs)
         for job_id in jobs:
             changed_board |= self._sync(seen, job_id, now_s)
         if changed_board:
             self._wake_s = -INFINITE
 
-    def _leave_at_once(self, seen: Seen, jobs: Collection[JobId]) -> bool:
-        """Whether so many wait no longer that a board made anew is cheaper: each leaves its line in the line's length (an array that is held)."""
-        if len(jobs) <= LEAVE_MAX:
-            return False
-        left = 0
-        for job_id in jobs:
+    def _leave_together(self, seen: Seen, jobs: Collection[JobId]) -> bool:
+        """Take out of their lines at once whoever waits no longer: each alone goes through the whole line, of an array that is held."""
+        left: list[JobId] = []
+        for job_id in jobs if len(jobs) > 1 else ():
             entry, job = self.entries.get(job_id), seen.jobs.get(job_id)
-            if entry is not None and entry.since_s < 0.0:
-                left += job is None or job.state.terminal or job.held or bool(job.unmet)
-        return left > LEAVE_MAX
+            if (
+                entry is not None
+                and entry.since_s < 0.0
+                and (job is None or job.state.terminal or job.held or job.unmet)
+            ):
+                left.append(job_id)
+        self.board.withdraw_together([self.entries[job_id] for job_id in left])
+        for job_id in left:
+            del self.ids[self.entries.pop(job_id).seq]
+        return bool(left)
 
     def load(self, seen: Seen, now_s: float) -> None:
         """Make the board anew from the records."""
@@ -165,10 +169,11 @@ class Scheduler:
             wall_s: Unix seconds, which the records' own times are in; the same as `now_s` where None.
         """
         self._clock(now_s, wall_s)
-        if self.stale or self._jumped:  # the books of quotas know no way back in time
+        if self.stale:
             self.load(seen, now_s)
         if self._jumped:  # what was reckoned in Unix time is reckoned anew
             self._jumped = False
+            self._charge_anew(seen)
             self._calendar_s = -INFINITE
             self._later = [(-INFINITE, job_id) for job_id in self.parked]
         self._look_at_calendar(seen, now_s)
@@ -227,12 +232,12 @@ class Scheduler:
         if self._wall_s < self._calendar_s:
             return
         self._calendar_s = self.calendar.next_change_s(self._wall_s)
-        waiting = [job_id for job_id, entry in self.entries.items() if entry.since_s < 0.0]
-        if len(waiting) > LEAVE_MAX:  # all of them may ask for something else now
-            self.load(seen, now_s)
-            return
-        for job_id in waiting:
-            self._sync(seen, job_id, now_s)
+        self._reclassed = []
+        for job_id, entry in list(self.entries.items()):
+            if entry.since_s < 0.0:
+                self._sync(seen, job_id, now_s)
+        changed, self._reclassed = self._reclassed, None
+        self._relay(changed)
         self._wake_s = -INFINITE
 
     def reserved_for(self, job: Job) -> str:
@@ -412,12 +417,20 @@ class Scheduler:
         """The waiting job asks for this now; says whether that is anything else."""
         if klass is entry.klass:
             return False
-        self.board.withdraw(entry)
-        entry.klass, entry.gpus, entry.group = klass, klass.gpus, None
-        waits_from_s = entry.waits_from_s
-        self.board.arrive(entry)
-        entry.waits_from_s = waits_from_s
+        if self._reclassed is None:
+            self._relay([(entry, klass)])
+        else:
+            self._reclassed.append((entry, klass))
         return True
+
+    def _relay(self, changed: Sequence[tuple[Entry, Klass]]) -> None:
+        """Each of these waiting jobs joins the line of another class."""
+        self.board.withdraw_together([entry for entry, _ in changed])
+        for entry, klass in changed:
+            entry.klass, entry.gpus, entry.group = klass, klass.gpus, None
+            waits_from_s = entry.waits_from_s
+            self.board.arrive(entry)
+            entry.waits_from_s = waits_from_s
 
     def _park(self, job: Job, entry: Entry | None, wait: Waiting, now_s: float) -> None:
         self.parked[job.id] = wait
@@ -479,6 +492,16 @@ class Scheduler:
         elif job_id in self._charged:
             own, gpus = self._charged.pop(job_id)
             quotas.charge(own, -gpus, now_s + self._skew_s)
+
+    def _charge_anew(self, seen: Seen) -> None:
+        """The books of quotas know no way back in time: they are begun again from the records, and what runs is charged from its start."""
+        quotas = self.board.quotas
+        if quotas is None:
+            return
+        quotas.begin(seen.spent.values(), self._wall_s)
+        for job_id, (queue, gpus) in self._charged.items():
+            attempt = seen.attempts.get(job_id)
+            quotas.charge(queue, gpus, self._wall_s, None if attempt is None else attempt.placed_s)
 
     # ---------------------------------------------------------------- carrying out
 

@@ -32,6 +32,8 @@ _RENEW_S: Final = 3.0  # a renewal is answered from memory; waiting longer would
 _QUICK_S: Final = 1.0  # a round trip longer than this leaves too much open about the head's clock
 _PAUSE_FIRST_S: Final = 0.05
 _PAUSE_MAX_S: Final = 0.5  # how late a head that came back is found, at most
+_OTHER_MACHINE: Final = "other_machine"  # controller.lives: another machine speaks for this node
+_ELSEWHERE_S: Final = 2.0  # a whole site that was started anew asks so often
 _log = logging.getLogger(__name__)
 
 
@@ -98,6 +100,8 @@ class Greeter:
                     _log.warning("the head refuses this supervisor: %s", error)
                     if isinstance(error, Rejected):
                         self._on_refused(error)
+                        if error.code == _OTHER_MACHINE:  # until that one has been silent for a lease
+                            self._ended.wait(_ELSEWHERE_S)
                     backoff.pause()
 
 
@@ -206,10 +210,11 @@ class Commands:
             seen = self._greeter.count
             if seen != greeting or seen == 0:
                 self._greeter.greeted.wait(_PAUSE_MAX_S)
-                if self._greeter.reply is None:
+                greeted = self._greeter.reply  # once: another hello may be answered meanwhile
+                if greeted is None:
                     continue
-                greeting, after = seen, self._greeter.reply.after
-                who = urlencode({"head": self._greeter.reply.head_id, "supervisor": self._supervisor_id})
+                greeting, after = seen, greeted.after
+                who = urlencode({"head": greeted.head_id, "supervisor": self._supervisor_id})
             try:
                 path = f"/v1/node/commands?after={after}&wait_s={POLL_S:g}&{who}"
                 reply = wire.decode(

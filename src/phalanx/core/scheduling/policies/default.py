@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import weakref
+from collections.abc import Sequence
 
 from phalanx.core.scheduling.board import Because, Board, Entry, Klass, Listener
 from phalanx.core.scheduling.hazard import Group, HazardTable, bin_of
@@ -72,13 +73,19 @@ class Default(Listener):
 
     def left(self, entry: Entry) -> None:
         """Wait no longer."""
-        self._leave(entry)
-        if self.again.pop(entry.seq, None) is not None:
-            return
-        key = (entry.klass, self._group(entry))
-        line = [item for item in self.lines[key] if item[2] is not entry]
-        heapq.heapify(line)
-        self.lines[key] = line
+        self.left_together((entry,))
+
+    def left_together(self, entries: Sequence[Entry]) -> None:
+        """Each line is gone through once, however many leave it."""
+        leaving: dict[tuple[Klass, Group], set[int]] = {}
+        for entry in entries:
+            self._leave(entry)
+            if self.again.pop(entry.seq, None) is None:
+                leaving.setdefault((entry.klass, self._group(entry)), set()).add(entry.seq)
+        for key, seqs in leaving.items():
+            line = [item for item in self.lines[key] if item[1] not in seqs]
+            heapq.heapify(line)
+            self.lines[key] = line
 
     def ended(self, entry: Entry, now_s: float) -> None:
         """Learn from how long it took."""

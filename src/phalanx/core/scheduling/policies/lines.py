@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import heapq
+from collections.abc import Iterable, Sequence
 
 from phalanx.core.scheduling.bits import bits_of
 from phalanx.core.scheduling.board import Board, Entry, Klass, Listener
@@ -21,6 +22,16 @@ Key = tuple[
 def key_of(entry: Entry, first: float) -> Key:
     """Where the job stands in a line ordered by `first`."""
     return (not entry.repair, -entry.klass.rank, first, entry.submit_s, entry.seq)
+
+
+def _take_out(lines: dict[Klass, list[tuple[Key, Entry]]], entries: Iterable[Entry]) -> None:
+    leaving: dict[Klass, set[int]] = {}
+    for entry in entries:
+        leaving.setdefault(entry.klass, set()).add(entry.seq)
+    for klass, seqs in leaving.items():
+        line = [item for item in lines[klass] if item[1].seq not in seqs]
+        heapq.heapify(line)
+        lines[klass] = line
 
 
 class Strict(Listener):
@@ -86,9 +97,11 @@ class Skip(Listener):
 
     def left(self, entry: Entry) -> None:
         """Leave its class."""
-        line = [item for item in self.classes[entry.klass] if item[1] is not entry]
-        heapq.heapify(line)
-        self.classes[entry.klass] = line
+        self.left_together((entry,))
+
+    def left_together(self, entries: Sequence[Entry]) -> None:
+        """Each line is gone through once, however many leave it."""
+        _take_out(self.classes, entries)
 
     def decide(self, now_s: float) -> float | None:
         """One sweep over the classes' heads in order."""
@@ -146,9 +159,11 @@ class Fair(Listener):
 
     def left(self, entry: Entry) -> None:
         """Leave the queue."""
-        line = [item for item in self.lines[entry.klass] if item[1] is not entry]
-        heapq.heapify(line)
-        self.lines[entry.klass] = line
+        self.left_together((entry,))
+
+    def left_together(self, entries: Sequence[Entry]) -> None:
+        """Each line is gone through once, however many leave it."""
+        _take_out(self.lines, entries)
 
     def ended(self, entry: Entry, now_s: float) -> None:
         """Its queue uses less from now on."""
