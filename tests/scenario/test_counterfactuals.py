@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 
 from phalanx.core.fleet.node import Cordon
-from phalanx.core.scheduling.board import Board, Entry, Listener
+from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.counterfactuals import Counterfactuals
+from phalanx.core.scheduling.entry import Entry, Listener
 from phalanx.core.scheduling.forecast import Forecast
 from phalanx.core.scheduling.hazard import Group
 from phalanx.core.scheduling.policies import Knobs

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.core.scheduling.board import Board, Entry, Verb
+from phalanx.core.scheduling.board import Board
+from phalanx.core.scheduling.entry import Entry, Verb
 from phalanx.core.scheduling.policies import POLICIES, Knobs, policy_named
 from phalanx.core.scheduling.policies.default import Default
 from phalanx.simulator.fleet import equal_nodes

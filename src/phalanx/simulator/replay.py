@@ -10,7 +10,8 @@ import heapq
 from collections.abc import Callable, Sequence
 
 from phalanx.core.errors import NeverFits
-from phalanx.core.scheduling.board import Board, Decision, Entry, Listener, Verb
+from phalanx.core.scheduling.board import Board
+from phalanx.core.scheduling.entry import Decision, Entry, Listener, Verb
 from phalanx.simulator.fleet import SimNode
 from phalanx.simulator.outcome import Outcome, Replayed
 from phalanx.simulator.trace import TraceJob

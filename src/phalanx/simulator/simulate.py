@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.scheduling.board import Board, Listener
+from phalanx.core.scheduling.board import Board
+from phalanx.core.scheduling.entry import Listener
 from phalanx.core.scheduling.policies import policy_named
 from phalanx.core.scheduling.policy import Policy
 from phalanx.core.work.queue import Queue

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from phalanx.core.ids import JobId
-from phalanx.core.scheduling.board import Board, Entry
+from phalanx.core.scheduling.board import Board
+from phalanx.core.scheduling.entry import Entry
 from phalanx.core.scheduling.forecast import Forecast, Limit
 
 LOOKED_AT_MAX: Final = 2000  # running jobs tried, those that end soonest; one costs a look-up on the board

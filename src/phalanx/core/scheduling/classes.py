@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from phalanx.core.ids import JobId
-from phalanx.core.scheduling.board import Board, Klass, Throttle
+from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.calendar import Calendar, asker_of
+from phalanx.core.scheduling.entry import Klass, Throttle
 from phalanx.core.scheduling.fit import Fit
 from phalanx.core.scheduling.need import Need
 from phalanx.core.work.job import Job

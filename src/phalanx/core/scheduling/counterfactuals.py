@@ -16,7 +16,7 @@ from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.blockers import in_the_way
-from phalanx.core.scheduling.board import Entry
+from phalanx.core.scheduling.entry import Entry
 from phalanx.core.scheduling.forecast import Forecast
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.scheduling.trial import Trial, changed, tried

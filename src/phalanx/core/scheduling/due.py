@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 from phalanx.core.ids import JobId
-from phalanx.core.scheduling.board import Entry
+from phalanx.core.scheduling.entry import Entry
 from phalanx.core.scheduling.fit import Fit
 from phalanx.core.scheduling.policy import Seen
 from phalanx.core.scheduling.taken import Taken

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from phalanx.core.scheduling.board import Entry
+from phalanx.core.scheduling.entry import Entry
 from phalanx.core.scheduling.known import Known
 from phalanx.core.scheduling.need import Need
 from phalanx.core.state.plan import Waiting

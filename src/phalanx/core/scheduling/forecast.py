@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.core.ids import JobId
-from phalanx.core.scheduling.board import Entry
+from phalanx.core.scheduling.entry import Entry
 from phalanx.core.scheduling.need import Need
 from phalanx.core.scheduling.predict import Predictor, traits_of
 from phalanx.core.scheduling.trial import Trial

@@ -6,7 +6,8 @@ from collections.abc import Collection
 from typing import Protocol
 
 from phalanx.core.ids import JobId
-from phalanx.core.scheduling.board import Board, Entry
+from phalanx.core.scheduling.board import Board
+from phalanx.core.scheduling.entry import Entry
 from phalanx.core.scheduling.fit import Fit
 from phalanx.core.scheduling.policy import Policy
 from phalanx.core.state.plan import Waiting

@@ -8,17 +8,19 @@ started whose room is still held by others that save and leave; they are placed 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from phalanx.core.fleet.node import Node, Others
 from phalanx.core.ids import JobId, NodeId, QueueId
 from phalanx.core.scheduling.bits import bits_of
-from phalanx.core.scheduling.board import NEVER_S, Board, Decision, Entry, Klass, Listener, Verb
+from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.boards import new_board
 from phalanx.core.scheduling.calendar import Calendar, asker_of
+from phalanx.core.scheduling.charges import Charges
 from phalanx.core.scheduling.classes import Classes
 from phalanx.core.scheduling.due import Due
+from phalanx.core.scheduling.entry import NEVER_S, Decision, Entry, Klass, Listener, Verb
 from phalanx.core.scheduling.explain import ELIGIBLE, not_eligible, why_waiting
 from phalanx.core.scheduling.fit import Fit, fit_of
 from phalanx.core.scheduling.hazard import HazardTable
@@ -40,6 +42,7 @@ INFINITE: Final = float("inf")
 DURATION_UNKNOWN: Final = -1.0
 CLOCK_STEP_S: Final = 1.0  # smaller steps are what NTP does
 REPAIRED: Final = (Reason.NODE_FAIL, Reason.DRAINED)  # what a job cannot help, and gets its place back for
+SHAPELESS: Final = (Reason.NO_NODES, Reason.NODES_DOWN, Reason.TOPOLOGY)  # no shape on the nodes that are up
 
 
 class Scheduler:
@@ -68,7 +71,7 @@ class Scheduler:
         self._seen_nodes: dict[NodeId, Node] = {}
         self._shaping = Shaping(self._seen_nodes, self.fit)
         self._classes = Classes()
-        self._charged: dict[JobId, tuple[int, int]] = {}  # queue and GPUs that run, in the quota tree's books
+        self._charges = Charges()
         self.said: dict[tuple[int, int], Waiting] = {}  # why classes wait, as of the last change
         self._began: dict[JobId, float] = {}  # while the board is made anew: when runs began that it knew before
         self._later: list[tuple[float, JobId]] = []  # when time alone may let a parked job go
@@ -76,9 +79,7 @@ class Scheduler:
         self._calendar_s = INFINITE
         self._now_s = self._wall_s = self._skew_s = 0.0
         self._jumped = False
-        self._reclassed: list[tuple[Entry, Klass]] | None = (
-            None  # while many may ask for something else: they change lines together
-        )
+        self._reclassed: list[tuple[Entry, Klass]] | None = None  # those that change lines together, while it is looked
         self._remembered = False
         self._queues: Mapping[QueueId, Queue] = {}
 
@@ -112,11 +113,8 @@ class Scheduler:
         left: list[JobId] = []
         for job_id in jobs if len(jobs) > 1 else ():
             entry, job = self.entries.get(job_id), seen.jobs.get(job_id)
-            if (
-                entry is not None
-                and entry.since_s < 0.0
-                and (job is None or job.state.terminal or job.held or job.unmet)
-            ):
+            gone = job is None or job.state.terminal or job.held or bool(job.unmet)
+            if gone and entry is not None and entry.since_s < 0.0:
                 left.append(job_id)
         self.board.withdraw_together([self.entries[job_id] for job_id in left])
         for job_id in left:
@@ -141,10 +139,8 @@ class Scheduler:
             for job_id, entry in self.entries.items()
             if entry.since_s >= 0.0 and job_id not in self.due
         }
-        for known in (self.entries, self.ids, self.parked, self._charged):
+        for known in (self.entries, self.ids, self.parked, self._charges, self.due, self._later):
             known.clear()
-        self.due.clear()
-        self._later.clear()
         self._classes.begin()
         self._shaping = Shaping(self._seen_nodes, self.fit)
         jobs = sorted(seen.jobs.values(), key=lambda job: job.seq)
@@ -173,7 +169,7 @@ class Scheduler:
             self.load(seen, now_s)
         if self._jumped:  # what was reckoned in Unix time is reckoned anew
             self._jumped = False
-            self._charge_anew(seen)
+            self._charges.begin_anew(self.board.quotas, seen.spent.values(), seen.attempts, self._wall_s)
             self._calendar_s = -INFINITE
             self._later = [(-INFINITE, job_id) for job_id in self.parked]
         self._look_at_calendar(seen, now_s)
@@ -237,7 +233,7 @@ class Scheduler:
             if entry.since_s < 0.0:
                 self._sync(seen, job_id, now_s)
         changed, self._reclassed = self._reclassed, None
-        self._relay(changed)
+        self.board.reclass(changed)
         self._wake_s = -INFINITE
 
     def reserved_for(self, job: Job) -> str:
@@ -295,12 +291,9 @@ class Scheduler:
     def _shape_anew(self, seen: Seen) -> None:
         """Other nodes are up: requests without a fixed shape may have another, and what had none may have one."""
         self._give_up(self.board.down)
-        for job_id in [
-            job_id
-            for job_id, wait in self.parked.items()
-            if wait.reason in (Reason.NO_NODES, Reason.NODES_DOWN, Reason.TOPOLOGY)
-        ]:
-            self._sync(seen, job_id, self._now_s)
+        for job_id, wait in list(self.parked.items()):
+            if wait.reason in SHAPELESS:
+                self._sync(seen, job_id, self._now_s)
         for job_id, entry in list(self.entries.items()):
             if entry.since_s < 0.0:
                 job = seen.jobs[job_id]
@@ -335,7 +328,7 @@ class Scheduler:
             self._forget(job_id, entry, job, now_s)
             return entry is not None
         if attempt is not None:
-            self._runs(job, attempt, entry, now_s)
+            self._runs(job, attempt, entry)
             return entry is None
         return self._waits(seen, job, entry, now_s)
 
@@ -343,7 +336,7 @@ class Scheduler:
         self.parked.pop(job_id, None)
         self.due.drop(job_id)
         self.due.settled(job_id)
-        self._charge(job_id, None, 0, now_s)
+        self._charges.end(self.board.quotas, job_id, self._wall_s)
         if entry is None:
             return
         del self.entries[job_id]
@@ -356,15 +349,14 @@ class Scheduler:
         if learn and job is not None:
             self._ended(job)
 
-    def _runs(self, job: Job, attempt: Attempt, entry: Entry | None, now_s: float) -> None:
+    def _runs(self, job: Job, attempt: Attempt, entry: Entry | None) -> None:
         self.parked.pop(job.id, None)
         self.due.settled(job.id)
         if entry is None:
             entry = self._adopt(job, attempt)
         if job.checkpoints:
             entry.saved_s = NEVER_S if job.spec.saves_on_stop else job.checkpoints[-1].saved_s - self._skew_s
-        if job.id not in self._charged:
-            self._charge(job.id, entry.klass.queue, attempt.allocation.gpus, now_s, since_s=attempt.placed_s)
+        self._charges.begin(self.board.quotas, job.id, entry.klass.queue, attempt, self._wall_s)
 
     def _adopt(self, job: Job, attempt: Attempt) -> Entry:
         """It runs, and the board does not know it: after a start of the head, or a board made anew."""
@@ -378,7 +370,7 @@ class Scheduler:
         return entry
 
     def _waits(self, seen: Seen, job: Job, entry: Entry | None, now_s: float) -> bool:
-        self._charge(job.id, None, 0, now_s)
+        self._charges.end(self.board.quotas, job.id, self._wall_s)
         wait = not_eligible(job, seen.queues.get(job.queue), self._wall_s)
         if wait is ELIGIBLE:
             shapes = self._shaping.shapes_of_job(job)
@@ -418,19 +410,10 @@ class Scheduler:
         if klass is entry.klass:
             return False
         if self._reclassed is None:
-            self._relay([(entry, klass)])
+            self.board.reclass([(entry, klass)])
         else:
             self._reclassed.append((entry, klass))
         return True
-
-    def _relay(self, changed: Sequence[tuple[Entry, Klass]]) -> None:
-        """Each of these waiting jobs joins the line of another class."""
-        self.board.withdraw_together([entry for entry, _ in changed])
-        for entry, klass in changed:
-            entry.klass, entry.gpus, entry.group = klass, klass.gpus, None
-            waits_from_s = entry.waits_from_s
-            self.board.arrive(entry)
-            entry.waits_from_s = waits_from_s
 
     def _park(self, job: Job, entry: Entry | None, wait: Waiting, now_s: float) -> None:
         self.parked[job.id] = wait
@@ -480,28 +463,6 @@ class Scheduler:
         klass, until_s = self._classes.klass_of(job, needs, self.board, self.fit, self.calendar, queue, self._wall_s)
         self._calendar_s = min(self._calendar_s, until_s)
         return klass
-
-    def _charge(self, job_id: JobId, queue: int | None, gpus: int, now_s: float, since_s: float | None = None) -> None:
-        """Tell the quota tree's books that the job runs, or (None) that it does so no longer."""
-        quotas = self.board.quotas
-        if quotas is None:
-            return
-        if queue is not None:
-            self._charged[job_id] = (queue, gpus)
-            quotas.charge(queue, gpus, now_s + self._skew_s, since_s)
-        elif job_id in self._charged:
-            own, gpus = self._charged.pop(job_id)
-            quotas.charge(own, -gpus, now_s + self._skew_s)
-
-    def _charge_anew(self, seen: Seen) -> None:
-        """The books of quotas know no way back in time: they are begun again from the records, and what runs is charged from its start."""
-        quotas = self.board.quotas
-        if quotas is None:
-            return
-        quotas.begin(seen.spent.values(), self._wall_s)
-        for job_id, (queue, gpus) in self._charged.items():
-            attempt = seen.attempts.get(job_id)
-            quotas.charge(queue, gpus, self._wall_s, None if attempt is None else attempt.placed_s)
 
     # ---------------------------------------------------------------- carrying out
 

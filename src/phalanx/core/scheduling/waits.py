@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from phalanx.core.ids import JobId
-from phalanx.core.scheduling.board import Because, Decision, Verb
+from phalanx.core.scheduling.entry import Because, Decision, Verb
 from phalanx.core.scheduling.known import Known
 from phalanx.core.state.plan import Stop, Waiting
 from phalanx.core.work.attempt import Cause

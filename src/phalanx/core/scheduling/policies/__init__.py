@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Final
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.scheduling.board import Board, Listener
+from phalanx.core.scheduling.board import Board
+from phalanx.core.scheduling.entry import Listener
 from phalanx.core.scheduling.hazard import HazardTable
 from phalanx.core.scheduling.policies.default import Default
 from phalanx.core.scheduling.policies.knobs import Knobs

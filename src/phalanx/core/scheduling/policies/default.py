@@ -11,7 +11,8 @@ import heapq
 import weakref
 from collections.abc import Sequence
 
-from phalanx.core.scheduling.board import Because, Board, Entry, Klass, Listener
+from phalanx.core.scheduling.board import Board
+from phalanx.core.scheduling.entry import Because, Entry, Klass, Listener
 from phalanx.core.scheduling.hazard import Group, HazardTable, bin_of
 from phalanx.core.scheduling.need import Need
 from phalanx.core.scheduling.policies.knobs import Knobs

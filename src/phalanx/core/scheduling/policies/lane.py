@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import inf
 
-from phalanx.core.scheduling.board import Board, Entry, by_submit
+from phalanx.core.scheduling.board import Board
+from phalanx.core.scheduling.entry import Entry, by_submit
 from phalanx.core.scheduling.hazard import HazardTable
 from phalanx.core.scheduling.policies.knobs import Knobs
 

@@ -12,7 +12,8 @@ import heapq
 from collections.abc import Iterable, Sequence
 
 from phalanx.core.scheduling.bits import bits_of
-from phalanx.core.scheduling.board import Board, Entry, Klass, Listener
+from phalanx.core.scheduling.board import Board
+from phalanx.core.scheduling.entry import Entry, Klass, Listener
 
 Key = tuple[
     bool, int, float, float, int

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.core.scheduling.board import Board, Entry
+from phalanx.core.scheduling.board import Board
+from phalanx.core.scheduling.entry import Entry
 from phalanx.core.scheduling.hazard import EDGES_S, bin_of
 from phalanx.core.scheduling.need import Need
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from phalanx.core.scheduling.bits import bits_of
-from phalanx.core.scheduling.board import Because, Board, Entry
+from phalanx.core.scheduling.board import Board
+from phalanx.core.scheduling.entry import Because, Entry
 from phalanx.core.scheduling.need import Need
 from phalanx.core.scheduling.policies.prices import INFINITE, Prices
 from phalanx.core.scheduling.pool import Places

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from phalanx.core.scheduling.board import Because, Board, Entry, Listener, by_submit
+from phalanx.core.scheduling.board import Board
+from phalanx.core.scheduling.entry import Because, Entry, Listener, by_submit
 
 INFINITE = float("inf")
 ROUND_S = 60.0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from phalanx.core.scheduling.board import Board, Entry, Klass
+from phalanx.core.scheduling.board import Board
+from phalanx.core.scheduling.entry import Entry, Klass
 
 
 class Sweep:
