@@ -14,9 +14,10 @@ from phalanx.node.logic import actions as act
 from phalanx.node.logic import happenings as hap
 from phalanx.node.logic.happenings import MemberKey
 from phalanx.node.shell import sampling
+from phalanx.node.shell.fence import KILL_HANDS
 from phalanx.node.shell.head_address import HeadAddress
 from phalanx.node.shell.link import HeadAccess
-from phalanx.node.shell.loop import FENCE_HANDS, Loop, NodeSettings
+from phalanx.node.shell.loop import Loop, NodeSettings
 from phalanx.node.shell.present import Present
 from phalanx.node.shell.probes import node_facts
 from phalanx.node.shell.sampling import Sampler
@@ -58,7 +59,7 @@ def loop(tmp_path):
     settings = NodeSettings(node=node, supervisor_id="s", node_key="k", folder=str(tmp_path), access=ACCESS, base={})
     made = Loop(settings, VirtualProbe("k", 0, 0))
     yield made
-    for hands in (made._work, made._fence, made._freezes):
+    for hands in (made._work, made._fence):
         hands.close(PATIENCE_S)
 
 
@@ -102,7 +103,7 @@ def test_a_kill_that_fails_is_told_with_its_fault(loop, tmp_path):
 def test_a_freeze_waits_for_no_member_whose_processes_will_not_die(loop, tmp_path):
     """Found by reading: with as many of them as there were hands, a freeze came after the lease's margin."""
     gate = threading.Event()
-    dying = [Processes(stuck=gate) for _ in range(FENCE_HANDS)]
+    dying = [Processes(stuck=gate) for _ in range(KILL_HANDS)]
     for number, processes in enumerate(dying):
         loop._perform(act.Kill(key=put(loop, tmp_path, processes, number + 1)))
     assert all(processes.killing.wait(PATIENCE_S) for processes in dying)

@@ -29,6 +29,10 @@ class Hands:
         self._threads: list[threading.Thread] = []
         self._closed = False
 
+    def begin(self) -> None:
+        """Have a thread from now on: when it is needed the system may give none."""
+        self.submit("first", lambda: None)
+
     def submit(self, lane: Hashable, work: Callable[[], None], *, slow: bool = False) -> None:
         """Do `work` after everything submitted to this lane before. After `close` it is dropped. `slow`: for minutes, as what a user asks for.
 

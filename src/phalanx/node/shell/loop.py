@@ -1,7 +1,7 @@
 """The supervisor's shell: one thread that feeds `Supervisor.step` and performs what it decides; whatever may wait is done by hands.
 
-Three sets of hands, each in order for a member: *work* (prepare, spawn, wind up, clean up), *fence* (signal, kill) and *freeze* (freeze, thaw),
-so that a freeze at the end of a lease never stands behind a checkpoint being verified, nor behind processes that will not die.
+Three sets of hands, each in order for a member: *work* here (prepare, spawn, wind up, clean up), and those of `fence` (signal, kill; freeze,
+thaw), so that a freeze at the end of a lease never stands behind a checkpoint being verified, nor behind processes that will not die.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import queue
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
@@ -43,9 +44,7 @@ from phalanx.node.logic.actions import (
 from phalanx.node.logic.happenings import (
     Commanded,
     Emptied,
-    FreezeDone,
     Happening,
-    Killed,
     MemberKey,
     TaskEnded,
     Terminated,
@@ -63,6 +62,7 @@ from phalanx.node.shell.channels import Commands, Events, Greeter, Renewer, star
 from phalanx.node.shell.containment import AttemptKey
 from phalanx.node.shell.deletion import delete_of
 from phalanx.node.shell.exec_sessions import ExecSessions
+from phalanx.node.shell.fence import Fence
 from phalanx.node.shell.fitness import Fitness
 from phalanx.node.shell.hands import Hands
 from phalanx.node.shell.link import Connection, HeadAccess, Rejected
@@ -84,8 +84,6 @@ from phalanx.wire.rank import StopReason, boottime_ns
 
 WORK_HANDS: Final = 4  # a slow file system may hold one or two
 SLOW_HANDS: Final = 64  # as many users' setups, images and packages at once hold up nobody else
-FENCE_HANDS: Final = 4
-FREEZE_HANDS: Final = 64  # as many members at once: one that does not come to rest takes longer than the lease's margin
 WAKE_MAX_S: Final = 0.5  # a queue's timeout does not count the time a host sleeps; the lease does
 INBOX_BATCH: Final = 1024  # happenings in one step
 FLUSH_S: Final = 2.0  # for the last events before the supervisor exits
@@ -142,14 +140,8 @@ class Loop:
         self._prover = Connection(access)
         self._probe = probe
         self._work = Hands("work", WORK_HANDS, SLOW_HANDS)
-        self._fence = Hands("fence", FENCE_HANDS)
-        self._freezes = Hands("freeze", FREEZE_HANDS)
-        for hands in (
-            self._work,
-            self._fence,
-            self._freezes,
-        ):  # a thread each: when they are needed the system may give none
-            hands.submit("first", lambda: None)
+        self._work.begin()
+        self._fence = Fence(self._watch, self._inbox.put, self._after_work, lambda: self._the_shop)
         self._shop: Workshop | None = None
         self._reaped_s = time.monotonic()
         self._leaving = False
@@ -210,7 +202,7 @@ class Loop:
             case SpawnTasks() | WindUp():
                 self._do_work(action)
             case Signal() | TakeStacks() | Freeze() | Thaw() | Kill() | ProbeEmpty():
-                self._do_fence(action)
+                self._fence.do(self._member(action.key), action)
             case CleanUp(job_id=job_id, epoch=epoch):
                 self._clean_up(job_id, epoch)
             case DeleteCheckpoints(job_id=job_id, paths=paths):
@@ -238,6 +230,11 @@ class Loop:
     def _the_shop(self) -> Workshop:
         assert self._shop is not None
         return self._shop
+
+    def _member(self, key: MemberKey) -> Present:
+        present = self._presents.get(key)
+        assert present is not None
+        return present
 
     def _number(self, index: int) -> int:
         """By which index the head counts a device: on a seat that of the grant, whichever device the engine gave for it."""
@@ -278,8 +275,7 @@ class Loop:
         self._work.submit(_lane(action.key), work, slow=slow)
 
     def _do_work(self, action: SpawnTasks | WindUp) -> None:
-        present = self._presents.get(action.key)
-        assert present is not None
+        present = self._member(action.key)
 
         def work() -> None:
             if isinstance(action, SpawnTasks):
@@ -290,6 +286,9 @@ class Loop:
             self._travel.last(present, lambda: self._inbox.put(over))
 
         self._work.submit(_lane(action.key), work)
+
+    def _after_work(self, present: Present, then: Callable[[], None]) -> None:
+        self._work.submit(_lane(present.key), then)
 
     def _clean_up(self, job_id: JobId, epoch: Epoch) -> None:
         self._travel.drop(job_id, epoch)
@@ -318,66 +317,6 @@ class Loop:
             self._shipper.when_shipped(keys, SHIP_LIMIT_S, lambda: self._work.submit(lane, lambda: remove(keys)))
 
         self._work.submit((job_id, epoch), work)
-
-    # --------------------------------------------------------------------------------------------------------- fence lane
-
-    def _do_fence(self, action: Signal | TakeStacks | Freeze | Thaw | Kill | ProbeEmpty) -> None:
-        present = self._presents.get(action.key)
-        assert present is not None
-        if isinstance(action, Kill):
-            present.cancel()
-        if isinstance(action, (Kill, Signal)):
-            present.ending = True
-        if isinstance(action, (Freeze, Thaw)):
-            self._watch.halted(present, action)
-        hands = self._freezes if isinstance(action, (Freeze, Thaw)) else self._fence
-        hands.submit(action.key, lambda: self._fence_work(present, action))
-
-    def _fence_work(self, present: Present, action: Signal | TakeStacks | Freeze | Thaw | Kill | ProbeEmpty) -> None:
-        if isinstance(action, TakeStacks):
-            self._watch.take_stacks(present, self._the_shop)
-            return
-        with present.containing:
-            processes = present.processes
-            match action:
-                case Kill(key=key):
-                    try:
-                        if processes is not None:
-                            processes.kill()
-                    finally:
-                        self._work.submit(_lane(key), lambda: self._confirm_kill(present))
-                case Freeze(key=key):
-                    present.running.clear()
-                    still = False
-                    try:
-                        still = processes is None or processes.freeze()
-                    finally:  # what could not be frozen is killed
-                        self._inbox.put(FreezeDone(key=key, still=still))
-                case Signal():
-                    if processes is not None and present.inside is not None:
-                        images.ask_to_end(processes, present.inside)
-                    elif processes is not None:
-                        processes.signal(15)
-                case Thaw():
-                    if processes is not None:
-                        processes.thaw()
-                    present.running.set()
-                case ProbeEmpty(key=key):
-                    if processes is None or processes.empty():
-                        self._inbox.put(Emptied(key=key))
-                case _:
-                    assert_never(action)
-
-    def _confirm_kill(self, present: Present) -> None:
-        """In the work lane, hence after whatever was being prepared or started: only now is it sure that nothing comes after."""
-        try:
-            with present.containing:
-                leftover = [] if present.processes is None else present.processes.kill()
-        except Exception as error:  # noqa: BLE001  whatever it was, the kill is to be tried again; it is logged whole
-            _log.exception("killing job %s failed", present.key.job_id)
-            self._inbox.put(Killed(key=present.key, fault=f"{type(error).__name__}: {error}"))
-            return
-        self._inbox.put(Killed(key=present.key, leftover=tuple(leftover)))
 
     # --------------------------------------------------------------------------------------------- callbacks of other threads
 
@@ -502,7 +441,6 @@ class Loop:
         self._ended.set()
         self._work.close(FLUSH_S)
         self._fence.close(FLUSH_S)
-        self._freezes.close(FLUSH_S)
         self._watch.close(FLUSH_S)
         shop.zygotes.close()
         leftover = shop.host.close()

@@ -1,0 +1,107 @@
+"""What stops a member's processes, holds them and lets them go on: two sets of hands, each in order for a member.
+
+A freeze at the end of a lease never stands behind processes that will not die.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final, TypeAlias, assert_never
+
+from phalanx.node.logic.actions import Freeze, Kill, ProbeEmpty, Signal, TakeStacks, Thaw
+from phalanx.node.logic.happenings import Emptied, FreezeDone, Happening, Killed
+from phalanx.node.shell import images
+from phalanx.node.shell.hands import Hands
+from phalanx.node.shell.preparation import Workshop
+from phalanx.node.shell.present import Present
+from phalanx.node.shell.watch import Watch
+
+KILL_HANDS: Final = 4
+FREEZE_HANDS: Final = 64  # as many members at once: one that does not come to rest takes longer than the lease's margin
+SIGTERM: Final = 15
+FenceAction: TypeAlias = Signal | TakeStacks | Freeze | Thaw | Kill | ProbeEmpty
+_log = logging.getLogger(__name__)
+
+
+class Fence:
+    """The hands that stop and hold.
+
+    Args:
+        watch: is told of freezes, and takes stacks.
+        happened: takes what came of it.
+        after_work: does something once whatever is being done for the member is done.
+        shop: what stacks are taken with.
+    """
+
+    def __init__(
+        self, watch: Watch, happened: Callable[[Happening], None], after_work: Callable[[Present, Callable[[], None]], None],
+        shop: Callable[[], Workshop],
+    ) -> None:  # fmt: skip
+        self._watch, self._happened, self._after_work, self._shop = watch, happened, after_work, shop
+        self._kills, self._freezes = Hands("fence", KILL_HANDS), Hands("freeze", FREEZE_HANDS)
+        self._kills.begin()
+        self._freezes.begin()
+
+    def do(self, present: Present, action: FenceAction) -> None:
+        """Begin it, after what was begun for this member before."""
+        if isinstance(action, Kill):
+            present.cancel()
+        if isinstance(action, Kill | Signal):
+            present.ending = True
+        hands = self._kills
+        if isinstance(action, Freeze | Thaw):
+            self._watch.halted(present, action)
+            hands = self._freezes
+        hands.submit(action.key, lambda: self._work(present, action))
+
+    def close(self, timeout_s: float) -> None:
+        """Take nothing more, and wait for what is in hand."""
+        self._kills.close(timeout_s)
+        self._freezes.close(timeout_s)
+
+    def _work(self, present: Present, action: FenceAction) -> None:
+        if isinstance(action, TakeStacks):
+            self._watch.take_stacks(present, self._shop())
+            return
+        with present.containing:
+            processes = present.processes
+            match action:
+                case Kill():
+                    try:
+                        if processes is not None:
+                            processes.kill()
+                    finally:
+                        self._after_work(present, lambda: self._confirm_kill(present))
+                case Freeze(key=key):
+                    present.running.clear()
+                    still = False
+                    try:
+                        still = processes is None or processes.freeze()
+                    finally:  # what could not be frozen is killed
+                        self._happened(FreezeDone(key=key, still=still))
+                case Signal():
+                    if processes is not None and present.inside is not None:
+                        images.ask_to_end(processes, present.inside)
+                    elif processes is not None:
+                        processes.signal(SIGTERM)
+                case Thaw():
+                    if processes is not None:
+                        processes.thaw()
+                    present.running.set()
+                case ProbeEmpty(key=key):
+                    if processes is None or processes.empty():
+                        self._happened(Emptied(key=key))
+                case _:
+                    assert_never(action)
+
+    def _confirm_kill(self, present: Present) -> None:
+        """After whatever was being prepared or started for the member: only now is it sure that nothing comes after."""
+        try:
+            with present.containing:
+                leftover = [] if present.processes is None else present.processes.kill()
+        except Exception as error:  # noqa: BLE001  whatever it was, the kill is to be tried again; it is logged whole
+            _log.exception("killing job %s failed", present.key.job_id)
+            self._happened(Killed(key=present.key, fault=f"{type(error).__name__}: {error}"))
+            return
+        self._happened(Killed(key=present.key, leftover=tuple(leftover)))
