@@ -35,9 +35,7 @@ _EPOCH: Final = re.compile(r"epoch-(\d+)")
 _STEP: Final = re.compile(r"step-(\d{8,})(\.tmp-kept-[0-9a-f]+)?")  # the second group: on its way
 _DIGEST_SHOWN: Final = 16  # hexadecimal digits in a folder's name
 _OPENING_MAX: Final = 12  # checkpoints opened at once: half of the threads that serve the API (api.runtime)
-_OPEN_WAIT_S: Final = (
-    0.5  # for another that opens the same checkpoint, as all nodes of a gang do: mostly that takes some syncs
-)
+_OPEN_WAIT_S: Final = 0.5  # for another that opens the same checkpoint, as all nodes of a gang do: some syncs
 
 
 class DiskFull(TryLater):

@@ -112,9 +112,8 @@ def options_of(given: argparse.Namespace, home: Home, lock: int) -> Options:
         raise Conflict("--virtual and --engine slurm at once", hint="Slurm says what nodes there are")
     store = store_options(given, home, before)
     check_store(store, home, own_ray=ray is not None and not ray.address)
-    alone_before = (
-        not store.before and lease_s == LEASE_DEFAULT_S
-    )  # nobody chose it, and a takeover takes nearly as long
+    # Nobody chose it, and a takeover takes nearly as long.
+    alone_before = not store.before and lease_s == LEASE_DEFAULT_S
     if store.address and given.lease is None and ("lease_s" not in before or alone_before):
         lease_s = SUPERVISORS_LEASE_S
     prefix = "" if not store.address else f"{this_machine()[0].id}-{port}-"

@@ -177,9 +177,8 @@ class Controller:
                 if record.state.terminal:
                     self._ended.append(record.id)
                     over.append(record)
-                elif (
-                    record.spec.time_limit_s is not None and record.id in self._placed_boot_s
-                ):  # it may have been given, or shortened
+                elif record.spec.time_limit_s is not None and record.id in self._placed_boot_s:
+                    # It may have been given, or shortened.
                     self._arm_limit(record.id, record.spec.time_limit_s, record.epoch, FIRST_GENERATION)
         self.history.note(over, newest)
         faults: list[Exception] = []

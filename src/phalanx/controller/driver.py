@@ -302,9 +302,8 @@ class Driver:
             return
         records = outbox.change.records
         newest = {(one.job_id, one.epoch): one for one in records if isinstance(one, Attempt)}
-        changed = {
-            one.id: one for one in records if isinstance(one, Job)
-        }  # one that ended may have left the world by now
+        # One that ended may have left the world by now.
+        changed = {one.id: one for one in records if isinstance(one, Job)}
         for attempt in newest.values():
             job = changed.get(attempt.job_id) or self.controller.world.jobs[attempt.job_id]
             for engine in carriers:

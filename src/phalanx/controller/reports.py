@@ -113,9 +113,8 @@ def _seen(turn: Turn, seen: NodeSeen) -> None:
     node, known, now_s = seen.node, turn.world.nodes.get(seen.node.id), turn.now.wall_s
     fresh = replace(node, state=NodeState.UP, per_attempt=True, supervisor_id=None, joined_s=now_s, changed_s=now_s)
     if known is not None:
-        theirs = (
-            known.cordon is not None and known.cordon.by != node.engine
-        )  # a person's cordon outlives the engine's word
+        # A person's cordon outlives the engine's word.
+        theirs = known.cordon is not None and known.cordon.by != node.engine
         fresh = replace(
             fresh, cordon=known.cordon if theirs else node.cordon, joined_s=known.joined_s, failures=known.failures, slow=known.slow,
             marks=known.marks, marked_s=known.marked_s, lemon=known.lemon, labels={**known.labels, **node.labels}, sees_head_files=known.sees_head_files,

@@ -48,12 +48,19 @@ def running(home: str) -> Recorded | None:
     return None if held is None else Recorded(url=held[0], pid=held[1], head_id="")
 
 
+def remembered(home: str) -> dict[str, Any]:
+    """What the head of this folder was brought up with, as far as it can be read."""
+    try:
+        found = small_json(os.path.join(home, "cluster.json"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def fleet(home: str) -> set[str]:
     """Names of the nodes that the head of this folder brings up; empty where it did not say."""
-    try:
-        return {str(name) for name in small_json(os.path.join(home, "cluster.json"))["nodes"]}
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
-        return set()
+    nodes = remembered(home).get("nodes")
+    return {str(name) for name in nodes} if isinstance(nodes, list) else set()
 
 
 def listens(home: str) -> str:
@@ -66,19 +73,7 @@ def listens(home: str) -> str:
 
 def files_folder(home: str) -> str:
     """Where logs, outputs and checkpoints lie: the folder itself, or the directory that its heads share."""
-    try:
-        return str(small_json(os.path.join(home, "cluster.json")).get("files") or home)
-    except (OSError, ValueError, AttributeError):
-        return home
-
-
-def remembered(home: str) -> dict[str, Any]:
-    """What the head of this folder was brought up with, as far as it can be read."""
-    try:
-        found = small_json(os.path.join(home, "cluster.json"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    return str(remembered(home).get("files") or home)
 
 
 def shares_files(home: str) -> bool:

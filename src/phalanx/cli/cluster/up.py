@@ -27,9 +27,7 @@ from phalanx.wire.api.nodes import NodeView
 if TYPE_CHECKING:
     from phalanx.client import Client
 
-_REFUSALS: Final = {
-    int(kind.exit_code): kind for kind in (BadRequest, BadFile)
-}  # those that are ours to say as they are
+_REFUSALS: Final = {int(kind.exit_code): kind for kind in (BadRequest, BadFile)}  # ours to say as they are
 _READY_S: Final = 60.0  # a head with 10,000 jobs loads in 2 s; a busy machine gets thirty times that
 _ANSWER_S: Final = 5.0  # for a head that runs to answer: it may be starting, or busy for a moment
 _NODES_S: Final = 10.0  # for the nodes to say hello; the head is ready without them

@@ -14,9 +14,7 @@ from typing import Any, Final
 from phalanx.core.ids import Epoch
 from phalanx.core.jsonline import finite
 
-LINE_BYTES_MAX: Final = (
-    1 << 20
-)  # a report is at most wire.rank.REPORT_BYTES_MAX, 4 KiB; what is longer than this is noise
+LINE_BYTES_MAX: Final = 1 << 20  # a report is at most wire.rank.REPORT_BYTES_MAX, 4 KiB; longer ones are noise
 _US_MAX: Final = 1 << 62  # past any clock; bounds a typo like at_s=1e300
 
 

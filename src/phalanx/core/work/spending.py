@@ -15,9 +15,7 @@ from phalanx.core.ids import QueueId
 from phalanx.core.work.queue import FAIR_HALF_LIFE_S, Queue, Spent
 
 HOUR_S: Final = 3600.0  # of a GPU-hour
-CLOCKS_APART_S: Final = (
-    300.0  # by more no two heads disagree: the clock was wrong when that was written, and is set right since
-)
+CLOCKS_APART_S: Final = 300.0  # by more no two heads disagree: the clock was wrong then, and is set right since
 _E_FOLD_S: Final = FAIR_HALF_LIFE_S / math.log(2.0)
 
 

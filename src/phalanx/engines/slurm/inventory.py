@@ -47,9 +47,8 @@ def node_of(
         slurm.cpus_used - begun.cpus >= slurm.cpus
         or slurm.memory_used_bytes - begun.memory_bytes >= slurm.memory_bytes > 0
     )
-    foreign = (
-        len(devices) if contended or full else max(0, used - len(begun.devices))
-    )  # a GPU without a CPU starts nothing
+    # A GPU without a CPU starts nothing.
+    foreign = len(devices) if contended or full else max(0, used - len(begun.devices))
     free = [index for index in range(len(devices)) if index not in granted.devices]
     cordon = None
     if slurm.shut:

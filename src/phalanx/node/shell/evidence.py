@@ -16,9 +16,7 @@ from phalanx.node.shell.preparation import Workshop
 from phalanx.node.shell.present import Present, task_id
 
 TAIL_BYTES: Final = 16_384  # a traceback of a deep framework has some hundred lines; the last ones are what counts
-_DRAIN_S: Final = (
-    0.3  # for what the dead task left in its pipe; one whose children hold the pipe is not waited for longer
-)
+_DRAIN_S: Final = 0.3  # for what the dead task left in its pipe, which its children may hold open for ever
 _FAILING_MAX: Final = 4  # tasks of one member whose evidence is collected: the first to die are not the echo
 _SIGKILL: Final = 9
 

@@ -30,9 +30,8 @@ from phalanx.wire.kept import PIECE_BYTES_MAX, KeptReply, TakenReply
 from phalanx.wire.manifest import MANIFEST_BYTES_MAX, MANIFEST_NAME, CheckpointInvalid, Manifest, ManifestFile
 
 STALL_S: Final = 30.0  # at the end of a member: without a byte more at a head that answers, nobody waits on
-HASTY_S: Final = (
-    2.0  # at the end of a member that crashed: it starts again here and brings the rest then, or a node is gone
-)
+# At the end of a member that crashed: it starts again here and brings the rest then, or a node is gone.
+HASTY_S: Final = 2.0
 _ATTEMPTS_AT_ONCE: Final = 4
 _FILES_AT_ONCE: Final = 3  # one connection with TLS keeps about one core busy
 _ASK_S: Final = 60.0  # for a piece that is synced on a busy disk

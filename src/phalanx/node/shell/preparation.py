@@ -55,9 +55,8 @@ _log = logging.getLogger(__name__)
 _FREE_SHARE: Final = 0.9  # of a GPU's memory must be free; drivers and a display server hold a little
 _FREE_WAIT_S: Final = 10.0  # memory of a rank just killed comes back within a second or two
 _FREE_LOOK_S: Final = 0.2
-_ZYGOTE_WAIT_S: Final = (
-    120.0  # past that the ranks start cold, each with the same import: 16 nodes on two cores were seen to take 18 s
-)
+# Past that the ranks start cold, each with the same import: 16 nodes on two cores were seen to take 18 s.
+_ZYGOTE_WAIT_S: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,9 +338,8 @@ def _check_command(present: Present, shop: Workshop) -> None:
 def _look_at(command: tuple[str, ...] | str, present: Present, variables: Mapping[str, str]) -> None:
     spec = present.prepare.spec
     if not isinstance(command, str):
-        known = (
-            not spec.setup and not spec.image
-        )  # else setup may make what is missing, or the image hold it; exec tells
+        # Else setup may make what is missing, or the image hold it; exec tells.
+        known = not spec.setup and not spec.image
         if known:
             _resolve(command[0], present.workdir, variables)
         _judge_script(preflight.script_of(command), present, must_exist=known)

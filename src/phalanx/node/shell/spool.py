@@ -29,9 +29,8 @@ _CHUNK_BYTES: Final = 1024 * 1024  # read at a time; one rank's turn before the 
 _PIPE_BYTES: Final = 1024 * 1024  # the most an unprivileged process may ask for
 _BLOCK_BYTES: Final = 4096  # holes are punched in whole blocks
 _RESERVE_BYTES: Final = 512  # of the disk, past the end of each file: room for our lines about what it could not take
-_LEAVE_BYTES: Final = (
-    16 * 1024 * 1024
-)  # of the disk, or an eighth of it: for the head, which may have to put there what we ship
+# Of the disk, or an eighth of it: for the head, which may have to put there what we ship.
+_LEAVE_BYTES: Final = 16 * 1024 * 1024
 _KEEP_SIZE: Final = 0x01  # FALLOC_FL_KEEP_SIZE
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 _PUNCH_HOLE: Final = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, linux/falloc.h
@@ -47,9 +46,7 @@ class _Stream:
     end: int
     dropped: int = 0
     marked: bool = False  # a marker line stands for what was dropped since
-    missing: int = (
-        0  # dropped for want of disk since the last line that said how much; also while that has no marker yet
-    )
+    missing: int = 0  # dropped for want of disk since the last line that said how much, marked or not
     reserved: int = 0  # the disk has room for the file up to here
     freed: int = 0  # everything below was punched out
     pipes: set[int] = field(default_factory=set)
