@@ -175,9 +175,9 @@ def test_factors_lie_between_zero_and_one_and_more_use_never_helps(queues, jobs)
         return
     more.charge(number, 4, more.now_s, since_s=more.now_s - 1e5)
     for queue in queues:
-        assert 0.0 < plain.factor(plain.number(queue.id), plain.now_s) <= 1.0
+        assert 0.0 < plain.factor(plain.number(queue.id)) <= 1.0
     if len({queue.parent for queue in queues}) == 1:
-        assert more.factor(number, more.now_s) <= plain.factor(plain.number(queues[0].id), plain.now_s) + 1e-12
+        assert more.factor(number) <= plain.factor(plain.number(queues[0].id)) + 1e-12
 
 
 @st.composite

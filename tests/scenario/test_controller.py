@@ -9,6 +9,7 @@ from phalanx.controller import controller as controller_module
 from phalanx.core.errors import Conflict, NeverFits, NotFound, NotPermitted
 from phalanx.core.ids import JobId, NodeId, ProjectId, QueueId, SupervisorId, TokenId, UserId
 from phalanx.core.lifecycle.verify import rejection
+from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.schedule import Policy
 from phalanx.core.state.commands import DeleteCheckpoints, Forget, Prepare, StartTasks
 from phalanx.core.state.events import (
@@ -516,16 +517,34 @@ def test_planned_stop_lengthens_the_leases_and_a_late_head_believes_them(cluster
 # ---- many at once ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", ["default", "skip", "fair"])
-def test_many_that_leave_a_line_at_once_are_taken_out_together(policy, monkeypatch):
+LINE_CHANGES = {  # the question, why all wait then, and the question that undoes it
+    "held": (lambda array: Hold(job_id=array, held=True, by=ADA), Reason.HELD, lambda array: Hold(job_id=array, held=False, by=ADA)),
+    "the only node is cordoned": (
+        lambda _: CordonNode(node_id=NodeId("n0"), by=OP, why="disk", drain=False), Reason.NO_NODES,
+        lambda _: UncordonNode(node_id=NodeId("n0"), by=OP),
+    ),
+    "another priority": (
+        lambda array: Update(job_id=array, priority=5, by=ADA), Reason.RESOURCES,
+        lambda array: Update(job_id=array, priority=0, by=ADA),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", ["default", "fifo", "skip", "fair", "backfill"])
+@pytest.mark.parametrize(("change", "reason", "undo"), LINE_CHANGES.values(), ids=LINE_CHANGES)
+def test_many_that_leave_a_line_at_once_are_taken_out_together(policy, change, reason, undo, monkeypatch):
     """Found by reading: holding an array of ten thousand took 9 s in one step, each element going through all the others."""
     cluster = Harness("r: n0=4", policy=Policy(name=policy))
-    lines = []
-    heapify = heapq.heapify
+    sweeps = []  # lengths of lines gone through, and how many were taken out together
+    heapify, withdraw = heapq.heapify, Board.withdraw_together
 
     def counted(line):
-        lines.append(len(line))
+        sweeps.append(len(line))
         heapify(line)
+
+    def taken_out(board, entries):
+        sweeps.append(len(entries))
+        withdraw(board, entries)
 
     runs = cluster.submit(gpus=4, behaviour=LONG)
     wish = spec("many", gpus=1, array="0-99")
@@ -534,14 +553,17 @@ def test_many_that_leave_a_line_at_once_are_taken_out_together(policy, monkeypat
     controller = cluster.head.controller
     array, waits, board = elements[0].array.array_id, controller.waits, controller.scheduler.board
     monkeypatch.setattr(heapq, "heapify", counted)
-    cluster.ask(Hold(job_id=array, held=True, by=ADA))
-    assert len([length for length in lines if length]) < 10
-    assert {waits[one.id].reason for one in elements} == {Reason.HELD}
-    cluster.ask(Hold(job_id=array, held=False, by=ADA))
-    assert {waits[one.id].reason for one in elements} == {Reason.RESOURCES}
-    lines.clear()
-    cluster.ask(Cancel(job_id=array, by=ADA))
-    assert len([length for length in lines if length]) < 10
+    monkeypatch.setattr(Board, "withdraw_together", taken_out)
+    for question, why in (
+        (change, reason),
+        (undo, Reason.RESOURCES),
+        (lambda array: Cancel(job_id=array, by=ADA), None),
+    ):
+        sweeps.clear()
+        cluster.ask(question(array))
+        assert len([length for length in sweeps if length]) < 10
+        if why is not None:
+            assert {waits[one.id].reason for one in elements} == {why}
     assert list(cluster.world.pending) == []
     assert controller.scheduler.board is board, "what was being cleared for others stays theirs"
     assert cluster.live(runs).epoch == 1

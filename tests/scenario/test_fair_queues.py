@@ -142,6 +142,27 @@ def test_what_runs_when_its_budget_is_spent_runs_on_and_is_counted_from_its_star
     assert plan.waiting("y").detail == "queue poor has spent its 10 GPU-hours of this period (13.0)"
 
 
+@pytest.mark.parametrize("name", ["default", "fair"])
+def test_budget_recovers_with_the_clock_that_was_ahead_when_the_head_began(name):
+    """Found by reading: who asked for fair shares did so by the head's own time, and the queue paid for the day that never was."""
+    poor = queue("poor", budget_gpu_h=100.0, budget_period_s=30 * DAY)
+    cell = Cell(make_fleet("r: n0=8").with_queues(queue("default"), poor), name=name)
+    ahead_s = 0.9 * DAY
+    cell.now_s += ahead_s
+    cell.submit(asks("x", 8, "poor"))
+    cell.go_on(60.0)
+    assert cell.runs("x")
+    cell.submit(asks("y", 8, "poor"))
+    for passed_s in (0.0, HOUR):
+        cell.now_s += passed_s
+        cell.scheduler.plan(cell.world, cell.now_s, cell.now_s - ahead_s)
+    quotas = cell.scheduler.board.quotas
+    assert quotas is not None
+    assert quotas.now_s <= cell.now_s - ahead_s
+    assert quotas.budget_left_gpu_h(QueueId("poor")) == pytest.approx(100.0 - 8.0, rel=0.01)
+    assert cell.why("y") is Reason.RESOURCES
+
+
 # ---- a queue that borrows and gives back ----------------------------------------------------------------------------
 
 

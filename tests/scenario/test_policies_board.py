@@ -34,7 +34,7 @@ def entry(seq, gpus, submit_s=0.0, size_s=100.0):
 def run_on(board, one, places, since_s=0.0):
     """The job already runs there."""
     board.arrive(one)
-    board._listener.left(one)
+    board._listener.left_together((one,))
     board.start(one, one.klass.needs[0], places, since_s)
     if one.group is not None:
         one.group.began(one.seq, one)

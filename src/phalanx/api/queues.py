@@ -171,7 +171,7 @@ def _views(parts: HeadParts) -> list[QueueView]:
     for job in parts.driver.waiting():
         if job.queue in crowds:
             _count_waiting(crowds[job.queue], job, waits)
-    return [_view(queue, tree, crowds[queue.id], now_s) for queue in queues]
+    return [_view(queue, tree, crowds[queue.id]) for queue in queues]
 
 
 def _count_waiting(crowd: _Crowd, job: Job, waits: Mapping[JobId, Waiting]) -> None:
@@ -186,7 +186,7 @@ def _count_waiting(crowd: _Crowd, job: Job, waits: Mapping[JobId, Waiting]) -> N
     crowd.first.setdefault(reason, detail)
 
 
-def _view(queue: Queue, tree: QuotaTree, crowd: _Crowd, now_s: float) -> QueueView:
+def _view(queue: Queue, tree: QuotaTree, crowd: _Crowd) -> QueueView:
     whole = tree.whole(queue.id)
     idle = max(0, tree.pool[whole] - tree.used[whole])
     waiting = [
@@ -200,5 +200,5 @@ def _view(queue: Queue, tree: QuotaTree, crowd: _Crowd, now_s: float) -> QueueVi
         budget_period_s=queue.budget_period_s, budget_left_gpu_h=tree.budget_left_gpu_h(queue.id), right_gpus=tree.right[whole],
         used_gpus=tree.held[whole], borrowed_gpus=tree.over(whole), lent_gpus=max(0, idle - tree.room(whole)),
         room_gpus=tree.room(tree.number(queue.id)), pending_gpus=crowd.pending_gpus,
-        factor=tree.factor(tree.number(queue.id), now_s), waiting=waiting[:_REASONS_MAX],
+        factor=tree.factor(tree.number(queue.id)), waiting=waiting[:_REASONS_MAX],
     )  # fmt: skip

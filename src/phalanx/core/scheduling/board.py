@@ -167,13 +167,8 @@ class Board:
         self._hold(entry, need, places)
         self._listener.adopted(entry)
 
-    def withdraw(self, entry: Entry) -> None:
-        """A waiting job is gone."""
-        del self.waiting[entry.seq]
-        self._listener.left(entry)
-
     def withdraw_together(self, entries: Sequence[Entry]) -> None:
-        """Many waiting jobs are gone."""
+        """These waiting jobs are gone."""
         for entry in entries:
             del self.waiting[entry.seq]
         self._listener.left_together(entries)

@@ -156,13 +156,8 @@ class Listener:
     def adopted(self, entry: Entry) -> None:
         """The job was running before this policy was there."""
 
-    def left(self, entry: Entry) -> None:
-        """The waiting job is gone: cancelled, held, or taken up by the board itself."""
-
     def left_together(self, entries: Sequence[Entry]) -> None:
-        """Many waiting jobs are gone at once."""
-        for entry in entries:
-            self.left(entry)
+        """These waiting jobs are gone: cancelled, held, or of another class from now on. All at once, so that each line is gone through once."""
 
     def ended(self, entry: Entry, now_s: float) -> None:
         """The running job has come to its end; its places are still set."""

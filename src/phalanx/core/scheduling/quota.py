@@ -114,10 +114,8 @@ class QuotaTree(Holdings):
         if wanting != self._wanting:
             self._wanting, self._factors = wanting, []
 
-    def factor(self, queue: int, now_s: float) -> float:
-        """The fair-share factor of the queue's own jobs, in (0, 1]; the higher, the sooner."""
-        if now_s > self.now_s:
-            self.advance(now_s)
+    def factor(self, queue: int) -> float:
+        """The fair-share factor of the queue's own jobs as the books stand, in (0, 1]; the higher, the sooner."""
         if not self._factors:
             self._factors = self._work_out_factors()
         return self._factors[queue]

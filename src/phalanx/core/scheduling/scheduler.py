@@ -25,6 +25,7 @@ from phalanx.core.scheduling.explain import ELIGIBLE, not_eligible, why_waiting
 from phalanx.core.scheduling.fit import Fit, fit_of
 from phalanx.core.scheduling.hazard import HazardTable
 from phalanx.core.scheduling.held import held_as, need_of
+from phalanx.core.scheduling.line_changes import LineChanges
 from phalanx.core.scheduling.need import Need
 from phalanx.core.scheduling.outside import take_difference
 from phalanx.core.scheduling.policies import make_policy
@@ -79,7 +80,7 @@ class Scheduler:
         self._calendar_s = INFINITE
         self._now_s = self._wall_s = self._skew_s = 0.0
         self._jumped = False
-        self._reclassed: list[tuple[Entry, Klass]] | None = None  # those that change lines together, while it is looked
+        self._line_changes = LineChanges()
         self._remembered = False
         self._queues: Mapping[QueueId, Queue] = {}
 
@@ -102,24 +103,12 @@ class Scheduler:
         self._clock(now_s, wall_s)
         if self._stale_after(seen, nodes):
             return
-        changed_board = bool(nodes) | self._leave_together(seen, jobs)
+        changed_board = bool(nodes)
         for job_id in jobs:
             changed_board |= self._sync(seen, job_id, now_s)
+        self._line_changes.carry_out(self.board)
         if changed_board:
             self._wake_s = -INFINITE
-
-    def _leave_together(self, seen: Seen, jobs: Collection[JobId]) -> bool:
-        """Take out of their lines at once whoever waits no longer: each alone goes through the whole line, of an array that is held."""
-        left: list[JobId] = []
-        for job_id in jobs if len(jobs) > 1 else ():
-            entry, job = self.entries.get(job_id), seen.jobs.get(job_id)
-            gone = job is None or job.state.terminal or job.held or bool(job.unmet)
-            if gone and entry is not None and entry.since_s < 0.0:
-                left.append(job_id)
-        self.board.withdraw_together([self.entries[job_id] for job_id in left])
-        for job_id in left:
-            del self.ids[self.entries.pop(job_id).seq]
-        return bool(left)
 
     def load(self, seen: Seen, now_s: float) -> None:
         """Make the board anew from the records."""
@@ -139,7 +128,7 @@ class Scheduler:
             for job_id, entry in self.entries.items()
             if entry.since_s >= 0.0 and job_id not in self.due
         }
-        for known in (self.entries, self.ids, self.parked, self._charges, self.due, self._later):
+        for known in (self.entries, self.ids, self.parked, self._charges, self.due, self._later, self._line_changes):
             known.clear()
         self._classes.begin()
         self._shaping = Shaping(self._seen_nodes, self.fit)
@@ -228,12 +217,10 @@ class Scheduler:
         if self._wall_s < self._calendar_s:
             return
         self._calendar_s = self.calendar.next_change_s(self._wall_s)
-        self._reclassed = []
         for job_id, entry in list(self.entries.items()):
             if entry.since_s < 0.0:
                 self._sync(seen, job_id, now_s)
-        changed, self._reclassed = self._reclassed, None
-        self.board.reclass(changed)
+        self._line_changes.carry_out(self.board)
         self._wake_s = -INFINITE
 
     def reserved_for(self, job: Job) -> str:
@@ -299,6 +286,7 @@ class Scheduler:
                 job = seen.jobs[job_id]
                 if self._shaping.needs_of(job) != entry.klass.needs:
                     self._sync(seen, job_id, self._now_s)
+        self._line_changes.carry_out(self.board)
         self._wake_s = -INFINITE
 
     # ---------------------------------------------------------------- jobs
@@ -342,7 +330,7 @@ class Scheduler:
         del self.entries[job_id]
         del self.ids[entry.seq]
         if entry.since_s < 0.0:
-            self.board.withdraw(entry)
+            self._line_changes.goes(entry)
             return
         learn = job is not None and job.state in LEARNT
         self.board.end(entry, now_s, learn=learn)
@@ -409,10 +397,7 @@ class Scheduler:
         """The waiting job asks for this now; says whether that is anything else."""
         if klass is entry.klass:
             return False
-        if self._reclassed is None:
-            self.board.reclass([(entry, klass)])
-        else:
-            self._reclassed.append((entry, klass))
+        self._line_changes.becomes(entry, klass)
         return True
 
     def _park(self, job: Job, entry: Entry | None, wait: Waiting, now_s: float) -> None:
@@ -422,7 +407,7 @@ class Scheduler:
                 self.board.undo_start(entry, now_s)
             elif entry.since_s >= 0.0:
                 self.board.fell(entry, now_s, self._attained_s(job))
-            self.board.withdraw(entry)
+            self._line_changes.goes(entry)
             del self.entries[job.id]
             del self.ids[entry.seq]
         if wait.reason is Reason.BACKOFF:
@@ -439,6 +424,7 @@ class Scheduler:
                 self._wake_s = -INFINITE
 
     def _new_entry(self, job: Job, needs: tuple[Need, ...]) -> Entry:
+        self._line_changes.reclass(self.board)
         entry = Entry(
             seq=job.seq, klass=self._klass_of(job, needs), submit_s=min(job.submit_s - self._skew_s, self._now_s),
             size_s=self._size_s(job), attained_s=self._attained_s(job),

@@ -72,12 +72,8 @@ class Default(Listener):
         """It counts as time at risk like those started here."""
         self._group(entry).began(entry.seq, entry)
 
-    def left(self, entry: Entry) -> None:
-        """Wait no longer."""
-        self.left_together((entry,))
-
     def left_together(self, entries: Sequence[Entry]) -> None:
-        """Each line is gone through once, however many leave it."""
+        """Wait no longer. Each line is gone through once, however many leave it."""
         leaving: dict[tuple[Klass, Group], set[int]] = {}
         for entry in entries:
             self._leave(entry)
@@ -192,7 +188,7 @@ class Default(Listener):
                 continue
             # The value of one that never ran, written out: there may be ten thousand lines.
             index = group.index if group.fitted == table.fits and group.index else table.index_of(group, now_s)
-            value = self._weight(klass, now_s) * index[0] / (klass.gpus or 1)
+            value = self._weight(klass) * index[0] / (klass.gpus or 1)
             order.append((-klass.rank, -value, submit_s, seq, entry))
         order.extend(self._line(entry, now_s) for entry in again.values())
         order.sort()
@@ -224,16 +220,16 @@ class Default(Listener):
     def _value(self, entry: Entry, now_s: float) -> float:
         # Lost work is to be done again, and the job is not young for it.
         lived_s = max(entry.service_s(now_s), entry.seen_s)
-        value = self._weight(entry.klass, now_s) * self.table.index_of(self._group(entry), now_s)[bin_of(lived_s)]
+        value = self._weight(entry.klass) * self.table.index_of(self._group(entry), now_s)[bin_of(lived_s)]
         return value + OVERDUE * max(1, entry.gpus) if entry.overdue or entry.repair else value
 
-    def _weight(self, klass: Klass, now_s: float) -> float:
+    def _weight(self, klass: Klass) -> float:
         """How much the class counts: whole nodes more, queues that have used their share less. Kept for one pass."""
         weight = self._weights.get(klass.number)
         if weight is None:
             weight = self.knobs.boost if klass.gpus >= self.board.pools[klass.needs[0].kinds[0]].unit else 1.0
             if self.board.quotas is not None:
-                weight *= self.board.quotas.factor(klass.queue, now_s)
+                weight *= self.board.quotas.factor(klass.queue)
             self._weights[klass.number] = weight
         return weight
 

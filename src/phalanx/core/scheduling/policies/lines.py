@@ -30,9 +30,13 @@ def _take_out(lines: dict[Klass, list[tuple[Key, Entry]]], entries: Iterable[Ent
     for entry in entries:
         leaving.setdefault(entry.klass, set()).add(entry.seq)
     for klass, seqs in leaving.items():
-        line = [item for item in lines[klass] if item[1].seq not in seqs]
+        line = _without(lines[klass], seqs)
         heapq.heapify(line)
         lines[klass] = line
+
+
+def _without(line: list[tuple[Key, Entry]], seqs: set[int]) -> list[tuple[Key, Entry]]:
+    return [item for item in line if item[1].seq not in seqs]
 
 
 class Strict(Listener):
@@ -43,23 +47,18 @@ class Strict(Listener):
         self.shortest = shortest
         self.line: list[tuple[Key, Entry]] = []
         self.kept_back: dict[Klass, list[tuple[Key, Entry]]] = {}
-        self.gone: set[int] = set()
 
     def arrived(self, entry: Entry) -> None:
         """Join the line."""
-        if (
-            entry.seq in self.gone
-        ):  # back before its old place came up, and maybe as another entry: it was held meanwhile
-            self.gone.discard(entry.seq)
-            self.line = [item for item in self.line if item[1].seq != entry.seq]
-            heapq.heapify(self.line)
-            for klass, items in self.kept_back.items():
-                self.kept_back[klass] = [item for item in items if item[1].seq != entry.seq]
         heapq.heappush(self.line, (key_of(entry, entry.size_s if self.shortest else entry.submit_s), entry))
 
-    def left(self, entry: Entry) -> None:
-        """Leave the line; its place is dropped when it comes up."""
-        self.gone.add(entry.seq)
+    def left_together(self, entries: Sequence[Entry]) -> None:
+        """Leave the line, or those kept back. Both are gone through once, however many leave."""
+        seqs = {entry.seq for entry in entries}
+        self.line = _without(self.line, seqs)
+        heapq.heapify(self.line)
+        for klass in {entry.klass for entry in entries} & self.kept_back.keys():
+            self.kept_back[klass] = _without(self.kept_back[klass], seqs)
 
     def decide(self, now_s: float) -> float | None:
         """Start heads while they fit. No later call is needed but at the next change."""
@@ -70,10 +69,6 @@ class Strict(Listener):
         line = self.line
         while line:
             entry = line[0][1]
-            if entry.seq in self.gone:
-                self.gone.discard(entry.seq)
-                heapq.heappop(line)
-                continue
             if not board.admits(entry.klass):
                 self.kept_back.setdefault(entry.klass, []).append(heapq.heappop(line))
                 continue
@@ -96,12 +91,8 @@ class Skip(Listener):
         """Join its class."""
         heapq.heappush(self.classes.setdefault(entry.klass, []), (key_of(entry, entry.submit_s), entry))
 
-    def left(self, entry: Entry) -> None:
-        """Leave its class."""
-        self.left_together((entry,))
-
     def left_together(self, entries: Sequence[Entry]) -> None:
-        """Each line is gone through once, however many leave it."""
+        """Leave their classes. Each line is gone through once, however many leave it."""
         _take_out(self.classes, entries)
 
     def decide(self, now_s: float) -> float | None:
@@ -158,12 +149,8 @@ class Fair(Listener):
         self.used.setdefault(who, 0.0)
         self.rate[who] = self.rate.get(who, 0) + entry.held
 
-    def left(self, entry: Entry) -> None:
-        """Leave the queue."""
-        self.left_together((entry,))
-
     def left_together(self, entries: Sequence[Entry]) -> None:
-        """Each line is gone through once, however many leave it."""
+        """Leave their queues. Each line is gone through once, however many leave it."""
         _take_out(self.lines, entries)
 
     def ended(self, entry: Entry, now_s: float) -> None:
@@ -188,7 +175,7 @@ class Fair(Listener):
             for klass, line in self.lines.items():
                 if line and klass not in shut:
                     first = line[0][0]
-                    factor = 0.0 if quotas is None else quotas.factor(klass.queue, now_s)
+                    factor = 0.0 if quotas is None else quotas.factor(klass.queue)
                     rank = (*first[:2], -factor, self.used[_who(klass)], self.rate[_who(klass)], *first[2:])
                     if best is None or rank < best:
                         best, chosen = rank, klass
@@ -230,9 +217,9 @@ class Backfill(Listener):
         """Join the line."""
         bisect.insort(self.line, (key_of(entry, entry.submit_s), entry))
 
-    def left(self, entry: Entry) -> None:
-        """Leave the line."""
-        self.line.remove((key_of(entry, entry.submit_s), entry))
+    def left_together(self, entries: Sequence[Entry]) -> None:
+        """Leave the line, which is gone through once, however many leave it."""
+        self.line = _without(self.line, {entry.seq for entry in entries})
 
     def decide(self, now_s: float) -> float | None:
         """Heads while they fit, then whoever does not delay the head."""
