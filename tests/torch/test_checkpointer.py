@@ -113,7 +113,8 @@ def test_kill_in_mid_save_leaves_only_whole_checkpoints(tmp_path):
             if ".tmp-" not in path.name:
                 manifest.verify(str(path))
     assert folder.newest_valid(str(checkpoints)) is not None
-    (checkpoints / "step-00000003.tmp-0").mkdir(exist_ok=True)
+    (checkpoints / "step-00000003.tmp-0").mkdir()  # as an older release names it
+    (checkpoints / "step-00000003.tmp-1-0").mkdir(exist_ok=True)
     make_checkpoints(tmp_path / "z", checkpoints=checkpoints)
     assert temporaries(checkpoints) == []
 
@@ -178,6 +179,17 @@ def test_folder_that_cannot_be_written_fails_the_checkpoint_and_not_the_training
         assert gang.finish() == [0, 0], gang.log()
         assert [report["step"] for report in gang.of("checkpoint_failed")] == [5, 10, 15, 20]
         assert "Not a directory" in gang.of("checkpoint_failed")[0]["error"]
+
+
+@pytest.mark.parametrize(("epoch", "failed"), [(1, [5]), (2, [])])
+def test_in_a_folder_that_all_epochs_share_each_writes_under_names_of_its_own(tmp_path, epoch, failed):
+    (tmp_path / "ck").mkdir()
+    (tmp_path / "ck/step-00000005.tmp-1-0").write_text("in the way of epoch 1, and of no other")
+    words, options = ("--steps", "5", "--every-steps", "5"), {"world_size": 2, "checkpoints": tmp_path / "ck"}
+    with Gang(tmp_path / "a", LOOP, *words, epoch=epoch, **options) as gang:
+        assert gang.finish() == [0, 0], gang.log()
+        assert [report["step"] for report in gang.of("checkpoint_failed")] == failed
+        assert [report["step"] for report in gang.of("checkpoint")] == ([] if failed else [5])
 
 
 def test_gang_restarted_in_place_keeps_the_checkpoint_it_made_before(tmp_path):

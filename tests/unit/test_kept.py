@@ -86,6 +86,7 @@ def test_before_an_attempt_the_own_copies_are_those_it_may_resume_from_and_those
         "epoch-2/step-00000020",
         "epoch-2/step-00000030",
         "epoch-3/step-00000040.tmp-0",
+        "epoch-3/step-00000040.tmp-3-0",
     )
     keep = {str(tmp_path / "epoch-2/step-00000020"), str(tmp_path / "epoch-2/step-00000030")}
     checkpoints.tidy_own(str(tmp_path), keep)
@@ -95,10 +96,11 @@ def test_before_an_attempt_the_own_copies_are_those_it_may_resume_from_and_those
 
 def test_of_what_an_attempt_saves_a_node_keeps_two_and_what_is_on_its_way_or_being_written(tmp_path):
     epoch = tmp_path / "epoch-1"
-    folder(epoch, "step-00000010", "step-00000020", "step-00000030", "step-00000040", "step-00000050.tmp-0")
+    being_written = ("step-00000050.tmp-0", "step-00000050.tmp-1-0")
+    folder(epoch, "step-00000010", "step-00000020", "step-00000030", "step-00000040", *being_written)
     checkpoints.retain_own(str(epoch), {str(epoch / "step-00000010")})
     assert [path.name for path in sorted(epoch.iterdir())] == [
-        "step-00000010", "step-00000030", "step-00000040", "step-00000050.tmp-0",
+        "step-00000010", "step-00000030", "step-00000040", *being_written,
     ]  # fmt: skip
 
 

@@ -197,9 +197,10 @@ class Checkpointer:
         self._cadence.staged(now_s, stall_s=now_s - began_s)
         self._saved_step, self._saved_tick = step, self._session.agreement.tick
         self._session.pipe.send(ReportKind.STALL, seconds=now_s - began_s, cause="save")
+        epoch, generation = self._session.environment.epoch, self._session.environment.generation
         self._current = _Save(
             step=step,
-            temporary=folder.temporary_folder(self._directory, step, self._session.environment.generation),
+            temporary=folder.temporary_folder(self._directory, step, epoch=epoch, generation=generation),
             final=folder.step_folder(self._directory, step),
             staged=staged,
             own=own,
