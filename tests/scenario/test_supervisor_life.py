@@ -16,6 +16,7 @@ from phalanx.core.state.events import (
 from phalanx.node.logic import actions as act
 from phalanx.node.logic import happenings as hap
 from phalanx.node.logic.member import KILL_AGAIN_S, LINGER_S, Phase
+from phalanx.node.logic.saves import AT_ONCE, PER_S
 from phalanx.wire.rank import StopReason
 from tests.scenario.supervisor_world import NODE, World, forget, key_of, prepare, start, stop, with_deadline
 
@@ -327,6 +328,62 @@ def test_a_checkpoint_that_reaches_the_head_after_its_gang_started_again_is_publ
     assert (event.resume.epoch, event.resume.step, event.generation) == (1, 40, 0)
     world.hear(replace(saved, key=key_of(epoch=2)), replace(saved, key=key_of(job="2")))
     assert len(world.said(CheckpointSaved)) == 1
+
+
+def save(step, **given):
+    return hap.CheckpointReported(
+        key=key_of(**given), step=step, path=f"/c/step-{step:08d}", digest="d", size_bytes=1, stall_s=0.0, write_s=0.0, at_s=0.0
+    )  # fmt: skip
+
+
+def steps_told(world):
+    return [event.resume.step for event in world.said(CheckpointSaved)]
+
+
+def test_every_checkpoint_of_a_program_that_saves_often_is_told_at_once():
+    world = World().running()
+    for step in range(300):
+        world.wait(1 / PER_S, renewing=True).hear(save(step))
+        assert steps_told(world)[-1] == step
+    assert world.did(act.Note) == []
+
+
+def test_checkpoints_heard_all_at_once_after_a_busy_while_are_all_told():
+    world = World().running().hear(*map(save, range(AT_ONCE)))
+    assert steps_told(world) == list(range(AT_ONCE))
+
+
+def test_of_a_flood_of_checkpoints_a_few_are_told_and_the_newest_always():
+    """50,000 reports in a second were as many lines of the job's story, for good."""
+    world = World().running()
+    for step in range(10_000):
+        if step % 1000 == 0:
+            world.wait(0.1, renewing=True)
+        world.hear(save(step))
+    assert len(steps_told(world)) <= AT_ONCE + PER_S
+    world.wait(1 / PER_S, renewing=True)
+    assert steps_told(world)[-1] == 9999, "once the pause is over"
+    world.wait(10, renewing=True)
+    assert steps_told(world)[-2:] != [9999, 9999], "and once"
+    world.tell(stop(grace_s=1)).wait(3, renewing=True)
+    (note,) = world.did(act.Note)
+    passed_over = 10_000 - len(steps_told(world))
+    assert note.text.startswith(f"{passed_over} checkpoints were reported faster than {PER_S} a second")
+
+
+def test_last_checkpoint_is_told_before_the_end():
+    world = World().running().hear(*map(save, range(1000))).end(0).end(1)
+    assert steps_told(world)[-1] == 999
+    told = [type(event) for event in world.reports]
+    assert told.index(MemberStopped) > len(told) - 1 - told[::-1].index(CheckpointSaved)
+
+
+def test_what_waits_of_an_attempt_that_no_longer_counts_is_never_told_and_wakes_nobody():
+    world = World(auto=False).running().do_work().do_work().hear(*map(save, range(1000)))
+    world.renew(superseded=[(key_of().job_id, key_of().epoch)])
+    told = len(steps_told(world))
+    world.wait(5)
+    assert len(steps_told(world)) == told == AT_ONCE
 
 
 def test_a_kill_that_failed_is_told_and_tried_again():

@@ -14,8 +14,11 @@ from phalanx.core.work.spec import JobSpec, Role
 from phalanx.node.logic import images
 from phalanx.node.logic.happenings import MemberKey
 from phalanx.node.logic.images import Contained, Runtime, Runtimes
+from phalanx.node.shell.containment import AttemptKey
 from phalanx.node.shell.images import bring, runtime_here
+from phalanx.node.shell.inside import Inside
 from phalanx.node.shell.present import Present
+from phalanx.node.shell.processes import TaskSpec
 from phalanx.node.shell.refusal import Refusal
 from phalanx.node.shell.scratch import scratch_of
 
@@ -25,16 +28,23 @@ APPTAINER = Runtime(kind=Runtimes.APPTAINER, path="/usr/bin/apptainer")
 SINGULARITY = Runtime(kind=Runtimes.SINGULARITY, path="/usr/bin/singularity")
 OURS = Contained(
     image="nvcr.io/nvidia/pytorch:26.10-py3", name="phalanx-7.1.0.gpu1-ab12", owner="boot/4026531836/99/1234", workdir="/home/ada/gpt",
-    uid=1000, gid=1000, mounts=("/home/ada/gpt", "/state/attempts/7.1"), gpus=("GPU-1", "GPU-2"), devices=("/dev/infiniband",),
+    uid=1000, gid=1000, mounts=("/home/ada/gpt", "/state/attempts/7.1"), folder="/state/attempts/7.1", gpus=("GPU-1", "GPU-2"), devices=("/dev/infiniband",),
     nofile=(1024, 524288), processes=(32768, 32768),
 )  # fmt: skip
 ROOTS = replace(OURS, uid=0, gid=0, gpus=(), devices=(), mounts=())
 VARIABLES = {"RANK": "0", "PHALANX_NODE_IPS": "10.0.0.1\n10.0.0.2", "PATH": "/opt/bin:/bin", "TOKEN": "s3cret"}
 
+
+def file_of(variables):
+    path, content = images.file_of_variables(PODMAN, OURS, "rank-0", variables) or ("", b"")
+    return path, content.decode()
+
+
 DRAWN = {
     "podman-rank": lambda: images.wrap(PODMAN, OURS, "rank-0", ("python", "train.py"), VARIABLES),
     "podman-as-root-without-init": lambda: images.wrap(replace(PODMAN, init=""), ROOTS, "setup", "make && true", {}),
     "podman-exec-on-a-terminal": lambda: images.enter(PODMAN, OURS, "rank-0", ["bash"], terminal=True),
+    "podman-file-of-variables": lambda: file_of(VARIABLES),
     "podman-around": lambda: images.around(PODMAN, {"PATH": "/usr/bin", "HOME": "/root"}, VARIABLES),
     "apptainer-rank": lambda: images.wrap(APPTAINER, replace(OURS, image="/c/x.sif"), "rank-0", ("python", "train.py"), VARIABLES),
     "apptainer-around": lambda: images.around(APPTAINER, {"PATH": "/usr/bin"}, VARIABLES),
@@ -54,15 +64,75 @@ def test_it_is_as_drawn(name):
     assert text == path.read_text(encoding="utf-8")
 
 
-def test_no_secret_is_among_the_words():
-    for runtime in (PODMAN, APPTAINER):
-        assert "s3cret" not in " ".join(images.wrap(runtime, OURS, "rank-0", ("a",), VARIABLES))
+SECRET = "0123456789abcdef" * 2
+NAMES = [
+    "TOKEN", "REGISTRY_PASSWORD", "STORAGE_KEY", "STORAGE_ACCOUNT_KEY", "CONTAINER_TOKEN", "CONTAINERS_SECRET", "DBUS_KEY", "PODMAN_PASSWORD",
+    "NOTIFY_TOKEN", "XDG_SECRET", "APPTAINER_DOCKER_PASSWORD", "TMP", "LD_X", "LD_LIBRARY_PATH", "MALLOC_X", *sorted(images._READ_BY_RUNTIME),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_value_is_among_the_words(name):
+    for runtime in (PODMAN, APPTAINER, SINGULARITY):
+        words = images.wrap(runtime, OURS, "rank-0", ("a",), {name: SECRET, "RANK": "0"})
+        assert SECRET not in " ".join(words)
+        around = images.around(runtime, {}, {name: SECRET})
+        file = images.file_of_variables(runtime, OURS, "rank-0", {name: SECRET})
+        by_file = file is not None and f"{name}={SECRET}\n".encode() == file[1]
+        assert (SECRET in around.values()) is not by_file  # it goes inside, by one way
 
 
 @pytest.mark.parametrize("name", ["PATH", "HOME", "LD_LIBRARY_PATH", "XDG_RUNTIME_DIR", "CONTAINERS_STORAGE_CONF"])
 def test_what_would_change_the_runtime_reaches_the_command_alone(name):
     assert images.around(PODMAN, {name: "the node's"}, {name: "the job's"})[name] == "the node's"
-    assert f"--env={name}=the job's" in images.wrap(PODMAN, OURS, "rank-0", ("a",), {name: "the job's"})
+    assert file_of({name: "the job's"}) == ("/state/attempts/7.1/rank-0.env", f"{name}=the job's\n")
+    words = images.wrap(PODMAN, OURS, "rank-0", ("a",), {name: "the job's"})
+    assert "--env-file=/state/attempts/7.1/rank-0.env" in words
+    assert f"--env={name}" not in words
+
+
+@pytest.mark.parametrize("name", ["REGISTRY_KEY", "STORAGE_SERVICE_ACCOUNT", "CONTAINER_PEM", "TMP"])
+def test_variable_that_no_runtime_reads_keeps_its_lines(name):
+    assert images.around(PODMAN, {}, {name: "a\nb"}) == {name: "a\nb"}
+    assert images.file_of_variables(PODMAN, OURS, "rank-0", {name: "a\nb"}) is None
+
+
+@pytest.mark.parametrize("value", [f"{SECRET}\nb", f"{SECRET}\r", SECRET * 2000])
+def test_value_that_no_file_of_variables_takes_is_refused_in_one_line_without_it(value):
+    with pytest.raises(ValueError, match="env: REGISTRY_AUTH_FILE goes into an image as one line") as caught:
+        images.file_of_variables(PODMAN, OURS, "rank-0", {"REGISTRY_AUTH_FILE": value})
+    assert "\n" not in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+def inside(folder):
+    return Inside(runtime=PODMAN, what=replace(OURS, folder=str(folder)), base={"PATH": "/usr/bin"})
+
+
+def task(**variables):
+    return TaskSpec(task_id="rank-0", command=("a",), cwd="/w", env=variables)
+
+
+KEY = AttemptKey(job_id="7", epoch=1, generation=0, node_key="n0")
+
+
+def test_file_of_variables_is_new_and_its_owners_alone(tmp_path):
+    there = tmp_path / "rank-0.env"
+    (tmp_path / "elsewhere").write_text("kept")
+    there.symlink_to(tmp_path / "elsewhere")  # what an earlier generation may have left there
+    found = inside(tmp_path).task(KEY, task(PATH="/opt/bin", TOKEN=SECRET))
+    assert f"--env-file={there}" in found.command
+    assert found.env["PATH"] == "/usr/bin"
+    assert there.read_text() == "PATH=/opt/bin\n"
+    assert there.lstat().st_mode & 0o7777 == 0o600
+    assert (tmp_path / "elsewhere").read_text() == "kept"
+
+
+def test_job_whose_variable_cannot_go_inside_is_refused(tmp_path):
+    with pytest.raises(Refusal, match="env: PATH goes into an image as one line") as caught:
+        inside(tmp_path).task(KEY, task(PATH="/a\n/b"))
+    assert caught.value.charge
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_folder_in_another_is_mounted_with_it_and_the_root_never():

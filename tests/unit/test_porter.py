@@ -4,6 +4,9 @@
 
 import threading
 from dataclasses import replace
+from unittest.mock import Mock
+
+import pytest
 
 from phalanx.core.work.job import Resume
 from phalanx.node.shell.head_address import HeadAddress
@@ -44,6 +47,75 @@ def test_the_checkpoint_that_ranks_load_stays_while_an_earlier_generations_saves
     porter._hands.submit((order.job_id, order.epoch), done.set)
     assert done.wait(PATIENCE_S)
     assert sorted(path.name for path in own.iterdir()) == [f"step-{step:08d}" for step in (20, 30, 40, 50)]
+
+
+class Hold:
+    """A porter whose first upload stays in hand until it is let go, and what came of the uploads."""
+
+    def __init__(self):
+        ended = threading.Event()
+        ended.set()
+        self.go, self.begun, self.all_done = threading.Event(), threading.Event(), threading.Event()
+        self.brought: list[int] = []
+        self.said: list[str] = []
+        access = HeadAccess(address=HeadAddress("http://127.0.0.1:1", None), token="t", ca_file=None)
+        self.porter = Porter(access, ended)
+
+    def put(self, step, *, first=False):
+        def before():
+            self.brought.append(step)
+            if first:
+                self.begun.set()
+                assert self.go.wait(PATIENCE_S)
+
+        folder = f"/nowhere/step-{step}"
+        self.porter.put(
+            Upload(job_id="7", epoch=3, step=step, digest="d", folder=folder, note=self.said.append, before=before)
+        )
+
+    def finish(self):
+        self.go.set()
+        self.porter._hands.submit(("7", 3), self.all_done.set)
+        assert self.all_done.wait(PATIENCE_S)
+
+
+def test_of_a_flood_of_saves_one_waits_and_it_is_the_newest():
+    """50,000 reports while the first upload lasted left as many closures: +190 MiB, until the system ended the supervisor."""
+    hold = Hold()
+    hold.put(0, first=True)
+    assert hold.begun.wait(PATIENCE_S)
+    for step in range(1, 1001):
+        hold.put(step)
+    assert len(hold.porter._hands._lanes["7", 3]) == 2  # the one in hand, and one that waits
+    assert [one.step for one in hold.porter._uploads] == [0, 1000]
+    hold.finish()
+    assert hold.brought == [0, 1000]
+    assert hold.said == ["checkpoint of step 1000 came first: 999 before it were not brought to the head"]
+
+
+def test_save_after_a_flood_is_brought_too():
+    hold = Hold()
+    for step in (1, 2):
+        hold.put(step, first=step == 1)
+        assert hold.begun.wait(PATIENCE_S)
+    hold.finish()
+    hold.all_done.clear()
+    hold.put(3)
+    hold.finish()
+    assert hold.brought == [1, 2, 3]
+    assert hold.said == []
+
+
+def test_save_for_which_there_was_no_thread_is_brought_with_the_next(monkeypatch):
+    hold = Hold()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        with pytest.raises(RuntimeError):
+            hold.put(1)
+    hold.put(2)
+    hold.finish()
+    assert hold.brought == [2]
+    assert hold.said == ["checkpoint of step 2 came first: 1 before it was not brought to the head"]
 
 
 def test_what_an_attempt_resumes_from_is_that_attempts_alone(tmp_path):

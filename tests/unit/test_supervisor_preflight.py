@@ -1,8 +1,16 @@
 """What a look at the script can tell before anything starts, and what it must leave alone."""
 
+import ast
+import threading
+import tracemalloc
+from types import SimpleNamespace
+from unittest.mock import Mock
+
 import pytest
 
-from phalanx.node.logic.preflight import Surroundings, objection, script_of
+from phalanx.node.logic import preflight
+from phalanx.node.logic.preflight import SCRIPT_BYTES_MAX, Surroundings, objection, script_of
+from phalanx.node.shell import preparation
 
 VIRTUAL = Surroundings(nodes=2, world_size=4, cuda=False)
 GPUS = Surroundings(nodes=2, world_size=4, cuda=True)
@@ -80,3 +88,64 @@ def test_loopback_is_fine_on_a_single_node_only():
 def test_wrong_encoding_is_named_by_line_unless_declared():
     assert "t.py, line 2: byte 0xe9 is not UTF-8" in (objection("t.py", b"x = 1\ny = '\xe9'\n", GPUS) or "")
     assert objection("t.py", b"# -*- coding: latin-1 -*-\ny = '\xe9'\n", GPUS) is None
+
+
+FIXED = b'os.environ["MASTER_ADDR"] = "10.0.0.9"\n'
+
+
+@pytest.mark.parametrize("line", [b"a\n", b"a;", b"{}\n", b"()\n", b"a[:]\n", b"~~~~~~a\n", b"0,"])
+def test_no_text_costs_the_supervisor_much_memory(line):
+    text = line * (SCRIPT_BYTES_MAX // len(line))
+    tracemalloc.start()
+    assert objection("t.py", text, VIRTUAL) is None
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most_bytes < 100 << 20  # 57 MiB on Python 3.11; at most one script is judged at a time
+
+
+def test_script_that_is_too_long_to_judge_runs():
+    assert objection("t.py", FIXED, VIRTUAL) is not None
+    assert objection("t.py", FIXED + b"#" * SCRIPT_BYTES_MAX, VIRTUAL) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"x = " + b"-" * 499 + b"y", b"x = " + b"y + " * 499 + b"y", b"if " + b"y + " * 400 + b"y: pass", b"(" * 4000],
+)
+def test_script_that_is_nested_deeper_than_we_can_follow_runs(text):
+    assert objection("t.py", text + b"\n", VIRTUAL) is None
+
+
+def test_question_within_a_question_is_read_once(monkeypatch):
+    read = Mock(wraps=ast.unparse)
+    monkeypatch.setattr(ast, "unparse", read)
+    text = b"x = 1 if " + b"(0 if " * 20 + b"y" + b" else 0)" * 20 + b" else 0\n"
+    assert objection("t.py", text, VIRTUAL) is None
+    assert read.call_count == 1
+
+
+def test_one_script_is_judged_at_a_time_on_a_node(tmp_path, monkeypatch):
+    (tmp_path / "t.py").write_text("pass\n")
+    present = SimpleNamespace(
+        workdir=str(tmp_path), environment={"PHALANX_VIRTUAL": "1"}, grant=SimpleNamespace(devices=()),
+        prepare=SimpleNamespace(allocation=SimpleNamespace(grants=(1,), world_size=1, gpus=0)),
+    )  # fmt: skip
+    at_once, most = [], []
+    second = threading.Event()
+
+    def judge(*_):
+        at_once.append(1)
+        most.append(len(at_once))
+        second.wait(0.2)  # were there no lock, the other thread would come in meanwhile
+        at_once.pop()
+
+    monkeypatch.setattr(preflight, "objection", judge)
+    threads = [
+        threading.Thread(target=preparation._judge_script, args=("t.py", present), kwargs={"must_exist": True})
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1, 1, 1]

@@ -20,14 +20,25 @@ SHELL: Final = (
 )
 _SIGNALS_FROM: Final = 128  # a runtime gives 128 + N for a command that signal N ended, as a shell does
 _SIGNALS_MAX: Final = 64
-# Variables that would mean something to the runtime itself, when it was they that it found in its own environment.
-_READ_BY_RUNTIME: Final = (
-    "XDG_", "CONTAINER", "_CONTAINERS_", "STORAGE_", "LD_", "LISTEN_", "NOTIFY_", "DBUS_", "GODEBUG", "GOTRACEBACK", "GOMAXPROCS",
-    "PODMAN_", "BUILDAH_", "REGISTRY_", "APPTAINER", "SINGULARITY", "GLIBC_", "MALLOC_",
-)  # fmt: skip
-_READ_BY_RUNTIME_NAMES: Final = frozenset(
-    {"PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "TMP", "SHELL", "IFS", "ENV", "BASH_ENV"}
-)
+# Variables that would mean something to podman itself, when it was they that it found in its own environment. Names alone, as others are
+# users' own, and may be secrets: REGISTRY_PASSWORD, STORAGE_KEY. Source: the strings of podman 4.3.1, crun 1.8.1 and conmon 2.1.6, containers.conf(5)
+# and podman(1) of podman 5; environ(7), ld.so(8) and mallopt(3).
+_READ_BY_RUNTIME: Final = frozenset({
+    "CONTAINER_HOST", "CONTAINER_CONNECTION", "CONTAINER_SSHKEY", "CONTAINER_PASSPHRASE", "CONTAINER_PROXY", "CONTAINER_TLS_CA",
+    "CONTAINER_TLS_CERT", "CONTAINER_TLS_KEY", "CONTAINERS_CONF", "CONTAINERS_CONF_OVERRIDE", "CONTAINERS_GRAPHROOT",
+    "CONTAINERS_HELPER_BINARY_DIR", "CONTAINERS_REGISTRIES_CONF", "CONTAINERS_RUNROOT", "CONTAINERS_SSH_CONF", "CONTAINERS_STORAGE_CONF",
+    "REGISTRIES_CONFIG_PATH", "REGISTRY_AUTH_FILE", "STORAGE_DRIVER", "STORAGE_OPTS",
+    "_CONTAINERS_USERNS_CONFIGURED", "_CONTAINERS_ROOTLESS_UID", "_CONTAINERS_ROOTLESS_GID",
+    "PODMAN_CONNECTIONS_CONF", "PODMAN_RUNLABEL_NESTED", "PODMAN_SOCKET", "PODMAN_SYSTEMD_UNIT", "PODMAN_USERNS", "BUILDAH_ISOLATION",
+    "CONMON_SECCOMP_NOTIFY_PLUGINS", "RUN_OCI_SECCOMP_RECEIVER", "DBUS_SESSION_BUS_ADDRESS", "DBUS_SYSTEM_BUS_ADDRESS",
+    "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID", "NOTIFY_SOCKET", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR",
+    "GODEBUG", "GOGC", "GOMAXPROCS", "GOMEMLIMIT", "GOTRACEBACK", "GLIBC_TUNABLES",
+    "PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "SHELL", "IFS", "ENV", "BASH_ENV",
+})  # fmt: skip
+_READ_BY_LOADER: Final = ("LD_", "MALLOC_")  # the C library's own
+# Of a file of variables podman takes lines of less than 64 KiB, byte for byte past the first `=`; 4.7.0 alone read quotes in them.
+# Source: pkg/env of podman, bufio.Scanner of Go; tried with 4.3.1.
+_LINE_BYTES_MAX: Final = 60 << 10
 # What a registry says of an image that nobody could pull, from any node. Source: messages of containers/image 5.23 and of Docker's registry.
 _NO_SUCH_IMAGE: Final = (
     "manifest unknown", "name unknown", "not found", "unauthorized", "is denied", "invalid reference", "did not resolve to an alias",
@@ -65,6 +76,7 @@ class Contained:
         name: begins the name of each container; the task's follows.
         owner: says which supervisor made it, so that a later one can tell whether it is alive.
         mounts: absolute folders, none below another, seen inside under the same path.
+        folder: of files for the runtime, which none but the job's account can read.
         gpus: UUIDs of the devices; empty where they are virtual.
         devices: further device files or folders.
         nofile, processes: limits that the ranks have on the node: soft and hard.
@@ -77,6 +89,7 @@ class Contained:
     uid: int
     gid: int
     mounts: tuple[str, ...]
+    folder: str
     gpus: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     nofile: tuple[int, int]
@@ -107,14 +120,14 @@ def mounts_of(paths: Iterable[str]) -> tuple[str, ...]:
 def wrap(
     runtime: Runtime, what: Contained, task: str, command: tuple[str, ...] | str, variables: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """The words that run a command in the image.
+    """The words that run a command in the image. None of them holds the value of a variable: every user of the node can read words.
 
     Args:
         runtime: which.
         what: see there.
         task: names the container among the member's.
         command: words, or a text for a shell.
-        variables: what the command finds, besides what the image sets.
+        variables: what the command finds, besides what the image sets; `around` and `file_of_variables` bring the values.
     """
     if runtime.kind is Runtimes.PODMAN:
         return _podman_run(runtime, what, task, argv_of(command), variables)
@@ -124,12 +137,30 @@ def wrap(
 def around(runtime: Runtime, base: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
     """The environment of the runtime's own process: the node's, and the rank's variables in the form in which they go inside.
 
-    They go by the environment and not by words, which every user of the node can read.
+    podman's own, which it would take for itself, go by the file.
     """
     if runtime.kind is Runtimes.PODMAN:
         return {**base, **{name: value for name, value in variables.items() if not _read_by_runtime(name)}}
     prefix = "APPTAINERENV_" if runtime.kind is Runtimes.APPTAINER else "SINGULARITYENV_"
     return {**base, **{prefix + name: value for name, value in variables.items()}}
+
+
+def file_of_variables(
+    runtime: Runtime, what: Contained, task: str, variables: Mapping[str, str]
+) -> tuple[str, bytes] | None:
+    """Path and content of the file by which the variables go inside that podman would take for its own; None where there are none.
+
+    Raises:
+        ValueError: a value does not fit into a line; says which variable and what to do, and not the value.
+    """
+    own = _own_variables(runtime, variables)
+    for name in own:
+        line = f"{name}={variables[name]}".encode(errors="surrogateescape")
+        if "\n" in variables[name] or "\r" in variables[name] or len(line) > _LINE_BYTES_MAX:
+            why = f"goes into an image as one line of at most {_LINE_BYTES_MAX >> 10} KiB, since podman reads a variable of that name itself"
+            raise ValueError(f"env: {name} {why}; take another name, or a file")
+    text = "".join(f"{name}={variables[name]}\n" for name in own)
+    return (_path_of_variables(what, task), text.encode(errors="surrogateescape")) if own else None
 
 
 def enter(runtime: Runtime, what: Contained, task: str, argv: Sequence[str], *, terminal: bool) -> tuple[str, ...]:
@@ -187,8 +218,7 @@ def _podman_run(
     """Source: podman-run(1), 4.3. `--cgroups=disabled` and no daemon: all of it stays below the keeper and in its cgroup."""
     # Root's containers are root's; any other user is, by a user namespace, inside who they are outside, in their own groups.
     user = [f"--user={what.uid}:{what.gid}", *(["--userns=keep-id", "--group-add=keep-groups"] if what.uid else [])]
-    # Passed on by name, but for those that podman would take for its own, and a value of several lines stays one.
-    passed = [f"{name}={variables[name]}" if _read_by_runtime(name) else name for name in sorted(variables)]
+    own = _own_variables(runtime, variables)
     return (
         runtime.path, "run", "--rm", f"--name={container(what, task)}", f"--label={OWNER_LABEL}={what.owner}",
         "--cgroups=disabled", "--network=host", "--ipc=host", "--pull=never", "--http-proxy=false", "--log-driver=passthrough",
@@ -199,7 +229,8 @@ def _podman_run(
         *(f"--mount=type=bind,source={path},target={path},bind-propagation=rslave" for path in what.mounts),
         *(f"--device=nvidia.com/gpu={uuid}" for uuid in what.gpus),
         *(f"--device={path}" for path in what.devices),
-        *(f"--env={one}" for one in passed),
+        *([f"--env-file={_path_of_variables(what, task)}"] if own else []),
+        *(f"--env={name}" for name in sorted(variables) if name not in own),  # by name: a value of several lines stays one
         what.image, *argv,
     )  # fmt: skip
 
@@ -220,5 +251,14 @@ def _file_name(source: str) -> str:
     return f"{readable}-{hashlib.sha256(source.encode()).hexdigest()[:16]}.sif"
 
 
+def _path_of_variables(what: Contained, task: str) -> str:
+    return os.path.join(what.folder, f"{task}.env")
+
+
+def _own_variables(runtime: Runtime, variables: Mapping[str, str]) -> list[str]:
+    """Those that the runtime would take for its own, sorted; the others' names change on the way to the inside."""
+    return sorted(filter(_read_by_runtime, variables)) if runtime.kind is Runtimes.PODMAN else []
+
+
 def _read_by_runtime(name: str) -> bool:
-    return name in _READ_BY_RUNTIME_NAMES or name.startswith(_READ_BY_RUNTIME)
+    return name in _READ_BY_RUNTIME or name.startswith(_READ_BY_LOADER)

@@ -38,6 +38,7 @@ from phalanx.node.logic.actions import (
 )  # fmt: skip
 from phalanx.node.logic.happenings import CheckpointReported, Hung, Killed, MemberKey, Place, Prepared, TaskEnded, Unfit
 from phalanx.node.logic.lease import NS_PER_S, may_thaw
+from phalanx.node.logic.saves import PER_S, Saves
 from phalanx.wire.rank import StopReason
 
 LINGER_S: Final = 2.0  # what tasks leave behind (a logger, a data loader) gets this long to end by itself
@@ -91,6 +92,7 @@ class Member:
         frozen_ns: the end of the lease for want of which it is frozen; 0 while it is not.
         bind_failed: rank 0 ended badly within the first seconds, and its output may tell of the port.
         refusal: why it cannot run; reported once nothing of it is left.
+        saves: the checkpoints that its program reported.
         superseded: a newer epoch counts: end it, tell nothing as current.
         forgotten: the head has asked to forget the attempt, or nobody will.
     """
@@ -111,6 +113,7 @@ class Member:
     frozen_ns: int = 0
     bind_failed: bool = False
     refusal: Unfit | None = None
+    saves: Saves = field(default_factory=Saves)
     superseded: bool = False
     forgotten: bool = False
 
@@ -272,7 +275,7 @@ def supersede(member: Member, now: Now) -> Turn:
     """A newer epoch counts: nothing this one does may matter any more."""
     if member.superseded:
         return member, []
-    member = replace(member, superseded=True, forgotten=True)
+    member = replace(member, superseded=True, forgotten=True, saves=Saves())
     page = WritePage(key=member.key, stop=StopReason.SUPERSEDED, stop_by_ns=now.ns)
     member, actions = kill(member, now)
     return member, [page, *actions]
@@ -409,9 +412,32 @@ def say_started(member: Member, now: Now) -> Report:
     )  # fmt: skip
 
 
-def saved(member: Member, report: CheckpointReported) -> Turn:
+def saved(member: Member, report: CheckpointReported, now: Now) -> Turn:
     """Rank 0 made a checkpoint. What it made after its lease or its turn was over is the head's to refuse: it knows the epochs."""
     if member.superseded:
+        return member, []
+    member = replace(member, saves=member.saves.heard(report))
+    return _tell_saved(member, now) if member.phase is Phase.STOPPED else tell_saved(member, now)
+
+
+def tell_saved(member: Member, now: Now) -> Turn:
+    """Pass on the newest checkpoint that waits, when its time has come."""
+    return _tell_saved(member, now) if now.ns >= member.saves.due_ns else (member, [])
+
+
+def tell_last_saved(member: Member, now: Now) -> Turn:
+    """Its end: what still waits is told before it, and what was passed over is said once."""
+    count = member.saves.passed_over
+    member, actions = _tell_saved(member, now)
+    if count:
+        text = f"{count} checkpoints were reported faster than {PER_S} a second and not told to the head, which knows newer ones"
+        actions.append(_note(member, text))
+    return member, actions
+
+
+def _tell_saved(member: Member, now: Now) -> Turn:
+    report = member.saves.waiting
+    if report is None:
         return member, []
     resume = Resume(
         epoch=member.key.epoch, step=report.step, path=report.path, digest=report.digest, bytes=report.size_bytes,
@@ -421,7 +447,7 @@ def saved(member: Member, report: CheckpointReported) -> Turn:
         job_id=member.key.job_id, generation=report.key.generation, node_id=member.grant.node_id, resume=resume,
         stall_s=report.stall_s, write_s=report.write_s,
     )  # fmt: skip
-    return member, [Report(event=event)]
+    return replace(member, saves=member.saves.told(now.ns)), [Report(event=event)]
 
 
 def _task_exited(member: Member, end: TaskEnded, *, by_us: bool) -> TaskExited:

@@ -151,7 +151,7 @@ class Supervisor:
             case Hung():
                 self._turn(slot, members.hung(member, happening))
             case CheckpointReported():
-                self._turn(slot, members.saved(member, happening))
+                self._turn(slot, members.saved(member, happening, now))
             case WoundUp(tail=tail):
                 if member.phase is Phase.CLOSING:
                     self._gone(slot, tail, now)
@@ -339,6 +339,7 @@ class Supervisor:
                 self._turn(slot, members.lapse(slot.member, self._lease.deadline_ns or now.ns, now))
                 asked = True
             self._turn(slot, members.time_out(slot.member, now))
+            self._turn(slot, members.tell_saved(slot.member, now))
         if asked:
             self._out.append(RenewLease())
         if self._ending and all(slot.member.phase is Phase.STOPPED for slot in self._slots.values()):
@@ -351,7 +352,7 @@ class Supervisor:
             if member.phase is Phase.STOPPED:
                 continue
             limit_ns = members.limit_ns(member)
-            due += [when for when in (member.timer_ns, limit_ns) if when]
+            due += [when for when in (member.timer_ns, limit_ns, member.saves.due_ns) if when]
             if not member.frozen_ns and member.phase not in members.UNHARMED_BY_LAPSE:
                 due.append(self._lease.deadline_ns)
         return max(now.ns, min(due)) if due else None
@@ -369,6 +370,7 @@ class Supervisor:
 
     def _gone(self, slot: _Slot, tail: bytes, now: Now) -> None:
         """Nothing of the member is left: tell, and make room."""
+        self._turn(slot, members.tell_last_saved(slot.member, now))
         member = slot.member
         key = member.key
         slot.member = replace(member, phase=Phase.STOPPED, timer_ns=0, frozen_ns=0)

@@ -96,11 +96,12 @@ def bring(
     assert present.processes is not None
     what = Contained(
         image=reference, name=f"phalanx-{present.processes.key.marker}", owner=_owner(os.getpid()), workdir=present.workdir,
-        uid=os.getuid() if account is None else account.uid, gid=os.getgid() if account is None else account.gid, mounts=_mounts(present), gpus=tuple(gpus),
+        uid=os.getuid() if account is None else account.uid, gid=os.getgid() if account is None else account.gid, mounts=_mounts(present),
+        folder=present.scratch.path, gpus=tuple(gpus),
         devices=(_FABRIC,) if os.path.isdir(_FABRIC) and gpus else (),
         nofile=of_ranks(), processes=_process_limit(),
     )  # fmt: skip
-    inside = Inside(runtime=runtime, what=what, base=base)
+    inside = Inside(runtime=runtime, what=what, base=base, account=account)
     present.closing.callback(_remove_of_member, inside, present)
     return inside
 

@@ -2,30 +2,60 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from phalanx.node.logic import images
+from phalanx.node.logic.accounts import Account
 from phalanx.node.logic.images import Contained, Runtime
+from phalanx.node.shell.accounts import acting_as
 from phalanx.node.shell.containment import AttemptKey
 from phalanx.node.shell.processes import TaskSpec
+from phalanx.node.shell.refusal import Refusal
 from phalanx.node.shell.sweeps import NODE_KEY_VARIABLE, TASK_KEY_VARIABLE
+
+_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inside:
-    """The image that a member runs in. `base`: the environment of the runtime's own processes."""
+    """The image that a member runs in. `base`: the environment of the runtime's own processes, `account`: what they run as, if not as we."""
 
     runtime: Runtime
     what: Contained
     base: Mapping[str, str]
+    account: Account | None = None
 
     def task(self, key: AttemptKey, task: TaskSpec) -> TaskSpec:
-        """The task that runs this one in the image; its variables are those that it shall find inside."""
+        """The task that runs this one in the image; its variables are those that it shall find inside.
+
+        Raises:
+            Refusal: one of them cannot be brought there.
+            OSError: the disk.
+        """
         variables = {**task.env, NODE_KEY_VARIABLE: key.node_key, TASK_KEY_VARIABLE: key.marker}
+        self._write(task, variables)
         command = images.wrap(self.runtime, self.what, task.task_id, task.command, variables)
         return replace(task, command=command, env=images.around(self.runtime, self.base, variables), cwd="/", warm=None)
 
     def enter(self, task: str, argv: Sequence[str], *, terminal: bool) -> tuple[str, ...]:
         """The words for a command beside a task."""
         return images.enter(self.runtime, self.what, task, argv, terminal=terminal)
+
+    def _write(self, task: TaskSpec, variables: Mapping[str, str]) -> None:
+        """The file of variables that this task needs: new, and its account's alone."""
+        try:
+            file = images.file_of_variables(self.runtime, self.what, task.task_id, variables)
+        except ValueError as error:
+            raise Refusal(str(error), charge=True) from error
+        if file is None:
+            return
+        path, content = file
+        with acting_as(self.account):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            with open(os.open(path, _NEW, 0o600), "wb") as written:
+                written.write(content)

@@ -20,6 +20,7 @@ from phalanx.node.shell.link import Rejected
 from phalanx.node.shell.preparation import Workshop
 from phalanx.node.shell.present import Present, task_id
 from phalanx.node.shell.processes import TaskNotStarted, TaskSpec
+from phalanx.node.shell.refusal import Refusal
 from phalanx.node.shell.requirements import dressed
 from phalanx.node.shell.shipping import StreamName
 from phalanx.wire.manifest import CheckpointInvalid
@@ -72,6 +73,8 @@ def spawn(present: Present, order: SpawnTasks, shop: Workshop) -> Spawned | Unfi
             present.pids[rank] = _spawn_one(present, rank, task, shop)
     except TaskNotStarted as error:
         return Unfit(key=present.key, why=str(error), charge=error.user_error, exit_code=error.exit_code)
+    except Refusal as refusal:
+        return Unfit(key=present.key, why=str(refusal), charge=refusal.charge, exit_code=refusal.exit_code)
     except (OSError, KeyError, CheckpointInvalid, Rejected) as error:
         return Unfit(key=present.key, why=f"starting failed on this node: {error}", charge=False)
     return Spawned(key=present.key)

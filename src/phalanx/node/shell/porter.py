@@ -55,6 +55,7 @@ class Upload:
         before: done first: what the ranks wrote until this save travels before it, so that whoever resumes from it finds that too.
         waited: the ranks waited for this save, as before a stop: so does the end of the member.
         passed: a newer one waits behind it.
+        instead_of: how many before it gave it their place and are not brought.
         progress_s: when the head last took something, or was away.
     """
 
@@ -69,6 +70,7 @@ class Upload:
     account: Account | None = None
     waited: bool = False
     passed: bool = False
+    instead_of: int = 0
     progress_s: float = field(default_factory=time.monotonic)
     begun: bool = False
     over: bool = False
@@ -93,20 +95,34 @@ class Porter:
         self._hands = Hands("keep", _ATTEMPTS_AT_ONCE)
         self._changed = threading.Condition()
         self._uploads: list[Upload] = []
+        self._due: set[tuple[JobId, Epoch]] = set()  # attempts whose lane holds work that has not begun
 
     def put(self, upload: Upload) -> None:
-        """Bring this checkpoint to the head. The same one again is brought again, and harmless."""
+        """Bring this checkpoint to the head. The same one again is brought again, and harmless.
+
+        However many come, of an attempt one waits beside the one in hand: its lane's next work takes the newest there is then.
+
+        Raises:
+            RuntimeError: no thread is to be had for it; the next one put tries again.
+        """
+        attempt = (upload.job_id, upload.epoch)
         with self._changed:
-            for other in self._of(upload.job_id, upload.epoch):
+            for other in self._of(*attempt):
                 other.passed = True
                 if not other.begun:
                     other.dropped = other.over = True
-                    other.note(
-                        f"checkpoint of step {other.step} was not brought to the head: that of step {upload.step} came first"
-                    )
+                    upload.instead_of = other.instead_of + 1
             self._uploads = [one for one in self._uploads if not one.over]
             self._uploads.append(upload)
-        self._hands.submit((upload.job_id, upload.epoch), lambda: self._bring(upload))
+            if attempt in self._due:
+                return
+            self._due.add(attempt)
+        try:
+            self._hands.submit(attempt, lambda: self._bring_newest(*attempt))
+        except RuntimeError:
+            with self._changed:
+                self._due.discard(attempt)
+            raise
 
     def drop(self, job_id: JobId, epoch: Epoch) -> None:
         """The attempt is over: bring nothing more of it."""
@@ -155,9 +171,18 @@ class Porter:
 
     # ------------------------------------------------------------------------------------------------------ in a hand
 
+    def _bring_newest(self, job_id: JobId, epoch: Epoch) -> None:
+        with self._changed:
+            self._due.discard((job_id, epoch))
+            upload = next(one for one in self._of(job_id, epoch) if not one.begun)
+            upload.begun = True
+        self._bring(upload)
+
     def _bring(self, upload: Upload) -> None:
-        upload.begun = True
         try:
+            if upload.instead_of:
+                lost = "1 before it was" if upload.instead_of == 1 else f"{upload.instead_of} before it were"
+                upload.note(f"checkpoint of step {upload.step} came first: {lost} not brought to the head")
             if not upload.dropped:
                 upload.before()
             if not upload.dropped and self._try(upload) and upload.kept is not None:

@@ -10,6 +10,7 @@ import logging
 import os
 import shlex
 import shutil
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -57,6 +58,9 @@ _FREE_WAIT_S: Final = 10.0  # memory of a rank just killed comes back within a s
 _FREE_LOOK_S: Final = 0.2
 # Past that the ranks start cold, each with the same import: 16 nodes on two cores were seen to take 18 s.
 _ZYGOTE_WAIT_S: Final = 120.0
+_judging: Final = (
+    threading.Lock()
+)  # one script at a time on a node: each may take 60 MiB and hold up every other thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -398,14 +402,13 @@ def _judge_script(script: str | None, present: Present, *, must_exist: bool) -> 
         return
     with open_regular(path) as file:  # its owner may exchange it at any time, for a pipe too
         text = file.read(preflight.SCRIPT_BYTES_MAX + 1)
-    if len(text) > preflight.SCRIPT_BYTES_MAX:
-        return
     allocation = present.prepare.allocation
     around = preflight.Surroundings(
         nodes=len(allocation.grants), world_size=max(allocation.world_size, allocation.gpus),
         cuda=bool(present.grant.devices) and present.environment["PHALANX_VIRTUAL"] != "1",
     )  # fmt: skip
-    why = preflight.objection(script, text, around)
+    with _judging:
+        why = preflight.objection(script, text, around)
     if why is not None:
         raise Refusal(why, charge=True)
 
