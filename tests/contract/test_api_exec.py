@@ -8,12 +8,15 @@ import threading
 
 import pytest
 
-from phalanx.api.sessions import Pipe
+from phalanx.api.parts import Limits
+from phalanx.api.sessions import Pipe, Sessions
 from phalanx.core.access.node_keys import attempt_key, seat_token
+from phalanx.core.access.roles import Caller
 from phalanx.core.errors import Conflict
+from phalanx.core.work.people import UserRole
 from phalanx.core.work.seat import Seat
 from phalanx.wire.supervisor import CommandsReply, ExecInput, ExecOutput, OpenExec, command_of, decode
-from tests.contract.api_head import SECRET, Supervisor, code
+from tests.contract.api_head import SECRET, ApiHead, Clock, Supervisor, code
 
 
 @pytest.fixture
@@ -104,6 +107,62 @@ def test_odd_sessions_are_refused(call, job_id, odd):
 def test_no_session_beside_a_job_that_does_not_run(call, job_id):
     waiting = call.submit(hold=True)
     assert call("user", "POST", f"/v1/jobs/{waiting}/exec", {"argv": ["id"]}).status_code == 409
+
+
+@pytest.fixture
+def narrow(tmp_path):
+    """A head of eight exec sessions: two for each user."""
+    head = ApiHead(str(tmp_path), limits=Limits(exec_sessions=8, wait_s=3.0, plan_stop_wait_s=0.2))
+    with head.calling() as call:
+        supervisor = Supervisor(call)
+        supervisor.hello()
+        job_id = call.submit()
+        supervisor.run(job_id)
+        yield head, call, job_id
+    head.close()
+
+
+def asked(call, job_id, role="user"):
+    return call(role, "POST", f"/v1/jobs/{job_id}/exec", {"argv": ["id"]})
+
+
+def test_one_user_leaves_exec_sessions_for_others(narrow):
+    """Found by reading: one user could hold every session."""
+    _, call, job_id = narrow
+    closing, _ = opened(call, job_id), opened(call, job_id)
+    refused = asked(call, job_id)
+    assert code(refused) == (503, "try_later")
+    assert refused.json()["error"]["message"] == "2 exec sessions of ada are open already"
+    assert "one user may have 2 open" in refused.json()["error"]["hint"]
+    assert asked(call, job_id, "admin").status_code == 201
+    assert call("user", "DELETE", f"/v1/exec/{closing}").status_code == 204
+    assert asked(call, job_id).status_code == 201
+    assert code(asked(call, job_id)) == (503, "try_later")
+
+
+@pytest.mark.parametrize("end", [{"exit_code": 0}, {"error": "no such command"}])
+def test_a_session_that_is_over_holds_no_place(narrow, end):
+    """Found by reading: one that had ended, or was refused on its node, counted until nobody had polled it for a minute."""
+    head, call, job_id = narrow
+    first, second = opened(call, job_id), opened(call, job_id)
+    printed(call, second, 0, b"bye", **end)
+    printed(call, first, 0, b"bye", **end)
+    assert head.app.state.runtime.sessions.count() == 0
+    assert shown(call, first).json()["done"]  # its last words are kept
+    opened(call, job_id)
+    assert shown(call, second).status_code == 404  # until their room is wanted: the one polled longest ago goes
+    assert shown(call, first).json()["done"]
+    opened(call, job_id)
+    assert shown(call, first).status_code == 404
+    assert code(asked(call, job_id)) == (503, "try_later")
+
+
+def test_what_is_kept_of_sessions_that_are_over_is_bounded_for_all_users_together():
+    sessions = Sessions(Limits(exec_sessions=4), Clock())
+    for number in range(12):
+        caller = Caller(user=f"u{number % 6}", role=UserRole.USER, token_id="t")
+        sessions.open(caller=caller, job_id="1", supervisor="n0", rows=24, cols=80).over = True
+        assert len(sessions._open) <= 4
 
 
 def test_session_that_nobody_polls_ends_and_its_node_hears_so(head, call, job_id):

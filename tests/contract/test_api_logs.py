@@ -3,6 +3,8 @@
 # Ids are written as plain words here, as in a drawing.
 # mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
 
+import asyncio
+import contextlib
 import json
 import threading
 
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from phalanx.api.cursor import read_cursor, write_cursor
 from phalanx.api.logs import whole_characters
 from phalanx.api.parts import Limits
+from phalanx.api.sse import EventStream
 from phalanx.client import Client
 from phalanx.core.errors import BadRequest, NotPermitted, WaitTimedOut
 from phalanx.core.state.events import MemberStopped, TaskExited
@@ -195,6 +198,63 @@ def test_streams_are_bounded(tmp_path):
             assert httpx.get(path, headers=bearer("user")).status_code == 503
         until(lambda: head.app.state.runtime.streams_open == 0)
     head.close()
+
+
+def test_one_user_leaves_streams_for_others(tmp_path):
+    """Found by reading: one viewer's token could hold every stream."""
+    head = ApiHead(str(tmp_path), limits=Limits(streams_open=8, heartbeat_s=0.1, recheck_s=0.02))
+    with head.calling() as call, contextlib.ExitStack() as others:
+        path = f"{call.url}/v1/jobs/{call.submit(hold=True)}/events"
+        first = others.enter_context(contextlib.ExitStack())
+        first.enter_context(following(path, "viewer"))
+        others.enter_context(following(path, "viewer"))
+        for asked in (path, f"{call.url}/v1/events"):
+            with httpx.stream("GET", asked, headers=bearer("viewer"), timeout=20) as refused:
+                assert refused.status_code == 503
+                error = json.loads(refused.read())["error"]
+            assert (error["code"], error["message"]) == ("try_later", "2 event streams of vic are open already")
+            assert "one user may have 2 open" in error["hint"]
+        others.enter_context(following(path, "admin"))
+        first.close()
+        until(lambda: head.app.state.runtime.streams == {"vic": 1, "root": 1})
+        others.enter_context(following(path, "viewer"))
+    until(lambda: not head.app.state.runtime.streams)
+    head.close()
+
+
+@contextlib.contextmanager
+def following(path, role):
+    """A stream that has begun."""
+    with httpx.stream("GET", path, headers=bearer(role), timeout=20) as reply:
+        assert reply.status_code == 200
+        lines = reply.iter_lines()  # held: a reply whose reader is forgotten is closed
+        next(lines)
+        yield
+
+
+@pytest.mark.parametrize("at", ["the head", "the first event", "the source", "the caller"])
+def test_however_a_stream_ends_its_place_is_free_again(head, at):
+    runtime = head.app.state.runtime
+
+    async def source():
+        if at == "the source":
+            raise RuntimeError(at)
+        yield b"one"
+        if at == "the caller":
+            await asyncio.sleep(60)
+
+    async def send(message):
+        assert runtime.streams == {"ada": 1}
+        if at == "the head" or (at == "the first event" and message.get("body")):
+            raise RuntimeError(at)
+
+    async def receive():
+        await asyncio.sleep(0.05 if at == "the caller" else 60)
+        return {"type": "http.disconnect"}
+
+    with contextlib.nullcontext() if at == "the caller" else pytest.raises(RuntimeError, match=at):
+        asyncio.run(EventStream(runtime, "ada", source(), lambda: None)({}, receive, send))
+    assert not runtime.streams
 
 
 def test_a_follower_that_left_is_forgotten(head, call):

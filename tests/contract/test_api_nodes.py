@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from phalanx.core.errors import TryLater
-from phalanx.core.state.commands import Prepare
+from phalanx.core.state.commands import Forget, Prepare
 from phalanx.core.state.events import CheckpointSaved, MemberReady, MemberStarted
 from phalanx.core.work.job import Resume
 from phalanx.wire.supervisor import (
@@ -139,6 +139,23 @@ def test_long_poll_wakes_when_a_command_comes(call, supervisor):
     command = command_of(got[0].commands[0])
     assert isinstance(command, Prepare)
     assert command.job_id == job_id
+
+
+def test_commands_that_came_of_anothers_hello_are_not_for_an_open_poll(head, call, supervisor):
+    """Found by reading: they are posted before that hello is answered, and whoever was replaced there took them first."""
+    got = []
+    thread = threading.Thread(
+        target=lambda: got.append(call("node:n0", "GET", "/v1/node/commands?after=0&wait_s=20&supervisor=s1")),
+        daemon=True,
+    )
+    thread.start()
+    until(lambda: "n0" in head.mailboxes._boxes and head.mailboxes._boxes["n0"].listeners)
+    now_s = head.clock.boottime_s()
+    head.driver.leases.drop(["n0"])
+    head.driver.leases.grant("n0", "s2", now_s)
+    head.mailboxes.post("n0", Forget(node_id="n0", job_id="1", epoch=1))
+    thread.join(timeout=20)
+    assert code(got[0]) == (409, "say_hello")
 
 
 def test_commands_are_given_again_until_asked_past(call, supervisor):

@@ -102,7 +102,52 @@ def test_no_task_masters_the_readers_terminal_also_when_it_has_it_for_itself(pla
         assert not re.search(r"\x1b(?!\[[0-9;]*m)|[\x80-\x9f\x07]", shown), cut
 
 
+PIECES = [*"\x1b[]152;JnmKAca>?P\\ \x07\x05\b\x85\x9b\r\n"]
+TRICKS = [
+    "\x1b\x1b[2J[2J", "\x1b\x85]52;c;ZXZpbA==\x07", "\x1b\x1b]x\x07[6n", "\x1b[\x1b[2J2J", "\x1b[1\x052J", "a\x05b",
+    "\x1b[>4;1m", "\x1b[?4m",
+]  # fmt: skip
+# Of escapes those that begin neither a colour nor, where the screen is the task's own, what a bar draws with; and all other control.
+FORBIDDEN = {
+    True: re.compile(r"\x1b(?!\[[0-9:;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]"),
+    False: re.compile(r"\x1b(?!\[[0-9:;]*[A-GKm])|[\x00-\x07\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]"),
+}
+PLAIN = Terminal(width=80, height=24, interactive=True, colour=False, blocks=True)  # no colours of ours
+
+
+@given(st.lists(st.sampled_from([*PIECES, *TRICKS]), max_size=24).map("".join), st.integers(0, 24), st.booleans())
+def test_what_is_taken_out_never_joins_its_neighbours_to_a_sequence(text, cut, prefix):
+    whole = written([("rank-0", text)], prefix=prefix, screen=PLAIN)
+    halves = [("rank-0", half) for half in (text[:cut], text[cut:]) if half]
+    assert not FORBIDDEN[prefix].search(whole)
+    assert written(halves or [("rank-0", "")], prefix=prefix, screen=PLAIN) == whole
+    shown = re.sub(r"(?m)^\[rank 0\] ", "", whole)
+    assert written([("rank-0", shown)], prefix=prefix, screen=PLAIN) == whole  # cleaning twice is cleaning once
+
+
+@pytest.mark.parametrize("trick", TRICKS)
+@pytest.mark.parametrize("prefix", [True, False])
+def test_a_sequence_hidden_in_another_is_not_shown(trick, prefix):
+    """Found by reading: what was taken out of the middle left an escape and `[2J` side by side."""
+    for cut in range(len(trick) + 1):
+        shown = written([("rank-0", trick[:cut]), ("rank-0", trick[cut:] + "\n")], prefix=prefix, screen=PLAIN)
+        assert "\x1b" not in shown, cut
+        assert not FORBIDDEN[prefix].search(shown), cut
+
+
+def test_a_rank_does_not_draw_over_its_label():
+    assert written([("rank-0", "\b" * 9 + "[rank 1] x\n")], screen=PLAIN) == "[rank 0] [rank 1] x\n"
+
+
+def test_half_a_sequence_does_not_wait_for_the_next_attempt():
+    out = io.StringIO()
+    output = Output(prefix=False, out=out, screen=PLAIN)
+    output.write(1, "rank-0", "a\x1b[3")
+    output.write(2, "rank-0", "1m, b\n")
+    assert out.getvalue() == "a\n1m, b\n"
+
+
 def test_a_progress_bar_that_draws_over_its_lines_still_does():
-    bar = "\r\x1b[K\x1b[32m50%\x1b[0m\x1b[1A\x1b[2C\r\n"
+    bar = "\r\x1b[K\x1b[32m50%\x1b[0m\x1b[1A\x1b[2C\t\x1b[38:2::1:2:3m|\b/\x1b[m\r\n"
     assert written([("rank-0", bar)], prefix=False, screen=TTY) == bar
     assert written([("rank-0", "50\x1b["), ("rank-0", "K%\n")], prefix=False, screen=TTY) == "50\x1b[K%\n"

@@ -12,40 +12,62 @@ from phalanx.node.shell.link import Connection, HeadAccess, HeadAway
 
 
 def test_silent_head_is_left_for_the_next_and_the_ring_comes_round():
-    address = HeadAddress("http://a:1,http://b:1", None)
-    assert address.url == "http://a:1"
-    address.look_again("http://a:1")
-    assert address.url == "http://b:1"
-    address.look_again("http://b:1")
-    assert address.url == "http://a:1"
+    address = HeadAddress("https://a:1,https://b:1", None)
+    assert address.url == "https://a:1"
+    address.look_again("https://a:1")
+    assert address.url == "https://b:1"
+    address.look_again("https://b:1")
+    assert address.url == "https://a:1"
 
 
 def test_second_thread_that_found_the_same_silence_moves_nobody():
-    address = HeadAddress("http://a:1,http://b:1", None)
-    address.look_again("http://a:1")
-    address.look_again("http://a:1")
-    assert address.url == "http://b:1"
+    address = HeadAddress("https://a:1,https://b:1", None)
+    address.look_again("https://a:1")
+    address.look_again("https://a:1")
+    assert address.url == "https://b:1"
 
 
 def test_standby_is_believed_about_the_leader():
-    address = HeadAddress("http://a:1,http://b:1", None)
-    address.refer("http://a:1", "http://c:1")
-    assert address.url == "http://c:1"
+    address = HeadAddress("https://a:1,https://b:1", None)
+    address.refer("https://a:1", "https://c:1")
+    assert address.url == "https://c:1"
 
 
 def test_standby_is_not_believed_about_a_leader_that_was_silent_just_now():
-    address = HeadAddress("http://a:1,http://b:1,http://c:1", None)
-    address.look_again("http://a:1")
-    address.refer("http://b:1", "http://a:1")
-    assert address.url == "http://c:1"
+    address = HeadAddress("https://a:1,https://b:1,https://c:1", None)
+    address.look_again("https://a:1")
+    address.refer("https://b:1", "https://a:1")
+    assert address.url == "https://c:1"
 
 
 def test_heads_that_were_learned_outlive_the_supervisor(tmp_path):
     memory = str(tmp_path / "heads.json")
-    HeadAddress("http://a:1", None, memory).learn(["http://a:1", "http://b:1"])
-    again = HeadAddress("http://a:1", None, memory)
-    again.look_again("http://a:1")
-    assert again.url == "http://b:1"
+    HeadAddress("https://a:1", None, memory).learn(["https://a:1", "https://b:1"])
+    again = HeadAddress("https://a:1", None, memory)
+    again.look_again("https://a:1")
+    assert again.url == "https://b:1"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "http://10.0.0.9:80",
+        "http://there:1",
+        "ftp://127.0.0.1:1",
+        "//127.0.0.1:1",
+        "http://127.0.0.1.there:1",
+        "http://[",
+        "",
+    ],
+)
+def test_nobodys_word_leads_to_another_machine_in_the_clear(tmp_path, told):
+    """Found by reading: whoever once passed for the head could send every supervisor, and its token, wherever they liked, for good."""
+    memory = tmp_path / "heads.json"
+    address = HeadAddress("http://127.0.0.1:1", None, str(memory))
+    address.learn([told, "https://b:1"])
+    address.refer("http://127.0.0.1:1", told)
+    assert address.url in ("http://127.0.0.1:1", "https://b:1")
+    assert json.loads(memory.read_text())["heads"] == ["https://b:1"]
 
 
 def test_file_of_the_head_of_this_machine_names_the_others(tmp_path):

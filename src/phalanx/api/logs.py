@@ -82,7 +82,7 @@ async def job_logs(
         place = await off_loop(_tails, runtime.parts, job_id, wanted, tail_bytes)
     ask = still(runtime.gate, runtime.parts.store, caller_of(request), Action.SEE_OUTPUT, job_id)
     if follow or "text/event-stream" in request.headers.get("accept", ""):
-        return EventStream(runtime, _follow(runtime, job_id, wanted, place), ask)
+        return EventStream(runtime, caller_of(request).user, _follow(runtime, job_id, wanted, place), ask)
     chunks = await off_loop(read_batch, runtime.parts, job_id, wanted, place, limit_bytes)
     more = bool(chunks) and sum(chunk.end - chunk.offset for chunk in chunks) >= limit_bytes
     note = "" if chunks or cursor else await off_loop(_elsewhere, runtime.parts, job)

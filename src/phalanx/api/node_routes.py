@@ -214,7 +214,7 @@ async def give_commands(
     runtime = runtime_of(request)
     name, asks = _name_of(request), SupervisorId(supervisor) if supervisor else None
     mailboxes, clock = runtime.parts.mailboxes, runtime.parts.clock
-    runtime.supervisors.speaking(name, asks)
+    known = runtime.supervisors.speaking(name, asks)
     if head not in ("", runtime.parts.driver.head_id):
         raise SayHello(f"node {name}: another head counted to {after}", hint="say hello first")
     until_s = clock.boottime_s() + min(wait_s, runtime.parts.limits.wait_s)
@@ -231,6 +231,8 @@ async def give_commands(
         finally:
             stop()
     runtime.supervisors.speaking(name, asks)
+    if runtime.parts.driver.leases.is_anothers(name, known.supervisor_id):  # these commands came of its hello
+        raise SayHello(f"node {name}: another supervisor speaks for it", hint="say hello first")
     return reply(CommandsReply(head_id=runtime.parts.driver.head_id, commands=commands, last=last))
 
 

@@ -55,6 +55,10 @@ class Leases(Protocol):
         """
         ...
 
+    def is_anothers(self, node_id: NodeId, supervisor_id: SupervisorId) -> bool:
+        """Whether another supervisor's hello was heard for this node, which may not have been answered yet."""
+        ...
+
     def lengthen(self, lease_s: float) -> None:
         """Grant every renewal from now on `lease_s`."""
         ...
@@ -228,8 +232,8 @@ class Limits:
         wait_s: longest that a poll may hang; proxies cut at 60 s.
         heartbeat_s: between comments on an idle event stream.
         recheck_s: how late a change that passed no route of ours (a plan, an engine's word) reaches a follower.
-        streams_open: event streams at once, over all callers.
-        exec_sessions: open at once; `exec_idle_s` ends one that nobody polls.
+        streams_open: event streams at once, over all callers; a user has `users_share` of them.
+        exec_sessions: open at once, likewise; `exec_idle_s` ends one that nobody polls.
         plan_stop_lease_s: of a lease that a planned stop grants; `plan_stop_wait_s`: for its supervisors to renew, three intervals of a small fleet.
     """
 
@@ -249,6 +253,11 @@ class Limits:
     exec_buffer_bytes: int = MIB
     plan_stop_lease_s: float = 600.0
     plan_stop_wait_s: float = 5.0
+
+
+def users_share(places: int) -> int:
+    """How many of so many places one user may hold: a quarter, so that nobody alone shuts all others out."""
+    return max(1, places // 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

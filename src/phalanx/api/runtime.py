@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -30,7 +30,7 @@ from phalanx.core.access.audit import Call
 from phalanx.core.access.roles import Caller
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node import Node
-from phalanx.core.ids import JobId
+from phalanx.core.ids import JobId, UserId
 from phalanx.core.state.events import PlanStop, Report, TokensUsed
 from phalanx.core.state.events import Request as Wish
 from phalanx.core.work.people import Action
@@ -53,6 +53,7 @@ class Runtime:
 
     Attributes:
         counts: of what the routes did, for /metrics.
+        streams: event streams that are open, by user.
         fleet, fleet_read_s, notes: the fleet as last read for the notes of a submit, when, and the notes made against it.
     """
 
@@ -70,7 +71,7 @@ class Runtime:
         self.outputs = KeptOutputs(parts.output_root)
         self.carried = Carried()
         self.counts: dict[str, int] = {}
-        self.streams_open = 0
+        self.streams: Counter[UserId] = Counter()
         self.receipts_asked = 0
         self.fleet: list[Node] = []
         self.fleet_read_s = -math.inf
@@ -86,6 +87,11 @@ class Runtime:
         if self._answers is None or self._answers.loop is not asyncio.get_running_loop():
             self._answers = Answers()
         return self._answers
+
+    @property
+    def streams_open(self) -> int:
+        """How many event streams are open."""
+        return self.streams.total()
 
     @property
     def heads(self) -> list[str]:

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from phalanx.api.parts import Limits
+from phalanx.api.parts import Limits, users_share
 from phalanx.core.access.roles import Caller
 from phalanx.core.errors import Conflict, NotFound, PhalanxError, TryLater
 from phalanx.core.ids import JobId, NodeId, UserId
@@ -91,7 +91,10 @@ class Session:
 
 
 class Sessions:
-    """All sessions. Used on the event loop alone."""
+    """All sessions. Used on the event loop alone.
+
+    One that is over holds no place; its last words are kept for its user until nobody polls it or its room is wanted.
+    """
 
     def __init__(self, limits: Limits, clock: Clock) -> None:
         self._limits = limits
@@ -102,13 +105,10 @@ class Sessions:
         """A new session.
 
         Raises:
-            TryLater: too many are open.
+            TryLater: too many are open, or too many of this user.
         """
         self.end_idle()
-        if len(self._open) >= self._limits.exec_sessions:
-            raise TryLater(
-                f"{len(self._open)} exec sessions are open already", hint="close one, or try again in a minute"
-            )
+        self._make_room(caller.user)
         session = Session(
             name=secrets.token_urlsafe(18), caller=caller, job_id=job_id, supervisor=supervisor, rows=rows, cols=cols,
             polled_s=self._clock.boottime_s(),
@@ -158,12 +158,12 @@ class Sessions:
                 session.tell()
 
     def drop(self, session: Session) -> None:
-        """The user has seen the end."""
+        """Forget one: its user has left, or its room is wanted."""
         self._open.pop(session.name, None)
 
     def count(self) -> int:
         """How many are open."""
-        return len(self._open)
+        return sum(not session.over for session in self._open.values())
 
     def close(self) -> None:
         """The head stops."""
@@ -172,6 +172,26 @@ class Sessions:
             session.error = session.error or "the head stopped"
             session.tell()
         self._open.clear()
+
+    def _make_room(self, user: UserId) -> None:
+        """See that one more of this user may come. What is kept is bounded as what is open: of those over, the one polled longest ago goes.
+
+        Raises:
+            TryLater: too many are open, or too many of this user.
+        """
+        limit = self._limits.exec_sessions
+        share = users_share(limit)
+        own = [session for session in self._open.values() if session.user == user]
+        if self.count() >= limit:
+            raise TryLater(f"{self.count()} exec sessions are open already", hint="close one, or try again in a minute")
+        if sum(not session.over for session in own) >= share:
+            raise TryLater(
+                f"{share} exec sessions of {user} are open already",
+                hint=f"close one of yours, or try again in a minute: one user may have {share} open",
+            )
+        crowd = own if len(own) >= share else list(self._open.values()) if len(self._open) >= limit else []
+        if crowd:
+            self.drop(min((session for session in crowd if session.over), key=lambda session: session.polled_s))
 
     def _live(self, name: str) -> Session:
         self.end_idle()

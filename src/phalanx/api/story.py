@@ -32,9 +32,9 @@ async def job_events(request: Request, job_id: JobId, after: Whole = 0) -> Respo
     """Follow one job: `story`, `state`, and `end` when it is over. An event's id is the line's seq."""
     runtime = runtime_of(request)
     known_job(runtime.parts.store, job_id)
-    return EventStream(
-        runtime, _follow_job(runtime, caller_of(request), job_id, _after(request, after)), _still(request)
-    )
+    caller = caller_of(request)
+    source = _follow_job(runtime, caller, job_id, _after(request, after))
+    return EventStream(runtime, caller.user, source, _still(request))
 
 
 @routes.get("/v1/events", Action.SEE, reply=Shown.EVENTS)
@@ -43,7 +43,8 @@ async def all_events(request: Request, after: WholeOrNone = None) -> Response:
     runtime = runtime_of(request)
     asked = request.headers.get("last-event-id")
     start = _after(request, after or 0) if asked or after is not None else await off_loop(_newest, runtime)
-    return EventStream(runtime, _follow_all(runtime, caller_of(request), start), _still(request))
+    caller = caller_of(request)
+    return EventStream(runtime, caller.user, _follow_all(runtime, caller, start), _still(request))
 
 
 @routes.get("/v1/story", Action.SEE, reply=StoryReply)

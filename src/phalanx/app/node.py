@@ -4,6 +4,7 @@ Settings come by environment, and leave it before anything else is started, so t
 
     PHALANX_NODE_ID       the node's name
     PHALANX_NODE_KEY      marks every process of this node; unique on the machine. Stays in the environment: the engine's sweep looks for it
+    PHALANX_NODE_LIFE     the id of this life of the supervisor, by which its engine tells the head of its death; drawn by itself without
     PHALANX_NODE_DIR      the node's folder: log, scratch
     PHALANX_NODE_TOKEN    its token at the head
     PHALANX_NODE_VIRTUAL  number of virtual devices; 0 for the GPUs that NVML finds
@@ -14,6 +15,7 @@ Settings come by environment, and leave it before anything else is started, so t
     PHALANX_HEAD_URL      where the head was when the supervisor started; of several heads all, with commas
     PHALANX_HEAD_FILE     a JSON file with "url" and "heads", read again when the head is not where it was
     PHALANX_HEAD_CA       the head's CA, where it speaks TLS
+    PHALANX_HEAD_UID      number of the account that the head runs under: no other is spoken to by plain HTTP, but root and our own
     PHALANX_JOBS_AS       owner: where we are root, jobs run as the account of their owner (`node.shell.accounts` has this and its kin)
     PHALANX_LOG           log level; INFO without
 
@@ -41,6 +43,7 @@ from phalanx.node.shell.head_address import HeadAddress
 from phalanx.node.shell.link import HeadAccess
 from phalanx.node.shell.logbook import log_to
 from phalanx.node.shell.loop import Loop, NodeSettings
+from phalanx.node.shell.loopback import HEAD_UID_VARIABLE
 from phalanx.node.shell.probe_link import LinkListener
 from phalanx.node.shell.probes import DeviceProbe, NodeFacts, node_facts
 from phalanx.wire.rank import StopReason
@@ -162,7 +165,7 @@ def _settings(
     virtual: bool,
 ) -> NodeSettings:
     node_id = NodeId(given["PHALANX_NODE_ID"])
-    supervisor_id = SupervisorId(f"{node_id}-{secrets.token_hex(8)}")
+    supervisor_id = SupervisorId(given.get("PHALANX_NODE_LIFE") or f"{node_id}-{secrets.token_hex(8)}")
     devices = _devices(probe)
     node = Node(
         id=node_id, engine=given.get("PHALANX_NODE_ENGINE", "local"), devices=devices, cpus=facts.cpus,
@@ -174,12 +177,17 @@ def _settings(
         address=HeadAddress(
             given.get("PHALANX_HEAD_URL", ""), given.get("PHALANX_HEAD_FILE"), os.path.join(given["PHALANX_NODE_DIR"], "heads.json")
         ),
-        token=given["PHALANX_NODE_TOKEN"], ca_file=given.get("PHALANX_HEAD_CA"),
+        token=given["PHALANX_NODE_TOKEN"], ca_file=given.get("PHALANX_HEAD_CA"), head_uids=_head_uids(given),
     )  # fmt: skip
     return NodeSettings(
         node=node, supervisor_id=supervisor_id, node_key=given[_KEPT], folder=given["PHALANX_NODE_DIR"], access=access,
         base=dict(os.environ), seat=read_seat(given.get("PHALANX_NODE_SEAT", "")), accounts=accounts,
     )  # fmt: skip
+
+
+def _head_uids(given: dict[str, str]) -> frozenset[int]:
+    text = given.get(HEAD_UID_VARIABLE, "")
+    return frozenset({int(text)} if text.isdecimal() else ())
 
 
 def _devices(probe: DeviceProbe) -> tuple[Device, ...]:

@@ -19,13 +19,11 @@ LEASE_DEFAULT_S: Final = (
     6.0  # with 4 renewals in it, a silent node is declared dead within 8 s: half of the 15 s promised
 )
 RENEWALS_PER_LEASE: Final = 4
-RENEWALS_PER_S_MAX: Final = (
-    400.0  # of the whole fleet; past that the interval grows with it. A fifth of the head's one thread (docs/scale.md)
-)
+# Of the whole fleet; past that the interval grows with it. A fifth of the head's one thread (docs/scale.md).
+RENEWALS_PER_S_MAX: Final = 400.0
 NOBODY: Final = SupervisorId("")  # holds the lease of a seat until the supervisor that an engine brings says hello
-SOMEBODY: Final = SupervisorId(
-    "?"
-)  # the same after a start of the head: a supervisor may sit there, with whatever lease it was granted
+# The same after a start of the head: a supervisor may sit there, with whatever lease it was granted.
+SOMEBODY: Final = SupervisorId("?")
 MARGIN_S: Final = 1.0  # for the answer's way and for clocks that tick apart
 
 
@@ -147,6 +145,12 @@ class LeaseBook:
                 return False
             ordinary_s = self.terms[1] * RENEWALS_PER_LEASE
             return now_s < max(lease.heard_s + ordinary_s + MARGIN_S, self._floor_s)
+
+    def is_anothers(self, node_id: NodeId, supervisor_id: SupervisorId) -> bool:
+        """Whether another supervisor's hello was heard for this node, which may not have been answered yet."""
+        with self.guard:
+            lease = self._leases.get(node_id)
+            return lease is not None and lease.supervisor_id not in (supervisor_id, SOMEBODY, NOBODY)
 
     def set_current(self, node_id: NodeId, job_id: JobId, epoch: Epoch | None) -> None:
         """Say which epoch of a job counts on a node; None: none does."""

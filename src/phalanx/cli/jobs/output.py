@@ -11,11 +11,13 @@ from phalanx.cli.terminal import Terminal, rank_style, terminal
 _HELD_MAX: Final = 64 * 1024  # characters of an unfinished line held back for its end
 _TEXTS: Final = r"\][^\x07\x1b]*(?:\x07|\x1b\\)?|[PX^_][^\x1b]*(?:\x1b\\)?"  # titles, the clipboard, and what the terminal reads as commands
 _OTHERS: Final = r"[ -/]+[0-~]|[0-?@-OQ-WYZ\\`-~]"
-# What a task may not do to the reader's screen: move the cursor up, clear, title, other screens. Colours (`m`) pass.
-_STEERING: Final = re.compile(rf"\x1b(?:\[[0-?]*[ -/]*(?!m)[@-~]|{_TEXTS}|{_OTHERS})|[\x80-\x9f]")
-# What no task at all may do, not even one that has the screen for itself: the same, but for what progress bars draw with, moves by a
-# line or a column (A to G) and the wiping of a line (K). A question to the terminal (`n`, `c`) would be answered as if it were typed.
-_MASTERING: Final = re.compile(rf"\x1b(?:\[[0-?]*[ -/]*(?![A-GKm])[@-~]|{_TEXTS}|{_OTHERS})|[\x80-\x9f]")
+_STEERING: Final = rf"\x1b(?:\[[0-?]*[ -/]*[@-~]|{_TEXTS}|{_OTHERS})"
+# What a task may write into a line: text, tabs and colours (`m`). In one pass what passes is kept and all other control goes, escapes
+# that begin nothing too: else what stands around a removed piece would join to a sequence. `>` or `?` in a colour makes it a setting or a question.
+_LINES: Final = re.compile(rf"(\x1b\[[0-9:;]*m)|{_STEERING}|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# What a task may write that has the screen for itself: the same, and what progress bars draw with: moves by a line or a column (A to G),
+# the wiping of a line (K), backspaces and returns. A question to the terminal (`n`, `c`, ENQ) would be answered as if it were typed.
+_BARS: Final = re.compile(rf"(\x1b\[[0-9:;]*[A-GKm])|{_STEERING}|[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _CUT: Final = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b]*\x1b?|[PX^_][^\x1b]*\x1b?|[ -/]*)?\Z"
 )  # a sequence whose end is still to come
@@ -64,6 +66,7 @@ class Output:
         for (_, stream), text in sorted(self._open.items()):
             self._line(stream, text)
         self._open.clear()
+        self._cut = ""
         if self._mid_line and self._screen.interactive:
             self._out.write("\n")
             self._mid_line = False
@@ -74,7 +77,7 @@ class Output:
         found = _CUT.search(text)
         if found is not None and len(found[0]) <= _CUT_MAX:
             text, self._cut = text[: found.start()], found[0]
-        return _MASTERING.sub("", text)
+        return _BARS.sub(r"\1", text)
 
     def _new_attempt(self, epoch: int) -> None:
         if self._epoch:
@@ -89,7 +92,7 @@ class Output:
         # Of a line that was drawn over (\r), the last state counts.
         shown = line.rstrip("\r").rsplit("\r", 1)[-1]
         if self._screen.interactive:
-            shown = _STEERING.sub("", shown)
+            shown = _LINES.sub(r"\1", shown)
         self._out.write(f"{self._screen.paint(label, style)} {shown}{self._reset(shown)}\n")
 
     def _reset(self, shown: str) -> str:

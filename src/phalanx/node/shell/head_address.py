@@ -7,6 +7,7 @@ a poll of half a minute must not outlive the leader that it was sent to.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import os
 import threading
@@ -14,6 +15,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Final
+from urllib.parse import urlsplit
 
 _SHUN_S: Final = 3.0  # a head that was silent is not gone back to on a standby's word alone: that one may not know yet
 _HEADS_MAX: Final = 16  # known at once; a handful is usual
@@ -72,7 +74,7 @@ class HeadAddress:
             if asked != before:
                 return
             shunned = time.monotonic() - self._silent.get(leader, -_SHUN_S) < _SHUN_S
-            if leader and leader != asked and not shunned:
+            if leader and leader != asked and not shunned and _may_be_told(leader):
                 self._add([leader])
                 self._url = leader
             else:
@@ -107,7 +109,7 @@ class HeadAddress:
 
     def _add(self, urls: Iterable[str]) -> bool:
         """Whether there was one that is not known yet."""
-        new = [url for url in urls if url and url not in self._told]
+        new = [url for url in urls if url and url not in self._told and _may_be_told(url)]
         self._told = [*self._told, *new][-_HEADS_MAX:]
         return bool(new)
 
@@ -117,6 +119,17 @@ class HeadAddress:
                 mover = known()
                 if mover is not None:
                     mover()
+
+
+def _may_be_told(url: str) -> bool:
+    """Whether we would go there on somebody's word: to plain HTTP within this machine alone, where it is seen who answers."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme == "http" and parts.hostname != "localhost":
+            return ipaddress.ip_address(parts.hostname or "").is_loopback
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https")
 
 
 def _read(path: str) -> list[str]:

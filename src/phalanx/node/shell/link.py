@@ -16,6 +16,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from phalanx.node.shell.head_address import HeadAddress
+from phalanx.node.shell.loopback import check_other_end
 
 _BODY_MAX: Final = 1 << 30  # an uploaded working directory is at most 100 MB; this only bounds nonsense
 _CONNECT_S: Final = 5.0
@@ -53,11 +54,15 @@ class NotLeadingThere(HeadAway):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadAccess:
-    """What it takes to open a connection: the address, the node's token, and the CA of a head that speaks TLS."""
+    """What it takes to open a connection: the address, the node's token, and the CA of a head that speaks TLS.
+
+    `head_uids`: accounts that a head on this machine may run under, besides root and our own.
+    """
 
     address: HeadAddress
     token: str
     ca_file: str | None = None
+    head_uids: frozenset[int] = frozenset()
 
 
 class Connection:
@@ -163,6 +168,8 @@ class Connection:
         if self._http.sock is None:
             self._http.timeout = min(timeout_s, _CONNECT_S)
             self._http.connect()
+            if not isinstance(self._http, http.client.HTTPSConnection):
+                check_other_end(self._http.sock, self._access.head_uids)  # type: ignore[arg-type]  # connected
         _set_timeout(self._http, timeout_s)
         return self._http
 

@@ -1,0 +1,150 @@
+"""Plain HTTP is spoken to root, to ourselves and to the account of the head alone, whoever holds the head's port."""
+
+import os
+import socket
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from phalanx.node.shell import loopback
+from phalanx.node.shell.head_address import HeadAddress
+from phalanx.node.shell.link import Connection, HeadAccess, HeadAway
+from phalanx.node.shell.loopback import Stranger, check_other_end, owners
+
+NOBODY = 65534
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs another account to listen under")
+
+
+@contextmanager
+def listening(uid=None, *, family=socket.AF_INET, host="127.0.0.1", takes=True):
+    """A process of this account that listens: its port, and what it was told, once it is asked. `takes`: it takes one connection at once."""
+    told_in, told_out = os.pipe()
+    go_in, go_out = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        os.close(told_in)
+        os.close(go_out)
+        try:
+            if uid is not None:
+                os.setgid(uid)
+                os.setuid(uid)
+            with socket.socket(family) as server:
+                server.bind((host, 0))
+                server.listen()
+                os.write(told_out, str(server.getsockname()[1]).encode().ljust(8))
+                if not takes:
+                    os.read(go_in, 1)
+                taken, _ = server.accept()
+                if takes:
+                    os.write(told_out, b"taken".ljust(8))
+                    os.read(go_in, 1)
+                taken.settimeout(0.2)
+                try:
+                    got = taken.recv(1 << 16)
+                except TimeoutError:
+                    got = b""
+                os.write(told_out, got)
+                code = 0
+        finally:
+            os._exit(code)
+    os.close(told_out)
+    os.close(go_in)
+
+    def heard():
+        os.write(go_out, b"!")
+        return os.read(told_in, 1 << 16)
+
+    try:
+        yield int(os.read(told_in, 8)), (lambda: os.read(told_in, 8)) if takes else (lambda: None), heard
+    finally:
+        os.close(go_out)
+        os.close(told_in)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("takes", [True, False])
+@pytest.mark.parametrize(
+    ("family", "host", "asked"),
+    [(socket.AF_INET, "127.0.0.1", "127.0.0.1"), (socket.AF_INET6, "::1", "::1"), (socket.AF_INET6, "::", "127.0.0.1")],
+)
+@AS_ROOT
+def test_owner_of_the_other_end_is_found_before_and_after_it_is_taken(family, host, asked, takes):
+    with (
+        listening(NOBODY, family=family, host=host, takes=takes) as (port, taken, _),
+        socket.create_connection((asked, port)) as wire,
+    ):
+        taken()
+        assert owners(wire) == {NOBODY}
+        with pytest.raises(Stranger, match=f"number {NOBODY}"):
+            check_other_end(wire, frozenset())
+        check_other_end(wire, frozenset({NOBODY}))
+
+
+def test_we_ourselves_are_spoken_to():
+    with listening() as (port, taken, _), socket.create_connection(("127.0.0.1", port)) as wire:
+        taken()
+        assert owners(wire) == {os.geteuid()}
+        check_other_end(wire, frozenset())
+
+
+def test_row_without_an_inode_is_the_listeners(tmp_path, monkeypatch):
+    """Linux before 6.16 gives an account of 0 to a connection that nobody took."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as wire:
+        ours = loopback._words(*wire.getsockname())[0]
+        theirs = loopback._words(*wire.getpeername())[0]
+        table = tmp_path / "tcp"
+        head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+        row = "   0: {} {} {} 00000000:00000000 00:00000000 00000000 {:5} 0 {} 1 0\n"
+        lines = [row.format(theirs, "00000000:0000", "0A", 1234, 77), row.format(theirs, ours, "01", 0, 0)]
+        table.write_text(head + "".join(lines))
+        monkeypatch.setattr(loopback, "TABLES", (str(table), str(tmp_path / "none")))
+        assert owners(wire) == {1234}
+
+
+def test_system_that_tells_nothing_is_no_reason_to_be_silent(tmp_path, monkeypatch):
+    monkeypatch.setattr(loopback, "TABLES", (str(tmp_path / "none"),))
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as wire:
+        assert owners(wire) == set()
+        check_other_end(wire, frozenset())
+
+
+class Elsewhere:
+    """A socket to another machine, as far as it is asked."""
+
+    def getpeername(self):
+        return ("10.0.0.9", 80)
+
+
+def test_another_machine_is_not_spoken_to_in_the_clear():
+    with pytest.raises(Stranger, match="TLS"):
+        check_other_end(Elsewhere(), frozenset())  # type: ignore[arg-type]
+
+
+@AS_ROOT
+def test_token_is_not_shown_to_whoever_took_the_heads_port():
+    """Found by reading: the token went out with the first request, and orders for root came back."""
+    with listening(NOBODY, takes=False) as (port, _, heard):
+        access = HeadAccess(address=HeadAddress(f"http://127.0.0.1:{port}", None), token="secret-token")
+        with pytest.raises(HeadAway, match=f"number {NOBODY}"):
+            Connection(access).call("POST", "/v1/node/hello", b"{}", timeout_s=5.0)
+        assert heard() == b""
+
+
+def test_head_of_our_own_is_asked():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer():
+            wire, _ = server.accept()
+            with wire:
+                wire.recv(1 << 16)
+                wire.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        access = HeadAccess(address=HeadAddress(f"http://127.0.0.1:{server.getsockname()[1]}", None), token="t")
+        assert Connection(access).call("GET", "/v1/node/commands", timeout_s=5.0) == b"{}"
+        thread.join()
+    assert Path(loopback.TABLES[0]).exists(), "nothing is seen here of who answers"
