@@ -429,7 +429,7 @@ def test_a_checkpoint_that_is_read_after_a_restart_holds_up_no_other(slow_disk):
     for place, encoded in (checkpoint_of("8"), checkpoint_of("7", step=2)):
         assert kept.begin(place, encoded, published=()) == (False, 1000, {})
         assert kept.take(place, "a", 0, b"more") == 4
-    kept.settle("8", None, frozenset())
+    kept.settle("8", None, frozenset(), newest=1)
     with pytest.raises(TryLater, match="is being read"):
         kept.begin(*checkpoint_of("7"), published=())
     goes_on.set()
@@ -440,7 +440,7 @@ def test_a_checkpoint_that_is_read_after_a_restart_holds_up_no_other(slow_disk):
 
 def test_what_was_being_read_of_an_attempt_that_is_over_does_not_come_back(slow_disk, tmp_path):
     kept, goes_on, _, opening = slow_disk
-    settling = threading.Thread(target=lambda: kept.settle("7", None, frozenset()))
+    settling = threading.Thread(target=lambda: kept.settle("7", None, frozenset(), newest=1))
     settling.start()
     goes_on.set()
     for thread in (opening, settling):

@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 
 import pytest
 
+from phalanx.failpoints import Failure, armed
 from phalanx.node.logic.kept import outputs_of
 from phalanx.node.shell.outputs import Outputs
 from tests.contract.api_head import ApiHead, Supervisor, code, until
@@ -88,6 +89,20 @@ def test_what_ranks_write_is_at_the_head_under_its_name_and_what_only_grew_is_no
     assert at_the_head(head, job)["log.txt"] == "THREE and more than that\n"
     listed = call("user", "GET", f"/v1/jobs/{job}/files").json()["entries"]
     assert [entry["path"] for entry in listed] == ["model", "log.txt"]
+    assert n0.said == []
+
+
+def test_a_piece_whose_sync_failed_and_that_ranks_wrote_otherwise_since_is_replaced_with_the_whole_file(head, gang):
+    """Found by reading: other bytes of the same length were answered with the end of those that are here, and so never came."""
+    job, (n0, _) = gang
+    n0.write("log.txt", "one\n")
+    n0.send()
+    n0.write("log.txt", "one\ntwo\n")
+    with armed("outputs.extend.sync", Failure.ERROR):
+        n0.outputs.send(n0.present)
+    n0.write("log.txt", "one\n2.0\n")
+    n0.send()
+    assert at_the_head(head, job) == {"log.txt": "one\n2.0\n"}
     assert n0.said == []
 
 

@@ -4,11 +4,14 @@
 # mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
 
 import threading
+import time
 from types import SimpleNamespace
 
 from phalanx.api import keeping
 from phalanx.api.keeping import Carried, Settling
 from phalanx.ports.store import StoreRefused
+
+PATIENCE_S = 20.0
 
 
 class Kept:
@@ -18,7 +21,7 @@ class Kept:
         self.jobs, self.failures = frozenset(failures), failures
         self.settled, self.tries, self.told = [], [], threading.Event()
 
-    def settle(self, job_id, _live, _published=None):
+    def settle(self, job_id, _live, _published=None, *, newest):
         self.tries.append(job_id)
         if self.failures[job_id] > 0:
             self.failures[job_id] -= 1
@@ -44,9 +47,16 @@ class Store:
         return SimpleNamespace(checkpoints=())
 
 
-def settling(kept):
-    outputs = SimpleNamespace(jobs=frozenset(), settle=lambda _job_id, _live: None)
-    return Settling(Store(), kept, outputs, Carried(), pause_s=0.0)
+def settling(kept, pause_s=0.0):
+    outputs = SimpleNamespace(jobs=frozenset(), settle=lambda _job_id, _live, *, newest: None)
+    return Settling(Store(), kept, outputs, Carried(), pause_s=pause_s)
+
+
+def until(true):
+    end_s = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < end_s, "it did not come about"
+        threading.Event().wait(0.005)
 
 
 def test_what_could_not_be_settled_is_settled_later():
@@ -73,3 +83,27 @@ def test_a_job_that_never_settles_is_given_up_until_it_is_touched_again(monkeypa
     found.begin()
     assert over.wait(20)
     assert len(kept.tries) == 2  # the store refused one of three
+
+
+def test_a_job_that_never_settles_holds_up_no_other():
+    """Found by reading: every commit that touched it put it into the queue once more, and each of these held all others up for a pause."""
+    kept = Kept(bad=10**6, good=0)
+    found = settling(kept, pause_s=PATIENCE_S * 3)
+    found._store.refuses = 0
+    found.begin()
+    until(lambda: "bad" in kept.tries and "good" in kept.settled)
+    for _ in range(100):
+        found.touched(frozenset({"bad"}))
+    found.touched(frozenset({"good"}))
+    until(lambda: kept.settled.count("good") == 2)
+    assert kept.tries.count("bad") == 1, "it is looked at again after the pause alone"
+
+
+def test_two_failures_in_a_row_are_everybodys(monkeypatch):
+    """The disk, or the database: nobody is tried while it pauses, so that ten thousand jobs do not fill the log."""
+    slept = threading.Event()
+    monkeypatch.setattr(keeping.time, "sleep", lambda _s: slept.set())
+    kept = Kept(a=10**6, b=10**6)
+    settling(kept, pause_s=PATIENCE_S * 3).begin()
+    assert slept.wait(PATIENCE_S)
+    assert len(kept.tries) == 1, "the store refused the first of the two"

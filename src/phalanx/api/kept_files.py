@@ -75,10 +75,12 @@ class KeptFiles:
     def __init__(self, checkpoint_root: str, output_root: str) -> None:
         self.root = checkpoint_root
         self.nonce = secrets.token_hex(16)
-        # Guards the two tables alone, and is never held while the disk works: a folder of 200 GB is read for minutes.
+        # Guards the three tables alone, and is never held while the disk works: a folder of 200 GB is read for minutes.
         self._lock = threading.Condition()
         self._coming: dict[Place, _Coming] = {}  # no longer than they are on their way
         self._opening: set[tuple[JobId, Epoch, int]] = set()  # by step, whatever the digest: they have one name to take
+        # Whole, and their names synced in this life; forgotten at each look at the job, which costs three syncs at most.
+        self._named: dict[JobId, set[Place]] = {}
         for folder in (checkpoint_root, output_root):
             with contextlib.suppress(OSError):  # then no node proves that it sees it, and the head keeps copies
                 with around("kept.open.directory"):
@@ -106,6 +108,7 @@ class KeptFiles:
         with self._opened_alone(place) as begun, disk(self.root):
             final = self._folder(place.job_id, place.epoch, place.step)
             if os.path.isdir(final) and not self._replaces(place, final, set(published)):
+                self._sync_name(place)
                 with self._lock:
                     self._coming.pop(place, None)
                 return True, 0, {}
@@ -114,7 +117,8 @@ class KeptFiles:
                 coming = self._open(place, manifest, encoded, final)
                 with self._lock:
                     self._coming[place] = coming
-        self._finish_if_whole(place, coming)
+        with disk(self.root):
+            self._finish_if_whole(place, coming)
         return coming.whole, coming.missing_bytes, dict(coming.ends)
 
     def take(self, place: Place, path: str, offset: int, data: bytes) -> int:
@@ -124,6 +128,7 @@ class KeptFiles:
             Conflict: the checkpoint was not begun in this life of the head.
             BadRequest: it is no file of the manifest, or has other bytes.
             DiskFull: no room; nothing of the piece counts.
+            TryLater: the disk refused it; where it refused the sync, nothing of the file counts.
         """
         coming = self._coming.get(place)
         if coming is None:
@@ -149,11 +154,14 @@ class KeptFiles:
 
         Raises:
             Conflict: it was not begun in this life of the head.
+            TryLater: the disk refused to sync its name.
         """
         coming = self._coming.get(place)
         if coming is not None:
             return coming.whole, coming.missing_bytes
         if _digest_of(self._folder(place.job_id, place.epoch, place.step)) == place.digest:
+            with disk(self.root):
+                self._sync_name(place)
             return True, 0
         raise Conflict(f"checkpoint of step {place.step}: not begun here", hint="send its manifest first")
 
@@ -175,13 +183,20 @@ class KeptFiles:
             raise NotFound(f"the copy of the checkpoint of step {step} has lost its {name[:100]!r}")
         return there
 
-    def settle(self, job_id: JobId, live: Epoch | None, published: frozenset[tuple[Epoch, int]]) -> None:
-        """Remove what is no use any more of a job: copies that retention gave up, what came for an attempt that is over, and what never became whole."""
+    def settle(
+        self, job_id: JobId, live: Epoch | None, published: frozenset[tuple[Epoch, int]], *, newest: Epoch
+    ) -> None:
+        """Remove what is no use any more of a job: copies that retention gave up, what came for an attempt that is over, and what never became whole.
+
+        `newest`: the newest attempt that was known when `live` was read. One that came since is not over.
+        """
+        with self._lock:
+            self._named.pop(job_id, None)
         folder = os.path.join(self.root, job_id)
         oldest = min(published, default=(Epoch(0), 0))
         for epoch_folder, number in _numbered(folder, _EPOCH):
             epoch = Epoch(number)
-            over = epoch != live and os.path.exists(os.path.join(epoch_folder, _MARK))
+            over = epoch != live and epoch <= newest and os.path.exists(os.path.join(epoch_folder, _MARK))
             with self._lock:
                 while any(
                     (job, at) == (job_id, epoch) and (over or (at, step) < oldest) for job, at, step in self._opening
@@ -286,8 +301,16 @@ class KeptFiles:
             if end == file.size_bytes:
                 with around("kept.piece.cut"):
                     os.ftruncate(fd, end)
-                with around("kept.piece.sync"):
-                    os.fsync(fd)
+                try:
+                    with around("kept.piece.sync"):
+                        os.fsync(fd)
+                except OSError:
+                    # The kernel may take pages of any piece for written now that are not: all of the file comes again.
+                    _take_back(there)
+                    with coming.lock:
+                        coming.missing_bytes += coming.ends.pop(file.path, 0)
+                        coming.crcs.pop(file.path, None)
+                    raise
                 if crc != file.crc32:
                     end, crc = 0, 0
         finally:
@@ -308,14 +331,25 @@ class KeptFiles:
                 return
             for folder, _, _ in os.walk(coming.folder):
                 sync_directory("kept.finish.sync_inside", folder)
+            with self._lock:
+                self._named.get(place.job_id, set()).discard(place)  # of the same one before, which has made room since
             with around("kept.finish.rename"):
                 os.rename(coming.folder, coming.final)
-            epoch_folder = os.path.dirname(coming.final)
-            for folder in (epoch_folder, os.path.dirname(epoch_folder), self.root):
-                sync_directory("kept.finish.sync_directory", folder)
+            self._sync_name(place)
             coming.whole = True
         with self._lock:  # behind the rename: `begin` finds it at its name or here
             self._coming.pop(place, None)
+
+    def _sync_name(self, place: Place) -> None:
+        """Sync the folders above a whole checkpoint, once in this life: whoever gave it its name may have died before that, or been refused."""
+        with self._lock:
+            if place in self._named.get(place.job_id, ()):
+                return
+        job_folder = os.path.join(self.root, place.job_id)
+        for folder in (os.path.join(job_folder, f"epoch-{place.epoch}"), job_folder, self.root):
+            sync_directory("kept.finish.sync_directory", folder)
+        with self._lock:
+            self._named.setdefault(place.job_id, set()).add(place)
 
 
 def _checked(place: Place, encoded: bytes) -> Manifest:
@@ -370,12 +404,22 @@ def write_durably(path: str, data: bytes) -> None:
 
 
 def _sync_file(path: str) -> None:
+    """Sync what an earlier life of the head has written, or remove it."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with around("kept.begin.sync"):
             os.fsync(fd)
+    except OSError:
+        _take_back(path)
+        raise
     finally:
         os.close(fd)
+
+
+def _take_back(path: str) -> None:
+    """Remove a file whose sync failed: a second sync would say nothing of pages that the first gave up. Best effort."""
+    with contextlib.suppress(OSError), around("kept.piece.take_back"):
+        os.unlink(path)
 
 
 def _digest_of(folder: str) -> str | None:

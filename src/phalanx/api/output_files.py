@@ -74,7 +74,7 @@ class KeptOutputs:
     def extend(self, origin: Origin, path: str, offset: int, data: bytes) -> int:
         """Add a piece at the end of a file that this node has brought before; where it does not end there, nothing changes.
 
-        Returns where the file ends then; -1 for a file that is not this node's, or is none.
+        Returns where the file ends then; -1 for a file that is not this node's, or is none, or ends as this one would in other bytes.
         """
         words = _words(path)
         name = self._name_for(origin, words)
@@ -82,18 +82,28 @@ class KeptOutputs:
             return -1
         with disk(self._root), self._within(origin.job_id, name[:-1], make=False) as folder:
             try:
-                fd = os.open(name[-1], os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+                fd = os.open(name[-1], os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
             except OSError as error:
                 if error.errno in (errno.ENOENT, errno.ELOOP, errno.EISDIR):
                     return -1
                 raise
             try:
                 seen = os.fstat(fd)
-                if not stat.S_ISREG(seen.st_mode) or seen.st_size != offset:
-                    return seen.st_size if stat.S_ISREG(seen.st_mode) else -1
+                if not stat.S_ISREG(seen.st_mode):
+                    return -1
+                if seen.st_size == offset + len(data):
+                    # Sent again: a kill or a refusal came before the sync, or the answer was lost. To whoever sent it this end says that it is durable.
+                    if os.pread(fd, len(data), offset) != data:
+                        return -1
+                elif seen.st_size != offset:
+                    return seen.st_size
+                # Also where it is there: behind a sync that failed the kernel may take pages for written that are not.
                 write("outputs.extend.write", fd, data, offset)
                 with around("outputs.extend.sync"):
                     os.fsync(fd)
+                # Whoever named it may have died before this line. Clean, it costs next to nothing.
+                with around("outputs.extend.sync_directory"):
+                    os.fsync(folder)
             finally:
                 os.close(fd)
         return offset + len(data)
@@ -185,15 +195,15 @@ class KeptOutputs:
         except OSError as error:
             raise NotFound(f"{path[:100]!r}: no such file among the outputs of job {job_id}") from error
 
-    def settle(self, job_id: JobId, live: Epoch | None) -> None:
-        """Remove what was on its way for attempts that are over."""
+    def settle(self, job_id: JobId, live: Epoch | None, *, newest: Epoch) -> None:
+        """Remove what was on its way for attempts that are over: other than `live`, and none that came after the `newest` that was known then."""
         root = os.path.join(self._root, _COMING)
         if live is None:
             self.jobs.discard(job_id)
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(root):
                 job, epoch, _ = name.rsplit(".", 2)
-                if job == job_id and int(epoch) != live:
+                if job == job_id and int(epoch) != live and int(epoch) <= newest:
                     with around("outputs.settle.remove"):
                         shutil.rmtree(os.path.join(root, name), ignore_errors=True)
 
