@@ -1,7 +1,8 @@
-"""The Slurm that the engine contract starts: it leaves nothing behind, and its own squeue is read whatever it shows."""
+"""The Slurm that the engine contract starts: it leaves nothing behind, its own squeue is read whatever it shows, and a head starts without it."""
 
 import glob
 import os
+import signal
 import tempfile
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from benchmarks.cluster import until
 from phalanx.engines.slurm import parse, render
 from phalanx.node.shell.proctable import alive, identity
-from tests.contract.slurm_rig import here
+from tests.contract.engine_rigs import gated, open_gate
+from tests.contract.slurm_rig import here, slurm
 from tests.slurm_here import SlurmHere, why_not
 
 pytestmark = [
@@ -60,3 +62,22 @@ def test_a_real_squeue_is_read_whatever_a_comment_holds():
         ("1", "PENDING", comment),
         ("2", "PENDING", "two"),
     ]
+
+
+def test_a_head_that_starts_while_slurm_is_silent_keeps_what_runs():
+    with slurm(()) as rig:
+        job = gated(rig, "silence", gpus="1")
+        until(lambda: rig.job(job)["attempt_state"] == "running", "the job runs")
+        rig.slurm.daemons["slurmctld"].send_signal(signal.SIGSTOP)
+        try:
+            rig.kill_head()
+            rig.start(wait_nodes=False)
+            until(lambda: all(node["cordon"] for node in rig.nodes()), "nothing new is placed there")
+            open_gate(rig, "silence")
+            view = rig.wait(job, "succeeded", "failed")
+        finally:
+            rig.slurm.daemons["slurmctld"].send_signal(signal.SIGCONT)
+        assert (view["state"], view["attempts"], view["restarts"]) == ("succeeded", 1, 0), rig.story(job)
+        until(lambda: not any(node["cordon"] for node in rig.nodes()), "Slurm answers again")
+        gang = gated(rig, "silence", gpus="3x2")
+        assert rig.wait(gang, "succeeded", "failed")["attempts"] == 1, rig.story(gang)

@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.controller import controller as controller_module
 from phalanx.controller import driver as driver_module
-from phalanx.controller import requests
+from phalanx.controller import reports, requests
 from phalanx.controller.controller import Controller
 from phalanx.controller.driver import Driver
 from phalanx.controller.leases import LeaseBook
@@ -248,6 +248,29 @@ def test_fault_of_ours_is_answered_and_the_others_are_heard(rig, monkeypatch, ca
     assert type(poison.exception(GUARD_S)) is PhalanxError
     assert after.result(GUARD_S).id == "3"
     assert "broke off" in caplog.text
+
+
+def test_what_an_engine_saw_beside_a_fault_of_ours_is_heard(monkeypatch):
+    """Found by reading: engines say nothing twice, and the whole of what one had seen went with the fault."""
+    hear, engine = reports.hear, FakeEngine()
+
+    def broken(turn, report):
+        if getattr(report, "why", "") == "poison":
+            raise RuntimeError("a fault of ours")
+        return hear(turn, report)
+
+    rig = Rig([engine])
+    for name in ("n0", "n1"):
+        rig.hello(name).result(GUARD_S)
+    rig.driver.stop()
+    rig.driver._stopping = False  # the test turns the loop from here
+    monkeypatch.setattr(reports, "hear", broken)
+    engine.deaths = [
+        NodeDead(node_id=NodeId(name), supervisor_id=None, why=why, confirmed=True)
+        for name, why in (("n0", "poison"), ("n1", "it died"))
+    ]
+    rig.driver._turn(rig.driver._collect(0.0) or [])
+    assert {node.id: node.state for node in rig.store.nodes()} == {"n0": NodeState.UP, "n1": NodeState.DOWN}
 
 
 def test_job_that_takes_more_along_than_are_kept_ends_like_any_other(monkeypatch):

@@ -107,7 +107,7 @@ def options_of(given: argparse.Namespace, home: Home, lock: int) -> Options:
     engine = given.engine or before.get("engine") or "local"
     slurm, ray = slurm_options(engine, given, before), ray_options(engine, given, before)
     if slurm is not None:
-        check_slurm(slurm, listens=listen != "off")
+        check_slurm(slurm, before, listens=listen != "off")
     if slurm is not None and given.virtual is not None:
         raise Conflict("--virtual and --engine slurm at once", hint="Slurm says what nodes there are")
     store = store_options(given, home, before)

@@ -56,14 +56,20 @@ def slurm_options(engine: str, given: argparse.Namespace, before: Mapping[str, A
     })  # fmt: skip
 
 
-def check_slurm(options: SlurmOptions, *, listens: bool) -> None:
+def check_slurm(options: SlurmOptions, before: Mapping[str, Any], *, listens: bool) -> None:
     """Nothing, if there is such a Slurm, and its nodes can reach a head that `listens` off loopback: asked before a head remembers anything.
+
+    What the head `before` ran with was asked then, and Slurm is not asked again: jobs that run need a head also while it is silent.
 
     Raises:
         Conflict: it is not here, or too old; or there are nodes on other machines.
         BadRequest: it has no such partition.
         TryLater: it does not answer.
     """
+    commands.check_here()
+    listened = (before.get("listen") or "off") != "off"
+    if before.get("engine") == ENGINE and before.get("slurm") == remembered_slurm(options) and listened == listens:
+        return
     commands.check()
     known = [one.name for one in partitions_of(commands.ask(render.PARTITIONS))]
     if options.partition and options.partition not in known:

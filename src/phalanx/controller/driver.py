@@ -58,6 +58,12 @@ class _Letter:
     again: bool = False
     calls: Sequence[Call] = ()
 
+    def parts(self) -> list[_Letter]:
+        """What can be heard on its own without the rest: each event that nobody waits for an answer to."""
+        if not self.again:
+            return [self]
+        return [_Letter(events=[event], future=Future(), again=True) for event in self.events]
+
 
 @dataclass(slots=True, kw_only=True)
 class Driver:
@@ -338,10 +344,14 @@ class Driver:
         return REFUSED_WAIT_S
 
     def _one_by_one(self, letters: list[_Letter], error: Exception) -> float:
-        """The step broke off: hear each letter on its own, so that the one at fault is answered and the others are heard."""
+        """The step broke off: hear each letter on its own, so that the one at fault is answered and the others are heard.
+
+        What engines saw comes in one letter and is told once: of it, nothing but the event at fault is lost.
+        """
         _log.error("a step with %d letters broke off", len(letters), exc_info=error)
-        if len(letters) > 1:
-            return min([self._turn([letter]) for letter in letters])
+        alone = [part for letter in letters for part in letter.parts()]
+        if len(alone) > 1:
+            return min([self._turn([part]) for part in alone])
         for letter in letters:
             letter.future.set_exception(PhalanxError("the head failed at this", hint="its log has the details"))
         return BROKEN_WAIT_S

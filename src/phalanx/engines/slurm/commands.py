@@ -35,7 +35,9 @@ class Said:
         return last.removeprefix("allocation failure: ")
 
 
-def run(argv: Sequence[str], *, given: str = "", more: Mapping[str, str] | None = None) -> Said:
+def run(
+    argv: Sequence[str], *, given: str = "", more: Mapping[str, str] | None = None, within_s: float = ANSWER_S
+) -> Said:
     """Run to the end. The environment is ours without what would change a Slurm command's meaning, and `more`.
 
     Raises:
@@ -47,35 +49,34 @@ def run(argv: Sequence[str], *, given: str = "", more: Mapping[str, str] | None 
             environment[name] = os.environ[name]
     try:
         done = subprocess.run(
-            list(argv), input=given, capture_output=True, text=True, timeout=ANSWER_S, check=False, cwd="/",
+            list(argv), input=given, capture_output=True, text=True, timeout=within_s, check=False, cwd="/",
             errors="replace", env={**environment, **(more or {})},
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise TryLater(
-            f"{argv[0]}: no answer from Slurm in {ANSWER_S:.0f} s",
+            f"{argv[0]}: no answer from Slurm in {within_s:.0f} s",
             hint="scontrol ping says whether its controller is up",
         ) from error
     return Said(code=done.returncode, out=done.stdout, err=done.stderr)
 
 
-def ask(argv: Sequence[str]) -> str:
+def ask(argv: Sequence[str], *, within_s: float = ANSWER_S) -> str:
     """What a command prints.
 
     Raises:
         TryLater: it fails, or does not answer.
     """
-    said = run(argv)
+    said = run(argv, within_s=within_s)
     if said.code != 0:
         raise TryLater(f"{' '.join(argv[:2])}: {said.why}", hint="scontrol ping says whether Slurm's controller is up")
     return said.out
 
 
-def check() -> None:
-    """Nothing, if there is a Slurm here that this engine can work with.
+def check_here() -> None:
+    """Nothing, if Slurm's commands are on this machine; none of them is run.
 
     Raises:
-        Conflict: its commands are not here, or are too old.
-        TryLater: slurmctld does not answer.
+        Conflict: they are not.
     """
     lacking = [name for name in _PROGRAMS if shutil.which(name) is None]
     if lacking:
@@ -83,6 +84,15 @@ def check() -> None:
             f"--engine slurm: {', '.join(lacking)} not found on this machine",
             hint="run phalanx up where sbatch works, on a login node of the cluster",
         )
+
+
+def check() -> None:
+    """Nothing, if there is a Slurm here that this engine can work with.
+
+    Raises:
+        Conflict: its commands are too old.
+        TryLater: slurmctld does not answer.
+    """
     year, month = version_of(ask(render.VERSION))
     if (year, month) < VERSION_MIN:
         raise Conflict(

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from phalanx.core.errors import PhalanxError
-from phalanx.core.fleet.node import Cordon, Node
+from phalanx.core.fleet.node import Cordon, Node, NodeState
 from phalanx.core.ids import Epoch, JobId, NodeId
 from phalanx.core.state.events import Event, NodeDead, NodeSeen, Withdrawn
 from phalanx.core.work.attempt import Attempt, AttemptState, Cause
@@ -35,6 +35,7 @@ LOOK_BUSY_S: Final = (
 )
 LOOK_S: Final = 2.0  # else; how late others' jobs are seen
 TOPOLOGY_S: Final = 300.0  # switches are rewired rarely
+FIRST_ANSWER_S: Final = 2.0  # of Slurm to a head that starts: its supervisors wait, and a takeover has 9 s in all
 CONTENDED_S: Final = 30.0  # a node whose place went to others is believed taken for so long, whatever Slurm shows
 _STRAY: Final = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED")  # one that is leaving needs no word
 _Key = tuple[JobId, Epoch]
@@ -65,6 +66,7 @@ class SlurmEngine:
     _places_s: float = float("-inf")
     _partition: Partition | None = None
     _silent: bool = False
+    _unfound: bool = False  # the Slurm jobs of adopted attempts are yet to be found
     _wake: threading.Event = field(default_factory=threading.Event)
     _ended: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -92,23 +94,20 @@ class SlurmEngine:
     def adopt(self, known: Sequence[Node], live: Sequence[tuple[Job, Attempt]]) -> None:
         """Before the first turn of a head: find the Slurm jobs of live attempts again, and end those of attempts that are over.
 
-        Raises:
-            TryLater: Slurm does not answer.
+        While Slurm does not answer, the head leads without: what runs needs its leases. The first look that is answered does the rest.
         """
-        self._partition = self._find_partition()
-        self._told = {node.id: node for node in known}
-        now_s, jobs = time.monotonic(), _queue()
-        mine = {named[1:]: job for job in jobs if (named := self._ours(job)) is not None and not job.over}
+        now_s, elsewhere = time.monotonic(), {node.id for node in known if node.engine != ENGINE_NAME}
+        ours = [node for node in known if node.id not in elsewhere]
+        self._told = {node.id: node if node.state is NodeState.UP else None for node in ours}
         for job, attempt in live:
-            key = (job.id, attempt.epoch)
-            found = mine.pop(key, None)
-            self._orders[key] = Order(
-                attempt=attempt, slurm_id="" if found is None else found.id, since_s=now_s, phase=Phase.BEGUN,
-                unseen=orders.GONE_LOOKS if found is None else 0,
-            )  # fmt: skip
-        if mine:
-            commands.run(render.cancel([job.id for job in mine.values()]))
-        self._look()
+            if elsewhere.isdisjoint(grant.node_id for grant in attempt.allocation.grants):
+                key = (job.id, attempt.epoch)
+                self._orders[key] = Order(attempt=attempt, slurm_id="", since_s=now_s, phase=Phase.BEGUN)
+        self._unfound = True
+        try:
+            self._look(FIRST_ANSWER_S)
+        except (PhalanxError, OSError) as error:
+            self._deaf(str(error))
 
     def open(self) -> None:
         """Look at Slurm from now on."""
@@ -123,7 +122,10 @@ class SlurmEngine:
             self._thread.join(timeout=commands.ANSWER_S)
         left = [order.slurm_id for order in self._orders.values() if order.slurm_id]
         if left and not keep_nodes:
-            commands.run(render.cancel(left))
+            try:
+                self._cancel(left)
+            except (PhalanxError, OSError) as error:  # the next head finds them by their comment
+                _log.warning("Slurm jobs %s were not cancelled: %s", ", ".join(left), error)
 
     def follow(self, job: Job, attempt: Attempt) -> None:
         """An attempt's newest record is durable."""
@@ -191,9 +193,9 @@ class SlurmEngine:
                 self._orders[key] = order = replace(order, attempt=attempt, ended_s=ended_s)
                 if orders.bereft(attempt) and order.slurm_id and not order.cancelled:
                     # Now, not at the next look: the attempt after it, perhaps on the same nodes, is the next thing to be heard.
+                    self._orders[key] = replace(order, cancelled=True, unheard=True)
                     commands.run(render.kill(order.slurm_id))
-                    commands.run(render.cancel([order.slurm_id]))
-                    self._orders[key] = replace(order, cancelled=True)
+                    self._cancel([order.slurm_id])
             elif attempt.state is AttemptState.PLACED and attempt.generation == 0:
                 try:
                     self._submit(job, attempt)
@@ -233,11 +235,15 @@ class SlurmEngine:
 
     # ---- a look at Slurm ------------------------------------------------------------------------------------------------
 
-    def _look(self) -> None:
+    def _look(self, first_answer_s: float = commands.ANSWER_S) -> None:
         now_s = time.monotonic()
+        if self._unfound:
+            self._partition = self._find_partition(first_answer_s)
         jobs = _queue()
         nodes = parse.nodes_of(commands.ask(render.NODES))
         self._hears(now_s)
+        if self._unfound:
+            self._find_again(jobs)
         self._hear()  # ends that we were told of meanwhile: what the queue shows of them is our own doing
         if now_s - self._places_s >= TOPOLOGY_S:
             self._places_s = now_s
@@ -245,19 +251,49 @@ class SlurmEngine:
             self._places = parse.places_of(said.out) if said.code == 0 else {}
         wanted = self.settings.partition or (self._partition.name if self._partition is not None else "")
         self._slurm = {node.name: node for node in nodes if not wanted or wanted in node.partitions}
-        reports = self._judge(jobs, now_s)
+        reports, leaving, nudged = self._judge(jobs, now_s)
         self._said.extend(
             self._nodes_seen(jobs, now_s)
         )  # first: who is placed again must not be placed on what others took
         self._said.extend(reports)
+        # Last: a command that breaks off must not lose what the orders say we have told.
+        if leaving:
+            self._cancel(leaving)
+        for key, slurm_id in nudged:
+            if not self._silent:
+                commands.run(render.nudge(slurm_id, render.comment(self.settings.tag, *key)))
 
-    def _judge(self, jobs: Sequence[SlurmJob], now_s: float) -> list[Event]:
+    def _find_again(self, jobs: Sequence[SlurmJob]) -> None:
+        """The Slurm jobs of adopted attempts, by their comments; those of attempts that are over are strays."""
+        mine = {named[1:]: job.id for job in jobs if (named := self._ours(job)) is not None and not job.over}
+        for key, order in self._orders.items():
+            found = mine.get(key, "")
+            self._orders[key] = replace(order, slurm_id=found, unseen=0 if found else orders.GONE_LOOKS)
+        self._unfound = False
+
+    def _cancel(self, slurm_ids: Sequence[str]) -> None:
+        """End these Slurm jobs. Those of orders whose end Slurm did not take are told again at the next look.
+
+        Raises:
+            TryLater: Slurm does not answer in time.
+        """
+        said = commands.run(render.cancel(slurm_ids))
+        if said.code != 0:
+            _log.warning("Slurm: scancel of %s: %s", ", ".join(slurm_ids), said.why)
+            return
+        for key, order in list(self._orders.items()):
+            if order.slurm_id in slurm_ids:
+                self._orders[key] = replace(order, unheard=False)
+
+    def _judge(self, jobs: Sequence[SlurmJob], now_s: float) -> tuple[list[Event], list[str], list[tuple[_Key, str]]]:
+        """What to report, which Slurm jobs to end, and which to have looked at again. Runs no command."""
         rows = {job.id: job for job in jobs}
         gone = [node.name for node in self._slurm.values() if node.gone]
         ours = self._our_ids(jobs)
         mine = [job for job in jobs if job.id in ours]
         reports: list[Event] = []
         leaving: list[str] = []
+        nudged: list[tuple[_Key, str]] = []
         for key, order in list(self._orders.items()):
             row = rows.get(order.slurm_id)
             holders = [who for node in order.nodes for who in inventory.holders(node, jobs, ours)]
@@ -269,8 +305,8 @@ class SlurmEngine:
             reports += verdict.reports
             if verdict.cancel:
                 leaving.append(order.slurm_id)
-            if verdict.nudge and not self._silent:
-                commands.run(render.nudge(order.slurm_id, render.comment(self.settings.tag, *key)))
+            if verdict.nudge:
+                nudged.append((key, order.slurm_id))
             for node in verdict.contended:
                 self._contended[node] = (now_s + CONTENDED_S, f"whoever Slurm prefers to job {key[0]}")
             if verdict.order is None or (verdict.order.phase is Phase.SETTLED and verdict.order.ended_s is not None):
@@ -278,10 +314,7 @@ class SlurmEngine:
                 self._asked.pop(key, None)
             else:
                 self._orders[key] = verdict.order
-        leaving += self._strays(jobs)
-        if leaving:
-            commands.run(render.cancel(leaving))
-        return reports
+        return reports, list(dict.fromkeys([*leaving, *self._strays(jobs)])), nudged
 
     def _strays(self, jobs: Sequence[SlurmJob]) -> list[str]:
         """Jobs of ours that no order knows: of attempts that are over, or whose submit broke off."""
@@ -347,8 +380,8 @@ class SlurmEngine:
         named = render.read_comment(job.comment)
         return named if named is not None and named[0] == self.settings.tag else None
 
-    def _find_partition(self) -> Partition | None:
-        found = parse.partitions_of(commands.ask(render.PARTITIONS))
+    def _find_partition(self, within_s: float) -> Partition | None:
+        found = parse.partitions_of(commands.ask(render.PARTITIONS, within_s=within_s))
         wanted = self.settings.partition
         return next((one for one in found if (one.name == wanted if wanted else one.default)), None)
 

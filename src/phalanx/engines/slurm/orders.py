@@ -45,7 +45,8 @@ class Order:
         ended_s: when the attempt ended on our side; None while it lives.
         over_s: when Slurm's job was first seen over; None before.
         unseen: looks in a row in which squeue did not show it.
-        cancelled: we have told Slurm to end it.
+        cancelled: we have told Slurm to end it, or tried to: should it show as cancelled, that is our doing.
+        unheard: Slurm has not said that it heard that, or was silent since: it is told again.
         told_cancel: somebody else has, and we have said so.
         nudged_s: when Slurm was last asked to look at it again.
         clearing_s: when its nodes were last seen to clear away another job of ours.
@@ -59,6 +60,7 @@ class Order:
     over_s: float | None = None
     unseen: int = 0
     cancelled: bool = False
+    unheard: bool = False
     told_cancel: bool = False
     nudged_s: float = 0.0
     clearing_s: float = 0.0
@@ -121,7 +123,9 @@ def look(
     if order.ended_s is not None:
         asked = order.attempt.ending in _CANCELLED_TOO
         left = order.phase is Phase.QUEUED or asked or bereft(order.attempt) or now_s - order.ended_s >= LINGER_S
-        return Verdict(order=replace(order, cancelled=order.cancelled or left), cancel=left and not order.cancelled)
+        if left and not order.cancelled:
+            order = replace(order, cancelled=True, unheard=True)
+        return Verdict(order=order, cancel=_to_tell(order, row))
     if clearing:
         order = replace(order, clearing_s=now_s)
     waited_s = now_s - max(order.since_s, order.clearing_s)
@@ -129,7 +133,7 @@ def look(
         return _contended(order, row, now_s, holders)
     if order.phase is Phase.QUEUED and now_s - max(order.since_s, order.nudged_s) >= NUDGE_S:
         return Verdict(order=replace(order, nudged_s=now_s), nudge=True)
-    return Verdict(order=order)
+    return Verdict(order=order, cancel=_to_tell(order, row))
 
 
 def bereft(attempt: Attempt) -> bool:
@@ -138,12 +142,21 @@ def bereft(attempt: Attempt) -> bool:
 
 
 def after_silence(order: Order, now_s: float) -> Order:
-    """The order when Slurm answers again: neither the start nor the end of its job could be seen, so both have their time anew."""
+    """The order when Slurm answers again: neither the start nor the end of its job could be seen, so both have their time anew.
+
+    A word to end it is said once more: a controller that fell may have forgotten it, and twice it does no harm.
+    """
     return replace(
         order,
         since_s=now_s if order.phase is Phase.QUEUED else order.since_s,
         ended_s=None if order.ended_s is None else now_s,
+        unheard=order.cancelled,
     )
+
+
+def _to_tell(order: Order, row: SlurmJob | None) -> bool:
+    """Whether Slurm is to be told to end the job; one that is leaving needs no word."""
+    return order.unheard and (row is None or row.state != "COMPLETING")
 
 
 def _contended(order: Order, row: SlurmJob | None, now_s: float, holders: Sequence[str]) -> Verdict:
@@ -155,8 +168,9 @@ def _contended(order: Order, row: SlurmJob | None, now_s: float, holders: Sequen
         job_id=order.attempt.job_id, epoch=order.attempt.epoch, why=text, nodes=order.nodes, cause=Cause.CONTENDED
     )
     return Verdict(
-        order=replace(order, phase=Phase.SETTLED, cancelled=True), reports=(back,), cancel=True, contended=order.nodes
-    )
+        order=replace(order, phase=Phase.SETTLED, cancelled=True, unheard=True), reports=(back,), cancel=True,
+        contended=order.nodes,
+    )  # fmt: skip
 
 
 def _over(order: Order, row: SlurmJob | None, now_s: float, gone: Sequence[str], python: str, head_url: str) -> Verdict:

@@ -1,0 +1,257 @@
+# mypy: disable-error-code="arg-type"
+# Drawings name jobs and nodes by plain text.
+"""A Slurm that does not answer, or breaks off in the middle: heads start, what was seen is told, and what shall end is told to end again."""
+
+import argparse
+import shutil
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from phalanx.app.slurm import SlurmOptions, check_slurm, remembered_slurm, slurm_options
+from phalanx.core.errors import Conflict, TryLater
+from phalanx.core.fleet.node import Node, NodeState
+from phalanx.core.state.events import Cancel, NodeDead, NodeSeen, SeatLost, Withdrawn
+from phalanx.core.work.allocation import Allocation, Grant
+from phalanx.core.work.attempt import Attempt, AttemptState, Cause, Member, MemberState
+from phalanx.engines.slurm import commands, engine, orders
+from phalanx.engines.slurm.engine import SlurmEngine
+from phalanx.engines.slurm.handing import SlurmSettings
+from phalanx.engines.slurm.orders import Order, Phase
+from phalanx.engines.slurm.parse import SlurmJob
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "slurm"
+UNHEARD = "scancel: error: Unable to contact slurm controller (connect failure)"
+
+
+@dataclass
+class Played:
+    """Slurm's commands, with the queue in `rows` as id -> (state, attempt). `fails`: how a command ends that is not well."""
+
+    rows: dict = field(default_factory=dict)
+    fails: dict = field(default_factory=dict)
+    silent: bool = False
+    said: list = field(default_factory=list)
+
+    def run(self, argv, *, given="", more=None, within_s=commands.ANSWER_S):
+        self.said.append((argv, within_s))
+        failure = self.fails.get(argv[0], self.fails.get(argv[-1]))
+        if self.silent or failure is TryLater:
+            raise TryLater(f"{argv[0]}: no answer from Slurm in {within_s:.0f} s")
+        if failure is not None:
+            return commands.Said(code=failure, out="", err=UNHEARD)
+        return commands.Said(code=0, out=self._out(argv), err="")
+
+    def _out(self, argv):
+        if argv[0] == "squeue":
+            mark = argv[-1].partition("JobID:")[2].partition(",")[0]
+            return "".join(
+                f"{mark.join([number, 'me', state, 'h0', 'None', '0', f'phalanx:8f3ac2a5:{of}'])}{mark}\n"
+                for number, (state, of) in self.rows.items()
+            )
+        shown = {"node": "nodes.txt", "partition": "partitions.txt"}.get(argv[-1])
+        return "" if shown is None else (GOLDEN / shown).read_text()
+
+    def cancels(self):
+        """Those that were told to end since the last call, by command."""
+        found = [list(argv[2:]) for argv, _ in self.said if argv[0] == "scancel" and "--batch" not in argv]
+        self.said.clear()
+        return found
+
+
+@pytest.fixture
+def played(monkeypatch):
+    one = Played()
+    monkeypatch.setattr(commands, "run", one.run)
+    return one
+
+
+def slurm(*known):
+    """An engine with these orders."""
+    settings = SlurmSettings(tag="8f3ac2a5", supervisor=("python",), head_url="https://h0:1")
+    found = {(one.attempt.job_id, one.attempt.epoch): one for one in known}
+    return SlurmEngine(settings=settings, key_of=lambda *_: "", _orders=found)
+
+
+def attempt(job="17", *, state=AttemptState.RUNNING, member=MemberState.STARTED, node="h0"):
+    grant = Grant(node_id=node, node_rank=0, devices=(0,), cpus=0, memory_bytes=0, tasks=1, first_rank=0)
+    members = (Member(node_id=node, state=member),)
+    return Attempt(
+        job_id=job, epoch=1, allocation=Allocation(grants=(grant,)), placed_s=0.0, state=state, members=members
+    )
+
+
+def order(job="17", slurm_id="4", *, since_s=0.0, **changes):
+    given = {"attempt": attempt(job), "phase": Phase.BEGUN, **changes}
+    return Order(slurm_id=slurm_id, since_s=time.monotonic() + since_s, **given)
+
+
+def lost(job="17"):
+    ended = attempt(job, state=AttemptState.ENDED, member=MemberState.LOST)
+    return replace(ended, ending=Cause.NODE_FAIL)
+
+
+def node(name, *, kind="slurm", state=NodeState.UP):
+    return Node(id=name, engine=kind, devices=(), cpus=1, memory_bytes=0, state=state, per_attempt=kind == "slurm")
+
+
+def live(*attempts):
+    return [(SimpleNamespace(id=one.job_id), one) for one in attempts]
+
+
+def looked(one):
+    """The engine's thread for one look, and what it had to say by then: of jobs, and the nodes it saw."""
+    try:
+        one._look()
+    except TryLater as error:
+        one._deaf(error.message)
+    said = one.observe()
+    nodes = {event.node.id: event.node for event in said if isinstance(event, NodeSeen)}
+    return [event for event in said if not isinstance(event, NodeSeen | NodeDead)], nodes
+
+
+# ---- a head that starts while Slurm is silent -----------------------------------------------------------------------
+
+
+def test_a_head_starts_without_slurm_and_finds_its_jobs_once_it_answers(played):
+    one = slurm()
+    played.silent = True
+    one.adopt([node("h0"), node("h2", state=NodeState.DOWN)], live(attempt()))
+    (shut,) = one.observe()
+    assert (shut.node.id, "does not answer" in shut.node.cordon.why) == ("h0", True), "and the lost one stays lost"
+    assert [within_s for _, within_s in played.said] == [engine.FIRST_ANSWER_S], "leases do not wait for Slurm"
+    assert looked(one) == ([], {})
+    played.silent, played.rows = False, {"4": ("RUNNING", "17.1"), "5": ("RUNNING", "12.1")}
+    reports, nodes = looked(one)
+    assert (reports, nodes["h0"].cordon) == ([], None)
+    assert (one._orders["17", 1].slurm_id, played.cancels()) == ("4", [["5"]]), "what nobody knows any more is ended"
+    assert looked(one) == ([], {})
+
+
+def test_what_ended_while_slurm_was_silent_is_found_by_its_comment_and_ended(played):
+    one = slurm()
+    played.silent = True
+    one.adopt([node("h0")], live(attempt()))
+    one.follow(SimpleNamespace(id="17"), lost())
+    one._hear()
+    played.silent, played.rows = False, {"4": ("RUNNING", "17.1")}
+    looked(one)
+    assert played.cancels() == [["4"]]
+
+
+def test_an_adopted_attempt_without_a_slurm_job_is_lost_once_slurm_answers(played, monkeypatch):
+    monkeypatch.setattr(orders, "LAST_WORDS_S", 0.0)
+    one = slurm()
+    played.silent = True
+    one.adopt([node("h0")], live(attempt()))
+    played.silent = False
+    assert looked(one)[0] == []
+    assert [type(report) for report in looked(one)[0]] == [SeatLost]
+
+
+def test_nodes_and_attempts_of_another_engine_are_none_of_slurms(played):
+    one = slurm()
+    played.silent = True
+    one.adopt([node("here", kind="local")], live(attempt(node="here")))
+    assert (one.observe(), one._orders) == ([], {})
+
+
+def given(**options):
+    return argparse.Namespace(**{"partition": None, "account": None, "qos": None, **options})
+
+
+def test_slurm_is_asked_for_what_is_new_and_not_when_a_head_starts_again(played, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    before = {"engine": "slurm", "listen": "10.0.0.5:7601", "slurm": remembered_slurm(SlurmOptions(partition="lab"))}
+    played.silent = True
+    check_slurm(slurm_options("slurm", given(), before), before, listens=True)
+    check_slurm(slurm_options("slurm", given(partition="lab"), before), before, listens=True)
+    for changed, listens, known in (
+        ({"partition": "long"}, True, before), ({}, False, before), ({}, True, {**before, "engine": "local"}), ({}, True, {}),
+    ):  # fmt: skip
+        with pytest.raises(TryLater):
+            check_slurm(slurm_options("slurm", given(**changed), known), known, listens=listens)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(Conflict, match="sbatch, scancel, scontrol, sinfo, squeue not found"):
+        check_slurm(slurm_options("slurm", given(), before), before, listens=True)
+
+
+# ---- a look that breaks off ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("failing", ["scontrol update", "scancel"])
+def test_an_scancel_by_hand_is_told_also_when_a_command_of_the_same_look_is_not_answered(played, failing):
+    queued = order("18", "5", since_s=-2.0, attempt=attempt("18", member=MemberState.ASKED), phase=Phase.QUEUED)
+    one = slurm(order(), queued)
+    played.rows = {"4": ("CANCELLED", "17.1"), "5": ("PENDING", "18.1"), "6": ("RUNNING", "12.1")}
+    played.fails = {"scancel" if failing == "scancel" else "Comment=phalanx:8f3ac2a5:18.1": TryLater}
+    assert [(type(report), report.job_id) for report in looked(one)[0]] == [(Cancel, "17")]
+    assert one._silent, "it did break off"
+
+
+def test_a_withdrawal_is_told_and_its_slurm_job_ended_though_the_first_scancel_was_not_answered(played):
+    one = slurm(order(since_s=-16.0, attempt=attempt(member=MemberState.ASKED), phase=Phase.QUEUED))
+    played.rows, played.fails = {"4": ("PENDING", "17.1")}, {"scancel": TryLater}
+    assert [type(report) for report in looked(one)[0]] == [Withdrawn]
+    played.cancels()
+    played.fails = {}
+    assert (looked(one)[0], played.cancels()) == ([], [["4"]])
+    assert (looked(one)[0], played.cancels()) == ([], [])
+
+
+# ---- an scancel that failed ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("failure", [8, TryLater])
+def test_an_scancel_of_a_bereft_job_that_slurm_did_not_hear_is_said_again(played, failure):
+    one = slurm(order())
+    played.rows, played.fails = {"4": ("RUNNING", "17.1")}, {"scancel": failure}
+    one.follow(SimpleNamespace(id="17"), lost())
+    looked(one)
+    assert one._orders["17", 1].unheard
+    played.cancels()
+    played.fails = {}
+    looked(one)
+    assert played.cancels() == [["4"]]
+    looked(one)
+    assert played.cancels() == [], "once it was heard"
+
+
+def test_an_scancel_at_a_look_that_slurm_did_not_hear_is_said_again_and_a_leaving_job_is_left_alone(played):
+    by_wish = replace(attempt(state=AttemptState.ENDED), ending=Cause.CANCELLED)
+    one = slurm(order(attempt=by_wish, ended_s=time.monotonic()))
+    played.rows, played.fails = {"4": ("RUNNING", "17.1")}, {"scancel": 8}
+    looked(one)
+    looked(one)
+    assert played.cancels() == [["4"], ["4"]]
+    played.rows = {"4": ("COMPLETING", "17.1")}
+    looked(one)
+    assert played.cancels() == []
+
+
+def test_after_a_silence_what_was_told_to_end_is_told_once_more(played):
+    one = slurm(order(attempt=lost(), ended_s=time.monotonic(), cancelled=True))
+    played.rows = {"4": ("RUNNING", "17.1")}
+    looked(one)
+    assert played.cancels() == []
+    one._deaf("squeue: no answer from Slurm in 30 s")
+    looked(one)
+    looked(one)
+    assert played.cancels() == [["4"]]
+
+
+def test_a_cancel_of_ours_that_seemed_unheard_is_not_taken_for_somebodys_scancel():
+    row = SlurmJob(id="4", user="me", state="CANCELLED", nodes=("h0",), reason="", exit_code=0, comment="")
+    told = order(attempt=lost(), ended_s=1.0, cancelled=True, unheard=True)
+    verdict = orders.look(told, row, 5.0, gone=[], holders=[], python="p")
+    assert (verdict.order, verdict.reports) == (None, ())
+
+
+def test_a_head_that_ends_does_not_break_off_where_slurm_is_silent(played):
+    one = slurm(order())
+    played.silent = True
+    one.close(keep_nodes=False)
+    assert [argv for argv, _ in played.said] == [("scancel", "--quiet", "4")]
