@@ -536,10 +536,12 @@ IN_THE_WAY = {
     "restore.remove": "of a restore that was killed",
     "restore.later_folder": "files of later jobs",
     "restore.later_files": "files of later jobs",
+    "restore.later_sync": "files of later jobs",
+    **dict.fromkeys(("restore.mark_folder", "restore.mark", "restore.mark_sync"), "a head that leads after a restore"),
     "backup.take_back": "half a file",
 }
 OF_POSTGRES = {name for name in FAILPOINTS if name in {
-    "restore.put", "restore.term", "restore.end", "restore.schema", "restore.copy", "restore.truncate"}}  # fmt: skip
+    "restore.put", "restore.term", "restore.end", "restore.schema", "restore.copy", "restore.truncate", "restore.word"}}  # fmt: skip
 
 
 def ways(part):
@@ -641,23 +643,30 @@ def test_a_backup_that_failed_and_is_killed_where_it_takes_its_half_back_may_be_
 LATER = "import sys; from phalanx.store.later_files import set_aside; set_aside(sys.argv[1], {'1': 1}, 'now')"
 
 
+STAYS = [
+    "checkpoints/1/epoch-1/step-5", "logs/.tmp", "logs/1/1", "outputs/1/2026/x", "outputs/1/epoch-10/x",
+]  # fmt: skip
+
+
 def later_files(folder):
-    """Of job 1's two attempts, and of jobs that the backup does not have."""
-    for path in ("logs/1/1", "logs/1/2", "logs/2/1", "logs/9_3/1", "outputs/2", "outputs/1", "checkpoints/1/epoch-1/step-5",
-                 "checkpoints/1/epoch-2/step-9", "logs/.tmp", "checkpoints/2/epoch-1"):  # fmt: skip
+    """Of job 1's two attempts, whose ranks name folders as they like, and of jobs that the backup does not have."""
+    for path in (*STAYS, "logs/1/2", "logs/2/1", "logs/9_3/1", "outputs/2", "checkpoints/1/epoch-2/step-9", "checkpoints/2/epoch-1"):  # fmt: skip
         (folder / path).mkdir(parents=True)
+    (folder / "outputs/.from").mkdir()
+    for name in ("1.json", "2.json"):
+        (folder / "outputs/.from" / name).write_text("{}")
 
 
 def left_in(folder):
     return sorted(
         str(path.relative_to(folder))
         for path in folder.rglob("*")
-        if "before" not in str(path) and not list(path.iterdir())
+        if "before" not in str(path) and path.is_dir() and not list(path.iterdir())
     )
 
 
 @pytest.mark.parametrize("failure", [Failure.KILL, Failure.AFTER])
-@pytest.mark.parametrize("point", ["restore.later_folder", "restore.later_files"])
+@pytest.mark.parametrize("point", ["restore.later_folder", "restore.later_files", "restore.later_sync"])
 def test_files_that_make_way_when_the_restore_is_killed_make_way_at_the_next(tmp_path, point, failure):
     later_files(tmp_path)
     child = subprocess.run(
@@ -665,7 +674,7 @@ def test_files_that_make_way_when_the_restore_is_killed_make_way_at_the_next(tmp
     )  # fmt: skip
     assert child.returncode == -signal.SIGKILL
     set_aside(str(tmp_path), {"1": 1}, "again")
-    assert left_in(tmp_path) == ["checkpoints/1/epoch-1/step-5", "logs/.tmp", "logs/1/1", "outputs/1"]
+    assert left_in(tmp_path) == STAYS
 
 
 def test_files_of_jobs_and_attempts_that_are_not_in_the_backup_make_way(tmp_path):
@@ -674,7 +683,26 @@ def test_files_of_jobs_and_attempts_that_are_not_in_the_backup_make_way(tmp_path
     assert [os.path.basename(path) for path in made] == [
         f"{name}.before-restore-now" for name in ("logs", "outputs", "checkpoints")
     ]
-    assert left_in(tmp_path) == ["checkpoints/1/epoch-1/step-5", "logs/.tmp", "logs/1/1", "outputs/1"]
+    assert left_in(tmp_path) == STAYS
+    assert os.listdir(tmp_path / "outputs/.from") == ["1.json"]
+    assert os.listdir(tmp_path / "outputs.before-restore-now/.from") == ["2.json"]
     assert sorted(os.listdir(made[0])) == ["1", "2", "9_3"]
     assert os.listdir(tmp_path / "checkpoints.before-restore-now/1/epoch-2") == ["step-9"]
     assert set_aside(str(tmp_path), {"1": 1}, "again") == []
+
+
+def test_the_names_of_files_that_made_way_outlive_a_power_cut(tmp_path, monkeypatch):
+    later_files(tmp_path)
+    synced, fsync = [], os.fsync
+
+    def noting(fd):
+        synced.append(os.path.relpath(os.readlink(f"/proc/self/fd/{fd}"), tmp_path))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    set_aside(str(tmp_path), {"1": 1}, "now")
+    for name in ("logs", "checkpoints"):
+        aside = f"{name}.before-restore-now"
+        assert {".", name, f"{name}/1", aside, f"{aside}/1"} <= set(synced)
+    assert {"outputs", "outputs.before-restore-now"} <= set(synced)
+    assert "outputs/1" not in synced

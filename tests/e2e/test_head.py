@@ -97,3 +97,27 @@ def test_output_of_jobs_before_a_lost_database_is_set_aside():
         text = "".join(chunk["text"] for chunk in head.call("GET", f"/v1/jobs/{job}/logs")["chunks"])
         assert text == "second\n"
         assert any(name.startswith("logs.before-") for name in os.listdir(head.home))
+
+
+def test_a_restore_that_was_killed_before_its_files_made_way_gives_no_job_anothers_output(tmp_path):
+    file = str(tmp_path / "b.phx")
+    with cluster("1x1") as head:
+        head.wait(head.submit(run=["echo", "kept"], name="kept"), "succeeded")
+        stop(head)
+        said = [sys.executable, "-m", "phalanx.app.cli"]
+        environment = {**head.environment, "PHALANX_HOME": head.home}
+        subprocess.run([*said, "backup", file], env=environment, check=True)
+        head.start()
+        lost = head.submit(run=["echo", "secret of a lost job"], name="lost")
+        head.wait(lost, "succeeded")
+        stop(head)
+        killed = {**environment, "PHALANX_FAILPOINT": "restore.later_folder=kill"}
+        assert subprocess.run([*said, "restore", file, "--replace"], env=killed, check=False).returncode == -9
+        head.start()
+        job = head.submit(run=["echo", "new"], name="new")
+        assert job == lost
+        head.wait(job, "succeeded")
+        for one, text in (("1", "kept\n"), (job, "new\n")):
+            assert "".join(chunk["text"] for chunk in head.call("GET", f"/v1/jobs/{one}/logs")["chunks"]) == text
+        aside = [name for name in os.listdir(head.home) if name.startswith("logs.before-restore-")]
+        assert os.listdir(os.path.join(head.home, aside[0])) == [lost]

@@ -21,6 +21,7 @@ from benchmarks.cluster import ROOT, until
 from benchmarks.heads import Heads, OneHead, heads
 from phalanx.client import Client
 from phalanx.core.errors import PhalanxError
+from phalanx.store.sql import backups
 from phalanx.wire.join import JoinLine
 from tests import postgres_here
 
@@ -172,6 +173,47 @@ def test_planned_end_of_the_leader_hands_over_while_jobs_run():
             kept = client.job(job).job
             assert (kept.state, kept.attempts, kept.restarts) == ("running", 1, 0)
             client.cancel(job)
+
+
+def test_numbers_that_a_restore_took_back_carry_no_old_output_on_a_head_that_leads_later(tmp_path):
+    dsn, file = postgres_here.server().empty(), str(tmp_path / "b.phx")
+    with heads(dsn, "1x1", "1x1") as cluster:
+        first, second = cluster.heads
+        assert echoed(cluster, "kept") == "1"
+        backups.backup(backups.Place(dsn=dsn), file, lambda *_: None)
+        first.send(signal.SIGKILL)
+        assert cluster.led() is second
+        assert echoed(cluster, "secret of a lost job") == "2"
+        until(lambda: read_under(second.home, "logs/2") == "secret of a lost job\n", "it is there")
+        first.stop()
+        second.stop()
+        backups.restore(file, backups.Place(dsn=dsn), lambda *_: None, replace=True)
+        first.start()
+        assert cluster.led() is first
+        assert [echoed(cluster, "new"), echoed(cluster, "newer")] == ["2", "3"]
+        second.start()
+        first.send(signal.SIGKILL)
+        assert cluster.led() is second
+        assert not os.path.exists(os.path.join(second.home, "logs", "2"))
+        (aside,) = glob.glob(os.path.join(second.home, "logs.before-restore-*"))
+        assert os.listdir(aside) == ["2"]
+        first.start()
+        second.send(signal.SIGKILL)
+        assert cluster.led() is first
+        assert read_under(first.home, "logs/2") == "new\n", "what came since was moved"
+        assert glob.glob(os.path.join(first.home, "logs.before-restore-*")) == []
+
+
+def echoed(cluster: Heads, text: str) -> str:
+    with cluster.client() as client:
+        job = client.submit({"run": ["echo", text], "workdir": "/tmp", "gpus": 1, "name": "echo"}).id
+        assert client.wait(job, timeout_s=120).state == "succeeded"
+    return job
+
+
+def read_under(home: str, folder: str) -> str:
+    paths = sorted(pathlib.Path(home, folder).rglob("rank-*.log"))
+    return "".join(path.read_text(encoding="utf-8") for path in paths)
 
 
 def test_server_that_joined_one_head_goes_over_to_the_next_with_its_job(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.controller.lives import Challenged, Lives, OtherMachine, SupervisorReplaced
 from phalanx.core.ids import NodeId, SupervisorId
-from phalanx.core.state.events import Hello
+from phalanx.core.state.events import Hello, NodeDead
 from tests.builders import make_node
 from tests.harness import Harness
 from tests.simulated_node import Behaviour
@@ -54,6 +54,20 @@ def test_nor_does_that_of_a_life_that_ended_before_it_was_ever_heard():
     for _ in range(2):
         answer, _ = cluster.hear_hello(N1, unheard)
         assert isinstance(answer, str)
+    assert cluster.ends(job).epoch == 1
+
+
+def test_nor_does_its_death_that_is_told_when_the_next_life_runs_jobs():
+    """Found by reading: Ray's actors keep a death until a driver asks, and bring the next life up meanwhile."""
+    cluster = Harness()
+    cluster.engine_late_s = 6.0
+    dies_and_comes_back(cluster)
+    job = cluster.submit(gpus="3x4", behaviour=BEHAVIOUR)
+    cluster.runs(job)
+    assert cluster.nodes[N1].life == 2
+    cluster.run(6.0)
+    dead = [event for event in cluster.heard if isinstance(event, NodeDead)]
+    assert [one.supervisor_id for one in dead] == ["n1-life1"]
     assert cluster.ends(job).epoch == 1
 
 

@@ -9,14 +9,10 @@ from phalanx.engines.ray.protocol import Carried
 
 
 def test_a_node_that_could_not_be_carried_is_tried_again_when_asked_again(tmp_path, monkeypatch):
-    opened = iter([PermissionError(13, "Permission denied"), None])
-
-    def open_engine(engine):
-        error = next(opened)
-        if error is not None:
-            raise error
-
-    monkeypatch.setattr(LocalEngine, "open", open_engine)
+    opened = iter([{NodeId("n0"): PermissionError(13, "Permission denied")}, {}])
+    closed = []
+    monkeypatch.setattr(LocalEngine, "open", lambda engine: next(opened))
+    monkeypatch.setattr(LocalEngine, "close", lambda engine, *, keep_nodes: closed.append(keep_nodes))
     monkeypatch.setattr(carrier, "_devices_held", list)
     monkeypatch.setenv(carrier.FOLDER_VARIABLE, str(tmp_path))
     order = Carried(
@@ -25,6 +21,7 @@ def test_a_node_that_could_not_be_carried_is_tried_again_when_asked_again(tmp_pa
     carried = carrier.Carrier()
     assert "Permission denied" in carried.carry(msgspec.to_builtins(order))
     assert carried.pulse() == {"carrying": False, "deaths": []}
+    assert closed == [False], "what failed went on beside what is asked for again"
     assert carried.carry(msgspec.to_builtins(order)) == ""
     assert carried.pulse() == {"carrying": True, "deaths": []}
     assert next(opened, "no third") == "no third"

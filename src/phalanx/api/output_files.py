@@ -27,10 +27,11 @@ from phalanx.api.kept_files import disk, write_durably
 from phalanx.core.errors import BadRequest, NotFound
 from phalanx.core.ids import Epoch, JobId
 from phalanx.failpoints import around, sync_directory, write
+from phalanx.store.later_files import NOTES
 from phalanx.wire import manifest as manifests
 from phalanx.wire.kept import OUTPUT_FILES_MAX, OutputFile
 
-_FROM: Final = ".from"
+_FROM: Final = NOTES
 _COMING: Final = ".coming"
 _FIRST: Final = 0  # the node rank whose names are taken as they are, also in the attempts to come
 _NODE: Final = re.compile(r"\.node-(\d+)$")

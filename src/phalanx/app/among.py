@@ -40,6 +40,7 @@ from phalanx.engines.joined.records import works
 from phalanx.node.shell.journal import briefly
 from phalanx.ports.election import Election, HeadRecord, NoElection
 from phalanx.ports.store import Store
+from phalanx.store.lost_numbers import RESTORES, restores_of
 
 if TYPE_CHECKING:
     from phalanx.app.certificates import Authority
@@ -244,16 +245,17 @@ class Standing:
         before = self._campaign.before
         voice = self._voice()
         try:
-            salt = voice.share({}).get(_SALT, "")
+            shared = voice.share({})
         finally:
             voice.close()
         others = [head.url for head in self._campaign.heads() if head.name != self._campaign.mine.name]
         return Ground(
             head_id=self._head_id, doors=self._doors, secret=self._home.secret(),
-            salt=SharedSalt(value=salt, election=self._voice), files=self._options.files or self._home.path,
+            salt=SharedSalt(value=shared.get(_SALT, ""), election=self._voice), files=self._options.files or self._home.path,
             open_store=lambda: self._store(tenure.term), local=self._local, campaign=self._campaign,
             leases_until_s=self._clock.boottime_s() + granted_s(before) + MARGIN_S,
             earlier_output="" if self._options.files else ", ".join(others) or before.url,
+            restores=restores_of(shared.get(RESTORES, "")),
         )  # fmt: skip
 
     def _store(self, term: int) -> Store:

@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from phalanx.app.joining import Listen, Salt, bind
 from phalanx.core.errors import Conflict
 from phalanx.engines.local.engine import LocalEngine
 from phalanx.ports.store import Store
+from phalanx.store.lost_numbers import Restore
 
 LOOPBACK_HOSTS: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
@@ -59,6 +60,7 @@ class Ground:
         campaign: of a head among others; its term is held.
         leases_until_s: CLOCK_BOOTTIME up to which the head before may have granted leases; 0 for no longer than our own.
         earlier_output: which other head has the output that is not in `files`; empty where all of it is.
+        restores: into a database that heads share, of which `files` may not have heard.
     """
 
     head_id: str
@@ -71,6 +73,7 @@ class Ground:
     campaign: Campaign | None = None
     leases_until_s: float = 0.0
     earlier_output: str = ""
+    restores: Sequence[Restore] = ()
 
 
 def open_doors(port: int, listen: Listen | None) -> Doors:

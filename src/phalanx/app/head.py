@@ -56,6 +56,7 @@ from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.ids import ProjectId, QueueId, TokenId, UserId
 from phalanx.core.state.events import ForgetNode, NodeDead, PutProject, PutQueue, PutToken, PutUser
+from phalanx.core.state.world import World
 from phalanx.core.work.people import Token, User, UserRole
 from phalanx.core.work.queue import Project, Queue
 from phalanx.engines.joined.records import ENGINE_NAME
@@ -65,8 +66,11 @@ from phalanx.facts.failures import shipped_rules
 from phalanx.failpoints import around
 from phalanx.node.shell.descriptors import open_many
 from phalanx.node.shell.journal import OneLineFormatter
+from phalanx.node.shell.loopback import HEAD_UID_VARIABLE
+from phalanx.ports.store import StaleLeader, StoreRefused
 from phalanx.store.blobs.files import FileBlobs
 from phalanx.store.logs.files import FileLogs
+from phalanx.store.lost_numbers import Reach, make_way
 from phalanx.store.sql.sqlite.connections import begins_anew
 from phalanx.store.sql.sqlite.store import SqliteStore
 
@@ -146,8 +150,10 @@ class Head:
         settings = Settings(
             checkpoint_root=self._files("checkpoints"), output_root=self._files("outputs"), rules=shipped_rules()
         )
+        world = self._store.load()
+        self._make_way(world)
         controller = Controller(
-            world=self._store.load(),
+            world=world,
             leases=LeaseBook(lease_s=options.lease_s, guard=threading.Lock()),
             guard=threading.Lock(),
             settings=settings,
@@ -232,7 +238,9 @@ class Head:
         """Where supervisors find the head that may be on another machine."""
         if self._listen is not None:
             return {"PHALANX_HEAD_URL": self._listen.url}
-        return {"PHALANX_HEAD_URL": self._url, "PHALANX_HEAD_FILE": self._home.at("head.json")}
+        return {
+            "PHALANX_HEAD_URL": self._url, "PHALANX_HEAD_FILE": self._home.at("head.json"), HEAD_UID_VARIABLE: str(os.geteuid()),
+        }  # fmt: skip
 
     def _ready(self) -> None:
         """The socket is bound and the world is loaded: say where the head is, then bring up the nodes."""
@@ -301,6 +309,30 @@ class Head:
                 with around("home.aside.rename"):
                     os.rename(folder, aside)
                 _log.warning("there is no database: %s is set aside as %s", folder, aside)
+
+    def _make_way(self, world: World) -> None:
+        """Before anything is written: files under numbers that the database has lost must not pass for those of the next jobs.
+
+        Raises:
+            StoreRefused: they cannot be moved, or another head leads.
+        """
+        campaign, files = self._ground.campaign, self._ground.files
+
+        def may() -> None:
+            if campaign is not None and not campaign.leads():
+                raise StaleLeader("another head leads: nothing more is set aside", hint="it does the same")
+
+        epochs = {str(job.id): int(job.epoch) for job in world.jobs.values() if not job.state.terminal}
+        now = Reach(last_job_seq=world.next_job_seq - 1, epochs=epochs)
+        try:
+            made = make_way(files, now, self._ground.restores, time.strftime("%Y%m%d-%H%M%S"), may=may)
+        except OSError as error:
+            raise StoreRefused(
+                f"{files} holds files of jobs that the database does not know, and they cannot be set aside: {error}",
+                hint="their numbers will be given out again: move them yourself, or look after the disk",
+            ) from error
+        for folder in made:
+            _log.warning("files of jobs and attempts that the database does not know are set aside in %s", folder)
 
     def _node_environment(self) -> dict[str, str]:
         return node_environment(self._options, self._ground.doors)

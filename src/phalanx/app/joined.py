@@ -24,6 +24,7 @@ from phalanx.node.shell.logbook import log_to
 # After a supervisor was killed: soon enough that the node's lease, not the pause, is what is waited for.
 REVIVE_AFTER_S: Final = 3.0
 _LOOK_EVERY_S: Final = 1.0
+_PAUSE_MAX_S: Final = 15.0  # where this server has no process, file or space to give: the pause doubles up to that
 _log = logging.getLogger("phalanx.joined")
 
 
@@ -57,12 +58,28 @@ def _keep(folder: str, joined: Joined) -> None:
 
         keep_ray_node(folder, joined, ended)
         return
-    engine = _supervisor_engine(folder, joined)
-    engine.open()
-    while not ended.wait(_LOOK_EVERY_S):
+    engine = _opened(folder, joined, ended)
+    while engine is not None and not ended.wait(_LOOK_EVERY_S):
         for death in engine.observe():
             _log.warning("node %s: %s", death.node_id, death.why)
-    engine.close(keep_nodes=False)
+    if engine is not None:
+        engine.close(keep_nodes=False)
+
+
+def _opened(folder: str, joined: Joined, ended: threading.Event) -> LocalEngine | None:
+    """The engine with this server's supervisor, as soon as the server has what that takes; None if told to end before."""
+    pause_s = _LOOK_EVERY_S
+    while True:
+        try:
+            engine = _supervisor_engine(folder, joined)
+            engine.open()
+        except (OSError, RuntimeError) as error:
+            _log.error("the supervisor could not be brought up: %s; tried again in %.0f s", error, pause_s)
+            if ended.wait(pause_s):
+                return None
+            pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+        else:
+            return engine
 
 
 def _supervisor_engine(folder: str, joined: Joined) -> LocalEngine:

@@ -3,7 +3,7 @@
 import random
 from dataclasses import replace
 
-from phalanx.controller import requests, submits
+from phalanx.controller import reports, requests, submits
 from phalanx.controller.controller import Controller
 from phalanx.controller.leases import LeaseBook
 from phalanx.controller.outbox import Now
@@ -51,6 +51,13 @@ def a_lease_ends_early_at_the_head(patch):
     """The head takes a lease for over, and the node for lost, three seconds before its supervisor does."""
     close_ended = LeaseBook.close_ended
     patch.setattr(LeaseBook, "close_ended", lambda self, now_s: close_ended(self, now_s + 3.0))
+
+
+@planted(10, seed=3)
+def a_death_of_an_earlier_life_is_believed(patch):
+    """An engine's word of a death counts for whoever speaks for the node by then."""
+    dead = reports._dead
+    patch.setattr(reports, "_dead", lambda turn, told: dead(turn, replace(told, supervisor_id=None)))
 
 
 @planted(10, seed=1)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from phalanx.core.ids import NodeId
+from phalanx.core.ids import NodeId, SupervisorId
 from phalanx.core.state.events import NodeDead
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
@@ -104,24 +104,39 @@ class LocalEngine:
         """Nodes whose supervisors live, by id."""
         return sorted(node_id for node_id, watched in list(self._watched.items()) if watched.living is not None)
 
-    def open(self) -> None:
-        """Start the supervisors that do not live, and watch them all."""
-        for node_id in self.nodes():
-            self.start(node_id)
+    def open(self) -> dict[NodeId, OSError]:
+        """Watch all nodes, and start the supervisors that do not live; why some could not be started. Those are tried again like the dead."""
         self._thread = threading.Thread(target=self._watch, name="local-engine", daemon=True)
         self._thread.start()
+        failed = {}
+        for node_id in self.nodes():
+            try:
+                self.start(node_id)
+            except OSError as error:
+                failed[node_id] = error
+        return failed
 
     def nodes(self) -> list[NodeId]:
         """Nodes of this engine, by id."""
         return sorted(self._watched)
 
     def start(self, node_id: NodeId) -> None:
-        """Start the node's supervisor unless it lives."""
+        """Start the node's supervisor unless it lives.
+
+        Raises:
+            OSError: it could not be started, and nothing of it runs; it is tried again after a pause, as a dead one is brought back.
+        """
         with self._guard:
             watched = self._watched.get(node_id)
             if watched is None or watched.living is not None:
                 return  # it was taken from us meanwhile, or lives
-            watched.process, watched.living = self._spawn(watched.node)
+            try:
+                watched.process, watched.living = self._spawn(watched.node)
+            except OSError as error:
+                watched.failed_starts += 1
+                self._revive_later(watched)
+                _log.warning("the supervisor of %s could not be started: %s", node_id, error)
+                raise
             watched.started_s = time.monotonic()
             watched.revive_at_s = None
 
@@ -170,7 +185,8 @@ class LocalEngine:
         living = watched.living
         if living is None:
             if watched.revive_at_s is not None and now_s >= watched.revive_at_s:
-                self.start(watched.node.id)
+                with contextlib.suppress(OSError):  # it is logged, and tried again
+                    self.start(watched.node.id)
             return
         if watched.process is not None:
             watched.process.poll()  # reaps our own child, so that its pid can be told dead
@@ -182,16 +198,19 @@ class LocalEngine:
             watched.living, watched.process = None, None
             young = now_s - watched.started_s < START_ATTEMPT_S
             watched.failed_starts = watched.failed_starts + 1 if young else 0
-            if self.revive_after_s is not None:
-                watched.revive_at_s = now_s + self.revive_after_s * 2 ** min(watched.failed_starts, 5)
+            self._revive_later(watched)
         self._deaths.append(
             NodeDead(
                 node_id=living.id,
-                supervisor_id=None,
+                supervisor_id=living.supervisor_id,
                 why="its supervisor died and nothing of it is left",
                 confirmed=True,
             )
         )
+
+    def _revive_later(self, watched: _Watched) -> None:
+        if self.revive_after_s is not None:
+            watched.revive_at_s = time.monotonic() + self.revive_after_s * 2 ** min(watched.failed_starts, 5)
 
     def _sweep(self, living: LivingNode) -> None:
         swept = sweep_node(living.node_key, root=living.identity)
@@ -204,6 +223,7 @@ class LocalEngine:
         with around("local.spawn.directory"):
             os.makedirs(folder, mode=0o700, exist_ok=True)
         node_key = f"{node.id}-{secrets.token_hex(6)}"
+        supervisor_id = SupervisorId(f"{node.id}-{secrets.token_hex(8)}")
         environment = {
             accounts.JOBS_AS_VARIABLE: self.jobs_as,
             **{
@@ -215,13 +235,19 @@ class LocalEngine:
             **self.environment(),
             "PHALANX_NODE_ID": node.id,
             "PHALANX_NODE_KEY": node_key,
+            "PHALANX_NODE_LIFE": supervisor_id,
             "PHALANX_NODE_DIR": folder,
             "PHALANX_NODE_VIRTUAL": str(node.virtual_devices),
             "PHALANX_NODE_TOKEN": self.token_of(node.id),
         }
+        left = records.read(folder)
+        if left is not None:  # by a start that failed: once its key is forgotten, nobody finds what may still run
+            self._sweep(left)
         # Its key first: a head that dies between start and record leaves a supervisor that the next one finds, and sweeps, by its key.
         nobody = ProcessIdentity(pid=0, started_ticks=0)
-        living = LivingNode(id=node.id, node_key=node_key, identity=nobody, virtual_devices=node.virtual_devices)
+        living = LivingNode(
+            id=node.id, node_key=node_key, identity=nobody, virtual_devices=node.virtual_devices, supervisor_id=supervisor_id
+        )  # fmt: skip
         records.write(folder, living)
         with around("local.spawn.output"):
             output = open(os.path.join(folder, "supervisor.out"), "ab")  # noqa: SIM115  # closed below
@@ -230,10 +256,20 @@ class LocalEngine:
                 [sys.executable, "-m", "phalanx.app.node"], env=environment, stdin=subprocess.DEVNULL, stdout=output,
                 stderr=output, start_new_session=True, cwd=folder,
             )  # fmt: skip
-        who = identity(process.pid) or ProcessIdentity(pid=process.pid, started_ticks=0)
-        living = replace(living, identity=who)
-        records.write(folder, living)
+        try:
+            who = identity(process.pid) or ProcessIdentity(pid=process.pid, started_ticks=0)
+            living = replace(living, identity=who)
+            records.write(folder, living)
+        except BaseException:  # nobody would watch it
+            self._take_back(living, process)
+            raise
         return process, living
+
+    def _take_back(self, living: LivingNode, process: subprocess.Popen[bytes]) -> None:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=_STOP_GRACE_S)
+        self._sweep(living)
 
     def _end(self, living: LivingNode, process: subprocess.Popen[bytes] | None) -> None:
         if alive(living.identity):

@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
-from phalanx.core.ids import NodeId
+from phalanx.core.ids import NodeId, SupervisorId
 from phalanx.engines.local.private import write_private
 from phalanx.failpoints import around
 from phalanx.node.shell.proctable import ProcessIdentity
@@ -26,19 +26,20 @@ class LocalNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivingNode:
-    """A started node. `node_key` marks every process of it."""
+    """A started node. `node_key` marks every process of it; `supervisor_id`: how its supervisor calls itself, None where nobody told it."""
 
     id: NodeId
     node_key: str
     identity: ProcessIdentity
     virtual_devices: int
+    supervisor_id: SupervisorId | None = None
 
 
 def write(folder: str, living: LivingNode) -> None:
     """Remember, atomically: a reader sees the old record or the new one. Written with pid 0 before the process is there."""
     record = {
         "node": living.id, "pid": living.identity.pid, "start_ticks": living.identity.started_ticks,
-        "node_key": living.node_key, "virtual_devices": living.virtual_devices,
+        "node_key": living.node_key, "virtual_devices": living.virtual_devices, "supervisor_id": living.supervisor_id,
     }  # fmt: skip
     write_private(folder, _FILE, json.dumps(record))
 
@@ -51,7 +52,7 @@ def read(folder: str) -> LivingNode | None:
         return LivingNode(
             id=NodeId(record["node"]), node_key=str(record["node_key"]),
             identity=ProcessIdentity(pid=int(record["pid"]), started_ticks=int(record["start_ticks"])),
-            virtual_devices=int(record["virtual_devices"]),
+            virtual_devices=int(record["virtual_devices"]), supervisor_id=_supervisor_of(record),
         )  # fmt: skip
     except (
         OSError,
@@ -62,6 +63,12 @@ def read(folder: str) -> LivingNode | None:
         RecursionError,
     ):  # whatever a damaged file may hold
         return None
+
+
+def _supervisor_of(record: dict[str, object]) -> SupervisorId | None:
+    """None also of a node that a release before this one started."""
+    said = record.get("supervisor_id")
+    return SupervisorId(said) if isinstance(said, str) else None
 
 
 def remove(folder: str) -> None:

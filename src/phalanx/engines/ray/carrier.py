@@ -7,6 +7,7 @@ that Ray starts again finds it by its record. What a rank does never passes thro
 from __future__ import annotations
 
 import os
+import threading
 from typing import Any
 
 import msgspec
@@ -27,10 +28,28 @@ class Carrier:
     def __init__(self) -> None:
         self._engine: LocalEngine | None = None
         self._what: Carried | None = None
+        self._guard = threading.Lock()  # Ray calls us on two threads: what is being carried is released after that
 
     def carry(self, given: dict[str, Any]) -> str:
         """Bring the supervisor up, or take over the one that lives; again is harmless and says where the head is now. "" or why not."""
-        what = msgspec.convert(given, Carried)
+        with self._guard:
+            return self._bring(msgspec.convert(given, Carried))
+
+    def pulse(self) -> dict[str, Any]:
+        """Whether a node is carried, and deaths since the last call, which may have been long ago: each says whose it is."""
+        if self._engine is None:
+            return {"carrying": False, "deaths": []}
+        deaths = [{"supervisor_id": death.supervisor_id, "why": death.why} for death in self._engine.observe()]
+        return {"carrying": True, "deaths": deaths}
+
+    def release(self) -> None:
+        """End the supervisor and all under it; nothing is left when this returns."""
+        with self._guard:
+            if self._engine is not None:
+                self._engine.close(keep_nodes=False)
+                self._engine = None
+
+    def _bring(self, what: Carried) -> str:
         self._what = what
         if self._engine is not None:
             return ""
@@ -41,24 +60,15 @@ class Carrier:
             os.makedirs(folder, mode=0o700, exist_ok=True)
             if what.ca_pem:
                 write_private(folder, "ca.pem", what.ca_pem)
-            self._engine = self._make(folder, what)
-            self._engine.open()
+            engine = self._make(folder, what)
         except OSError as error:
-            self._engine = None  # nothing is carried: asked again, we try again
-            return f"{folder} on {what.node_id}: {error.strerror or error}"
+            return _why(folder, what, error)
+        failed = engine.open().get(what.node_id)
+        if failed is not None:
+            engine.close(keep_nodes=False)  # nothing is carried: asked again, we try again
+            return _why(folder, what, failed)
+        self._engine = engine
         return ""
-
-    def pulse(self) -> dict[str, Any]:
-        """Whether a node is carried, and deaths since the last call."""
-        if self._engine is None:
-            return {"carrying": False, "deaths": []}
-        return {"carrying": True, "deaths": [getattr(death, "why", "") for death in self._engine.observe()]}
-
-    def release(self) -> None:
-        """End the supervisor and all under it; nothing is left when this returns."""
-        if self._engine is not None:
-            self._engine.close(keep_nodes=False)
-            self._engine = None
 
     def _make(self, folder: str, what: Carried) -> LocalEngine:
         devices = _devices_held()
@@ -78,6 +88,10 @@ class Carrier:
         )  # fmt: skip
         engine.adopt([LocalNode(id=what.node_id, virtual_devices=0 if what.virtual is None else len(devices))])
         return engine
+
+
+def _why(folder: str, what: Carried, error: OSError) -> str:
+    return f"{folder} on {what.node_id}: {error.strerror or error}"
 
 
 def _devices_held() -> list[int]:

@@ -53,12 +53,22 @@ class _Held:
         self.begun: Any = None
 
 
+class _Leaving:
+    """One node that is being released. `then`: an order to carry it that came meanwhile."""
+
+    def __init__(self, actor: Any, now_s: float) -> None:
+        self.actor, self.reference = actor, actor.release.remote()
+        self.since_s = now_s
+        self.then: Carry | None = None
+
+
 class Driver:
     """One life. All of it on the main thread; a second one only reads orders."""
 
     def __init__(self, ray: Any, out: Any, orders: queue.SimpleQueue[Order]) -> None:
         self._ray, self._out, self._orders = ray, out, orders
         self._held: dict[NodeId, _Held] = {}
+        self._leaving: dict[NodeId, _Leaving] = {}
         self._nodes: list[RayNode] = []
         self._looked_s = -LOOK_EVERY_S
 
@@ -72,11 +82,13 @@ class Driver:
                 self._look()
             for node_id, held in list(self._held.items()):
                 self._feel(node_id, held, now_s)
+            self._let_go(now_s)
             try:
-                order = self._orders.get(timeout=_TURN_S)
+                self._obey(self._orders.get(timeout=_TURN_S))
+                for _ in range(self._orders.qsize()):  # the releases of a whole cluster come at once
+                    self._obey(self._orders.get_nowait())
             except queue.Empty:
                 continue
-            self._obey(order)
 
     def _tell(self, tiding: Tiding) -> None:
         self._out.write(line_of(tiding))
@@ -97,6 +109,10 @@ class Driver:
     def _obey(self, order: Order) -> None:
         match order:
             case Carry(node=node):
+                leaving = self._leaving.get(node.node_id)
+                if leaving is not None:
+                    leaving.then = order
+                    return
                 try:
                     self._carry(order)
                 except Exception as error:  # noqa: BLE001  # whatever Ray says of one node must not end the others
@@ -132,14 +148,33 @@ class Driver:
         return float(int(min(node.gpus, free.get(node.ray_id, {}).get("GPU", 0.0))))
 
     def _release(self, node_id: NodeId) -> None:
+        """Begin it; `_let_go` hears its end. Side by side, since each may take as long as its ranks take to end."""
         held = self._held.pop(node_id, None)
         if held is not None:
+            self._leaving[node_id] = _Leaving(held.actor, time.monotonic())
+        elif node_id in self._leaving:
+            self._leaving[node_id].then = None
+        else:
+            self._tell(Released(node_id=node_id))
+
+    def _let_go(self, now_s: float) -> None:
+        """Hear which nodes have been released, and give their GPUs back; never waits."""
+        if not self._leaving:
+            return
+        references = [leaving.reference for leaving in self._leaving.values()]
+        done = set(self._ray.wait(references, num_returns=len(references), timeout=0)[0])
+        for node_id, leaving in list(self._leaving.items()):
+            if leaving.reference not in done and now_s - leaving.since_s < PULSE_LIMIT_S:
+                continue
             try:
-                self._ray.get(held.actor.release.remote(), timeout=PULSE_LIMIT_S)
+                self._ray.get(leaving.reference, timeout=0)
             except Exception as error:  # noqa: BLE001  # its node may be gone, which is what was wanted
                 self._tell(Trouble(text=f"released without an answer: {_short(error)}", node_id=node_id))
-            self._ray.kill(held.actor)
-        self._tell(Released(node_id=node_id))
+            self._ray.kill(leaving.actor)
+            del self._leaving[node_id]
+            self._tell(Released(node_id=node_id))
+            if leaving.then is not None:
+                self._obey(leaving.then)
 
     # ------------------------------------------------------------------------------------------------------------- pulses
 
@@ -169,8 +204,8 @@ class Driver:
             if answer:
                 self._tell(Trouble(text=answer, node_id=node_id))
             return
-        for why in answer["deaths"]:
-            self._tell(Died(node_id=node_id, why=why))
+        for death in answer["deaths"]:
+            self._tell(_died(node_id, death))
         if not answer["carrying"]:
             self._begin(held)  # Ray started it again after its process had died
 
@@ -193,6 +228,12 @@ def _read(orders: queue.SimpleQueue[Order]) -> None:
         except msgspec.MsgspecError as error:
             sys.stderr.write(f"an order is not understood: {error}\n")
     os._exit(0)
+
+
+def _died(node_id: NodeId, death: Any) -> Died:
+    if isinstance(death, str):  # why, and no more, from an actor of a release before this one
+        return Died(node_id=node_id, why=death)
+    return Died(node_id=node_id, why=death["why"], supervisor_id=death["supervisor_id"])
 
 
 def _short(error: BaseException) -> str:

@@ -51,8 +51,8 @@ DRIVER_PAUSE_S: Final = 1.0  # before a driver that ended is started again; doub
 DRIVER_PAUSE_MAX_S: Final = 15.0
 CARRY_AGAIN_S: Final = 10.0  # after a node could not be carried
 REACH_EVERY_S: Final = 0.25  # how soon a Ray head that has come up is noticed
-LOOKED_S: Final = 15.0  # for a driver that has just begun to see the Ray cluster
-RELEASE_S: Final = 25.0  # a supervisor ends its ranks with grace, and is swept
+LOOKED_S: Final = 15.0  # for a driver that is being started, to see the Ray cluster: it imports Ray in 1 to 3 s where nothing else runs
+RELEASE_S: Final = 25.0  # of all nodes side by side: a supervisor ends its ranks with grace, and is swept
 _log = logging.getLogger("phalanx.engines.ray")
 
 
@@ -87,6 +87,7 @@ class RayEngine:
     _driver: subprocess.Popen[bytes] | None = None
     _guard: threading.RLock = field(default_factory=threading.RLock)
     _looked: threading.Event = field(default_factory=threading.Event)
+    _hurry: threading.Event = field(default_factory=threading.Event)
     _ended: threading.Event = field(default_factory=threading.Event)
     _threads: list[threading.Thread] = field(default_factory=list)
 
@@ -124,15 +125,7 @@ class RayEngine:
 
     def stop(self, node_id: NodeId) -> None:
         """End the node's supervisor, and give its GPUs back to Ray."""
-        done = threading.Event()
-        with self._guard:
-            self._stopped.add(node_id)
-            if self._carried.pop(node_id, None) is None:
-                return
-            self._released[node_id] = done
-            self._send(Release(node_id=node_id))
-        if not done.wait(RELEASE_S):
-            _log.warning("node %s was not released in %.0f s", node_id, RELEASE_S)
+        self._release([node_id])
 
     def follow(self, job: Job, attempt: Attempt) -> None:
         """Nothing: supervisors are there before jobs are."""
@@ -148,14 +141,14 @@ class RayEngine:
         """Stop watching; unless kept, release every node and end Ray where it is ours."""
         if not keep_nodes:
             if self.cluster is None:
-                self._looked.wait(LOOKED_S)  # what an earlier head of ours left there can only be released by its name
-            enders = [threading.Thread(target=self.stop, args=(node_id,)) for node_id in self.nodes()]
-            for ender in enders:
-                ender.start()
-            for ender in enders:
-                ender.join()
+                self._hurry.set()
+                # What an earlier head of ours left there, or an earlier driver, can only be released by one that knows the nodes.
+                if not self._looked.wait(LOOKED_S):
+                    _log.warning("no driver saw the Ray cluster in %.0f s: what actors hold there stays held", LOOKED_S)
+            self._release(self.nodes())
         with self._guard:
             self._ended.set()
+            self._hurry.set()
             driver = self._driver
         if driver is not None and driver.stdin is not None:
             with contextlib.suppress(OSError):
@@ -187,18 +180,39 @@ class RayEngine:
                 self._ended.wait(REACH_EVERY_S)
                 continue
             began_s = time.monotonic()
-            with self._guard:
-                if self._ended.is_set():  # while we looked whether Ray is there: nobody would end this driver
-                    return
-                self._carried.clear()  # the new driver knows nothing yet; carrying again is harmless
-                self._driver = driver = self._spawn()
-            self._listen(driver)
-            code = driver.wait()
+            try:
+                self._drive()
+            except (OSError, RuntimeError) as error:  # no process, thread, file or space is to be had: not for ever
+                _log.error("the Ray driver could not be kept: %s; another is started", error)
             if self._ended.is_set():
                 return
-            _log.warning("the Ray driver ended with %d; another is started", code)
             pause_s = DRIVER_PAUSE_S if time.monotonic() - began_s > 30.0 else min(2 * pause_s, DRIVER_PAUSE_MAX_S)
-            self._ended.wait(pause_s)
+            self._hurry.wait(pause_s)
+            self._hurry.clear()  # once: who cannot be started is not tried without a pause
+
+    def _drive(self) -> None:
+        """One life of the driver.
+
+        Raises:
+            OSError, RuntimeError: it could not be started, or what it said not be followed; it has ended.
+        """
+        with self._guard:
+            if self._ended.is_set():  # while we looked whether Ray is there: nobody would end this driver
+                return
+            self._driver = driver = self._spawn()
+        try:
+            self._listen(driver)
+        except BaseException:
+            driver.kill()
+            raise
+        finally:
+            code = driver.wait()
+            with self._guard:  # the next one knows nothing yet; carrying again is harmless
+                self._driver = None
+                self._carried.clear()
+                self._looked.clear()
+        if not self._ended.is_set():
+            _log.warning("the Ray driver ended with %d; another is started", code)
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         with around("ray.driver.log"):
@@ -225,8 +239,9 @@ class RayEngine:
                 _log.info("the driver speaks with Ray %s at %s", version, self.address)
             case Seen(nodes=nodes):
                 self._look(nodes)
-            case Died(node_id=node_id, why=why):
-                self._seen.append(NodeDead(node_id=node_id, supervisor_id=None, why=why, confirmed=True))
+            case Died(node_id=node_id, why=why, supervisor_id=who):
+                # Another life may speak for the node by now: of one without a name, its lease decides.
+                self._seen.append(NodeDead(node_id=node_id, supervisor_id=who, why=why, confirmed=who is not None))
             case Released(node_id=node_id):
                 done = self._released.pop(node_id, None)
                 if done is not None:
@@ -257,6 +272,21 @@ class RayEngine:
                         NodeDead(node_id=node.node_id, supervisor_id=None, why=f"Ray lost it: {node.why}", confirmed=False)
                     )  # fmt: skip
 
+    def _release(self, node_ids: list[NodeId]) -> None:
+        """End the supervisors of these nodes side by side, also of those that were only asked to be carried; bounded by RELEASE_S."""
+        asked = {}
+        with self._guard:
+            for node_id in node_ids:
+                self._stopped.add(node_id)
+                self._carried.pop(node_id, None)
+                if self._driver is not None and node_id in self._nodes:
+                    asked[node_id] = self._released[node_id] = threading.Event()
+                    self._send(Release(node_id=node_id))
+        until_s = time.monotonic() + RELEASE_S
+        for node_id, done in asked.items():
+            if not done.wait(max(0.0, until_s - time.monotonic())):
+                _log.warning("node %s was not released in %.0f s", node_id, RELEASE_S)
+
     def _carry_again(self, node_id: NodeId) -> None:
         with self._guard:
             if not self._ended.is_set():
@@ -264,6 +294,8 @@ class RayEngine:
 
     def _carry(self, node_id: NodeId) -> None:
         node = self._nodes.get(node_id)
+        if self._driver is None:
+            return  # the next one is told once it has looked
         if node is None or not node.alive or node_id in self._stopped or self._carried.get(node_id) == node.ray_id:
             return
         what = Carried(

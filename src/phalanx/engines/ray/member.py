@@ -18,6 +18,7 @@ from phalanx.engines.ray.render import RayFiles, RayStart, environment, member_c
 from phalanx.wire.join import RayJoin
 
 KEEP_EVERY_S: Final = 2.0
+KEEP_PAUSE_MAX_S: Final = 15.0  # where it cannot be started: the pause doubles up to that, as before a driver
 _log = logging.getLogger("phalanx.joined")
 
 
@@ -73,13 +74,23 @@ def ray_process(folder: str, joined: Joined) -> RayProcess:
 def keep_ray_node(folder: str, joined: Joined, ended: threading.Event) -> None:
     """Until told to end; then nothing of Ray, of the supervisor or of its ranks is left on this server."""
     process = ray_process(folder, joined)
+    pause_s = KEEP_EVERY_S
     while True:
-        if not process.lives():
-            words = process.last_words()
-            if words:
-                _log.warning("Ray's node ended: %s", words)
-            process.start()
-        if ended.wait(KEEP_EVERY_S):
+        try:
+            _bring(process)
+            pause_s = KEEP_EVERY_S
+        except (OSError, RuntimeError) as error:  # no process, file or space is to be had: not for ever
+            pause_s = min(2 * pause_s, KEEP_PAUSE_MAX_S)
+            _log.error("Ray's node could not be started: %s; tried again in %.0f s", error, pause_s)
+        if ended.wait(pause_s):
             break
     process.stop()
     sweep_carried(folder)
+
+
+def _bring(process: RayProcess) -> None:
+    if not process.lives():
+        words = process.last_words()
+        if words:
+            _log.warning("Ray's node ended: %s", words)
+        process.start()

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from phalanx.core.ids import NodeId
+from phalanx.core.ids import NodeId, SupervisorId
 
 LINE_BYTES_MAX: Final = 1 << 22  # an inventory of 10,000 nodes is some 3 MB
 
@@ -72,10 +72,14 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Died(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A node's supervisor ended and nothing of it is left."""
+    """A node's supervisor ended and nothing of it is left. It may be told when another has long been there: `supervisor_id` says which it was.
+
+    None from an actor of a release before this one.
+    """
 
     node_id: NodeId
     why: str
+    supervisor_id: SupervisorId | None = None
 
 
 class Released(msgspec.Struct, frozen=True, kw_only=True, tag=True):

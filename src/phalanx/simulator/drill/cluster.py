@@ -360,14 +360,11 @@ class Cluster:
     # ---- the engine ----------------------------------------------------------------------------------------------------
 
     def tell_death(self, node: StagedNode) -> None:
-        """The engine has seen the supervisor die and has swept the node; it says so before it starts another."""
+        """The engine has seen the supervisor die and has swept the node; it may say so long after it started another."""
         if self.head is None:
-            node.death_untold = False
             return  # the engine died with the head; the next one finds nobody there and says nothing
-        dead = NodeDead(node_id=node.id, supervisor_id=None, why="its supervisor died", confirmed=True)
-        if self.quietly([dead]):
-            node.death_untold = False
-        else:
+        dead = NodeDead(node_id=node.id, supervisor_id=node.supervisor_id, why="its supervisor died", confirmed=True)
+        if not self.quietly([dead]):
             self.after(RETRY_S, lambda: self.tell_death(node))
 
     def kill_node(self, name: str, *, silent: bool = False) -> None:
@@ -377,15 +374,14 @@ class Cluster:
             return
         node.die()
         if self.engine_watches and not silent:
-            node.death_untold = True
             self.after(TOLD_S + self.engine_late_s, lambda: self.tell_death(node))
 
     def revive_node(self, name: str) -> None:
-        """Switch it on again: another life of its supervisor. An engine tells of the death before it revives."""
+        """Switch it on again: another life of its supervisor. An engine sweeps before it revives, and tells when it can."""
         node = self.nodes[NodeId(name)]
         if node.alive:
             return
-        if node.death_untold or node.orphans:
+        if node.orphans:
             self.after(0.2, lambda: self.revive_node(name))
             return
         fresh = SimNode(self, node.record, life=node.life + 1, link=node.link)

@@ -234,7 +234,7 @@ class Faults:
         return True
 
     def _told_late(self, node: SimNode) -> bool:
-        """The engine is slow to see it; it starts no other before it has told."""
+        """The engine is slow to tell; another life may have been started meanwhile."""
         self._cluster.engine_late_s = self._dice.choice((1.0, 5.0, 9.0))
         done = self._node_death(node, silent=False)
         self._cluster.engine_late_s = 0.0
@@ -256,7 +256,6 @@ class Faults:
         def sweep() -> None:
             if node.orphans:
                 node.die()
-                node.death_untold = True
                 self._cluster.tell_death(node)
 
         self._cluster.after(self._dice.choice((0.02, 0.3, 1.0)), sweep)

@@ -46,7 +46,6 @@ class SimNode:
         self.alive, self.paused = True, False
         self.orphans = False
         self.unfreezable = False
-        self.death_untold = False
         self._backlog: deque[Happening] = deque()
         self._wake = 0
         self._wake_ns: int | None = None
@@ -201,7 +200,6 @@ class SimNode:
             case actions.Exit():
                 self.die()
                 after(0.1, lambda: self.cluster.tell_death(self))
-                self.death_untold = True
             case actions.WritePage() | actions.TakeStacks() | actions.CleanUp() | actions.Note():
                 pass
 

@@ -135,13 +135,7 @@ class Stage(Protocol):
 
 
 class StagedNode(Protocol):
-    """What a node's processes, its calls, the head's ears and the invariants see of it.
-
-    Attributes:
-        death_untold: the engine has yet to say that its supervisor died.
-    """
-
-    death_untold: bool
+    """What a node's processes, its calls, the head's ears and the invariants see of it."""
 
     @property
     def cluster(self) -> Stage:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import Any
 
 from phalanx import __version__
 from phalanx.core.errors import BadFile, NotFound
+from phalanx.store.lost_numbers import Reach, Restore
 from phalanx.store.sql import archive
 from phalanx.store.sql.archive import FORMAT, VERSION, Manifest, Say, manifest_of, records_of, save
 from phalanx.store.sql.dumping import dumped, held, last_job_seq
@@ -82,11 +84,16 @@ def restore(path: str, place: Place, say: Say, *, replace: bool) -> Restored:
     """
     manifest = check(path, say)
     epochs: dict[str, int] = {}
-    records = _told(records_of(path), manifest, epochs, say)
+    going_on: dict[str, int] = {}
+    records = _told(records_of(path), manifest, epochs, going_on, say)
     if place.dsn:
         from phalanx.store.sql.postgres.filling import fill as fill_postgres  # the extra may be missing
 
-        aside = fill_postgres(place.dsn, records, replace=replace)
+        def told() -> Restore:
+            reach = Reach(last_job_seq=manifest.last_job_seq, epochs=going_on)
+            return Restore(id=secrets.token_hex(8), reach=reach)
+
+        aside = fill_postgres(place.dsn, records, told, replace=replace)
     else:
         from phalanx.store.sql.sqlite.filling import fill
 
@@ -136,11 +143,13 @@ def _looking(place: Place) -> Iterator[Look]:
 
 
 def _told(
-    records: Iterator[tuple[str, Any]], manifest: Manifest, epochs: dict[str, int], say: Say
+    records: Iterator[tuple[str, Any]], manifest: Manifest, epochs: dict[str, int], going_on: dict[str, int], say: Say
 ) -> Iterator[tuple[str, Any]]:
     for number, (word, record) in enumerate(records):
         if word == "job":
             epochs[record.id] = record.epoch
+            if not record.state.terminal:
+                going_on[record.id] = record.epoch
         yield word, record
         if number % 2000 == 0:
             say(number, manifest.records)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import psycopg
@@ -11,6 +11,7 @@ import psycopg
 from phalanx.core.errors import Conflict
 from phalanx.failpoints import around
 from phalanx.ports.store import StoreRefused
+from phalanx.store.lost_numbers import Restore, with_restore
 from phalanx.store.sql.kinds import BY_WORD
 from phalanx.store.sql.postgres.address import Address
 from phalanx.store.sql.postgres.connections import Connection, connect, open_writer, shut
@@ -24,9 +25,10 @@ TABLES: Final = (
 )  # fmt: skip
 
 
-def fill(dsn: str, records: Iterable[tuple[str, Any]], *, replace: bool) -> str:
+def fill(dsn: str, records: Iterable[tuple[str, Any]], told: Callable[[], Restore], *, replace: bool) -> str:
     """Make the database hold these records; the schema in which what was there is kept, empty for none.
 
+    What `told` says once all are read is left there as word to the heads: in whose folders numbers lie that are lost now.
     The term of the leader grows, and its row is held from the beginning: a head that was cut off or starts during all this writes nothing.
 
     Raises:
@@ -48,12 +50,20 @@ def fill(dsn: str, records: Iterable[tuple[str, Any]], *, replace: bool) -> str:
                 writer.cursor().executemany(
                     POSTGRES.writes[BY_WORD[word].put].encode(), [BY_WORD[word].row(one) for one in lot]
                 )
+        _leave_word(writer, told())
         _commit(writer, address)
         return aside
     except (psycopg.Error, OSError) as error:
         raise refusal(error, address) from None
     finally:
         shut(writer)  # an open transaction is rolled back
+
+
+def _leave_word(writer: Connection, restore: Restore) -> None:
+    found = writer.execute(POSTGRES.reads["restores"].encode()).fetchone()
+    text = with_restore("" if found is None else str(found[0]), restore)
+    with around("restore.word"):
+        writer.execute(POSTGRES.writes["put_restores"].encode(), (text,))
 
 
 def _commit(writer: Connection, address: Address) -> None:

@@ -172,6 +172,9 @@ SELECT doc, crc, seq FROM audit WHERE seq > %s ORDER BY seq LIMIT %s;
 -- name: page_of_story
 SELECT doc, crc, seq FROM story WHERE seq > %s ORDER BY seq LIMIT %s;
 
+-- name: restores
+SELECT value FROM shared WHERE name = 'restores';
+
 -- name: heads_connected
 SELECT application_name FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name LIKE 'phalanx%' AND application_name <> 'phalanx-backup';

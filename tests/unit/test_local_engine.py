@@ -1,0 +1,123 @@
+"""The local engine where a disk or the kernel refuses a start: one supervisor of a node runs, and every node is tried again."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from phalanx.core.ids import NodeId
+from phalanx.engines.local import engine as local
+from phalanx.engines.local import records
+from phalanx.engines.local.records import LivingNode, LocalNode
+from phalanx.failpoints import Failure, armed
+from phalanx.node.shell.proctable import ProcessIdentity, alive, identity
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+N0, N1 = NodeId("n0"), NodeId("n1")
+RECORD_OF_PROCESS = 2  # the second of a start: the first says under which key it will run
+
+
+class Machine:
+    """Sleepers in place of supervisors; each start is refused as told, or noted with its time."""
+
+    def __init__(self, home, *, revive_after_s):
+        self.home, self.started, self.asked_s, self.refuse = str(home), [], [], 0
+        self.engine = local.LocalEngine(
+            home=self.home, environment=dict, token_of=lambda _: "t", revive_after_s=revive_after_s
+        )
+        self.engine.adopt([LocalNode(id=node, virtual_devices=1) for node in (N0, N1)])
+
+    def popen(self, _argv, **options):
+        self.asked_s.append(time.monotonic())
+        if self.refuse:
+            self.refuse -= 1
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        process = subprocess.Popen(SLEEP, **options)
+        self.started.append((process, identity(process.pid)))
+        return process
+
+    def running(self):
+        """Positions of the sleepers that run, in the order of their starts."""
+        return [number for number, (_, who) in enumerate(self.started) if alive(who)]
+
+    def until(self, true, limit_s=20.0):
+        """Wait for it."""
+        end_s = time.monotonic() + limit_s
+        while not true():
+            assert time.monotonic() < end_s, "it did not come"
+            time.sleep(0.01)
+
+    def close(self):
+        """Nothing is left."""
+        self.engine.close(keep_nodes=True)
+        for process, _ in self.started:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Nodes that stay down once they died, unless a test opens another."""
+    made = []
+
+    def make(revive_after_s=None):
+        made.append(Machine(tmp_path, revive_after_s=revive_after_s))
+        monkeypatch.setattr(local, "subprocess", _Subprocess(made[-1].popen))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+class _Subprocess:
+    def __init__(self, popen):
+        self.Popen, self.DEVNULL, self.TimeoutExpired = popen, subprocess.DEVNULL, subprocess.TimeoutExpired
+
+
+@pytest.mark.parametrize("failure", [Failure.FULL, Failure.ERROR])
+def test_a_supervisor_whose_record_is_refused_does_not_run_on(machine, failure):
+    home = machine()
+    with armed("private.write.create", failure, RECORD_OF_PROCESS), pytest.raises(OSError, match="failpoint"):
+        home.engine.start(N0)
+    assert len(home.started) == 1
+    assert home.running() == [], "nobody watches it"
+    assert home.engine.living() == []
+    home.engine.start(N0)
+    assert home.running() == [1]
+    assert home.engine.living() == [N0]
+
+
+def test_what_runs_under_the_key_of_a_start_before_is_swept_before_the_key_is_forgotten(machine):
+    home = machine()
+    left = LivingNode(id=N0, node_key="n0-left", identity=ProcessIdentity(pid=0, started_ticks=0), virtual_devices=1)
+    os.makedirs(os.path.join(home.home, "nodes", N0))
+    records.write(os.path.join(home.home, "nodes", N0), left)
+    home.popen(SLEEP, env={**os.environ, "PHALANX_NODE_KEY": left.node_key}, start_new_session=True)
+    home.engine.start(N0)
+    assert home.running() == [1]
+
+
+def test_a_node_that_cannot_be_started_neither_keeps_the_others_down_nor_their_deaths_unseen(machine):
+    home = machine(revive_after_s=0.3)
+    with armed("local.spawn.output", Failure.FULL):
+        assert list(home.engine.open()) == [N0]
+    assert home.engine.living() == [N1]
+    home.until(lambda: home.engine.living() == [N0, N1])  # tried again
+    process, _ = home.started[0]
+    process.kill()
+    seen = []
+    home.until(lambda: seen.extend(home.engine.observe()) or seen)
+    assert [death.node_id for death in seen] == [N1]
+
+
+def test_a_start_that_fails_is_tried_again_after_a_pause_that_grows(machine):
+    home = machine(revive_after_s=0.1)
+    home.refuse = 3  # the first of n0, of n1, and n0's second
+    assert sorted(home.engine.open()) == [N0, N1]
+    home.until(lambda: home.engine.living() == [N0, N1])
+    begun_s, last_s = home.asked_s[0], home.asked_s[-1]
+    assert len(home.asked_s) == 5
+    assert last_s - begun_s > 0.1 * 2 + 0.1 * 4 - 0.01

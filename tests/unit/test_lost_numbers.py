@@ -1,0 +1,159 @@
+"""What a head that begins to lead sets aside: files under numbers that its database has lost, and nothing else."""
+
+import errno
+import os
+
+import pytest
+
+from phalanx.failpoints import Failure, armed
+from phalanx.ports.store import StaleLeader
+from phalanx.store.errors import StoreUnusable
+from phalanx.store.lost_numbers import RESTORES_KEPT, Reach, Restore, make_way, restores_of, with_restore
+
+OF_KNOWN = [
+    "checkpoints/3/epoch-2", "checkpoints/8/epoch-9", "logs/.tmp", "logs/3/1", "logs/3/2", "logs/5_11/1", "logs/8/9", "outputs/3",
+    "outputs/8/epoch-70",
+]  # fmt: skip
+OF_LOST = ["checkpoints/3/epoch-3", "checkpoints/9/epoch-1", "logs/3/3", "logs/12/1", "logs/9_0/1", "outputs/9"]
+# Jobs up to 8; 3 runs its second attempt, 8 and the array 5 have ended and are no longer in memory.
+NOW = Reach(last_job_seq=8, epochs={"3": 2, "7": 0})
+
+
+def files(folder, paths):
+    for path in paths:
+        (folder / path).mkdir(parents=True, exist_ok=True)
+
+
+def left(folder):
+    """Innermost folders that were not set aside, and marks not among them."""
+    return sorted(
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if "before" not in str(path.relative_to(folder)) and path.is_dir() and not list(path.iterdir())
+    )
+
+
+def leads():
+    """Nobody else does."""
+
+
+def stands_by():
+    raise StaleLeader("another head leads")
+
+
+def restore(number, last, **epochs):
+    return Restore(id=f"{number:016x}", reach=Reach(last_job_seq=last, epochs=epochs))
+
+
+def test_files_of_known_jobs_stay_whether_they_run_ended_or_are_forgotten(tmp_path):
+    files(tmp_path, OF_KNOWN)
+    assert make_way(str(tmp_path), NOW, [], "now", may=stands_by) == []
+    assert left(tmp_path) == OF_KNOWN
+
+
+def test_files_under_numbers_that_will_be_given_out_again_make_way(tmp_path):
+    files(tmp_path, [*OF_KNOWN, *OF_LOST])
+    made = make_way(str(tmp_path), NOW, [], "now", may=leads)
+    assert [os.path.basename(path) for path in made] == [
+        f"{name}.before-restore-now" for name in ("logs", "outputs", "checkpoints")
+    ]
+    assert left(tmp_path) == OF_KNOWN
+    assert make_way(str(tmp_path), NOW, [], "again", may=stands_by) == []
+
+
+@pytest.mark.parametrize("path", OF_LOST)
+def test_each_of_them_is_found_alone(tmp_path, path):
+    files(tmp_path, [*OF_KNOWN, path])
+    assert len(make_way(str(tmp_path), NOW, [], "now", may=leads)) == 1
+    assert left(tmp_path) == OF_KNOWN
+
+
+def test_a_head_that_lost_its_term_moves_nothing(tmp_path):
+    files(tmp_path, [*OF_KNOWN, *OF_LOST])
+    with pytest.raises(StaleLeader):
+        make_way(str(tmp_path), NOW, [], "now", may=stands_by)
+    assert left(tmp_path) == sorted([*OF_KNOWN, *OF_LOST])
+
+
+def test_it_is_asked_before_each_that_moves(tmp_path):
+    files(tmp_path, OF_LOST)
+    asked = []
+
+    def may():
+        asked.append(1)
+        if len(asked) == 3:
+            stands_by()
+
+    with pytest.raises(StaleLeader):
+        make_way(str(tmp_path), NOW, [], "now", may=may)
+    assert len(left(tmp_path)) == len(OF_LOST) - 1
+
+
+def test_a_head_that_leads_only_after_others_gave_the_numbers_out_again_makes_way_too(tmp_path):
+    """Job 3 had a third attempt and jobs 6 to 8 were there; all of it was lost, and is there again, other jobs, when this head leads."""
+    files(tmp_path, ["logs/3/2", "logs/3/3", "logs/5/1", "logs/6/1", "outputs/8"])
+    restored = restore(1, 5, **{"3": 2})
+    now = Reach(last_job_seq=20, epochs={"3": 4, "6": 1})
+    make_way(str(tmp_path), now, [restored], "now", may=leads)
+    assert left(tmp_path) == ["logs/3/2", "logs/5/1", "outputs"]
+
+
+def test_what_came_after_the_restore_stays_at_the_next_lead(tmp_path):
+    restored = restore(1, 5)
+    now = Reach(last_job_seq=20, epochs={})
+    make_way(str(tmp_path), now, [restored], "now", may=leads)
+    files(tmp_path, ["logs/6/1", "outputs/20"])
+    assert make_way(str(tmp_path), now, [restored], "again", may=stands_by) == []
+    files(tmp_path, ["logs/6/1"])
+    assert make_way(str(tmp_path), now, [restored, restore(2, 19)], "next", may=leads) != []
+    assert left(tmp_path) == ["logs/6/1", "outputs"]
+
+
+def test_a_mark_that_cannot_be_looked_for_is_not_taken_for_none(tmp_path, monkeypatch):
+    files(tmp_path, ["logs/6/1"])
+    stat = os.stat
+
+    def failing(path, **options):
+        if ".restored" in str(path):
+            raise OSError(errno.EIO, "Input/output error")
+        return stat(path, **options)
+
+    monkeypatch.setattr(os, "stat", failing)
+    with pytest.raises(OSError, match="Input/output"):
+        make_way(str(tmp_path), Reach(last_job_seq=20, epochs={}), [restore(1, 5)], "now", may=leads)
+    assert left(tmp_path) == ["logs/6/1"]
+
+
+def test_of_several_restores_meanwhile_the_one_that_reached_least_counts(tmp_path):
+    files(tmp_path, ["logs/5/1", "logs/6/1"])
+    make_way(str(tmp_path), Reach(last_job_seq=40, epochs={}), [restore(1, 5), restore(2, 30)], "now", may=leads)
+    assert left(tmp_path) == ["logs/5/1"]
+
+
+@pytest.mark.parametrize("point", ["restore.later_folder", "restore.later_files", "restore.mark"])
+def test_a_disk_that_refuses_leaves_it_to_the_next_try(tmp_path, point):
+    files(tmp_path, ["logs/5/1", "logs/6/1"])
+    now, restored = Reach(last_job_seq=40, epochs={}), restore(1, 5)
+    with armed(point, Failure.FULL), pytest.raises(OSError, match="failpoint"):
+        make_way(str(tmp_path), now, [restored], "now", may=leads)
+    make_way(str(tmp_path), now, [restored], "again", may=leads)
+    assert left(tmp_path) == ["logs/5/1"]
+    files(tmp_path, ["logs/6/1"])
+    assert make_way(str(tmp_path), now, [restored], "third", may=stands_by) == []
+
+
+def test_word_of_a_restore_is_read_as_it_was_written_and_the_newest_are_kept():
+    restores = [restore(number, number, **{"3": number, "4_1": 0}) for number in range(RESTORES_KEPT + 2)]
+    text = ""
+    for one in restores:
+        text = with_restore(text, one)
+    assert restores_of(text) == restores[2:]
+    assert restores_of("") == []
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[1]", '[["a", "b", "c"]]', '[["0123456789abcdef", 1, {"1": "x"}]]', "[[1, 2, {}]]"]
+)
+def test_word_that_cannot_be_read_stops_a_head(text):
+    with pytest.raises(StoreUnusable, match="shared"):
+        restores_of(text)
