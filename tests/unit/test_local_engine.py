@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 
@@ -108,8 +109,13 @@ def test_a_node_that_cannot_be_started_neither_keeps_the_others_down_nor_their_d
     home.until(lambda: home.engine.living() == [N0, N1])  # tried again
     process, _ = home.started[0]
     process.kill()
-    seen = []
-    home.until(lambda: seen.extend(home.engine.observe()) or seen)
+    seen: list[Any] = []
+
+    def is_told() -> bool:
+        seen.extend(home.engine.observe())
+        return bool(seen)
+
+    home.until(is_told)
     assert [death.node_id for death in seen] == [N1]
 
 
