@@ -330,9 +330,9 @@ def test_a_checkpoint_that_reaches_the_head_after_its_gang_started_again_is_publ
     assert len(world.said(CheckpointSaved)) == 1
 
 
-def save(step, **given):
+def save(step, folder="/c", **given):
     return hap.CheckpointReported(
-        key=key_of(**given), step=step, path=f"/c/step-{step:08d}", digest="d", size_bytes=1, stall_s=0.0, write_s=0.0, at_s=0.0
+        key=key_of(**given), step=step, path=f"{folder}/step-{step:08d}", digest="d", size_bytes=1, stall_s=0.0, write_s=0.0, at_s=0.0
     )  # fmt: skip
 
 
@@ -369,6 +369,31 @@ def test_of_a_flood_of_checkpoints_a_few_are_told_and_the_newest_always():
     (note,) = world.did(act.Note)
     passed_over = 10_000 - len(steps_told(world))
     assert note.text.startswith(f"{passed_over} checkpoints were reported faster than {PER_S} a second")
+
+
+def test_what_was_passed_over_is_removed_once_a_newer_one_is_told():
+    """Found by reading: the head never heard of it, so nobody ever removed it from the disk."""
+    world = World().running()
+    order = world.supervisor.present()[0].prepare
+    folder = order.checkpoint_dir
+    for step in range(300):
+        world.wait(0.02, renewing=True).hear(save(step, folder))
+    world.hear(*[save(step, "/elsewhere") for step in range(300, 310)]).wait(10, renewing=True)
+    told = [event.resume.path for event in world.said(CheckpointSaved)]
+    removed = [path for action in world.did(act.DeleteCheckpoints) for path in action.paths]
+    assert {action.user for action in world.did(act.DeleteCheckpoints)} == {order.user}
+    assert sorted([*told, *removed]) == sorted(
+        [*(save(step, folder).path for step in range(300)), "/elsewhere/step-00000309"]
+    )
+
+
+def test_the_two_that_the_head_keeps_are_not_removed_though_they_are_made_again():
+    folder = World().running().supervisor.present()[0].prepare.checkpoint_dir
+    world = World().running().hear(*[save(step, folder) for step in range(AT_ONCE)])
+    kept = [AT_ONCE - 2, AT_ONCE - 1]
+    world.hear(*[save(step, folder) for step in (*kept, AT_ONCE, AT_ONCE + 1)]).wait(1, renewing=True)
+    (removal,) = world.did(act.DeleteCheckpoints)
+    assert removal.paths == (save(AT_ONCE, folder).path,)
 
 
 def test_last_checkpoint_is_told_before_the_end():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("torch")
 
 from phalanx.torch import folder
+from phalanx.torch.checkpointer import Checkpointer
 from phalanx.wire import manifest
 
 pytestmark = pytest.mark.torch
@@ -65,3 +67,29 @@ def test_a_start_sweeps_what_any_release_left_on_its_way_and_nothing_that_is_who
         (tmp_path / name).mkdir()
     folder.sweep(str(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "step-00000100"]
+
+
+def test_in_a_folder_of_one_epoch_releases_of_one_gang_agree_on_the_name(tmp_path):
+    """Found by reading: a rank of the release before wrote elsewhere, without an error, and the checkpoint was published without its files."""
+    own = str(tmp_path / "epoch-3")
+    assert folder.temporary_folder(own, STEP, epoch=3, generation=1) == f"{own}/step-00000150.tmp-1"
+    assert folder.temporary_folder(f"{own}/", STEP, epoch=3, generation=1).endswith("/step-00000150.tmp-1")
+    assert folder.temporary_folder(own, STEP, epoch=4, generation=1) == f"{own}/step-00000150.tmp-4-1"
+
+
+def test_checkpoint_of_which_a_rank_wrote_elsewhere_gets_no_final_name(tmp_path):
+    here, elsewhere = begin(tmp_path, epoch=1), tmp_path / "step-00000150.tmp-0"
+    write(here, b"rank 0")
+    elsewhere.mkdir()
+    (elsewhere / "__1_0.distcp").write_bytes(b"rank 1")
+    shards = [[folder.seal(str(here), "__0_0.distcp")], [folder.seal(str(elsewhere), "__1_0.distcp")]]
+    final = folder.step_folder(str(tmp_path), STEP)
+    session = SimpleNamespace(rank=0, fence=SimpleNamespace(pass_=lambda: None))
+    saver = SimpleNamespace(
+        _session=session, _manifest=lambda _, files: folder.manifest_of(step=STEP, epoch=1, world_size=2, files=files)
+    )
+    save = SimpleNamespace(temporary=str(here), final=final, step=STEP)
+    digest, _, error = Checkpointer._commit(saver, save, shards)  # type: ignore[arg-type]
+    assert digest is None
+    assert "__1_0.distcp" in (error or "")
+    assert not Path(final).exists()

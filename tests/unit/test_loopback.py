@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.app.node import _head_uids
 from phalanx.node.shell import loopback
 from phalanx.node.shell.head_address import HeadAddress
 from phalanx.node.shell.link import Connection, HeadAccess, HeadAway
-from phalanx.node.shell.loopback import Stranger, check_other_end, owners
+from phalanx.node.shell.loopback import HEAD_UID_VARIABLE, Stranger, check_other_end, owners
 
 NOBODY = 65534
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs another account to listen under")
@@ -104,6 +105,25 @@ def test_row_without_an_inode_is_the_listeners(tmp_path, monkeypatch):
         assert owners(wire) == {1234}
 
 
+@pytest.mark.parametrize(
+    ("elsewhere", "counts"),
+    [("127.0.0.2", False), ("10.0.0.5", False), ("::1", False), ("127.0.0.1", True), ("0.0.0.0", True), ("::", True)],
+)
+def test_only_who_listens_at_that_address_may_hold_it(tmp_path, monkeypatch, elsewhere, counts):
+    """Found by reading: whoever listened at any address with that number had the true head refused, while it was slow to take connections."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as wire:
+        port = wire.getpeername()[1]
+        row = "   0: {} 00000000:0000 0A 00000000:00000000 00:00000000 00000000 {:5} 0 77 1 0\n"
+        lines = [
+            row.format(loopback._words("127.0.0.1", port)[0], 0),
+            row.format(loopback._words(elsewhere, port)[0], 1234),
+        ]
+        table = tmp_path / "tcp"
+        table.write_text("head\n" + "".join(lines))
+        monkeypatch.setattr(loopback, "TABLES", (str(table),))
+        assert owners(wire) == ({0, 1234} if counts else {0})
+
+
 def test_system_that_tells_nothing_is_no_reason_to_be_silent(tmp_path, monkeypatch):
     monkeypatch.setattr(loopback, "TABLES", (str(tmp_path / "none"),))
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as wire:
@@ -148,3 +168,12 @@ def test_head_of_our_own_is_asked():
         assert Connection(access).call("GET", "/v1/node/commands", timeout_s=5.0) == b"{}"
         thread.join()
     assert Path(loopback.TABLES[0]).exists(), "nothing is seen here of who answers"
+
+
+def test_accounts_of_other_heads_are_told_too(monkeypatch):
+    monkeypatch.delenv(HEAD_UID_VARIABLE, raising=False)
+    assert loopback.told() == {HEAD_UID_VARIABLE: str(os.geteuid())}
+    monkeypatch.setenv(HEAD_UID_VARIABLE, "1001,1002")
+    assert _head_uids(loopback.told()) == {1001, 1002, os.geteuid()}
+    assert _head_uids({}) == frozenset()
+    assert _head_uids({HEAD_UID_VARIABLE: "nobody, 7"}) == frozenset({7})

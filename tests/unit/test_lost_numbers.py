@@ -2,14 +2,25 @@
 
 import errno
 import os
+from dataclasses import replace
 
 import pytest
 
 from phalanx.failpoints import Failure, armed
 from phalanx.ports.store import StaleLeader
 from phalanx.store.errors import StoreUnusable
-from phalanx.store.lost_numbers import RESTORES_KEPT, Reach, Restore, make_way, restores_of, with_restore
+from phalanx.store.lost_numbers import (
+    RESTORES_KEPT,
+    Reach,
+    Restore,
+    judged,
+    make_way,
+    restores_of,
+    with_restore,
+    with_term,
+)
 
+NOBODY = 65534
 OF_KNOWN = [
     "checkpoints/3/epoch-2", "checkpoints/8/epoch-9", "logs/.tmp", "logs/3/1", "logs/3/2", "logs/5_11/1", "logs/8/9", "outputs/3",
     "outputs/8/epoch-70",
@@ -42,7 +53,7 @@ def stands_by():
 
 
 def restore(number, last, **epochs):
-    return Restore(id=f"{number:016x}", reach=Reach(last_job_seq=last, epochs=epochs))
+    return Restore(id=f"{number:016x}", reach=Reach(last_job_seq=last, epochs=epochs), term=number)
 
 
 def test_files_of_known_jobs_stay_whether_they_run_ended_or_are_forgotten(tmp_path):
@@ -151,8 +162,66 @@ def test_word_of_a_restore_is_read_as_it_was_written_and_the_newest_are_kept():
     assert restores_of("") == []
 
 
+def terms(*taken):
+    """What stands in the database once whoever took these terms has said so."""
+    text = ""
+    for term in taken:
+        text = with_term(text, term)
+    return text
+
+
 @pytest.mark.parametrize(
-    "text", ["{", "[1]", '[["a", "b", "c"]]', '[["0123456789abcdef", 1, {"1": "x"}]]', "[[1, 2, {}]]"]
+    ("taken", "term", "certain"),
+    [
+        ((4,), 5, True), ((3, 4, 5, 6), 7, True), ((2, 4), 5, True),
+        ((4,), 6, False), ((4, 6, 7), 8, False), ((5, 6), 7, False), ((), 5, False),
+    ],
+)  # fmt: skip
+def test_a_restore_is_certain_only_while_all_who_took_a_term_since_know_of_restores(taken, term, certain):
+    """Found by reading: a head of the release before marks no folder, and what it had written since made way under the jobs that ran."""
+    assert [one.certain for one in judged([restore(4, 5)], terms(*taken), term)] == [certain]
+
+
+@pytest.mark.parametrize("text", ["", "x", "1", "1 2 3", "-1 4", "a b"])
+def test_of_terms_that_cannot_be_read_nothing_is_certain(text):
+    assert not judged([restore(4, 5)], text, 5)[0].certain
+
+
+def test_a_restore_that_is_not_certain_moves_nothing_and_is_marked(tmp_path):
+    files(tmp_path, ["logs/6/1", "outputs/20"])
+    doubtful = replace(restore(1, 5), certain=False)
+    assert make_way(str(tmp_path), Reach(last_job_seq=20, epochs={}), [doubtful], "now", may=leads) == []
+    assert left(tmp_path) == ["logs/6/1", "outputs/20"]
+    assert make_way(str(tmp_path), Reach(last_job_seq=20, epochs={}), [restore(1, 5)], "next", may=leads) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another account")
+def test_folder_that_cannot_be_listed_keeps_no_head_from_leading(tmp_path):
+    """Its job has ended, or runs: nothing of it is seen to be lost, as before the loss of another."""
+    files(tmp_path, ["logs/9/1", "checkpoints/3", "checkpoints/7"])
+    for job in ("3", "7"):
+        (tmp_path / "checkpoints" / job).chmod(0)
+    (tmp_path / "logs/4").write_text("a stray file")
+    for path in (tmp_path, tmp_path / "logs", tmp_path / "logs/9", tmp_path / "checkpoints"):
+        os.chown(path, NOBODY, NOBODY)
+    for path in tmp_path.parents:  # pytest's own are closed to others
+        if not path.stat().st_mode & 0o001:
+            path.chmod(path.stat().st_mode | 0o011)
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            make_way(str(tmp_path), NOW, [], "now", may=leads)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert os.listdir(tmp_path / "logs.before-restore-now") == ["9"]
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[1]", '[["a", "b", "c", 1]]', '[["0123456789abcdef", 1, {"1": "x"}, 1]]', "[[1, 2, {}, 1]]"]
 )
 def test_word_that_cannot_be_read_stops_a_head(text):
     with pytest.raises(StoreUnusable, match="shared"):

@@ -40,7 +40,7 @@ from phalanx.engines.joined.records import works
 from phalanx.node.shell.journal import briefly
 from phalanx.ports.election import Election, HeadRecord, NoElection
 from phalanx.ports.store import Store
-from phalanx.store.lost_numbers import RESTORES, restores_of
+from phalanx.store.lost_numbers import RESTORES, TERMS, judged, restores_of, with_term
 
 if TYPE_CHECKING:
     from phalanx.app.certificates import Authority
@@ -246,6 +246,8 @@ class Standing:
         voice = self._voice()
         try:
             shared = voice.share({})
+            terms = shared.get(TERMS, "")
+            voice.replace_shared(TERMS, with_term(terms, tenure.term))
         finally:
             voice.close()
         others = [head.url for head in self._campaign.heads() if head.name != self._campaign.mine.name]
@@ -255,7 +257,7 @@ class Standing:
             open_store=lambda: self._store(tenure.term), local=self._local, campaign=self._campaign,
             leases_until_s=self._clock.boottime_s() + granted_s(before) + MARGIN_S,
             earlier_output="" if self._options.files else ", ".join(others) or before.url,
-            restores=restores_of(shared.get(RESTORES, "")),
+            restores=judged(restores_of(shared.get(RESTORES, "")), terms, tenure.term),
         )  # fmt: skip
 
     def _store(self, term: int) -> Store:

@@ -64,9 +64,9 @@ from phalanx.engines.ray.engine import RayEngine
 from phalanx.engines.slurm.engine import SlurmEngine
 from phalanx.facts.failures import shipped_rules
 from phalanx.failpoints import around
+from phalanx.node.shell import loopback
 from phalanx.node.shell.descriptors import open_many
 from phalanx.node.shell.journal import OneLineFormatter
-from phalanx.node.shell.loopback import HEAD_UID_VARIABLE
 from phalanx.ports.store import StaleLeader, StoreRefused
 from phalanx.store.blobs.files import FileBlobs
 from phalanx.store.logs.files import FileLogs
@@ -238,9 +238,7 @@ class Head:
         """Where supervisors find the head that may be on another machine."""
         if self._listen is not None:
             return {"PHALANX_HEAD_URL": self._listen.url}
-        return {
-            "PHALANX_HEAD_URL": self._url, "PHALANX_HEAD_FILE": self._home.at("head.json"), HEAD_UID_VARIABLE: str(os.geteuid()),
-        }  # fmt: skip
+        return {"PHALANX_HEAD_URL": self._url, "PHALANX_HEAD_FILE": self._home.at("head.json"), **loopback.told()}
 
     def _ready(self) -> None:
         """The socket is bound and the world is loaded: say where the head is, then bring up the nodes."""

@@ -10,8 +10,8 @@ from phalanx.app.home import Home
 from phalanx.app.options import Options
 from phalanx.core.access.node_keys import node_token
 from phalanx.engines.local.engine import LocalEngine
+from phalanx.node.shell import loopback
 from phalanx.node.shell.accounts import JOBS_AS_VARIABLE
-from phalanx.node.shell.loopback import HEAD_UID_VARIABLE
 
 
 def local_engine(options: Options, secret: bytes, environment: Callable[[], dict[str, str]]) -> LocalEngine:
@@ -28,7 +28,7 @@ def node_environment(options: Options, doors: Doors) -> dict[str, str]:
     return {
         "PHALANX_HEAD_URL": doors.inner_url,
         "PHALANX_HEAD_FILE": home.at("head.json"),
-        HEAD_UID_VARIABLE: str(os.geteuid()),
+        **loopback.told(),
         "PHALANX_HOME": home.path,
         "PHALANX_NODE_ADDRESS": "127.0.0.1" if doors.listen is None else doors.listen.host,
         **({JOBS_AS_VARIABLE: options.jobs_as} if options.jobs_as else {}),

@@ -15,7 +15,7 @@ Settings come by environment, and leave it before anything else is started, so t
     PHALANX_HEAD_URL      where the head was when the supervisor started; of several heads all, with commas
     PHALANX_HEAD_FILE     a JSON file with "url" and "heads", read again when the head is not where it was
     PHALANX_HEAD_CA       the head's CA, where it speaks TLS
-    PHALANX_HEAD_UID      number of the account that the head runs under: no other is spoken to by plain HTTP, but root and our own
+    PHALANX_HEAD_UID      numbers, with commas, of the accounts that heads here run under: no other is spoken to by plain HTTP, but root and our own
     PHALANX_JOBS_AS       owner: where we are root, jobs run as the account of their owner (`node.shell.accounts` has this and its kin)
     PHALANX_LOG           log level; INFO without
 
@@ -186,8 +186,7 @@ def _settings(
 
 
 def _head_uids(given: dict[str, str]) -> frozenset[int]:
-    text = given.get(HEAD_UID_VARIABLE, "")
-    return frozenset({int(text)} if text.isdecimal() else ())
+    return frozenset(int(word) for word in given.get(HEAD_UID_VARIABLE, "").split(",") if word.strip().isdecimal())
 
 
 def _devices(probe: DeviceProbe) -> tuple[Device, ...]:

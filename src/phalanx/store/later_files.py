@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
 from phalanx.failpoints import around, sync_directory
 
 FOLDERS: Final = ("logs", "outputs", "checkpoints")
+ENDED: Final = sys.maxsize  # in place of the newest attempt of a job that has ended: no later one was ever made
 NOTES: Final = ".from"  # below outputs, a file for each job
 _JOB: Final = re.compile(r"[0-9]+(_[0-9]+)?")
 # How the folders of attempts are called below a job's. Its outputs are of all of them, and what stands there has whatever names its ranks gave.
@@ -67,9 +69,16 @@ def _later(folder: str, epochs: Mapping[str, int], attempt: re.Pattern[str] | No
             continue
         if job not in epochs:
             found.append((job,))  # with all that is in it
-        elif attempt is not None:
-            for name in sorted(os.listdir(os.path.join(folder, job))):
+        elif attempt is not None and epochs[job] < ENDED:
+            for name in _listed(os.path.join(folder, job)):
                 seen = attempt.fullmatch(name)
                 if seen is not None and int(seen[1]) > epochs[job]:
                     found.append((job, name))
     return found
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # its owner's, on a disk that knows no root
+        return []

@@ -10,20 +10,19 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from phalanx.failpoints import around, sync_directory
 from phalanx.store.errors import StoreUnusable
-from phalanx.store.later_files import FOLDERS, set_aside
+from phalanx.store.later_files import ENDED, FOLDERS, set_aside
 
 RESTORES: Final = "restores"  # under this name what `with_restore` writes is in table `shared`
+TERMS: Final = "makes_way"  # and under this one the terms in a row, up to the newest, of those who know of restores
 RESTORES_KEPT: Final = 16  # a head that stood by during more of them in a row is told of the newest
 _JOB: Final = re.compile(r"([0-9]+)(?:_[0-9]+)?")
 _ATTEMPT: Final = {"logs": "", "checkpoints": "epoch-"}  # how the folders of attempts are called below a job's
-_ENDED: Final = sys.maxsize  # no attempt of an ended job was ever made after it
 _ID: Final = re.compile(r"[0-9a-f]{16}")
 
 
@@ -43,7 +42,7 @@ class Reach(Mapping[str, int]):
         number = _JOB.fullmatch(job)
         if number is None or int(number[1]) > self.last_job_seq:
             raise KeyError(job)
-        return self.epochs.get(job, _ENDED)
+        return self.epochs.get(job, ENDED)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.epochs)
@@ -54,10 +53,20 @@ class Reach(Mapping[str, int]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restore:
-    """A restore into a database that several heads share."""
+    """A restore into a database that several heads share.
+
+    Attributes:
+        id: of the mark in a folder that has made way for it.
+        reach: of the database then.
+        term: the one that it took.
+        certain: whoever has led since marks its folder first. A head of an older release does not: then a folder without the mark
+            may hold what was written since, and this restore moves nothing.
+    """
 
     id: str
     reach: Reach
+    term: int
+    certain: bool = True
 
 
 def least(reaches: Sequence[Reach]) -> Reach:
@@ -87,7 +96,7 @@ def make_way(folder: str, now: Reach, restores: Iterable[Restore], stamp: str, *
         OSError: something could not be moved or marked: it must not be written beside.
     """
     unmarked = [restore for restore in restores if not _is_there(_mark(folder, restore))]
-    known = least([now, *(restore.reach for restore in unmarked)])
+    known = least([now, *(restore.reach for restore in unmarked if restore.certain)])
     made: list[str] = []
     if _holds_lost(folder, known):
         made = set_aside(folder, known, stamp, may=may)
@@ -122,11 +131,7 @@ def _number(name: str) -> int:
 def _listed(folder: str) -> list[str]:
     try:
         return os.listdir(folder)
-    except (
-        FileNotFoundError,
-        NotADirectoryError,
-        PermissionError,
-    ):  # the last of a folder of its job's owner, on a disk that knows no root
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # its owner's, on a disk that knows no root
         return []
 
 
@@ -164,8 +169,12 @@ def restores_of(text: str) -> list[Restore]:
     """
     try:
         found = [
-            Restore(id=_id(said), reach=Reach(last_job_seq=int(last), epochs={job: int(epochs[job]) for job in epochs}))
-            for said, last, epochs in json.loads(text or "[]")
+            Restore(
+                id=_id(said),
+                reach=Reach(last_job_seq=int(last), epochs={job: int(epochs[job]) for job in epochs}),
+                term=int(term),
+            )
+            for said, last, epochs, term in json.loads(text or "[]")
         ]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise StoreUnusable(
@@ -184,4 +193,24 @@ def _id(said: str) -> str:
 def with_restore(text: str, restore: Restore) -> str:
     """The same with one more, of which no more than the newest are kept."""
     kept = [*restores_of(text), restore][-RESTORES_KEPT:]
-    return json.dumps([[one.id, one.reach.last_job_seq, dict(one.reach.epochs)] for one in kept])
+    return json.dumps([[one.id, one.reach.last_job_seq, dict(one.reach.epochs), one.term] for one in kept])
+
+
+def with_term(text: str, term: int) -> str:
+    """The terms in a row with one more, of a lead or a restore; it begins a row of its own where one before it is missing."""
+    first, last = _terms(text)
+    return f"{first if last == term - 1 else term} {term}"
+
+
+def judged(restores: Iterable[Restore], text: str, term: int) -> list[Restore]:
+    """The restores as a head sees them that begins to lead in this term."""
+    first, last = _terms(text)
+    return [replace(one, certain=last == term - 1 and first <= one.term) for one in restores]
+
+
+def _terms(text: str) -> tuple[int, int]:
+    """Of what cannot be read nothing is certain."""
+    words = text.split()
+    if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal():
+        return int(words[0]), int(words[1])
+    return -1, -1

@@ -288,9 +288,10 @@ class Checkpointer:
         files = [file for shard in shards if not isinstance(shard, str) for file in shard]
         try:
             digest = folder.write_manifest(save.temporary, self._manifest(save, files))
+            folder.check_sizes(save.temporary)  # a rank of another release may have written elsewhere
             self._session.fence.pass_()  # nothing is committed past the lease
             digest = folder.commit(save.temporary, save.final) or digest
-        except OSError as error:
+        except (OSError, CheckpointInvalid) as error:
             return None, 0, _brief(error)
         return digest, sum(file.size_bytes for file in files), None
 

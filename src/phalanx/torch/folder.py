@@ -1,6 +1,6 @@
 """Checkpoints as folders on disk: names, durability, the atomic commit, sweeping and retention. No torch in here.
 
-A checkpoint is written to `step-<8 digits>.tmp-<epoch>-<generation>` and becomes `step-<8 digits>` by one rename, after every file
+A checkpoint is written to `step-<8 digits>.tmp-<generation>` (`.tmp-<epoch>-<generation>` in a folder of several epochs) and becomes `step-<8 digits>` by one rename, after every file
 in it and the folder itself were fsynced and the manifest with size and CRC-32 of each file lies beside them. So a crash at any
 instant leaves a complete checkpoint or a temporary folder, which the next start sweeps; never something in between under the final
 name.
@@ -18,7 +18,7 @@ from phalanx.wire import manifest as manifests
 from phalanx.wire.manifest import MANIFEST_FORMAT, MANIFEST_NAME, CheckpointInvalid, Manifest, ManifestFile
 
 _STEP: Final = re.compile(r"step-(\d{8,})")
-_TEMPORARY: Final = re.compile(r"step-\d{8,}\.tmp-.+")  # an older release named them by generation alone
+_TEMPORARY: Final = re.compile(r"step-\d{8,}\.tmp-.+")
 _KEPT_BY_HAND: Final = 2
 """Checkpoints kept where no head keeps them: the newest, and one more in case the newest turns out unreadable."""
 
@@ -32,8 +32,14 @@ def temporary_folder(directory: str, step: int, *, epoch: int, generation: int) 
     """Where it is written first. Equal on all ranks without a word between them.
 
     No other epoch or generation writes there, also where all share `directory`: a rank of an older one may wake between two fences.
+    In a folder of one epoch the name is that of older releases, of which some ranks of a gang may be.
     """
-    return f"{step_folder(directory, step)}.tmp-{epoch}-{generation}"
+    alone = os.path.basename(os.path.normpath(directory)) == f"epoch-{epoch}"
+    return (
+        f"{step_folder(directory, step)}.tmp-{generation}"
+        if alone
+        else f"{step_folder(directory, step)}.tmp-{epoch}-{generation}"
+    )
 
 
 def begin(temporary: str) -> None:

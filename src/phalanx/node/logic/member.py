@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 from phalanx.core.state.commands import Prepare, StartTasks, StopTasks
-from phalanx.core.state.events import CheckpointSaved, MemberFroze, MemberHung, MemberReady, MemberStarted, TaskExited
+from phalanx.core.state.events import MemberFroze, MemberHung, MemberReady, MemberStarted, TaskExited
 from phalanx.core.work.allocation import Grant
 from phalanx.core.work.attempt import TIME_LIMIT_NOTE, TaskExit
-from phalanx.core.work.job import Resume
 from phalanx.node.logic import rendezvous
 from phalanx.node.logic.actions import (
     Action,
+    DeleteCheckpoints,
     Freeze,
     Kill,
     Note,
@@ -37,8 +37,9 @@ from phalanx.node.logic.actions import (
     WritePage,
 )  # fmt: skip
 from phalanx.node.logic.happenings import CheckpointReported, Hung, Killed, MemberKey, Place, Prepared, TaskEnded, Unfit
+from phalanx.node.logic.kept import keeps_checkpoints
 from phalanx.node.logic.lease import NS_PER_S, may_thaw
-from phalanx.node.logic.saves import PER_S, Saves
+from phalanx.node.logic.saves import PER_S, Saves, event_of
 from phalanx.wire.rank import StopReason
 
 LINGER_S: Final = 2.0  # what tasks leave behind (a logger, a data loader) gets this long to end by itself
@@ -436,18 +437,15 @@ def tell_last_saved(member: Member, now: Now) -> Turn:
 
 
 def _tell_saved(member: Member, now: Now) -> Turn:
-    report = member.saves.waiting
+    report, unneeded = member.saves.waiting, member.saves.unneeded
     if report is None:
         return member, []
-    resume = Resume(
-        epoch=member.key.epoch, step=report.step, path=report.path, digest=report.digest, bytes=report.size_bytes,
-        saved_s=report.at_s,
-    )  # fmt: skip
-    event = CheckpointSaved(
-        job_id=member.key.job_id, generation=report.key.generation, node_id=member.grant.node_id, resume=resume,
-        stall_s=report.stall_s, write_s=report.write_s,
-    )  # fmt: skip
-    return replace(member, saves=member.saves.told(now.ns)), [Report(event=event)]
+    actions: list[Action] = [Report(event=event_of(report, member.grant.node_id))]
+    prepare = member.prepare
+    paths = tuple(path for path in unneeded if path.startswith(f"{prepare.checkpoint_dir}/"))
+    if paths and not keeps_checkpoints(prepare):  # else the head and the node tidy up by themselves
+        actions.append(DeleteCheckpoints(job_id=member.key.job_id, paths=paths, user=prepare.user))
+    return replace(member, saves=member.saves.told(now.ns)), actions
 
 
 def _task_exited(member: Member, end: TaskEnded, *, by_us: bool) -> TaskExited:

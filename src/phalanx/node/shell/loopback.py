@@ -44,6 +44,12 @@ def check_other_end(wire: socket.socket, trusted: frozenset[int]) -> None:
         )
 
 
+def told() -> dict[str, str]:
+    """What a head tells its supervisors of that: its own account, and those that an operator named for other heads of this machine."""
+    named = os.environ.get(HEAD_UID_VARIABLE, "")
+    return {HEAD_UID_VARIABLE: f"{named},{os.geteuid()}" if named else str(os.geteuid())}
+
+
 def owners(wire: socket.socket) -> set[int]:
     """Numbers of the accounts that may hold the other end of a connection within this machine; none where the system does not tell.
 
@@ -54,7 +60,7 @@ def owners(wire: socket.socket) -> set[int]:
     listening: set[int] = set()
     for path in TABLES:
         for local, remote, state, uid, inode in _rows(path):
-            if state == _LISTENS and _port(local) == there[1]:
+            if state == _LISTENS and local in _listening_words(*there):
                 listening.add(uid)
             elif local in _words(*there) and remote in _words(*here) and inode:
                 return {uid}
@@ -72,8 +78,9 @@ def _rows(path: str) -> Iterator[tuple[str, str, str, int, int]]:
         yield words[1], words[2], words[3], int(words[7]), int(words[9])
 
 
-def _port(word: str) -> int:
-    return int(word.rpartition(":")[2], 16)
+def _listening_words(host: str, port: int) -> tuple[str, ...]:
+    """What a row may say that listens there: that address, or all of either kind."""
+    return (*_words(host, port), f"{_hex(bytes(4))}:{port:04X}", f"{_hex(bytes(16))}:{port:04X}")
 
 
 def _words(host: str, port: int) -> tuple[str, ...]:

@@ -89,9 +89,9 @@ def restore(path: str, place: Place, say: Say, *, replace: bool) -> Restored:
     if place.dsn:
         from phalanx.store.sql.postgres.filling import fill as fill_postgres  # the extra may be missing
 
-        def told() -> Restore:
+        def told(term: int) -> Restore:
             reach = Reach(last_job_seq=manifest.last_job_seq, epochs=going_on)
-            return Restore(id=secrets.token_hex(8), reach=reach)
+            return Restore(id=secrets.token_hex(8), reach=reach, term=term)
 
         aside = fill_postgres(place.dsn, records, told, replace=replace)
     else:

@@ -11,7 +11,7 @@ import psycopg
 from phalanx.core.errors import Conflict
 from phalanx.failpoints import around
 from phalanx.ports.store import StoreRefused
-from phalanx.store.lost_numbers import Restore, with_restore
+from phalanx.store.lost_numbers import RESTORES, TERMS, Restore, with_restore, with_term
 from phalanx.store.sql.kinds import BY_WORD
 from phalanx.store.sql.postgres.address import Address
 from phalanx.store.sql.postgres.connections import Connection, connect, open_writer, shut
@@ -25,10 +25,10 @@ TABLES: Final = (
 )  # fmt: skip
 
 
-def fill(dsn: str, records: Iterable[tuple[str, Any]], told: Callable[[], Restore], *, replace: bool) -> str:
+def fill(dsn: str, records: Iterable[tuple[str, Any]], told: Callable[[int], Restore], *, replace: bool) -> str:
     """Make the database hold these records; the schema in which what was there is kept, empty for none.
 
-    What `told` says once all are read is left there as word to the heads: in whose folders numbers lie that are lost now.
+    What `told` says of the term that this takes, once all are read, is left there as word to the heads: in whose folders numbers lie that are lost now.
     The term of the leader grows, and its row is held from the beginning: a head that was cut off or starts during all this writes nothing.
 
     Raises:
@@ -43,14 +43,14 @@ def fill(dsn: str, records: Iterable[tuple[str, Any]], told: Callable[[], Restor
         writer.execute("SELECT set_config('statement_timeout', '0', true)")
         writer.execute(POSTGRES.reads["patience"].encode())
         with around("restore.term"):
-            writer.execute(POSTGRES.writes["take_term"].encode())
+            taken = writer.execute(POSTGRES.writes["take_term"].encode()).fetchone()
         aside = _empty(writer, address, replace=replace)
         for word, lot in lots(records):
             with around("restore.put"):
                 writer.cursor().executemany(
                     POSTGRES.writes[BY_WORD[word].put].encode(), [BY_WORD[word].row(one) for one in lot]
                 )
-        _leave_word(writer, told())
+        _leave_word(writer, told(0 if taken is None else int(taken[0])))
         _commit(writer, address)
         return aside
     except (psycopg.Error, OSError) as error:
@@ -60,10 +60,12 @@ def fill(dsn: str, records: Iterable[tuple[str, Any]], told: Callable[[], Restor
 
 
 def _leave_word(writer: Connection, restore: Restore) -> None:
-    found = writer.execute(POSTGRES.reads["restores"].encode()).fetchone()
-    text = with_restore("" if found is None else str(found[0]), restore)
+    found = {str(name): str(value) for name, value in writer.execute(POSTGRES.reads["words"].encode())}
+    words = {
+        RESTORES: with_restore(found.get(RESTORES, ""), restore), TERMS: with_term(found.get(TERMS, ""), restore.term),
+    }  # fmt: skip
     with around("restore.word"):
-        writer.execute(POSTGRES.writes["put_restores"].encode(), (text,))
+        writer.cursor().executemany(POSTGRES.writes["put_word"].encode(), list(words.items()))
 
 
 def _commit(writer: Connection, address: Address) -> None:

@@ -172,8 +172,8 @@ SELECT doc, crc, seq FROM audit WHERE seq > %s ORDER BY seq LIMIT %s;
 -- name: page_of_story
 SELECT doc, crc, seq FROM story WHERE seq > %s ORDER BY seq LIMIT %s;
 
--- name: restores
-SELECT value FROM shared WHERE name = 'restores';
+-- name: words
+SELECT name, value FROM shared;
 
 -- name: heads_connected
 SELECT application_name FROM pg_stat_activity

@@ -71,6 +71,6 @@ UPDATE leader SET term = term + 1, holder = '', url = '', until_s = 0 FROM free 
 -- name: add_audit
 INSERT INTO audit (seq, at_s, "user", doc, crc) VALUES (%s, %s, %s, %s, %s);
 
--- name: put_restores
+-- name: put_word
 -- Word to heads that lead later: what a restore took back (store.lost_numbers).
-INSERT INTO shared (name, value) VALUES ('restores', %s) ON CONFLICT (name) DO UPDATE SET value = excluded.value;
+INSERT INTO shared (name, value) VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET value = excluded.value;
