@@ -102,7 +102,8 @@ class Bench:
         joining = Joining(
             authority=authority, where=Listen(host="127.0.0.2", port=7600), node_secret=SECRET, head_id="head-1"
         )
-        self.head.parts = replace(self.head.parts, welcome=joining)
+        limits = replace(self.head.limits, exec_sessions=4_000)  # each asks about one of its own
+        self.head.parts = replace(self.head.parts, welcome=joining, limits=limits)
         self.head.app = build_app(self.head.parts)
         self._people()
 

@@ -62,6 +62,7 @@ def test_every_route_has_a_good_request(description):
     assert set(good) - set(told) == set()
 
 
+@pytest.mark.timeout(600)
 def test_good_requests_are_taken():
     refused = {}
     with serving() as served:
@@ -80,6 +81,7 @@ def test_good_requests_are_taken():
     assert 500 not in refused.values()
 
 
+@pytest.mark.timeout(600)
 def test_a_planted_fault_is_found_and_told_with_a_line_that_repeats_it(tmp_path, monkeypatch):
     head = ApiHead(str(tmp_path))
     (tmp_path / "head.log").touch()
