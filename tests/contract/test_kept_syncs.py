@@ -127,12 +127,12 @@ def test_of_a_file_of_an_earlier_life_whose_sync_fails_all_bytes_come_again(tmp_
     assert second.take(place, "a.bin", 0, DATA) == 3000
 
 
-def named_unsynced(tmp_path):
-    """A head that has given a whole checkpoint its name, and could not sync the folder of that name."""
+def refused(tmp_path, point="kept.finish.sync_directory"):
+    """A head that has a whole checkpoint, and whose disk refused this: unless told otherwise to sync the folder of the name that it gave it."""
     place, encoded = checkpoint()
     kept = opened(tmp_path)
     kept.begin(place, encoded, published=())
-    with armed("kept.finish.sync_directory", Failure.ERROR), pytest.raises(TryLater):
+    with armed(point, Failure.ERROR), pytest.raises(TryLater):
         kept.take(place, "a.bin", 0, DATA)
     return kept
 
@@ -143,7 +143,7 @@ def above(tmp_path):
 
 def test_a_checkpoint_is_told_to_be_whole_only_when_its_name_is_synced_and_that_once(tmp_path, synced):
     """Found by reading: what lay under its name was whole, though a power cut could still take the name away."""
-    kept = named_unsynced(tmp_path)
+    kept = refused(tmp_path)
     place, encoded = checkpoint()
     synced.clear()
     with armed("kept.finish.sync_directory", Failure.ERROR), pytest.raises(TryLater):
@@ -156,7 +156,7 @@ def test_a_checkpoint_is_told_to_be_whole_only_when_its_name_is_synced_and_that_
 
 
 def test_a_head_that_starts_syncs_the_name_of_what_it_finds_whole(tmp_path, synced):
-    named_unsynced(tmp_path)
+    refused(tmp_path)
     place, _ = checkpoint()
     kept = opened(tmp_path)
     synced.clear()
@@ -183,10 +183,7 @@ def test_a_copy_that_comes_again_under_a_name_synced_before_is_synced_again(tmp_
 
 def test_a_whole_checkpoint_that_the_disk_refuses_at_begin_is_asked_for_later(tmp_path):
     place, encoded = checkpoint()
-    kept = opened(tmp_path)
-    kept.begin(place, encoded, published=())
-    with armed("kept.finish.sync_inside", Failure.ERROR), pytest.raises(TryLater):
-        kept.take(place, "a.bin", 0, DATA)
+    kept = refused(tmp_path, "kept.finish.sync_inside")
     with armed("kept.finish.sync_inside", Failure.ERROR), pytest.raises(TryLater):
         kept.begin(place, encoded, published=())
     assert kept.begin(place, encoded, published=())[0] is True

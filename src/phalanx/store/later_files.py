@@ -70,14 +70,15 @@ def _later(folder: str, epochs: Mapping[str, int], attempt: re.Pattern[str] | No
         if job not in epochs:
             found.append((job,))  # with all that is in it
         elif attempt is not None and epochs[job] < ENDED:
-            for name in _listed(os.path.join(folder, job)):
+            for name in listed(os.path.join(folder, job)):
                 seen = attempt.fullmatch(name)
                 if seen is not None and int(seen[1]) > epochs[job]:
                     found.append((job, name))
     return found
 
 
-def _listed(folder: str) -> list[str]:
+def listed(folder: str) -> list[str]:
+    """What is in a folder, sorted; nothing of one that is not there, or not ours to read."""
     try:
         return sorted(os.listdir(folder))
     except (FileNotFoundError, NotADirectoryError, PermissionError):  # its owner's, on a disk that knows no root

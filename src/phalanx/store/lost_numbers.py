@@ -16,7 +16,7 @@ from typing import Final
 
 from phalanx.failpoints import around, sync_directory
 from phalanx.store.errors import StoreUnusable
-from phalanx.store.later_files import ENDED, FOLDERS, set_aside
+from phalanx.store.later_files import ENDED, FOLDERS, listed, set_aside
 
 RESTORES: Final = "restores"  # under this name what `with_restore` writes is in table `shared`
 TERMS: Final = "makes_way"  # and under this one the terms in a row, up to the newest, of those who know of restores
@@ -110,14 +110,14 @@ def _holds_lost(folder: str, known: Reach) -> bool:
     """Whether there is anything to move: three listings, and two for each job that has not ended and has written."""
     for name in FOLDERS:
         there = os.path.join(folder, name)
-        names = set(_listed(there))
+        names = set(listed(there))
         if any(_number(job) > known.last_job_seq for job in names):
             return True
         prefix = _ATTEMPT.get(name)
         if prefix is not None:
             for job in known.epochs.keys() & names:
                 epoch = known.epochs[job]
-                if any(_number(one.removeprefix(prefix)) > epoch for one in _listed(f"{there}/{job}")):
+                if any(_number(one.removeprefix(prefix)) > epoch for one in listed(f"{there}/{job}")):
                     return True
     return False
 
@@ -126,13 +126,6 @@ def _number(name: str) -> int:
     """Of a job's or attempt's folder; 0 for what is none. Called for each, so without a pattern: 0.2 us."""
     text = name.partition("_")[0]
     return int(text) if text.isdecimal() else 0
-
-
-def _listed(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError, PermissionError):  # its owner's, on a disk that knows no root
-        return []
 
 
 def _mark(folder: str, restore: Restore) -> str:

@@ -1,9 +1,9 @@
 """Checkpoints as folders on disk: names, durability, the atomic commit, sweeping and retention. No torch in here.
 
-A checkpoint is written to `step-<8 digits>.tmp-<generation>` (`.tmp-<epoch>-<generation>` in a folder of several epochs) and becomes `step-<8 digits>` by one rename, after every file
-in it and the folder itself were fsynced and the manifest with size and CRC-32 of each file lies beside them. So a crash at any
-instant leaves a complete checkpoint or a temporary folder, which the next start sweeps; never something in between under the final
-name.
+A checkpoint is written to `step-<8 digits>.tmp-<generation>` (`.tmp-<epoch>-<generation>` in a folder of several epochs) and becomes
+`step-<8 digits>` by one rename, after every file in it and the folder itself were fsynced and the manifest with size and CRC-32 of each
+file lies beside them. So a crash at any instant leaves a complete checkpoint or a temporary folder, which the next start sweeps; never
+something in between under the final name.
 """
 
 from __future__ import annotations
@@ -35,11 +35,8 @@ def temporary_folder(directory: str, step: int, *, epoch: int, generation: int) 
     In a folder of one epoch the name is that of older releases, of which some ranks of a gang may be.
     """
     alone = os.path.basename(os.path.normpath(directory)) == f"epoch-{epoch}"
-    return (
-        f"{step_folder(directory, step)}.tmp-{generation}"
-        if alone
-        else f"{step_folder(directory, step)}.tmp-{epoch}-{generation}"
-    )
+    life = f"{generation}" if alone else f"{epoch}-{generation}"
+    return f"{step_folder(directory, step)}.tmp-{life}"
 
 
 def begin(temporary: str) -> None:

@@ -58,9 +58,8 @@ _FREE_WAIT_S: Final = 10.0  # memory of a rank just killed comes back within a s
 _FREE_LOOK_S: Final = 0.2
 # Past that the ranks start cold, each with the same import: 16 nodes on two cores were seen to take 18 s.
 _ZYGOTE_WAIT_S: Final = 120.0
-_judging: Final = (
-    threading.Lock()
-)  # one script at a time on a node: each may take 60 MiB and hold up every other thread
+# One script at a time on a node: each may take 60 MiB and hold up every other thread.
+_judging: Final = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
