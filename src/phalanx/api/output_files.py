@@ -31,7 +31,6 @@ from phalanx.store.later_files import NOTES
 from phalanx.wire import manifest as manifests
 from phalanx.wire.kept import OUTPUT_FILES_MAX, OutputFile
 
-_FROM: Final = NOTES
 _COMING: Final = ".coming"
 _FIRST: Final = 0  # the node rank whose names are taken as they are, also in the attempts to come
 _NODE: Final = re.compile(r"\.node-(\d+)$")
@@ -241,7 +240,7 @@ class KeptOutputs:
 
     def _owners(self, job_id: JobId) -> dict[str, int]:
         try:
-            with open(os.path.join(self._root, _FROM, f"{job_id}.json"), encoding="utf-8") as file:
+            with open(os.path.join(self._root, NOTES, f"{job_id}.json"), encoding="utf-8") as file:
                 record = json.load(file)
         except (OSError, ValueError):
             return {}
@@ -253,10 +252,10 @@ class KeptOutputs:
         if owners.get(path, _FIRST) == node_rank:
             return
         with around("outputs.own.directory"):
-            os.makedirs(os.path.join(self._root, _FROM), mode=0o700, exist_ok=True)
+            os.makedirs(os.path.join(self._root, NOTES), mode=0o700, exist_ok=True)
         text = json.dumps({**owners, path: node_rank})
-        write_durably(os.path.join(self._root, _FROM, f"{job_id}.json"), text.encode())
-        for folder in (os.path.join(self._root, _FROM), self._root):
+        write_durably(os.path.join(self._root, NOTES, f"{job_id}.json"), text.encode())
+        for folder in (os.path.join(self._root, NOTES), self._root):
             sync_directory("outputs.own.sync_directory", folder)
 
     def _coming(self, origin: Origin, path: str) -> str:
