@@ -13,6 +13,11 @@ JOBS   ?= 2
 ARGS   ?=
 QUIET  ?= -q
 
+# Another apt-get may be at work: wait for its lock (seconds) instead of failing.
+APT         := apt-get -qq -o DPkg::Lock::Timeout=600
+APT_UPDATE  := $(APT) update
+APT_INSTALL := DEBIAN_FRONTEND=noninteractive $(APT) install -y --no-install-recommends
+
 BIN      := $(VENV)/bin
 PIP      := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip
 READY    := $(VENV)/.ready-run
@@ -20,7 +25,7 @@ READYDEV := $(VENV)/.ready-dev
 QUICK    := tests/unit tests/scenario tests/property
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools image-tools trace-tools test test-engines prove fuzz soak check lint types types-house types-examples contracts quick suite bench wheel format changelog constraints sizes clean distclean
+.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools image-tools trace-tools ray test test-engines prove shards fuzz soak check lint types types-house types-examples contracts quick suite bench wheel format changelog constraints sizes clean distclean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -74,7 +79,7 @@ lab-tools:
 	@command -v ip >/dev/null && command -v tc >/dev/null && command -v iptables >/dev/null && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "Installing iproute2 and iptables: the lab is made with them."; \
-	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends iproute2 iptables >/dev/null; \
+	  $(APT_UPDATE) && $(APT_INSTALL) iproute2 iptables >/dev/null; \
 	else echo "error: the lab needs root, iproute2 and iptables; see docs/lab.md" >&2; exit 69; fi
 
 lab: lab-tools $(READY) ## three hosts and a switch as network namespaces (root); `make lab-down` removes them
@@ -87,7 +92,7 @@ slurm-tools:
 	command -v $$program >/dev/null && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "Installing slurmctld, slurmd, slurm-client, slurmdbd, munge and mariadb-server-core."; \
-	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+	  $(APT_UPDATE) && $(APT_INSTALL) \
 	    slurmctld slurmd slurm-client slurmdbd munge mariadb-server-core >/dev/null; \
 	else echo "Slurm's daemons are not here, and only root on Debian could install them: what needs them is skipped." >&2; fi
 
@@ -96,7 +101,7 @@ redis-tools:
 	@command -v redis-server >/dev/null && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "Installing redis-server."; \
-	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends redis-server >/dev/null; \
+	  $(APT_UPDATE) && $(APT_INSTALL) redis-server >/dev/null; \
 	else echo "redis-server is not here, and only root on Debian could install it: Ray with Redis is not tried." >&2; fi
 
 # As of munge: only the programs are taken; Debian's own cluster is told not to be made.
@@ -104,15 +109,19 @@ trace-tools:
 	@command -v strace >/dev/null && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "Installing strace: tests look at the order of the head's system calls."; \
-	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends strace >/dev/null; \
+	  $(APT_UPDATE) && $(APT_INSTALL) strace >/dev/null; \
 	else echo "strace is not here, and only root on Debian could install it: the order of system calls is not looked at." >&2; fi
+
+# Ray is asked for by the tests that start its daemons, and by nothing else: 95 MB.
+ray: $(READYDEV)
+	@$(BIN)/python -c 'import ray' 2>/dev/null || $(PIP) install $(QUIET) -c constraints.txt --no-build-isolation -e '.[ray]'
 
 postgres-tools:
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "Installing postgresql."; \
 	  mkdir -p /etc/postgresql-common && { [ -e /etc/postgresql-common/createcluster.conf ] || echo "create_main_cluster = false" > /etc/postgresql-common/createcluster.conf; }; \
-	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends postgresql >/dev/null; \
+	  $(APT_UPDATE) && $(APT_INSTALL) postgresql >/dev/null; \
 	else echo "PostgreSQL is not here, and only root on Debian could install it: the store on it is not tried." >&2; fi
 
 # What the tests of images need: podman, a first process for its containers, an image made of busybox, and a registry for it.
@@ -120,7 +129,7 @@ image-tools:
 	@command -v podman >/dev/null && command -v busybox >/dev/null && command -v docker-registry >/dev/null && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "Installing podman, catatonit, busybox-static and docker-registry."; \
-	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends podman crun catatonit busybox-static docker-registry >/dev/null; \
+	  $(APT_UPDATE) && $(APT_INSTALL) podman crun catatonit busybox-static docker-registry >/dev/null; \
 	else echo "podman is not here, and only root on Debian could install it: what needs it is skipped." >&2; fi
 
 lab-slurm: lab-tools slurm-tools $(READY) ## the same with Slurm's daemons on every host
@@ -133,15 +142,21 @@ lab-down: $(READY)
 # --------------------------------------------------------------------------------------------------------------- check
 
 check: lint types contracts quick ## lint, types, contracts, quick tests
-test: lint types contracts suite ## the whole suite
+ifdef ONLY
+test: suite ## every invariant once, in ten minutes (ONLY=scheduling: only tests whose path or name holds that word)
+else
+test: lint types contracts suite
+endif
 
-test-engines: $(READYDEV) slurm-tools redis-tools ## one suite of what engines do, on each of them (Ray is installed if it is missing: 95 MB)
-	@$(BIN)/python -c 'import ray' 2>/dev/null || $(PIP) install $(QUIET) -c constraints.txt --no-build-isolation -e '.[ray]'
-	$(BIN)/python -m pytest -n 0 tests/contract/test_engine_contract.py $(ARGS)
+test-engines: $(READYDEV) slurm-tools redis-tools ray ## one suite of what engines do, on each of them (Ray is installed if it is missing)
+	PHALANX_EFFORT=full $(BIN)/python -m pytest -n 0 tests/contract/test_engine_contract.py $(ARGS)
 
-prove: $(READYDEV) lab-tools slurm-tools redis-tools postgres-tools image-tools trace-tools ## long campaigns, and what needs many tools: power cuts and unplugged cables on each engine, images, Redis, every death of a head (root; two hours)
-	@$(BIN)/python -c 'import ray' 2>/dev/null || $(PIP) install $(QUIET) -c constraints.txt --no-build-isolation -e '.[ray]'
-	$(BIN)/python -m pytest -n 0 -m prove tests $(ARGS)
+# Campaigns: long runs with fresh seeds, every kill point, real Slurm, Ray, images. `tests/shards.py` has the list.
+prove: $(READYDEV) ## campaigns, in shards of at most 12 minutes (SHARD=3 runs one, `make shards` lists them; root, about four hours)
+	@$(BIN)/python -m tests.shards run $(or $(SHARD),all) $(ARGS)
+
+shards: $(READYDEV) ## the shards of `make prove`, with what each needs
+	@$(BIN)/python -m tests.shards
 
 fuzz: $(READYDEV) ## 100,000 hostile requests against a head (ARGS="--inputs 1000 --seed 7")
 	$(BIN)/python -m tests.hostile $(ARGS)
@@ -168,19 +183,11 @@ contracts: $(READYDEV)
 	$(BIN)/lint-imports
 
 quick: $(READYDEV)
-	$(BIN)/python -m pytest -q -n $(JOBS) -m "not serial and not e2e and not torch" $(QUICK)
+	$(BIN)/python -m pytest -q -n $(JOBS) -m "not serial and not prove and not e2e and not torch" $(QUICK)
 
-# Two lanes: what starts real processes or reads clocks, one test after the other; and beside it, at the lowest priority, what may share
-# the machine, in the time that the first spends waiting. What the second said comes last. Both run to their ends whatever the other says, so
-# that one red run shows all there is to mend. 5 is pytest's "nothing collected".
+# One run, one progress line, one summary. Tests marked `serial` (real processes, ports) share one worker, one after the other.
 suite: $(READYDEV) postgres-tools
-	@red=0; said=$$(mktemp); trap 'rm -f "$$said"' EXIT; \
-	nice -n 19 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not serial and not prove" tests >"$$said" 2>&1 & beside=$$!; \
-	$(BIN)/python -m pytest -m "serial and not prove" tests; rc=$$?; \
-	if [ $$rc -ne 0 ] && [ $$rc -ne 5 ]; then red=$$rc; fi; \
-	echo "The rest, which runs beside these:"; tail -n +1 -F --pid=$$beside "$$said" 2>/dev/null; wait $$beside || red=$$?; \
-	if [ $$red -ne 0 ]; then echo "make test: red; the failures are listed under each 'short test summary info' above" >&2; fi; \
-	exit $$red
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup -m "not prove" $(if $(ONLY),-k "$(ONLY)") tests $(ARGS)
 
 format: $(READYDEV) ## let ruff lay out and mend what it safely can
 	$(BIN)/ruff check --fix --unsafe-fixes .

@@ -1,30 +1,34 @@
-"""What the whole suite shares: how hard hypothesis tries, and the secrets that nobody may tell.
+"""Settings of the whole suite: how hard hypothesis tries, which tests `make test` leaves to `make prove`, and the search for leaked secrets.
 
 Builders of records live in ``tests/builders.py``; a fixture with side effects belongs beside the tests that need it.
 """
 
 import os
+import resource
 import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import canaries
+from tests import canaries, effort, shards
 
-# One core may be busy with somebody else's build: a deadline per example would measure the machine, not the code.
-settings.register_profile("dev", deadline=None, max_examples=50)
+# One core may be busy with another build: a deadline per example would measure the machine, not the code.
+_SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
+# Quick: the same commit gives the same verdict. Full and search draw fresh examples.
 settings.register_profile(
-    "ci",
+    "quick",
     deadline=None,
-    max_examples=100,
-    derandomize=True,  # the same commit gives the same verdict; new seeds are for `HYPOTHESIS_PROFILE=search`
-    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=effort.QUICK_EXAMPLES,
+    derandomize=True,
+    database=None,
+    suppress_health_check=_SLOW,
 )
-settings.register_profile("search", deadline=None, max_examples=2000, print_blob=True)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+settings.register_profile("full", deadline=None, max_examples=200, print_blob=True, suppress_health_check=_SLOW)
+settings.register_profile("search", deadline=None, max_examples=2000, print_blob=True, suppress_health_check=_SLOW)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "full" if effort.FULL else "quick"))
 
-# A runner that starts the suite in the background hands on ignored signals (a shell's `&`, nohup), and every process under test
-# would inherit them: Ctrl-C would mean nothing.
+# A shell that starts the suite in the background (`&`, nohup) passes on ignored signals, and every process under test
+# would inherit them: Ctrl-C would have no effect.
 for _number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
     signal.signal(_number, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -32,6 +36,27 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.update(canaries.VARIABLES)
 os.environ.setdefault(canaries.LEVEL, "DEBUG")
 EYES = pytest.StashKey[canaries.Eyes]()
+LEAKS = "leaks"  # under this key a worker of xdist sends what its scanner found
+
+
+def pytest_addoption(parser):
+    parser.addoption("--shard", type=int, default=0, help="run one shard of tests/shards.py, counted from 1")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if item.get_closest_marker("serial"):
+            item.add_marker(pytest.mark.xdist_group("serial"))
+    left_out = shards.left_out([item.nodeid for item in items])
+    for item in items:
+        if item.nodeid in left_out:
+            item.add_marker(pytest.mark.prove)
+    number = config.getoption("shard")
+    if number:
+        chosen = set(shards.chosen_by(shards.SHARDS[number - 1], [item.nodeid for item in items]))
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in chosen])
+        items[:] = [item for item in items if item.nodeid in chosen]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -39,10 +64,32 @@ def no_home_tells_a_secret(tmp_path_factory, request):
     with canaries.eyes_open(tmp_path_factory.getbasetemp()) as eyes:
         yield
     request.config.stash[EYES] = eyes
+    if hasattr(request.config, "workeroutput"):
+        request.config.workeroutput[LEAKS] = str(eyes) if eyes.homes else ""
     assert eyes.found == []
+
+
+class _Leaks:
+    """Collects on the controller of xdist what the scanners of its workers found."""
+
+    def __init__(self):
+        self.lines = []
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node, error):
+        self.lines.append(getattr(node, "workeroutput", {}).get(LEAKS, ""))
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(_Leaks(), "leaks")
 
 
 def pytest_terminal_summary(terminalreporter, config):
     eyes = config.stash.get(EYES, None)
-    if eyes is not None and eyes.homes:
-        terminalreporter.write_line(f"canaries: {eyes}")
+    lines = [str(eyes) if eyes is not None and eyes.homes else "", *config.pluginmanager.get_plugin("leaks").lines]
+    for line in filter(None, lines):
+        terminalreporter.write_line(f"canaries: {line}")
+    if not hasattr(config, "workerinput"):
+        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        total_s = sum(one.ru_utime + one.ru_stime for one in used)
+        terminalreporter.write_line(f"CPU: {total_s:.0f} s in this process and those that it waited for")

@@ -18,6 +18,7 @@ from phalanx.ports.store import StoreRefused
 from phalanx.store.logs import open_files
 from phalanx.store.logs.files import FileLogs
 from phalanx.store.logs.memory import MemoryLogs
+from tests.effort import examples
 
 
 @pytest.fixture(params=["memory", "files"])
@@ -326,7 +327,7 @@ CHUNKS = st.lists(
 POINTS = st.none() | st.tuples(st.sampled_from(FAILING), st.integers(1, 4))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(turns=st.lists(st.tuples(CHUNKS, POINTS, st.booleans()), max_size=8))
 def test_files_and_memory_agree_whatever_is_sent_and_whatever_fails(turns):
     folder = tempfile.mkdtemp(prefix="phalanx-logs-")

@@ -31,6 +31,7 @@ from tests.contract.records import (
     token,
     user,
 )
+from tests.effort import examples
 
 pytestmark = pytest.mark.timeout(600)  # three stores, told and asked all of it 800 times
 SEQS = st.integers(1, 6)  # few, so that records meet
@@ -165,4 +166,4 @@ class Stores(RuleBasedStateMachine):
 
 
 TestStoresAgree = Stores.TestCase
-TestStoresAgree.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+TestStoresAgree.settings = settings(max_examples=examples(40), stateful_step_count=20, deadline=None)

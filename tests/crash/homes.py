@@ -76,18 +76,6 @@ def ways(wanted, passes=(1,)):
     ]
 
 
-def shared_out(params):
-    """`make test` takes one way of each part, in turn another kind of death; the others are marked `prove`."""
-    seen: set[str] = set()
-    shared = []
-    for index, param in enumerate(params):
-        part = param.values[0].partition(".")[0]
-        chosen = part not in seen and (index + len(seen)) % 2 == 0
-        seen |= {part} if chosen else set()
-        shared.append(param if chosen else pytest.param(*param.values, id=param.id, marks=pytest.mark.prove))
-    return shared
-
-
 def killed_under_load(homes, make, armed, *, name=""):
     """Kill the head that the cases share, armed so, and compare all with the next; a case that fails leaves a fresh home to the next."""
     home = homes[0]

@@ -1,13 +1,13 @@
 """Kill -9 of the real head at every place where it writes, before and after; nothing acknowledged is lost, nothing runs twice, nothing is orphaned.
 
 The cases come from `phalanx.failpoints.FAILPOINTS`: a new point is killed here without a line of test, and one that no life reaches fails.
-`make test` takes one point of each part (the name up to its first dot), some seconds each; all of them are in `make prove`.
+`make test` takes a few of them (`tests/shards.py`); all of them are in `make prove`.
 """
 
 import pytest
 
 from benchmarks.cluster import free_port
-from tests.crash.homes import Home, arming, killed_under_load, killed_while_young, shared_out, ways
+from tests.crash.homes import Home, arming, killed_under_load, killed_while_young, ways
 
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.timeout(300)]
 # Passed where a head makes its home: each gets a fresh one. All others are passed by one that serves, or stops.
@@ -49,12 +49,12 @@ def homes():
     held[0].close()
 
 
-@pytest.mark.parametrize(("name", "failure", "nth"), shared_out(ways(serving)))
+@pytest.mark.parametrize(("name", "failure", "nth"), ways(serving))
 def test_a_serving_head_is_killed(homes, name, failure, nth):
     killed_under_load(homes, Home.make, arming(name, failure, nth), name=name)
 
 
-@pytest.mark.parametrize(("name", "failure", "nth"), shared_out(ways(fresh)))
+@pytest.mark.parametrize(("name", "failure", "nth"), ways(fresh))
 def test_a_head_is_killed_while_it_makes_its_home(name, failure, nth):
     words = ("--listen", f"127.0.0.2:{free_port()}") if name.startswith(LISTENS) else ()
     killed_while_young(Home.make(virtual="1x1", words=words), arming(name, failure, nth), name=name)

@@ -28,11 +28,6 @@ ELSEWHERE = ("postgres.commit.rollback", "postgres.open.term")
 NOT_YET = (
     "election.prepare.leads",
 )  # a look at who leads before an upgrade from the third schema on, and the third is the newest
-IN_MAKE_TEST = (
-    "postgres.commit.commit-kill-1",
-    "postgres.commit.done-kill-7",
-    "postgres.migrate.commit-kill-1",
-)
 PASSES = (7, 40)  # a head begins with some statements about who leads, and goes on with one a second
 
 
@@ -52,14 +47,6 @@ def beside(name):
     return writes_files(name) and not name.startswith("store.")
 
 
-def some(params):
-    """`make test` takes a few of them, the rest is `prove`."""
-    return [
-        param if param.id in IN_MAKE_TEST else pytest.param(*param.values, id=param.id, marks=pytest.mark.prove)
-        for param in params
-    ]
-
-
 def make(virtual="2x4", words=()):
     return Home.make(virtual=virtual, words=words, store=postgres_here.server().empty())
 
@@ -77,21 +64,19 @@ def test_every_point_of_the_database_is_killed_here():
     assert {name for name in FAILPOINTS if name.startswith(OURS)} - {*ELSEWHERE, *NOT_YET} == {
         param.values[0] for param in (*ways(serving), *ways(often, PASSES), *ways(fresh))
     }
-    assert set(IN_MAKE_TEST) <= {param.id for param in (*ways(serving), *ways(often, PASSES), *ways(fresh))}
 
 
-@pytest.mark.parametrize(("name", "failure", "nth"), some(ways(serving) + ways(often, PASSES)))
+@pytest.mark.parametrize(("name", "failure", "nth"), ways(serving) + ways(often, PASSES))
 def test_a_serving_head_on_postgresql_is_killed(homes, name, failure, nth):
     killed_under_load(homes, make, arming(name, failure, nth), name=name)
 
 
-@pytest.mark.prove
 @pytest.mark.parametrize(("name", "failure", "nth"), ways(beside))
 def test_a_head_on_postgresql_is_killed_where_it_writes_files(homes, name, failure, nth):
     killed_under_load(homes, make, arming(name, failure, nth), name=name)
 
 
-@pytest.mark.parametrize(("name", "failure", "nth"), some(ways(fresh)))
+@pytest.mark.parametrize(("name", "failure", "nth"), ways(fresh))
 def test_a_head_is_killed_while_it_makes_its_database(name, failure, nth):
     with tempfile.TemporaryDirectory(prefix="phalanx-files-") as folder:
         words = ("--files", os.path.join(folder, "shared")) if name.startswith("files.") else ()

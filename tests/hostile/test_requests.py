@@ -1,4 +1,4 @@
-"""10,000 hostile requests against a real head; and that the campaign would see a fault if there were one."""
+"""Hostile requests against a real head (10,000 in `make prove`); and that the campaign would see a fault if there were one."""
 
 # Ids are written as plain words here, as in a drawing.
 # mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests import effort
 from tests.contract.api_head import TOKENS, ApiHead, bearer
 from tests.hostile.asked import NOBODY, Asked
 from tests.hostile.campaign import GROWTH_MIB_PER_10K, Campaign, Shapes
@@ -15,20 +16,22 @@ from tests.hostile.good import good_requests
 from tests.hostile.head import ADMIN, SUPERVISING, Served, serving
 from tests.hostile.line import Answer
 
+INPUTS = effort.size(600, 10_000)
 SEED = 20261121  # the same commit gives the same requests; `python -m tests.hostile --seed N` asks others
 
 
 @pytest.mark.serial
 @pytest.mark.timeout(900)
-def test_ten_thousand_hostile_requests_find_no_fault_nothing_slow_and_no_growth():
+def test_hostile_requests_find_no_fault_nothing_slow_and_no_growth():
     with serving() as served:
-        verdict = Campaign(served, inputs=10_000, seed=SEED).run()
+        verdict = Campaign(served, inputs=INPUTS, seed=SEED).run()
     print(verdict.told())
-    assert verdict.inputs == sum(verdict.by_source.values()) == 10_000
+    assert verdict.inputs == sum(verdict.by_source.values()) == INPUTS
     assert verdict.failures == []
-    assert verdict.growth_mib_per_10k <= GROWTH_MIB_PER_10K
-    assert verdict.by_status[200] > 500, "hardly anything got past the door"
-    assert verdict.operations_reached >= 75, "operations were left out"
+    assert verdict.by_status[200] > INPUTS // 20, "hardly any request was accepted"
+    if effort.FULL:  # fewer inputs reach fewer operations, and show no growth
+        assert verdict.growth_mib_per_10k <= GROWTH_MIB_PER_10K
+        assert verdict.operations_reached >= 75, "operations were left out"
 
 
 @pytest.mark.timeout(600)

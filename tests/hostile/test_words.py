@@ -8,11 +8,13 @@ import click
 import pytest
 
 from phalanx.cli.faults import ended_by
+from tests.effort import size
 from tests.hostile.head import serving
 from tests.hostile.words import CODES, GOOD, ONLY_REFUSED, commands, ended, judged, memory_mib, option_lines
 
-SHARE_WITHOUT_HEAD = 5  # one line of so many here; `-m prove` runs all 13,000
-SHARE_WITH_HEAD = 23
+LINES_MIN = 10_000  # that click's own list gives
+EVERY_WITHOUT_HEAD = size(50, 1)  # one line of so many
+EVERY_WITH_HEAD = size(230, 1)
 GROWTH_MIB = 60  # of this process, over thousands of command lines
 
 
@@ -27,37 +29,25 @@ def share(every, first=0):
     return (words for number, words in enumerate(option_lines()) if number % every == first)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_nonsense_without_a_head_ends_in_one_clear_line():
     judged(iter([("--help",), ("ps",)]))  # modules and caches
     before_mib = memory_mib()
-    count, wrong = judged(share(SHARE_WITHOUT_HEAD))
-    assert count > 2000
+    count, wrong = judged(share(EVERY_WITHOUT_HEAD))
+    assert count > LINES_MIN // EVERY_WITHOUT_HEAD
     assert wrong == []
     assert memory_mib() - before_mib < GROWTH_MIB
 
 
 @pytest.mark.serial
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_nonsense_before_a_head_ends_in_one_clear_line(monkeypatch):
     with serving() as served:
         monkeypatch.setenv("PHALANX_HOME", served.home)
-        count, wrong = judged(share(SHARE_WITH_HEAD))
+        count, wrong = judged(share(EVERY_WITH_HEAD))
         assert served.faults() == []
-    assert count > 400
+    assert count > LINES_MIN // EVERY_WITH_HEAD
     assert wrong == []
-
-
-@pytest.mark.prove
-@pytest.mark.timeout(3600)
-def test_every_nonsense_on_every_option(monkeypatch):
-    count, wrong = judged(option_lines())
-    with serving() as served:
-        monkeypatch.setenv("PHALANX_HOME", served.home)
-        more, also = judged(option_lines())
-        assert served.faults() == []
-    assert count + more > 20_000
-    assert wrong + also == []
 
 
 def test_every_command_is_tried():

@@ -34,6 +34,7 @@ from phalanx.core.work.reservation import Reservation
 from phalanx.ports.store import StoreRefused
 from phalanx.simulator.drill.limits import fleet_gpus
 from tests.builders import spec
+from tests.effort import examples
 from tests.harness import Harness
 from tests.simulated_node import Behaviour
 
@@ -346,6 +347,6 @@ class Cluster(RuleBasedStateMachine):
         harness.watch.settled()
 
 
-# An example costs some 40 ms, and hypothesis spends many on the neighbours of others: more of them than usual.
-Cluster.TestCase.settings = settings(max_examples=max(100, settings().max_examples))
+# An example costs some 40 ms.
+Cluster.TestCase.settings = settings(max_examples=examples(200))
 test_random_faults_break_no_invariant_and_healed_work_ends = Cluster.TestCase

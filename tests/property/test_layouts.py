@@ -12,6 +12,7 @@ from phalanx.core.performance.model import Mixture, Model
 from phalanx.core.performance.step import Method
 from phalanx.facts.coefficients import physics, stacks
 from phalanx.facts.gpus import gpu_named
+from tests.effort import examples
 
 
 @st.composite
@@ -42,7 +43,7 @@ def questions(draw):
     )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(questions())
 def test_what_is_offered_can_run(asked):
     answer = plan(asked)
@@ -61,7 +62,7 @@ def test_what_is_offered_can_run(asked):
         assert 0.0 < one.checkpoint.goodput <= 1.0
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(questions())
 def test_the_given_layout_is_judged_as_the_search_judged_it(asked):
     answer = plan(asked, top=2)
@@ -70,7 +71,7 @@ def test_the_given_layout_is_judged_as_the_search_judged_it(asked):
         assert again.layouts[0].step == one.step
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(questions())
 def test_what_fits_fits_on_a_larger_device_too(asked):
     if plan(asked).fits:

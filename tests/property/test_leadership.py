@@ -20,6 +20,7 @@ from phalanx.controller.leadership import (
     watched,
 )
 from phalanx.ports.election import Leader
+from tests.effort import examples
 
 DELAY = st.floats(0.0, 8.0)  # of a message, in true seconds: far more than a lease
 RATE = st.floats(0.99, 1.01)  # of a head's clock against the true time
@@ -115,7 +116,7 @@ def deliver(row: Row, true_s: float) -> None:
         head.on_its_way.append((answer_s, kind, what))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     rates=st.tuples(RATE, RATE, RATE),
     sleeps=st.lists(st.tuples(st.integers(0, 2), st.floats(0, 25), st.floats(0, 12)), max_size=5),

@@ -10,6 +10,7 @@ from phalanx.core.fleet.topology import LEVELS, tree_of
 from phalanx.core.scheduling.need import Need
 from phalanx.core.scheduling.pool import Pool
 from tests.builders import make_node
+from tests.effort import examples
 
 UNIT = 3
 
@@ -94,7 +95,7 @@ def everything(pool, need, shut):
                 yield tuple(sorted(places))
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(pools(), needs(), st.integers(0, 3))
 def test_it_finds_a_place_if_there_is_one_and_it_is_one(pool, need, shut):
     found = pool.find(need, shut)
@@ -102,7 +103,7 @@ def test_it_finds_a_place_if_there_is_one_and_it_is_one(pool, need, shut):
     assert (found in possible) if possible else found is None
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(pools(), needs(), st.integers(0, 3))
 def test_a_gang_goes_into_the_smallest_domain_that_holds_it_and_of_those_the_fullest(pool, need, shut):
     possible = list(everything(pool, need, shut))
@@ -121,7 +122,7 @@ def test_a_gang_goes_into_the_smallest_domain_that_holds_it_and_of_those_the_ful
             return
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(pools(), st.integers(1, UNIT), st.integers(0, 7), st.sampled_from((0, 2)))
 def test_one_node_is_the_best_fit_then_in_the_fullest_domain_innermost_first_then_the_lowest(pool, devices, shut, cpus):
     need = Need(nodes=1, devices=devices, cpus=cpus)
@@ -179,7 +180,7 @@ OPS = st.lists(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(pools(), OPS)
 def test_the_kept_counts_are_those_of_a_recount_and_nothing_is_handed_out_twice(pool, ops):
     held = []

@@ -16,6 +16,7 @@ from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.quotas import FLEET, Holdings
 from tests.builders import job, make_node, placed
+from tests.effort import examples
 
 SMALL = st.integers(0, 8)
 
@@ -81,7 +82,7 @@ def play(tree, queues, moves):
 
 
 @given(trees(), st.integers(0, 30), steps)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_limits_hold_at_every_instant(queues, fleet, moves):
     for number in range(len(moves)):
         running = play(tree := Holdings(queues, fleet), queues, moves[: number + 1])
@@ -106,7 +107,7 @@ def test_limits_hold_at_every_instant(queues, fleet, moves):
 
 
 @given(trees(), st.integers(0, 30), steps, st.integers(0, 7), SMALL)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_give_undoes_take_exactly_and_room_is_what_admits_allows(queues, fleet, moves, pick, gpus):
     tree = Holdings(queues, fleet)
     running = play(tree, queues, moves)
@@ -128,7 +129,7 @@ def test_give_undoes_take_exactly_and_room_is_what_admits_allows(queues, fleet, 
 
 
 @given(trees(), st.integers(0, 30), steps, st.integers(0, 7), st.integers(1, 8), st.randoms(use_true_random=False))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_stopping_borrowers_always_suffices_for_what_is_ones_right(
     queues, fleet, moves, pick, gpus, order: random.Random
 ):
@@ -147,7 +148,7 @@ def test_stopping_borrowers_always_suffices_for_what_is_ones_right(
 
 
 @given(trees(), st.integers(0, 30), steps, st.integers(0, 7), st.integers(0, 7), st.integers(1, 8))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_nobody_loses_what_is_his_right(queues, fleet, moves, one, other, gpus):
     tree = Holdings(queues, fleet)
     play(tree, queues, moves)
@@ -162,7 +163,7 @@ uses = st.lists(st.tuples(st.integers(0, 7), st.integers(1, 8), st.floats(0.0, 2
 
 
 @given(trees(), uses)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_factors_lie_between_zero_and_one_and_more_use_never_helps(queues, jobs):
     plain, more = (QuotaTree(queues, 64) for _ in range(2))
     for pick, gpus, from_s, for_s in jobs:
@@ -216,7 +217,7 @@ def do(change, what, which, size):
 
 
 @given(doings(), doings(), doings())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_the_worlds_own_books_are_what_counting_anew_gives(before, undone, after):
     world = World()
     Change(world=world).put(Queue(id=QueueId("q0")))

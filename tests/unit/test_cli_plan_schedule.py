@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.cli.plan.schedule import Work, schedule
+from tests.effort import examples
 
 
 def end_s(slots):
@@ -38,7 +39,7 @@ def test_rounds_that_are_not_whole_are_drawn_plain():
     assert end_s(slots) == pytest.approx(2 * 3.0 * (6 + 3))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 5), st.floats(0.1, 9), st.floats(0.1, 9))
 def test_every_pass_happens_once_after_what_it_needs(stages, chunks, rounds, forward_s, backward_s):
     micro_batches = rounds * stages
