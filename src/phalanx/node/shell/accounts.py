@@ -64,8 +64,11 @@ class JobAccounts:
         name = f"{os.path.basename(node_folder)}-{hashlib.sha256(node_folder.encode()).hexdigest()[:12]}"
         folder = os.path.join(given.get(JOBS_DIR_VARIABLE) or JOBS_DIR, name)
         return cls(
-            own=pwd.getpwuid(0).pw_name, uid_min=max(1, int(least)), root_allowed=given.get(ROOT_VARIABLE) != "no", folder=folder
-        )  # fmt: skip
+            own=pwd.getpwuid(0).pw_name,
+            uid_min=max(1, int(least)),
+            root_allowed=given.get(ROOT_VARIABLE) != "no",
+            folder=folder,
+        )
 
     def of(self, user: str) -> Account | None:
         """The account for a job of this user; None for the supervisor's own.
@@ -93,9 +96,13 @@ class JobAccounts:
             why = f"{who} has number {found.pw_uid}, below {self.uid_min}, which are the system's; {UID_MIN_VARIABLE} says where people begin"
             raise Refusal(why, charge=True)
         return Account(
-            name=user, uid=found.pw_uid, gid=found.pw_gid, groups=tuple(sorted(os.getgrouplist(user, found.pw_gid))),
-            home=found.pw_dir, shell=found.pw_shell or "/bin/sh",
-        )  # fmt: skip
+            name=user,
+            uid=found.pw_uid,
+            gid=found.pw_gid,
+            groups=tuple(sorted(os.getgrouplist(user, found.pw_gid))),
+            home=found.pw_dir,
+            shell=found.pw_shell or "/bin/sh",
+        )
 
 
 def knows_this_machine() -> bool:

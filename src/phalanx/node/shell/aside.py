@@ -49,9 +49,13 @@ def run_aside(
     present.running.wait()
     try:
         task = TaskSpec(
-            task_id=task_id, command=command, cwd=cwd or present.workdir, env=variables, account=present.account,
+            task_id=task_id,
+            command=command,
+            cwd=cwd or present.workdir,
+            env=variables,
+            account=present.account,
             bound=not present.prepare.spec.image,
-        )  # fmt: skip
+        )
         with present.containing:  # a freeze comes before or after, never while it is being started
             present.processes.spawn(task, output)
     except TaskNotStarted as error:

@@ -40,10 +40,16 @@ def batch_command(present: Present, port: int) -> tuple[tuple[str, ...], dict[st
         words = shlex.join((*_PYTHON, "phalanx.node.shell.srun_main", tool))
         _write(os.path.join(folder, "bin", tool), f'#!/bin/sh\nexec {words} "$@"\n', 0o700)
     what = {
-        "node_rank": present.grant.node_rank, "key": asked.get("key", ""), "port": port, "master": order.addresses[0],
-        "script": script, "workdir": present.workdir, "args": json.loads(asked.get("args", "[]")), "bin": os.path.join(folder, "bin"),
+        "node_rank": present.grant.node_rank,
+        "key": asked.get("key", ""),
+        "port": port,
+        "master": order.addresses[0],
+        "script": script,
+        "workdir": present.workdir,
+        "args": json.loads(asked.get("args", "[]")),
+        "bin": os.path.join(folder, "bin"),
         "batch": asdict(_batch(order, asked, *_who(present))),
-    }  # fmt: skip
+    }
     path = os.path.join(folder, "batch.json")
     _write(path, json.dumps(what), 0o600)
     return (*_PYTHON, "phalanx.node.shell.batch_main"), {BATCH_VARIABLE: path}
@@ -60,16 +66,25 @@ def _batch(order: Prepare, asked: dict[str, str], uid: int, user: str) -> Batch:
     tasks = int(asked.get("tasks_per_node") or 1)
     nodes = tuple(
         BatchNode(
-            name=grant.node_id, address=address, devices=len(grant.devices),
+            name=grant.node_id,
+            address=address,
+            devices=len(grant.devices),
             cpus=grant.cpus or tasks * int(asked.get("cpus_per_task") or 1),
         )
         for grant, address in zip(grants, order.addresses, strict=True)
-    )  # fmt: skip
+    )
     return Batch(
-        number=_number(order, asked), name=order.spec.name, nodes=nodes, uid=uid, user=user, restarts=order.restarts,
-        asked={name: value for name, value in asked.items() if name not in {"key", "args"}}, end_s=order.deadline_s, start_s=time.time(),
+        number=_number(order, asked),
+        name=order.spec.name,
+        nodes=nodes,
+        uid=uid,
+        user=user,
+        restarts=order.restarts,
+        asked={name: value for name, value in asked.items() if name not in {"key", "args"}},
+        end_s=order.deadline_s,
+        start_s=time.time(),
         array=_array(order.array),
-    )  # fmt: skip
+    )
 
 
 def _number(order: Prepare, asked: dict[str, str]) -> str:
@@ -87,10 +102,13 @@ def _array(place: ArrayPlace | None) -> dict[str, str]:
     if place is None:
         return {}
     return {
-        "SLURM_ARRAY_JOB_ID": place.array_id, "SLURM_ARRAY_TASK_ID": str(place.index), "SLURM_ARRAY_TASK_COUNT": str(place.size),
-        "SLURM_ARRAY_TASK_MIN": str(place.lowest), "SLURM_ARRAY_TASK_MAX": str(place.highest),
+        "SLURM_ARRAY_JOB_ID": place.array_id,
+        "SLURM_ARRAY_TASK_ID": str(place.index),
+        "SLURM_ARRAY_TASK_COUNT": str(place.size),
+        "SLURM_ARRAY_TASK_MIN": str(place.lowest),
+        "SLURM_ARRAY_TASK_MAX": str(place.highest),
         "SLURM_ARRAY_TASK_STEP": str((place.highest - place.lowest) // (place.size - 1) if place.size > 1 else 1),
-    }  # fmt: skip
+    }
 
 
 def _write(path: str, text: str, mode: int) -> None:

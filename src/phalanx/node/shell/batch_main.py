@@ -27,10 +27,22 @@ from phalanx.node.shell.batch_tasks import CHUNK_BYTES, Tasks, shell_code
 JOIN_S: Final = 60.0  # all nodes pass the barrier together; later is a node that is lost, and then the gang ends anyway
 _NODE_NAMES: Final = ("CUDA_VISIBLE_DEVICES",)
 _USAGE: Final = 64
-OF_RANKS: Final = frozenset({
-    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "TF_CONFIG",
-    "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID",
-})  # fmt: skip
+OF_RANKS: Final = frozenset(
+    {
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "NODE_RANK",
+        "GROUP_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TF_CONFIG",
+        "JAX_COORDINATOR_ADDRESS",
+        "JAX_NUM_PROCESSES",
+        "JAX_PROCESS_ID",
+    }
+)
 """What a rank has and a batch script under Slurm has not: libraries would take the script's processes for ranks."""
 
 
@@ -132,9 +144,13 @@ class _Script:
         environment["PATH"] = f"{self._order['bin']}{os.pathsep}{environment.get('PATH', os.defpath)}"
         try:
             script = subprocess.Popen(
-                [self._order["script"], *self._order["args"]], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE if self._order["batch"]["asked"].get("error") else subprocess.STDOUT, process_group=0,
-            )  # fmt: skip
+                [self._order["script"], *self._order["args"]],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE if self._order["batch"]["asked"].get("error") else subprocess.STDOUT,
+                process_group=0,
+            )
         except OSError as error:
             _complain(f"{self._order['script']}: {error.strerror}; is its first line the path of an interpreter?")
             return 126
@@ -281,9 +297,12 @@ class _Script:
         for task in range(step.tasks):
             place, local = step.node_of(task)
             one: dict[str, Any] = {
-                "task": task, "argv": list(argv), "cwd": cwd, "first": self._own.workdir,
+                "task": task,
+                "argv": list(argv),
+                "cwd": cwd,
+                "first": self._own.workdir,
                 "env": {**environment, **step_variables(self._batch, step, task, host=host)},
-            }  # fmt: skip
+            }
             if share:
                 one["places"] = list(range(local * share, (local + 1) * share))
             parts.setdefault(step.nodes[place], []).append(one)

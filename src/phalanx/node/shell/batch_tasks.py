@@ -63,9 +63,14 @@ class Tasks:
             one["cwd"] = "/tmp"  # noqa: S108  # as slurmd does; nothing of ours is put there
         try:
             process = subprocess.Popen(
-                argv, env=one["env"], cwd=one["cwd"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                argv,
+                env=one["env"],
+                cwd=one["cwd"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
                 process_group=0,
-            )  # fmt: skip
+            )
         except (OSError, ValueError) as error:
             text = f"srun: error: {host}: task {task}: {argv[0]}: {getattr(error, 'strerror', error)}\n"
             self._tell(step, task, 2, text.encode())

@@ -87,8 +87,11 @@ def claim(node_key: str) -> tuple[str | None, str]:
         # Only a real move tells: the kernel also asks for the rights on the group both sides share.
         moved = subprocess.run(
             ["/bin/sh", "-c", 'echo 0 > "$0/cgroup.procs"', probe],
-            stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROBE_LIMIT_S, check=False,
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_PROBE_LIMIT_S,
+            check=False,
+        )
         if moved.returncode != 0:
             return None, f"no process can be moved into {probe}: {moved.stderr.decode(errors='replace').strip()}"
     except (OSError, subprocess.TimeoutExpired) as error:

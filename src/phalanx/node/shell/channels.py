@@ -162,9 +162,11 @@ class Renewer:
         epochs = self._epochs()
         sent_ns = boottime_ns()
         request = wire.LeaseRequest(
-            supervisor_id=self._supervisor_id, node_id=self._node_id, epochs=epochs,
+            supervisor_id=self._supervisor_id,
+            node_id=self._node_id,
+            epochs=epochs,
             held_s=max(0, self._held_until_ns - sent_ns) / 1e9,
-        )  # fmt: skip
+        )
         sent_s = time.time()
         body = self._connection.call("POST", "/v1/node/lease", wire.encode(request), timeout_s=_RENEW_S)
         heard_s = time.time()
@@ -175,10 +177,12 @@ class Renewer:
         self._held_until_ns = sent_ns + int(reply.lease_s * 1e9)
         self._heard(
             Renewed(
-                sent_ns=sent_ns, lease_s=reply.lease_s, asked=frozenset(epochs),
+                sent_ns=sent_ns,
+                lease_s=reply.lease_s,
+                asked=frozenset(epochs),
                 superseded=frozenset((job, epoch) for job, epoch in reply.superseded),
             )
-        )  # fmt: skip
+        )
         self.renew_in_s = reply.renew_in_s
         return reply.renew_in_s
 

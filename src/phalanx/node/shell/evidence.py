@@ -67,8 +67,10 @@ def collect(
         tail = _tail(present, rank, shop)
     own = present.prepare.spec.env
     return Evidence(
-        lines=last_lines(tail, (value for _, value in own)), xids=kernel.xids(began_ns, present.grant.devices), oom_killed=oom,
-    )  # fmt: skip
+        lines=last_lines(tail, (value for _, value in own)),
+        xids=kernel.xids(began_ns, present.grant.devices),
+        oom_killed=oom,
+    )
 
 
 def of_a_hang(present: Present, rank: int) -> Evidence | None:

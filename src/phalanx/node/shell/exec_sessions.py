@@ -118,9 +118,13 @@ class ExecSessions:
             self._open[order.session] = session
         environment = {**present.environment, "TERM": present.environment.get("TERM", "xterm-256color")}
         task = TaskSpec(
-            task_id=f"{_TASK}{order.session}", command=("/bin/sh", "-c", script, "phalanx exec", stdin, *_argv(order, present)), cwd=present.workdir,
-            env=environment, account=present.account, bound=present.inside is None,
-        )  # fmt: skip
+            task_id=f"{_TASK}{order.session}",
+            command=("/bin/sh", "-c", script, "phalanx exec", stdin, *_argv(order, present)),
+            cwd=present.workdir,
+            env=environment,
+            account=present.account,
+            bound=present.inside is None,
+        )
         try:
             session.pid = present.processes.spawn(task, output)
         except TaskNotStarted:

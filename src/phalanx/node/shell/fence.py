@@ -35,9 +35,12 @@ class Fence:
     """
 
     def __init__(
-        self, watch: Watch, happened: Callable[[Happening], None], after_work: Callable[[Present, Callable[[], None]], None],
+        self,
+        watch: Watch,
+        happened: Callable[[Happening], None],
+        after_work: Callable[[Present, Callable[[], None]], None],
         shop: Callable[[], Workshop],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._watch, self._happened, self._after_work, self._shop = watch, happened, after_work, shop
         self._kills, self._freezes = Hands("fence", KILL_HANDS), Hands("freeze", FREEZE_HANDS)
         self._kills.begin()

@@ -99,8 +99,11 @@ class _Source:
         self._access = access
         self._account = account
         self._about = {
-            "job_id": prepare.job_id, "epoch": prepare.epoch, "of_epoch": resume.epoch, "step": resume.step,
-        }  # fmt: skip
+            "job_id": prepare.job_id,
+            "epoch": prepare.epoch,
+            "of_epoch": resume.epoch,
+            "step": resume.step,
+        }
 
     def have(self, folder: str, file: ManifestFile) -> None:
         """This file here, with the bytes that the manifest says."""

@@ -126,9 +126,14 @@ class Fitness:
         argv = [sys.executable, "-P", "-m", self._program]
         try:
             done = subprocess.run(
-                argv, env={**self._base, "CUDA_VISIBLE_DEVICES": seen}, capture_output=True, text=True, timeout=PRODUCT_S,
-                check=False, stdin=subprocess.DEVNULL,
-            )  # fmt: skip
+                argv,
+                env={**self._base, "CUDA_VISIBLE_DEVICES": seen},
+                capture_output=True,
+                text=True,
+                timeout=PRODUCT_S,
+                check=False,
+                stdin=subprocess.DEVNULL,
+            )
         except subprocess.TimeoutExpired:
             return [Product(device=grant.devices[0], error=f"no answer in {PRODUCT_S:g} s")]
         return read_products(done.stdout, grant.devices)
@@ -147,10 +152,12 @@ def read_products(text: str, devices: tuple[int, ...]) -> list[Product]:
             said = json.loads(line)
             products.append(
                 Product(
-                    device=devices[int(said["device"])], flops=float(said.get("flops", 0.0)),
-                    least_flops=float(said.get("least_flops", 0.0)), error=str(said.get("error", "")),
+                    device=devices[int(said["device"])],
+                    flops=float(said.get("flops", 0.0)),
+                    least_flops=float(said.get("least_flops", 0.0)),
+                    error=str(said.get("error", "")),
                 )
-            )  # fmt: skip
+            )
         except (ValueError, KeyError, TypeError, IndexError):
             continue
     return products

@@ -95,12 +95,19 @@ def bring(
             raise Refusal(f"image {reference}: no such file on this node", charge=True)
     assert present.processes is not None
     what = Contained(
-        image=reference, name=f"phalanx-{present.processes.key.marker}", owner=_owner(os.getpid()), workdir=present.workdir,
-        uid=os.getuid() if account is None else account.uid, gid=os.getgid() if account is None else account.gid, mounts=_mounts(present),
-        folder=present.scratch.path, gpus=tuple(gpus),
+        image=reference,
+        name=f"phalanx-{present.processes.key.marker}",
+        owner=_owner(os.getpid()),
+        workdir=present.workdir,
+        uid=os.getuid() if account is None else account.uid,
+        gid=os.getgid() if account is None else account.gid,
+        mounts=_mounts(present),
+        folder=present.scratch.path,
+        gpus=tuple(gpus),
         devices=(_FABRIC,) if os.path.isdir(_FABRIC) and gpus else (),
-        nofile=of_ranks(), processes=_process_limit(),
-    )  # fmt: skip
+        nofile=of_ranks(),
+        processes=_process_limit(),
+    )
     inside = Inside(runtime=runtime, what=what, base=base, account=account)
     present.closing.callback(_remove_of_member, inside, present)
     return inside
@@ -169,9 +176,15 @@ def _mounts(present: Present) -> tuple[str, ...]:
     order = present.prepare
     resume = [] if present.brought is None else [present.brought.path]
     wanted = [
-        present.workdir, present.scratch.path, order.output_dir, order.checkpoint_dir, present.checkpoints, present.outputs,
-        *resume, *(one.path for one in order.candidates),
-    ]  # fmt: skip
+        present.workdir,
+        present.scratch.path,
+        order.output_dir,
+        order.checkpoint_dir,
+        present.checkpoints,
+        present.outputs,
+        *resume,
+        *(one.path for one in order.candidates),
+    ]
     with acting_as(present.account):
         there = [path for path in wanted if os.path.isdir(path)]
     try:
@@ -215,7 +228,7 @@ def _podman(command: Sequence[str], env: Mapping[str, str] | None = None, accoun
     try:
         done = subprocess.run(
             command, env=env, capture_output=True, text=True, timeout=_REMOVE_LIMIT_S, check=False, cwd="/", **who
-        )  # fmt: skip
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         _log.warning("%s: %s", " ".join(command[:3]), error)
         return ""

@@ -43,9 +43,16 @@ PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 # Ignored or handled by the spawner or by Python itself: exec would hand the ignored ones on to the rank.
 _RESTORED = (
-    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD,
-    signal.SIGPIPE, signal.SIGXFSZ,
-)  # fmt: skip
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGCHLD,
+    signal.SIGPIPE,
+    signal.SIGXFSZ,
+)
 _KEPT_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # every Python program starts with these two ignored
 _JOIN_SESSION_KEYRING = {"x86_64": 250, "aarch64": 219}  # keyctl(2) by number; operation 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -227,16 +234,18 @@ class Keeper:
                 task = self._tasks.pop(pid, None)
                 if task is None:
                     continue
-                self._send({
-                    "op": "exit",
-                    "task": task,
-                    "pid": pid,
-                    "code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
-                    "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
-                    "cpu_s": usage.ru_utime + usage.ru_stime,
-                    "max_rss_bytes": usage.ru_maxrss * 1024,
-                    "ended_ns": time.clock_gettime_ns(time.CLOCK_BOOTTIME),
-                })  # fmt: skip
+                self._send(
+                    {
+                        "op": "exit",
+                        "task": task,
+                        "pid": pid,
+                        "code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
+                        "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
+                        "cpu_s": usage.ru_utime + usage.ru_stime,
+                        "max_rss_bytes": usage.ru_maxrss * 1024,
+                        "ended_ns": time.clock_gettime_ns(time.CLOCK_BOOTTIME),
+                    }
+                )
         except ChildProcessError:
             if self._populated:
                 self._populated = False

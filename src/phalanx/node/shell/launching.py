@@ -63,9 +63,14 @@ def spawn(present: Present, order: SpawnTasks, shop: Workshop) -> Spawned | Unfi
                 for text in notes:
                     shop.note(present, text)
             task = TaskSpec(
-                task_id=task_id(rank), command=command, cwd=present.workdir, env={**variables, **more}, warm=warm, account=present.account,
+                task_id=task_id(rank),
+                command=command,
+                cwd=present.workdir,
+                env={**variables, **more},
+                warm=warm,
+                account=present.account,
                 bound=present.inside is None,
-            )  # fmt: skip
+            )
             if present.inside is not None:
                 task = present.inside.task(present.processes.key, task)
                 if local_rank == 0:

@@ -40,7 +40,7 @@ from phalanx.node.logic.actions import (
     Thaw,
     WindUp,
     WritePage,
-)  # fmt: skip
+)
 from phalanx.node.logic.happenings import (
     Commanded,
     Emptied,
@@ -49,7 +49,7 @@ from phalanx.node.logic.happenings import (
     TaskEnded,
     Terminated,
     WoundUp,
-)  # fmt: skip
+)
 from phalanx.node.logic.images import as_ended
 from phalanx.node.logic.kept import checkpoints_of, outputs_of
 from phalanx.node.logic.lease import NS_PER_S
@@ -121,18 +121,31 @@ class Loop:
         access, ended, who = settings.access, self._ended, settings.supervisor_id
         self._greeter = Greeter(access, self._hello, ended, on_refused=self._refused)
         self._renewer = Renewer(
-            access, self._greeter, node_id=settings.node.id, supervisor_id=who, epochs=self._epochs, heard=self._inbox.put,
+            access,
+            self._greeter,
+            node_id=settings.node.id,
+            supervisor_id=who,
+            epochs=self._epochs,
+            heard=self._inbox.put,
             ended=ended,
-        )  # fmt: skip
+        )
         self._events = Events(access, self._greeter, supervisor_id=who, ended=ended)
         self._commands = Commands(access, self._greeter, supervisor_id=who, obey=self._obey, ended=ended)
         self._shipper = Shipper(access, self._greeter, supervisor_id=who, ended=ended)
         self._watch = Watch(probe.devices(), self._inbox.put)
         self._sampler = Sampler(
-            access, probe, node_id=settings.node.id, supervisor_id=who, folder=settings.folder, busy=self._presents.jobs,
-            pids=self._presents.pids, ended=ended, number=self._number, pace=lambda: self._renewer.renew_in_s,
+            access,
+            probe,
+            node_id=settings.node.id,
+            supervisor_id=who,
+            folder=settings.folder,
+            busy=self._presents.jobs,
+            pids=self._presents.pids,
+            ended=ended,
+            number=self._number,
+            pace=lambda: self._renewer.renew_in_s,
             on_xids=self._watch.kernel.told,
-        )  # fmt: skip
+        )
         self._exec = ExecSessions(access, ended)
         self._travel = Travel(
             access, self._shipper, ended, note=self._note, hurried=lambda: self._hurried, resumed=self._presents.resumed
@@ -157,9 +170,12 @@ class Loop:
         start_thread("renewer", self._renewer.run)  # says hello first, while the rest is still being set up
         self._shop = self._open_workshop()
         for name, run in (
-            ("commands", self._commands.run), ("events", self._events.run), ("shipper", self._shipper.run),
-            ("sampler", self._sampler.run), ("outputs", self._travel.outputs.run),
-        ):  # fmt: skip
+            ("commands", self._commands.run),
+            ("events", self._events.run),
+            ("shipper", self._shipper.run),
+            ("sampler", self._sampler.run),
+            ("outputs", self._travel.outputs.run),
+        ):
             start_thread(name, run)
         wake_ns: int | None = None
         while not self._leaving:
@@ -262,9 +278,14 @@ class Loop:
         for older in self._presents.of_attempt(order.job_id, order.epoch):
             self._presents.remove(older.key)
         present = Present(
-            key=action.key, prepare=order, grant=grant, scratch=scratch, workdir=workdir,
-            checkpoints=checkpoints_of(self._settings.folder, order.job_id), outputs=outputs_of(scratch.path),
-        )  # fmt: skip
+            key=action.key,
+            prepare=order,
+            grant=grant,
+            scratch=scratch,
+            workdir=workdir,
+            checkpoints=checkpoints_of(self._settings.folder, order.job_id),
+            outputs=outputs_of(scratch.path),
+        )
         self._presents.add(present)
 
         def work() -> None:
@@ -352,9 +373,14 @@ class Loop:
             present.crashed = present.crashed or exit.signal is not None
         at_s = time.time() - (boottime_ns() - exit.ended_ns) / NS_PER_S
         end = TaskEnded(
-            key=member_key(exit.key), rank=rank, code=exit.code, signal=exit.signal, ended_ns=exit.ended_ns, at_s=at_s,
+            key=member_key(exit.key),
+            rank=rank,
+            code=exit.code,
+            signal=exit.signal,
+            ended_ns=exit.ended_ns,
+            at_s=at_s,
             lost=exit.lost,
-        )  # fmt: skip
+        )
         self._watch.ended(present, end, pid, self._the_shop)
 
     def _emptied(self, key: AttemptKey) -> None:
@@ -418,14 +444,30 @@ class Loop:
         cache = cache_folder(settings.folder, seated=settings.seat is not None, given=settings.base)
         start_thread("image-sweep", lambda: images.sweep(cache, settings.base.get("PATH", os.defpath)))
         return Workshop(
-            node_key=settings.node_key, access=settings.access, base=settings.base, virtual=settings.node.virtual,
-            devices=self._probe.devices(), fresh=self._sampler.fresh, host=host, zygotes=Zygotes(node_key=settings.node_key),
-            folder=settings.folder, accounts=settings.accounts, cache=cache, spool=spool, shipper=self._shipper, heard=self._heard, porter=self._travel.porter, outputs=self._travel.outputs, sees=lambda: self.sees_head_files, clock_off_s=lambda: self._renewer.clock_off_s,
+            node_key=settings.node_key,
+            access=settings.access,
+            base=settings.base,
+            virtual=settings.node.virtual,
+            devices=self._probe.devices(),
+            fresh=self._sampler.fresh,
+            host=host,
+            zygotes=Zygotes(node_key=settings.node_key),
+            folder=settings.folder,
+            accounts=settings.accounts,
+            cache=cache,
+            spool=spool,
+            shipper=self._shipper,
+            heard=self._heard,
+            porter=self._travel.porter,
+            outputs=self._travel.outputs,
+            sees=lambda: self.sees_head_files,
+            clock_off_s=lambda: self._renewer.clock_off_s,
             fitness=Fitness(
-                folder=settings.folder, base=settings.base,
+                folder=settings.folder,
+                base=settings.base,
                 devices=() if settings.node.virtual else tuple(one.uuid for one in self._probe.devices()),
             ),
-        )  # fmt: skip
+        )
 
     def _reap(self) -> None:
         now_s = time.monotonic()

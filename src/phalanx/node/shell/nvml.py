@@ -166,10 +166,12 @@ class NvmlProbe:
             throttle=self._throttle(handle),
             xids=xids,
             ecc_uncorrected=self._ask(
-                nvml.nvmlDeviceGetTotalEccErrors, handle,
-                nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC,
+                nvml.nvmlDeviceGetTotalEccErrors,
+                handle,
+                nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+                nvml.NVML_VOLATILE_ECC,
             ),
-        )  # fmt: skip
+        )
 
     def _utilization(self, device: _Device) -> tuple[float | None, str]:
         """GPM's share of busy SM-cycles where the chip has it, else NVML's share of time with any kernel."""

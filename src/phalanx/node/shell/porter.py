@@ -85,9 +85,13 @@ class Porter:
     """
 
     def __init__(
-        self, access: HeadAccess, ended: threading.Event, *, hurried: Callable[[], bool] = lambda: False,
+        self,
+        access: HeadAccess,
+        ended: threading.Event,
+        *,
+        hurried: Callable[[], bool] = lambda: False,
         resumed: Callable[[JobId, Epoch], Collection[str]] = lambda _job, _epoch: (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._access = access
         self._ended = ended
         self._hurried = hurried
@@ -231,8 +235,11 @@ class _Course:
         self._upload = upload
         self._access = access
         self._about = {
-            "job_id": upload.job_id, "epoch": upload.epoch, "step": upload.step, "digest": upload.digest,
-        }  # fmt: skip
+            "job_id": upload.job_id,
+            "epoch": upload.epoch,
+            "step": upload.step,
+            "digest": upload.digest,
+        }
 
     def run(self) -> bool:
         """Whether the head holds all of it; False as soon as it is told that it never will."""

@@ -101,12 +101,18 @@ class Workshop:
         """This node, as the member's environment shows it."""
         scratch = present.scratch
         return NodeView(
-            base={} if present.inside is not None else self.base_of(present), devices=tuple(self.devices[index].uuid for index in present.grant.devices), virtual=self.virtual,
+            base={} if present.inside is not None else self.base_of(present),
+            devices=tuple(self.devices[index].uuid for index in present.grant.devices),
+            virtual=self.virtual,
             folders=Folders(
-                hostfile=scratch.hostfile, page=scratch.page, reports=scratch.reports, checkpoints=present.checkpoints,
-                outputs=present.outputs, stacks=scratch.path,
+                hostfile=scratch.hostfile,
+                page=scratch.page,
+                reports=scratch.reports,
+                checkpoints=present.checkpoints,
+                outputs=present.outputs,
+                stacks=scratch.path,
             ),
-        )  # fmt: skip
+        )
 
     def base_of(self, present: Present) -> Mapping[str, str]:
         """The environment that its processes begin with: the supervisor's own, or that of a login of its account."""
@@ -268,9 +274,13 @@ def _bring_files(present: Present, shop: Workshop) -> None:
     if spec.upload:
         try:
             uploads.fetch_and_unpack(
-                shop.access, spec.upload, present.scratch.workdir, present.cancelled, account=present.account,
+                shop.access,
+                spec.upload,
+                present.scratch.workdir,
+                present.cancelled,
+                account=present.account,
                 packed=present.scratch.private("upload.tar"),
-            )  # fmt: skip
+            )
         except uploads.UploadInvalid as error:
             raise Refusal(str(error), charge=True) from error
         except (HeadAway, Rejected) as error:
@@ -290,9 +300,12 @@ def _bring_image(present: Present, shop: Workshop) -> None:
         return
     _open(present, shop)
     present.inside = images.bring(
-        present, cache=shop.cache_of(present), base=environment.inherited(shop.base_of(present)), open_output=lambda: shop.output(present),
+        present,
+        cache=shop.cache_of(present),
+        base=environment.inherited(shop.base_of(present)),
+        open_output=lambda: shop.output(present),
         gpus=() if shop.virtual else tuple(shop.devices[index].uuid for index in present.grant.devices),
-    )  # fmt: skip
+    )
 
 
 def _bring_packages(present: Present, shop: Workshop) -> None:
@@ -403,9 +416,10 @@ def _judge_script(script: str | None, present: Present, *, must_exist: bool) -> 
         text = file.read(preflight.SCRIPT_BYTES_MAX + 1)
     allocation = present.prepare.allocation
     around = preflight.Surroundings(
-        nodes=len(allocation.grants), world_size=max(allocation.world_size, allocation.gpus),
+        nodes=len(allocation.grants),
+        world_size=max(allocation.world_size, allocation.gpus),
         cuda=bool(present.grant.devices) and present.environment["PHALANX_VIRTUAL"] != "1",
-    )  # fmt: skip
+    )
     with _judging:
         why = preflight.objection(script, text, around)
     if why is not None:

@@ -130,9 +130,13 @@ class Present:
             deadline_ns = fields.pop("deadline_ns", deadline_ns)
             with self.scratch.inside() as folder:
                 self._page = LeasePage.create(
-                self.scratch.page, folder=folder, epoch=self.key.epoch, generation=self.key.generation,
-                deadline_ns=max(deadline_ns, _FIRST_DEADLINE), job_deadline_ns=job_deadline_ns,
-            )  # fmt: skip
+                    self.scratch.page,
+                    folder=folder,
+                    epoch=self.key.epoch,
+                    generation=self.key.generation,
+                    deadline_ns=max(deadline_ns, _FIRST_DEADLINE),
+                    job_deadline_ns=job_deadline_ns,
+                )
             self._page.write(**fields)
 
     def write_page(self, order: WritePage) -> None:

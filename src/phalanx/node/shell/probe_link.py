@@ -139,7 +139,7 @@ def _talk(peer: str, connection: socket.socket, until_s: float, *, bulk: bool, o
         broken, error = True, "" if isinstance(failed, TimeoutError) else (failed.strerror or str(failed)).lower()
     return Exchange(
         peer=peer, connected=True, answered=answered, deaf=deaf, back_bytes=back, broken=broken, error=error
-    )  # fmt: skip
+    )
 
 
 def _reached(address: str, port: int) -> str:

@@ -266,10 +266,17 @@ class AttemptProcesses:
         for task_id, pid in running.items():
             self._host._on_exit(  # noqa: SLF001
                 TaskExit(
-                    key=self.key, task_id=task_id, pid=pid, code=None, signal=None, lost=True,
-                    cpu_s=0.0, max_rss_bytes=0, ended_ns=ended_ns,
+                    key=self.key,
+                    task_id=task_id,
+                    pid=pid,
+                    code=None,
+                    signal=None,
+                    lost=True,
+                    cpu_s=0.0,
+                    max_rss_bytes=0,
+                    ended_ns=ended_ns,
                 )
-            )  # fmt: skip
+            )
         threading.Thread(target=self._bury, name=f"phalanx-bury-{self.key.marker}", daemon=True).start()
 
     def _bury(self) -> None:

@@ -125,19 +125,31 @@ class Sampler:
     def _tell(self, taken: tuple[DeviceSample, ...], jobs: Mapping[int, JobId], every_s: float) -> None:
         devices = [
             wire.DeviceSample(
-                index=self._number(sample.index), uuid=sample.uuid, counter=sample.counter, utilization=sample.utilization,
-                memory_used_bytes=sample.memory_used_bytes, memory_total_bytes=sample.memory_total_bytes,
-                power_w=sample.power_w, temperature_c=sample.temperature_c, throttle=sample.throttle,
-                virtual=sample.virtual, job_id=jobs.get(sample.index),
+                index=self._number(sample.index),
+                uuid=sample.uuid,
+                counter=sample.counter,
+                utilization=sample.utilization,
+                memory_used_bytes=sample.memory_used_bytes,
+                memory_total_bytes=sample.memory_total_bytes,
+                power_w=sample.power_w,
+                temperature_c=sample.temperature_c,
+                throttle=sample.throttle,
+                virtual=sample.virtual,
+                job_id=jobs.get(sample.index),
             )
             for sample in taken
-        ]  # fmt: skip
+        ]
         try:
             request = wire.SamplesRequest(
-                supervisor_id=self._supervisor_id, node_id=self._node_id, at_s=time.time(), devices=devices,
-                load_1m=os.getloadavg()[0], memory_available_bytes=_memory_available_bytes(),
-                disk_free_bytes=node_facts(self._folder).disk_free_bytes, every_s=every_s,
-            )  # fmt: skip
+                supervisor_id=self._supervisor_id,
+                node_id=self._node_id,
+                at_s=time.time(),
+                devices=devices,
+                load_1m=os.getloadavg()[0],
+                memory_available_bytes=_memory_available_bytes(),
+                disk_free_bytes=node_facts(self._folder).disk_free_bytes,
+                every_s=every_s,
+            )
             self._connection.call("POST", "/v1/node/samples", wire.encode(request), timeout_s=_ASK_S)
         except (OSError, HeadAway, HelloWanted, Rejected, msgspec.MsgspecError) as error:
             _log.debug("samples: %s", error)  # the next one comes in a second

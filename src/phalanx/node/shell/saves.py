@@ -35,10 +35,15 @@ def hear(
     fields = report.fields
     try:
         saved = CheckpointReported(
-            key=present.key, step=_whole(fields["step"]), path=_text(fields["path"]), digest=_text(fields["digest"]),
-            size_bytes=_whole(fields.get("bytes", 0)), stall_s=finite(fields.get("stall_s")) or 0.0,
-            write_s=finite(fields.get("write_s")) or 0.0, at_s=time.time(),
-        )  # fmt: skip
+            key=present.key,
+            step=_whole(fields["step"]),
+            path=_text(fields["path"]),
+            digest=_text(fields["digest"]),
+            size_bytes=_whole(fields.get("bytes", 0)),
+            stall_s=finite(fields.get("stall_s")) or 0.0,
+            write_s=finite(fields.get("write_s")) or 0.0,
+            at_s=time.time(),
+        )
     except (KeyError, ValueError, TypeError, OverflowError) as error:
         _log.warning("job %s: rank %d reports no checkpoint: %r", present.key.job_id, report.rank, error)
         note(f"a checkpoint that rank {report.rank} reports is passed over: {error!r}")
@@ -52,11 +57,18 @@ def hear(
     kept = replace(saved, path=path)
     porter.put(
         Upload(
-            job_id=present.key.job_id, epoch=present.key.epoch, step=saved.step, digest=saved.digest, folder=saved.path, note=note,
-            before=before, account=present.account,
-            kept=(lambda: publish(kept)) if first else None, waited=bool(fields.get("waited", False)),
+            job_id=present.key.job_id,
+            epoch=present.key.epoch,
+            step=saved.step,
+            digest=saved.digest,
+            folder=saved.path,
+            note=note,
+            before=before,
+            account=present.account,
+            kept=(lambda: publish(kept)) if first else None,
+            waited=bool(fields.get("waited", False)),
         )
-    )  # fmt: skip
+    )
 
 
 def _whole(value: Any) -> int:

@@ -60,9 +60,13 @@ class Spool:
     """
 
     def __init__(
-        self, *, on_bytes: Callable[[str], None], on_missing: Callable[[str, str], None] = lambda _stream, _text: None,
-        cap_bytes: int = CAP_BYTES, tail_bytes: int = TAIL_BYTES,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        on_bytes: Callable[[str], None],
+        on_missing: Callable[[str, str], None] = lambda _stream, _text: None,
+        cap_bytes: int = CAP_BYTES,
+        tail_bytes: int = TAIL_BYTES,
+    ) -> None:
         self._on_bytes = on_bytes
         self._on_missing = on_missing
         self._told: list[tuple[str, str]] = []

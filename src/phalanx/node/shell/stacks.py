@@ -119,8 +119,11 @@ def _spied(pid: int, path: str) -> str:
     try:
         done = subprocess.run(
             [program, "dump", "--nonblocking", "--pid", str(pid)],
-            stdin=subprocess.DEVNULL, capture_output=True, timeout=_SPY_S, check=False,
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_SPY_S,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout[:STACK_BYTES_MAX].decode("utf-8", "replace") if done.returncode == 0 else ""

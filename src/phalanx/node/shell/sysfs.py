@@ -44,9 +44,13 @@ def _port(network: str, name: str) -> Nic:
     speed = _number(_text(network, name, "speed"))  # Mbit/s; -1 or an error where there is no link
     numa, pci_bus = _attached(os.path.join(network, name, "device"))
     return Nic(
-        name=legible(name), kind="ethernet", up=_text(network, name, "operstate") == "up",
-        bits_per_s=speed * 1_000_000 if speed else None, numa=numa, pci_bus=pci_bus,
-    )  # fmt: skip
+        name=legible(name),
+        kind="ethernet",
+        up=_text(network, name, "operstate") == "up",
+        bits_per_s=speed * 1_000_000 if speed else None,
+        numa=numa,
+        pci_bus=pci_bus,
+    )
 
 
 def _adapters(folder: str) -> Iterator[Nic]:
@@ -58,9 +62,13 @@ def _adapters(folder: str) -> Iterator[Nic]:
                 continue
             rate = _RATE.match(_text(*place, "rate"))
             yield Nic(
-                name=f"{adapter}/{port}", kind="infiniband", up=_text(*place, "state") == _ACTIVE,
-                bits_per_s=round(float(rate[1]) * 1e9) if rate else None, numa=numa, pci_bus=pci_bus,
-            )  # fmt: skip
+                name=f"{adapter}/{port}",
+                kind="infiniband",
+                up=_text(*place, "state") == _ACTIVE,
+                bits_per_s=round(float(rate[1]) * 1e9) if rate else None,
+                numa=numa,
+                pci_bus=pci_bus,
+            )
 
 
 def _attached(device: str) -> tuple[int | None, str]:

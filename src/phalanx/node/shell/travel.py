@@ -25,9 +25,15 @@ class Travel:
     """All of one supervisor. Thread-safe. `hurried`: it was told to end, and is killed if it lingers. `resumed`: as of Porter."""
 
     def __init__(
-        self, access: HeadAccess, shipper: Shipper, ended: threading.Event, *, note: Note, hurried: Callable[[], bool],
+        self,
+        access: HeadAccess,
+        shipper: Shipper,
+        ended: threading.Event,
+        *,
+        note: Note,
+        hurried: Callable[[], bool],
         resumed: Callable[[JobId, Epoch], Collection[str]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._shipper = shipper
         self._note = note
         self.porter = Porter(access, ended, hurried=hurried, resumed=resumed)
@@ -36,9 +42,13 @@ class Travel:
     def heard(self, present: Present, report: RankReport, publish: Callable[[CheckpointReported], None]) -> None:
         """A rank reported. What it wrote until a save travels before the save."""
         saves.hear(
-            present, report, self.porter, note=lambda text: self._note(present, text), publish=publish,
+            present,
+            report,
+            self.porter,
+            note=lambda text: self._note(present, text),
+            publish=publish,
             before=lambda: self.outputs.send(present),
-        )  # fmt: skip
+        )
 
     def last(self, present: Present, done: Callable[[], None]) -> None:
         """Nothing of the member runs any more: call `done` when all is at the head, or waited for in vain.

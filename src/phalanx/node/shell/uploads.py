@@ -27,8 +27,10 @@ _PIECE_BYTES_MAX: Final = (
     4 << 20
 )  # the longest name that a system takes has 4 KiB; contents are read in pieces of 1 MiB
 _COMPRESSED: Final[tuple[tuple[bytes, Callable[[BinaryIO], Any]], ...]] = (
-    (b"\x1f\x8b", lambda source: gzip.GzipFile(fileobj=source)), (b"BZh", bz2.BZ2File), (b"\xfd7zXZ\x00", lzma.LZMAFile),
-)  # fmt: skip
+    (b"\x1f\x8b", lambda source: gzip.GzipFile(fileobj=source)),
+    (b"BZh", bz2.BZ2File),
+    (b"\xfd7zXZ\x00", lzma.LZMAFile),
+)
 # Names that the disk refuses whoever asks: a file where a folder should be, or twice, or too long.
 _OF_NAMES: Final = frozenset(
     {errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.EILSEQ}
