@@ -20,7 +20,7 @@ ASIDE_TASKS: Final = frozenset({SETUP_TASK, REQUIREMENTS_TASK, IMAGE_TASK})
 
 
 def run_aside(
-    present: Present,
+    member: Present,
     task_id: str,
     command: tuple[str, ...] | str,
     variables: Mapping[str, str],
@@ -41,28 +41,28 @@ def run_aside(
     Raises:
         Refusal: it could not be started, or the member was stopped meanwhile.
     """
-    assert present.processes is not None
-    present.setup_done.clear()
-    if present.cancelled.is_set():  # asked after the clear: `cancel` sets both, this one first
-        present.setup_done.set()
+    assert member.processes is not None
+    member.setup_done.clear()
+    if member.cancelled.is_set():  # asked after the clear: `cancel` sets both, this one first
+        member.setup_done.set()
     output = open_output()
-    present.running.wait()
+    member.running.wait()
     try:
         task = TaskSpec(
             task_id=task_id,
             command=command,
-            cwd=cwd or present.workdir,
+            cwd=cwd or member.workdir,
             env=variables,
-            account=present.account,
-            bound=not present.prepare.spec.image,
+            account=member.account,
+            bound=not member.prepare.spec.image,
         )
-        with present.containing:  # a freeze comes before or after, never while it is being started
-            present.processes.spawn(task, output)
+        with member.containing:  # a freeze comes before or after, never while it is being started
+            member.processes.spawn(task, output)
     except TaskNotStarted as error:
         raise Refusal(f"{task_id}: {error}", charge=error.user_error, exit_code=error.exit_code) from error
     finally:
         os.close(output)
-    present.setup_done.wait()
-    if present.cancelled.is_set():
+    member.setup_done.wait()
+    if member.cancelled.is_set():
         raise Refusal("stopped while it was being prepared", charge=False)
-    return present.setup_code
+    return member.setup_code

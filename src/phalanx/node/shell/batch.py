@@ -23,14 +23,14 @@ _TOOLS: Final = ("srun", "scontrol")
 _PYTHON: Final = (sys.executable, "-I", "-m")
 
 
-def batch_command(present: Present, port: int) -> tuple[tuple[str, ...], dict[str, str]]:
+def batch_command(member: Present, port: int) -> tuple[tuple[str, ...], dict[str, str]]:
     """Command and further variables of this node's one task.
 
     Raises:
         OSError: the scratch folder cannot be written.
     """
-    order = present.prepare
-    folder = os.path.join(present.scratch.path, "batch")
+    order = member.prepare
+    folder = os.path.join(member.scratch.path, "batch")
     os.makedirs(os.path.join(folder, "bin"), mode=0o700, exist_ok=True)
     asked = dict(order.spec.slurm)
     name = os.path.basename(asked.get("script_name", "")) or "script"
@@ -40,24 +40,24 @@ def batch_command(present: Present, port: int) -> tuple[tuple[str, ...], dict[st
         words = shlex.join((*_PYTHON, "phalanx.node.shell.srun_main", tool))
         _write(os.path.join(folder, "bin", tool), f'#!/bin/sh\nexec {words} "$@"\n', 0o700)
     what = {
-        "node_rank": present.grant.node_rank,
+        "node_rank": member.grant.node_rank,
         "key": asked.get("key", ""),
         "port": port,
         "master": order.addresses[0],
         "script": script,
-        "workdir": present.workdir,
+        "workdir": member.workdir,
         "args": json.loads(asked.get("args", "[]")),
         "bin": os.path.join(folder, "bin"),
-        "batch": asdict(_batch(order, asked, *_who(present))),
+        "batch": asdict(_batch(order, asked, *_who(member))),
     }
     path = os.path.join(folder, "batch.json")
     _write(path, json.dumps(what), 0o600)
     return (*_PYTHON, "phalanx.node.shell.batch_main"), {BATCH_VARIABLE: path}
 
 
-def _who(present: Present) -> tuple[int, str]:
+def _who(member: Present) -> tuple[int, str]:
     """Number and name of whom its ranks run as."""
-    account = present.account
+    account = member.account
     return (os.getuid(), getpass.getuser()) if account is None else (account.uid, account.name)
 
 

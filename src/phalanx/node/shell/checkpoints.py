@@ -68,9 +68,9 @@ def retain_own(epoch_folder: str, keep: Collection[str]) -> None:
             _retire(path)
 
 
-def sweep_own(root: str, present: Collection[str]) -> None:
+def sweep_own(root: str, member: Collection[str]) -> None:
     """Leave the own copies of jobs that are `present`, and of the last few that were: they may come back, and then fetch less."""
-    others = [path for path in _below(root) if os.path.basename(path) not in present]
+    others = [path for path in _below(root) if os.path.basename(path) not in member]
     for path in sorted(others, key=_changed_s, reverse=True)[JOBS_KEPT:]:
         remove_tree(path)
 

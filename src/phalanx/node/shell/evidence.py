@@ -46,13 +46,13 @@ def oom_events(folder: str | None) -> int | None:
 
 
 def collect(
-    present: Present,
+    member: Present,
     rank: int,
     *,
     signal: int | None,
     pid: int | None,
     began_ns: int,
-    shop: Workshop,
+    services: Workshop,
     kernel: KernelLog,
 ) -> Evidence:
     """What can be found of this end. Takes a fraction of a second."""
@@ -60,42 +60,42 @@ def collect(
     pids = [] if pid is None else [pid]
     oom = kernel.oom_killed(began_ns, pids)
     if not oom and signal == _SIGKILL:
-        oom = _counted(present)
+        oom = _counted(member)
     tail = b""
-    if present.failed < _FAILING_MAX:
-        present.failed += 1
-        tail = _tail(present, rank, shop)
-    own = present.prepare.spec.env
+    if member.failed < _FAILING_MAX:
+        member.failed += 1
+        tail = _tail(member, rank, services)
+    own = member.prepare.spec.env
     return Evidence(
         lines=last_lines(tail, (value for _, value in own)),
-        xids=kernel.xids(began_ns, present.grant.devices),
+        xids=kernel.xids(began_ns, member.grant.devices),
         oom_killed=oom,
     )
 
 
-def of_a_hang(present: Present, rank: int) -> Evidence | None:
+def of_a_hang(member: Present, rank: int) -> Evidence | None:
     """Where a rank stood when its gang was ended for a hang."""
-    stance: Stance | None = present.stances.get(rank)
+    stance: Stance | None = member.stances.get(rank)
     return None if stance is None else Evidence(stance=stance)
 
 
-def _counted(present: Present) -> bool:
+def _counted(member: Present) -> bool:
     """Whether a count of such kills grew since the member's tasks began: of its own cgroup where that counts, else of the machine."""
     for before, now in (
-        (present.oom_before, oom_events(present.cgroup)),
-        (present.oom_before_here, oom_kills()),
+        (member.oom_before, oom_events(member.cgroup)),
+        (member.oom_before_here, oom_kills()),
     ):
         if before is not None and now is not None:
             return now > before
     return False
 
 
-def _tail(present: Present, rank: int, shop: Workshop) -> bytes:
+def _tail(member: Present, rank: int, services: Workshop) -> bytes:
     with contextlib.suppress(KeyError, OSError):
-        stream = shop.stream(present, task_id(rank))
-        if not shop.spool.closed(stream):
-            shop.spool.drain(stream, _DRAIN_S)
-        end = shop.spool.end(stream)
-        begin = max(present.spawned_at.get(rank, 0), end - TAIL_BYTES)
-        return shop.spool.read(stream, begin, end - begin)
+        stream = services.stream(member, task_id(rank))
+        if not services.spool.closed(stream):
+            services.spool.drain(stream, _DRAIN_S)
+        end = services.spool.end(stream)
+        begin = max(member.spawned_at.get(rank, 0), end - TAIL_BYTES)
+        return services.spool.read(stream, begin, end - begin)
     return b""

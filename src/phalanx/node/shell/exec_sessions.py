@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class _Session:
     order: wire.OpenExec
-    present: Present
+    member: Present
     read_fd: int  # what the command prints
     write_fd: int  # what the user types
     pid: int = 0
@@ -70,20 +70,20 @@ class ExecSessions:
         self._lock = threading.Lock()
         self._open: dict[str, _Session] = {}
 
-    def open(self, order: wire.OpenExec, present: Present | None) -> None:
+    def open(self, order: wire.OpenExec, member: Present | None) -> None:
         """Start the command, or tell the user why not. Blocks until it runs; called on a hand."""
         with self._lock:
             if order.session in self._open:
                 return
             full = len(self._open) >= SESSIONS_MAX
-        if present is None or present.processes is None or present.start is None or present.cancelled.is_set():
+        if member is None or member.processes is None or member.start is None or member.cancelled.is_set():
             self._refuse(order, f"job {order.job_id} runs no ranks on this node now")
             return
         if full:
             self._refuse(order, f"{SESSIONS_MAX} exec sessions are open on this node; close one")
             return
         try:
-            session = self._start(order, present)
+            session = self._start(order, member)
         except (TaskNotStarted, OSError) as error:
             self._refuse(order, str(error))
             return
@@ -101,32 +101,32 @@ class ExecSessions:
             session.ended.set()
         return True
 
-    def _start(self, order: wire.OpenExec, present: Present) -> _Session:
-        assert present.processes is not None
-        with acting_as(present.account):  # terminal and pipes are then that account's to open
+    def _start(self, order: wire.OpenExec, member: Present) -> _Session:
+        assert member.processes is not None
+        with acting_as(member.account):  # terminal and pipes are then that account's to open
             if order.tty:
                 read_fd, slave = pty.openpty()
                 _resize(read_fd, order.rows, order.cols)
                 stdin, script, output, write_fd = os.ttyname(slave), _ON_TERMINAL, slave, os.dup(read_fd)
             else:
                 read_fd, output = os.pipe2(os.O_CLOEXEC)
-                stdin = os.path.join(present.scratch.path, f"exec-{order.session}")
+                stdin = os.path.join(member.scratch.path, f"exec-{order.session}")
                 # For reading too, so that neither side waits for the other to open it; closing it is the end of the user's input.
                 script, write_fd = _ON_PIPES, make_fifo(stdin)
-        session = _Session(order=order, present=present, read_fd=read_fd, write_fd=write_fd)
+        session = _Session(order=order, member=member, read_fd=read_fd, write_fd=write_fd)
         with self._lock:
             self._open[order.session] = session
-        environment = {**present.environment, "TERM": present.environment.get("TERM", "xterm-256color")}
+        environment = {**member.environment, "TERM": member.environment.get("TERM", "xterm-256color")}
         task = TaskSpec(
             task_id=f"{_TASK}{order.session}",
-            command=("/bin/sh", "-c", script, "phalanx exec", stdin, *_argv(order, present)),
-            cwd=present.workdir,
+            command=("/bin/sh", "-c", script, "phalanx exec", stdin, *_argv(order, member)),
+            cwd=member.workdir,
             env=environment,
-            account=present.account,
-            bound=present.inside is None,
+            account=member.account,
+            bound=member.inside is None,
         )
         try:
-            session.pid = present.processes.spawn(task, output)
+            session.pid = member.processes.spawn(task, output)
         except TaskNotStarted:
             self._close(session)
             os.close(read_fd)
@@ -238,7 +238,7 @@ class ExecSessions:
             self._open.pop(session.order.session, None)
         if not session.order.tty:
             for path in (_input_path(session), f"{_input_path(session)}.open"):
-                with contextlib.suppress(OSError), acting_as(session.present.account):
+                with contextlib.suppress(OSError), acting_as(session.member.account):
                     os.unlink(path)
 
     def _refuse(self, order: wire.OpenExec, why: str) -> None:
@@ -250,15 +250,15 @@ class ExecSessions:
         ).start()
 
 
-def _argv(order: wire.OpenExec, present: Present) -> tuple[str, ...]:
+def _argv(order: wire.OpenExec, member: Present) -> tuple[str, ...]:
     """Of a member that runs in an image: beside its first rank there."""
-    if present.inside is None:
+    if member.inside is None:
         return tuple(order.argv)
-    return present.inside.enter(task_id(present.grant.first_rank), order.argv, terminal=order.tty)
+    return member.inside.enter(task_id(member.grant.first_rank), order.argv, terminal=order.tty)
 
 
 def _input_path(session: _Session) -> str:
-    return os.path.join(session.present.scratch.path, f"exec-{session.order.session}")
+    return os.path.join(session.member.scratch.path, f"exec-{session.order.session}")
 
 
 def _read(session: _Session) -> bytes | None:

@@ -39,72 +39,72 @@ class Fence:
         watch: Watch,
         happened: Callable[[Happening], None],
         after_work: Callable[[Present, Callable[[], None]], None],
-        shop: Callable[[], Workshop],
+        services: Callable[[], Workshop],
     ) -> None:
-        self._watch, self._happened, self._after_work, self._shop = watch, happened, after_work, shop
+        self._watch, self._happened, self._after_work, self._shop = watch, happened, after_work, services
         self._kills, self._freezes = Hands("fence", KILL_HANDS), Hands("freeze", FREEZE_HANDS)
         self._kills.begin()
         self._freezes.begin()
 
-    def do(self, present: Present, action: FenceAction) -> None:
+    def do(self, member: Present, action: FenceAction) -> None:
         """Begin it, after what was begun for this member before."""
         if isinstance(action, Kill):
-            present.cancel()
+            member.cancel()
         if isinstance(action, Kill | Signal):
-            present.ending = True
+            member.ending = True
         hands = self._kills
         if isinstance(action, Freeze | Thaw):
-            self._watch.halted(present, action)
+            self._watch.halted(member, action)
             hands = self._freezes
-        hands.submit(action.key, lambda: self._work(present, action))
+        hands.submit(action.key, lambda: self._work(member, action))
 
     def close(self, timeout_s: float) -> None:
         """Take nothing more, and wait for what is in hand."""
         self._kills.close(timeout_s)
         self._freezes.close(timeout_s)
 
-    def _work(self, present: Present, action: FenceAction) -> None:
+    def _work(self, member: Present, action: FenceAction) -> None:
         if isinstance(action, TakeStacks):
-            self._watch.take_stacks(present, self._shop())
+            self._watch.take_stacks(member, self._shop())
             return
-        with present.containing:
-            processes = present.processes
+        with member.containing:
+            processes = member.processes
             match action:
                 case Kill():
                     try:
                         if processes is not None:
                             processes.kill()
                     finally:
-                        self._after_work(present, lambda: self._confirm_kill(present))
+                        self._after_work(member, lambda: self._confirm_kill(member))
                 case Freeze(key=key):
-                    present.running.clear()
+                    member.running.clear()
                     still = False
                     try:
                         still = processes is None or processes.freeze()
                     finally:  # what could not be frozen is killed
                         self._happened(FreezeDone(key=key, still=still))
                 case Signal():
-                    if processes is not None and present.inside is not None:
-                        images.ask_to_end(processes, present.inside)
+                    if processes is not None and member.inside is not None:
+                        images.ask_to_end(processes, member.inside)
                     elif processes is not None:
                         processes.signal(SIGTERM)
                 case Thaw():
                     if processes is not None:
                         processes.thaw()
-                    present.running.set()
+                    member.running.set()
                 case ProbeEmpty(key=key):
                     if processes is None or processes.empty():
                         self._happened(Emptied(key=key))
                 case _:
                     assert_never(action)
 
-    def _confirm_kill(self, present: Present) -> None:
+    def _confirm_kill(self, member: Present) -> None:
         """After whatever was being prepared or started for the member: only now is it sure that nothing comes after."""
         try:
-            with present.containing:
-                leftover = [] if present.processes is None else present.processes.kill()
+            with member.containing:
+                leftover = [] if member.processes is None else member.processes.kill()
         except Exception as error:  # noqa: BLE001  whatever it was, the kill is to be tried again; it is logged whole
-            _log.exception("killing job %s failed", present.key.job_id)
-            self._happened(Killed(key=present.key, fault=f"{type(error).__name__}: {error}"))
+            _log.exception("killing job %s failed", member.key.job_id)
+            self._happened(Killed(key=member.key, fault=f"{type(error).__name__}: {error}"))
             return
-        self._happened(Killed(key=present.key, leftover=tuple(leftover)))
+        self._happened(Killed(key=member.key, leftover=tuple(leftover)))

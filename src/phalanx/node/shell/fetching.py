@@ -28,18 +28,18 @@ _TRIES: Final = 3  # of a file whose bytes do not match: the link has checksums 
 _COMING: Final = ".coming"
 
 
-def newest_valid(present: Present, access: HeadAccess, own: str, note: Callable[[str], None]) -> Resume | None:
+def newest_valid(member: Present, access: HeadAccess, own: str, note: Callable[[str], None]) -> Resume | None:
     """The first of the candidates that is whole here, or can be fetched whole. `note` is told of each that cannot, and why.
 
     Raises:
         Rejected: the head does not speak with this attempt any more.
         OSError: this node's disk.
     """
-    for candidate in present.prepare.candidates:
-        if present.cancelled.is_set():
+    for candidate in member.prepare.candidates:
+        if member.cancelled.is_set():
             return None
         try:
-            bring(present, candidate, access, own)
+            bring(member, candidate, access, own)
         except CheckpointInvalid as error:
             note(f"checkpoint of step {candidate.step} is not used: {error}")
             continue
@@ -47,22 +47,22 @@ def newest_valid(present: Present, access: HeadAccess, own: str, note: Callable[
     return None
 
 
-def bring(present: Present, resume: Resume, access: HeadAccess, own: str) -> None:
+def bring(member: Present, resume: Resume, access: HeadAccess, own: str) -> None:
     """Have this checkpoint here whole. Waits for a head that is away, until the member is stopped.
 
     Raises:
         CheckpointInvalid: it is not whole anywhere, or the member was stopped.
         Rejected, OSError: as above.
     """
-    folder = own_copy(present.prepare, resume, own)
+    folder = own_copy(member.prepare, resume, own)
     if folder is None:
-        with acting_as(present.account):
+        with acting_as(member.account):
             manifests.verify(resume.path, expected_digest=resume.digest)
         return
-    backoff = Backoff(present.cancelled)
-    while not present.cancelled.is_set():
+    backoff = Backoff(member.cancelled)
+    while not member.cancelled.is_set():
         try:
-            _bring(present, resume, access, folder)
+            _bring(member, resume, access, folder)
         except HeadAway:
             backoff.pause()
         except Rejected as error:
@@ -74,15 +74,15 @@ def bring(present: Present, resume: Resume, access: HeadAccess, own: str) -> Non
     raise CheckpointInvalid("the job was stopped while it was fetched")
 
 
-def _bring(present: Present, resume: Resume, access: HeadAccess, folder: str) -> None:
-    with acting_as(present.account):
+def _bring(member: Present, resume: Resume, access: HeadAccess, folder: str) -> None:
+    with acting_as(member.account):
         os.makedirs(folder, mode=0o700, exist_ok=True)
-    source = _Source(present.prepare, resume, access, present.account)
+    source = _Source(member.prepare, resume, access, member.account)
     encoded = source.read(folder, MANIFEST_NAME)
     if manifests.digest(encoded) != resume.digest:
         raise CheckpointInvalid("the head's manifest differs from the published one")
     manifest = manifests.decode(encoded, where=f"checkpoint of step {resume.step}")
-    with acting_as(present.account):
+    with acting_as(member.account):
         root = os.path.realpath(folder) + os.sep
         for file in manifest.files:
             if not os.path.realpath(os.path.join(folder, file.path)).startswith(root):

@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 def bring(
-    present: Present,
+    member: Present,
     *,
     cache: str,
     base: Mapping[str, str],
@@ -67,7 +67,7 @@ def bring(
         Refusal: no program runs images here, the image cannot be had, or a folder cannot be mounted.
         OSError: the disk.
     """
-    image = present.prepare.spec.image
+    image = member.prepare.spec.image
     runtime = runtime_here(base.get("PATH", os.defpath), image)
     if runtime is None:
         lacking = "apptainer, which a .sif file needs, is not on this node; install it"
@@ -79,37 +79,37 @@ def bring(
             f"image {image}: podman has no list of this node's GPUs; make one by nvidia-ctk cdi generate --device-name-strategy=uuid",
             charge=False,
         )
-    account = present.account
+    account = member.account
     folder = os.path.join(cache, "images")
     with acting_as(account):
         make_cache(cache, account)
         os.makedirs(folder, mode=0o700, exist_ok=True)
     base = _of_session(base, account)
-    reference, pull = images.reference(runtime, image, workdir=present.workdir, cache=folder)
+    reference, pull = images.reference(runtime, image, workdir=member.workdir, cache=folder)
     if pull:
-        _pull(present, pull, base, open_output)
+        _pull(member, pull, base, open_output)
     else:
         with acting_as(account):
             there = os.path.isfile(reference)
         if not there:
             raise Refusal(f"image {reference}: no such file on this node", charge=True)
-    assert present.processes is not None
+    assert member.processes is not None
     what = Contained(
         image=reference,
-        name=f"phalanx-{present.processes.key.marker}",
+        name=f"phalanx-{member.processes.key.marker}",
         owner=_owner(os.getpid()),
-        workdir=present.workdir,
+        workdir=member.workdir,
         uid=os.getuid() if account is None else account.uid,
         gid=os.getgid() if account is None else account.gid,
-        mounts=_mounts(present),
-        folder=present.scratch.path,
+        mounts=_mounts(member),
+        folder=member.scratch.path,
         gpus=tuple(gpus),
         devices=(_FABRIC,) if os.path.isdir(_FABRIC) and gpus else (),
         nofile=of_ranks(),
         processes=_process_limit(),
     )
     inside = Inside(runtime=runtime, what=what, base=base, account=account)
-    present.closing.callback(_remove_of_member, inside, present)
+    member.closing.callback(_remove_of_member, inside, member)
     return inside
 
 
@@ -159,33 +159,33 @@ def sweep(cache: str, path: str) -> None:
             _podman([podman, "rm", "--force", "--time=0", "--ignore", name])
 
 
-def _pull(present: Present, pull: str, base: Mapping[str, str], open_output: Callable[[], int]) -> None:
-    said = os.path.join(present.scratch.path, "image.log")
+def _pull(member: Present, pull: str, base: Mapping[str, str], open_output: Callable[[], int]) -> None:
+    said = os.path.join(member.scratch.path, "image.log")
     text = f"set -o pipefail; {{ {pull}; }} 2>&1 | tee {shlex.quote(said)}"
-    code = run_aside(present, IMAGE_TASK, text, base, open_output, cwd="/")
+    code = run_aside(member, IMAGE_TASK, text, base, open_output, cwd="/")
     if code == 0:
         return
-    with acting_as(present.account), open(os.open(said, _READ), "rb") as file:
+    with acting_as(member.account), open(os.open(said, _READ), "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
         words = file.read(_TAIL_BYTES).decode(errors="replace")
     last = next((line for line in reversed(words.splitlines()) if line.strip()), f"the pull ended with code {code}")
-    raise Refusal(f"image {present.prepare.spec.image} cannot be had: {last}", charge=images.no_such_image(words))
+    raise Refusal(f"image {member.prepare.spec.image} cannot be had: {last}", charge=images.no_such_image(words))
 
 
-def _mounts(present: Present) -> tuple[str, ...]:
-    order = present.prepare
-    resume = [] if present.brought is None else [present.brought.path]
+def _mounts(member: Present) -> tuple[str, ...]:
+    order = member.prepare
+    resume = [] if member.brought is None else [member.brought.path]
     wanted = [
-        present.workdir,
-        present.scratch.path,
+        member.workdir,
+        member.scratch.path,
         order.output_dir,
         order.checkpoint_dir,
-        present.checkpoints,
-        present.outputs,
+        member.checkpoints,
+        member.outputs,
         *resume,
         *(one.path for one in order.candidates),
     ]
-    with acting_as(present.account):
+    with acting_as(member.account):
         there = [path for path in wanted if os.path.isdir(path)]
     try:
         return images.mounts_of(there)
@@ -205,12 +205,12 @@ def _process_limit() -> tuple[int, int]:
     return soft, hard
 
 
-def _remove_of_member(inside: Inside, present: Present) -> None:
+def _remove_of_member(inside: Inside, member: Present) -> None:
     """After the kill: what podman was not left the time to remove."""
     if inside.runtime.kind is Runtimes.PODMAN:
-        tasks = [SETUP_TASK, *map(task_id, present.spawned_at)]
+        tasks = [SETUP_TASK, *map(task_id, member.spawned_at)]
         names = [images.container(inside.what, task) for task in tasks]
-        _podman([inside.runtime.path, "rm", "--force", "--time=0", "--ignore", *names], inside.base, present.account)
+        _podman([inside.runtime.path, "rm", "--force", "--time=0", "--ignore", *names], inside.base, member.account)
 
 
 def _of_session(base: Mapping[str, str], account: Account | None) -> Mapping[str, str]:

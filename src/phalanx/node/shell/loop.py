@@ -211,8 +211,8 @@ class Loop:
                 self._report([event])
             case WritePage(key=key):
                 self.stop = action.stop or self.stop
-                if (present := self._presents.get(key)) is not None:
-                    present.write_page(action)
+                if (member := self._presents.get(key)) is not None:
+                    member.write_page(action)
             case PrepareMember():
                 self._prepare(action)
             case SpawnTasks() | WindUp():
@@ -226,8 +226,8 @@ class Loop:
                     ("delete", job_id), lambda: delete_of(self._settings.accounts, job_id, paths, action.user)
                 )
             case Note(job_id=job_id, epoch=epoch, text=text):
-                for present in self._presents.of_attempt(job_id, epoch)[:1]:
-                    self._the_shop.note(present, text)
+                for member in self._presents.of_attempt(job_id, epoch)[:1]:
+                    self._the_shop.note(member, text)
             case Carry(members=members):
                 self._carried = members
             case RenewLease():
@@ -248,9 +248,9 @@ class Loop:
         return self._shop
 
     def _member(self, key: MemberKey) -> Present:
-        present = self._presents.get(key)
-        assert present is not None
-        return present
+        member = self._presents.get(key)
+        assert member is not None
+        return member
 
     def _number(self, index: int) -> int:
         """By which index the head counts a device: on a seat that of the grant, whichever device the engine gave for it."""
@@ -277,7 +277,7 @@ class Loop:
         workdir = scratch.workdir if order.spec.upload else order.spec.workdir
         for older in self._presents.of_attempt(order.job_id, order.epoch):
             self._presents.remove(older.key)
-        present = Present(
+        member = Present(
             key=action.key,
             prepare=order,
             grant=grant,
@@ -286,54 +286,54 @@ class Loop:
             checkpoints=checkpoints_of(self._settings.folder, order.job_id),
             outputs=outputs_of(scratch.path),
         )
-        self._presents.add(present)
+        self._presents.add(member)
 
         def work() -> None:
-            self._inbox.put(preparation.prepare(present, self._the_shop))
+            self._inbox.put(preparation.prepare(member, self._the_shop))
 
         spec = order.spec
         slow = bool(spec.setup or spec.image or spec.requirements or spec.upload)
         self._work.submit(_lane(action.key), work, slow=slow)
 
     def _do_work(self, action: SpawnTasks | WindUp) -> None:
-        present = self._member(action.key)
+        member = self._member(action.key)
 
         def work() -> None:
             if isinstance(action, SpawnTasks):
-                self._inbox.put(launching.spawn(present, action, self._the_shop))
+                self._inbox.put(launching.spawn(member, action, self._the_shop))
                 return
-            tail = launching.wind_up(present, action.tail_of, self._the_shop)
+            tail = launching.wind_up(member, action.tail_of, self._the_shop)
             over = WoundUp(key=action.key, tail=tail)
-            self._travel.last(present, lambda: self._inbox.put(over))
+            self._travel.last(member, lambda: self._inbox.put(over))
 
         self._work.submit(_lane(action.key), work)
 
-    def _after_work(self, present: Present, then: Callable[[], None]) -> None:
-        self._work.submit(_lane(present.key), then)
+    def _after_work(self, member: Present, then: Callable[[], None]) -> None:
+        self._work.submit(_lane(member.key), then)
 
     def _clean_up(self, job_id: JobId, epoch: Epoch) -> None:
         self._travel.drop(job_id, epoch)
         gone = self._presents.of_attempt(job_id, epoch)
-        for present in gone:
-            self._presents.remove(present.key)
+        for member in gone:
+            self._presents.remove(member.key)
         scratch = gone[0].scratch if gone else scratch_of(self._settings.folder, job_id, epoch)
-        shop = self._the_shop
+        services = self._the_shop
 
         def remove(keys: list[str]) -> None:
             self._shipper.forget(keys)
             for key in keys:
-                shop.spool.remove(key)
+                services.spool.remove(key)
             scratch.remove()
-            for present in gone[:1]:
-                with acting_as(present.account):
-                    checkpoints.tidy(present.prepare.checkpoint_dir)
+            for member in gone[:1]:
+                with acting_as(member.account):
+                    checkpoints.tidy(member.prepare.checkpoint_dir)
             self._travel.sweep((self._settings.folder, self._settings.accounts.folder), self._presents.all())
             seat = self._settings.seat
             if seat is not None and (seat.job_id, seat.epoch) == (job_id, epoch):
                 self.terminate()  # what it came for is over
 
         def work() -> None:
-            keys = sorted({key for present in gone for key in launching.streams_of(present)})
+            keys = sorted({key for member in gone for key in launching.streams_of(member)})
             lane = ("remove", job_id, epoch)
             self._shipper.when_shipped(keys, SHIP_LIMIT_S, lambda: self._work.submit(lane, lambda: remove(keys)))
 
@@ -356,21 +356,21 @@ class Loop:
     def _task_exit(self, exit: TaskExit) -> None:
         if self._exec.task_ended(exit.task_id, exit.code, exit.signal):
             return
-        present = self._presents.of_process(exit.key)
+        member = self._presents.of_process(exit.key)
         if exit.task_id in ASIDE_TASKS:
-            if present is not None:
-                present.setup_code = exit.code if exit.code is not None else 128 + (exit.signal or 9)
-                present.setup_done.set()
+            if member is not None:
+                member.setup_code = exit.code if exit.code is not None else 128 + (exit.signal or 9)
+                member.setup_done.set()
             return
         rank = rank_of(exit.task_id)
         assert rank is not None
-        if present is not None and present.inside is not None:
+        if member is not None and member.inside is not None:
             code, number = as_ended(exit.code, exit.signal)
             exit = replace(exit, code=code, signal=number)
         pid = None
-        if present is not None:
-            pid = present.pids.pop(rank, None)
-            present.crashed = present.crashed or exit.signal is not None
+        if member is not None:
+            pid = member.pids.pop(rank, None)
+            member.crashed = member.crashed or exit.signal is not None
         at_s = time.time() - (boottime_ns() - exit.ended_ns) / NS_PER_S
         end = TaskEnded(
             key=member_key(exit.key),
@@ -381,33 +381,33 @@ class Loop:
             at_s=at_s,
             lost=exit.lost,
         )
-        self._watch.ended(present, end, pid, self._the_shop)
+        self._watch.ended(member, end, pid, self._the_shop)
 
     def _emptied(self, key: AttemptKey) -> None:
         self._inbox.put(Emptied(key=member_key(key)))
 
-    def _heard(self, present: Present, report: RankReport) -> None:
+    def _heard(self, member: Present, report: RankReport) -> None:
         """A rank reported: keep it as it came, and pass on what is more than a number."""
-        key = present.key
+        key = member.key
         if report.epoch != key.epoch or report.generation != key.generation:
             return
         try:
-            stream = self._the_shop.stream(present, f"steps-{present.grant.node_rank}")
+            stream = self._the_shop.stream(member, f"steps-{member.grant.node_rank}")
             self._the_shop.spool.write(stream, report.line + b"\n")
         except (OSError, KeyError) as error:
             _log.warning("job %s: a report of rank %d is lost: %s", key.job_id, report.rank, error)
-        self._watch.heard(present, report)
-        self._travel.heard(present, report, self._inbox.put)
+        self._watch.heard(member, report)
+        self._travel.heard(member, report, self._inbox.put)
 
     def _output_missing(self, stream: str, text: str) -> None:
         """The spool lost output for want of disk, or has room again: to our log, and to the job's supervisor stream."""
         _log.warning("stream %s: %s", stream, text)
-        for present in self._presents.all():
-            key = present.key
+        for member in self._presents.all():
+            key = member.key
             if stream.startswith(f"{key.job_id}.{key.epoch}.") and not stream.endswith(
-                f".supervisor-{present.grant.node_rank}"
+                f".supervisor-{member.grant.node_rank}"
             ):
-                self._the_shop.note(present, f"{stream.rpartition('.')[2]}: {text}")
+                self._the_shop.note(member, f"{stream.rpartition('.')[2]}: {text}")
                 return
 
     def _refused(self, error: Rejected) -> None:
@@ -416,8 +416,8 @@ class Loop:
             _log.warning("%s", error)
             self.terminate()
 
-    def _note(self, present: Present, text: str) -> None:
-        self._the_shop.note(present, text)
+    def _note(self, member: Present, text: str) -> None:
+        self._the_shop.note(member, text)
 
     def _hello(self, challenge: str) -> wire.HelloRequest:
         self.sees_head_files = sees_head_files(self._prover)
@@ -478,18 +478,18 @@ class Loop:
 
     def _close(self) -> None:
         """Nothing of any member is left: send the last words, and let go of everything."""
-        shop = self._the_shop
+        services = self._the_shop
         self._events.flushed(FLUSH_S)
         self._ended.set()
         self._work.close(FLUSH_S)
         self._fence.close(FLUSH_S)
         self._watch.close(FLUSH_S)
-        shop.zygotes.close()
-        leftover = shop.host.close()
+        services.zygotes.close()
+        leftover = services.host.close()
         if leftover:
             _log.error("processes %s survive SIGKILL", leftover)
-        for present in self._presents.all():
-            present.scratch.remove()
+        for member in self._presents.all():
+            member.scratch.remove()
         if self._settings.accounts.folder:
             accounts.leave(self._settings.accounts.folder)
 

@@ -51,7 +51,7 @@ class _Sent:
 class _Tree:
     """The outputs of one attempt here. `refused`: told once each."""
 
-    present: Present
+    member: Present
     sent: dict[str, _Sent] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -72,29 +72,29 @@ class Outputs:
         self._lock = threading.Lock()
         self._trees: dict[tuple[JobId, Epoch], _Tree] = {}
 
-    def bring(self, present: Present) -> None:
+    def bring(self, member: Present) -> None:
         """Have in the member's folder what earlier attempts left. Once an attempt. Waits for a head that is away, until it is stopped.
 
         Raises:
             Rejected: the head does not speak with this attempt any more.
             OSError: this node's disk.
         """
-        tree = _Tree(present=present)
+        tree = _Tree(member=member)
         with self._lock:
-            known = self._trees.get((present.key.job_id, present.key.epoch))
+            known = self._trees.get((member.key.job_id, member.key.epoch))
             if known is not None:  # a restart in place: it is all here
-                known.present = present
+                known.member = member
                 return
-        backoff = Backoff(present.cancelled)
-        while not present.cancelled.is_set():
+        backoff = Backoff(member.cancelled)
+        while not member.cancelled.is_set():
             try:
-                if present.key.epoch > 1:  # before the first attempt there is nothing
+                if member.key.epoch > 1:  # before the first attempt there is nothing
                     _Courier(tree, self._access).fetch_all()
             except (HeadAway, HelloWanted, msgspec.MsgspecError):
                 backoff.pause()
             else:
                 with self._lock:
-                    self._trees[present.key.job_id, present.key.epoch] = tree
+                    self._trees[member.key.job_id, member.key.epoch] = tree
                 return
 
     def drop(self, job_id: JobId, epoch: Epoch) -> None:
@@ -110,25 +110,25 @@ class Outputs:
             with self._lock:
                 trees = list(self._trees.values())
             for tree in trees:
-                self.send(tree.present)
+                self.send(tree.member)
 
-    def send(self, present: Present) -> None:
+    def send(self, member: Present) -> None:
         """Send what changed, if the head is there; else the next look does."""
         with self._lock:
-            tree = self._trees.get((present.key.job_id, present.key.epoch))
+            tree = self._trees.get((member.key.job_id, member.key.epoch))
         if tree is not None:
             try:
                 self._send(tree)
             except (HeadAway, HelloWanted, msgspec.MsgspecError) as error:
-                _log.debug("outputs of job %s: %s", present.key.job_id, error)
+                _log.debug("outputs of job %s: %s", member.key.job_id, error)
 
-    def when_sent(self, present: Present, done: Callable[[], None], *, patient: bool) -> None:
+    def when_sent(self, member: Present, done: Callable[[], None], *, patient: bool) -> None:
         """Call `done` once the head has all that is there, or waiting for it is in vain (`STALL_S`).
 
         Not `patient`: the member crashed, and soon starts again here with the same folder, or a node is gone (`HASTY_S`).
         """
         with self._lock:
-            tree = self._trees.get((present.key.job_id, present.key.epoch))
+            tree = self._trees.get((member.key.job_id, member.key.epoch))
         if tree is None:
             done()
             return
@@ -152,7 +152,7 @@ class Outputs:
                 self._send(tree)
             except (HeadAway, HelloWanted, msgspec.MsgspecError) as error:
                 if getattr(error, "answered", False) and time.monotonic() - tree.progress_s > STALL_S:
-                    self._note(tree.present, f"outputs have not reached the head: {error}")
+                    self._note(tree.member, f"outputs have not reached the head: {error}")
                     return
                 if not getattr(error, "answered", False):
                     tree.progress_s = (
@@ -169,7 +169,7 @@ class Outputs:
                 for path, why in courier.send_changed():
                     if path not in tree.refused:
                         tree.refused.add(path)
-                        self._note(tree.present, f"output {path!r} is not kept: {why}")
+                        self._note(tree.member, f"output {path!r} is not kept: {why}")
             finally:
                 courier.close()
 
@@ -179,10 +179,10 @@ class _Courier:
 
     def __init__(self, tree: _Tree, access: HeadAccess) -> None:
         self._tree = tree
-        self._root = tree.present.outputs
-        self._account = tree.present.account
+        self._root = tree.member.outputs
+        self._account = tree.member.account
         self._connection = Connection(access)
-        self._about = {"job_id": tree.present.key.job_id, "epoch": tree.present.key.epoch}
+        self._about = {"job_id": tree.member.key.job_id, "epoch": tree.member.key.epoch}
 
     def close(self) -> None:
         self._connection.close()

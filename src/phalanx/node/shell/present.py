@@ -176,10 +176,10 @@ class Presents:
         self._lock = threading.Lock()
         self._by_key: dict[MemberKey, Present] = {}
 
-    def add(self, present: Present) -> None:
+    def add(self, member: Present) -> None:
         """A member begins."""
         with self._lock:
-            self._by_key[present.key] = present
+            self._by_key[member.key] = member
 
     def get(self, key: MemberKey) -> Present | None:
         """The member, or None when it is gone."""
@@ -196,9 +196,9 @@ class Presents:
     def resumed(self, job_id: JobId, epoch: Epoch) -> set[str]:
         """The folders of checkpoints here that an attempt resumes from, or may: its ranks load one while earlier saves still travel."""
         found: set[str] = set()
-        for present in self.of_attempt(job_id, epoch):
-            known = [*present.prepare.candidates, *filter(None, (present.brought,))]
-            copies = (own_copy(present.prepare, one, present.checkpoints) for one in known)
+        for member in self.of_attempt(job_id, epoch):
+            known = [*member.prepare.candidates, *filter(None, (member.brought,))]
+            copies = (own_copy(member.prepare, one, member.checkpoints) for one in known)
             found |= {copy for copy in copies if copy is not None}
         return found
 
@@ -214,21 +214,21 @@ class Presents:
 
     def jobs(self) -> dict[int, JobId]:
         """Which job is on each device index."""
-        return {index: present.key.job_id for present in self._live() for index in present.grant.devices}
+        return {index: member.key.job_id for member in self._live() for index in member.grant.devices}
 
     def pids(self) -> dict[int, tuple[int, ...]]:
         """Which ranks are on each device index: rank by rank where there are as many, else all on all."""
         found: dict[int, tuple[int, ...]] = {}
-        for present in self._live():
-            pids = tuple(pid for _, pid in sorted(present.pids.copy().items()))
-            devices = present.grant.devices
-            paired = present.grant.tasks == len(devices)
+        for member in self._live():
+            pids = tuple(pid for _, pid in sorted(member.pids.copy().items()))
+            devices = member.grant.devices
+            paired = member.grant.tasks == len(devices)
             for local_rank, index in enumerate(devices):
                 found[index] = pids[local_rank : local_rank + 1] if paired else pids
         return found
 
     def _live(self) -> list[Present]:
-        return [present for present in self.all() if present.pids]
+        return [member for member in self.all() if member.pids]
 
 
 def member_key(key: AttemptKey) -> MemberKey:

@@ -17,46 +17,46 @@ _PATIENCE_S: Final = 5.0  # a network file system may show a new name some secon
 _LOOK_S: Final = 0.1
 
 
-def leave_mark(present: Present) -> None:
+def leave_mark(member: Present) -> None:
     """Before the barrier, on every node.
 
     Raises:
         OSError: it cannot be written; nor could a checkpoint.
     """
-    if _asked(present):
-        os.close(open_to_write(_mark(present, present.grant.node_rank)))
+    if _asked(member):
+        os.close(open_to_write(_mark(member, member.grant.node_rank)))
 
 
-def remove_mark(present: Present) -> None:
+def remove_mark(member: Present) -> None:
     """At the end, so that a folder without checkpoints is empty."""
-    if _asked(present):
+    if _asked(member):
         with contextlib.suppress(OSError):
-            os.unlink(_mark(present, present.grant.node_rank))
+            os.unlink(_mark(member, member.grant.node_rank))
 
 
-def unseen(present: Present) -> str:
+def unseen(member: Present) -> str:
     """Behind the barrier, on node rank 0: what is wrong with the path, and what to do; empty where nothing is."""
-    if not _asked(present) or present.grant.node_rank != 0:
+    if not _asked(member) or member.grant.node_rank != 0:
         return ""
-    grants = present.prepare.allocation.grants
+    grants = member.prepare.allocation.grants
     until_s = time.monotonic() + _PATIENCE_S
     while True:
-        missing = [grant.node_id for grant in grants if not os.path.exists(_mark(present, grant.node_rank))]
+        missing = [grant.node_id for grant in grants if not os.path.exists(_mark(member, grant.node_rank))]
         if not missing:
             return ""
-        if time.monotonic() >= until_s or present.cancelled.wait(_LOOK_S):
+        if time.monotonic() >= until_s or member.cancelled.wait(_LOOK_S):
             break
     return (
-        f"checkpoint: {present.grant.node_id} does not see what {', '.join(missing)} left in {present.prepare.spec.checkpoint}: "
+        f"checkpoint: {member.grant.node_id} does not see what {', '.join(missing)} left in {member.prepare.spec.checkpoint}: "
         "checkpoints of this attempt are not published, and the job cannot resume from them by itself. Name a folder that all nodes "
         "share; without `checkpoint`, the head keeps copies"
     )
 
 
-def _asked(present: Present) -> bool:
-    order = present.prepare
+def _asked(member: Present) -> bool:
+    order = member.prepare
     return bool(order.spec.checkpoint) and "://" not in order.checkpoint_dir and len(order.allocation.grants) > 1
 
 
-def _mark(present: Present, node_rank: int) -> str:
-    return os.path.join(present.prepare.checkpoint_dir, f".reach-{present.key.generation}-{node_rank}")
+def _mark(member: Present, node_rank: int) -> str:
+    return os.path.join(member.prepare.checkpoint_dir, f".reach-{member.key.generation}-{node_rank}")

@@ -31,18 +31,18 @@ _FILE_BYTES_MAX: Final = 16 << 20  # a list of packages; the installer reads it 
 _NAME: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)?")  # a folder's in the cache, and nothing above it
 
 
-def file_of(present: Present) -> str:
+def file_of(member: Present) -> str:
     """Which file of the working directory is installed; "" for none. A copy brings its own, unless the job says otherwise."""
-    spec = present.prepare.spec
+    spec = member.prepare.spec
     if spec.requirements:
         return "" if spec.requirements == NONE else spec.requirements
     if not spec.upload or spec.image:
         return ""
-    return used_by_itself(lambda name: _bytes(os.path.join(present.workdir, name)))
+    return used_by_itself(lambda name: _bytes(os.path.join(member.workdir, name)))
 
 
 def bring(
-    present: Present, file: str, *, cache: str, variables: Mapping[str, str], open_output: Callable[[], int]
+    member: Present, file: str, *, cache: str, variables: Mapping[str, str], open_output: Callable[[], int]
 ) -> None:
     """Let the member run in the environment of this file; a restart in place finds that of before.
 
@@ -57,48 +57,48 @@ def bring(
         Refusal: it cannot be made; the installer's words are in it.
         OSError: the disk.
     """
-    answer, order = (os.path.join(present.scratch.path, name) for name in ("requirements.json", "requirements.order"))
-    with acting_as(present.account):
-        make_cache(cache, present.account)
+    answer, order = (os.path.join(member.scratch.path, name) for name in ("requirements.json", "requirements.order"))
+    with acting_as(member.account):
+        make_cache(cache, member.account)
         name = _name_in(answer)
-        fresh = name is None or (name and not _take(present, Venvs(cache), name))
+        fresh = name is None or (name and not _take(member, Venvs(cache), name))
         if fresh:
             with open(open_to_write(order), "w", encoding="utf-8") as out:
                 what = {
                     "file": file,
-                    "workdir": present.workdir,
+                    "workdir": member.workdir,
                     "cache": cache,
-                    "argv": present.prepare.spec.role.argv,
+                    "argv": member.prepare.spec.role.argv,
                 }
                 json.dump({**what, "answer": answer}, out)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(answer)  # of a try that failed
     if fresh:
-        run_aside(present, REQUIREMENTS_TASK, (*_PROGRAM, order), variables, open_output)
-        with acting_as(present.account):
+        run_aside(member, REQUIREMENTS_TASK, (*_PROGRAM, order), variables, open_output)
+        with acting_as(member.account):
             name = _name_in(answer)
             if name is None:
                 raise Refusal(_why(answer, file), charge=_charged(answer))
-            taken = not name or _take(present, Venvs(cache), name)
+            taken = not name or _take(member, Venvs(cache), name)
         if not taken:
             raise Refusal(f"{file}: its packages were removed as soon as they were installed", charge=False)
 
 
-def dressed(present: Present, variables: dict[str, str]) -> dict[str, str]:
+def dressed(member: Present, variables: dict[str, str]) -> dict[str, str]:
     """The variables, with the member's environment activated if it has one."""
-    return with_environment(variables, present.venv) if present.venv else variables
+    return with_environment(variables, member.venv) if member.venv else variables
 
 
-def _take(present: Present, venvs: Venvs, name: str) -> bool:
+def _take(member: Present, venvs: Venvs, name: str) -> bool:
     """Use it until the member is wound up; False where it is gone.
 
     Raises:
         Refusal: the member was stopped, or somebody holds the environment.
     """
     try:
-        descriptor = venvs.use(name, present.cancelled.is_set)
+        descriptor = venvs.use(name, member.cancelled.is_set)
     except TimeoutError as error:
-        stopped = present.cancelled.is_set()
+        stopped = member.cancelled.is_set()
         why = (
             "stopped while it was being prepared" if stopped else f"{venvs.path(name)}: another process holds its lock"
         )
@@ -106,8 +106,8 @@ def _take(present: Present, venvs: Venvs, name: str) -> bool:
     if not venvs.complete(name):
         os.close(descriptor)
         return False
-    present.closing.callback(os.close, descriptor)
-    present.venv = venvs.path(name)
+    member.closing.callback(os.close, descriptor)
+    member.venv = venvs.path(name)
     return True
 
 

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 def hear(
-    present: Present,
+    member: Present,
     report: RankReport,
     porter: Porter,
     *,
@@ -35,7 +35,7 @@ def hear(
     fields = report.fields
     try:
         saved = CheckpointReported(
-            key=present.key,
+            key=member.key,
             step=_whole(fields["step"]),
             path=_text(fields["path"]),
             digest=_text(fields["digest"]),
@@ -45,26 +45,26 @@ def hear(
             at_s=time.time(),
         )
     except (KeyError, ValueError, TypeError, OverflowError) as error:
-        _log.warning("job %s: rank %d reports no checkpoint: %r", present.key.job_id, report.rank, error)
+        _log.warning("job %s: rank %d reports no checkpoint: %r", member.key.job_id, report.rank, error)
         note(f"a checkpoint that rank {report.rank} reports is passed over: {error!r}")
         return
-    path = head_path(present.prepare, present.checkpoints, saved.path)
+    path = head_path(member.prepare, member.checkpoints, saved.path)
     first = report.kind is ReportKind.CHECKPOINT
     if path is None:
-        if first and present.publishes:
+        if first and member.publishes:
             publish(saved)
         return
     kept = replace(saved, path=path)
     porter.put(
         Upload(
-            job_id=present.key.job_id,
-            epoch=present.key.epoch,
+            job_id=member.key.job_id,
+            epoch=member.key.epoch,
             step=saved.step,
             digest=saved.digest,
             folder=saved.path,
             note=note,
             before=before,
-            account=present.account,
+            account=member.account,
             kept=(lambda: publish(kept)) if first else None,
             waited=bool(fields.get("waited", False)),
         )

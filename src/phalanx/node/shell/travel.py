@@ -39,29 +39,29 @@ class Travel:
         self.porter = Porter(access, ended, hurried=hurried, resumed=resumed)
         self.outputs = Outputs(access, ended, note=note, hurried=hurried)
 
-    def heard(self, present: Present, report: RankReport, publish: Callable[[CheckpointReported], None]) -> None:
+    def heard(self, member: Present, report: RankReport, publish: Callable[[CheckpointReported], None]) -> None:
         """A rank reported. What it wrote until a save travels before the save."""
         saves.hear(
-            present,
+            member,
             report,
             self.porter,
-            note=lambda text: self._note(present, text),
+            note=lambda text: self._note(member, text),
             publish=publish,
-            before=lambda: self.outputs.send(present),
+            before=lambda: self.outputs.send(member),
         )
 
-    def last(self, present: Present, done: Callable[[], None]) -> None:
+    def last(self, member: Present, done: Callable[[], None]) -> None:
         """Nothing of the member runs any more: call `done` when all is at the head, or waited for in vain.
 
         One after the other, since each may still write a line to the job's log.
         """
-        key, patient = present.key, present.ends_in_order
+        key, patient = member.key, member.ends_in_order
 
         def ship() -> None:
-            self._shipper.when_shipped(launching.streams_of(present), SHIP_LIMIT_S, done)
+            self._shipper.when_shipped(launching.streams_of(member), SHIP_LIMIT_S, done)
 
         def send() -> None:
-            self.outputs.when_sent(present, ship, patient=patient)
+            self.outputs.when_sent(member, ship, patient=patient)
 
         self.porter.when_kept(key.job_id, key.epoch, send, patient=patient)
 
@@ -70,8 +70,8 @@ class Travel:
         self.porter.drop(job_id, epoch)
         self.outputs.drop(job_id, epoch)
 
-    def sweep(self, folders: Collection[str], present: Collection[Present]) -> None:
+    def sweep(self, folders: Collection[str], member: Collection[Present]) -> None:
         """Bound what stays on this node of jobs that are over or moved away. An empty name is no folder."""
         for folder in filter(None, folders):
             root = os.path.dirname(checkpoints_of(folder, JobId("none")))
-            checkpoints.sweep_own(root, {str(one.key.job_id) for one in present})
+            checkpoints.sweep_own(root, {str(one.key.job_id) for one in member})

@@ -42,9 +42,9 @@ class Watch:
         self._paces = threading.Lock()
         self._looked_s = time.monotonic()
 
-    def heard(self, present: Present, report: RankReport) -> None:
+    def heard(self, member: Present, report: RankReport) -> None:
         """A rank reported: learn its pace."""
-        pace, step = present.pace, report.fields.get("step")
+        pace, step = member.pace, report.fields.get("step")
         if pace is None:
             return
         with self._paces:
@@ -53,14 +53,14 @@ class Watch:
             elif report.kind is ReportKind.BUSY:
                 pace.busy()
 
-    def halted(self, present: Present, action: Freeze | Thaw) -> None:
+    def halted(self, member: Present, action: Freeze | Thaw) -> None:
         """The member is frozen, or goes on: silence in between is our doing."""
-        if present.pace is not None:
+        if member.pace is not None:
             with self._paces:
                 if isinstance(action, Freeze):
-                    present.pace.hold()
+                    member.pace.hold()
                 else:
-                    present.pace.go_on(boottime_ns())
+                    member.pace.go_on(boottime_ns())
 
     def look(self, presents: Callable[[], Iterable[Present]]) -> None:
         """Tell of members that hang. Harmless as often as one likes; it must be called every few seconds."""
@@ -68,41 +68,41 @@ class Watch:
         if now_s - self._looked_s < LOOK_EVERY_S:
             return
         self._looked_s = now_s
-        for present in presents():
-            if present.pace is not None and present.pids and not present.ending:
+        for member in presents():
+            if member.pace is not None and member.pids and not member.ending:
                 with self._paces:
-                    silence = present.pace.look(boottime_ns())
+                    silence = member.pace.look(boottime_ns())
                 if silence is not None:
-                    self._put(Hung(key=present.key, silence=silence))
+                    self._put(Hung(key=member.key, silence=silence))
 
-    def take_stacks(self, present: Present, shop: Workshop) -> None:
+    def take_stacks(self, member: Present, services: Workshop) -> None:
         """Keep where every rank of a member stands."""
         with self._paces:
-            steps = {} if present.pace is None else present.pace.steps
-        stacks.take(present, shop, steps)
+            steps = {} if member.pace is None else member.pace.steps
+        stacks.take(member, services, steps)
 
-    def ended(self, present: Present | None, end: TaskEnded, pid: int | None, shop: Workshop) -> None:
+    def ended(self, member: Present | None, end: TaskEnded, pid: int | None, services: Workshop) -> None:
         """A task ended: tell it, with what can be found of why if that was its own doing."""
-        if present is None or end.code == 0:
+        if member is None or end.code == 0:
             self._put(end)
-        elif present.ending:
-            self._put(replace(end, evidence=evidence.of_a_hang(present, end.rank)))
+        elif member.ending:
+            self._put(replace(end, evidence=evidence.of_a_hang(member, end.rank)))
         else:
             try:
-                self._finders.submit(end.key, lambda: self._find(present, end, pid, shop))
+                self._finders.submit(end.key, lambda: self._find(member, end, pid, services))
             except RuntimeError:  # no thread to be had: the end counts more than why
                 self._put(end)
 
-    def _find(self, present: Present, end: TaskEnded, pid: int | None, shop: Workshop) -> None:
+    def _find(self, member: Present, end: TaskEnded, pid: int | None, services: Workshop) -> None:
         found = None
         try:
             found = evidence.collect(
-                present,
+                member,
                 end.rank,
                 signal=end.signal,
                 pid=pid,
-                began_ns=present.spawned_ns,
-                shop=shop,
+                began_ns=member.spawned_ns,
+                services=services,
                 kernel=self.kernel,
             )
         finally:  # whatever happens to the evidence, the end is told
