@@ -1,6 +1,6 @@
-"""Collects the evidence of a task's bad end: the last lines it printed, XIDs of its devices, kills for want of memory.
+"""Collects evidence of a failed task: its last lines of output, XIDs of its devices, OOM kills.
 
-Called by the loop's hands when a task has failed by itself; what was found is judged by the head's rules. Bounded in time and size.
+Called when a task has failed by itself; the head's rules evaluate the evidence. Bounded in time and size.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from phalanx.node.shell.kernel_log import KernelLog
 from phalanx.node.shell.preparation import Workshop
 from phalanx.node.shell.present import Present, task_id
 
-TAIL_BYTES: Final = 16_384  # a traceback of a deep framework has some hundred lines; the last ones are what counts
-_DRAIN_S: Final = 0.3  # for what the dead task left in its pipe, which its children may hold open for ever
-_FAILING_MAX: Final = 4  # tasks of one member whose evidence is collected: the first to die are not the echo
+TAIL_BYTES: Final = 16_384  # a traceback of a deep framework has some hundred lines; the last ones matter
+_DRAIN_S: Final = 0.3  # for output left in the dead task's pipe, which its children may keep open
+_FAILING_MAX: Final = 4  # tasks of one member whose evidence is collected: the first to die are not follow-on failures
 _SIGKILL: Final = 9
 
 
 def oom_kills() -> int | None:
-    """How many processes the kernel has killed on this machine for want of memory; None where it does not say.
+    """Number of OOM kills on this machine; None if the kernel does not report it.
 
-    Source: /proc/vmstat, `oom_kill` (Linux 4.13); memory cgroups count into it too.
+    Source: /proc/vmstat, `oom_kill` (Linux 4.13); includes kills in memory cgroups.
     """
     try:
         with open("/proc/vmstat", encoding="ascii") as stat:
@@ -34,7 +34,7 @@ def oom_kills() -> int | None:
 
 
 def oom_events(folder: str | None) -> int | None:
-    """The same of one cgroup and those inside it; None where the memory controller is not on there."""
+    """Number of OOM kills in one cgroup and its descendants; None without the memory controller there."""
     if folder is None:
         return None
     with (
@@ -55,12 +55,12 @@ def collect(
     services: Workshop,
     kernel: KernelLog,
 ) -> Evidence:
-    """What can be found of this end. Takes a fraction of a second."""
+    """Collect the evidence of this exit. Takes a fraction of a second."""
     kernel.poll()
     pids = [] if pid is None else [pid]
     oom = kernel.oom_killed(began_ns, pids)
     if not oom and signal == _SIGKILL:
-        oom = _counted(member)
+        oom = _oom_count_grew(member)
     tail = b""
     if member.failed < _FAILING_MAX:
         member.failed += 1
@@ -74,13 +74,13 @@ def collect(
 
 
 def of_a_hang(member: Present, rank: int) -> Evidence | None:
-    """Where a rank stood when its gang was ended for a hang."""
+    """The stuck position of a rank whose gang was stopped for a hang."""
     stance: Stance | None = member.stances.get(rank)
     return None if stance is None else Evidence(stance=stance)
 
 
-def _counted(member: Present) -> bool:
-    """Whether a count of such kills grew since the member's tasks began: of its own cgroup where that counts, else of the machine."""
+def _oom_count_grew(member: Present) -> bool:
+    """Whether the count of OOM kills grew since the member's tasks started: of its own cgroup if available, else of the machine."""
     for before, now in (
         (member.oom_before, oom_events(member.cgroup)),
         (member.oom_before_here, oom_kills()),
