@@ -1,4 +1,4 @@
-"""Start the tasks of a prepared member, and close it when nothing of it runs any more."""
+"""Starts the tasks of a prepared member, and closes it when none of its processes is left."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from phalanx.node.shell.shipping import StreamName
 from phalanx.wire.manifest import CheckpointInvalid
 from phalanx.wire.rank import boottime_ns
 
-_DRAIN_S: Final = 5.0  # for what stands in a pipe whose writers are dead: a moment, unless the disk hangs
-_THAW_S: Final = 10.0  # the thaw is under way in another lane
+_DRAIN_S: Final = 5.0  # for output left in a pipe whose writers are dead: milliseconds, unless the disk hangs
+_THAW_S: Final = 10.0  # the thaw is in progress on another thread
 
 
 def spawn(member: Present, order: SpawnTasks, services: Workshop) -> Spawned | Unfit:
-    """Make the page and start every rank; the first that does not start ends it."""
+    """Create the lease page and start every rank; stops at the first that does not start."""
     role, start, grant = member.prepare.spec.role, order.start, member.grant
     assert member.processes is not None
     member.start = start
@@ -42,7 +42,7 @@ def spawn(member: Present, order: SpawnTasks, services: Workshop) -> Spawned | U
     command: tuple[str, ...] | str = role.script or role.argv
     warm = warm_argv(command) if member.prepare.spec.warm else None
     try:
-        _have_checkpoint(member, services)
+        _fetch_chosen_checkpoint(member, services)
         with acting_as(member.account):
             why = reach.unseen(member)
         if why:
@@ -50,10 +50,10 @@ def spawn(member: Present, order: SpawnTasks, services: Workshop) -> Spawned | U
             services.note(member, why)
         member.make_page(deadline_ns=order.deadline_ns, job_deadline_ns=order.job_deadline_ns)
         view = services.view(member)
-        more: dict[str, str] = {}
+        extra: dict[str, str] = {}
         if member.prepare.spec.slurm:
             with acting_as(member.account):
-                command, more = batch_command(member, start.port)
+                command, extra = batch_command(member, start.port)
         for local_rank in range(grant.tasks):
             rank = grant.first_rank + local_rank
             variables, notes = environment.rank_environment(member.prepare, start, grant, local_rank, view)
@@ -66,7 +66,7 @@ def spawn(member: Present, order: SpawnTasks, services: Workshop) -> Spawned | U
                 task_id=task_id(rank),
                 command=command,
                 cwd=member.workdir,
-                env={**variables, **more},
+                env={**variables, **extra},
                 warm=warm,
                 account=member.account,
                 bound=member.inside is None,
@@ -85,8 +85,8 @@ def spawn(member: Present, order: SpawnTasks, services: Workshop) -> Spawned | U
     return Spawned(key=member.key)
 
 
-def _have_checkpoint(member: Present, services: Workshop) -> None:
-    """Where nodes have checkpoints of their own: the one that node rank 0 chose, should this node have found another."""
+def _fetch_chosen_checkpoint(member: Present, services: Workshop) -> None:
+    """If each node keeps its own checkpoints: download the one that node rank 0 chose, if this node found another."""
     start = member.start
     if start is not None and start.resume not in (None, member.brought) and keeps_checkpoints(member.prepare):
         assert start.resume is not None
@@ -106,7 +106,7 @@ def _spawn_one(member: Present, rank: int, task: TaskSpec, services: Workshop) -
 
 
 def wind_up(member: Present, tail_of: int | None, services: Workshop) -> bytes:
-    """Close the member's processes, drain what they printed and reported, and give back the tail asked for."""
+    """Close the member's processes, drain their output and reports, and return the requested tail of output."""
     with member.containing:
         if member.processes is not None:
             member.processes.close()
@@ -131,5 +131,5 @@ def wind_up(member: Present, tail_of: int | None, services: Workshop) -> bytes:
 
 
 def streams_of(member: Present) -> list[str]:
-    """The spool's keys of everything its attempt has written here."""
+    """The spool's keys of all streams of its attempt on this node."""
     return [StreamName(member.key.job_id, member.key.epoch, stream).key for stream in member.scratch.streams()]

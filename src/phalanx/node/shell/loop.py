@@ -1,7 +1,7 @@
-"""The supervisor's shell: one thread that feeds `Supervisor.step` and performs what it decides; whatever may wait is done by hands.
+"""The supervisor's shell: one thread feeds `Supervisor.step` and performs its actions; work that may block runs on thread pools.
 
-Three sets of hands, each in order for a member: *work* here (prepare, spawn, wind up, clean up), and those of `fence` (signal, kill; freeze,
-thaw), so that a freeze at the end of a lease never stands behind a checkpoint being verified, nor behind processes that will not die.
+Three pools, each in order per member: *work* here (prepare, spawn, wind up, clean up), and those of `fence` (signal and kill; freeze and
+thaw), so that a freeze at the end of a lease never waits for a checkpoint verification or for processes that do not die.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ from phalanx.wire import supervisor as wire
 from phalanx.wire.rank import StopReason, boottime_ns
 
 WORK_HANDS: Final = 4  # a slow file system may hold one or two
-SLOW_HANDS: Final = 64  # as many users' setups, images and packages at once hold up nobody else
+SLOW_HANDS: Final = 64  # concurrent setups, image pulls and package installs that do not delay other work
 WAKE_MAX_S: Final = 0.5  # a queue's timeout does not count the time a host sleeps; the lease does
 INBOX_BATCH: Final = 1024  # happenings in one step
 FLUSH_S: Final = 2.0  # for the last events before the supervisor exits
@@ -93,9 +93,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
-    """What a supervisor is told when it starts. `base` is the environment that ranks inherit.
+    """The configuration of a supervisor. `base` is the environment that ranks inherit.
 
-    `seat`: it was brought for this attempt alone. Its engine chose the devices: whichever the head counts with, here they are 0, 1, ...
+    `seat`: set if it was started for this attempt alone. Its engine chose the devices: they are 0, 1, ... here, whatever their index at the head.
     """
 
     node: Node
@@ -109,7 +109,7 @@ class NodeSettings:
 
 
 class Loop:
-    """One life of a supervisor."""
+    """One incarnation of a supervisor."""
 
     def __init__(self, settings: NodeSettings, probe: DeviceProbe) -> None:
         self._settings = settings
@@ -119,7 +119,7 @@ class Loop:
         self._presents = Presents()
         self._carried: tuple[MemberKey, ...] = ()
         access, ended, who = settings.access, self._ended, settings.supervisor_id
-        self._greeter = Greeter(access, self._hello, ended, on_refused=self._refused)
+        self._greeter = Greeter(access, self._hello, ended, on_refused=self._on_registration_refused)
         self._renewer = Renewer(
             access,
             self._greeter,
@@ -130,7 +130,7 @@ class Loop:
             ended=ended,
         )
         self._events = Events(access, self._greeter, supervisor_id=who, ended=ended)
-        self._commands = Commands(access, self._greeter, supervisor_id=who, obey=self._obey, ended=ended)
+        self._commands = Commands(access, self._greeter, supervisor_id=who, obey=self._receive, ended=ended)
         self._shipper = Shipper(access, self._greeter, supervisor_id=who, ended=ended)
         self._watch = Watch(probe.devices(), self._inbox.put)
         self._sampler = Sampler(
@@ -147,34 +147,34 @@ class Loop:
             on_xids=self._watch.kernel.told,
         )
         self._exec = ExecSessions(access, ended)
-        self._travel = Travel(
-            access, self._shipper, ended, note=self._note, hurried=lambda: self._hurried, resumed=self._presents.resumed
+        self._uploads = Travel(
+            access, self._shipper, ended, note=self._note, hurried=lambda: self._urgent, resumed=self._presents.resumed
         )
-        self._prover = Connection(access)
+        self._storage_connection = Connection(access)
         self._probe = probe
         self._work = Hands("work", WORK_HANDS, SLOW_HANDS)
         self._work.begin()
-        self._fence = Fence(self._watch, self._inbox.put, self._after_work, lambda: self._the_shop)
-        self._shop: Workshop | None = None
+        self._fence = Fence(self._watch, self._inbox.put, self._after_work, lambda: self._services)
+        self._opened_services: Workshop | None = None
         self._reaped_s = time.monotonic()
         self._leaving = False
-        self._hurried = False
+        self._urgent = False
         self.sees_head_files: bool | None = None
         self._failed = False
         self._numbers: tuple[int, ...] = ()
-        self.exit_code = 0  # of the first task that failed here by itself, else of one that was stopped
-        self.stop = StopReason.NONE  # why its ranks were asked to end, the last time
+        self.exit_code = 0  # of the first task that failed by itself, else of one that was stopped
+        self.stop = StopReason.NONE  # the last reason why its ranks were asked to end
 
     def run(self) -> None:
-        """Until the supervisor was told to end and nothing of it is left."""
-        start_thread("renewer", self._renewer.run)  # says hello first, while the rest is still being set up
-        self._shop = self._open_workshop()
+        """Run until the supervisor ends and no member is left."""
+        start_thread("renewer", self._renewer.run)  # registers first, in parallel with the remaining setup
+        self._opened_services = self._open_services()
         for name, run in (
             ("commands", self._commands.run),
             ("events", self._events.run),
             ("shipper", self._shipper.run),
             ("sampler", self._sampler.run),
-            ("outputs", self._travel.outputs.run),
+            ("outputs", self._uploads.outputs.run),
         ):
             start_thread(name, run)
         wake_ns: int | None = None
@@ -188,8 +188,8 @@ class Loop:
         self._close()
 
     def terminate(self) -> None:
-        """Stop everything and end; the second time at once. Safe in a signal handler."""
-        self._hurried = True
+        """Stop all members and end; a second call ends at once. Safe in a signal handler."""
+        self._urgent = True
         self._inbox.put(Terminated())
 
     # ------------------------------------------------------------------------------------------------------------ the loop
@@ -227,7 +227,7 @@ class Loop:
                 )
             case Note(job_id=job_id, epoch=epoch, text=text):
                 for member in self._presents.of_attempt(job_id, epoch)[:1]:
-                    self._the_shop.note(member, text)
+                    self._services.note(member, text)
             case Carry(members=members):
                 self._carried = members
             case RenewLease():
@@ -239,13 +239,13 @@ class Loop:
 
     @property
     def failed(self) -> bool:
-        """Whether a task failed here by itself."""
+        """Whether a task here failed by itself."""
         return self._failed
 
     @property
-    def _the_shop(self) -> Workshop:
-        assert self._shop is not None
-        return self._shop
+    def _services(self) -> Workshop:
+        assert self._opened_services is not None
+        return self._opened_services
 
     def _member(self, key: MemberKey) -> Present:
         member = self._presents.get(key)
@@ -253,7 +253,7 @@ class Loop:
         return member
 
     def _number(self, index: int) -> int:
-        """By which index the head counts a device: on a seat that of the grant, whichever device the engine gave for it."""
+        """The head's index of a device: on a seat that of the grant, whichever device the engine chose for it."""
         return self._numbers[index] if index < len(self._numbers) else index
 
     def _report(self, events: list[ReportedEvent]) -> None:
@@ -266,7 +266,7 @@ class Loop:
 
     def _prepare(self, action: PrepareMember) -> None:
         order = action.prepare
-        # On a seat: the attempt goes on, in a new generation.
+        # On a seat the attempt continues in a new generation.
         self.exit_code, self._failed, self.stop = 0, False, StopReason.NONE
         grant = order.allocation.on(self._settings.node.id)
         assert grant is not None
@@ -289,7 +289,7 @@ class Loop:
         self._presents.add(member)
 
         def work() -> None:
-            self._inbox.put(preparation.prepare(member, self._the_shop))
+            self._inbox.put(preparation.prepare(member, self._services))
 
         spec = order.spec
         slow = bool(spec.setup or spec.image or spec.requirements or spec.upload)
@@ -300,11 +300,11 @@ class Loop:
 
         def work() -> None:
             if isinstance(action, SpawnTasks):
-                self._inbox.put(launching.spawn(member, action, self._the_shop))
+                self._inbox.put(launching.spawn(member, action, self._services))
                 return
-            tail = launching.wind_up(member, action.tail_of, self._the_shop)
+            tail = launching.wind_up(member, action.tail_of, self._services)
             over = WoundUp(key=action.key, tail=tail)
-            self._travel.last(member, lambda: self._inbox.put(over))
+            self._uploads.last(member, lambda: self._inbox.put(over))
 
         self._work.submit(_lane(action.key), work)
 
@@ -312,12 +312,12 @@ class Loop:
         self._work.submit(_lane(member.key), then)
 
     def _clean_up(self, job_id: JobId, epoch: Epoch) -> None:
-        self._travel.drop(job_id, epoch)
+        self._uploads.drop(job_id, epoch)
         gone = self._presents.of_attempt(job_id, epoch)
         for member in gone:
             self._presents.remove(member.key)
         scratch = gone[0].scratch if gone else scratch_of(self._settings.folder, job_id, epoch)
-        services = self._the_shop
+        services = self._services
 
         def remove(keys: list[str]) -> None:
             self._shipper.forget(keys)
@@ -327,10 +327,10 @@ class Loop:
             for member in gone[:1]:
                 with acting_as(member.account):
                     checkpoints.tidy(member.prepare.checkpoint_dir)
-            self._travel.sweep((self._settings.folder, self._settings.accounts.folder), self._presents.all())
+            self._uploads.sweep((self._settings.folder, self._settings.accounts.folder), self._presents.all())
             seat = self._settings.seat
             if seat is not None and (seat.job_id, seat.epoch) == (job_id, epoch):
-                self.terminate()  # what it came for is over
+                self.terminate()  # the seat's attempt is over
 
         def work() -> None:
             keys = sorted({key for member in gone for key in launching.streams_of(member)})
@@ -341,7 +341,7 @@ class Loop:
 
     # --------------------------------------------------------------------------------------------- callbacks of other threads
 
-    def _obey(self, commands: list[Command | wire.OpenExec]) -> None:
+    def _receive(self, commands: list[Command | wire.OpenExec]) -> None:
         for command in commands:
             if isinstance(command, wire.OpenExec):
                 order = command
@@ -353,7 +353,7 @@ class Loop:
         found = self._presents.of_attempt(order.job_id, order.epoch)
         self._exec.open(order, found[0] if found else None)
 
-    def _task_exit(self, exit: TaskExit) -> None:
+    def _on_task_exit(self, exit: TaskExit) -> None:
         if self._exec.task_ended(exit.task_id, exit.code, exit.signal):
             return
         member = self._presents.of_process(exit.key)
@@ -381,46 +381,46 @@ class Loop:
             at_s=at_s,
             lost=exit.lost,
         )
-        self._watch.ended(member, end, pid, self._the_shop)
+        self._watch.ended(member, end, pid, self._services)
 
-    def _emptied(self, key: AttemptKey) -> None:
+    def _on_empty(self, key: AttemptKey) -> None:
         self._inbox.put(Emptied(key=member_key(key)))
 
-    def _heard(self, member: Present, report: RankReport) -> None:
-        """A rank reported: keep it as it came, and pass on what is more than a number."""
+    def _on_report(self, member: Present, report: RankReport) -> None:
+        """Store a rank's report as received, and pass on reports that are more than numbers."""
         key = member.key
         if report.epoch != key.epoch or report.generation != key.generation:
             return
         try:
-            stream = self._the_shop.stream(member, f"steps-{member.grant.node_rank}")
-            self._the_shop.spool.write(stream, report.line + b"\n")
+            stream = self._services.stream(member, f"steps-{member.grant.node_rank}")
+            self._services.spool.write(stream, report.line + b"\n")
         except (OSError, KeyError) as error:
             _log.warning("job %s: a report of rank %d is lost: %s", key.job_id, report.rank, error)
         self._watch.heard(member, report)
-        self._travel.heard(member, report, self._inbox.put)
+        self._uploads.heard(member, report, self._inbox.put)
 
     def _output_missing(self, stream: str, text: str) -> None:
-        """The spool lost output for want of disk, or has room again: to our log, and to the job's supervisor stream."""
+        """The spool dropped output because the disk is full, or has room again: write to our log and to the job's supervisor stream."""
         _log.warning("stream %s: %s", stream, text)
         for member in self._presents.all():
             key = member.key
             if stream.startswith(f"{key.job_id}.{key.epoch}.") and not stream.endswith(
                 f".supervisor-{member.grant.node_rank}"
             ):
-                self._the_shop.note(member, f"{stream.rpartition('.')[2]}: {text}")
+                self._services.note(member, f"{stream.rpartition('.')[2]}: {text}")
                 return
 
-    def _refused(self, error: Rejected) -> None:
-        """The head will not have us: on a seat of an attempt that is over there is nothing left to do."""
+    def _on_registration_refused(self, error: Rejected) -> None:
+        """The head refused the registration: on a seat whose attempt is over, end."""
         if self._settings.seat is not None and error.code == "seat_over":
             _log.warning("%s", error)
             self.terminate()
 
     def _note(self, member: Present, text: str) -> None:
-        self._the_shop.note(member, text)
+        self._services.note(member, text)
 
     def _hello(self, challenge: str) -> wire.HelloRequest:
-        self.sees_head_files = sees_head_files(self._prover)
+        self.sees_head_files = sees_head_files(self._storage_connection)
         carries = [(key.job_id, key.epoch, key.generation) for key in self._carried]
         return wire.HelloRequest(
             version=wire.WIRE_VERSION,
@@ -435,11 +435,11 @@ class Loop:
 
     # ------------------------------------------------------------------------------------------------------ begin and end
 
-    def _open_workshop(self) -> Workshop:
+    def _open_services(self) -> Workshop:
         settings = self._settings
         spool = Spool(on_bytes=self._shipper.grown, on_missing=self._output_missing)
         self._shipper.set_spool(spool)
-        host = ProcessHost(node_key=settings.node_key, on_exit=self._task_exit, on_empty=self._emptied)
+        host = ProcessHost(node_key=settings.node_key, on_exit=self._on_task_exit, on_empty=self._on_empty)
         _log.info("containment: %s%s", host.kind.value, f" ({host.why_not_cgroup})" if host.why_not_cgroup else "")
         cache = cache_folder(settings.folder, seated=settings.seat is not None, given=settings.base)
         start_thread("image-sweep", lambda: images.sweep(cache, settings.base.get("PATH", os.defpath)))
@@ -457,9 +457,9 @@ class Loop:
             cache=cache,
             spool=spool,
             shipper=self._shipper,
-            heard=self._heard,
-            porter=self._travel.porter,
-            outputs=self._travel.outputs,
+            heard=self._on_report,
+            porter=self._uploads.porter,
+            outputs=self._uploads.outputs,
             sees=lambda: self.sees_head_files,
             clock_off_s=lambda: self._renewer.clock_off_s,
             fitness=Fitness(
@@ -473,12 +473,12 @@ class Loop:
         now_s = time.monotonic()
         if now_s - self._reaped_s >= REAP_EVERY_S:
             self._reaped_s = now_s
-            self._the_shop.zygotes.reap(now_s)
+            self._services.zygotes.reap(now_s)
             self._watch.kernel.poll()  # a busy log is overwritten soon
 
     def _close(self) -> None:
-        """Nothing of any member is left: send the last words, and let go of everything."""
-        services = self._the_shop
+        """All members are closed: flush the events and release all resources."""
+        services = self._services
         self._events.flushed(FLUSH_S)
         self._ended.set()
         self._work.close(FLUSH_S)
