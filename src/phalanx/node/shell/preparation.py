@@ -1,6 +1,6 @@
-"""Prepare one member: prove its devices, make its folders, see that its command can run, run its setup, verify a checkpoint, pick a port.
+"""Prepares one member: checks its devices, creates folders, validates its command, runs its setup, verifies a checkpoint, picks a port.
 
-Runs on a hand and may take as long as the disk does; looks at `cancelled` between the steps. The answer is a value for the logic.
+Runs on a worker thread and may take long on a slow disk; checks `cancelled` between the steps. Returns the result as a value for the logic.
 """
 
 from __future__ import annotations
@@ -54,27 +54,27 @@ from phalanx.wire.manifest import open_regular
 
 _log = logging.getLogger(__name__)
 _FREE_SHARE: Final = 0.9  # of a GPU's memory must be free; drivers and a display server hold a little
-_FREE_WAIT_S: Final = 10.0  # memory of a rank just killed comes back within a second or two
-_FREE_LOOK_S: Final = 0.2
-# Past that the ranks start cold, each with the same import: 16 nodes on two cores were seen to take 18 s.
+_FREE_WAIT_S: Final = 10.0  # the memory of a killed rank is freed within a second or two
+_POLL_S: Final = 0.2
+# After this the ranks start cold, each with the same import: 16 nodes on two cores took 18 s.
 _ZYGOTE_WAIT_S: Final = 120.0
-# One script at a time on a node: each may take 60 MiB and hold up every other thread.
-_judging: Final = threading.Lock()
+# One script check at a time on a node: each may take 60 MiB and block other threads.
+_script_checks: Final = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workshop:
-    """What preparing and starting work with.
+    """The services of the node that preparation and start use.
 
     Attributes:
         devices: the node's inventory.
-        fresh: device samples taken after the call, by index.
-        heard: what a rank of a member reported.
-        sees: whether the head's folders lie here too; None where the head cannot say.
-        cache: folder of what attempts share on this node.
-        fitness: what proves the node itself.
+        fresh: returns device samples taken after the call, by index.
+        heard: receives the reports of a member's ranks.
+        sees: whether the head's folders are visible here; None if the head cannot tell.
+        cache: the node's cache folder, shared by attempts.
+        fitness: the node's preflight checks.
         clock_off_s: how far our wall clock is ahead of the head's.
-        accounts: whose account a job runs under; `folder` is the node's, for what is ours.
+        accounts: the account policy; its `folder` holds the files of other accounts' jobs, `folder` here holds ours.
     """
 
     node_key: str
@@ -98,7 +98,7 @@ class Workshop:
     accounts: JobAccounts = ONE_ACCOUNT
 
     def view(self, member: Present) -> NodeView:
-        """This node, as the member's environment shows it."""
+        """This node, for the member's environment variables."""
         scratch = member.scratch
         return NodeView(
             base={} if member.inside is not None else self.base_of(member),
@@ -115,11 +115,11 @@ class Workshop:
         )
 
     def base_of(self, member: Present) -> Mapping[str, str]:
-        """The environment that its processes begin with: the supervisor's own, or that of a login of its account."""
+        """The initial environment of its processes: the supervisor's own, or that of a login of its account."""
         return self.base if member.account is None else login_environment(self.base, member.account)
 
     def cache_of(self, member: Present) -> str:
-        """The folder of what attempts share: one for each account, for whoever can write there decides what the others run."""
+        """The cache folder: one per account, since an account that can write there decides what the others run."""
         if member.account is None:
             return self.cache
         folder = os.path.join(self.accounts.folder, "cache", str(member.account.uid))
@@ -127,34 +127,34 @@ class Workshop:
         return folder
 
     def pipe(self, member: Present, stream: str) -> int:
-        """A new descriptor, to be closed, of what a task prints into a stream."""
+        """A new descriptor for a task's output into a stream; the caller closes it."""
         return self.spool.open_pipe(stream, None if member.account is None else member.account.uid)
 
     def stream(self, member: Present, stream: str) -> str:
-        """The spool's key of one of the member's streams, begun if need be."""
+        """The spool's key of one of the member's streams; creates the stream on first use."""
         name = StreamName(member.key.job_id, member.key.epoch, stream)
         self.spool.add(name.key, member.scratch.log(stream))
         self.shipper.add(name)
         return name.key
 
     def output(self, member: Present) -> int:
-        """A new descriptor, to be closed, of what goes into the supervisor's stream of the member."""
+        """A new descriptor for the member's supervisor stream; the caller closes it."""
         return self.pipe(member, self.stream(member, f"supervisor-{member.grant.node_rank}"))
 
     def note(self, member: Present, text: str) -> None:
-        """A line of the supervisor's own to the job's log."""
+        """Write a line of the supervisor to the job's log."""
         with contextlib.suppress(OSError, KeyError):  # its scratch folder may be gone already
             key = self.stream(member, f"supervisor-{member.grant.node_rank}")
             self.spool.write(key, f"phalanx: {legible(text)}\n".encode())
 
 
 def prepare(member: Present, services: Workshop) -> Prepared | Unfit:
-    """See the module."""
+    """Prepare the member; see the module."""
     clock_off_s = services.clock_off_s()
     try:
         _take_account(member, services)
-        bad_links = _prove(member, services)
-        if bad_links:  # the head judges which end is at fault, once it has heard both
+        bad_links = _check_node_and_links(member, services)
+        if bad_links:  # the head decides which end is at fault, once both have reported
             return Prepared(key=member.key, bad_links=bad_links, clock_off_s=clock_off_s)
         resume, port = _prepare(member, services)
     except Refusal as refusal:
@@ -163,7 +163,7 @@ def prepare(member: Present, services: Workshop) -> Prepared | Unfit:
         )
     except OSError as error:
         return Unfit(key=member.key, why=f"preparing failed on this node: {error}", charge=False)
-    except Exception as error:  # noqa: BLE001  ours to mend; but unsaid, the gang would wait for this node for ever
+    except Exception as error:  # noqa: BLE001  our bug; unreported, the gang would wait for this node forever
         _log.exception("preparing job %s failed", member.key.job_id)
         return Unfit(
             key=member.key, why=f"preparing failed on this node: {type(error).__name__}: {error}", charge=False
@@ -172,7 +172,7 @@ def prepare(member: Present, services: Workshop) -> Prepared | Unfit:
 
 
 def _take_account(member: Present, services: Workshop) -> None:
-    """Find whose account it runs under; what is another account's lies apart from what is ours."""
+    """Select the member's account; files of another account's job are in separate folders."""
     account = services.accounts.of(member.prepare.user)
     if account is None:
         return
@@ -185,11 +185,11 @@ def _take_account(member: Present, services: Workshop) -> None:
         member.workdir = member.scratch.workdir
 
 
-def _prove(member: Present, services: Workshop) -> tuple[BadLink, ...]:
-    """Prove this node, and the links to its peers: what of these is bad."""
+def _check_node_and_links(member: Present, services: Workshop) -> tuple[BadLink, ...]:
+    """Check this node and the links to its peers; returns the bad links."""
     _unless_cancelled(member)
     _prove_devices(member, services)
-    _prove_node(member, services)
+    _check_node(member, services)
     _unless_cancelled(member)
     bad_links = services.fitness.bad_links(member.prepare, member.grant)
     for link in bad_links:
@@ -208,11 +208,11 @@ def _prepare(member: Present, services: Workshop) -> tuple[Resume | None, int | 
 
 def _unless_cancelled(member: Present) -> None:
     if member.cancelled.is_set():
-        raise Refusal("stopped while it was being prepared", charge=False)
+        raise Refusal("the job was stopped during preparation", charge=False)
 
 
 def _prove_devices(member: Present, services: Workshop) -> None:
-    """The devices are there and their memory is free."""
+    """Check that the devices exist and their memory is free."""
     wanted = member.grant.devices
     absent = [index for index in wanted if index >= len(services.devices)]
     if absent:
@@ -223,27 +223,29 @@ def _prove_devices(member: Present, services: Workshop) -> None:
     until_s = time.monotonic() + _FREE_WAIT_S
     while True:
         samples = services.fresh(_FREE_WAIT_S)
-        trouble = next((text for index in wanted if (text := _trouble(index, samples.get(index)))), "")
-        if not trouble:
+        problem = next((text for index in wanted if (text := _device_problem(index, samples.get(index)))), "")
+        if not problem:
             return
-        if time.monotonic() >= until_s or member.cancelled.wait(_FREE_LOOK_S):
-            gone = any(samples.get(index) is None for index in wanted)  # memory in use is somebody's work, not a flaw
-            raise Refusal(trouble, charge=False, flaw=gone)
+        if time.monotonic() >= until_s or member.cancelled.wait(_POLL_S):
+            gone = any(
+                samples.get(index) is None for index in wanted
+            )  # memory in use belongs to another process, it is not a fault of the node
+            raise Refusal(problem, charge=False, flaw=gone)
 
 
-def _prove_node(member: Present, services: Workshop) -> None:
-    """Disk, shared memory and matrix products."""
+def _check_node(member: Present, services: Workshop) -> None:
+    """Run the preflight checks: disk, shared memory, matrix products."""
     flaw = services.fitness.flaw(member.prepare, member.grant)
     if flaw:
         raise Refusal(flaw, charge=False, flaw=True)
 
 
-def _trouble(index: int, sample: DeviceSample | None) -> str:
+def _device_problem(index: int, sample: DeviceSample | None) -> str:
     if sample is None:
-        return f"GPU {index} does not answer; see nvidia-smi and the kernel's log"
+        return f"GPU {index} does not answer; see nvidia-smi and the kernel log"
     used, total = sample.memory_used_bytes, sample.memory_total_bytes
     if used is not None and total is not None and total - used < _FREE_SHARE * total:
-        return f"GPU {index} ({sample.uuid}): {used >> 20} of {total >> 20} MiB are in use by somebody else; see nvidia-smi"
+        return f"GPU {index} ({sample.uuid}): {used >> 20} of {total >> 20} MiB are in use by other processes; see nvidia-smi"
     return ""
 
 
@@ -261,7 +263,7 @@ def _make_folders(member: Present, services: Workshop) -> None:
             try:
                 resuming.make_folder(folder)
             except OSError as error:
-                raise Refusal(f"{folder} cannot be made on this node: {error.strerror}", charge=True) from error
+                raise Refusal(f"{folder} cannot be created on this node: {error.strerror}", charge=True) from error
         reach.leave_mark(member)
     resuming.bring_outputs(member, services.outputs)
     member.reports = services.spool.open_reports(
@@ -286,16 +288,16 @@ def _bring_files(member: Present, services: Workshop) -> None:
         except (HeadAway, Rejected) as error:
             raise Refusal(f"the uploaded working directory did not arrive: {error}", charge=False) from error
     with acting_as(member.account):
-        there = os.path.isdir(member.workdir)
-    if not there:
+        exists = os.path.isdir(member.workdir)
+    if not exists:
         raise Refusal(
-            f"working directory {member.workdir} is not on this node; submit from a folder that every node sees, or with --copy",
+            f"working directory {member.workdir} does not exist on this node; submit from a folder on a file system that all nodes share, or with --copy",
             charge=True,
         )
 
 
 def _bring_image(member: Present, services: Workshop) -> None:
-    """Pull it where it is not here yet."""
+    """Pull the image if it is not here yet."""
     if not member.prepare.spec.image:
         return
     _open(member, services)
@@ -309,7 +311,7 @@ def _bring_image(member: Present, services: Workshop) -> None:
 
 
 def _bring_packages(member: Present, services: Workshop) -> None:
-    """Before the command is looked for: it may be one that a package brings."""
+    """Install packages before looking up the command: a package may provide it."""
     with acting_as(member.account):
         file = requirements.file_of(member)
     if not file:
@@ -321,11 +323,11 @@ def _bring_packages(member: Present, services: Workshop) -> None:
     )
     argv = member.prepare.spec.role.argv
     if member.venv and passes_by(argv):
-        services.note(member, f"{argv[0]} is named by its path and does not see the packages of {file}; write `python`")
+        services.note(member, f"{argv[0]} is named by its path and does not use the packages of {file}; write `python`")
 
 
 def _check_command(member: Present, services: Workshop) -> None:
-    """Find what would be exec'd, and read the script it would read."""
+    """Look up the program, and check the script that it would run."""
     role, spec = member.prepare.spec.role, member.prepare.spec
     command: tuple[str, ...] | str = role.script or role.argv
     if not command:
@@ -334,11 +336,11 @@ def _check_command(member: Present, services: Workshop) -> None:
     variables = requirements.dressed(member, variables)
     member.environment = variables
     with acting_as(member.account):
-        _look_at(command, member, variables)
+        _check_program_and_script(command, member, variables)
     if spec.warm and member.account is not None:
         services.note(
             member,
-            "ranks start cold: jobs run as the account of their owner here, and a warm parent runs job code as ours",
+            "ranks start cold: jobs run under their owner's account here, and a warm parent runs job code under the supervisor's account",
         )
     elif spec.warm and spec.image:
         services.note(member, "ranks start cold: a warm parent runs on the node, not in an image")
@@ -351,10 +353,10 @@ def _check_command(member: Present, services: Workshop) -> None:
         )
 
 
-def _look_at(command: tuple[str, ...] | str, member: Present, variables: Mapping[str, str]) -> None:
+def _check_program_and_script(command: tuple[str, ...] | str, member: Present, variables: Mapping[str, str]) -> None:
     spec = member.prepare.spec
     if not isinstance(command, str):
-        # Else setup may make what is missing, or the image hold it; exec tells.
+        # Otherwise the setup or the image may provide it; exec reports.
         known = not spec.setup and not spec.image
         if known:
             _resolve(command[0], member.workdir, variables)
@@ -365,7 +367,7 @@ def _look_at(command: tuple[str, ...] | str, member: Present, variables: Mapping
 
 
 def _first_environment(member: Present, services: Workshop) -> dict[str, str]:
-    """The environment that the ranks will have, but for what the barrier decides."""
+    """The environment of the ranks, except for the values that the barrier decides."""
     from phalanx.core.state.commands import StartTasks
 
     order, key = member.prepare, member.key
@@ -389,7 +391,7 @@ def _resolve(program: str, workdir: str, variables: Mapping[str, str]) -> None:
             raise Refusal(f"{program}: no such file in {workdir}", charge=True, exit_code=NOT_FOUND)
         if os.path.isdir(path or "") or not os.access(path or "", os.X_OK):
             raise Refusal(
-                f"{program}: is not executable; chmod +x it, or name its interpreter",
+                f"{program}: is not executable; use chmod +x, or name its interpreter",
                 charge=True,
                 exit_code=NOT_EXECUTABLE,
             )
@@ -399,7 +401,7 @@ def _resolve(program: str, workdir: str, variables: Mapping[str, str]) -> None:
         program, path=os.pathsep.join(os.path.join(workdir, part) for part in folders.split(os.pathsep))
     )
     if path is None:
-        raise Refusal(f"{program}: command not found; looked along PATH={folders}", charge=True, exit_code=NOT_FOUND)
+        raise Refusal(f"{program}: command not found; searched PATH={folders}", charge=True, exit_code=NOT_FOUND)
 
 
 def _judge_script(script: str | None, member: Present, *, must_exist: bool) -> None:
@@ -412,22 +414,22 @@ def _judge_script(script: str | None, member: Present, *, must_exist: bool) -> N
         return
     if not path.endswith(".py") or not os.path.isfile(path):
         return
-    with open_regular(path) as file:  # its owner may exchange it at any time, for a pipe too
+    with open_regular(path) as file:  # its owner may replace it at any time, even by a pipe
         text = file.read(preflight.SCRIPT_BYTES_MAX + 1)
     allocation = member.prepare.allocation
-    around = preflight.Surroundings(
+    context = preflight.Surroundings(
         nodes=len(allocation.grants),
         world_size=max(allocation.world_size, allocation.gpus),
         cuda=bool(member.grant.devices) and member.environment["PHALANX_VIRTUAL"] != "1",
     )
-    with _judging:
-        why = preflight.objection(script, text, around)
+    with _script_checks:
+        why = preflight.objection(script, text, context)
     if why is not None:
         raise Refusal(why, charge=True)
 
 
 def _open_processes(member: Present, services: Workshop) -> None:
-    """Make room for its processes; warm where the zygote is ready."""
+    """Open the member's processes; warm if the zygote is ready."""
     zygote = member.zygote
     if zygote is not None and not _zygote_ready(member):
         services.note(member, f"ranks start cold: {zygote.reason or 'the warm parent is not ready'}")
@@ -437,7 +439,7 @@ def _open_processes(member: Present, services: Workshop) -> None:
 
 
 def _open(member: Present, services: Workshop, zygote: Zygote | None = None) -> None:
-    """Room for its processes, in the place of what was open for the installer: warm ranks have a keeper of their own."""
+    """Open the member's processes, and close those of the installer: warm ranks need a keeper of their own."""
     with member.containing:
         if member.processes is not None:
             member.processes.close()
@@ -448,7 +450,7 @@ def _open(member: Present, services: Workshop, zygote: Zygote | None = None) -> 
         processes = services.host.open(key, zygote=zygote)
     except ProcessesUnavailable as error:
         if zygote is None:
-            raise Refusal(f"no process can be started on this node: {error}", charge=False) from error
+            raise Refusal(f"cannot start a process on this node: {error}", charge=False) from error
         processes = services.host.open(key)
     with member.containing:
         member.processes = processes
@@ -460,7 +462,7 @@ def _zygote_ready(member: Present) -> bool:
     assert member.zygote is not None
     until_s = time.monotonic() + _ZYGOTE_WAIT_S
     while time.monotonic() < until_s and not member.cancelled.is_set():
-        if member.zygote.wait(_FREE_LOOK_S):
+        if member.zygote.wait(_POLL_S):
             return True
         if member.zygote.reason:
             return False
@@ -468,7 +470,7 @@ def _zygote_ready(member: Present) -> bool:
 
 
 def _run_setup(member: Present, services: Workshop) -> None:
-    """Run the setup text once for an attempt, in the members' containment, and wait for its end."""
+    """Run the setup text once per attempt, in the member's containment, and wait for it."""
     text = member.prepare.spec.setup
     marker = member.scratch.private("setup-done")
     if not text or os.path.exists(marker):

@@ -1,4 +1,4 @@
-"""What a supervisor does with a rank's word of a checkpoint: passes it on, or first has the checkpoint brought to the head."""
+"""Handles a rank's report of a checkpoint: passes it on, or uploads the checkpoint to the head first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from phalanx.node.shell.present import Present
 from phalanx.node.shell.reports import RankReport
 from phalanx.wire.rank import ReportKind
 
-_WHOLE_MAX: Final = 2**63 - 1  # what the head's database takes
+_WHOLE_MAX: Final = 2**63 - 1  # the range of the head's database
 _log = logging.getLogger(__name__)
 
 
@@ -29,7 +29,7 @@ def hear(
     before: Callable[[], None],
     publish: Callable[[CheckpointReported], None],
 ) -> None:
-    """Take a report of kind CHECKPOINT or SHARDS; others are none of ours. `publish` is called once a resume may rest on it, `before` before it travels."""
+    """Handle a report of kind CHECKPOINT or SHARDS; ignore others. `publish` is called once a job may resume from it, `before` before its upload."""
     if report.kind not in (ReportKind.CHECKPOINT, ReportKind.SHARDS):
         return
     fields = report.fields
@@ -45,8 +45,8 @@ def hear(
             at_s=time.time(),
         )
     except (KeyError, ValueError, TypeError, OverflowError) as error:
-        _log.warning("job %s: rank %d reports no checkpoint: %r", member.key.job_id, report.rank, error)
-        note(f"a checkpoint that rank {report.rank} reports is passed over: {error!r}")
+        _log.warning("job %s: rank %d sent an invalid checkpoint report: %r", member.key.job_id, report.rank, error)
+        note(f"the checkpoint report of rank {report.rank} is invalid and skipped: {error!r}")
         return
     path = head_path(member.prepare, member.checkpoints, saved.path)
     first = report.kind is ReportKind.CHECKPOINT
@@ -72,25 +72,25 @@ def hear(
 
 
 def _whole(value: Any) -> int:
-    """A count.
+    """Parse a count.
 
     Raises:
-        ValueError, TypeError, OverflowError: it is none, or none that travels.
+        ValueError, TypeError, OverflowError: not a count, or out of range.
     """
     number = int(value)
     if not 0 <= number <= _WHOLE_MAX:
-        raise ValueError("a number below 0 or of more than 64 bits")
+        raise ValueError("a number below 0 or above 63 bits")
     return number
 
 
 def _text(value: object) -> str:
-    """Text that travels.
+    """Check a text.
 
     Raises:
-        TypeError, ValueError: it is none, or bytes of it are no UTF-8.
+        TypeError, ValueError: not a text, or not valid UTF-8.
     """
     if not isinstance(value, str):
-        raise TypeError(f"{type(value).__name__} in the place of text")
+        raise TypeError(f"{type(value).__name__} instead of text")
     value.encode()
     if "\0" in value:
         raise ValueError("a NUL in a text")

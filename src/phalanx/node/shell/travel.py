@@ -1,4 +1,4 @@
-"""What has to reach the head before a member is over: its checkpoints, its outputs, its lines. For a gang on shared folders, its lines alone."""
+"""Coordinates the final uploads of a member: checkpoints, outputs, log lines. For a gang on shared folders, log lines only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHIP_LIMIT_S: Final = 30.0  # how long the end of a member waits for its last li
 
 
 class Travel:
-    """All of one supervisor. Thread-safe. `hurried`: it was told to end, and is killed if it lingers. `resumed`: as of Porter."""
+    """All uploads of one supervisor. Thread-safe. `hurried`, `resumed`: see Porter."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Travel:
         self.outputs = Outputs(access, ended, note=note, hurried=hurried)
 
     def heard(self, member: Present, report: RankReport, publish: Callable[[CheckpointReported], None]) -> None:
-        """A rank reported. What it wrote until a save travels before the save."""
+        """Handle a rank's report. Outputs written until a save are uploaded before the save."""
         saves.hear(
             member,
             report,
@@ -51,7 +51,7 @@ class Travel:
         )
 
     def last(self, member: Present, done: Callable[[], None]) -> None:
-        """Nothing of the member runs any more: call `done` when all is at the head, or waited for in vain.
+        """No process of the member is left: call `done` when all is at the head, or after the time limits.
 
         One after the other, since each may still write a line to the job's log.
         """
@@ -66,12 +66,12 @@ class Travel:
         self.porter.when_kept(key.job_id, key.epoch, send, patient=patient)
 
     def drop(self, job_id: JobId, epoch: Epoch) -> None:
-        """The attempt is over for the head too: nothing more of it is brought, but its lines."""
+        """The attempt is over for the head too: upload nothing more except log lines."""
         self.porter.drop(job_id, epoch)
         self.outputs.drop(job_id, epoch)
 
-    def sweep(self, folders: Collection[str], member: Collection[Present]) -> None:
-        """Bound what stays on this node of jobs that are over or moved away. An empty name is no folder."""
+    def sweep(self, folders: Collection[str], members: Collection[Present]) -> None:
+        """Bound the local checkpoint copies of jobs that have left this node. Empty folder names are skipped."""
         for folder in filter(None, folders):
             root = os.path.dirname(checkpoints_of(folder, JobId("none")))
-            checkpoints.sweep_own(root, {str(one.key.job_id) for one in member})
+            checkpoints.sweep_own(root, {str(one.key.job_id) for one in members})
