@@ -125,7 +125,7 @@ class Renewer:
         self._node_id = node_id
         self._supervisor_id = supervisor_id
         self._epochs = epochs
-        self._heard = heard
+        self._on_renewed = heard
         self._ended = ended
         self._now = threading.Event()
         self._held_until_ns = 0
@@ -174,7 +174,7 @@ class Renewer:
             self.clock_off_s = (sent_s + received_s) / 2 - reply.at_s
         self._access.address.learn(reply.heads)
         self._held_until_ns = sent_ns + int(reply.lease_s * 1e9)
-        self._heard(
+        self._on_renewed(
             Renewed(
                 sent_ns=sent_ns,
                 lease_s=reply.lease_s,
@@ -201,7 +201,7 @@ class Commands:
         self._connection = Connection(access)
         self._greeter = greeter
         self._supervisor_id = supervisor_id
-        self._obey = obey
+        self._on_commands = obey
         self._ended = ended
 
     def run(self) -> None:
@@ -232,7 +232,7 @@ class Commands:
                 backoff.reset()
                 after = max(after, reply.last)
                 if reply.commands:
-                    self._obey([command for framed in reply.commands if (command := _decoded(framed)) is not None])
+                    self._on_commands([command for framed in reply.commands if (command := _decoded(framed)) is not None])
 
 
 class Events:

@@ -22,11 +22,10 @@ from phalanx.node.shell.present import Present
 from phalanx.wire import manifest as manifests
 from phalanx.wire.manifest import MANIFEST_NAME, CheckpointInvalid, ManifestFile
 
-_FILES_AT_ONCE: Final = 3  # one connection with TLS keeps about one core busy
+_FILES_AT_ONCE: Final = 3  # one connection with TLS uses about one core
 _FETCH_S: Final = 60.0  # a pause in the stream, not the whole download
-_TRIES: Final = (
-    3  # of a file whose bytes do not match: the connection has checksums of its own, so the head's disk is bad
-)
+# Of a file whose bytes do not match: the connection has checksums of its own, so the head's disk is bad.
+_TRIES: Final = 3
 _PARTIAL: Final = ".partial"
 
 

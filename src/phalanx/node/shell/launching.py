@@ -86,7 +86,7 @@ def spawn(member: Present, order: SpawnTasks, services: Workshop) -> Spawned | U
 
 
 def _fetch_chosen_checkpoint(member: Present, services: Workshop) -> None:
-    """If each node keeps its own checkpoints: download the one that node rank 0 chose, if this node found another."""
+    """If each node stores its own checkpoints: download the one that node rank 0 chose, if this node found another."""
     start = member.start
     if start is not None and start.resume not in (None, member.brought) and keeps_checkpoints(member.prepare):
         assert start.resume is not None

@@ -98,7 +98,7 @@ def node_facts(path: str) -> NodeFacts:
     """The facts of this node, with the free disk under `path`.
 
     Raises:
-        OSError: there is no such path, or no /proc.
+        OSError: the path or /proc does not exist.
     """
     with open("/proc/sys/kernel/random/boot_id") as boot_id:
         boot = boot_id.read().strip()

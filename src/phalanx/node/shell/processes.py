@@ -230,7 +230,7 @@ class AttemptProcesses:
             case "keeper":
                 message = f"the keeper of {self.key.marker} is gone or closed: {reason}"
             case _:
-                message = f"no process could be made for it: {reason}"
+                message = f"no process could be created for it: {reason}"
         return TaskNotStarted(
             task_id=spec.task_id,
             stage=stage,

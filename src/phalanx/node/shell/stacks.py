@@ -55,11 +55,11 @@ def take(member: Present, services: Workshop, steps: Mapping[int, int]) -> None:
 
 def _python_of(member: Present, rank: int, task: int, below: set[int]) -> int:
     """The process, out of a task and its descendants, that dumps its stack on a signal; the task itself if none does."""
-    kin = {task, *below}
+    family = {task, *below}
     with contextlib.suppress(OSError):
         for name in os.listdir(member.scratch.path):
             kind, _, number = name.rpartition(".")
-            if kind == f"stack-{rank}" and number.isdecimal() and int(number) in kin:
+            if kind == f"stack-{rank}" and number.isdecimal() and int(number) in family:
                 return int(number)
     return task
 

@@ -24,7 +24,7 @@ from phalanx.node.shell.reports import RankReport
 from phalanx.wire.rank import ReportKind, boottime_ns
 
 HANDS: Final = 2
-LOOK_EVERY_S: Final = 0.5  # for hangs, which are minutes
+LOOK_EVERY_S: Final = 0.5  # hang limits are minutes
 
 
 class Watch:
