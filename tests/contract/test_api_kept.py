@@ -192,7 +192,7 @@ def test_a_replaced_gang_has_the_checkpoint_brought_and_what_a_node_holds_stays(
     manifest.verify(str(own), expected_digest=resume.digest)
     assert (own / "b.bin").stat().st_ino == held
     (own / "b.bin").write_bytes(b"rotten")
-    (own / "a.bin.coming").write_bytes(parts(7)[0]["a.bin"][: BIG // 2])  # a fetch that broke off
+    (own / "a.bin.partial").write_bytes(parts(7)[0]["a.bin"][: BIG // 2])  # a fetch that broke off
     (own / "a.bin").unlink()
     fetching.bring(nodes[1].present, resume, nodes[1].access, nodes[1].present.checkpoints)
     manifest.verify(str(own), expected_digest=resume.digest)
