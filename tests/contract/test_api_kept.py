@@ -192,7 +192,7 @@ def test_a_replaced_gang_has_the_checkpoint_brought_and_what_a_node_holds_stays(
     manifest.verify(str(own), expected_digest=resume.digest)
     assert (own / "b.bin").stat().st_ino == held
     (own / "b.bin").write_bytes(b"rotten")
-    (own / "a.bin.coming").write_bytes(parts(7)[0]["a.bin"][: BIG // 2])  # a fetch that broke off
+    (own / "a.bin.partial").write_bytes(parts(7)[0]["a.bin"][: BIG // 2])  # a fetch that broke off
     (own / "a.bin").unlink()
     fetching.bring(nodes[1].present, resume, nodes[1].access, nodes[1].present.checkpoints)
     manifest.verify(str(own), expected_digest=resume.digest)
@@ -251,7 +251,7 @@ def test_node_rank_zero_hears_that_a_node_was_lost_before_its_part_was_here(head
     head.driver.report([NodeDead(node_id="n1", supervisor_id=None, why="power", confirmed=True)]).result(timeout=10)
     until(nodes[0].idle)
     assert not told.is_set()
-    assert "n1 was lost before it had brought its part" in nodes[0].said[-1]
+    assert "n1 was lost before it had uploaded its part" in nodes[0].said[-1]
 
 
 def test_a_head_that_goes_away_in_mid_upload_gets_the_rest_when_it_is_back(head, tmp_path):
@@ -299,7 +299,7 @@ def test_a_checkpoint_that_another_node_skipped_gives_way_to_the_next(gang):
     nodes[0].upload(7, paths[0], digest, kept=told.set)
     publish(nodes, 9)
     assert not told.is_set()
-    assert nodes[0].said == ["checkpoint of step 7 is not whole: another node has not brought its part"]
+    assert nodes[0].said == ["checkpoint of step 7 is incomplete: another node has not uploaded its part"]
 
 
 def test_what_never_became_whole_leaves_the_heads_disk_when_all_that_is_published_is_newer(head, gang):

@@ -234,7 +234,7 @@ def test_a_head_that_is_not_there_does_not_listen_or_is_cut_off(lab, head):
         ("nohost", "no head at nohost:7600"),
     ):
         is_one_line(phalanx(lab, "h1", "join", address, *head.line[2:], "--virtual", "1"), 69, line)
-    is_one_line(phalanx(lab, "h1", "join", "http://10.77.0.1", *head.line[2:]), 64, "is no address of a head")
+    is_one_line(phalanx(lab, "h1", "join", "http://10.77.0.1", *head.line[2:]), 64, "is not an address of a head")
     nothing_on(lab, "h1")
 
 

@@ -263,7 +263,7 @@ def test_supervisor_that_is_killed_leaves_no_container_once_the_next_is_there(wo
 
 def test_image_that_nobody_has_fails_the_job_in_one_line(world):
     done = world("run", "--image", "no-registry-here/px-none:1", "--", "true", code=1)
-    assert "image no-registry-here/px-none:1 cannot be had: " in done.stderr
+    assert "image no-registry-here/px-none:1 cannot be pulled: " in done.stderr
     assert world.json("show", world.last())["job"]["attempts"] == 1
 
 

@@ -424,7 +424,7 @@ def test_a_report_that_is_no_checkpoint_ends_neither_reports_nor_the_supervisor(
     run(head, prepare(tmp_path, "sh", "-c", "cat lines > $PHALANX_REPORT_PIPE; echo still heard"))
     assert text(head) == "still heard\n"
     assert [event.resume.step for event in head.heard(events.CheckpointSaved)] == [2]
-    assert text(head, "supervisor-0").count("is passed over") == 2
+    assert text(head, "supervisor-0").count("is invalid and skipped") == 2
     assert node.process.poll() is None
 
 
@@ -437,7 +437,7 @@ def test_a_report_that_is_no_checkpoint_ends_neither_reports_nor_the_supervisor(
         (("no-such-program",), {}, "no-such-program: command not found", 127),
         (("./nccl.py",), {}, "./nccl.py: is not executable", 126),
         (("python3", "missing.py"), {}, "missing.py: no such file in", 1),
-        (("true",), {"workdir": "/no/such/dir"}, "working directory /no/such/dir is not on this node", 1),
+        (("true",), {"workdir": "/no/such/dir"}, "working directory /no/such/dir does not exist on this node", 1),
         (("true",), {"setup": "exit 4"}, "setup ended with code 4", 4),
         (("true",), {"image": "no-such-file.sif"}, "image ", 1),
         ((sys.executable, "nccl.py"), {}, 'nccl.py, line 2: backend "nccl" needs GPUs', 1),

@@ -368,7 +368,7 @@ def test_the_program_that_multiplies_says_nothing_where_there_is_no_gpu(tmp_path
         (
             (70 << 30, 80 << 30),
             False,
-            "in use by somebody else",
+            "in use by other processes",
         ),  # somebody's work: this job goes elsewhere, the node stays
     ],
     ids=["gone", "busy"],

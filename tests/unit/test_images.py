@@ -184,7 +184,7 @@ def test_node_without_a_runtime_refuses_in_one_line(tmp_path):
         key=MemberKey(JobId("1"), Epoch(1), Generation(0)), prepare=order, grant=grant,
         scratch=scratch_of(str(tmp_path), JobId("1"), Epoch(1)), workdir="/",
     )  # fmt: skip
-    with pytest.raises(Refusal, match="neither podman nor apptainer is on this node") as caught:
+    with pytest.raises(Refusal, match="neither podman nor apptainer is installed on this node") as caught:
         bring(present, cache=str(tmp_path), base={"PATH": str(tmp_path)}, open_output=lambda: -1, gpus=())
     assert caught.value.charge
     assert "\n" not in str(caught.value)

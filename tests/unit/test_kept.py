@@ -138,7 +138,7 @@ def test_a_named_path_that_is_another_folder_on_another_node_is_told_with_who_do
     first = member(order, 0, tmp_path)
     reach.leave_mark(first)
     first_id, second_id = (grant.node_id for grant in order.allocation.grants[:2])
-    assert f"{first_id} does not see what {second_id} left in /ck" in reach.unseen(first)
+    assert f"{first_id} does not see the files of {second_id} in /ck" in reach.unseen(first)
 
 
 def test_a_node_that_lost_sight_of_the_heads_folders_takes_no_gang_that_rests_on_them(tmp_path):

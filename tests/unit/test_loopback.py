@@ -79,7 +79,7 @@ def test_owner_of_the_other_end_is_found_before_and_after_it_is_taken(family, ho
     ):
         taken()
         assert owners(wire) == {NOBODY}
-        with pytest.raises(Stranger, match=f"number {NOBODY}"):
+        with pytest.raises(Stranger, match=f"uid {NOBODY}"):
             check_other_end(wire, frozenset())
         check_other_end(wire, frozenset({NOBODY}))
 
@@ -148,7 +148,7 @@ def test_token_is_not_shown_to_whoever_took_the_heads_port():
     """Found by reading: the token went out with the first request, and orders for root came back."""
     with listening(NOBODY, takes=False) as (port, _, heard):
         access = HeadAccess(address=HeadAddress(f"http://127.0.0.1:{port}", None), token="secret-token")
-        with pytest.raises(HeadAway, match=f"number {NOBODY}"):
+        with pytest.raises(HeadAway, match=f"uid {NOBODY}"):
             Connection(access).call("POST", "/v1/node/hello", b"{}", timeout_s=5.0)
         assert heard() == b""
 

@@ -84,7 +84,7 @@ def test_only_accounts_of_people_may_be_run_under(user):
 def test_roots_own_jobs_may_be_forbidden():
     given = {"PHALANX_JOBS_AS": "owner"}
     assert JobAccounts.of_settings(given, "/n").of("root") is None
-    with pytest.raises(Refusal, match="may not"):
+    with pytest.raises(Refusal, match="is refused"):
         JobAccounts.of_settings({**given, "PHALANX_JOBS_AS_ROOT": "no"}, "/n").of("root")
 
 
@@ -144,7 +144,7 @@ def test_folders_of_jobs_are_refused_where_somebody_else_could_exchange_them(tmp
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)
-    with pytest.raises(PermissionError, match="can be changed by others"):
+    with pytest.raises(PermissionError, match="can be changed by accounts other than root"):
         way_to(str(shared / "jobs"))
 
 

@@ -47,7 +47,7 @@ def test_an_event_that_cannot_be_written_down_is_given_up_and_those_behind_it_ar
     ended.set()
     thread.join(PATIENCE_S)
     assert [framed.seq for framed in sent] == [1, 3]
-    assert "event 2 (CheckpointSaved) cannot be written down and is lost" in caplog.text
+    assert "event 2 (CheckpointSaved) cannot be encoded and is lost" in caplog.text
 
 
 def test_a_refusal_that_names_a_file_arrives_whatever_its_name_is():

@@ -90,7 +90,7 @@ def test_of_a_flood_of_saves_one_waits_and_it_is_the_newest():
     assert [one.step for one in hold.porter._uploads] == [0, 1000]
     hold.finish()
     assert hold.brought == [0, 1000]
-    assert hold.said == ["checkpoint of step 1000 came first: 999 before it were not brought to the head"]
+    assert hold.said == ["checkpoint of step 1000 replaced older ones: 999 earlier were not uploaded to the head"]
 
 
 def test_save_after_a_flood_is_brought_too():
@@ -115,7 +115,7 @@ def test_save_for_which_there_was_no_thread_is_brought_with_the_next(monkeypatch
     hold.put(2)
     hold.finish()
     assert hold.brought == [2]
-    assert hold.said == ["checkpoint of step 2 came first: 1 before it was not brought to the head"]
+    assert hold.said == ["checkpoint of step 2 replaced older ones: 1 earlier was not uploaded to the head"]
 
 
 def test_what_an_attempt_resumes_from_is_that_attempts_alone(tmp_path):

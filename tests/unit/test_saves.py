@@ -45,7 +45,7 @@ def test_a_line_that_is_no_checkpoint_is_passed_over_and_told(tmp_path, changes)
     published, said = heard(tmp_path, **changes)
     assert published == []
     assert len(said) == 1
-    assert "is passed over" in said[0]
+    assert "is invalid and skipped" in said[0]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "long"])

@@ -173,7 +173,7 @@ def test_link_first_then_file_through_it_stays_inside(tmp_path):
 
 def test_what_is_no_archive_is_said(tmp_path):
     (tmp_path / "a").write_bytes(b"nonsense" * 100)
-    with pytest.raises(uploads.UploadInvalid, match="no readable tar"):
+    with pytest.raises(uploads.UploadInvalid, match="not a readable tar"):
         uploads.unpack(str(tmp_path / "a"), str(tmp_path / "w"), threading.Event())
 
 

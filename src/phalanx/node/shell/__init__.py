@@ -1,1 +1,1 @@
-"""The supervisor's hands: processes, cgroups, probes, spools and HTTP."""
+"""The effects of the supervisor: processes, cgroups, probes, spools and HTTP."""

@@ -1,8 +1,8 @@
-"""Jobs as their owners: whose account a job runs under on this node, and how this process touches that account's files.
+"""User accounts of jobs: which account a job runs under on this node, and how this process accesses that account's files.
 
-A supervisor that is root starts each job as the account that has its owner's name (PHALANX_JOBS_AS=owner). Whatever root would do in a folder
-that a job can write is done as the job's account instead (`acting_as`): then a link that the job put there leads root nowhere that the job
-could not have gone itself. Any other supervisor has one account for all jobs, its own, and everything here does nothing.
+A supervisor that runs as root starts each job under the account named like its owner (PHALANX_JOBS_AS=owner). It accesses folders that
+a job can write with the rights of the job's account (`acting_as`): a link placed by the job then reaches nothing that the job could not
+reach itself. Any other supervisor runs all jobs under its own account, and this module does nothing.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from phalanx.node.logic.accounts import UID_MIN_DEFAULT, Account, is_account_nam
 from phalanx.node.shell.refusal import Refusal
 from phalanx.wire.manifest import regular
 
-JOBS_AS_VARIABLE: Final = "PHALANX_JOBS_AS"  # owner, or head: all as the supervisor's own account
-JOBS_DIR_VARIABLE: Final = "PHALANX_JOBS_DIR"  # where the folders of other accounts' jobs lie
+JOBS_AS_VARIABLE: Final = "PHALANX_JOBS_AS"  # owner, or head: all jobs under the supervisor's own account
+JOBS_DIR_VARIABLE: Final = "PHALANX_JOBS_DIR"  # parent of the folders of jobs that run under other accounts
 UID_MIN_VARIABLE: Final = "PHALANX_JOBS_UID_MIN"
 ROOT_VARIABLE: Final = "PHALANX_JOBS_AS_ROOT"  # no: root's own jobs are refused too
 SETTINGS: Final = (JOBS_AS_VARIABLE, JOBS_DIR_VARIABLE, UID_MIN_VARIABLE, ROOT_VARIABLE)
 JOBS_DIR: Final = "/var/lib/phalanx/jobs"
 _OPEN_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# setgroups, setfsuid, setfsgid. By number, since the C library's setgroups changes all threads at once.
+# setgroups, setfsuid, setfsgid. By number: the C library's setgroups changes all threads of the process.
 _SYSCALLS: Final = {"x86_64": (116, 122, 123), "aarch64": (159, 151, 152)}
-_ASK: Final = 0xFFFFFFFF  # no id: setfsuid(2) changes nothing and gives the present one
+_QUERY: Final = 0xFFFFFFFF  # an invalid id: setfsuid(2) changes nothing and returns the current id
 _libc: Final = ctypes.CDLL(None, use_errno=True)
-_here: Final = threading.local()
+_thread: Final = threading.local()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobAccounts:
-    """Whose account jobs run under on this node. `own`: the supervisor's account by name; "" where all jobs run as it."""
+    """The account policy of this node. `own`: name of the supervisor's account; "" if all jobs run under it."""
 
     own: str = ""
     uid_min: int = UID_MIN_DEFAULT
@@ -47,105 +47,114 @@ class JobAccounts:
     folder: str = ""
 
     @classmethod
-    def of_settings(cls, given: Mapping[str, str], node_folder: str) -> Self:
-        """As the settings say and this process may. Makes nothing: the folder of other accounts' jobs comes with the first of them.
+    def of_settings(cls, settings: Mapping[str, str], node_folder: str) -> Self:
+        """Read the policy from the environment. Creates no folder; the first job under another account does.
 
         Raises:
-            ValueError: a setting is none.
+            ValueError: a setting is invalid.
         """
-        wanted = given.get(JOBS_AS_VARIABLE, "head")
+        wanted = settings.get(JOBS_AS_VARIABLE, "head")
         if wanted not in {"owner", "head"}:
-            raise ValueError(f"{JOBS_AS_VARIABLE}={wanted}: it is owner or head")
+            raise ValueError(f"{JOBS_AS_VARIABLE}={wanted}: must be owner or head")
         if wanted == "head" or os.geteuid() != 0 or not knows_this_machine():
             return cls()
-        least = given.get(UID_MIN_VARIABLE) or str(UID_MIN_DEFAULT)
-        if not least.isdecimal():
-            raise ValueError(f"{UID_MIN_VARIABLE}={least}: it is a number of a user, as {UID_MIN_DEFAULT}")
+        minimum = settings.get(UID_MIN_VARIABLE) or str(UID_MIN_DEFAULT)
+        if not minimum.isdecimal():
+            raise ValueError(f"{UID_MIN_VARIABLE}={minimum}: must be a user id such as {UID_MIN_DEFAULT}")
         name = f"{os.path.basename(node_folder)}-{hashlib.sha256(node_folder.encode()).hexdigest()[:12]}"
-        folder = os.path.join(given.get(JOBS_DIR_VARIABLE) or JOBS_DIR, name)
+        folder = os.path.join(settings.get(JOBS_DIR_VARIABLE) or JOBS_DIR, name)
         return cls(
-            own=pwd.getpwuid(0).pw_name, uid_min=max(1, int(least)), root_allowed=given.get(ROOT_VARIABLE) != "no", folder=folder
-        )  # fmt: skip
+            own=pwd.getpwuid(0).pw_name,
+            uid_min=max(1, int(minimum)),
+            root_allowed=settings.get(ROOT_VARIABLE) != "no",
+            folder=folder,
+        )
 
     def of(self, user: str) -> Account | None:
         """The account for a job of this user; None for the supervisor's own.
 
         Raises:
-            Refusal: there is none that it may run under; says which, and what to do.
+            Refusal: the user has no account that may run jobs here; says why, and what to do.
         """
         if not self.own:
             return None
-        who = f"jobs run as the account of their owner on this node, and {user or 'nobody'!r}"
+        who = f"on this node jobs run under the account of their owner, and {user!r}"
         if user == self.own:
             if self.root_allowed:
                 return None
-            raise Refusal(f"{who} may not: {ROOT_VARIABLE}=no; submit as another user", charge=True)
+            raise Refusal(f"{who} is refused by {ROOT_VARIABLE}=no; submit as another user", charge=True)
         if not is_account_name(user):
             raise Refusal(
-                f"{who} is no name of an account; ask the operator for a user named like the account", charge=True
+                f"{who} is not an account name; ask the operator for a user that is named like the account", charge=True
             )
         try:
             found = pwd.getpwnam(user)
         except KeyError:
-            why = f"{who} is no account here; make one on every node (useradd {user}), or phalanx up --jobs-as head"
+            why = (
+                f"{who} has no account here; create it on every node (useradd {user}), or use phalanx up --jobs-as head"
+            )
             raise Refusal(why, charge=True) from None
         if found.pw_uid < self.uid_min:
-            why = f"{who} has number {found.pw_uid}, below {self.uid_min}, which are the system's; {UID_MIN_VARIABLE} says where people begin"
+            why = f"{who} has uid {found.pw_uid}, below {self.uid_min}, the range of system accounts; {UID_MIN_VARIABLE} sets where user accounts begin"
             raise Refusal(why, charge=True)
         return Account(
-            name=user, uid=found.pw_uid, gid=found.pw_gid, groups=tuple(sorted(os.getgrouplist(user, found.pw_gid))),
-            home=found.pw_dir, shell=found.pw_shell or "/bin/sh",
-        )  # fmt: skip
+            name=user,
+            uid=found.pw_uid,
+            gid=found.pw_gid,
+            groups=tuple(sorted(os.getgrouplist(user, found.pw_gid))),
+            home=found.pw_dir,
+            shell=found.pw_shell or "/bin/sh",
+        )
 
 
 def knows_this_machine() -> bool:
-    """Whether the calls by which a thread changes its account are known for this architecture."""
+    """Whether the system calls that change the account of a thread are known for this architecture."""
     return platform.machine() in _SYSCALLS
 
 
 ONE_ACCOUNT: Final = JobAccounts()
-"""Of a supervisor that may not switch users, or shall not."""
+"""For a supervisor that cannot switch accounts, or is configured not to."""
 
 
 def leave(folder: str) -> None:
-    """Remove the folder of other accounts' jobs where nothing of them is in it."""
+    """Remove the folder of other accounts' jobs if it is empty."""
     for name in ("attempts", "checkpoints", ""):
-        with contextlib.suppress(OSError):  # it was never made, or holds what the next life of the supervisor may use
+        with contextlib.suppress(OSError):  # absent, or not empty: the next incarnation of the supervisor may use it
             os.rmdir(os.path.join(folder, name))
 
 
 @contextlib.contextmanager
 def acting_as(account: Account | None) -> Iterator[None]:
-    """Within it this thread opens, makes and removes files with the rights of the account, and no others; None changes nothing.
+    """Give this thread the file access rights of the account, and no others; None changes nothing.
 
-    Only what concerns files changes (setfsuid(2)): signals and the network stay ours. A thread begun within it keeps these rights until
-    its end, so nothing that lives longer may be begun here.
+    Only file access changes (setfsuid(2)); rights for signals and the network do not. A thread started inside keeps these rights until
+    it ends, so start no long-lived thread here.
 
     Raises:
-        OSError: the rights could not be changed; nothing was done then.
+        OSError: the rights could not be changed; the body does not run.
     """
     if account is None:
         yield
         return
-    if getattr(_here, "account", None) is not None:
-        assert _here.account == account, "one account at a time"
+    if getattr(_thread, "account", None) is not None:
+        assert _thread.account == account, "one account at a time"
         yield
         return
     own = os.getgroups()
-    _here.account = account
+    _thread.account = account
     try:
         _set(account.uid, account.gid, account.groups)
         yield
     finally:
-        _here.account = None
+        _thread.account = None
         _set(0, os.getegid(), own)
 
 
 def owned_folder(path: str, account: Account | None) -> None:
-    """Have a folder that is the account's alone, in a parent that is ours alone to write. Harmless twice.
+    """Create a folder that belongs to the account alone, in a parent that only root can write. Idempotent.
 
     Raises:
-        OSError: it cannot be made, or another one stands there.
+        OSError: it cannot be created, or the path belongs to another account.
     """
     if account is None:
         os.makedirs(path, mode=0o700, exist_ok=True)
@@ -157,7 +166,7 @@ def owned_folder(path: str, account: Account | None) -> None:
     descriptor = os.open(path, _OPEN_FOLDER)
     try:
         if os.fstat(descriptor).st_uid not in (0, account.uid):
-            raise PermissionError(f"{path} is another account's; remove it")
+            raise PermissionError(f"{path} belongs to another account; remove it")
         os.fchown(descriptor, account.uid, account.gid)
         os.fchmod(descriptor, 0o700)
     finally:
@@ -165,20 +174,20 @@ def owned_folder(path: str, account: Account | None) -> None:
 
 
 def open_to_write(path: str, mode: int = 0o666) -> int:
-    """A descriptor of a file, made or emptied, in a folder that a job can write: a pipe in its place would hold us until somebody reads.
+    """Create or truncate a file in a folder that a job can write. O_NONBLOCK: a pipe at that path must not block the supervisor.
 
     Raises:
-        OSError: it cannot be made, or something else stands there.
+        OSError: it cannot be created, or the path is not a regular file.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC
     return regular(os.open(path, flags, mode), path)
 
 
 def way_to(folder: str) -> None:
-    """Have a folder of ours that others may pass through but neither list nor write.
+    """Create a folder of root that other accounts may pass through but neither list nor write.
 
     Raises:
-        OSError: it cannot be made, or somebody else can write it or a folder above it.
+        OSError: it cannot be created, or another account can write it or a folder above it.
     """
     missing = []
     at = folder
@@ -188,18 +197,18 @@ def way_to(folder: str) -> None:
     for path in reversed(missing):
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o711)
-            os.chmod(path, 0o711)  # noqa: S103  to be passed through is what it is for; not listed, not written
+            os.chmod(path, 0o711)  # noqa: S103  other accounts pass through, but cannot list or write it
     at = folder
     while True:
         seen = os.lstat(at)
         sticky = bool(seen.st_mode & stat.S_ISVTX) and at != folder
         if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != 0 or (seen.st_mode & 0o022 and not sticky):
             raise PermissionError(
-                f"{at} can be changed by others than root; set {JOBS_DIR_VARIABLE} to a folder of root's"
+                f"{at} can be changed by accounts other than root; set {JOBS_DIR_VARIABLE} to a folder that only root can write"
             )
         if not seen.st_mode & 0o001:
             raise PermissionError(
-                f"{at} is closed to the accounts of jobs; set {JOBS_DIR_VARIABLE} to a folder that they may pass"
+                f"{at} is closed to the accounts of jobs; set {JOBS_DIR_VARIABLE} to a folder that other accounts may pass through"
             )
         if at == os.path.dirname(at):
             return
@@ -207,7 +216,7 @@ def way_to(folder: str) -> None:
 
 
 def closed_on_the_way(path: str) -> str:
-    """The first folder above a file, followed through its links, that other accounts cannot pass; "" where they reach it."""
+    """The first folder above a file, with links followed, that other accounts cannot pass through; "" if they can reach the file."""
     for one in (os.path.abspath(path), os.path.realpath(path)):
         at = os.path.dirname(one)
         above = []
@@ -221,10 +230,10 @@ def closed_on_the_way(path: str) -> str:
 
 
 def _set(uid: int, gid: int, groups: Sequence[int]) -> None:
-    """Of this thread alone. The groups go first and the user last: with the user's rights nothing of it could be changed.
+    """Set the file access rights of this thread. Groups first, user last: without root's rights the groups cannot be changed.
 
     Raises:
-        OSError: the kernel refused, as without CAP_SETUID.
+        OSError: the kernel refused, for example without CAP_SETUID.
     """
     setgroups, setfsuid, setfsgid = _SYSCALLS[platform.machine()]
     numbers = (ctypes.c_uint32 * len(groups))(*groups)
@@ -232,5 +241,5 @@ def _set(uid: int, gid: int, groups: Sequence[int]) -> None:
         raise OSError(ctypes.get_errno(), f"setgroups: {os.strerror(ctypes.get_errno())}")
     for call, wanted in ((setfsgid, gid), (setfsuid, uid)):
         _libc.syscall(ctypes.c_long(call), ctypes.c_uint32(wanted))
-        if _libc.syscall(ctypes.c_long(call), ctypes.c_uint32(_ASK)) & _ASK != wanted:
+        if _libc.syscall(ctypes.c_long(call), ctypes.c_uint32(_QUERY)) & _QUERY != wanted:
             raise PermissionError(f"this process may not act as user {uid}: CAP_SETUID and CAP_SETGID are missing")

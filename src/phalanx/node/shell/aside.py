@@ -1,6 +1,6 @@
-"""Run what a member needs before its ranks (its setup text, an installer, a pull of its image) in its own containment, and wait for it.
+"""Run a preparation command of a member (setup text, package installer, image pull) in the member's containment, and wait for it.
 
-So it is frozen, stopped and killed with the member, and whoever waits here is let go when that happens. One at a time for a member.
+The command is frozen, stopped and killed with the member; the wait ends then. A member runs one such command at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ASIDE_TASKS: Final = frozenset({SETUP_TASK, REQUIREMENTS_TASK, IMAGE_TASK})
 
 
 def run_aside(
-    present: Present,
+    member: Present,
     task_id: str,
     command: tuple[str, ...] | str,
     variables: Mapping[str, str],
@@ -28,37 +28,41 @@ def run_aside(
     *,
     cwd: str = "",
 ) -> int:
-    """The exit code as a shell says it.
+    """Run the command; returns its exit code as a shell gives it.
 
     Args:
-        present: with its processes open.
-        task_id: one of ASIDE_TASKS; its end comes by `Present.setup_done`.
-        command: words, or a text for bash.
-        variables: its whole environment.
-        open_output: a new descriptor that what it prints is written to.
-        cwd: where it runs; the working directory otherwise.
+        member: its processes must be open.
+        task_id: one of ASIDE_TASKS; `Present.setup_done` signals its end.
+        command: argv, or a text for bash.
+        variables: the complete environment.
+        open_output: returns a new descriptor for the command's output.
+        cwd: the folder it runs in; by default the working directory.
 
     Raises:
-        Refusal: it could not be started, or the member was stopped meanwhile.
+        Refusal: it could not be started, or the member was stopped while it ran.
     """
-    assert present.processes is not None
-    present.setup_done.clear()
-    if present.cancelled.is_set():  # asked after the clear: `cancel` sets both, this one first
-        present.setup_done.set()
+    assert member.processes is not None
+    member.setup_done.clear()
+    if member.cancelled.is_set():  # checked after the clear: `cancel` sets `cancelled` before `setup_done`
+        member.setup_done.set()
     output = open_output()
-    present.running.wait()
+    member.running.wait()
     try:
         task = TaskSpec(
-            task_id=task_id, command=command, cwd=cwd or present.workdir, env=variables, account=present.account,
-            bound=not present.prepare.spec.image,
-        )  # fmt: skip
-        with present.containing:  # a freeze comes before or after, never while it is being started
-            present.processes.spawn(task, output)
+            task_id=task_id,
+            command=command,
+            cwd=cwd or member.workdir,
+            env=variables,
+            account=member.account,
+            bound=not member.prepare.spec.image,
+        )
+        with member.containing:  # no freeze while the task is being started
+            member.processes.spawn(task, output)
     except TaskNotStarted as error:
         raise Refusal(f"{task_id}: {error}", charge=error.user_error, exit_code=error.exit_code) from error
     finally:
         os.close(output)
-    present.setup_done.wait()
-    if present.cancelled.is_set():
-        raise Refusal("stopped while it was being prepared", charge=False)
-    return present.setup_code
+    member.setup_done.wait()
+    if member.cancelled.is_set():
+        raise Refusal("the job was stopped during preparation", charge=False)
+    return member.setup_code

@@ -1,4 +1,4 @@
-"""Makes a rank of a batch script: writes what its processes read, and gives the command that stands in the place of a rank's."""
+"""Prepares the rank of a batch script: writes the files that its processes read, and builds the command that replaces the rank's."""
 
 from __future__ import annotations
 
@@ -23,61 +23,76 @@ _TOOLS: Final = ("srun", "scontrol")
 _PYTHON: Final = (sys.executable, "-I", "-m")
 
 
-def batch_command(present: Present, port: int) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Command and further variables of this node's one task.
+def batch_command(member: Present, port: int) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Command and extra variables of this node's single task.
 
     Raises:
         OSError: the scratch folder cannot be written.
     """
-    order = present.prepare
-    folder = os.path.join(present.scratch.path, "batch")
+    order = member.prepare
+    folder = os.path.join(member.scratch.path, "batch")
     os.makedirs(os.path.join(folder, "bin"), mode=0o700, exist_ok=True)
-    asked = dict(order.spec.slurm)
-    name = os.path.basename(asked.get("script_name", "")) or "script"
+    options = dict(order.spec.slurm)
+    name = os.path.basename(options.get("script_name", "")) or "script"
     script = os.path.join(folder, name if name not in {"bin", "batch.json"} else "script")
     _write(script, order.spec.role.script, 0o700)
     for tool in _TOOLS:
         words = shlex.join((*_PYTHON, "phalanx.node.shell.srun_main", tool))
         _write(os.path.join(folder, "bin", tool), f'#!/bin/sh\nexec {words} "$@"\n', 0o700)
-    what = {
-        "node_rank": present.grant.node_rank, "key": asked.get("key", ""), "port": port, "master": order.addresses[0],
-        "script": script, "workdir": present.workdir, "args": json.loads(asked.get("args", "[]")), "bin": os.path.join(folder, "bin"),
-        "batch": asdict(_batch(order, asked, *_who(present))),
-    }  # fmt: skip
+    config = {
+        "node_rank": member.grant.node_rank,
+        "key": options.get("key", ""),
+        "port": port,
+        "master": order.addresses[0],
+        "script": script,
+        "workdir": member.workdir,
+        "args": json.loads(options.get("args", "[]")),
+        "bin": os.path.join(folder, "bin"),
+        "batch": asdict(_batch(order, options, *_uid_and_name(member))),
+    }
     path = os.path.join(folder, "batch.json")
-    _write(path, json.dumps(what), 0o600)
+    _write(path, json.dumps(config), 0o600)
     return (*_PYTHON, "phalanx.node.shell.batch_main"), {BATCH_VARIABLE: path}
 
 
-def _who(present: Present) -> tuple[int, str]:
-    """Number and name of whom its ranks run as."""
-    account = present.account
+def _uid_and_name(member: Present) -> tuple[int, str]:
+    """The account that the member's ranks run under."""
+    account = member.account
     return (os.getuid(), getpass.getuser()) if account is None else (account.uid, account.name)
 
 
-def _batch(order: Prepare, asked: dict[str, str], uid: int, user: str) -> Batch:
+def _batch(order: Prepare, options: dict[str, str], uid: int, user: str) -> Batch:
     grants = order.allocation.grants
-    tasks = int(asked.get("tasks_per_node") or 1)
+    tasks = int(options.get("tasks_per_node") or 1)
     nodes = tuple(
         BatchNode(
-            name=grant.node_id, address=address, devices=len(grant.devices),
-            cpus=grant.cpus or tasks * int(asked.get("cpus_per_task") or 1),
+            name=grant.node_id,
+            address=address,
+            devices=len(grant.devices),
+            cpus=grant.cpus or tasks * int(options.get("cpus_per_task") or 1),
         )
         for grant, address in zip(grants, order.addresses, strict=True)
-    )  # fmt: skip
+    )
     return Batch(
-        number=_number(order, asked), name=order.spec.name, nodes=nodes, uid=uid, user=user, restarts=order.restarts,
-        asked={name: value for name, value in asked.items() if name not in {"key", "args"}}, end_s=order.deadline_s, start_s=time.time(),
+        number=_number(order, options),
+        name=order.spec.name,
+        nodes=nodes,
+        uid=uid,
+        user=user,
+        restarts=order.restarts,
+        asked={name: value for name, value in options.items() if name not in {"key", "args"}},
+        end_s=order.deadline_s,
+        start_s=time.time(),
         array=_array(order.array),
-    )  # fmt: skip
+    )
 
 
-def _number(order: Prepare, asked: dict[str, str]) -> str:
-    """Slurm's job ids are numbers: an element's own is that of its place in the submit, which our numbers leave room for."""
+def _number(order: Prepare, options: dict[str, str]) -> str:
+    """Slurm job ids are numbers: an array element gets the array's id plus its position. Our numbering leaves room for these."""
     place = order.array
     if place is None:
         return order.job_id
-    indices = parse_array(asked["array"]).indices if asked.get("array") else ()
+    indices = parse_array(options["array"]).indices if options.get("array") else ()
     return str(
         int(place.array_id) + (indices.index(place.index) if place.index in indices else place.index - place.lowest)
     )
@@ -87,10 +102,13 @@ def _array(place: ArrayPlace | None) -> dict[str, str]:
     if place is None:
         return {}
     return {
-        "SLURM_ARRAY_JOB_ID": place.array_id, "SLURM_ARRAY_TASK_ID": str(place.index), "SLURM_ARRAY_TASK_COUNT": str(place.size),
-        "SLURM_ARRAY_TASK_MIN": str(place.lowest), "SLURM_ARRAY_TASK_MAX": str(place.highest),
+        "SLURM_ARRAY_JOB_ID": place.array_id,
+        "SLURM_ARRAY_TASK_ID": str(place.index),
+        "SLURM_ARRAY_TASK_COUNT": str(place.size),
+        "SLURM_ARRAY_TASK_MIN": str(place.lowest),
+        "SLURM_ARRAY_TASK_MAX": str(place.highest),
         "SLURM_ARRAY_TASK_STEP": str((place.highest - place.lowest) // (place.size - 1) if place.size > 1 else 1),
-    }  # fmt: skip
+    }
 
 
 def _write(path: str, text: str, mode: int) -> None:

@@ -1,4 +1,4 @@
-"""How the processes of one batch job speak to each other: framed JSON over TCP, each side proven by the job's key before anything else."""
+"""Messages between the processes of one batch job: framed JSON over TCP. Both sides prove that they hold the job's key before any other message."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import threading
 import time
 from typing import Any, Final
 
-FRAME_BYTES_MAX: Final = 1 << 22  # a step's request holds argv and environment, at most 2 MB as Linux has it
+FRAME_BYTES_MAX: Final = 1 << 22  # a step request holds argv and environment, on Linux at most 2 MB
 BATCH_VARIABLE: Final = "PHALANX_BATCH"
-_HEAD: Final = struct.Struct(">I")
-_PROVE_S: Final = 10.0
-_TRY_EVERY_S: Final = 0.1
+_LENGTH: Final = struct.Struct(">I")
+_HANDSHAKE_S: Final = 10.0
+_RETRY_EVERY_S: Final = 0.1
 
 
 class Closed(Exception):
-    """The other side is gone, or was never one of us."""
+    """The connection is closed, or the peer is not part of this job."""
 
 
 class Link:
@@ -35,12 +35,12 @@ class Link:
         """Send one message.
 
         Raises:
-            Closed: nobody takes it.
+            Closed: the connection is broken.
         """
         body = json.dumps(message).encode()
         try:
             with self._lock:
-                self._sock.sendall(_HEAD.pack(len(body)) + body)
+                self._sock.sendall(_LENGTH.pack(len(body)) + body)
         except OSError as error:
             raise Closed(str(error)) from error
 
@@ -48,21 +48,21 @@ class Link:
         """The next message.
 
         Raises:
-            Closed: none will come.
+            Closed: the connection ended, or the message is invalid.
         """
-        (size,) = _HEAD.unpack(self._exactly(_HEAD.size))
+        (size,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
         if size > FRAME_BYTES_MAX:
-            raise Closed(f"a message of {size} bytes")
+            raise Closed(f"message of {size} bytes exceeds the limit of {FRAME_BYTES_MAX}")
         try:
             found = json.loads(self._exactly(size))
         except ValueError as error:
-            raise Closed("no message of ours") from error
+            raise Closed("malformed message") from error
         if not isinstance(found, dict):
-            raise Closed("no message of ours")
+            raise Closed("malformed message")
         return found
 
     def close(self) -> None:
-        """End it; who waits in `receive` wakes."""
+        """Close it; a thread blocked in `receive` gets Closed."""
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -77,73 +77,73 @@ class Link:
             except OSError as error:
                 raise Closed(str(error)) from error
             if not piece:
-                raise Closed("the other side closed")
+                raise Closed("the peer closed the connection")
             data += piece
         return data
 
 
 def dial(address: str, port: int, key: str, who: dict[str, Any], *, within_s: float) -> Link:
-    """Connect and prove that we are of the job.
+    """Connect and prove that we belong to the job.
 
     Raises:
-        Closed: nobody listens there in time, or the key is not theirs.
+        Closed: no listener within the time limit, or it does not have the job's key.
     """
     sock = _connected(address, port, time.monotonic() + within_s)
     link = Link(sock)
-    theirs, mine = str(link.receive().get("nonce", "")), secrets.token_hex(16)
-    link.send({"mac": _mac(key, "from", theirs), "nonce": mine, "who": who})
-    if not hmac.compare_digest(str(link.receive().get("mac", "")), _mac(key, "to", mine)):
+    their_nonce, own_nonce = str(link.receive().get("nonce", "")), secrets.token_hex(16)
+    link.send({"mac": _mac(key, "from", their_nonce), "nonce": own_nonce, "who": who})
+    if not hmac.compare_digest(str(link.receive().get("mac", "")), _mac(key, "to", own_nonce)):
         link.close()
-        raise Closed("who listens there is not of this job")
-    _settle(sock)
+        raise Closed(f"the listener at {address}:{port} does not have this job's key")
+    _finish_handshake(sock)
     return link
 
 
 def _connected(address: str, port: int, until: float) -> socket.socket:
     while True:
         try:
-            return socket.create_connection((address, port), timeout=_PROVE_S)
+            return socket.create_connection((address, port), timeout=_HANDSHAKE_S)
         except OSError as error:
             if time.monotonic() > until:
                 raise Closed(f"{address}:{port}: {error}") from error
-            time.sleep(_TRY_EVERY_S)
+            time.sleep(_RETRY_EVERY_S)
 
 
 def greet(sock: socket.socket, key: str) -> tuple[Link, dict[str, Any]]:
-    """The other side of `dial`: who it is.
+    """Answer a `dial`; returns the link and the peer's `who`.
 
     Raises:
-        Closed: it is not of the job.
+        Closed: the peer does not have the job's key.
     """
-    sock.settimeout(_PROVE_S)
+    sock.settimeout(_HANDSHAKE_S)
     link, nonce = Link(sock), secrets.token_hex(16)
     link.send({"nonce": nonce})
-    said = link.receive()
-    if not hmac.compare_digest(str(said.get("mac", "")), _mac(key, "from", nonce)):
+    answer = link.receive()
+    if not hmac.compare_digest(str(answer.get("mac", "")), _mac(key, "from", nonce)):
         link.close()
-        raise Closed("a stranger")
-    link.send({"mac": _mac(key, "to", str(said.get("nonce", "")))})
-    _settle(sock)
-    return link, dict(said.get("who") or {})
+        raise Closed("the peer does not have this job's key")
+    link.send({"mac": _mac(key, "to", str(answer.get("nonce", "")))})
+    _finish_handshake(sock)
+    return link, dict(answer.get("who") or {})
 
 
 def order_here() -> dict[str, Any]:
-    """This node's part of the job, as its supervisor wrote it.
+    """This node's part of the job, as written by the supervisor.
 
     Raises:
-        Closed: this process is of no batch job.
+        Closed: this process does not belong to a batch job.
     """
     try:
         with open(os.environ.get(BATCH_VARIABLE, ""), encoding="utf-8") as file:
             return dict(json.load(file))
     except (OSError, ValueError) as error:
-        raise Closed(f"this is no batch job of Phalanx ({error})") from error
+        raise Closed(f"not in a batch job of Phalanx ({error})") from error
 
 
-def _settle(sock: socket.socket) -> None:
+def _finish_handshake(sock: socket.socket) -> None:
     sock.settimeout(None)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def _mac(key: str, way: str, nonce: str) -> str:
-    return hmac.new(key.encode(), f"{way} {nonce}".encode(), hashlib.sha256).hexdigest()
+def _mac(key: str, direction: str, nonce: str) -> str:
+    return hmac.new(key.encode(), f"{direction} {nonce}".encode(), hashlib.sha256).hexdigest()

@@ -1,7 +1,7 @@
-"""One node of a batch job: `python -I -m phalanx.node.shell.batch_main`, started by the supervisor in the place of a rank.
+"""One node of a batch job: `python -I -m phalanx.node.shell.batch_main`, started by the supervisor in place of a rank.
 
-On node rank 0 it runs the script, and carries each `srun` in it to the nodes; on the others it waits for tasks. The script's end is the job's
-end, with its exit code. It decides nothing: layouts come from `logic.srun_options`, variables from `logic.slurm_variables`.
+Node rank 0 runs the script and distributes each `srun` in it to the nodes; the others wait for tasks. The job ends when the script ends,
+with its exit code. Layouts come from `logic.srun_options`, variables from `logic.slurm_variables`.
 """
 
 from __future__ import annotations
@@ -24,45 +24,57 @@ from phalanx.node.logic.srun_options import exported, read_srun, shown_address, 
 from phalanx.node.shell.batch_link import Closed, Link, dial, greet, order_here
 from phalanx.node.shell.batch_tasks import CHUNK_BYTES, Tasks, shell_code
 
-JOIN_S: Final = 60.0  # all nodes pass the barrier together; later is a node that is lost, and then the gang ends anyway
-_NODE_NAMES: Final = ("CUDA_VISIBLE_DEVICES",)
+JOIN_S: Final = 60.0  # all nodes pass the barrier together; a node that is later than this is lost, and the gang ends
+_NODE_VARIABLES: Final = ("CUDA_VISIBLE_DEVICES",)
 _USAGE: Final = 64
-OF_RANKS: Final = frozenset({
-    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "TF_CONFIG",
-    "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID",
-})  # fmt: skip
-"""What a rank has and a batch script under Slurm has not: libraries would take the script's processes for ranks."""
+OF_RANKS: Final = frozenset(
+    {
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "NODE_RANK",
+        "GROUP_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TF_CONFIG",
+        "JAX_COORDINATOR_ADDRESS",
+        "JAX_NUM_PROCESSES",
+        "JAX_PROCESS_ID",
+    }
+)
+"""Variables of a rank that a batch script under Slurm does not have: libraries would take the script's processes for ranks."""
 
 
 def main() -> int:
-    """Run this node's part; the script's exit code on node rank 0, else 0."""
+    """Run this node's part; returns the script's exit code on node rank 0, else 0."""
     try:
         order = order_here()
     except Closed as error:
         _complain(f"phalanx batch: {error}")
         return _USAGE
-    # The script and the tasks are signalled beside us; we stay to tell of their ends. A handler, since what is ignored stays so after exec.
+    # Script and tasks get the signal themselves; this process stays to report their exits. A handler: ignored signals stay ignored after exec.
     signal.signal(signal.SIGTERM, lambda *_: None)
     batch = batch_of(order["batch"])
-    return _Script(order, batch).run() if order["node_rank"] == 0 else _help(order)
+    return _Script(order, batch).run() if order["node_rank"] == 0 else _serve_tasks(order)
 
 
 def batch_of(values: dict[str, Any]) -> Batch:
-    """The record that the supervisor wrote."""
+    """The batch record from the supervisor's JSON."""
     nodes = tuple(BatchNode(**node) for node in values["nodes"])
     return Batch(**{**values, "nodes": nodes})
 
 
-def _help(order: dict[str, Any]) -> int:
-    """On the other nodes: tasks, until the script has ended."""
+def _serve_tasks(order: dict[str, Any]) -> int:
+    """Other nodes: run tasks until the script has ended."""
     link = dial(order["master"], order["port"], order["key"], {"node": order["node_rank"]}, within_s=JOIN_S)
 
-    def say(message: dict[str, Any]) -> None:
+    def send(message: dict[str, Any]) -> None:
         with contextlib.suppress(Closed):
             link.send(message)
 
-    tasks = Tasks(say)
-    own = _Own(order["workdir"])
+    tasks = Tasks(send)
+    node = _NodeContext(order["workdir"])
     while True:
         try:
             message = link.receive()
@@ -72,35 +84,35 @@ def _help(order: dict[str, Any]) -> int:
         if message.get("bye"):
             tasks.signal(signal.SIGKILL)
             return 0
-        _obey(tasks, message, own)
+        _handle(tasks, message, node)
 
 
-class _Own:
-    """What is this node's alone: its folder of the job, our own variables, and its devices."""
+class _NodeContext:
+    """The values that differ on each node: the job's folder, Phalanx variables, and devices."""
 
     def __init__(self, workdir: str) -> None:
         self.workdir = workdir
         self.variables = {
-            name: value for name, value in os.environ.items() if name.startswith("PHALANX_") or name in _NODE_NAMES
+            name: value for name, value in os.environ.items() if name.startswith("PHALANX_") or name in _NODE_VARIABLES
         }
 
     def folder(self, cwd: str, first: str) -> str:
-        """The folder that corresponds to `cwd` on node rank 0, whose folder of the job is `first`: a copy lies elsewhere on each node."""
+        """The folder here that corresponds to `cwd` on node rank 0, where the job's folder is `first`: each node may have its own copy."""
         inside = cwd == first or cwd.startswith(f"{first}/")
         return self.workdir + cwd[len(first) :] if inside else cwd
 
 
-def _obey(tasks: Tasks, message: dict[str, Any], own: _Own) -> None:
+def _handle(tasks: Tasks, message: dict[str, Any], node: _NodeContext) -> None:
     if "run" in message:
         for one in message["run"]:
-            one["cwd"] = own.folder(one["cwd"], one["first"])
-            one["env"] = {**one["env"], **own.variables}
+            one["cwd"] = node.folder(one["cwd"], one["first"])
+            one["env"] = {**one["env"], **node.variables}
             places = one.get("places")
             if places is not None:
-                devices = own.variables.get("PHALANX_DEVICES", "").split(",")
+                devices = node.variables.get("PHALANX_DEVICES", "").split(",")
                 mine = ",".join(devices[place] for place in places if place < len(devices))
                 one["env"] |= {"PHALANX_DEVICES": mine} | (
-                    {"CUDA_VISIBLE_DEVICES": mine} if own.variables.get("CUDA_VISIBLE_DEVICES") else {}
+                    {"CUDA_VISIBLE_DEVICES": mine} if node.variables.get("CUDA_VISIBLE_DEVICES") else {}
                 )
         tasks.start(message["step"], message["run"])
     elif "signal" in message:
@@ -117,13 +129,13 @@ class _Script:
         self._lock = threading.Condition()
         self._nodes: dict[int, Link] = {}
         self._clients: dict[int, Link] = {}
-        self._left: dict[int, int] = {}
+        self._unfinished: dict[int, int] = {}
         self._number = 0
-        self._tasks = Tasks(self._heard)
-        self._own = _Own(order["workdir"])
+        self._tasks = Tasks(self._forward)
+        self._node = _NodeContext(order["workdir"])
 
     def run(self) -> int:
-        """Until the script has ended."""
+        """Run the script to its end."""
         listener = self._listen()
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
         self._await_nodes()
@@ -132,11 +144,17 @@ class _Script:
         environment["PATH"] = f"{self._order['bin']}{os.pathsep}{environment.get('PATH', os.defpath)}"
         try:
             script = subprocess.Popen(
-                [self._order["script"], *self._order["args"]], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE if self._order["batch"]["asked"].get("error") else subprocess.STDOUT, process_group=0,
-            )  # fmt: skip
+                [self._order["script"], *self._order["args"]],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE if self._order["batch"]["asked"].get("error") else subprocess.STDOUT,
+                process_group=0,
+            )
         except OSError as error:
-            _complain(f"{self._order['script']}: {error.strerror}; is its first line the path of an interpreter?")
+            _complain(
+                f"{self._order['script']}: {error.strerror}; check that its first line is the path of an interpreter"
+            )
             return 126
         copies = self._copies(script)
         self._warn_before_end(script)
@@ -144,20 +162,18 @@ class _Script:
         self._each_node({"bye": True})
         self._tasks.signal(signal.SIGKILL)
         for copy in copies:
-            copy.join(
-                timeout=1.0
-            )  # a child that the script left behind may hold its output open; Slurm ends it with the job
+            copy.join(timeout=1.0)  # a background child may keep the output open; Slurm ends it with the job
         return shell_code(code)
 
     # ---- the script's output and its signal -----------------------------------------------------------------------------
 
     def _copies(self, script: subprocess.Popen[bytes]) -> list[threading.Thread]:
-        """To the job's log, and to the files that Slurm would write."""
-        asked = self._batch.asked
+        """Copy the output to the job's log, and to the files that Slurm would write."""
+        options = self._batch.asked
         assert script.stdout is not None
-        pairs: list[tuple[IO[bytes], int, str]] = [(script.stdout, 1, asked.get("output", ""))]
+        pairs: list[tuple[IO[bytes], int, str]] = [(script.stdout, 1, options.get("output", ""))]
         if script.stderr is not None:
-            pairs.append((script.stderr, 2, asked.get("error", "")))
+            pairs.append((script.stderr, 2, options.get("error", "")))
         copies = [threading.Thread(target=self._copy, args=pair, daemon=True) for pair in pairs]
         for copy in copies:
             copy.start()
@@ -177,24 +193,23 @@ class _Script:
         if not pattern or pattern == "/dev/null":
             return None
         path = filled(pattern, self._batch)
-        again = self._batch.restarts > 0  # what a job said before it resumed must not be lost
+        restarted = self._batch.restarts > 0  # keep the output from before the job resumed
         try:
-            return open(
-                path, "ab" if again or self._batch.asked.get("open_mode") == "append" else "wb"
-            )  # closed by the copier
+            # closed by the copier
+            return open(path, "ab" if restarted or self._batch.asked.get("open_mode") == "append" else "wb")
         except OSError as error:
-            _complain(f"phalanx: {path} cannot be written ({error.strerror}); the output is in phalanx logs alone")
+            _complain(f"phalanx: cannot write {path} ({error.strerror}); the output is only in phalanx logs")
             return None
 
     def _warn_before_end(self, script: subprocess.Popen[bytes]) -> None:
-        words = self._batch.asked.get("signal", "")
-        if not words or self._batch.end_s is None:
+        setting = self._batch.asked.get("signal", "")
+        if not setting or self._batch.end_s is None:
             return
-        who, number, ahead_s = words.split(":")
+        target, number, ahead_s = setting.split(":")
         wait_s = max(0.0, self._batch.end_s - time.time() - float(ahead_s))
 
         def warn() -> None:
-            if who == "batch":
+            if target == "batch":
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(script.pid, int(number))
             else:
@@ -214,7 +229,7 @@ class _Script:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((self._order["master"], self._order["port"]))
-        except OSError:  # the address that others use may be none of this host's own
+        except OSError:  # the address that others use may not be one of this host
             listener.bind(("", self._order["port"]))
         listener.listen(1024)
         return listener
@@ -239,14 +254,14 @@ class _Script:
             self._nodes[rank] = link
             self._lock.notify_all()
         while True:
-            self._heard(link.receive())
+            self._forward(link.receive())
 
     def _await_nodes(self) -> None:
         with self._lock:
             self._lock.wait_for(lambda: len(self._nodes) >= len(self._batch.nodes) - 1, timeout=JOIN_S)
 
     def _serve_step(self, link: Link) -> None:
-        """One srun: lay its tasks out, start them, pass on what they say, and what its caller sends."""
+        """Serve one srun: lay out its tasks, start them, and forward output and signals."""
         asked = link.receive()
         with self._lock:
             number, self._number = self._number, self._number + 1
@@ -257,7 +272,7 @@ class _Script:
             link.send({"error": error.message, "hint": error.hint})
             return
         with self._lock:
-            self._clients[number], self._left[number] = link, step.tasks
+            self._clients[number], self._unfinished[number] = link, step.tasks
         link.send({"begun": number, "tasks": step.tasks, "notes": list(srun.notes)})
         share = int(srun.given.get("gpus-per-task") or self._batch.asked.get("gpus_per_task") or 0)
         environment = exported(srun.given.get("export", ""), asked["env"])
@@ -271,7 +286,7 @@ class _Script:
         except Closed:
             with self._lock:
                 self._clients.pop(number, None)
-            if self._left.get(number):
+            if self._unfinished.get(number):
                 self._each_node({"end": number})
                 self._tasks.end(number)
 
@@ -281,25 +296,28 @@ class _Script:
         for task in range(step.tasks):
             place, local = step.node_of(task)
             one: dict[str, Any] = {
-                "task": task, "argv": list(argv), "cwd": cwd, "first": self._own.workdir,
+                "task": task,
+                "argv": list(argv),
+                "cwd": cwd,
+                "first": self._node.workdir,
                 "env": {**environment, **step_variables(self._batch, step, task, host=host)},
-            }  # fmt: skip
-            if share:
+            }
+            if share:  # GPUs per task
                 one["places"] = list(range(local * share, (local + 1) * share))
             parts.setdefault(step.nodes[place], []).append(one)
         for rank, tasks in parts.items():
             if rank == 0:
-                _obey(self._tasks, {"step": step.number, "run": tasks}, self._own)
+                _handle(self._tasks, {"step": step.number, "run": tasks}, self._node)
                 continue
-            for one in tasks:  # one at a time: an environment may be large, and a message has a bound
+            for one in tasks:  # one task in a message: environments may be large, and messages are bounded
                 self._nodes[rank].send({"step": step.number, "run": [one]})
 
-    def _heard(self, message: dict[str, Any]) -> None:
+    def _forward(self, message: dict[str, Any]) -> None:
         number = int(message["step"])
         with self._lock:
             link = self._clients.get(number)
             if "exit" in message:
-                self._left[number] -= 1
+                self._unfinished[number] -= 1
         if link is not None:
             with contextlib.suppress(Closed):
                 link.send(message)
@@ -313,10 +331,10 @@ class _Script:
 
 
 def hostnames(words: Sequence[str]) -> list[str]:
-    """What `scontrol show hostnames [LIST]` prints in the job: names that can be reached.
+    """The host names that `scontrol show hostnames [LIST]` prints in the job: names that can be reached.
 
     Raises:
-        Closed: this is no batch job.
+        Closed: not in a batch job.
     """
     batch = batch_of(order_here()["batch"])
     ranks = {node.name: rank for rank, node in enumerate(batch.nodes)}
@@ -332,4 +350,4 @@ def _complain(text: str) -> None:
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    os._exit(code)  # the threads hold pipes of processes that may live on for a moment
+    os._exit(code)  # threads may still hold pipes of processes that have not ended yet

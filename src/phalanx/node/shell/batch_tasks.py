@@ -1,4 +1,4 @@
-"""Runs the tasks of steps on one node, and tells what they print and how they end."""
+"""Runs the tasks of steps on one node, and reports their output and exit codes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from collections.abc import Callable
 from typing import IO, Any, Final
 
 CHUNK_BYTES: Final = 1 << 16
-KILL_AFTER_S: Final = 2.0  # from SIGTERM to SIGKILL of a step whose srun is gone
+KILL_AFTER_S: Final = 2.0  # from SIGTERM to SIGKILL of a step whose srun has exited
 _NOT_FOUND: Final = 127
 _NOT_EXECUTABLE: Final = 126
 Say = Callable[[dict[str, Any]], None]
 
 
 def shell_code(returncode: int) -> int:
-    """How Popen says that a process ended, as a shell says it: 128 + signal for one that a signal killed."""
+    """The exit code as a shell gives it, from Popen's: 128 + signal for a process that a signal killed."""
     return returncode if returncode >= 0 else 128 - returncode
 
 
@@ -27,21 +27,21 @@ class Tasks:
     """All tasks of this node.
 
     Args:
-        say: takes {"step", "task", "out": 1 or 2, "data"} and at the end {"step", "task", "exit"}; called from several threads.
+        say: receives {"step", "task", "out": 1 or 2, "data"} and finally {"step", "task", "exit"}; called from several threads.
     """
 
     def __init__(self, say: Say) -> None:
-        self._say = say
+        self._send = say
         self._lock = threading.Lock()
         self._live: dict[tuple[int, int], subprocess.Popen[bytes]] = {}
 
     def start(self, step: int, tasks: list[dict[str, Any]]) -> None:
-        """Start these tasks of a step: {"task", "argv", "env", "cwd"} each."""
+        """Start tasks of a step, each {"task", "argv", "env", "cwd"}."""
         for one in tasks:
             self._start(step, one)
 
     def signal(self, number: int, step: int | None = None) -> None:
-        """Send a signal to the process groups of a step, or of all."""
+        """Signal the process groups of a step, or of all steps."""
         with self._lock:
             live = [process for (of, _), process in self._live.items() if step in (None, of)]
         for process in live:
@@ -49,7 +49,7 @@ class Tasks:
                 os.killpg(process.pid, number)
 
     def end(self, step: int) -> None:
-        """SIGTERM, and SIGKILL a moment later."""
+        """Send SIGTERM, and SIGKILL after KILL_AFTER_S."""
         self.signal(signal.SIGTERM, step)
         timer = threading.Timer(KILL_AFTER_S, self.signal, (signal.SIGKILL, step))
         timer.daemon = True
@@ -59,18 +59,25 @@ class Tasks:
         task, argv = int(one["task"]), [str(word) for word in one["argv"]]
         host = os.uname().nodename
         if not os.path.isdir(one["cwd"]):
-            self._tell(step, task, 2, f"srun: error: {host}: there is no {one['cwd']} here; in /tmp instead\n".encode())
-            one["cwd"] = "/tmp"  # noqa: S108  # as slurmd does; nothing of ours is put there
+            self._report_output(
+                step, task, 2, f"srun: error: {host}: no folder {one['cwd']} here; using /tmp\n".encode()
+            )
+            one["cwd"] = "/tmp"  # noqa: S108  # as slurmd does; Phalanx writes nothing there
         try:
             process = subprocess.Popen(
-                argv, env=one["env"], cwd=one["cwd"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                argv,
+                env=one["env"],
+                cwd=one["cwd"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
                 process_group=0,
-            )  # fmt: skip
+            )
         except (OSError, ValueError) as error:
             text = f"srun: error: {host}: task {task}: {argv[0]}: {getattr(error, 'strerror', error)}\n"
-            self._tell(step, task, 2, text.encode())
+            self._report_output(step, task, 2, text.encode())
             code = _NOT_EXECUTABLE if isinstance(error, PermissionError) else _NOT_FOUND
-            self._say({"step": step, "task": task, "exit": code})
+            self._send({"step": step, "task": task, "exit": code})
             return
         with self._lock:
             self._live[step, task] = process
@@ -88,13 +95,13 @@ class Tasks:
         code = process.wait()
         with self._lock:
             self._live.pop((step, task), None)
-        self._say({"step": step, "task": task, "exit": shell_code(code)})
+        self._send({"step": step, "task": task, "exit": shell_code(code)})
 
     def _copy(self, step: int, task: int, out: int, pipe: IO[bytes]) -> None:
         with contextlib.suppress(OSError):
             while data := os.read(pipe.fileno(), CHUNK_BYTES):
-                self._tell(step, task, out, data)
+                self._report_output(step, task, out, data)
         pipe.close()
 
-    def _tell(self, step: int, task: int, out: int, data: bytes) -> None:
-        self._say({"step": step, "task": task, "out": out, "data": base64.b64encode(data).decode()})
+    def _report_output(self, step: int, task: int, out: int, data: bytes) -> None:
+        self._send({"step": step, "task": task, "out": out, "data": base64.b64encode(data).decode()})

@@ -1,4 +1,4 @@
-"""The devices that an engine gave to one attempt, out of all that the driver finds: numbered from 0, as the ranks' LOCAL_RANK selects them."""
+"""The subset of the node's devices that an engine assigned to one attempt, numbered from 0 as LOCAL_RANK selects them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from phalanx.node.shell.probes import DeviceFacts, DeviceProbe, DeviceSample
 
 
 class BoundProbe:
-    """A DeviceProbe that shows some devices of another one.
+    """A DeviceProbe that shows some devices of another probe.
 
     Args:
         whole: the probe of the node.
-        places: positions in its inventory, in the order of local ranks. One that is not there is left out.
+        places: positions in its inventory, in the order of local ranks. Positions that do not exist are skipped.
     """
 
     def __init__(self, whole: DeviceProbe, places: Sequence[int]) -> None:
@@ -24,14 +24,14 @@ class BoundProbe:
         self._numbers = {facts.uuid: facts.index for facts in self._facts}
 
     def devices(self) -> tuple[DeviceFacts, ...]:
-        """Those that were given."""
+        """The selected devices."""
         return self._facts
 
     def sample(self) -> tuple[DeviceSample, ...]:
-        """Those that were given, now."""
+        """Current samples of the selected devices."""
         taken = [sample for sample in self._whole.sample() if sample.uuid in self._numbers]
         return tuple(replace(sample, index=self._numbers[sample.uuid]) for sample in taken)
 
     def close(self) -> None:
-        """Give back what the other one holds."""
+        """Close the node's probe."""
         self._whole.close()

@@ -1,4 +1,4 @@
-"""The folder of what attempts share on a node (packages, images): it outlives them, and is made when something is first put there."""
+"""The node's cache folder (packages, images), shared by attempts. It outlives them, and is created on first use."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Final
 
 from phalanx.node.logic.accounts import Account
 
-CACHE_VARIABLE: Final = "PHALANX_CACHE"  # where it is on a node whose supervisors come and go
+CACHE_VARIABLE: Final = "PHALANX_CACHE"  # its path on nodes where each attempt brings its own supervisor
 
 
 def cache_folder(node_folder: str, *, seated: bool, given: Mapping[str, str]) -> str:
-    """Its path: the node's folder, but where supervisors sit for one attempt that goes with it, and another is taken.
+    """The path of the cache: the node folder; where each attempt brings its own supervisor, a folder that outlives the attempt.
 
-    In /tmp and not in the home, which is often one and the same on every node: once per node is meant.
+    It is in /tmp and not in the home folder, which nodes often share: each node needs its own cache.
     """
     if not seated:
         return node_folder
@@ -23,10 +23,10 @@ def cache_folder(node_folder: str, *, seated: bool, given: Mapping[str, str]) ->
 
 
 def make_cache(folder: str, account: Account | None = None) -> None:
-    """Have it, for its owner alone: us, or the account, with whose rights this is called then.
+    """Create the folder for its owner alone: this process, or the account. Call it with the account's rights then.
 
     Raises:
-        OSError: it cannot be made, or one of this name can be written by others.
+        OSError: it cannot be created, or others can write an existing folder of this name.
     """
     owner = os.getuid() if account is None else account.uid
     os.makedirs(folder, mode=0o700, exist_ok=True)

@@ -1,8 +1,8 @@
-"""Control groups (version 2): where this process may make them, and what one can do: freeze, kill, tell whether it is empty.
+"""Control groups (version 2): where this process can create them; freeze, kill, and check that one is empty.
 
-Only the core files are used (cgroup.procs, .freeze, .kill, .events, and cpu.stat), so no controller has to be delegated and the rule
-against processes in inner groups does not apply. Works in a pure and in a hybrid mount. Called by `containment` and `sweeps`; never
-decides who belongs into a group.
+Uses the core files only (cgroup.procs, .freeze, .kill, .events, and cpu.stat): no controller has to be delegated, and the rule against
+processes in inner groups does not apply. Works in a pure and in a hybrid mount. Called by `containment` and `sweeps`, which decide which
+process belongs in which group.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import time
 from dataclasses import dataclass
 
 _PROBE_LIMIT_S = 5.0  # `sh` writing one line; milliseconds
-_REMOVE_LIMIT_S = 2.0  # the kernel lets go of the last task of a group a moment after it died
+_REMOVE_LIMIT_S = 2.0  # the kernel removes the last task from a group shortly after it died
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cgroup2Mount:
-    """A cgroup2 file system: its folder, and which cgroup of the hierarchy that folder shows."""
+    """A cgroup2 file system: its folder, and the cgroup of the hierarchy that is mounted there."""
 
     folder: str
     root: str
@@ -42,7 +42,7 @@ def _unescape(path: str) -> str:
 
 
 def own_folder(mount: Cgroup2Mount, membership: str) -> str | None:
-    """The folder of the cgroup this process is in; `membership` is the text of /proc/self/cgroup. None: not below the mount."""
+    """The folder of this process's cgroup; `membership` is the text of /proc/self/cgroup. None: outside the mount."""
     for line in membership.splitlines():
         if line.startswith("0::"):
             path = line[3:]
@@ -62,7 +62,7 @@ def folder_name(node_key: str) -> str:
 
 
 def claim(node_key: str) -> tuple[str | None, str]:
-    """Make the node's cgroup and prove that processes can be moved into it, frozen and killed.
+    """Create the node's cgroup and verify that processes can be moved into it, frozen and killed.
 
     Returns:
         The folder and "", or None and the reason why cgroups cannot be used here.
@@ -84,11 +84,14 @@ def claim(node_key: str) -> tuple[str | None, str]:
         missing = [name for name in ("cgroup.freeze", "cgroup.kill") if not os.access(f"{probe}/{name}", os.W_OK)]
         if missing:
             return None, f"{probe} has no writable {' and '.join(missing)} (Linux 5.14 or newer has both)"
-        # Only a real move tells: the kernel also asks for the rights on the group both sides share.
+        # Only a real move is conclusive: the kernel also checks permissions on the common ancestor.
         moved = subprocess.run(
             ["/bin/sh", "-c", 'echo 0 > "$0/cgroup.procs"', probe],
-            stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROBE_LIMIT_S, check=False,
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_PROBE_LIMIT_S,
+            check=False,
+        )
         if moved.returncode != 0:
             return None, f"no process can be moved into {probe}: {moved.stderr.decode(errors='replace').strip()}"
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -99,7 +102,7 @@ def claim(node_key: str) -> tuple[str | None, str]:
 
 
 def find_folders(node_key: str) -> list[str]:
-    """Every cgroup of this node on the machine, wherever its supervisor made it."""
+    """Every cgroup of this node on the machine, whichever supervisor created it."""
     with open("/proc/self/mountinfo") as mountinfo:
         mount = parse_mount(mountinfo.read())
     if mount is None:
@@ -114,22 +117,22 @@ def find_folders(node_key: str) -> list[str]:
 
 
 class Cgroup:
-    """One group by its folder. Every call bears that the folder is gone: then it is empty, and nothing is to be done."""
+    """One group by its folder. Every call tolerates a removed folder: it counts as empty."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
 
     def create(self) -> None:
-        """Make the folder; one left by a dead supervisor of the same key is used again, thawed.
+        """Create the folder; one left by a dead supervisor of the same key is reused, thawed.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: it cannot be created.
         """
         os.makedirs(self.folder, exist_ok=True)
         self.thaw()
 
     def members(self) -> set[int]:
-        """The pids in this group and in those inside it. Zombies are listed by the kernel until they are reaped."""
+        """The pids in this group and its descendants. The kernel lists zombies until they are reaped."""
         pids: set[int] = set()
         for folder, _, _ in os.walk(self.folder):
             with contextlib.suppress(OSError), open(f"{folder}/cgroup.procs") as procs:
@@ -137,33 +140,29 @@ class Cgroup:
         return pids
 
     def populated(self) -> bool:
-        """True while a live process is in it or inside it."""
+        """True while a live process is in it or its descendants."""
         return self._events().get("populated") == "1"
 
     def frozen(self) -> bool:
-        """True once every process in it stands still."""
+        """True once every process in it is frozen."""
         return self._events().get("frozen") == "1"
 
     def freeze(self, timeout_s: float) -> bool:
-        """Freeze and wait for it; False where some process did not come to rest in time (the request stands)."""
+        """Freeze and wait; False if some process did not freeze in time (the kernel keeps trying)."""
         if not self._write("cgroup.freeze", b"1"):
             return True
         return self._wait("frozen", "1", timeout_s)
 
     def thaw(self) -> None:
-        """Let it run again."""
+        """Let its processes run again."""
         self._write("cgroup.freeze", b"0")
 
     def kill(self) -> None:
-        """SIGKILL to everything in it and inside it, at one stroke: nothing can fork its way out."""
+        """SIGKILL everything in it and its descendants atomically: no process can escape by forking."""
         self._write("cgroup.kill", b"1")
 
-    def wait_empty(self, timeout_s: float) -> bool:
-        """Wait until no live process is in it; False when that takes longer."""
-        return self._wait("populated", "0", timeout_s)
-
     def cpu_seconds(self) -> float:
-        """CPU time used in it since it was made, by the dead too."""
+        """CPU time used in it since it was created, by dead processes too."""
         try:
             with open(f"{self.folder}/cpu.stat") as stat:
                 for line in stat:
@@ -175,7 +174,7 @@ class Cgroup:
         return 0.0
 
     def remove(self) -> bool:
-        """Remove it with all groups inside; False when something still lives in it."""
+        """Remove it with all descendants; False if a process still lives in it."""
         limit = time.monotonic() + _REMOVE_LIMIT_S
         while True:
             for folder, _, _ in os.walk(self.folder, topdown=False):
@@ -195,7 +194,7 @@ class Cgroup:
             return {}
 
     def _wait(self, name: str, value: str, timeout_s: float) -> bool:
-        """Wait for a line of cgroup.events; the kernel wakes its pollers on each change."""
+        """Wait for a line of cgroup.events; the kernel wakes pollers on each change."""
         limit = time.monotonic() + timeout_s
         try:
             with open(f"{self.folder}/cgroup.events") as events:
@@ -209,7 +208,7 @@ class Cgroup:
                     if left_s <= 0:
                         return False
                     poll.poll(left_s * 1000)
-        except OSError:  # removed meanwhile: nobody is in it
+        except OSError:  # removed meanwhile, so it is empty
             return True
 
     def _write(self, name: str, text: bytes) -> bool:

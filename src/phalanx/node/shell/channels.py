@@ -1,7 +1,7 @@
-"""The talk with the head: hello, renewals, commands, events; one thread and one connection each, so that none waits for another.
+"""The connection to the head: registration, lease renewals, commands, events. Each has its own thread and connection, so that none blocks another.
 
-The renewer has its own timer: a busy loop or a slow disk at the head must not cost the lease. Nothing here decides: what arrives goes to
-the loop's inbox, what the loop reports is sent until it is acknowledged.
+The renewer has its own timer: a busy loop or a slow disk at the head must not cost the lease. Received messages go to the loop's inbox;
+reports from the loop are sent until they are acknowledged.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ from phalanx.node.shell.link import Connection, HeadAccess, HeadAway, HelloWante
 from phalanx.wire import supervisor as wire
 from phalanx.wire.rank import boottime_ns
 
-POLL_S: Final = 20.0  # how long the head holds a poll for commands that has nothing to say
+POLL_S: Final = 20.0  # how long the head holds a poll while there are no commands
 _POLL_SLACK_S: Final = 10.0
 _ASK_S: Final = 10.0  # for a durable answer: a commit and an fsync, on a busy disk
-_RENEW_S: Final = 3.0  # a renewal is answered from memory; waiting longer would cost the next one
-_QUICK_S: Final = 1.0  # a round trip longer than this leaves too much open about the head's clock
+_RENEW_S: Final = 3.0  # the head answers from memory; a longer wait would delay the next renewal
+_QUICK_S: Final = 1.0  # a longer round trip tells too little about the head's clock
 _PAUSE_FIRST_S: Final = 0.05
-_PAUSE_MAX_S: Final = 0.5  # how late a head that came back is found, at most
-_OTHER_MACHINE: Final = "other_machine"  # controller.lives: another machine speaks for this node
-_ELSEWHERE_S: Final = 2.0  # a whole site that was started anew asks so often
+_PAUSE_MAX_S: Final = 0.5  # longest delay until a restarted head is found
+_OTHER_MACHINE: Final = "other_machine"  # controller.lives: another machine is registered for this node
+_OTHER_MACHINE_RETRY_S: Final = 2.0  # also the retry interval of a whole site after a restart
 _log = logging.getLogger(__name__)
 
 
 class Backoff:
-    """Growing pauses between tries, ended early by an event."""
+    """Growing pauses between retries; an event ends a pause early."""
 
     def __init__(self, ended: threading.Event) -> None:
         self._ended = ended
         self._pause_s = _PAUSE_FIRST_S
 
     def pause(self) -> None:
-        """Wait a little longer than the last time."""
+        """Wait, each time twice as long up to a limit."""
         self._ended.wait(self._pause_s)
         self._pause_s = min(self._pause_s * 2, _PAUSE_MAX_S)
 
     def reset(self) -> None:
-        """The last try went well."""
+        """Start again with the shortest pause, after a success."""
         self._pause_s = _PAUSE_FIRST_S
 
 
 class Greeter:
-    """Says hello once for all threads whenever the head asks; `count` grows with each, `after` is where commands start then."""
+    """Registers the supervisor, once for all threads, when the head asks. `count`: registrations so far; the reply's `after`: where commands start."""
 
     def __init__(
         self,
@@ -76,14 +76,14 @@ class Greeter:
         self.greeted = threading.Event()
 
     def greet(self, seen: int) -> None:
-        """Say hello unless somebody did since `seen`; returns when the head knows us, or the supervisor ends."""
+        """Register unless another thread did since `seen`; returns once the head knows us, or the supervisor ends."""
         backoff = Backoff(self._ended)
         challenge = ""
         with self._lock:
             while self.count == seen and not self._ended.is_set():
                 try:
-                    said, challenge = wire.encode(self._hello(challenge)), ""  # asks the head where its folders lie
-                    body = self._connection.call("POST", "/v1/node/hello", said, timeout_s=_ASK_S)
+                    request, challenge = wire.encode(self._hello(challenge)), ""  # queries the head for its folders
+                    body = self._connection.call("POST", "/v1/node/hello", request, timeout_s=_ASK_S)
                     reply = wire.decode(body, wire.HelloReply)
                     if reply.challenge:
                         challenge = reply.challenge
@@ -92,21 +92,21 @@ class Greeter:
                     self._access.address.learn(self.reply.heads)
                     self.count += 1
                     self.greeted.set()
-                    _log.info("said hello to head %s, commands after %d", self.reply.head_id, self.reply.after)
+                    _log.info("registered with head %s, commands after %d", self.reply.head_id, self.reply.after)
                 except (HeadAway, HelloWanted) as error:
-                    _log.debug("hello: %s", error)
+                    _log.debug("registration: %s", error)
                     backoff.pause()
                 except (Rejected, msgspec.MsgspecError) as error:
                     _log.warning("the head refuses this supervisor: %s", error)
                     if isinstance(error, Rejected):
                         self._on_refused(error)
-                        if error.code == _OTHER_MACHINE:  # until that one has been silent for a lease
-                            self._ended.wait(_ELSEWHERE_S)
+                        if error.code == _OTHER_MACHINE:  # until the other supervisor has been silent for a lease
+                            self._ended.wait(_OTHER_MACHINE_RETRY_S)
                     backoff.pause()
 
 
 class Renewer:
-    """Renews the lease in its own time, at once after a hello or when asked."""
+    """Renews the lease when it is due, and at once after a registration or `renew_now`."""
 
     def __init__(
         self,
@@ -125,21 +125,20 @@ class Renewer:
         self._node_id = node_id
         self._supervisor_id = supervisor_id
         self._epochs = epochs
-        self._heard = heard
+        self._on_renewed = heard
         self._ended = ended
         self._now = threading.Event()
         self._held_until_ns = 0
-        self.renew_in_s = 0.0  # as the head said last
-        self.clock_off_s = (
-            0.0  # how far our wall clock is ahead of the head's, as of the last renewal that was quick enough to tell
-        )
+        self.renew_in_s = 0.0  # as the head requested last
+        # How far our wall clock is ahead of the head's, measured at the last renewal with a short round trip.
+        self.clock_off_s = 0.0
 
     def renew_now(self) -> None:
-        """Do not wait for the next one to be due."""
+        """Renew at once."""
         self._now.set()
 
     def run(self) -> None:
-        """Until the supervisor ends."""
+        """Run until the supervisor ends."""
         backoff = Backoff(self._ended)
         while not self._ended.is_set():
             seen = self._greeter.count
@@ -162,29 +161,33 @@ class Renewer:
         epochs = self._epochs()
         sent_ns = boottime_ns()
         request = wire.LeaseRequest(
-            supervisor_id=self._supervisor_id, node_id=self._node_id, epochs=epochs,
+            supervisor_id=self._supervisor_id,
+            node_id=self._node_id,
+            epochs=epochs,
             held_s=max(0, self._held_until_ns - sent_ns) / 1e9,
-        )  # fmt: skip
+        )
         sent_s = time.time()
         body = self._connection.call("POST", "/v1/node/lease", wire.encode(request), timeout_s=_RENEW_S)
-        heard_s = time.time()
+        received_s = time.time()
         reply = wire.decode(body, wire.LeaseReply)
-        if reply.at_s and 0.0 <= heard_s - sent_s < _QUICK_S:  # the answer was made somewhere between the two
-            self.clock_off_s = (sent_s + heard_s) / 2 - reply.at_s
+        if reply.at_s and 0.0 <= received_s - sent_s < _QUICK_S:  # the head answered between the two times
+            self.clock_off_s = (sent_s + received_s) / 2 - reply.at_s
         self._access.address.learn(reply.heads)
         self._held_until_ns = sent_ns + int(reply.lease_s * 1e9)
-        self._heard(
+        self._on_renewed(
             Renewed(
-                sent_ns=sent_ns, lease_s=reply.lease_s, asked=frozenset(epochs),
+                sent_ns=sent_ns,
+                lease_s=reply.lease_s,
+                asked=frozenset(epochs),
                 superseded=frozenset((job, epoch) for job, epoch in reply.superseded),
             )
-        )  # fmt: skip
+        )
         self.renew_in_s = reply.renew_in_s
         return reply.renew_in_s
 
 
 class Commands:
-    """Polls for commands and hands them on, each at most once in a life of the head."""
+    """Polls for commands and passes them on, each at most once in one incarnation of the head."""
 
     def __init__(
         self,
@@ -198,25 +201,25 @@ class Commands:
         self._connection = Connection(access)
         self._greeter = greeter
         self._supervisor_id = supervisor_id
-        self._obey = obey
+        self._on_commands = obey
         self._ended = ended
 
     def run(self) -> None:
-        """Until the supervisor ends."""
+        """Run until the supervisor ends."""
         backoff = Backoff(self._ended)
-        greeting = after = 0
-        who = ""
+        registration = after = 0
+        ids = ""
         while not self._ended.is_set():
             seen = self._greeter.count
-            if seen != greeting or seen == 0:
+            if seen != registration or seen == 0:
                 self._greeter.greeted.wait(_PAUSE_MAX_S)
-                greeted = self._greeter.reply  # once: another hello may be answered meanwhile
-                if greeted is None:
+                registered = self._greeter.reply  # read once: another registration may complete meanwhile
+                if registered is None:
                     continue
-                greeting, after = seen, greeted.after
-                who = urlencode({"head": greeted.head_id, "supervisor": self._supervisor_id})
+                registration, after = seen, registered.after
+                ids = urlencode({"head": registered.head_id, "supervisor": self._supervisor_id})
             try:
-                path = f"/v1/node/commands?after={after}&wait_s={POLL_S:g}&{who}"
+                path = f"/v1/node/commands?after={after}&wait_s={POLL_S:g}&{ids}"
                 reply = wire.decode(
                     self._connection.call("GET", path, timeout_s=POLL_S + _POLL_SLACK_S), wire.CommandsReply
                 )
@@ -229,11 +232,11 @@ class Commands:
                 backoff.reset()
                 after = max(after, reply.last)
                 if reply.commands:
-                    self._obey([command for framed in reply.commands if (command := _opened(framed)) is not None])
+                    self._on_commands([command for framed in reply.commands if (command := _decoded(framed)) is not None])
 
 
 class Events:
-    """Sends events in order until each is durable at the head."""
+    """Sends events in order until the head has stored each durably."""
 
     def __init__(
         self, access: HeadAccess, greeter: Greeter, *, supervisor_id: SupervisorId, ended: threading.Event
@@ -246,21 +249,21 @@ class Events:
         self._some = threading.Condition()
 
     def put(self, events: list[Report]) -> None:
-        """Send these, after all before."""
+        """Queue these events for sending."""
         with self._some:
             for event in events:
                 self._outgoing.put(event)
             self._some.notify_all()
 
     def flushed(self, timeout_s: float) -> bool:
-        """Wait until all is acknowledged."""
+        """Wait until all events are acknowledged; False on timeout."""
         with self._some:
             return self._some.wait_for(lambda: len(self._outgoing) == 0, timeout_s)
 
     def run(self) -> None:
-        """Until the supervisor ends."""
+        """Run until the supervisor ends."""
         backoff = Backoff(self._ended)
-        alone = False  # one at a time, to find the one the head refuses
+        alone = False  # one event in a request, to find the one that the head rejects
         while not self._ended.is_set():
             with self._some:
                 if not self._outgoing:
@@ -278,7 +281,7 @@ class Events:
                 self._greeter.greet(seen)
             except Rejected as error:
                 if alone or len(batch) == 1:
-                    _log.error("the head refuses event %d (%s): %s", batch[0][0], type(batch[0][1]).__name__, error)
+                    _log.error("the head rejected event %d (%s): %s", batch[0][0], type(batch[0][1]).__name__, error)
                     with self._some:
                         self._outgoing.discard(batch[0][0])
                 alone = not alone
@@ -293,13 +296,13 @@ class Events:
                     self._some.notify_all()
 
     def _framed(self, batch: list[tuple[int, Report]]) -> list[wire.Framed]:
-        """Ready to travel; what cannot be written down is given up, for it would hold up all behind it."""
+        """Encode events; drop one that cannot be encoded, since it would block all behind it."""
         framed = []
         for seq, event in batch:
             try:
                 framed.append(wire.frame(seq, event))
             except (ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
-                _log.error("event %d (%s) cannot be written down and is lost: %s", seq, type(event).__name__, error)
+                _log.error("event %d (%s) cannot be encoded and is lost: %s", seq, type(event).__name__, error)
                 with self._some:
                     self._outgoing.discard(seq)
                     self._some.notify_all()
@@ -312,24 +315,24 @@ class Events:
 
 
 def start_thread(name: str, run: Callable[[], None]) -> threading.Thread:
-    """A daemon thread that never dies silently: an error in it ends the supervisor, and with it all it carries."""
+    """Start a daemon thread. An unhandled error in it ends the supervisor and with it its ranks, rather than go unnoticed."""
 
     def guarded() -> None:
         try:
             run()
-        except BaseException:  # noqa: BLE001  whatever it was, this thread is gone
-            _log.critical("thread %s failed; the supervisor ends, and its ranks with it", name, exc_info=True)
-            os._exit(70)  # EX_SOFTWARE: half a supervisor would be worse than none
+        except BaseException:  # noqa: BLE001  any error: this thread is gone
+            _log.critical("thread %s failed; the supervisor and its ranks end", name, exc_info=True)
+            os._exit(70)  # EX_SOFTWARE: a supervisor without this thread would be worse than none
 
     thread = threading.Thread(target=guarded, name=name, daemon=True)
     thread.start()
     return thread
 
 
-def _opened(framed: wire.Framed) -> Command | wire.OpenExec | None:
-    """The command, or None for one that only a later release knows."""
+def _decoded(framed: wire.Framed) -> Command | wire.OpenExec | None:
+    """The command; None for one that only a later release knows."""
     try:
         return wire.command_of(framed)
     except (wire.UnknownKind, msgspec.MsgspecError) as error:
-        _log.warning("command %d (%s) is not understood and passed over: %s", framed.seq, framed.kind, error)
+        _log.warning("command %d (%s) is unknown to this release and skipped: %s", framed.seq, framed.kind, error)
         return None

@@ -1,15 +1,15 @@
-"""Containment: hold every process of one attempt generation on this node; stop it, let it go on, or end it without remainder.
+"""Containment: track every process of one attempt generation on this node, and stop, resume or kill all of them.
 
-`processes` opens one per attempt generation. Two kinds, chosen once per supervisor (PHALANX_CONTAINMENT = auto, cgroup or session):
+`processes` opens one for each attempt generation. Two kinds, chosen once per supervisor (PHALANX_CONTAINMENT = auto, cgroup or session):
 
-CGROUP   the ranks are born in a cgroup of their own; freeze and kill are the kernel's, at one stroke.
+CGROUP   the ranks start in a cgroup of their own; the kernel freezes and kills them atomically.
 SESSION  no writable cgroup2: SIGSTOP and SIGKILL sweeps over /proc until two agree.
 
-In both kinds the members are all that is below the attempt's keeper, a child subreaper that only leaves when waitpid finds no child: a daemon that
-forked twice, changed its session, closed its descriptors and cleared its environment is below it still (so is a root process that moved itself
-out of its cgroup). Only when somebody kills the keeper do we fall back to marks: the task key in the environment, the ranks' sessions,
-processes seen before, all their descendants, and, while no other attempt is live here, whatever the spawner adopted (`strays`).
-With other attempts live such a stray is left for `sweep_node`, rather than to kill a stranger's process.
+In both kinds the members are all descendants of the attempt's keeper, a child subreaper that exits only when waitpid finds no child: they
+include a daemon that forked twice, changed its session, closed its descriptors and cleared its environment, and a root process that moved
+itself out of its cgroup. Only if the keeper is killed do we fall back to marks: the task key in the environment, the ranks' sessions,
+processes seen before, all their descendants, and, while no other attempt runs here, all processes that the spawner adopted (`strays`).
+While other attempts run such a stray is left for `sweep_node`: it could belong to one of them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from phalanx.node.shell.proctable import (
 )
 
 CONTAINMENT_VARIABLE: Final = "PHALANX_CONTAINMENT"
-_LAST_WORD_LIMIT_S: Final = 1.0  # a keeper reaps and tells within milliseconds, unless it was stopped with its node
+_LAST_EXITS_LIMIT_S: Final = 1.0  # a keeper reaps and reports within milliseconds, unless it was stopped with its node
 _JOB_ID: Final = re.compile(r"[A-Za-z0-9_-]+")
 _NODE_KEY: Final = re.compile(r"[A-Za-z0-9_.-]+")
 
@@ -49,7 +49,7 @@ class AttemptKey:
     node_key: str
 
     def __post_init__(self) -> None:
-        """Refuse what could not be told apart in a marker or not be a folder name.
+        """Reject values that would be ambiguous in a marker or invalid as a folder name.
 
         Raises:
             ValueError: the job id or node key has other characters.
@@ -61,7 +61,7 @@ class AttemptKey:
 
     @property
     def generation_name(self) -> str:
-        """Names the generation on its node: "<job>.<epoch>.<generation>"."""
+        """The name of the generation on its node: "<job>.<epoch>.<generation>"."""
         return f"{self.job_id}.{self.epoch}.{self.generation}"
 
     @property
@@ -74,23 +74,23 @@ class AttemptKey:
         """The key that has this marker.
 
         Raises:
-            ValueError: it is no marker.
+            ValueError: malformed marker.
         """
         parts = marker.split(".", 3)
         if len(parts) != 4:
-            raise ValueError(f"{marker!r} is no task key; it reads <job>.<epoch>.<generation>.<nodekey>")
+            raise ValueError(f"{marker!r} is not a task key; expected <job>.<epoch>.<generation>.<nodekey>")
         return cls(job_id=parts[0], epoch=int(parts[1]), generation=int(parts[2]), node_key=parts[3])
 
 
 class ContainmentKind(enum.StrEnum):
-    """What holds the processes together."""
+    """How the processes are contained."""
 
     CGROUP = "cgroup"
     SESSION = "session"
 
 
 class Containment:
-    """The processes of one attempt generation. All calls may come from any thread, one at a time."""
+    """The processes of one attempt generation. Calls may come from any thread, one at a time."""
 
     def __init__(
         self,
@@ -107,16 +107,16 @@ class Containment:
         self._strays = strays
         self._sessions: set[int] = set()
         self._seen: set[ProcessIdentity] = set()
-        # What the job itself had stopped before we froze it; None while it is not frozen by us.
-        self._resting: set[ProcessIdentity] | None = None
+        # Processes that the job itself had stopped before our freeze; None while not frozen by us.
+        self._stopped_before: set[ProcessIdentity] | None = None
         self._settled = threading.Event()  # the keeper has no child
         self._settled.set()
         self._keeper_lost = False
 
-    # What the keeper says, passed on by `processes`.
+    # Reports of the keeper, passed on by `processes`.
 
     def entered(self, pid: int) -> None:
-        """A task was started: it leads a session of its own number."""
+        """A task was started: it leads a session that has its pid as number."""
         self._sessions.add(pid)
         self._settled.clear()
 
@@ -125,11 +125,11 @@ class Containment:
         self._settled.set()
 
     def lost_keeper(self) -> None:
-        """The keeper is dead: from now on only marks tell who belongs here."""
+        """The keeper is dead: from now on only marks identify the members."""
         self._keeper_lost = True
         self._settled.clear()
 
-    # What the supervisor asks.
+    # Calls of the supervisor.
 
     @property
     def cgroup(self) -> str | None:
@@ -137,51 +137,51 @@ class Containment:
         return None if self._cgroup is None else self._cgroup.folder
 
     def members(self) -> list[int]:
-        """The pids of all live members, sorted; the keeper is none."""
+        """The pids of all live members, sorted; without the keeper."""
         table = read_table()
         return sorted(pid for pid in self._members(table) if not table[pid].dead)
 
     def empty(self) -> bool:
-        """True when no process of it is left."""
+        """True if no process of it is left."""
         if self._keeper_lost:
             return not self.members()
         return self._certainly_empty()
 
     def signal(self, number: int) -> int:
-        """Send a signal to every member once; returns how many got it. A frozen member acts on it when thawed (SIGKILL: at once)."""
+        """Signal every member once; returns how many received it. A frozen member handles it when thawed (SIGKILL: at once)."""
         table = read_table()
         return sum(sweeps.signal_where_allowed(table[pid].identity, number) for pid in self._members(table))
 
     def freeze(self, timeout_s: float = 2.0) -> bool:
-        """Bring every member to rest; True once no instruction of it runs. May be called again."""
-        if self._resting is None:
+        """Stop every member; True once none of them executes. May be called again."""
+        if self._stopped_before is None:
             table = read_table()
-            self._resting = {table[pid].identity for pid in self._members(table) if table[pid].state in "Tt"}
+            self._stopped_before = {table[pid].identity for pid in self._members(table) if table[pid].state in "Tt"}
         still = self._cgroup is None or self._cgroup.freeze(timeout_s)
         return sweeps.stop_until_still(self._outside_cgroup, timeout_s) and still
 
     def thaw(self) -> None:
-        """Let every member go on, but for those that the job itself had stopped."""
-        resting, self._resting = self._resting or set(), None
+        """Resume every member except those that the job itself had stopped."""
+        stopped_before, self._stopped_before = self._stopped_before or set(), None
         table = read_table()
         for pid in self._outside_cgroup(table):
-            if table[pid].state in "Tt" and table[pid].identity not in resting:
+            if table[pid].state in "Tt" and table[pid].identity not in stopped_before:
                 sweeps.signal_where_allowed(table[pid].identity, signal.SIGCONT)
         if self._cgroup is not None:
             self._cgroup.thaw()
 
     def frozen(self) -> bool:
-        """True while frozen by `freeze` with every member at rest."""
-        if self._resting is None or (self._cgroup is not None and not self._cgroup.frozen()):
+        """True while frozen by `freeze` with every member stopped."""
+        if self._stopped_before is None or (self._cgroup is not None and not self._cgroup.frozen()):
             return False
         table = read_table()
         return all(table[pid].state in "TtDZX" for pid in self._outside_cgroup(table))
 
     def kill(self, timeout_s: float = 5.0) -> list[int]:
-        """SIGKILL until nothing is left, frozen or not. Whoever starts tasks has to have stopped starting them.
+        """SIGKILL until nothing is left, frozen or not. The caller must start no more tasks.
 
         Returns:
-            Pids that did not die in time (in an uninterruptible call, or another user's); empty when done.
+            Pids that did not die in time (in an uninterruptible call, or of another user); empty when done.
         """
 
         def doomed(table: sweeps.Table) -> set[int]:
@@ -191,15 +191,15 @@ class Containment:
 
         leftover = sweeps.kill_until_none(doomed, timeout_s, certain=self._certainly_empty, pause=self._pause)
         if not leftover and not self._keeper_lost:
-            self._settled.wait(_LAST_WORD_LIMIT_S)  # so that the exits are told before this returns
+            self._settled.wait(_LAST_EXITS_LIMIT_S)  # so that the exits are reported before this returns
         return leftover
 
     def close(self) -> bool:
-        """Remove the cgroup, with those made inside it; False while something lives in it."""
+        """Remove the cgroup and its descendants; False while a process lives in it."""
         return self._cgroup is None or self._cgroup.remove()
 
     def cpu_seconds(self) -> float:
-        """CPU time of all members, the dead ones too (those that their parents waited for)."""
+        """CPU time of all members, including dead ones that their parents waited for."""
         if self._cgroup is not None:
             return self._cgroup.cpu_seconds()
         table = read_table()
@@ -210,7 +210,7 @@ class Containment:
         return ticks / TICKS_PER_S
 
     def _pause(self, seconds: float) -> None:
-        """Wait for the keeper to say that all is over; where it has said so and the cgroup is not empty yet, just wait."""
+        """Wait until the keeper reports that nothing is left; if it has and the cgroup is not empty yet, sleep."""
         if self._settled.is_set():
             time.sleep(seconds)
         else:
@@ -225,7 +225,7 @@ class Containment:
         return members if self._cgroup is None else members - self._cgroup.members()
 
     def _members(self, table: sweeps.Table) -> set[int]:
-        """Who belongs here, among the processes of the table."""
+        """The pids of the table that belong to this generation."""
         pids = set() if self._cgroup is None else self._cgroup.members() & table.keys()
         keeper = table.get(self._keeper.pid)
         if keeper is not None and keeper.identity == self._keeper and not keeper.dead:
@@ -242,18 +242,18 @@ class Containments:
     """Opens containments of the kind that works on this node."""
 
     def __init__(self, node_key: str, *, mode: str | None = None) -> None:
-        """Find out what works here.
+        """Detect what works here.
 
         Args:
             node_key: see AttemptKey.
-            mode: "auto", "cgroup" or "session"; by default what PHALANX_CONTAINMENT says, else "auto".
+            mode: "auto", "cgroup" or "session"; by default the value of PHALANX_CONTAINMENT, else "auto".
 
         Raises:
-            ValueError: another word, or "cgroup" where none can be made.
+            ValueError: another word, or "cgroup" where none can be created.
         """
         mode = mode or os.environ.get(CONTAINMENT_VARIABLE) or "auto"
         if mode not in {"auto", "cgroup", "session"}:
-            raise ValueError(f"{CONTAINMENT_VARIABLE}={mode}: it is auto, cgroup or session")
+            raise ValueError(f"{CONTAINMENT_VARIABLE}={mode}: must be auto, cgroup or session")
         self._folder: str | None = None
         self.reason = f"{CONTAINMENT_VARIABLE}=session"
         if mode != "session":
@@ -263,10 +263,10 @@ class Containments:
         self.kind = ContainmentKind.SESSION if self._folder is None else ContainmentKind.CGROUP
 
     def prepare(self, key: AttemptKey) -> cgroups.Cgroup | None:
-        """Make the cgroup of a generation before its keeper is forked; None where there are none.
+        """Create the cgroup of a generation before its keeper is forked; None without cgroups.
 
         Raises:
-            OSError: it could not be made.
+            OSError: it could not be created.
         """
         if self._folder is None:
             return None
@@ -282,7 +282,7 @@ class Containments:
         cgroup: cgroups.Cgroup | None,
         strays: Callable[[sweeps.Table], set[int]],
     ) -> Containment:
-        """The containment around a keeper that was just forked."""
+        """The containment of a keeper that was just forked."""
         row = read_row(keeper_pid)
         keeper = ProcessIdentity(keeper_pid, 0) if row is None else row.identity
         return Containment(key, keeper=keeper, cgroup=cgroup, strays=strays)

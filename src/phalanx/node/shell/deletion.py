@@ -1,4 +1,4 @@
-"""Removal of checkpoints that retention gave up, with the rights of the job's owner: a link in the owner's path leads nowhere else then."""
+"""Deletes checkpoints that retention dropped, with the rights of the job's owner: a link in the owner's path then reaches nothing else."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _log = logging.getLogger(__name__)
 
 
 def delete_of(accounts: JobAccounts, job_id: JobId, paths: tuple[str, ...], user: str) -> None:
-    """Remove these folders of this user's job; what is none is left, and said in the supervisor's log."""
+    """Remove these folders of this user's job; paths that are not its checkpoints stay and are logged."""
     try:
         with acting_as(accounts.of(user)):
             refused = checkpoints.delete(job_id, paths)
     except Refusal as refusal:
-        _log.warning("checkpoints of job %s are not deleted: %s", job_id, refusal)
+        _log.warning("checkpoints of job %s were not deleted: %s", job_id, refusal)
         return
     for path in refused:
-        _log.warning("checkpoint %s of job %s is not deleted: it is no checkpoint folder of that job", path, job_id)
+        _log.warning("checkpoint %s of job %s was not deleted: not a checkpoint folder of that job", path, job_id)

@@ -1,6 +1,6 @@
-"""Collects the evidence of a task's bad end: the last lines it printed, XIDs of its devices, kills for want of memory.
+"""Collects evidence of a failed task: its last lines of output, XIDs of its devices, OOM kills.
 
-Called by the loop's hands when a task has failed by itself; what was found is judged by the head's rules. Bounded in time and size.
+Called when a task has failed by itself; the head's rules evaluate the evidence. Bounded in time and size.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from phalanx.node.shell.kernel_log import KernelLog
 from phalanx.node.shell.preparation import Workshop
 from phalanx.node.shell.present import Present, task_id
 
-TAIL_BYTES: Final = 16_384  # a traceback of a deep framework has some hundred lines; the last ones are what counts
-_DRAIN_S: Final = 0.3  # for what the dead task left in its pipe, which its children may hold open for ever
-_FAILING_MAX: Final = 4  # tasks of one member whose evidence is collected: the first to die are not the echo
+TAIL_BYTES: Final = 16_384  # a traceback of a deep framework has some hundred lines; the last ones matter
+_DRAIN_S: Final = 0.3  # for output left in the dead task's pipe, which its children may keep open
+_FAILING_MAX: Final = 4  # tasks of one member whose evidence is collected: the first to die are not follow-on failures
 _SIGKILL: Final = 9
 
 
 def oom_kills() -> int | None:
-    """How many processes the kernel has killed on this machine for want of memory; None where it does not say.
+    """Number of OOM kills on this machine; None if the kernel does not report it.
 
-    Source: /proc/vmstat, `oom_kill` (Linux 4.13); memory cgroups count into it too.
+    Source: /proc/vmstat, `oom_kill` (Linux 4.13); includes kills in memory cgroups.
     """
     try:
         with open("/proc/vmstat", encoding="ascii") as stat:
@@ -34,7 +34,7 @@ def oom_kills() -> int | None:
 
 
 def oom_events(folder: str | None) -> int | None:
-    """The same of one cgroup and those inside it; None where the memory controller is not on there."""
+    """Number of OOM kills in one cgroup and its descendants; None without the memory controller there."""
     if folder is None:
         return None
     with (
@@ -46,54 +46,56 @@ def oom_events(folder: str | None) -> int | None:
 
 
 def collect(
-    present: Present,
+    member: Present,
     rank: int,
     *,
     signal: int | None,
     pid: int | None,
     began_ns: int,
-    shop: Workshop,
+    services: Workshop,
     kernel: KernelLog,
 ) -> Evidence:
-    """What can be found of this end. Takes a fraction of a second."""
+    """Collect the evidence of this exit. Takes a fraction of a second."""
     kernel.poll()
     pids = [] if pid is None else [pid]
     oom = kernel.oom_killed(began_ns, pids)
     if not oom and signal == _SIGKILL:
-        oom = _counted(present)
+        oom = _oom_count_grew(member)
     tail = b""
-    if present.failed < _FAILING_MAX:
-        present.failed += 1
-        tail = _tail(present, rank, shop)
-    own = present.prepare.spec.env
+    if member.failed < _FAILING_MAX:
+        member.failed += 1
+        tail = _tail(member, rank, services)
+    own = member.prepare.spec.env
     return Evidence(
-        lines=last_lines(tail, (value for _, value in own)), xids=kernel.xids(began_ns, present.grant.devices), oom_killed=oom,
-    )  # fmt: skip
+        lines=last_lines(tail, (value for _, value in own)),
+        xids=kernel.xids(began_ns, member.grant.devices),
+        oom_killed=oom,
+    )
 
 
-def of_a_hang(present: Present, rank: int) -> Evidence | None:
-    """Where a rank stood when its gang was ended for a hang."""
-    stance: Stance | None = present.stances.get(rank)
+def of_a_hang(member: Present, rank: int) -> Evidence | None:
+    """The stuck position of a rank whose gang was stopped for a hang."""
+    stance: Stance | None = member.stances.get(rank)
     return None if stance is None else Evidence(stance=stance)
 
 
-def _counted(present: Present) -> bool:
-    """Whether a count of such kills grew since the member's tasks began: of its own cgroup where that counts, else of the machine."""
+def _oom_count_grew(member: Present) -> bool:
+    """Whether the count of OOM kills grew since the member's tasks started: of its own cgroup if available, else of the machine."""
     for before, now in (
-        (present.oom_before, oom_events(present.cgroup)),
-        (present.oom_before_here, oom_kills()),
+        (member.oom_before, oom_events(member.cgroup)),
+        (member.oom_before_here, oom_kills()),
     ):
         if before is not None and now is not None:
             return now > before
     return False
 
 
-def _tail(present: Present, rank: int, shop: Workshop) -> bytes:
+def _tail(member: Present, rank: int, services: Workshop) -> bytes:
     with contextlib.suppress(KeyError, OSError):
-        stream = shop.stream(present, task_id(rank))
-        if not shop.spool.closed(stream):
-            shop.spool.drain(stream, _DRAIN_S)
-        end = shop.spool.end(stream)
-        begin = max(present.spawned_at.get(rank, 0), end - TAIL_BYTES)
-        return shop.spool.read(stream, begin, end - begin)
+        stream = services.stream(member, task_id(rank))
+        if not services.spool.closed(stream):
+            services.spool.drain(stream, _DRAIN_S)
+        end = services.spool.end(stream)
+        begin = max(member.spawned_at.get(rank, 0), end - TAIL_BYTES)
+        return services.spool.read(stream, begin, end - begin)
     return b""

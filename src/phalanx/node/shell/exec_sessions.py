@@ -1,7 +1,7 @@
-"""Exec sessions: a command beside a job's ranks, in their environment, working directory and containment, with a user at the other end.
+"""Exec sessions: a command beside a job's ranks, in their environment, working directory and containment, connected to a user.
 
-The command is a task of the member like a rank, so it ends with the member and is killed with it. Two threads a session carry bytes: one
-from the command to the head, one back. On a terminal the command opens it itself, as leader of its session, and so gets it as its own.
+The command is a task of the member like a rank: it ends with the member and is killed with it. Two threads per session copy bytes, one
+in each direction. With a terminal, the command opens it itself as session leader, so that it becomes its controlling terminal.
 """
 
 from __future__ import annotations
@@ -35,26 +35,24 @@ from phalanx.wire import supervisor as wire
 SESSIONS_MAX: Final = 32  # on a node; each costs two threads and a terminal
 _TASK: Final = "exec-"
 _POLL_S: Final = 20.0
-_ASK_S: Final = 30.0  # the head holds a piece back for up to 20 s while the user reads slowly
-_AFTER_END_S: Final = 0.3  # for output of what the command left behind
-_HANGUP_S: Final = 5.0  # from SIGHUP to SIGKILL when the user is gone
+_ASK_S: Final = 30.0  # the head delays its answer for up to 20 s while the user reads slowly
+_AFTER_END_S: Final = 0.3  # for output of the command's background processes
+_HANGUP_S: Final = 5.0  # from SIGHUP to SIGKILL after the user disconnected
 _END_OF_TRANSMISSION: Final = b"\x04"
-# The command's own files by the shell's redirections: opening a terminal as session leader makes it the controlling one.
-_LOOK_AGAIN_S: Final = 0.005
+_POLL_OPENED_S: Final = 0.005
+# The shell redirects the command's files: a terminal that a session leader opens becomes its controlling terminal.
 _ON_TERMINAL: Final = 'at="$1"; shift; exec "$@" <"$at" >"$at" 2>&1'
 _ON_PIPES: Final = 'at="$1"; shift; exec <"$at"; : >"$at.open"; exec "$@"'
-_OPENED_WITHIN_S: Final = (
-    10.0  # a shell opens its input in milliseconds; the bound is for a command that is frozen meanwhile
-)
+_OPENED_WITHIN_S: Final = 10.0  # a shell opens its input in milliseconds; longer if the command is frozen meanwhile
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Session:
     order: wire.OpenExec
-    present: Present
-    read_fd: int  # what the command prints
-    write_fd: int  # what the user types
+    member: Present
+    read_fd: int  # the command's output
+    write_fd: int  # the user's input
     pid: int = 0
     exit_code: int | None = None
     ended: threading.Event = field(default_factory=threading.Event)  # the command
@@ -70,20 +68,20 @@ class ExecSessions:
         self._lock = threading.Lock()
         self._open: dict[str, _Session] = {}
 
-    def open(self, order: wire.OpenExec, present: Present | None) -> None:
-        """Start the command, or tell the user why not. Blocks until it runs; called on a hand."""
+    def open(self, order: wire.OpenExec, member: Present | None) -> None:
+        """Start the command, or report to the user why not. Blocks until it runs; called on a worker thread."""
         with self._lock:
             if order.session in self._open:
                 return
             full = len(self._open) >= SESSIONS_MAX
-        if present is None or present.processes is None or present.start is None or present.cancelled.is_set():
-            self._refuse(order, f"job {order.job_id} runs no ranks on this node now")
+        if member is None or member.processes is None or member.start is None or member.cancelled.is_set():
+            self._refuse(order, f"job {order.job_id} has no running ranks on this node")
             return
         if full:
-            self._refuse(order, f"{SESSIONS_MAX} exec sessions are open on this node; close one")
+            self._refuse(order, f"{SESSIONS_MAX} exec sessions are open on this node; close one and try again")
             return
         try:
-            session = self._start(order, present)
+            session = self._start(order, member)
         except (TaskNotStarted, OSError) as error:
             self._refuse(order, str(error))
             return
@@ -91,7 +89,7 @@ class ExecSessions:
             threading.Thread(target=run, args=(session,), name=f"exec-{name}", daemon=True).start()
 
     def task_ended(self, task: str, code: int | None, signal_number: int | None) -> bool:
-        """A task of some member ended; True if it was an exec session's."""
+        """Handle a task's end; True if it belonged to an exec session."""
         if not task.startswith(_TASK):
             return False
         with self._lock:
@@ -101,28 +99,32 @@ class ExecSessions:
             session.ended.set()
         return True
 
-    def _start(self, order: wire.OpenExec, present: Present) -> _Session:
-        assert present.processes is not None
-        with acting_as(present.account):  # terminal and pipes are then that account's to open
+    def _start(self, order: wire.OpenExec, member: Present) -> _Session:
+        assert member.processes is not None
+        with acting_as(member.account):  # terminal and pipes must belong to the account
             if order.tty:
                 read_fd, slave = pty.openpty()
                 _resize(read_fd, order.rows, order.cols)
                 stdin, script, output, write_fd = os.ttyname(slave), _ON_TERMINAL, slave, os.dup(read_fd)
             else:
                 read_fd, output = os.pipe2(os.O_CLOEXEC)
-                stdin = os.path.join(present.scratch.path, f"exec-{order.session}")
-                # For reading too, so that neither side waits for the other to open it; closing it is the end of the user's input.
+                stdin = os.path.join(member.scratch.path, f"exec-{order.session}")
+                # Open for reading too, so that neither side waits for the other to open it; closing it ends the user's input.
                 script, write_fd = _ON_PIPES, make_fifo(stdin)
-        session = _Session(order=order, present=present, read_fd=read_fd, write_fd=write_fd)
+        session = _Session(order=order, member=member, read_fd=read_fd, write_fd=write_fd)
         with self._lock:
             self._open[order.session] = session
-        environment = {**present.environment, "TERM": present.environment.get("TERM", "xterm-256color")}
+        environment = {**member.environment, "TERM": member.environment.get("TERM", "xterm-256color")}
         task = TaskSpec(
-            task_id=f"{_TASK}{order.session}", command=("/bin/sh", "-c", script, "phalanx exec", stdin, *_argv(order, present)), cwd=present.workdir,
-            env=environment, account=present.account, bound=present.inside is None,
-        )  # fmt: skip
+            task_id=f"{_TASK}{order.session}",
+            command=("/bin/sh", "-c", script, "phalanx exec", stdin, *_argv(order, member)),
+            cwd=member.workdir,
+            env=environment,
+            account=member.account,
+            bound=member.inside is None,
+        )
         try:
-            session.pid = present.processes.spawn(task, output)
+            session.pid = member.processes.spawn(task, output)
         except TaskNotStarted:
             self._close(session)
             os.close(read_fd)
@@ -134,7 +136,7 @@ class ExecSessions:
     # ------------------------------------------------------------------------------------------------------- the threads
 
     def _pump_output(self, session: _Session) -> None:
-        """From the command to the user, and last its exit code."""
+        """Copy from the command to the user, and finally its exit code."""
         connection, offset = Connection(self._access), 0
         try:
             while not self._ended.is_set():
@@ -153,7 +155,7 @@ class ExecSessions:
             connection.close()
 
     def _pump_input(self, session: _Session) -> None:
-        """From the user to the command; a user who is gone is a terminal hung up."""
+        """Copy from the user to the command; a disconnected user hangs up the terminal."""
         connection, after, size = Connection(self._access), 0, (session.order.rows, session.order.cols)
         backoff = Backoff(session.over)
         while not session.over.is_set() and not self._ended.is_set():
@@ -183,14 +185,14 @@ class ExecSessions:
         connection.close()
 
     def _deliver(self, connection: Connection, name: str, output: wire.ExecOutput) -> bool:
-        """Until the head has it; False when the session is over at the head."""
+        """Retry until the head has it; False if the head has closed the session."""
         backoff = Backoff(self._ended)
         while not self._ended.is_set():
             try:
                 connection.call("POST", f"/v1/node/exec/{name}/output", wire.encode(output), timeout_s=_ASK_S)
             except Rejected:
                 return False
-            except (HeadAway, HelloWanted) as error:  # also "too much unread": the user's terminal is slow
+            except (HeadAway, HelloWanted) as error:  # also "too much unread": the user reads slowly
                 _log.debug("exec %s: %s", name, error)
                 backoff.pause()
             else:
@@ -204,7 +206,7 @@ class ExecSessions:
         return 137 if session.exit_code is None else session.exit_code
 
     def _hang_up(self, session: _Session) -> None:
-        """The user is gone: SIGHUP to the command's session, SIGKILL to what ignores it."""
+        """The user disconnected: SIGHUP to the command's session, then SIGKILL if it is ignored."""
         for number in (signal.SIGHUP, signal.SIGKILL):
             if session.ended.is_set():
                 return
@@ -213,18 +215,18 @@ class ExecSessions:
             session.ended.wait(_HANGUP_S)
 
     def _end_input(self, session: _Session) -> None:
-        """No more input: on pipes the command sees the end of its file."""
+        """Close the input: on pipes the command reads end of file."""
         with self._lock:
             write_fd, session.write_fd = session.write_fd, -1
         if write_fd >= 0:
             os.close(write_fd)
 
     def _await_opened(self, session: _Session) -> None:
-        """Until the command has opened its input: closed before that, it would lose what was typed and wait for a writer for ever."""
+        """Wait until the command has opened its input: closed earlier, it would lose the input and wait for a writer forever."""
         opened = f"{_input_path(session)}.open"
         until_s = time.monotonic() + _OPENED_WITHIN_S
         while not session.order.tty and not os.path.exists(opened) and time.monotonic() < until_s:
-            if session.ended.wait(_LOOK_AGAIN_S):
+            if session.ended.wait(_POLL_OPENED_S):
                 return
 
     def _close(self, session: _Session) -> None:
@@ -234,11 +236,11 @@ class ExecSessions:
             self._open.pop(session.order.session, None)
         if not session.order.tty:
             for path in (_input_path(session), f"{_input_path(session)}.open"):
-                with contextlib.suppress(OSError), acting_as(session.present.account):
+                with contextlib.suppress(OSError), acting_as(session.member.account):
                     os.unlink(path)
 
     def _refuse(self, order: wire.OpenExec, why: str) -> None:
-        """Tell the user, in a thread of its own: the head may be away."""
+        """Report the refusal to the user, on a separate thread: the head may be unreachable."""
         output = wire.ExecOutput(offset=0, data=b"", exit_code=127, error=legible(why))
         connection = Connection(self._access)
         threading.Thread(
@@ -246,19 +248,19 @@ class ExecSessions:
         ).start()
 
 
-def _argv(order: wire.OpenExec, present: Present) -> tuple[str, ...]:
-    """Of a member that runs in an image: beside its first rank there."""
-    if present.inside is None:
+def _argv(order: wire.OpenExec, member: Present) -> tuple[str, ...]:
+    """The command; for a member that runs in an image, wrapped to run beside its first rank there."""
+    if member.inside is None:
         return tuple(order.argv)
-    return present.inside.enter(task_id(present.grant.first_rank), order.argv, terminal=order.tty)
+    return member.inside.enter(task_id(member.grant.first_rank), order.argv, terminal=order.tty)
 
 
 def _input_path(session: _Session) -> str:
-    return os.path.join(session.present.scratch.path, f"exec-{session.order.session}")
+    return os.path.join(session.member.scratch.path, f"exec-{session.order.session}")
 
 
 def _read(session: _Session) -> bytes | None:
-    """What the command printed; None for "nothing yet"; empty at its end."""
+    """Read the command's output; None for "nothing yet"; empty at its end."""
     wait_s = _AFTER_END_S if session.ended.is_set() else 1.0
     poll = select.poll()
     poll.register(session.read_fd, select.POLLIN | select.POLLHUP)
@@ -267,13 +269,13 @@ def _read(session: _Session) -> bytes | None:
     try:
         return os.read(session.read_fd, wire.EXEC_CHUNK_BYTES_MAX)
     except OSError as error:
-        if error.errno == errno.EIO:  # the last process let the terminal go
+        if error.errno == errno.EIO:  # the last process closed the terminal
             return b""
         raise
 
 
 def _write(session: _Session, data: bytes) -> bool:
-    """Write all of it; False when the command reads no more."""
+    """Write all of it; False if the command reads no more."""
     view = memoryview(data)
     while view and not session.over.is_set():
         write_fd = session.write_fd

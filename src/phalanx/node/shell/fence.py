@@ -1,6 +1,6 @@
-"""What stops a member's processes, holds them and lets them go on: two sets of hands, each in order for a member.
+"""Signals, kills, freezes and thaws a member's processes on two thread pools, each in order per member.
 
-A freeze at the end of a lease never stands behind processes that will not die.
+A freeze at the end of a lease never waits for processes that do not die.
 """
 
 from __future__ import annotations
@@ -18,90 +18,93 @@ from phalanx.node.shell.present import Present
 from phalanx.node.shell.watch import Watch
 
 KILL_HANDS: Final = 4
-FREEZE_HANDS: Final = 64  # as many members at once: one that does not come to rest takes longer than the lease's margin
+FREEZE_HANDS: Final = 64  # members at once: one that does not stop takes longer than the lease's margin
 SIGTERM: Final = 15
 FenceAction: TypeAlias = Signal | TakeStacks | Freeze | Thaw | Kill | ProbeEmpty
 _log = logging.getLogger(__name__)
 
 
 class Fence:
-    """The hands that stop and hold.
+    """The thread pools that stop and freeze members.
 
     Args:
-        watch: is told of freezes, and takes stacks.
-        happened: takes what came of it.
-        after_work: does something once whatever is being done for the member is done.
-        shop: what stacks are taken with.
+        watch: is notified of freezes and thaws, and takes stacks.
+        happened: receives the results.
+        after_work: runs a function after all work already queued for the member.
+        services: provides the services for taking stacks.
     """
 
     def __init__(
-        self, watch: Watch, happened: Callable[[Happening], None], after_work: Callable[[Present, Callable[[], None]], None],
-        shop: Callable[[], Workshop],
-    ) -> None:  # fmt: skip
-        self._watch, self._happened, self._after_work, self._shop = watch, happened, after_work, shop
+        self,
+        watch: Watch,
+        happened: Callable[[Happening], None],
+        after_work: Callable[[Present, Callable[[], None]], None],
+        services: Callable[[], Workshop],
+    ) -> None:
+        self._watch, self._happened, self._after_work, self._shop = watch, happened, after_work, services
         self._kills, self._freezes = Hands("fence", KILL_HANDS), Hands("freeze", FREEZE_HANDS)
         self._kills.begin()
         self._freezes.begin()
 
-    def do(self, present: Present, action: FenceAction) -> None:
-        """Begin it, after what was begun for this member before."""
+    def do(self, member: Present, action: FenceAction) -> None:
+        """Queue the action, after those queued for this member before."""
         if isinstance(action, Kill):
-            present.cancel()
+            member.cancel()
         if isinstance(action, Kill | Signal):
-            present.ending = True
+            member.ending = True
         hands = self._kills
         if isinstance(action, Freeze | Thaw):
-            self._watch.halted(present, action)
+            self._watch.halted(member, action)
             hands = self._freezes
-        hands.submit(action.key, lambda: self._work(present, action))
+        hands.submit(action.key, lambda: self._work(member, action))
 
     def close(self, timeout_s: float) -> None:
-        """Take nothing more, and wait for what is in hand."""
+        """Accept no more actions, and wait for the current ones."""
         self._kills.close(timeout_s)
         self._freezes.close(timeout_s)
 
-    def _work(self, present: Present, action: FenceAction) -> None:
+    def _work(self, member: Present, action: FenceAction) -> None:
         if isinstance(action, TakeStacks):
-            self._watch.take_stacks(present, self._shop())
+            self._watch.take_stacks(member, self._shop())
             return
-        with present.containing:
-            processes = present.processes
+        with member.containing:
+            processes = member.processes
             match action:
                 case Kill():
                     try:
                         if processes is not None:
                             processes.kill()
                     finally:
-                        self._after_work(present, lambda: self._confirm_kill(present))
+                        self._after_work(member, lambda: self._confirm_kill(member))
                 case Freeze(key=key):
-                    present.running.clear()
+                    member.running.clear()
                     still = False
                     try:
                         still = processes is None or processes.freeze()
-                    finally:  # what could not be frozen is killed
+                    finally:  # the logic kills members that could not be frozen
                         self._happened(FreezeDone(key=key, still=still))
                 case Signal():
-                    if processes is not None and present.inside is not None:
-                        images.ask_to_end(processes, present.inside)
+                    if processes is not None and member.inside is not None:
+                        images.ask_to_end(processes, member.inside)
                     elif processes is not None:
                         processes.signal(SIGTERM)
                 case Thaw():
                     if processes is not None:
                         processes.thaw()
-                    present.running.set()
+                    member.running.set()
                 case ProbeEmpty(key=key):
                     if processes is None or processes.empty():
                         self._happened(Emptied(key=key))
                 case _:
                     assert_never(action)
 
-    def _confirm_kill(self, present: Present) -> None:
-        """After whatever was being prepared or started for the member: only now is it sure that nothing comes after."""
+    def _confirm_kill(self, member: Present) -> None:
+        """Kill again behind all queued preparation and start work: only now is it certain that no process follows."""
         try:
-            with present.containing:
-                leftover = [] if present.processes is None else present.processes.kill()
-        except Exception as error:  # noqa: BLE001  whatever it was, the kill is to be tried again; it is logged whole
-            _log.exception("killing job %s failed", present.key.job_id)
-            self._happened(Killed(key=present.key, fault=f"{type(error).__name__}: {error}"))
+            with member.containing:
+                leftover = [] if member.processes is None else member.processes.kill()
+        except Exception as error:  # noqa: BLE001  any error: the logic retries the kill
+            _log.exception("killing job %s failed", member.key.job_id)
+            self._happened(Killed(key=member.key, fault=f"{type(error).__name__}: {error}"))
             return
-        self._happened(Killed(key=present.key, leftover=tuple(leftover)))
+        self._happened(Killed(key=member.key, leftover=tuple(leftover)))

@@ -1,7 +1,7 @@
-"""Measure whether this node does for a gang, before its ranks start: disk, shared memory, matrix products, the links to its peers.
+"""Preflight checks of this node before a gang starts: disk, shared memory, matrix products, the links to its peers.
 
-Cheap checks run each time. Dear ones (a synced write, matrix products, a stream over a link) run once an hour, and again for a job that
-starts anew, since something has failed then. `node.logic.fitness` judges; `preparation` refuses.
+Cheap checks run each time. Expensive ones (a synced write, matrix products, a stream over a link) run once an hour, and again for a job
+that restarts, since it has failed before. `node.logic.fitness` holds the bounds; `preparation` refuses.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from phalanx.node.logic import fitness as bounds
 from phalanx.node.logic.fitness import Exchange, Product, Storage, Written
 from phalanx.node.shell.probe_link import exchange, is_loopback
 
-OFF: Final = "PHALANX_PREFLIGHT"  # in a job's environment, "off" skips all this for it
-DEAR_EVERY_S: Final = 3600.0  # what breaks in between is found by the job that it breaks
+OFF: Final = "PHALANX_PREFLIGHT"  # in a job's environment, "off" skips all checks
+DEAR_EVERY_S: Final = 3600.0  # a fault in between is found by the job that it breaks
 PRODUCT_S: Final = 60.0  # the import of torch from a cold disk, and a second of products
 PRODUCT_PROGRAM: Final = "phalanx.torch.preflight"
-_SHM: Final = "/dev/shm"  # noqa: S108  # looked at, never written
+_SHM: Final = "/dev/shm"  # noqa: S108  # only inspected, never written
 
 
 class Fitness:
-    """What this node knows of itself, kept between jobs so that dear checks are rare. Safe to ask from several hands.
+    """The node's preflight checks; results are kept between jobs, so that expensive ones are rare. Thread-safe.
 
     Args:
-        folder: the node's, on the disk that jobs need.
-        base: the environment of children.
-        devices: UUIDs by index; empty where they are virtual.
+        folder: the node folder, on the disk that jobs need.
+        base: the environment of child processes.
+        devices: UUIDs by index; empty if they are virtual.
         program: the Python module that multiplies matrices.
     """
 
@@ -46,10 +46,10 @@ class Fitness:
     ) -> None:
         self._folder, self._base, self._devices, self._program = folder, base, devices, program
         self._lock = threading.Lock()
-        self._done_s: dict[str, float] = {}  # when a dear check last went well, by what it was of
+        self._passed_s: dict[str, float] = {}  # last success of each expensive check
 
     def flaw(self, order: Prepare, grant: Grant) -> str:
-        """What is wrong with the node itself; empty if nothing is."""
+        """The fault of the node itself; empty if it has none."""
         if skipped(order):
             return ""
         places = [Storage(path=self._folder, free_bytes=_free_bytes(self._folder), need_bytes=bounds.DISK_FREE_BYTES)]
@@ -58,17 +58,17 @@ class Fitness:
         flaw = bounds.storage_flaw(places, None)
         if not flaw and self._due("write", order):
             flaw = bounds.storage_flaw(places, _written(self._folder))
-            self._note("write", good=not flaw)
+            self._record("write", good=not flaw)
         if flaw or not (self._devices and grant.devices):
             return flaw
         key = f"product {grant.devices}"
         if self._due(key, order):
             flaw = bounds.product_flaw(self._products(grant))
-            self._note(key, good=not flaw)
+            self._record(key, good=not flaw)
         return flaw
 
     def bad_links(self, order: Prepare, grant: Grant) -> tuple[BadLink, ...]:
-        """What is wrong with the links to the gang's other nodes, in the order of their ranks. All are tried side by side."""
+        """The bad links to the gang's other nodes, in the order of their ranks. All are tested in parallel."""
         if skipped(order) or len(order.probe_ports) != len(order.addresses):
             return ()
         own, names = order.addresses[grant.node_rank], [one.node_id for one in order.allocation.grants]
@@ -93,64 +93,71 @@ class Fitness:
         for thread in threads:
             thread.join()
         return tuple(
-            self._judged(names[rank], found[rank]) for rank in sorted(found) if self._is_bad(names[rank], found[rank])
+            self._bad_link(names[rank], found[rank]) for rank in sorted(found) if self._is_bad(names[rank], found[rank])
         )
 
     def _is_bad(self, name: NodeId, found: Exchange) -> bool:
         bad = bool(bounds.link_flaw(found))
-        if bad or found.back_bytes > bounds.PIECE_BYTES:  # a single piece is no stream
-            self._note(f"link {name}", good=not bad)
+        if bad or found.back_bytes > bounds.PIECE_BYTES:  # a single piece is not a stream test
+            self._record(f"link {name}", good=not bad)
         return bad
 
     @staticmethod
-    def _judged(name: NodeId, found: Exchange) -> BadLink:
+    def _bad_link(name: NodeId, found: Exchange) -> BadLink:
         return BadLink(peer=name, why=bounds.link_flaw(found))
 
-    def _due(self, what: str, order: Prepare) -> bool:
+    def _due(self, check: str, order: Prepare) -> bool:
         with self._lock:
-            done_s = self._done_s.get(what)
-        return done_s is None or order.restarts > 0 or time.monotonic() - done_s > DEAR_EVERY_S
+            passed_s = self._passed_s.get(check)
+        return passed_s is None or order.restarts > 0 or time.monotonic() - passed_s > DEAR_EVERY_S
 
-    def _note(self, what: str, *, good: bool) -> None:
+    def _record(self, check: str, *, good: bool) -> None:
         with self._lock:
             if good:
-                self._done_s[what] = time.monotonic()
+                self._passed_s[check] = time.monotonic()
             else:
-                self._done_s.pop(what, None)
+                self._passed_s.pop(check, None)
 
     def _products(self, grant: Grant) -> list[Product]:
-        """By a short child of its own, which alone imports torch; nothing where there is none."""
+        """The results of a short-lived child process, which imports torch; none if torch is not installed."""
         if find_spec("torch") is None:
             return []
         seen = ",".join(self._devices[index] for index in grant.devices)
         argv = [sys.executable, "-P", "-m", self._program]
         try:
             done = subprocess.run(
-                argv, env={**self._base, "CUDA_VISIBLE_DEVICES": seen}, capture_output=True, text=True, timeout=PRODUCT_S,
-                check=False, stdin=subprocess.DEVNULL,
-            )  # fmt: skip
+                argv,
+                env={**self._base, "CUDA_VISIBLE_DEVICES": seen},
+                capture_output=True,
+                text=True,
+                timeout=PRODUCT_S,
+                check=False,
+                stdin=subprocess.DEVNULL,
+            )
         except subprocess.TimeoutExpired:
             return [Product(device=grant.devices[0], error=f"no answer in {PRODUCT_S:g} s")]
         return read_products(done.stdout, grant.devices)
 
 
 def skipped(order: Prepare) -> bool:
-    """Whether the job's owner wants none of it."""
+    """Whether the job skips the checks."""
     return dict(order.spec.env).get(OFF, "").lower() == "off"
 
 
 def read_products(text: str, devices: tuple[int, ...]) -> list[Product]:
-    """What the child printed, one JSON object a line; lines that are none (a library's own words) are passed over."""
+    """Parse the child's output, one JSON object a line; other lines (of libraries) are skipped."""
     products = []
     for line in text.splitlines():
         try:
-            said = json.loads(line)
+            result = json.loads(line)
             products.append(
                 Product(
-                    device=devices[int(said["device"])], flops=float(said.get("flops", 0.0)),
-                    least_flops=float(said.get("least_flops", 0.0)), error=str(said.get("error", "")),
+                    device=devices[int(result["device"])],
+                    flops=float(result.get("flops", 0.0)),
+                    least_flops=float(result.get("least_flops", 0.0)),
+                    error=str(result.get("error", "")),
                 )
-            )  # fmt: skip
+            )
         except (ValueError, KeyError, TypeError, IndexError):
             continue
     return products
@@ -162,7 +169,7 @@ def _free_bytes(path: str) -> int:
 
 
 def _written(folder: str) -> Written:
-    """Write and sync a file there, and remove it."""
+    """Write, sync and remove a file there; returns the duration."""
     path = os.path.join(folder, f".preflight-{threading.get_ident()}")
     began_s = time.monotonic()
     try:

@@ -1,4 +1,4 @@
-"""Threads that do what may take long, so that the loop never waits: in order for each key, side by side over keys."""
+"""Thread pool for slow work, so that the loop never waits: in order for each key, in parallel across keys."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _log = logging.getLogger(__name__)
 
 
 class Hands:
-    """A few threads over lanes. One lane (a key) is never worked by two threads, and keeps its order.
+    """A small thread pool. Work with the same key (lane) runs in order, never on two threads.
 
     Args:
-        name: of the threads.
-        count: how many; each starts when there is first something for it to do.
-        more: how many may join them, each for as long as one of them is at slow work.
+        name: prefix of the thread names.
+        count: number of threads; each starts when it is first needed.
+        more: how many extra threads may start, one for each that runs slow work.
     """
 
     def __init__(self, name: str, count: int, more: int = 0) -> None:
@@ -30,14 +30,14 @@ class Hands:
         self._closed = False
 
     def begin(self) -> None:
-        """Have a thread from now on: when it is needed the system may give none."""
+        """Start a first thread now: later the system may refuse one."""
         self.submit("first", lambda: None)
 
     def submit(self, lane: Hashable, work: Callable[[], None], *, slow: bool = False) -> None:
-        """Do `work` after everything submitted to this lane before. After `close` it is dropped. `slow`: for minutes, as what a user asks for.
+        """Run `work` after all earlier work of this lane. After `close` it is dropped. `slow`: may take minutes, as work that a user defines.
 
         Raises:
-            RuntimeError: there is no thread yet, and none to be had; the work is not done.
+            RuntimeError: there is no thread, and none can be started; the work is not done.
         """
         with self._wake:
             if self._closed:
@@ -49,29 +49,29 @@ class Hands:
             self._lanes[lane] = deque([(work, slow)])
             self._ready.append(lane)
             try:
-                self._call_one()
+                self._wake_or_start_thread()
             except RuntimeError:
                 self._ready.remove(lane)
                 del self._lanes[lane]
                 raise
 
-    def _call_one(self) -> None:
+    def _wake_or_start_thread(self) -> None:
         if self._idle < len(self._ready) and len(self._threads) < self._count + min(self._slow, self._more):
             thread = threading.Thread(target=self._run, name=f"{self._name}-{len(self._threads)}", daemon=True)
             try:
                 thread.start()
-            except RuntimeError as error:  # the system gives no thread more
+            except RuntimeError as error:  # the system refuses another thread
                 if not self._threads:
                     raise
-                _log.warning("%s goes on with %d threads: %s", self._name, len(self._threads), error)
+                _log.warning("%s continues with %d threads: %s", self._name, len(self._threads), error)
                 self._wake.notify()
             else:
-                self._threads.append(thread)  # it looks at this once we let go of the lock
+                self._threads.append(thread)  # it checks the queue once we release the lock
         else:
             self._wake.notify()
 
     def close(self, timeout_s: float) -> None:
-        """Take nothing more, and wait for what is in hand."""
+        """Accept no more work, and wait for the current work."""
         with self._wake:
             self._closed = True
             self._wake.notify_all()
@@ -90,7 +90,7 @@ class Hands:
                 self._idle -= 1
                 if self._too_many() and not self._closed:
                     self._threads.remove(threading.current_thread())
-                    self._wake.notify()  # what called this one calls another
+                    self._wake.notify()  # pass the wake-up on to another thread
                     return
                 if not self._ready:
                     return
@@ -98,10 +98,10 @@ class Hands:
                 work, slow = self._lanes[lane][0]
                 self._slow += slow
                 if slow and self._ready:
-                    self._call_one()
+                    self._wake_or_start_thread()
             try:
                 work()
-            except Exception:  # noqa: BLE001  one lane's failure must not take a thread from all others; it is logged whole
+            except Exception:  # noqa: BLE001  a failure in one lane must not end a thread that all lanes share
                 _log.exception("work for %s failed", lane)
             with self._wake:
                 waiting = self._lanes[lane]

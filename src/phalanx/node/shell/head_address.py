@@ -1,7 +1,7 @@
-"""Where the head is, and where to look when it is not there: it came back on another port, or another head of several leads.
+"""The head's address, and where to search if it does not answer: after a restart on another port, or when another head leads.
 
-Shared by all connections of a supervisor. Whoever finds a head silent or standing by moves all on, and what still waits there is cut:
-a poll of half a minute must not outlive the leader that it was sent to.
+Shared by all connections of a supervisor. The first connection that finds a head silent or in standby moves all of them, and requests that
+still wait there are cut: a poll of half a minute must not outlive the leader that it was sent to.
 """
 
 from __future__ import annotations
@@ -17,64 +17,64 @@ from collections.abc import Callable, Iterable
 from typing import Final
 from urllib.parse import urlsplit
 
-_SHUN_S: Final = 3.0  # a head that was silent is not gone back to on a standby's word alone: that one may not know yet
+_SHUN_S: Final = 3.0  # ignore a standby's referral to a head that was just silent: the standby may not know yet
 _HEADS_MAX: Final = 16  # known at once; a handful is usual
 
 
 class HeadAddress:
-    """The newest address known, among those of all heads.
+    """The current address, out of those of all known heads.
 
     Args:
-        urls: where the head was at the start; several with commas.
+        urls: initial addresses, separated by commas.
         head_file: a JSON file with "url" and "heads" that the head of this machine writes; None without one.
-        memory: a file of our own for the heads that we were told of; None keeps them in memory alone.
+        memory: a file of ours that stores the learned addresses; None stores them in memory only.
     """
 
     def __init__(self, urls: str, head_file: str | None, memory: str | None = None) -> None:
         self._lock = threading.Lock()
         self._file, self._memory = head_file, memory
-        self._begun = [url.strip() for url in urls.split(",") if url.strip()]
-        self._told: list[str] = []  # by leaders
-        self._said: list[str] = []  # in the head's file, when it was read last
-        self._silent: dict[str, float] = {}  # url -> when it was found silent, on the monotonic clock
+        self._initial = [url.strip() for url in urls.split(",") if url.strip()]
+        self._learned: list[str] = []  # from leaders
+        self._in_file: list[str] = []  # from the head's file, when it was last read
+        self._silent: dict[str, float] = {}  # url -> when it did not answer, monotonic clock
         self._movers: list[weakref.WeakMethod[Callable[[], None]]] = []
         if memory is not None:
             self._add(_read(memory))
-        self._said = self._reread()
+        self._in_file = self._reread()
         self._url = next(iter(self._ring()), "")
 
     @property
     def url(self) -> str:
-        """The newest address known."""
+        """The current address."""
         with self._lock:
             return self._url
 
     def on_move(self, mover: Callable[[], None]) -> None:
-        """Call this bound method, as long as its object lives, whenever the address is another."""
+        """Call this bound method, as long as its object lives, whenever the address changes."""
         self._movers = [known for known in self._movers if known() is not None]
         self._movers.append(weakref.WeakMethod(mover))
 
     def look_again(self, failed: str | None = None) -> None:
-        """Nobody answered at `failed` (None: at the present one): another that is known, or what the head's file says now."""
+        """No answer from `failed` (None: from the current address): switch to another known address, or to the one in the head's file."""
         with self._lock:
             before = self._url
             if failed is not None and failed != before:
-                return  # somebody moved on since
+                return  # another connection has switched already
             self._silent[before] = time.monotonic()
             fresh = self._reread()
-            elsewhere = fresh[:1] != self._said[:1]  # the head of this machine came back on another port
-            self._said = fresh
+            elsewhere = fresh[:1] != self._in_file[:1]  # the head of this machine restarted on another port
+            self._in_file = fresh
             self._url = fresh[0] if elsewhere else self._next(before)
         self._moved(before)
 
     def refer(self, asked: str, leader: str) -> None:
-        """The head at `asked` stands by, and says that `leader` leads; empty where it knows of none."""
+        """The head at `asked` is in standby and names `leader` as leader; empty if it knows none."""
         with self._lock:
             before = self._url
             if asked != before:
                 return
             shunned = time.monotonic() - self._silent.get(leader, -_SHUN_S) < _SHUN_S
-            if leader and leader != asked and not shunned and _may_be_told(leader):
+            if leader and leader != asked and not shunned and _is_acceptable(leader):
                 self._add([leader])
                 self._url = leader
             else:
@@ -82,22 +82,22 @@ class HeadAddress:
         self._moved(before)
 
     def learn(self, urls: Iterable[str]) -> None:
-        """Where heads are, in the leader's words."""
+        """Add addresses of heads, as reported by the leader."""
         with self._lock:
             if not self._add(urls) or self._memory is None:
                 return
-            known = list(self._told)
-        with contextlib.suppress(OSError):  # it helps a supervisor that starts anew; this one knows
+            known = list(self._learned)
+        with contextlib.suppress(OSError):  # only a restarted supervisor needs the file
             with open(f"{self._memory}.new", "w", encoding="utf-8") as file:
                 json.dump({"heads": known}, file)
             os.replace(f"{self._memory}.new", self._memory)
 
     def _ring(self) -> list[str]:
-        """Where to look, in turn. Where the head's file speaks, it knows better than what we began with."""
-        return list(dict.fromkeys([*(self._said or self._begun), *self._told]))
+        """All addresses, in search order. The head's file takes precedence over the initial addresses."""
+        return list(dict.fromkeys([*(self._in_file or self._initial), *self._learned]))
 
     def _next(self, after: str) -> str:
-        """The one after this in the ring; the first where this is in it no more."""
+        """The address after this one in the search order; the first if this one is no longer in it."""
         ring = self._ring()
         if not ring:
             return after
@@ -105,12 +105,12 @@ class HeadAddress:
 
     def _reread(self) -> list[str]:
         found = [] if self._file is None else _read(self._file)
-        return found or self._said
+        return found or self._in_file
 
     def _add(self, urls: Iterable[str]) -> bool:
-        """Whether there was one that is not known yet."""
-        new = [url for url in urls if url and url not in self._told and _may_be_told(url)]
-        self._told = [*self._told, *new][-_HEADS_MAX:]
+        """Add addresses; True if one of them is new."""
+        new = [url for url in urls if url and url not in self._learned and _is_acceptable(url)]
+        self._learned = [*self._learned, *new][-_HEADS_MAX:]
         return bool(new)
 
     def _moved(self, before: str) -> None:
@@ -121,8 +121,8 @@ class HeadAddress:
                     mover()
 
 
-def _may_be_told(url: str) -> bool:
-    """Whether we would go there on somebody's word: to plain HTTP within this machine alone, where it is seen who answers."""
+def _is_acceptable(url: str) -> bool:
+    """Whether to follow an address received from elsewhere: plain HTTP only on this machine, where the peer can be checked."""
     try:
         parts = urlsplit(url)
         if parts.scheme == "http" and parts.hostname != "localhost":
@@ -133,7 +133,7 @@ def _may_be_told(url: str) -> bool:
 
 
 def _read(path: str) -> list[str]:
-    """The addresses in a head's file or our own; a missing or torn one has none."""
+    """The addresses in a head's file or ours; none if it is missing or damaged."""
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)

@@ -1,7 +1,7 @@
-"""Images on this node: find the program that runs them, bring one here once, run a member's tasks in it, and leave nothing of them behind.
+"""Container images on this node: find the runtime, pull each image once, run a member's tasks in it, and remove all containers afterwards.
 
-A container of podman's is three processes (podman, conmon, the rank) below the member's keeper, and a record and a mount that outlive a
-SIGKILL of all three. So the member removes its containers when it is wound up, and a supervisor that starts those of dead ones.
+A podman container consists of three processes (podman, conmon, the rank) below the member's keeper, and of a record and a mount that
+survive a SIGKILL of all three. So a member's containers are removed when it ends, and a starting supervisor removes those of dead ones.
 """
 
 from __future__ import annotations
@@ -36,78 +36,85 @@ _INITS: Final = (
     "/usr/libexec/catatonit/catatonit",
     "/usr/bin/tini-static",
 )
-_CDI: Final = ("/etc/cdi/*", "/var/run/cdi/*")  # where the container device interface says what a GPU is made of
+_CDI: Final = ("/etc/cdi/*", "/var/run/cdi/*")  # container device interface: the device files of each GPU
 _FABRIC: Final = "/dev/infiniband"
-_REMOVE_LIMIT_S: Final = 60.0  # podman waits some seconds for a conmon that was killed
-_TAIL_BYTES: Final = 4096  # of what a pull said
-_READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC  # what lies there is the job's
+_REMOVE_LIMIT_S: Final = 60.0  # podman waits some seconds for a killed conmon
+_TAIL_BYTES: Final = 4096  # of a pull's output
+_READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC  # the job can write the file
 _SIGTERM: Final = 15
 _SIGKILL: Final = 9
 _log = logging.getLogger(__name__)
 
 
 def bring(
-    present: Present,
+    member: Present,
     *,
     cache: str,
     base: Mapping[str, str],
     open_output: Callable[[], int],
     gpus: Sequence[str],
 ) -> Inside:
-    """Have the image on this node, pulled at most once.
+    """Make the image available on this node; it is pulled at most once.
 
     Args:
-        present: with its processes open.
-        cache: folder of what attempts share.
-        base: the node's own environment, without what another launcher left in it.
-        open_output: as `run_aside` takes it.
-        gpus: UUIDs of its devices; empty where they are slots.
+        member: its processes must be open.
+        cache: the node's cache folder.
+        base: the node's own environment, without variables of another launcher.
+        open_output: as in `run_aside`.
+        gpus: UUIDs of its devices; empty if they are virtual.
 
     Raises:
-        Refusal: no program runs images here, the image cannot be had, or a folder cannot be mounted.
-        OSError: the disk.
+        Refusal: no runtime is installed, the image is not available, or a folder cannot be mounted.
+        OSError: the disk failed.
     """
-    image = present.prepare.spec.image
+    image = member.prepare.spec.image
     runtime = runtime_here(base.get("PATH", os.defpath), image)
     if runtime is None:
-        lacking = "apptainer, which a .sif file needs, is not on this node; install it"
+        missing = "a .sif file needs apptainer, which is not installed on this node; install it"
         if not images.is_file(image):
-            lacking = "neither podman nor apptainer is on this node; install one"
-        raise Refusal(f"image {image}: {lacking}, or submit without image", charge=True)
+            missing = "neither podman nor apptainer is installed on this node; install one"
+        raise Refusal(f"image {image}: {missing}, or submit without image", charge=True)
     if gpus and runtime.kind is Runtimes.PODMAN and not any(glob.glob(place) for place in _CDI):
         raise Refusal(
-            f"image {image}: podman has no list of this node's GPUs; make one by nvidia-ctk cdi generate --device-name-strategy=uuid",
+            f"image {image}: podman has no CDI specification of this node's GPUs; generate it with nvidia-ctk cdi generate --device-name-strategy=uuid",
             charge=False,
         )
-    account = present.account
+    account = member.account
     folder = os.path.join(cache, "images")
     with acting_as(account):
         make_cache(cache, account)
         os.makedirs(folder, mode=0o700, exist_ok=True)
-    base = _of_session(base, account)
-    reference, pull = images.reference(runtime, image, workdir=present.workdir, cache=folder)
+    base = _with_runtime_dir(base, account)
+    reference, pull = images.reference(runtime, image, workdir=member.workdir, cache=folder)
     if pull:
-        _pull(present, pull, base, open_output)
+        _pull(member, pull, base, open_output)
     else:
         with acting_as(account):
-            there = os.path.isfile(reference)
-        if not there:
+            exists = os.path.isfile(reference)
+        if not exists:
             raise Refusal(f"image {reference}: no such file on this node", charge=True)
-    assert present.processes is not None
-    what = Contained(
-        image=reference, name=f"phalanx-{present.processes.key.marker}", owner=_owner(os.getpid()), workdir=present.workdir,
-        uid=os.getuid() if account is None else account.uid, gid=os.getgid() if account is None else account.gid, mounts=_mounts(present),
-        folder=present.scratch.path, gpus=tuple(gpus),
+    assert member.processes is not None
+    container = Contained(
+        image=reference,
+        name=f"phalanx-{member.processes.key.marker}",
+        owner=_owner(os.getpid()),
+        workdir=member.workdir,
+        uid=os.getuid() if account is None else account.uid,
+        gid=os.getgid() if account is None else account.gid,
+        mounts=_mounts(member),
+        folder=member.scratch.path,
+        gpus=tuple(gpus),
         devices=(_FABRIC,) if os.path.isdir(_FABRIC) and gpus else (),
-        nofile=of_ranks(), processes=_process_limit(),
-    )  # fmt: skip
-    inside = Inside(runtime=runtime, what=what, base=base, account=account)
-    present.closing.callback(_remove_of_member, inside, present)
+        nofile=of_ranks(),
+        processes=_process_limit(),
+    )
+    inside = Inside(runtime=runtime, what=container, base=base, account=account)
+    member.closing.callback(_remove_containers, inside, member)
     return inside
 
 
 def runtime_here(path: str, image: str) -> Runtime | None:
-    """The program that can run this image here; None where there is none. A .sif is apptainer's alone."""
+    """The program that can run this image here; None without one. Only apptainer runs a .sif."""
     for kind in Runtimes:
         found = shutil.which(kind.value, path=path)
         if found is None or (kind is Runtimes.PODMAN and images.is_file(image)):
@@ -118,10 +125,10 @@ def runtime_here(path: str, image: str) -> Runtime | None:
 
 
 def ask_to_end(processes: AttemptProcesses, inside: Inside) -> None:
-    """SIGTERM to what runs inside: podman and conmon have to stay, to clean up and to tell how it ended.
+    """Send SIGTERM to the processes inside the container. podman and conmon must stay: they clean up and report the exit code.
 
-    The first process of a container is spared by the kernel what it does not handle. Alone, and without a handler, it is ended as
-    SIGTERM would have; with others it ends when they have, or with the grace.
+    The kernel does not deliver an unhandled SIGTERM to the first process of a container. If it is alone and has no handler, it gets SIGKILL,
+    which has the same effect; otherwise it ends after the others, or when the grace time is over.
     """
     own_depth = len(_pids_in_namespaces(os.getpid()))
     table = read_table()
@@ -140,82 +147,96 @@ def ask_to_end(processes: AttemptProcesses, inside: Inside) -> None:
 
 
 def sweep(cache: str, path: str) -> None:
-    """Remove the containers of supervisors that are dead, if this node ever ran any. Never raises: the next one tries again."""
+    """Remove the containers of dead supervisors, if images were ever used here. Never raises: the next supervisor retries."""
     if not os.path.isdir(os.path.join(cache, "images")) or (podman := shutil.which("podman", path=path)) is None:
         return
     listing = [podman, "ps", "--all", f"--filter=label={images.OWNER_LABEL}"]
-    shown = _podman([*listing, f'--format={{{{.Names}}}} {{{{index .Labels "{images.OWNER_LABEL}"}}}}'])
-    for line in shown.splitlines():
+    listed = _podman([*listing, f'--format={{{{.Names}}}} {{{{index .Labels "{images.OWNER_LABEL}"}}}}'])
+    for line in listed.splitlines():
         name, _, owner = line.partition(" ")
         if _is_dead(owner):
-            _log.info("container %s of a dead supervisor is removed", name)
+            _log.info("removing container %s of a dead supervisor", name)
             _podman([podman, "rm", "--force", "--time=0", "--ignore", name])
 
 
-def _pull(present: Present, pull: str, base: Mapping[str, str], open_output: Callable[[], int]) -> None:
-    said = os.path.join(present.scratch.path, "image.log")
-    text = f"set -o pipefail; {{ {pull}; }} 2>&1 | tee {shlex.quote(said)}"
-    code = run_aside(present, IMAGE_TASK, text, base, open_output, cwd="/")
+def _pull(member: Present, pull: str, base: Mapping[str, str], open_output: Callable[[], int]) -> None:
+    log = os.path.join(member.scratch.path, "image.log")
+    text = f"set -o pipefail; {{ {pull}; }} 2>&1 | tee {shlex.quote(log)}"
+    code = run_aside(member, IMAGE_TASK, text, base, open_output, cwd="/")
     if code == 0:
         return
-    with acting_as(present.account), open(os.open(said, _READ), "rb") as file:
+    with acting_as(member.account), open(os.open(log, _READ), "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-        words = file.read(_TAIL_BYTES).decode(errors="replace")
-    last = next((line for line in reversed(words.splitlines()) if line.strip()), f"the pull ended with code {code}")
-    raise Refusal(f"image {present.prepare.spec.image} cannot be had: {last}", charge=images.no_such_image(words))
+        output = file.read(_TAIL_BYTES).decode(errors="replace")
+    last = next((line for line in reversed(output.splitlines()) if line.strip()), f"the pull ended with code {code}")
+    raise Refusal(f"image {member.prepare.spec.image} cannot be pulled: {last}", charge=images.no_such_image(output))
 
 
-def _mounts(present: Present) -> tuple[str, ...]:
-    order = present.prepare
-    resume = [] if present.brought is None else [present.brought.path]
+def _mounts(member: Present) -> tuple[str, ...]:
+    order = member.prepare
+    resume = [] if member.brought is None else [member.brought.path]
     wanted = [
-        present.workdir, present.scratch.path, order.output_dir, order.checkpoint_dir, present.checkpoints, present.outputs,
-        *resume, *(one.path for one in order.candidates),
-    ]  # fmt: skip
-    with acting_as(present.account):
-        there = [path for path in wanted if os.path.isdir(path)]
+        member.workdir,
+        member.scratch.path,
+        order.output_dir,
+        order.checkpoint_dir,
+        member.checkpoints,
+        member.outputs,
+        *resume,
+        *(one.path for one in order.candidates),
+    ]
+    with acting_as(member.account):
+        existing = [path for path in wanted if os.path.isdir(path)]
     try:
-        return images.mounts_of(there)
+        return images.mounts_of(existing)
     except ValueError as error:
         raise Refusal(
-            f"image: {error} cannot be mounted: no runtime takes such characters in a path", charge=True
+            f"image: {error} cannot be mounted: its path has characters that no runtime accepts", charge=True
         ) from error
 
 
 def _process_limit() -> tuple[int, int]:
-    """As on the node; podman takes none above the greatest pid, and without privileges none above its own."""
+    """The node's limit; podman accepts none above the greatest pid, and without privileges none above its own."""
     with open("/proc/sys/kernel/pid_max", encoding="ascii") as file:
-        most = int(file.read())
+        pid_max = int(file.read())
     soft, hard = (
-        most if one == resource.RLIM_INFINITY else min(one, most) for one in resource.getrlimit(resource.RLIMIT_NPROC)
+        pid_max if one == resource.RLIM_INFINITY else min(one, pid_max)
+        for one in resource.getrlimit(resource.RLIMIT_NPROC)
     )
     return soft, hard
 
 
-def _remove_of_member(inside: Inside, present: Present) -> None:
-    """After the kill: what podman was not left the time to remove."""
+def _remove_containers(inside: Inside, member: Present) -> None:
+    """Remove, after a kill, the containers that podman could not remove itself."""
     if inside.runtime.kind is Runtimes.PODMAN:
-        tasks = [SETUP_TASK, *map(task_id, present.spawned_at)]
+        tasks = [SETUP_TASK, *map(task_id, member.spawned_at)]
         names = [images.container(inside.what, task) for task in tasks]
-        _podman([inside.runtime.path, "rm", "--force", "--time=0", "--ignore", *names], inside.base, present.account)
+        _podman([inside.runtime.path, "rm", "--force", "--time=0", "--ignore", *names], inside.base, member.account)
 
 
-def _of_session(base: Mapping[str, str], account: Account | None) -> Mapping[str, str]:
-    """Where a login of the account would find what runs under it: rootless podman keeps its state there."""
+def _with_runtime_dir(base: Mapping[str, str], account: Account | None) -> Mapping[str, str]:
+    """Add the XDG runtime folder of the account's login sessions: rootless podman keeps its state there."""
     if account is None or not os.path.isdir(folder := f"/run/user/{account.uid}"):
         return base
     return {**base, "XDG_RUNTIME_DIR": folder}
 
 
 def _podman(command: Sequence[str], env: Mapping[str, str] | None = None, account: Account | None = None) -> str:
-    """What it prints; as the account whose containers they are."""
-    who: dict[str, Any] = (
+    """Run podman as the account that owns the containers; returns its output."""
+    credentials: dict[str, Any] = (
         {} if account is None else {"user": account.uid, "group": account.gid, "extra_groups": account.groups}
     )
     try:
         done = subprocess.run(
-            command, env=env, capture_output=True, text=True, timeout=_REMOVE_LIMIT_S, check=False, cwd="/", **who
-        )  # fmt: skip
+            command,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=_REMOVE_LIMIT_S,
+            check=False,
+            cwd="/",
+            **credentials,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         _log.warning("%s: %s", " ".join(command[:3]), error)
         return ""
@@ -224,23 +245,23 @@ def _podman(command: Sequence[str], env: Mapping[str, str] | None = None, accoun
     return str(done.stdout)
 
 
-# ---- who is who -----------------------------------------------------------------------------------------------------
+# ---- processes and namespaces ---------------------------------------------------------------------------------------
 
 
 def _owner(pid: int) -> str:
-    """This start of the machine, this world of pids, this process."""
+    """Identifies a supervisor: boot, pid namespace, pid and start time."""
     found = identity(pid)
     return f"{_boot()}/{os.stat('/proc/self/ns/pid').st_ino}/{pid}/{0 if found is None else found.started_ticks}"
 
 
 def _is_dead(owner: str) -> bool:
     try:
-        boot, world, pid, ticks = owner.split("/")
+        boot, namespace, pid, ticks = owner.split("/")
         if boot != _boot():
             return True
         found = identity(int(pid))
-        same_world = int(world) == os.stat("/proc/self/ns/pid").st_ino  # another world's pids say nothing here
-        return same_world and (found is None or found.started_ticks != int(ticks))
+        same = int(namespace) == os.stat("/proc/self/ns/pid").st_ino  # pids of another namespace mean nothing here
+        return same and (found is None or found.started_ticks != int(ticks))
     except ValueError:
         return False
 
@@ -251,12 +272,12 @@ def _boot() -> str:
 
 
 def _pids_in_namespaces(pid: int) -> tuple[int, ...]:
-    """Its numbers, from our world inwards (NSpid of proc(5)); empty when it is gone."""
+    """Its pids, from our namespace inwards (NSpid of proc(5)); empty if it is gone."""
     return tuple(int(word) for word in _status(pid, "NSpid").split())
 
 
 def _handles(pid: int, number: int) -> bool:
-    """Whether it catches or ignores a signal (SigCgt and SigIgn of proc(5))."""
+    """Whether it catches or ignores the signal (SigCgt and SigIgn of proc(5))."""
     mask = int(_status(pid, "SigCgt") or "0", 16) | int(_status(pid, "SigIgn") or "0", 16)
     return bool(mask >> (number - 1) & 1)
 

@@ -1,4 +1,4 @@
-"""The image that a member runs in: turns each of its tasks into one that the runtime starts."""
+"""The container that a member's tasks run in: converts each task into one that the container runtime starts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inside:
-    """The image that a member runs in. `base`: the environment of the runtime's own processes, `account`: what they run as, if not as we."""
+    """A member's container. `base`: environment of the runtime's own processes; `account`: the account they run under, None for ours."""
 
     runtime: Runtime
     what: Contained
@@ -30,11 +30,11 @@ class Inside:
     account: Account | None = None
 
     def task(self, key: AttemptKey, task: TaskSpec) -> TaskSpec:
-        """The task that runs this one in the image; its variables are those that it shall find inside.
+        """The task that runs this one in the image; its variables are those visible inside.
 
         Raises:
-            Refusal: one of them cannot be brought there.
-            OSError: the disk.
+            Refusal: a variable cannot be passed into the container.
+            OSError: the disk failed.
         """
         variables = {**task.env, NODE_KEY_VARIABLE: key.node_key, TASK_KEY_VARIABLE: key.marker}
         self._write(task, variables)
@@ -42,11 +42,11 @@ class Inside:
         return replace(task, command=command, env=images.around(self.runtime, self.base, variables), cwd="/", warm=None)
 
     def enter(self, task: str, argv: Sequence[str], *, terminal: bool) -> tuple[str, ...]:
-        """The words for a command beside a task."""
+        """The command that runs `argv` beside a task."""
         return images.enter(self.runtime, self.what, task, argv, terminal=terminal)
 
     def _write(self, task: TaskSpec, variables: Mapping[str, str]) -> None:
-        """The file of variables that this task needs: new, and its account's alone."""
+        """Create the variables file that this task needs, readable by its account alone."""
         try:
             file = images.file_of_variables(self.runtime, self.what, task.task_id, variables)
         except ValueError as error:

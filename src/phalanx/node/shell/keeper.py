@@ -1,16 +1,17 @@
-"""The keeper of one attempt generation on one node: starts its ranks, reports their ends, and knows when nothing of it is left.
+"""The keeper of one attempt generation on one node: starts its ranks, reports their exits, and detects when no process of it is left.
 
 Forked by `spawner_main.py` (cold ranks: fork and exec) or by `zygote_main.py` (warm ranks: fork alone). It is a child subreaper and stays
-outside its attempt's cgroup: whatever a rank starts, however often it forks, changes its session or clears its environment, stays below the
-keeper, and when waitpid answers ECHILD nothing of the attempt is left; no sweep can be as sure. Then, and only then, it may serve another generation. When its socket ends it is not
-needed any more, or the supervisor is dead: the keeper kills all that is below it, removes the cgroup and ends.
+outside its attempt's cgroup: every process that a rank starts stays below the keeper, however often it forks, changes its session or clears
+its environment. When waitpid returns ECHILD no process of the attempt is left; a sweep cannot be as certain. Only then may it serve another
+generation. When its socket closes, it is no longer needed or the supervisor is dead: the keeper kills all processes below it, removes the
+cgroup and exits.
 
 Requests (JSON in one packet: `J` and the text, or `M` and the text in a memory file, which is then the first descriptor):
     {"op": "spawn", "task", "command", "cwd", "env", "umask", "warm", "account"} with the output pipe as descriptor; account: null for this
-        process's own, else {"uid", "gid", "groups", "bound"}, which the task becomes for good; bound: no program gives it more rights again
+        process's own, else {"uid", "gid", "groups", "bound"}, which the task changes to for good; bound: no program can regain privileges
     {"op": "serve", "cgroup"}: the next generation to keep, sent only to a keeper that has reported "empty"; not answered
 Replies: {"op": "spawned", "task", "pid"} or {"op": "refused", "task", "stage", "errno"}
-Unasked: {"op": "exit", "task", "pid", "code", "signal", "cpu_s", "max_rss_bytes", "ended_ns"} and {"op": "empty"}
+Unsolicited: {"op": "exit", "task", "pid", "code", "signal", "cpu_s", "max_rss_bytes", "ended_ns"} and {"op": "empty"}
 
 Standard library only, Python >= 3.10, loaded by path, no import from phalanx.
 """
@@ -31,28 +32,35 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 if TYPE_CHECKING:
     from phalanx.node.shell import proctable
 else:
-    import _phalanx_proctable as proctable  # registered by `sibling`; the job's environment may hold another phalanx
+    import _phalanx_proctable as proctable  # registered by `sibling`; the job's environment may contain another phalanx
 
 PACKET_BYTES_MAX = 65536  # longer requests travel in a memory file; a default send buffer holds three
 DESCRIPTORS_MAX = 4  # per request; two are used
 START_LIMIT_S = 10.0  # from fork to exec: milliseconds, unless the file system hangs or the cgroup is frozen
-EXTINGUISH_LIMIT_S = 600.0  # an uninterruptible process dies when its call ends; past this the engine sweeps
+EXTINGUISH_LIMIT_S = 600.0  # an uninterruptible process dies when its call ends; after this limit the engine sweeps
 PR_SET_PDEATHSIG = 1
 PR_SET_NO_NEW_PRIVS = 38
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
-# Ignored or handled by the spawner or by Python itself: exec would hand the ignored ones on to the rank.
+# Ignored or handled by the spawner or by Python: exec would pass ignored signals on to the rank.
 _RESTORED = (
-    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD,
-    signal.SIGPIPE, signal.SIGXFSZ,
-)  # fmt: skip
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGCHLD,
+    signal.SIGPIPE,
+    signal.SIGXFSZ,
+)
 _KEPT_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # every Python program starts with these two ignored
 _JOIN_SESSION_KEYRING = {"x86_64": 250, "aarch64": 219}  # keyctl(2) by number; operation 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Refused(Exception):
-    """A task could not be brought to life; `stage` is fork, cgroup, account, cwd or exec."""
+    """A task could not be started; `stage` is fork, cgroup, account, cwd or exec."""
 
     def __init__(self, stage: str, number: int) -> None:
         super().__init__(stage, number)
@@ -61,7 +69,7 @@ class Refused(Exception):
 
 
 class Rank(NamedTuple):
-    """What a freshly forked warm rank hands up to the zygote's main: the request; session, cgroup, stdio, cwd are set."""
+    """Returned up to the zygote's main in a freshly forked warm rank: the request; session, cgroup, stdio, cwd are set."""
 
     request: dict[str, Any]
 
@@ -78,7 +86,7 @@ def prctl(option: int, value: int | bytes) -> None:
 
 
 def receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """The next request and the descriptors that came with it, close-on-exec; None at the end."""
+    """The next request and its descriptors, close-on-exec; None at the end."""
     try:
         packet, descriptors, _, _ = socket.recv_fds(
             channel, PACKET_BYTES_MAX + 1, DESCRIPTORS_MAX, flags=socket.MSG_CMSG_CLOEXEC
@@ -104,20 +112,20 @@ class ChildWake:
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def clear(self) -> None:
-        """Take note; further ends make it readable again."""
+        """Reset it; further exits make it readable again."""
         with contextlib.suppress(BlockingIOError):
             while os.read(self.descriptor, 4096):
                 pass
 
     def forget(self) -> None:
-        """Let go of it in a forked child."""
+        """Close it in a forked child."""
         signal.set_wakeup_fd(-1)
         os.close(self.descriptor)
         os.close(self._write)
 
 
 class Keeper:
-    """See the module. `run` is its life."""
+    """See the module. `run` is the main loop."""
 
     def __init__(self, channel: socket.socket, *, cgroup: str | None) -> None:
         self._channel = channel
@@ -128,7 +136,7 @@ class Keeper:
         self._wake = ChildWake()
 
     def run(self) -> Rank | None:
-        """Serve until the supervisor lets go; returns a Rank in each warm rank, None in the keeper itself."""
+        """Serve until the supervisor closes the socket; returns a Rank in each warm rank, None in the keeper itself."""
         prctl(PR_SET_NAME, b"phx-keeper")
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         poll = select.poll()
@@ -153,7 +161,7 @@ class Keeper:
                 return rank
 
     def _spawn(self, request: dict[str, Any], descriptors: list[int]) -> Rank | None:
-        """Bring one task to life and answer; returns only in a warm rank with something."""
+        """Start one task and answer; returns a value only in a warm rank."""
         output = descriptors[0]
         outcome, outcome_of_child = os.pipe()
         pid = -1
@@ -161,7 +169,7 @@ class Keeper:
             pid = os.fork()
             if pid == 0:
                 os.close(outcome)
-                return self._be_born(request, output, outcome_of_child)
+                return self._become_rank(request, output, outcome_of_child)
             os.close(outcome_of_child)
             _await_start(pid, outcome)
         except Refused as refusal:
@@ -178,8 +186,8 @@ class Keeper:
         self._reap()
         return None
 
-    def _be_born(self, request: dict[str, Any], output: int, outcome: int) -> Rank:
-        """Turn this fresh fork into the rank: into its cgroup before any other step, then fork of the zygote or exec."""
+    def _become_rank(self, request: dict[str, Any], output: int, outcome: int) -> Rank:
+        """Turn this fork into the rank: enter its cgroup first, then return into the zygote or exec."""
         warm = request["warm"] is not None
         stage = "fork"
         try:
@@ -190,7 +198,7 @@ class Keeper:
             stage = "fork"
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != self._pid:
-                os._exit(125)  # the keeper died before the kernel knew that this was to be told
+                os._exit(125)  # the keeper died before PDEATHSIG was set
             self._wake.forget()
             self._channel.detach()
             for number in _RESTORED:
@@ -202,7 +210,7 @@ class Keeper:
             if request["account"] is not None:
                 stage = "account"
                 _become(request["account"])
-                prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the kernel forgets it with a change of user
+                prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the kernel clears it on a change of user
                 if os.getppid() != self._pid:
                     os._exit(125)
             stage = "cwd"
@@ -218,7 +226,7 @@ class Keeper:
             _fail(outcome, stage, errno.EINVAL)
 
     def _reap(self) -> None:
-        """Report every child that ended; strays that came here are collected and not spoken of."""
+        """Report every task that ended; adopted processes are reaped without a report."""
         try:
             while True:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -227,23 +235,25 @@ class Keeper:
                 task = self._tasks.pop(pid, None)
                 if task is None:
                     continue
-                self._send({
-                    "op": "exit",
-                    "task": task,
-                    "pid": pid,
-                    "code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
-                    "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
-                    "cpu_s": usage.ru_utime + usage.ru_stime,
-                    "max_rss_bytes": usage.ru_maxrss * 1024,
-                    "ended_ns": time.clock_gettime_ns(time.CLOCK_BOOTTIME),
-                })  # fmt: skip
+                self._send(
+                    {
+                        "op": "exit",
+                        "task": task,
+                        "pid": pid,
+                        "code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
+                        "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
+                        "cpu_s": usage.ru_utime + usage.ru_stime,
+                        "max_rss_bytes": usage.ru_maxrss * 1024,
+                        "ended_ns": time.clock_gettime_ns(time.CLOCK_BOOTTIME),
+                    }
+                )
         except ChildProcessError:
             if self._populated:
                 self._populated = False
                 self._send({"op": "empty"})
 
     def _send(self, message: dict[str, Any]) -> None:
-        """Send, waiting while the supervisor is slow; once it is gone the next receive says so."""
+        """Send, waiting while the supervisor is slow; if it is gone, the next receive returns None."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._channel.send(json.dumps(message).encode())
 
@@ -271,14 +281,14 @@ class Keeper:
                 with contextlib.suppress(OSError):
                     os.rmdir(folder)
             with contextlib.suppress(OSError):
-                os.rmdir(os.path.dirname(self._cgroup))  # the node's own, if this was the last attempt on it
+                os.rmdir(os.path.dirname(self._cgroup))  # the node's cgroup, if this was its last attempt
 
 
 def _await_start(pid: int, outcome: int) -> None:
     """Wait until the child runs the task's program.
 
     Raises:
-        Refused: it said why it cannot, or it did not get there in START_LIMIT_S and was killed.
+        Refused: it reported why it cannot, or it did not start in START_LIMIT_S and was killed.
     """
     poll = select.poll()
     poll.register(outcome, select.POLLIN)
@@ -292,7 +302,7 @@ def _await_start(pid: int, outcome: int) -> None:
 
 
 def _fail(outcome: int, stage: str, number: int) -> NoReturn:
-    """Tell the keeper and leave without running anything."""
+    """Report to the keeper and exit without running anything."""
     os.write(outcome, f"{stage} {number}".encode())
     os._exit(127)
 
@@ -303,26 +313,25 @@ def _enter(cgroup: str) -> None:
 
 
 def _become(account: dict[str, Any]) -> None:
-    """Be this account and no other, with no way back. Groups go first and the user last: with the user's rights neither could be changed.
+    """Switch to this account irrevocably. Groups first, user last: without root's rights the groups cannot be changed.
 
     Raises:
-        OSError: the kernel refused, or something of the rights of before is left.
+        OSError: the kernel refused, or some of the earlier rights remain.
     """
     join_keyring = _JOIN_SESSION_KEYRING.get(os.uname().machine)
     os.setgroups(account["groups"])
     os.setresgid(account["gid"], account["gid"], account["gid"])
     os.setresuid(account["uid"], account["uid"], account["uid"])
-    if (
-        join_keyring is not None
-    ):  # tickets and keys of whoever started the supervisor; refused inside some containers, where there are none
+    if join_keyring is not None:
+        # Leave the keyring of the account that started the supervisor; refused in some containers, which have none.
         _libc.syscall(ctypes.c_long(join_keyring), ctypes.c_long(1), None)
     if account["bound"]:
         prctl(PR_SET_NO_NEW_PRIVS, 1)
     with contextlib.suppress(PermissionError):
         os.setresuid(0, 0, 0)
-        raise OSError(errno.ENOTRECOVERABLE, "root is still within reach")
+        raise OSError(errno.ENOTRECOVERABLE, "root rights could be regained")
     if os.getresuid() != (account["uid"],) * 3 or os.getresgid() != (account["gid"],) * 3:
-        raise OSError(errno.ENOTRECOVERABLE, "the account was not taken on")
+        raise OSError(errno.ENOTRECOVERABLE, "the account was not changed")
 
 
 def _write(path: str, text: bytes) -> None:
@@ -334,7 +343,7 @@ def _write(path: str, text: bytes) -> None:
 
 
 def _arrange_descriptors(output: int, outcome: int) -> int:
-    """Leave open: 0 on /dev/null, 1 and 2 on the output pipe, and the outcome pipe, whose new descriptor is returned."""
+    """Keep open: 0 on /dev/null, 1 and 2 on the output pipe, and the outcome pipe, whose new descriptor is returned."""
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     # All three were opened after 0, 1 and 2, which the supervisor always provides: no dup2 here overwrites a source.
     os.dup2(null, 0)
@@ -345,6 +354,6 @@ def _arrange_descriptors(output: int, outcome: int) -> int:
         os.dup2(outcome, kept, inheritable=False)
     for name in os.listdir("/proc/self/fd"):
         if int(name) > kept:
-            with contextlib.suppress(OSError):  # the descriptor of the listing itself is gone already
+            with contextlib.suppress(OSError):  # the descriptor of the listing is closed already
                 os.close(int(name))
     return kept

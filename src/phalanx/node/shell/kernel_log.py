@@ -1,7 +1,7 @@
-"""What the kernel and the GPU driver said on this node lately: XIDs, and kills for want of memory. From /dev/kmsg where it may be read, and NVML.
+"""Recent faults that the kernel and the GPU driver reported on this node: XIDs and OOM kills. From /dev/kmsg where readable, and from NVML.
 
-Kept in memory with the moment at which we heard of it, so that a failure is laid to what came in its own time. Reading the kernel log asks
-for root or `kernel.dmesg_restrict=0`; without either NVML and the counters still tell.
+Entries are kept in memory with the time of their arrival, so that a failure is attributed to faults of its own time. Reading the kernel
+log needs root or `kernel.dmesg_restrict=0`; otherwise only NVML and the OOM counters report.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from phalanx.node.shell.probes import DeviceFacts
 from phalanx.wire.rank import boottime_ns
 
 _RECORD_BYTES: Final = 8192  # one record a read; the kernel's own bound (CONSOLE_EXT_LOG_MAX)
-_RECORDS_MAX: Final = 20_000  # in one look; the ring holds some thousands
+_RECORDS_MAX: Final = 20_000  # in one poll; the ring buffer holds some thousands
 _KEPT: Final = 1024
 _log = logging.getLogger(__name__)
 
@@ -35,10 +35,10 @@ class _Xid:
 
 
 class KernelLog:
-    """Signs on this node, kept as they come. Thread-safe.
+    """Faults on this node, stored as they arrive. Thread-safe.
 
     Args:
-        devices: the node's GPUs, to know whose an error is.
+        devices: the node's GPUs, to attribute errors.
         path: of the kernel log; "" for none.
     """
 
@@ -50,7 +50,7 @@ class KernelLog:
         self._file = _open_at_end(path)
 
     def poll(self) -> None:
-        """Take in what is new."""
+        """Read new records."""
         with self._lock:
             for sign in kernel_signs(self._read()):
                 match sign:
@@ -60,12 +60,12 @@ class KernelLog:
                         self._killed.append((boottime_ns(), pid))
 
     def told(self, index: int, xids: Iterable[int]) -> None:
-        """NVML told of errors on a device."""
+        """Add XIDs that NVML reported for a device."""
         with self._lock:
             self._xids.extend(_Xid(at_ns=boottime_ns(), xid=xid, bus="", index=index) for xid in xids)
 
     def xids(self, since_ns: int, indices: Iterable[int]) -> tuple[int, ...]:
-        """Different ones on these devices since then, in order of their coming."""
+        """Distinct XIDs on these devices since then, in order of arrival."""
         wanted = set(indices)
         buses = [self._buses.get(index, "") for index in wanted]
         with self._lock:
@@ -74,13 +74,13 @@ class KernelLog:
         return tuple(dict.fromkeys(mine))[:XIDS_MAX]
 
     def oom_killed(self, since_ns: int, pids: Iterable[int]) -> bool:
-        """Whether the kernel said that it killed one of these."""
+        """Whether the kernel reported that it killed one of these."""
         wanted = set(pids)
         with self._lock:
             return any(at_ns >= since_ns and pid in wanted for at_ns, pid in self._killed)
 
     def close(self) -> None:
-        """Let go of the log."""
+        """Close the log."""
         with self._lock:
             if self._file is not None:
                 os.close(self._file)
@@ -94,11 +94,9 @@ class KernelLog:
             except BlockingIOError:
                 break
             except OSError as error:
-                if (
-                    error.errno == errno.EPIPE
-                ):  # records were overwritten before we came: go on with the oldest there is
+                if error.errno == errno.EPIPE:  # records were overwritten before the read: continue with the oldest
                     continue
-                _log.warning("the kernel log cannot be read any more: %s", error)
+                _log.warning("the kernel log can no longer be read: %s", error)
                 os.close(self._file)
                 self._file = None
                 break
@@ -109,13 +107,13 @@ class KernelLog:
 
 
 def _open_at_end(path: str) -> int | None:
-    """The log from now on; None where it cannot be read."""
+    """Open the log at its end; None if it cannot be read."""
     if not path:
         return None
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        _log.info("no kernel log (%s): XIDs are told by NVML alone", error.strerror)
+        _log.info("no kernel log (%s): only NVML reports XIDs", error.strerror)
         return None
     try:
         os.lseek(file, 0, os.SEEK_END)

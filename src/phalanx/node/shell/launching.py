@@ -1,4 +1,4 @@
-"""Start the tasks of a prepared member, and close it when nothing of it runs any more."""
+"""Starts the tasks of a prepared member, and closes it when none of its processes is left."""
 
 from __future__ import annotations
 
@@ -26,105 +26,110 @@ from phalanx.node.shell.shipping import StreamName
 from phalanx.wire.manifest import CheckpointInvalid
 from phalanx.wire.rank import boottime_ns
 
-_DRAIN_S: Final = 5.0  # for what stands in a pipe whose writers are dead: a moment, unless the disk hangs
-_THAW_S: Final = 10.0  # the thaw is under way in another lane
+_DRAIN_S: Final = 5.0  # for output left in a pipe whose writers are dead: milliseconds, unless the disk hangs
+_THAW_S: Final = 10.0  # the thaw is in progress on another thread
 
 
-def spawn(present: Present, order: SpawnTasks, shop: Workshop) -> Spawned | Unfit:
-    """Make the page and start every rank; the first that does not start ends it."""
-    role, start, grant = present.prepare.spec.role, order.start, present.grant
-    assert present.processes is not None
-    present.start = start
-    present.running.wait(_THAW_S)
-    present.spawned_ns = boottime_ns()
-    present.oom_before, present.oom_before_here = evidence.oom_events(present.cgroup), evidence.oom_kills()
-    present.pace = Pace(present.prepare.spec.collective_timeout_s, restarts=present.prepare.hangs)
+def spawn(member: Present, order: SpawnTasks, services: Workshop) -> Spawned | Unfit:
+    """Create the lease page and start every rank; stops at the first that does not start."""
+    role, start, grant = member.prepare.spec.role, order.start, member.grant
+    assert member.processes is not None
+    member.start = start
+    member.running.wait(_THAW_S)
+    member.spawned_ns = boottime_ns()
+    member.oom_before, member.oom_before_here = evidence.oom_events(member.cgroup), evidence.oom_kills()
+    member.pace = Pace(member.prepare.spec.collective_timeout_s, restarts=member.prepare.hangs)
     command: tuple[str, ...] | str = role.script or role.argv
-    warm = warm_argv(command) if present.prepare.spec.warm else None
+    warm = warm_argv(command) if member.prepare.spec.warm else None
     try:
-        _have_checkpoint(present, shop)
-        with acting_as(present.account):
-            why = reach.unseen(present)
+        _fetch_chosen_checkpoint(member, services)
+        with acting_as(member.account):
+            why = reach.unseen(member)
         if why:
-            present.publishes = False
-            shop.note(present, why)
-        present.make_page(deadline_ns=order.deadline_ns, job_deadline_ns=order.job_deadline_ns)
-        view = shop.view(present)
-        more: dict[str, str] = {}
-        if present.prepare.spec.slurm:
-            with acting_as(present.account):
-                command, more = batch_command(present, start.port)
+            member.publishes = False
+            services.note(member, why)
+        member.make_page(deadline_ns=order.deadline_ns, job_deadline_ns=order.job_deadline_ns)
+        view = services.view(member)
+        extra: dict[str, str] = {}
+        if member.prepare.spec.slurm:
+            with acting_as(member.account):
+                command, extra = batch_command(member, start.port)
         for local_rank in range(grant.tasks):
             rank = grant.first_rank + local_rank
-            variables, notes = environment.rank_environment(present.prepare, start, grant, local_rank, view)
-            variables = dressed(present, variables)
+            variables, notes = environment.rank_environment(member.prepare, start, grant, local_rank, view)
+            variables = dressed(member, variables)
             if local_rank == 0:
-                present.environment = variables
+                member.environment = variables
                 for text in notes:
-                    shop.note(present, text)
+                    services.note(member, text)
             task = TaskSpec(
-                task_id=task_id(rank), command=command, cwd=present.workdir, env={**variables, **more}, warm=warm, account=present.account,
-                bound=present.inside is None,
-            )  # fmt: skip
-            if present.inside is not None:
-                task = present.inside.task(present.processes.key, task)
+                task_id=task_id(rank),
+                command=command,
+                cwd=member.workdir,
+                env={**variables, **extra},
+                warm=warm,
+                account=member.account,
+                bound=member.inside is None,
+            )
+            if member.inside is not None:
+                task = member.inside.task(member.processes.key, task)
                 if local_rank == 0:
-                    present.environment = dict(task.env)
-            present.pids[rank] = _spawn_one(present, rank, task, shop)
+                    member.environment = dict(task.env)
+            member.pids[rank] = _spawn_one(member, rank, task, services)
     except TaskNotStarted as error:
-        return Unfit(key=present.key, why=str(error), charge=error.user_error, exit_code=error.exit_code)
+        return Unfit(key=member.key, why=str(error), charge=error.user_error, exit_code=error.exit_code)
     except Refusal as refusal:
-        return Unfit(key=present.key, why=str(refusal), charge=refusal.charge, exit_code=refusal.exit_code)
+        return Unfit(key=member.key, why=str(refusal), charge=refusal.charge, exit_code=refusal.exit_code)
     except (OSError, KeyError, CheckpointInvalid, Rejected) as error:
-        return Unfit(key=present.key, why=f"starting failed on this node: {error}", charge=False)
-    return Spawned(key=present.key)
+        return Unfit(key=member.key, why=f"starting failed on this node: {error}", charge=False)
+    return Spawned(key=member.key)
 
 
-def _have_checkpoint(present: Present, shop: Workshop) -> None:
-    """Where nodes have checkpoints of their own: the one that node rank 0 chose, should this node have found another."""
-    start = present.start
-    if start is not None and start.resume not in (None, present.brought) and keeps_checkpoints(present.prepare):
+def _fetch_chosen_checkpoint(member: Present, services: Workshop) -> None:
+    """If each node stores its own checkpoints: download the one that node rank 0 chose, if this node found another."""
+    start = member.start
+    if start is not None and start.resume not in (None, member.brought) and keeps_checkpoints(member.prepare):
         assert start.resume is not None
-        bring(present, start.resume, shop.access, present.checkpoints)
-        present.brought = start.resume
+        bring(member, start.resume, services.access, member.checkpoints)
+        member.brought = start.resume
 
 
-def _spawn_one(present: Present, rank: int, task: TaskSpec, shop: Workshop) -> int:
-    assert present.processes is not None
-    stream = shop.stream(present, task.task_id)
-    present.spawned_at[rank] = shop.spool.end(stream)
-    output = shop.pipe(present, stream)
+def _spawn_one(member: Present, rank: int, task: TaskSpec, services: Workshop) -> int:
+    assert member.processes is not None
+    stream = services.stream(member, task.task_id)
+    member.spawned_at[rank] = services.spool.end(stream)
+    output = services.pipe(member, stream)
     try:
-        return present.processes.spawn(task, output)
+        return member.processes.spawn(task, output)
     finally:
         os.close(output)
 
 
-def wind_up(present: Present, tail_of: int | None, shop: Workshop) -> bytes:
-    """Close the member's processes, drain what they printed and reported, and give back the tail asked for."""
-    with present.containing:
-        if present.processes is not None:
-            present.processes.close()
-    present.closing.close()
+def wind_up(member: Present, tail_of: int | None, services: Workshop) -> bytes:
+    """Close the member's processes, drain their output and reports, and return the requested tail of output."""
+    with member.containing:
+        if member.processes is not None:
+            member.processes.close()
+    member.closing.close()
     until_s = time.monotonic() + _DRAIN_S
-    for rank in present.spawned_at:
-        stream = shop.stream(present, task_id(rank))
-        if not shop.spool.closed(stream):
-            shop.spool.drain(stream, max(0.0, until_s - time.monotonic()))
-    if present.reports is not None:
-        present.reports.drain(max(0.0, until_s - time.monotonic()))
-        present.reports.close()
-    present.close_page()
-    with acting_as(present.account):
-        reach.remove_mark(present)
-    present.pids.clear()
-    if tail_of is None or tail_of not in present.spawned_at:
+    for rank in member.spawned_at:
+        stream = services.stream(member, task_id(rank))
+        if not services.spool.closed(stream):
+            services.spool.drain(stream, max(0.0, until_s - time.monotonic()))
+    if member.reports is not None:
+        member.reports.drain(max(0.0, until_s - time.monotonic()))
+        member.reports.close()
+    member.close_page()
+    with acting_as(member.account):
+        reach.remove_mark(member)
+    member.pids.clear()
+    if tail_of is None or tail_of not in member.spawned_at:
         return b""
-    stream = shop.stream(present, task_id(tail_of))
-    begin = max(present.spawned_at[tail_of], shop.spool.end(stream) - rendezvous.TAIL_BYTES)
-    return shop.spool.read(stream, begin, rendezvous.TAIL_BYTES)
+    stream = services.stream(member, task_id(tail_of))
+    begin = max(member.spawned_at[tail_of], services.spool.end(stream) - rendezvous.TAIL_BYTES)
+    return services.spool.read(stream, begin, rendezvous.TAIL_BYTES)
 
 
-def streams_of(present: Present) -> list[str]:
-    """The spool's keys of everything its attempt has written here."""
-    return [StreamName(present.key.job_id, present.key.epoch, stream).key for stream in present.scratch.streams()]
+def streams_of(member: Present) -> list[str]:
+    """The spool's keys of all streams of its attempt on this node."""
+    return [StreamName(member.key.job_id, member.key.epoch, stream).key for stream in member.scratch.streams()]

@@ -1,7 +1,7 @@
-"""Requests to the head: HTTP over a kept connection, one Connection for each thread that talks.
+"""Requests to the head: HTTP over a persistent connection, one Connection per thread.
 
-Finds the head again when it came back elsewhere, or when another leads (`head_address`), and turns every answer into either a body or one of three
-errors that say what to do. Never retries on its own but for a kept connection that the head had closed: every route is idempotent.
+Follows the head to another address or leader (`head_address`), and turns every answer into a body or one of three errors that define the
+next step. Retries only when the head had closed a persistent connection: every route is idempotent.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from urllib.parse import urlsplit
 from phalanx.node.shell.head_address import HeadAddress
 from phalanx.node.shell.loopback import check_other_end
 
-_BODY_MAX: Final = 1 << 30  # an uploaded working directory is at most 100 MB; this only bounds nonsense
+_BODY_MAX: Final = 1 << 30  # an uploaded working directory is at most 100 MB; this bounds invalid answers
 _CONNECT_S: Final = 5.0
-_TRIES: Final = 2  # the head as it is known, and the one that is known then; a kept connection that broke is none
+_TRIES: Final = 2  # the known address, and the next one; a broken persistent connection does not count
 
 
 class HeadAway(Exception):
-    """The head does not answer, or (`answered`) says that it cannot now. The same request may go through later."""
+    """The head does not answer, or (`answered`) it cannot serve the request now. The same request may succeed later."""
 
     def __init__(self, message: str, *, answered: bool = False) -> None:
         super().__init__(message)
@@ -32,11 +32,11 @@ class HeadAway(Exception):
 
 
 class HelloWanted(Exception):
-    """The head does not know this supervisor in its present life: say hello, then repeat."""
+    """The head does not know this incarnation of the supervisor: register, then repeat the request."""
 
 
 class Rejected(Exception):
-    """The head refuses this request for good; repeating it is useless."""
+    """The head rejects this request permanently; do not repeat it."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(f"{status} {code}: {message}")
@@ -45,7 +45,7 @@ class Rejected(Exception):
 
 
 class NotLeadingThere(HeadAway):
-    """That head stands by. `leader`: where it says the one is that leads; empty where it knows of none."""
+    """That head is in standby. `leader`: the address of the leader; empty if it knows none."""
 
     def __init__(self, message: str, leader: str) -> None:
         super().__init__(message, answered=True)
@@ -54,9 +54,9 @@ class NotLeadingThere(HeadAway):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadAccess:
-    """What it takes to open a connection: the address, the node's token, and the CA of a head that speaks TLS.
+    """The parameters of a connection: the address, the node's token, and the CA of a head that uses TLS.
 
-    `head_uids`: accounts that a head on this machine may run under, besides root and our own.
+    `head_uids`: accounts that a head on this machine may run under, besides root and ours.
     """
 
     address: HeadAddress
@@ -66,7 +66,7 @@ class HeadAccess:
 
 
 class Connection:
-    """One kept connection, for one thread."""
+    """One persistent connection, for one thread."""
 
     def __init__(self, access: HeadAccess) -> None:
         self._access = access
@@ -75,12 +75,12 @@ class Connection:
         access.address.on_move(self._cut)
 
     def call(self, method: str, path: str, body: bytes | None = None, *, timeout_s: float) -> bytes:
-        """The answer's body.
+        """Send a request; returns the answer's body.
 
         Raises:
-            HeadAway: no answer in time, or one that says "later".
-            HelloWanted: the head wants a hello first.
-            Rejected: the head will never take this request.
+            HeadAway: no answer in time, or the head asks to retry later.
+            HelloWanted: the head requires a registration first.
+            Rejected: the head will never accept this request.
         """
         response = self._send(method, path, body, timeout_s)
         try:
@@ -88,7 +88,7 @@ class Connection:
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise HeadAway(f"{method} {path}: {error!r}") from error
-        return self._judged(response.status, data, f"{method} {path}")
+        return self._body_or_error(response.status, data, f"{method} {path}")
 
     def fetch(self, path: str, file: int, *, timeout_s: float) -> None:
         """Write the answer's body to a descriptor.
@@ -99,7 +99,7 @@ class Connection:
         response = self._send("GET", path, None, timeout_s)
         try:
             if response.status != 200:
-                self._judged(response.status, response.read(_BODY_MAX), f"GET {path}")
+                self._body_or_error(response.status, response.read(_BODY_MAX), f"GET {path}")
                 raise HeadAway(f"GET {path}: status {response.status}")
             while piece := _read(response, f"GET {path}"):
                 view = memoryview(piece)
@@ -136,28 +136,28 @@ class Connection:
             except (OSError, http.client.HTTPException) as error:
                 self.close()
                 if kept:
-                    continue  # closed by the head while nothing was said; that tells nothing of the head
+                    continue  # closed by the head while idle, which is no sign of a failure
                 tries += 1
                 self._access.address.look_again(self._url)
                 if tries == _TRIES or self._access.address.url == self._url:
                     raise HeadAway(f"{method} {path}: {self._url}: {error!r}") from error
 
-    def _judged(self, status: int, data: bytes, what: str) -> bytes:
+    def _body_or_error(self, status: int, data: bytes, what: str) -> bytes:
         try:
-            return _judge(status, data, what)
+            return _checked_body(status, data, what)
         except NotLeadingThere as error:
             self._access.address.refer(self._url, error.leader)
             raise
 
     def _cut(self) -> None:
-        """Break what waits for a head that no longer counts; on another thread than that which waits."""
+        """Interrupt a request to a head that is no longer the current one; called from another thread."""
         connection = self._http
         wire = None if connection is None else connection.sock
         if wire is None or self._url == self._access.address.url:
             return
-        # The descriptor's twin: a TLS socket's own `shutdown` is not for two threads.
-        with contextlib.suppress(OSError, ValueError), socket.socket(fileno=os.dup(wire.fileno())) as twin:
-            twin.shutdown(socket.SHUT_RDWR)
+        # A duplicate descriptor: `shutdown` of a TLS socket is not thread-safe.
+        with contextlib.suppress(OSError, ValueError), socket.socket(fileno=os.dup(wire.fileno())) as duplicate:
+            duplicate.shutdown(socket.SHUT_RDWR)
 
     def _connected(self, timeout_s: float) -> http.client.HTTPConnection:
         url = self._access.address.url
@@ -175,7 +175,7 @@ class Connection:
 
 
 def _read(response: http.client.HTTPResponse, what: str) -> bytes:
-    """The next bytes of a body. A broken connection is the head's absence, while other errors of the system are this node's disk."""
+    """The next bytes of a body. A broken connection means HeadAway; other system errors are of this node's disk."""
     try:
         return response.read(1 << 18)
     except OSError as error:
@@ -190,7 +190,7 @@ def _set_timeout(connection: http.client.HTTPConnection, timeout_s: float) -> No
 def _open(url: str, ca_file: str | None) -> http.client.HTTPConnection:
     parts = urlsplit(url)
     if parts.hostname is None or parts.scheme not in {"http", "https"}:
-        raise HeadAway(f"{url!r} is no address of a head; it reads http://HOST:PORT")
+        raise HeadAway(f"{url!r} is not an address of a head; expected http://HOST:PORT")
     if parts.scheme == "http":
         return http.client.HTTPConnection(parts.hostname, parts.port or 80)
     import ssl
@@ -199,7 +199,7 @@ def _open(url: str, ca_file: str | None) -> http.client.HTTPConnection:
     return http.client.HTTPSConnection(parts.hostname, parts.port or 443, context=context)
 
 
-def _judge(status: int, data: bytes, what: str) -> bytes:
+def _checked_body(status: int, data: bytes, what: str) -> bytes:
     if 200 <= status < 300:
         return data
     try:

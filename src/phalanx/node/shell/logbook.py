@@ -1,4 +1,4 @@
-"""The supervisor's own log: one file that never grows past its cap, with the one before it kept."""
+"""The supervisor's own log: one file with a size limit, and the one before it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CAP_BYTES: Final = 8 << 20
 
 
 class CappedFile(logging.Handler):
-    """Appends lines; at the cap the file becomes `<path>.1` and a new one begins."""
+    """Appends lines; at the limit the file becomes `<path>.1` and a new one begins."""
 
     def __init__(self, path: str, cap_bytes: int = CAP_BYTES) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class CappedFile(logging.Handler):
         self._open()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one line; a full disk loses it rather than the supervisor."""
+        """Write one line; on a full disk the line is lost."""
         try:
             line = (self.format(record) + "\n").encode(errors="replace")
             if self._size + len(line) > self._cap_bytes:
@@ -38,7 +38,7 @@ class CappedFile(logging.Handler):
 
 
 def log_to(path: str, level: str) -> None:
-    """Send this process's log there."""
+    """Write this process's log to that file."""
     handler = CappedFile(path)
     handler.setFormatter(OneLineFormatter())
     root = logging.getLogger()

@@ -1,7 +1,7 @@
-"""The supervisor's shell: one thread that feeds `Supervisor.step` and performs what it decides; whatever may wait is done by hands.
+"""The supervisor's shell: one thread feeds `Supervisor.step` and performs its actions; work that may block runs on thread pools.
 
-Three sets of hands, each in order for a member: *work* here (prepare, spawn, wind up, clean up), and those of `fence` (signal, kill; freeze,
-thaw), so that a freeze at the end of a lease never stands behind a checkpoint being verified, nor behind processes that will not die.
+Three pools, each in order per member: *work* here (prepare, spawn, wind up, clean up), and those of `fence` (signal and kill; freeze and
+thaw), so that a freeze at the end of a lease never waits for a checkpoint verification or for processes that do not die.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from phalanx.node.logic.actions import (
     Thaw,
     WindUp,
     WritePage,
-)  # fmt: skip
+)
 from phalanx.node.logic.happenings import (
     Commanded,
     Emptied,
@@ -49,7 +49,7 @@ from phalanx.node.logic.happenings import (
     TaskEnded,
     Terminated,
     WoundUp,
-)  # fmt: skip
+)
 from phalanx.node.logic.images import as_ended
 from phalanx.node.logic.kept import checkpoints_of, outputs_of
 from phalanx.node.logic.lease import NS_PER_S
@@ -83,7 +83,7 @@ from phalanx.wire import supervisor as wire
 from phalanx.wire.rank import StopReason, boottime_ns
 
 WORK_HANDS: Final = 4  # a slow file system may hold one or two
-SLOW_HANDS: Final = 64  # as many users' setups, images and packages at once hold up nobody else
+SLOW_HANDS: Final = 64  # concurrent setups, image pulls and package installs that do not delay other work
 WAKE_MAX_S: Final = 0.5  # a queue's timeout does not count the time a host sleeps; the lease does
 INBOX_BATCH: Final = 1024  # happenings in one step
 FLUSH_S: Final = 2.0  # for the last events before the supervisor exits
@@ -93,9 +93,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
-    """What a supervisor is told when it starts. `base` is the environment that ranks inherit.
+    """The configuration of a supervisor. `base` is the environment that ranks inherit.
 
-    `seat`: it was brought for this attempt alone. Its engine chose the devices: whichever the head counts with, here they are 0, 1, ...
+    `seat`: set if it was started for this attempt alone. Its engine chose the devices: they are 0, 1, ... here, whatever their index at the head.
     """
 
     node: Node
@@ -109,7 +109,7 @@ class NodeSettings:
 
 
 class Loop:
-    """One life of a supervisor."""
+    """One incarnation of a supervisor."""
 
     def __init__(self, settings: NodeSettings, probe: DeviceProbe) -> None:
         self._settings = settings
@@ -119,47 +119,63 @@ class Loop:
         self._presents = Presents()
         self._carried: tuple[MemberKey, ...] = ()
         access, ended, who = settings.access, self._ended, settings.supervisor_id
-        self._greeter = Greeter(access, self._hello, ended, on_refused=self._refused)
+        self._greeter = Greeter(access, self._hello, ended, on_refused=self._on_registration_refused)
         self._renewer = Renewer(
-            access, self._greeter, node_id=settings.node.id, supervisor_id=who, epochs=self._epochs, heard=self._inbox.put,
+            access,
+            self._greeter,
+            node_id=settings.node.id,
+            supervisor_id=who,
+            epochs=self._epochs,
+            heard=self._inbox.put,
             ended=ended,
-        )  # fmt: skip
+        )
         self._events = Events(access, self._greeter, supervisor_id=who, ended=ended)
-        self._commands = Commands(access, self._greeter, supervisor_id=who, obey=self._obey, ended=ended)
+        self._commands = Commands(access, self._greeter, supervisor_id=who, obey=self._receive, ended=ended)
         self._shipper = Shipper(access, self._greeter, supervisor_id=who, ended=ended)
         self._watch = Watch(probe.devices(), self._inbox.put)
         self._sampler = Sampler(
-            access, probe, node_id=settings.node.id, supervisor_id=who, folder=settings.folder, busy=self._presents.jobs,
-            pids=self._presents.pids, ended=ended, number=self._number, pace=lambda: self._renewer.renew_in_s,
+            access,
+            probe,
+            node_id=settings.node.id,
+            supervisor_id=who,
+            folder=settings.folder,
+            busy=self._presents.jobs,
+            pids=self._presents.pids,
+            ended=ended,
+            number=self._number,
+            pace=lambda: self._renewer.renew_in_s,
             on_xids=self._watch.kernel.told,
-        )  # fmt: skip
-        self._exec = ExecSessions(access, ended)
-        self._travel = Travel(
-            access, self._shipper, ended, note=self._note, hurried=lambda: self._hurried, resumed=self._presents.resumed
         )
-        self._prover = Connection(access)
+        self._exec = ExecSessions(access, ended)
+        self._uploads = Travel(
+            access, self._shipper, ended, note=self._note, hurried=lambda: self._urgent, resumed=self._presents.resumed
+        )
+        self._storage_connection = Connection(access)
         self._probe = probe
         self._work = Hands("work", WORK_HANDS, SLOW_HANDS)
         self._work.begin()
-        self._fence = Fence(self._watch, self._inbox.put, self._after_work, lambda: self._the_shop)
-        self._shop: Workshop | None = None
+        self._fence = Fence(self._watch, self._inbox.put, self._after_work, lambda: self._services)
+        self._opened_services: Workshop | None = None
         self._reaped_s = time.monotonic()
         self._leaving = False
-        self._hurried = False
+        self._urgent = False
         self.sees_head_files: bool | None = None
         self._failed = False
         self._numbers: tuple[int, ...] = ()
-        self.exit_code = 0  # of the first task that failed here by itself, else of one that was stopped
-        self.stop = StopReason.NONE  # why its ranks were asked to end, the last time
+        self.exit_code = 0  # of the first task that failed by itself, else of one that was stopped
+        self.stop = StopReason.NONE  # the last reason why its ranks were asked to end
 
     def run(self) -> None:
-        """Until the supervisor was told to end and nothing of it is left."""
-        start_thread("renewer", self._renewer.run)  # says hello first, while the rest is still being set up
-        self._shop = self._open_workshop()
+        """Run until the supervisor ends and no member is left."""
+        start_thread("renewer", self._renewer.run)  # registers first, in parallel with the remaining setup
+        self._opened_services = self._open_services()
         for name, run in (
-            ("commands", self._commands.run), ("events", self._events.run), ("shipper", self._shipper.run),
-            ("sampler", self._sampler.run), ("outputs", self._travel.outputs.run),
-        ):  # fmt: skip
+            ("commands", self._commands.run),
+            ("events", self._events.run),
+            ("shipper", self._shipper.run),
+            ("sampler", self._sampler.run),
+            ("outputs", self._uploads.outputs.run),
+        ):
             start_thread(name, run)
         wake_ns: int | None = None
         while not self._leaving:
@@ -172,8 +188,8 @@ class Loop:
         self._close()
 
     def terminate(self) -> None:
-        """Stop everything and end; the second time at once. Safe in a signal handler."""
-        self._hurried = True
+        """Stop all members and end; a second call ends at once. Safe in a signal handler."""
+        self._urgent = True
         self._inbox.put(Terminated())
 
     # ------------------------------------------------------------------------------------------------------------ the loop
@@ -195,8 +211,8 @@ class Loop:
                 self._report([event])
             case WritePage(key=key):
                 self.stop = action.stop or self.stop
-                if (present := self._presents.get(key)) is not None:
-                    present.write_page(action)
+                if (member := self._presents.get(key)) is not None:
+                    member.write_page(action)
             case PrepareMember():
                 self._prepare(action)
             case SpawnTasks() | WindUp():
@@ -210,8 +226,8 @@ class Loop:
                     ("delete", job_id), lambda: delete_of(self._settings.accounts, job_id, paths, action.user)
                 )
             case Note(job_id=job_id, epoch=epoch, text=text):
-                for present in self._presents.of_attempt(job_id, epoch)[:1]:
-                    self._the_shop.note(present, text)
+                for member in self._presents.of_attempt(job_id, epoch)[:1]:
+                    self._services.note(member, text)
             case Carry(members=members):
                 self._carried = members
             case RenewLease():
@@ -223,21 +239,21 @@ class Loop:
 
     @property
     def failed(self) -> bool:
-        """Whether a task failed here by itself."""
+        """Whether a task here failed by itself."""
         return self._failed
 
     @property
-    def _the_shop(self) -> Workshop:
-        assert self._shop is not None
-        return self._shop
+    def _services(self) -> Workshop:
+        assert self._opened_services is not None
+        return self._opened_services
 
     def _member(self, key: MemberKey) -> Present:
-        present = self._presents.get(key)
-        assert present is not None
-        return present
+        member = self._presents.get(key)
+        assert member is not None
+        return member
 
     def _number(self, index: int) -> int:
-        """By which index the head counts a device: on a seat that of the grant, whichever device the engine gave for it."""
+        """The head's index of a device: on a seat that of the grant, whichever device the engine chose for it."""
         return self._numbers[index] if index < len(self._numbers) else index
 
     def _report(self, events: list[ReportedEvent]) -> None:
@@ -250,7 +266,7 @@ class Loop:
 
     def _prepare(self, action: PrepareMember) -> None:
         order = action.prepare
-        # On a seat: the attempt goes on, in a new generation.
+        # On a seat the attempt continues in a new generation.
         self.exit_code, self._failed, self.stop = 0, False, StopReason.NONE
         grant = order.allocation.on(self._settings.node.id)
         assert grant is not None
@@ -261,58 +277,63 @@ class Loop:
         workdir = scratch.workdir if order.spec.upload else order.spec.workdir
         for older in self._presents.of_attempt(order.job_id, order.epoch):
             self._presents.remove(older.key)
-        present = Present(
-            key=action.key, prepare=order, grant=grant, scratch=scratch, workdir=workdir,
-            checkpoints=checkpoints_of(self._settings.folder, order.job_id), outputs=outputs_of(scratch.path),
-        )  # fmt: skip
-        self._presents.add(present)
+        member = Present(
+            key=action.key,
+            prepare=order,
+            grant=grant,
+            scratch=scratch,
+            workdir=workdir,
+            checkpoints=checkpoints_of(self._settings.folder, order.job_id),
+            outputs=outputs_of(scratch.path),
+        )
+        self._presents.add(member)
 
         def work() -> None:
-            self._inbox.put(preparation.prepare(present, self._the_shop))
+            self._inbox.put(preparation.prepare(member, self._services))
 
         spec = order.spec
         slow = bool(spec.setup or spec.image or spec.requirements or spec.upload)
         self._work.submit(_lane(action.key), work, slow=slow)
 
     def _do_work(self, action: SpawnTasks | WindUp) -> None:
-        present = self._member(action.key)
+        member = self._member(action.key)
 
         def work() -> None:
             if isinstance(action, SpawnTasks):
-                self._inbox.put(launching.spawn(present, action, self._the_shop))
+                self._inbox.put(launching.spawn(member, action, self._services))
                 return
-            tail = launching.wind_up(present, action.tail_of, self._the_shop)
+            tail = launching.wind_up(member, action.tail_of, self._services)
             over = WoundUp(key=action.key, tail=tail)
-            self._travel.last(present, lambda: self._inbox.put(over))
+            self._uploads.last(member, lambda: self._inbox.put(over))
 
         self._work.submit(_lane(action.key), work)
 
-    def _after_work(self, present: Present, then: Callable[[], None]) -> None:
-        self._work.submit(_lane(present.key), then)
+    def _after_work(self, member: Present, then: Callable[[], None]) -> None:
+        self._work.submit(_lane(member.key), then)
 
     def _clean_up(self, job_id: JobId, epoch: Epoch) -> None:
-        self._travel.drop(job_id, epoch)
+        self._uploads.drop(job_id, epoch)
         gone = self._presents.of_attempt(job_id, epoch)
-        for present in gone:
-            self._presents.remove(present.key)
+        for member in gone:
+            self._presents.remove(member.key)
         scratch = gone[0].scratch if gone else scratch_of(self._settings.folder, job_id, epoch)
-        shop = self._the_shop
+        services = self._services
 
         def remove(keys: list[str]) -> None:
             self._shipper.forget(keys)
             for key in keys:
-                shop.spool.remove(key)
+                services.spool.remove(key)
             scratch.remove()
-            for present in gone[:1]:
-                with acting_as(present.account):
-                    checkpoints.tidy(present.prepare.checkpoint_dir)
-            self._travel.sweep((self._settings.folder, self._settings.accounts.folder), self._presents.all())
+            for member in gone[:1]:
+                with acting_as(member.account):
+                    checkpoints.tidy(member.prepare.checkpoint_dir)
+            self._uploads.sweep((self._settings.folder, self._settings.accounts.folder), self._presents.all())
             seat = self._settings.seat
             if seat is not None and (seat.job_id, seat.epoch) == (job_id, epoch):
-                self.terminate()  # what it came for is over
+                self.terminate()  # the seat's attempt is over
 
         def work() -> None:
-            keys = sorted({key for present in gone for key in launching.streams_of(present)})
+            keys = sorted({key for member in gone for key in launching.streams_of(member)})
             lane = ("remove", job_id, epoch)
             self._shipper.when_shipped(keys, SHIP_LIMIT_S, lambda: self._work.submit(lane, lambda: remove(keys)))
 
@@ -320,7 +341,7 @@ class Loop:
 
     # --------------------------------------------------------------------------------------------- callbacks of other threads
 
-    def _obey(self, commands: list[Command | wire.OpenExec]) -> None:
+    def _receive(self, commands: list[Command | wire.OpenExec]) -> None:
         for command in commands:
             if isinstance(command, wire.OpenExec):
                 order = command
@@ -332,69 +353,74 @@ class Loop:
         found = self._presents.of_attempt(order.job_id, order.epoch)
         self._exec.open(order, found[0] if found else None)
 
-    def _task_exit(self, exit: TaskExit) -> None:
+    def _on_task_exit(self, exit: TaskExit) -> None:
         if self._exec.task_ended(exit.task_id, exit.code, exit.signal):
             return
-        present = self._presents.of_process(exit.key)
+        member = self._presents.of_process(exit.key)
         if exit.task_id in ASIDE_TASKS:
-            if present is not None:
-                present.setup_code = exit.code if exit.code is not None else 128 + (exit.signal or 9)
-                present.setup_done.set()
+            if member is not None:
+                member.setup_code = exit.code if exit.code is not None else 128 + (exit.signal or 9)
+                member.setup_done.set()
             return
         rank = rank_of(exit.task_id)
         assert rank is not None
-        if present is not None and present.inside is not None:
+        if member is not None and member.inside is not None:
             code, number = as_ended(exit.code, exit.signal)
             exit = replace(exit, code=code, signal=number)
         pid = None
-        if present is not None:
-            pid = present.pids.pop(rank, None)
-            present.crashed = present.crashed or exit.signal is not None
+        if member is not None:
+            pid = member.pids.pop(rank, None)
+            member.crashed = member.crashed or exit.signal is not None
         at_s = time.time() - (boottime_ns() - exit.ended_ns) / NS_PER_S
         end = TaskEnded(
-            key=member_key(exit.key), rank=rank, code=exit.code, signal=exit.signal, ended_ns=exit.ended_ns, at_s=at_s,
+            key=member_key(exit.key),
+            rank=rank,
+            code=exit.code,
+            signal=exit.signal,
+            ended_ns=exit.ended_ns,
+            at_s=at_s,
             lost=exit.lost,
-        )  # fmt: skip
-        self._watch.ended(present, end, pid, self._the_shop)
+        )
+        self._watch.ended(member, end, pid, self._services)
 
-    def _emptied(self, key: AttemptKey) -> None:
+    def _on_empty(self, key: AttemptKey) -> None:
         self._inbox.put(Emptied(key=member_key(key)))
 
-    def _heard(self, present: Present, report: RankReport) -> None:
-        """A rank reported: keep it as it came, and pass on what is more than a number."""
-        key = present.key
+    def _on_report(self, member: Present, report: RankReport) -> None:
+        """Store a rank's report as received, and pass on reports that are more than numbers."""
+        key = member.key
         if report.epoch != key.epoch or report.generation != key.generation:
             return
         try:
-            stream = self._the_shop.stream(present, f"steps-{present.grant.node_rank}")
-            self._the_shop.spool.write(stream, report.line + b"\n")
+            stream = self._services.stream(member, f"steps-{member.grant.node_rank}")
+            self._services.spool.write(stream, report.line + b"\n")
         except (OSError, KeyError) as error:
             _log.warning("job %s: a report of rank %d is lost: %s", key.job_id, report.rank, error)
-        self._watch.heard(present, report)
-        self._travel.heard(present, report, self._inbox.put)
+        self._watch.heard(member, report)
+        self._uploads.heard(member, report, self._inbox.put)
 
     def _output_missing(self, stream: str, text: str) -> None:
-        """The spool lost output for want of disk, or has room again: to our log, and to the job's supervisor stream."""
+        """The spool dropped output because the disk is full, or has room again: write to our log and to the job's supervisor stream."""
         _log.warning("stream %s: %s", stream, text)
-        for present in self._presents.all():
-            key = present.key
+        for member in self._presents.all():
+            key = member.key
             if stream.startswith(f"{key.job_id}.{key.epoch}.") and not stream.endswith(
-                f".supervisor-{present.grant.node_rank}"
+                f".supervisor-{member.grant.node_rank}"
             ):
-                self._the_shop.note(present, f"{stream.rpartition('.')[2]}: {text}")
+                self._services.note(member, f"{stream.rpartition('.')[2]}: {text}")
                 return
 
-    def _refused(self, error: Rejected) -> None:
-        """The head will not have us: on a seat of an attempt that is over there is nothing left to do."""
+    def _on_registration_refused(self, error: Rejected) -> None:
+        """The head refused the registration: on a seat whose attempt is over, end."""
         if self._settings.seat is not None and error.code == "seat_over":
             _log.warning("%s", error)
             self.terminate()
 
-    def _note(self, present: Present, text: str) -> None:
-        self._the_shop.note(present, text)
+    def _note(self, member: Present, text: str) -> None:
+        self._services.note(member, text)
 
     def _hello(self, challenge: str) -> wire.HelloRequest:
-        self.sees_head_files = sees_head_files(self._prover)
+        self.sees_head_files = sees_head_files(self._storage_connection)
         carries = [(key.job_id, key.epoch, key.generation) for key in self._carried]
         return wire.HelloRequest(
             version=wire.WIRE_VERSION,
@@ -409,45 +435,61 @@ class Loop:
 
     # ------------------------------------------------------------------------------------------------------ begin and end
 
-    def _open_workshop(self) -> Workshop:
+    def _open_services(self) -> Workshop:
         settings = self._settings
         spool = Spool(on_bytes=self._shipper.grown, on_missing=self._output_missing)
         self._shipper.set_spool(spool)
-        host = ProcessHost(node_key=settings.node_key, on_exit=self._task_exit, on_empty=self._emptied)
+        host = ProcessHost(node_key=settings.node_key, on_exit=self._on_task_exit, on_empty=self._on_empty)
         _log.info("containment: %s%s", host.kind.value, f" ({host.why_not_cgroup})" if host.why_not_cgroup else "")
         cache = cache_folder(settings.folder, seated=settings.seat is not None, given=settings.base)
         start_thread("image-sweep", lambda: images.sweep(cache, settings.base.get("PATH", os.defpath)))
         return Workshop(
-            node_key=settings.node_key, access=settings.access, base=settings.base, virtual=settings.node.virtual,
-            devices=self._probe.devices(), fresh=self._sampler.fresh, host=host, zygotes=Zygotes(node_key=settings.node_key),
-            folder=settings.folder, accounts=settings.accounts, cache=cache, spool=spool, shipper=self._shipper, heard=self._heard, porter=self._travel.porter, outputs=self._travel.outputs, sees=lambda: self.sees_head_files, clock_off_s=lambda: self._renewer.clock_off_s,
+            node_key=settings.node_key,
+            access=settings.access,
+            base=settings.base,
+            virtual=settings.node.virtual,
+            devices=self._probe.devices(),
+            fresh=self._sampler.fresh,
+            host=host,
+            zygotes=Zygotes(node_key=settings.node_key),
+            folder=settings.folder,
+            accounts=settings.accounts,
+            cache=cache,
+            spool=spool,
+            shipper=self._shipper,
+            heard=self._on_report,
+            porter=self._uploads.porter,
+            outputs=self._uploads.outputs,
+            sees=lambda: self.sees_head_files,
+            clock_off_s=lambda: self._renewer.clock_off_s,
             fitness=Fitness(
-                folder=settings.folder, base=settings.base,
+                folder=settings.folder,
+                base=settings.base,
                 devices=() if settings.node.virtual else tuple(one.uuid for one in self._probe.devices()),
             ),
-        )  # fmt: skip
+        )
 
     def _reap(self) -> None:
         now_s = time.monotonic()
         if now_s - self._reaped_s >= REAP_EVERY_S:
             self._reaped_s = now_s
-            self._the_shop.zygotes.reap(now_s)
+            self._services.zygotes.reap(now_s)
             self._watch.kernel.poll()  # a busy log is overwritten soon
 
     def _close(self) -> None:
-        """Nothing of any member is left: send the last words, and let go of everything."""
-        shop = self._the_shop
+        """All members are closed: flush the events and release all resources."""
+        services = self._services
         self._events.flushed(FLUSH_S)
         self._ended.set()
         self._work.close(FLUSH_S)
         self._fence.close(FLUSH_S)
         self._watch.close(FLUSH_S)
-        shop.zygotes.close()
-        leftover = shop.host.close()
+        services.zygotes.close()
+        leftover = services.host.close()
         if leftover:
             _log.error("processes %s survive SIGKILL", leftover)
-        for present in self._presents.all():
-            present.scratch.remove()
+        for member in self._presents.all():
+            member.scratch.remove()
         if self._settings.accounts.folder:
             accounts.leave(self._settings.accounts.folder)
 

@@ -1,6 +1,6 @@
-"""Who is at the other end of a connection by plain HTTP: it proves nothing of the head, and a port that is free is anybody's.
+"""Checks the peer of a plain HTTP connection: it does not prove that it is the head, and any account can listen on a free port.
 
-So it is spoken within this machine alone, and to nobody but root, ourselves, and the account that the head was said to run under.
+So plain HTTP is used within this machine only, and only with root, our own account, and the account that the head runs under.
 """
 
 from __future__ import annotations
@@ -15,46 +15,46 @@ from typing import Final
 HEAD_UID_VARIABLE: Final = "PHALANX_HEAD_UID"
 TABLES: Final = ("/proc/net/tcp", "/proc/net/tcp6")  # docs.kernel.org: networking/proc_net_tcp
 _LISTENS: Final = "0A"
-_MAPPED: Final = bytes(10) + b"\xff\xff"  # before an IPv4 address in a socket of both kinds
+_MAPPED: Final = bytes(10) + b"\xff\xff"  # prefix of an IPv4 address in a dual-stack socket
 
 
 class Stranger(ConnectionError):
-    """Whoever took the connection is not the head: nothing is to be said to them."""
+    """The peer is not the head: send it nothing."""
 
 
 def check_other_end(wire: socket.socket, trusted: frozenset[int]) -> None:
-    """Look at who took this connection.
+    """Check which account accepted this connection.
 
     Args:
-        wire: connected, by TCP, and nothing was sent yet.
-        trusted: numbers of accounts that the head may run under, besides root and ourselves.
+        wire: a TCP connection on which nothing was sent yet.
+        trusted: uids that the head may run under, besides root and ours.
 
     Raises:
-        Stranger: it leaves this machine, or another account's process took it.
+        Stranger: the peer is on another machine, or a process of another account.
     """
     there, port = wire.getpeername()[:2]
     address = ipaddress.ip_address(there.partition("%")[0])
     mapped = getattr(address, "ipv4_mapped", None)
     if not (mapped or address).is_loopback:
-        raise Stranger(f"{there} is another machine, and no head is spoken to there without TLS")
+        raise Stranger(f"{there} is another machine; a head there must use TLS")
     others = owners(wire) - trusted - {0, os.geteuid()}
     if others:
         raise Stranger(
-            f"port {port} is held by the account with number {min(others)}, which is not the head's ({HEAD_UID_VARIABLE} names that)"
+            f"port {port} belongs to uid {min(others)}, which is not the head's; set {HEAD_UID_VARIABLE} if it is"
         )
 
 
 def told() -> dict[str, str]:
-    """What a head tells its supervisors of that: its own account, and those that an operator named for other heads of this machine."""
+    """The variables that a head gives its supervisors: its own uid, and those that the operator configured for other heads here."""
     named = os.environ.get(HEAD_UID_VARIABLE, "")
     return {HEAD_UID_VARIABLE: f"{named},{os.geteuid()}" if named else str(os.geteuid())}
 
 
 def owners(wire: socket.socket) -> set[int]:
-    """Numbers of the accounts that may hold the other end of a connection within this machine; none where the system does not tell.
+    """The uids that may own the other end of a connection within this machine; none if the system does not report them.
 
-    Before the connection is taken its row has no inode, and its owner may read 0: it is its listener's then. That one was listening when
-    its row was read, for the tables give what listens first, and what it has not taken ends with it.
+    Before the connection is accepted its row has no inode, and its owner may read 0: then the listener's owner counts. That process was
+    listening when its row was read: the tables show listeners first, and a connection that it did not accept ends with it.
     """
     here, there = wire.getsockname()[:2], wire.getpeername()[:2]
     listening: set[int] = set()
@@ -79,12 +79,12 @@ def _rows(path: str) -> Iterator[tuple[str, str, str, int, int]]:
 
 
 def _listening_words(host: str, port: int) -> tuple[str, ...]:
-    """What a row may say that listens there: that address, or all of either kind."""
+    """The rows of a listener on that address, or on all addresses of either family."""
     return (*_words(host, port), f"{_hex(bytes(4))}:{port:04X}", f"{_hex(bytes(16))}:{port:04X}")
 
 
 def _words(host: str, port: int) -> tuple[str, ...]:
-    """An address as the tables write it: 32 bits at a time, in this machine's order of bytes."""
+    """An address as the tables write it: 32 bits at a time, in the machine's byte order."""
     packed = ipaddress.ip_address(host.partition("%")[0]).packed
     known = (packed, _MAPPED + packed) if len(packed) == 4 else (packed, packed.removeprefix(_MAPPED))
     return tuple(f"{_hex(one)}:{port:04X}" for one in known)

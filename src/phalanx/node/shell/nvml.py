@@ -1,7 +1,7 @@
-"""Real NVIDIA GPUs through NVML: inventory and samples. The library is imported when asked for; a node without it has no such devices.
+"""NVIDIA GPUs through NVML: inventory and samples. The library is imported on demand; a node without it has no such devices.
 
-Every figure is asked for by itself: what a board, driver or virtual machine does not tell becomes None, and a device that fell off the bus
-leaves out its sample. Counters are explained in the NVML API reference (docs.nvidia.com/deploy/nvml-api).
+Every value is queried separately: one that the board, driver or virtual machine does not provide becomes None, and a device that fell off
+the bus has no sample. Counters are explained in the NVML API reference (docs.nvidia.com/deploy/nvml-api).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from phalanx.node.shell.probes import DeviceFacts, DeviceSample
 
 T = TypeVar("T")
 
-# NVML's bits, by the tail of their constant's name; GpuIdle and application clocks are choices, not throttling.
+# NVML's bits, by the suffix of their constant's name; GpuIdle and application clocks are not throttling.
 _THROTTLE: Final = {
     "SwPowerCap": "sw_power_cap",
     "HwSlowdown": "hw_slowdown",
@@ -35,10 +35,10 @@ class _Device:
 
 
 def open_nvml(module: Any = None) -> NvmlProbe | None:
-    """A probe of this node's GPUs, or None: no library, no driver, no device.
+    """A probe of this node's GPUs, or None without library, driver or device.
 
     Args:
-        module: what to use as `pynvml`; by default the one that the package nvidia-ml-py installs.
+        module: replaces `pynvml`; by default the module of the package nvidia-ml-py.
     """
     if module is None:
         try:
@@ -78,7 +78,7 @@ class NvmlProbe:
         return tuple(device.facts for device in self._devices)
 
     def sample(self) -> tuple[DeviceSample, ...]:
-        """All GPUs now; GPM utilisation covers the time since the sample before."""
+        """Current samples of all GPUs; GPM utilisation covers the time since the previous sample."""
         xids = self._xids()
         return tuple(
             sample for device in self._devices if (sample := self._sample(device, xids.get(device.facts.uuid, ())))
@@ -96,7 +96,7 @@ class NvmlProbe:
         self._ask(self._nvml.nvmlShutdown)
 
     def _ask(self, function: Callable[..., T], *arguments: Any) -> T | None:
-        """One NVML call; None where NVML says no (not supported, no permission, GPU lost, function not in this driver)."""
+        """One NVML call; None on an NVML error (not supported, no permission, GPU lost, function not in this driver)."""
         try:
             return function(*arguments)
         except self._nvml.NVMLError:
@@ -115,7 +115,7 @@ class NvmlProbe:
         )
 
     def _pcie(self, handle: Any) -> str:
-        """The generation that it can (an idle link slows down), and the lanes that work: fewer than could are a bad seat or riser."""
+        """Maximum generation (an idle link slows down) and current lanes: fewer lanes than possible mean a bad slot or riser."""
         generation = self._ask(self._nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle)
         lanes = self._ask(self._nvml.nvmlDeviceGetCurrPcieLinkWidth, handle)
         most = self._ask(self._nvml.nvmlDeviceGetMaxPcieLinkWidth, handle)
@@ -148,7 +148,7 @@ class NvmlProbe:
         nvml, handle = self._nvml, device.handle
         try:
             nvml.nvmlDeviceGetUUID(handle)
-        except nvml.NVMLError:  # GPU is lost: to make up a sample would hide it
+        except nvml.NVMLError:  # GPU is lost: an invented sample would hide it
             return None
         utilization, counter = self._utilization(device)
         memory = self._ask(nvml.nvmlDeviceGetMemoryInfo, handle)
@@ -166,10 +166,12 @@ class NvmlProbe:
             throttle=self._throttle(handle),
             xids=xids,
             ecc_uncorrected=self._ask(
-                nvml.nvmlDeviceGetTotalEccErrors, handle,
-                nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC,
+                nvml.nvmlDeviceGetTotalEccErrors,
+                handle,
+                nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+                nvml.NVML_VOLATILE_ECC,
             ),
-        )  # fmt: skip
+        )
 
     def _utilization(self, device: _Device) -> tuple[float | None, str]:
         """GPM's share of busy SM-cycles where the chip has it, else NVML's share of time with any kernel."""
@@ -191,7 +193,7 @@ class NvmlProbe:
         return (None if rates is None else rates.gpu / 100), "nvml_gpu"
 
     def _gpm_sample(self, handle: Any) -> Any:
-        """A GPM sample of now; None where there is no GPM."""
+        """A GPM sample; None without GPM."""
         support = self._ask(self._nvml.nvmlGpmQueryDeviceSupport, handle)
         if support is None or not support.isSupportedDevice:
             return None
@@ -226,7 +228,7 @@ class NvmlProbe:
                 )
 
     def _xids(self) -> dict[str, tuple[int, ...]]:
-        """The XIDs that came since the last call, by UUID."""
+        """The XIDs since the last call, by UUID."""
         found: dict[str, tuple[int, ...]] = {}
         if self._events is None:
             return found
@@ -241,11 +243,11 @@ class NvmlProbe:
 
 
 def _text(value: Any) -> str:
-    """NVML's strings came as bytes before nvidia-ml-py 12."""
+    """Decode: NVML's strings were bytes before nvidia-ml-py 12."""
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _bus(bus_id: str) -> str:
-    """A PCI bus id without regard to how many digits its domain is written with."""
+    """A PCI bus id, normalised in the number of digits of its domain."""
     domain, _, rest = bus_id.lower().partition(":")
     return f"{int(domain or '0', 16):x}:{rest}"

@@ -1,7 +1,7 @@
-"""Outputs of a job whose nodes do not share the head's folders: what changed in PHALANX_OUTPUT_DIR travels to the head, every minute and at the end.
+"""Uploads a job's outputs if its nodes do not share the head's folders: changes in PHALANX_OUTPUT_DIR go to the head every minute and at the end.
 
-A new attempt finds there what the ones before left. A file that only grew is sent from where it ended; any other change sends it whole, and
-the head replaces it when all of it is there. What was sent and is removed here is removed there. Links are not followed and not sent; nor are pipes and sockets.
+A new attempt starts with the outputs of earlier ones. A file that only grew is sent from its old end; any other change sends all of it, and
+the head replaces its copy when it is complete. Files deleted here are deleted there. Links, pipes and sockets are not followed and not sent.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from phalanx.node.shell.present import Present
 from phalanx.wire.kept import OUTPUT_FILES_MAX, PIECE_BYTES_MAX, OutputsReply, TakenReply
 from phalanx.wire.manifest import regular
 
-EVERY_S: Final = 60.0  # a power cut loses what was written since; a minute of lines is what people bear
-STALL_S: Final = 30.0  # at the end of a member: without a byte more at a head that answers, nobody waits on
+EVERY_S: Final = 60.0  # a power cut loses the output since the last upload; a minute is acceptable
+STALL_S: Final = 30.0  # at the end of a member: give up after this time without progress while the head answers
 HASTY_S: Final = 2.0
 _LOOK_S: Final = 0.05
 _ASK_S: Final = 60.0  # for a piece that is synced on a busy disk
@@ -40,7 +40,7 @@ Note = Callable[[Present, str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sent:
-    """A file as the head has it: what it looked like here, and the CRC-32 of its bytes."""
+    """The head's state of a file: its size and time here when it was sent, and the CRC-32 of its bytes."""
 
     size_bytes: int
     changed_ns: int
@@ -49,9 +49,9 @@ class _Sent:
 
 @dataclass(slots=True, kw_only=True)
 class _Tree:
-    """The outputs of one attempt here. `refused`: told once each."""
+    """The outputs of one attempt here. `refused`: files whose rejection was reported, once each."""
 
-    present: Present
+    member: Present
     sent: dict[str, _Sent] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -60,7 +60,7 @@ class _Tree:
 
 
 class Outputs:
-    """All outputs of one supervisor that travel. Thread-safe. `hurried`: it was told to end, and is killed if it lingers."""
+    """Uploads of all outputs of one supervisor. Thread-safe. `hurried`: true once the supervisor must end, and is killed if it takes long."""
 
     def __init__(
         self, access: HeadAccess, ended: threading.Event, *, note: Note, hurried: Callable[[], bool] = lambda: False
@@ -72,69 +72,69 @@ class Outputs:
         self._lock = threading.Lock()
         self._trees: dict[tuple[JobId, Epoch], _Tree] = {}
 
-    def bring(self, present: Present) -> None:
-        """Have in the member's folder what earlier attempts left. Once an attempt. Waits for a head that is away, until it is stopped.
+    def bring(self, member: Present) -> None:
+        """Download the outputs of earlier attempts, once per attempt. Retries while the head is unreachable, until the member is stopped.
 
         Raises:
-            Rejected: the head does not speak with this attempt any more.
+            Rejected: the head no longer accepts this attempt.
             OSError: this node's disk.
         """
-        tree = _Tree(present=present)
+        tree = _Tree(member=member)
         with self._lock:
-            known = self._trees.get((present.key.job_id, present.key.epoch))
-            if known is not None:  # a restart in place: it is all here
-                known.present = present
+            known = self._trees.get((member.key.job_id, member.key.epoch))
+            if known is not None:  # a restart in place: the files are here
+                known.member = member
                 return
-        backoff = Backoff(present.cancelled)
-        while not present.cancelled.is_set():
+        backoff = Backoff(member.cancelled)
+        while not member.cancelled.is_set():
             try:
-                if present.key.epoch > 1:  # before the first attempt there is nothing
-                    _Courier(tree, self._access).fetch_all()
+                if member.key.epoch > 1:  # before the first attempt there are none
+                    _OutputUpload(tree, self._access).fetch_all()
             except (HeadAway, HelloWanted, msgspec.MsgspecError):
                 backoff.pause()
             else:
                 with self._lock:
-                    self._trees[present.key.job_id, present.key.epoch] = tree
+                    self._trees[member.key.job_id, member.key.epoch] = tree
                 return
 
     def drop(self, job_id: JobId, epoch: Epoch) -> None:
-        """The attempt is over: send nothing more of it."""
+        """The attempt is over: stop sending its outputs."""
         with self._lock:
             tree = self._trees.pop((job_id, epoch), None)
         if tree is not None:
             tree.over = True
 
     def run(self) -> None:
-        """Send what changed, every now and then, until the supervisor ends."""
+        """Send changes every EVERY_S until the supervisor ends."""
         while not self._ended.wait(EVERY_S):
             with self._lock:
                 trees = list(self._trees.values())
             for tree in trees:
-                self.send(tree.present)
+                self.send(tree.member)
 
-    def send(self, present: Present) -> None:
-        """Send what changed, if the head is there; else the next look does."""
+    def send(self, member: Present) -> None:
+        """Send changes, if the head is reachable; otherwise the next round does."""
         with self._lock:
-            tree = self._trees.get((present.key.job_id, present.key.epoch))
+            tree = self._trees.get((member.key.job_id, member.key.epoch))
         if tree is not None:
             try:
                 self._send(tree)
             except (HeadAway, HelloWanted, msgspec.MsgspecError) as error:
-                _log.debug("outputs of job %s: %s", present.key.job_id, error)
+                _log.debug("outputs of job %s: %s", member.key.job_id, error)
 
-    def when_sent(self, present: Present, done: Callable[[], None], *, patient: bool) -> None:
-        """Call `done` once the head has all that is there, or waiting for it is in vain (`STALL_S`).
+    def when_sent(self, member: Present, done: Callable[[], None], *, patient: bool) -> None:
+        """Call `done` once the head has all outputs, or after waiting for `STALL_S` without progress.
 
-        Not `patient`: the member crashed, and soon starts again here with the same folder, or a node is gone (`HASTY_S`).
+        Not `patient`: wait for `HASTY_S` only; the member crashed and soon restarts here with the same folder, or a node is gone.
         """
         with self._lock:
-            tree = self._trees.get((present.key.job_id, present.key.epoch))
+            tree = self._trees.get((member.key.job_id, member.key.epoch))
         if tree is None:
             done()
             return
 
-        def last() -> None:
-            sent = start_thread("outputs-send", lambda: self._last(tree))
+        def wait() -> None:
+            sent = start_thread("outputs-send", lambda: self._send_until_done(tree))
             since_s = time.monotonic()
             while sent.is_alive() and not (
                 time.monotonic() - since_s > HASTY_S and (self._hurried() or not patient or self._ended.is_set())
@@ -142,9 +142,9 @@ class Outputs:
                 sent.join(_LOOK_S)
             done()
 
-        start_thread("outputs-last", last)
+        start_thread("outputs-wait", wait)
 
-    def _last(self, tree: _Tree) -> None:
+    def _send_until_done(self, tree: _Tree) -> None:
         tree.progress_s = time.monotonic()
         backoff = Backoff(self._ended)
         while not (tree.over or self._ended.is_set()):
@@ -152,43 +152,43 @@ class Outputs:
                 self._send(tree)
             except (HeadAway, HelloWanted, msgspec.MsgspecError) as error:
                 if getattr(error, "answered", False) and time.monotonic() - tree.progress_s > STALL_S:
-                    self._note(tree.present, f"outputs have not reached the head: {error}")
+                    self._note(tree.member, f"outputs have not reached the head: {error}")
                     return
                 if not getattr(error, "answered", False):
                     tree.progress_s = (
                         time.monotonic()
-                    )  # a head that is away is waited for: it could hear of no end either
+                    )  # wait for an unreachable head: it could not receive the end either
                 backoff.pause()
             else:
                 return
 
     def _send(self, tree: _Tree) -> None:
         with tree.lock:
-            courier = _Courier(tree, self._access)
+            upload = _OutputUpload(tree, self._access)
             try:
-                for path, why in courier.send_changed():
+                for path, why in upload.send_changed():
                     if path not in tree.refused:
                         tree.refused.add(path)
-                        self._note(tree.present, f"output {path!r} is not kept: {why}")
+                        self._note(tree.member, f"output {path!r} is not stored: {why}")
             finally:
-                courier.close()
+                upload.close()
 
 
-class _Courier:
-    """One look at the outputs of an attempt."""
+class _OutputUpload:
+    """One pass over the outputs of an attempt."""
 
     def __init__(self, tree: _Tree, access: HeadAccess) -> None:
         self._tree = tree
-        self._root = tree.present.outputs
-        self._account = tree.present.account
+        self._root = tree.member.outputs
+        self._account = tree.member.account
         self._connection = Connection(access)
-        self._about = {"job_id": tree.present.key.job_id, "epoch": tree.present.key.epoch}
+        self._about = {"job_id": tree.member.key.job_id, "epoch": tree.member.key.epoch}
 
     def close(self) -> None:
         self._connection.close()
 
     def fetch_all(self) -> None:
-        """Fetch what the head has for this node, into a folder that holds nothing else."""
+        """Download the head's outputs into an empty folder."""
         try:
             body = self._connection.call("GET", f"/v1/node/outputs?{urlencode(self._about)}", timeout_s=_ASK_S)
             for file in msgspec.json.decode(body, type=OutputsReply).files:
@@ -212,7 +212,7 @@ class _Courier:
             self.close()
 
     def send_changed(self) -> Iterator[tuple[str, str]]:
-        """Send what is not as the head has it; yields the files that cannot be sent, and why."""
+        """Send changed files; yields the files that cannot be sent, and why."""
         with acting_as(self._account):
             files, whole = _files(self._root)
         for path, seen in files:
@@ -223,12 +223,12 @@ class _Courier:
                 return
             if (
                 not path.isprintable()
-            ):  # surrogates of bytes that are no UTF-8, line ends: no name for a request, nor for the job's log
+            ):  # surrogates of non-UTF-8 bytes, line ends: unsafe in a request and in the job's log
                 yield ascii(path), "its name is not printable text"
                 continue
             try:
                 self._tree.sent[path] = self._send(path, seen, known)
-            except FileNotFoundError:  # removed since it was seen
+            except FileNotFoundError:  # removed since it was listed
                 continue
             except Rejected as error:
                 if error.code == "attempt_over":
@@ -238,7 +238,7 @@ class _Courier:
             except OSError as error:
                 yield path, error.strerror or str(error)
         if not whole:
-            yield "*", f"at most {OUTPUT_FILES_MAX} files travel, and only from folders that can be read"
+            yield "*", f"at most {OUTPUT_FILES_MAX} files are uploaded, and only from readable folders"
             return
         for path in self._tree.sent.keys() - {path for path, _ in files}:
             words = urlencode({**self._about, "path": path})
@@ -255,7 +255,7 @@ class _Courier:
         with acting_as(self._account):
             fd = os.open(os.path.join(self._root, path), _OPEN)
         try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):  # exchanged since it was seen
+            if not stat.S_ISREG(os.fstat(fd).st_mode):  # replaced since it was listed
                 raise FileNotFoundError(path)
             if known is not None and 0 < known.size_bytes < seen.st_size:
                 crc = _crc(fd, known.size_bytes)
@@ -268,11 +268,11 @@ class _Courier:
             os.close(fd)
 
     def _pieces(self, fd: int, path: str, begin: int, seen: os.stat_result, crc: int) -> _Sent | None:
-        """Send a file from `begin` on, behind bytes of this CRC-32; None where the head's file does not end there, or it shrank meanwhile.
+        """Send a file from `begin` on, after bytes with this CRC-32; None if the head's file does not end there, or the file shrank.
 
-        From the middle on it makes the head's file longer; from 0 on the last piece gives the new file its name.
+        From begin > 0 the head appends to its file; from 0 the last piece renames the new file into place.
         """
-        more = begin > 0
+        append = begin > 0
         while True:
             piece = os.pread(fd, min(PIECE_BYTES_MAX, seen.st_size - begin), begin)
             end, crc = begin + len(piece), zlib.crc32(piece, crc)
@@ -283,7 +283,7 @@ class _Courier:
                 **self._about,
                 "path": path,
                 "offset": begin,
-                "more": "true" if more else "false",
+                "more": "true" if append else "false",
             }
             if last:
                 words |= {"crc32": crc, "size": end, "mode": stat.S_IMODE(seen.st_mode)}
@@ -297,9 +297,9 @@ class _Courier:
 
 
 def _files(root: str) -> tuple[list[tuple[str, os.stat_result]], bool]:
-    """Regular files below a folder, by path, and whether these are all: at most OUTPUT_FILES_MAX; links are not followed."""
+    """Regular files below a folder, by path, and whether the list is complete: at most OUTPUT_FILES_MAX; links are not followed."""
     found: list[tuple[str, os.stat_result]] = []
-    waiting, whole = [root], True  # a list: what calls itself for each level ends at the thousandth
+    waiting, whole = [root], True  # a list: recursion would fail at the thousandth level
     while waiting:
         try:
             with os.scandir(waiting.pop()) as entries:
@@ -313,7 +313,7 @@ def _files(root: str) -> tuple[list[tuple[str, os.stat_result]], bool]:
                 seen = entry.stat(follow_symlinks=False)
             except FileNotFoundError:  # removed since it was listed
                 continue
-            except OSError:  # as of a path that is too long
+            except OSError:  # for example a path that is too long
                 whole = False
                 continue
             if stat.S_ISDIR(seen.st_mode):

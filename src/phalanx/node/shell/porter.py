@@ -1,7 +1,7 @@
-"""Bring what this node's ranks saved to the head, where the gang's nodes do not share its folders: a checkpoint's files, in pieces.
+"""Uploads checkpoints of this node's ranks to the head, in pieces, if the gang's nodes do not share its folders.
 
-Each attempt's checkpoints go in order, its newest alone may wait: a save that is due before the one before it has begun takes its place.
-Goes on after the head, or this link, was away. What the head holds whole is told to `kept`; until then nobody may resume from it.
+The checkpoints of an attempt go in order, and only the newest may wait: a newer one replaces one whose upload has not started. Uploads
+continue after the head or the network was unavailable. `kept` is called once the head holds all of a checkpoint; only then may a job resume from it.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from phalanx.wire import manifest as manifests
 from phalanx.wire.kept import PIECE_BYTES_MAX, KeptReply, TakenReply
 from phalanx.wire.manifest import MANIFEST_BYTES_MAX, MANIFEST_NAME, CheckpointInvalid, Manifest, ManifestFile
 
-STALL_S: Final = 30.0  # at the end of a member: without a byte more at a head that answers, nobody waits on
-# At the end of a member that crashed: it starts again here and brings the rest then, or a node is gone.
+STALL_S: Final = 30.0  # at the end of a member: give up after this time without progress while the head answers
+# At the end of a crashed member: it restarts here and uploads the rest then, or a node is gone.
 HASTY_S: Final = 2.0
 _ATTEMPTS_AT_ONCE: Final = 4
-_FILES_AT_ONCE: Final = 3  # one connection with TLS keeps about one core busy
+_FILES_AT_ONCE: Final = 3  # one connection with TLS uses about one core
 _ASK_S: Final = 60.0  # for a piece that is synced on a busy disk
-_POLL_S: Final = 5.0  # also how long others may bring nothing before a newer checkpoint goes first
+_POLL_S: Final = 5.0  # also how long other nodes may send nothing before a newer checkpoint goes first
 _POLL_SLACK_S: Final = 10.0
-_SAY_AFTER_S: Final = 10.0  # of trouble, before the job's log hears of it
-_LOOK_S: Final = 0.1
-_BEGINS_MAX: Final = 50  # a head that forgets what was begun has restarted; not that often
+_NOTE_AFTER_S: Final = 10.0  # of failures, before a line in the job's log
+_CHECK_EVERY_S: Final = 0.1
+_BEGINS_MAX: Final = 50  # only a restarted head has lost a started upload; that is rare
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Upload:
-    """One checkpoint as it lies here. Times are seconds of a clock that nobody sets.
+    """One checkpoint on this node. Times are on a monotonic clock, in seconds.
 
     Attributes:
         folder: of the checkpoint on this node.
-        kept: called once the head holds all of it; None on nodes other than node rank 0's, which need not know.
-        note: a line for the job's log.
-        account: whose the folder is.
-        before: done first: what the ranks wrote until this save travels before it, so that whoever resumes from it finds that too.
-        waited: the ranks waited for this save, as before a stop: so does the end of the member.
-        passed: a newer one waits behind it.
-        instead_of: how many before it gave it their place and are not brought.
-        progress_s: when the head last took something, or was away.
+        kept: called once the head holds all of it; None except on node rank 0, which must know.
+        note: writes a line to the job's log.
+        account: owner of the folder.
+        before: runs before the upload: it uploads the outputs written until this save, so that a job that resumes from it has them.
+        waited: the ranks waited for this save, as before a stop; so the end of the member waits for it too.
+        passed: a newer one is queued behind it.
+        instead_of: number of earlier checkpoints that it replaced and that are not uploaded.
+        progress_s: last time that the head accepted data, or was unreachable.
     """
 
     job_id: JobId
@@ -79,15 +79,19 @@ class Upload:
 
 
 class Porter:
-    """All uploads of checkpoints of one supervisor. Thread-safe.
+    """All checkpoint uploads of one supervisor. Thread-safe.
 
-    `hurried`: the supervisor was told to end, and is killed if it lingers. `resumed`: folders that an attempt resumes from, or may.
+    `hurried`: true once the supervisor must end, and is killed if it takes long. `resumed`: folders that an attempt resumes from, or may.
     """
 
     def __init__(
-        self, access: HeadAccess, ended: threading.Event, *, hurried: Callable[[], bool] = lambda: False,
+        self,
+        access: HeadAccess,
+        ended: threading.Event,
+        *,
+        hurried: Callable[[], bool] = lambda: False,
         resumed: Callable[[JobId, Epoch], Collection[str]] = lambda _job, _epoch: (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._access = access
         self._ended = ended
         self._hurried = hurried
@@ -95,15 +99,15 @@ class Porter:
         self._hands = Hands("keep", _ATTEMPTS_AT_ONCE)
         self._changed = threading.Condition()
         self._uploads: list[Upload] = []
-        self._due: set[tuple[JobId, Epoch]] = set()  # attempts whose lane holds work that has not begun
+        self._due: set[tuple[JobId, Epoch]] = set()  # attempts whose lane has work that has not started
 
     def put(self, upload: Upload) -> None:
-        """Bring this checkpoint to the head. The same one again is brought again, and harmless.
+        """Upload this checkpoint. Idempotent.
 
-        However many come, of an attempt one waits beside the one in hand: its lane's next work takes the newest there is then.
+        Per attempt one upload waits beside the current one: the lane's next work takes the newest.
 
         Raises:
-            RuntimeError: no thread is to be had for it; the next one put tries again.
+            RuntimeError: no thread can be started; the next put tries again.
         """
         attempt = (upload.job_id, upload.epoch)
         with self._changed:
@@ -118,27 +122,27 @@ class Porter:
                 return
             self._due.add(attempt)
         try:
-            self._hands.submit(attempt, lambda: self._bring_newest(*attempt))
+            self._hands.submit(attempt, lambda: self._upload_newest(*attempt))
         except RuntimeError:
             with self._changed:
                 self._due.discard(attempt)
             raise
 
     def drop(self, job_id: JobId, epoch: Epoch) -> None:
-        """The attempt is over: bring nothing more of it."""
+        """The attempt is over: stop its uploads."""
         with self._changed:
             for upload in self._of(job_id, epoch):
                 upload.dropped = True
 
     def folders(self) -> frozenset[str]:
-        """Folders that are on their way."""
+        """Folders of unfinished uploads."""
         with self._changed:
             return frozenset(upload.folder for upload in self._uploads if not upload.over)
 
     def when_kept(self, job_id: JobId, epoch: Epoch, done: Callable[[], None], *, patient: bool) -> None:
-        """Call `done` once nothing of the attempt is on its way any more, or waiting for it is in vain (`STALL_S`, `HASTY_S`).
+        """Call `done` once no upload of the attempt is left, or waiting is hopeless (`STALL_S`, `HASTY_S`).
 
-        `patient`: the member ended in order; else only saves that the ranks waited for are waited for.
+        `patient`: the member ended in order; otherwise only saves that the ranks waited for are waited for.
         """
         with self._changed:
             if not self._of(job_id, epoch):
@@ -156,33 +160,33 @@ class Porter:
         with self._changed:
             while uploads := self._of(job_id, epoch):
                 now_s = time.monotonic()
-                hasty = self._hurried() or (not patient and not any(upload.waited for upload in uploads))
+                urgent = self._hurried() or (not patient and not any(upload.waited for upload in uploads))
                 moved_s = max(since_s, *(upload.progress_s for upload in uploads))
-                if (hasty and now_s - since_s > HASTY_S) or now_s - moved_s > STALL_S or self._ended.is_set():
+                if (urgent and now_s - since_s > HASTY_S) or now_s - moved_s > STALL_S or self._ended.is_set():
                     for upload in uploads:
                         upload.note(
-                            f"checkpoint of step {upload.step} has not reached the head; nobody waits for it any longer"
+                            f"checkpoint of step {upload.step} has not reached the head; the job no longer waits for it"
                         )
                     return
-                self._changed.wait(_LOOK_S)
+                self._changed.wait(_CHECK_EVERY_S)
 
     def _of(self, job_id: JobId, epoch: Epoch) -> list[Upload]:
         return [one for one in self._uploads if (one.job_id, one.epoch) == (job_id, epoch) and not one.over]
 
-    # ------------------------------------------------------------------------------------------------------ in a hand
+    # ----------------------------------------------------------------------------------------------- on a worker thread
 
-    def _bring_newest(self, job_id: JobId, epoch: Epoch) -> None:
+    def _upload_newest(self, job_id: JobId, epoch: Epoch) -> None:
         with self._changed:
             self._due.discard((job_id, epoch))
             upload = next(one for one in self._of(job_id, epoch) if not one.begun)
             upload.begun = True
-        self._bring(upload)
+        self._upload_one(upload)
 
-    def _bring(self, upload: Upload) -> None:
+    def _upload_one(self, upload: Upload) -> None:
         try:
             if upload.instead_of:
-                lost = "1 before it was" if upload.instead_of == 1 else f"{upload.instead_of} before it were"
-                upload.note(f"checkpoint of step {upload.step} came first: {lost} not brought to the head")
+                skipped = "1 earlier was" if upload.instead_of == 1 else f"{upload.instead_of} earlier were"
+                upload.note(f"checkpoint of step {upload.step} replaced older ones: {skipped} not uploaded to the head")
             if not upload.dropped:
                 upload.before()
             if not upload.dropped and self._try(upload) and upload.kept is not None:
@@ -196,66 +200,69 @@ class Porter:
                 checkpoints.retain_own(os.path.dirname(upload.folder), keep)
 
     def _try(self, upload: Upload) -> bool:
-        """Until the head holds it all, or never will."""
+        """Retry until the head holds it all, or rejects it."""
         backoff, begins = Backoff(self._ended), 0
         while not (self._ended.is_set() or upload.dropped):
             try:
-                return _Course(upload, self._access).run()
+                return _CheckpointTransfer(upload, self._access).run()
             except (HeadAway, HelloWanted) as error:
-                self._heed(upload, error)
+                self._note_trouble(upload, error)
                 backoff.pause()
             except Rejected as error:
                 begins += 1
                 if error.code != "conflict" or "not begun" not in str(error) or begins > _BEGINS_MAX:
-                    upload.note(f"checkpoint of step {upload.step} is not kept: {error}")
+                    upload.note(f"checkpoint of step {upload.step} is not stored: {error}")
                     return False
             except (OSError, CheckpointInvalid, msgspec.MsgspecError) as error:
-                upload.note(f"checkpoint of step {upload.step} is not kept: {error}")
+                upload.note(f"checkpoint of step {upload.step} is not stored: {error}")
                 return False
         return False
 
-    def _heed(self, upload: Upload, error: HeadAway | HelloWanted) -> None:
+    def _note_trouble(self, upload: Upload, error: HeadAway | HelloWanted) -> None:
         _log.debug("checkpoint of step %d of job %s: %s", upload.step, upload.job_id, error)
         now_s = time.monotonic()
-        if now_s - upload.progress_s > _SAY_AFTER_S and not upload.said:
+        if now_s - upload.progress_s > _NOTE_AFTER_S and not upload.said:
             upload.said = True
-            upload.note(f"checkpoint of step {upload.step} has not reached the head yet, and is tried again: {error}")
+            upload.note(f"checkpoint of step {upload.step} has not reached the head yet; retrying: {error}")
         if not getattr(error, "answered", False):
-            upload.progress_s = max(upload.progress_s, now_s - _SAY_AFTER_S)  # a head that is away is waited for
+            upload.progress_s = max(upload.progress_s, now_s - _NOTE_AFTER_S)  # wait for a head that is unreachable
 
 
-class _Course:
-    """One try to bring a checkpoint."""
+class _CheckpointTransfer:
+    """One attempt to upload a checkpoint."""
 
     def __init__(self, upload: Upload, access: HeadAccess) -> None:
         self._upload = upload
         self._access = access
         self._about = {
-            "job_id": upload.job_id, "epoch": upload.epoch, "step": upload.step, "digest": upload.digest,
-        }  # fmt: skip
+            "job_id": upload.job_id,
+            "epoch": upload.epoch,
+            "step": upload.step,
+            "digest": upload.digest,
+        }
 
     def run(self) -> bool:
-        """Whether the head holds all of it; False as soon as it is told that it never will."""
+        """Whether the head holds all of it; False as soon as it reports that it never will."""
         connection = Connection(self._access)
         try:
             with self._open(os.path.join(self._upload.folder, MANIFEST_NAME)) as file:
                 encoded = file.read(MANIFEST_BYTES_MAX)
             manifest = manifests.decode(encoded, where=self._upload.folder)
             body = connection.call("PUT", self._url("manifest"), encoded, timeout_s=_ASK_S)
-            said = msgspec.json.decode(body, type=KeptReply)
-            if not said.whole:
-                self._send_all(manifest, said)
+            reply = msgspec.json.decode(body, type=KeptReply)
+            if not reply.whole:
+                self._send_all(manifest, reply)
                 return self._await(connection)
             return True
         finally:
             connection.close()
 
-    def _send_all(self, manifest: Manifest, said: KeptReply) -> None:
+    def _send_all(self, manifest: Manifest, reply: KeptReply) -> None:
         mine = [
-            file for file in manifest.files if said.ends.get(file.path, 0) < file.size_bytes and self._is_here(file)
+            file for file in manifest.files if reply.ends.get(file.path, 0) < file.size_bytes and self._is_here(file)
         ]
         with ThreadPoolExecutor(max_workers=_FILES_AT_ONCE, thread_name_prefix="keep-file") as threads:
-            for sent in [threads.submit(self._send, file, said.ends.get(file.path, 0)) for file in mine]:
+            for sent in [threads.submit(self._send, file, reply.ends.get(file.path, 0)) for file in mine]:
                 sent.result()
 
     def _send(self, file: ManifestFile, offset: int) -> None:
@@ -266,7 +273,7 @@ class _Course:
                     source.seek(offset)
                     piece = source.read(min(PIECE_BYTES_MAX, file.size_bytes - offset))
                     if not piece:
-                        raise CheckpointInvalid(f"{file.path} is shorter here than its manifest says")
+                        raise CheckpointInvalid(f"{file.path} is shorter here than in its manifest")
                     path = self._url("file", path=file.path, offset=offset)
                     body = connection.call("PUT", path, piece, timeout_s=_ASK_S)
                     offset = msgspec.json.decode(body, type=TakenReply).end
@@ -275,24 +282,24 @@ class _Course:
             connection.close()
 
     def _await(self, connection: Connection) -> bool:
-        """Tell the head that all is sent that is here; node rank 0's stays until it holds what others bring."""
+        """Wait, after sending all local files; node rank 0 waits until the head holds the files of other nodes."""
         upload = self._upload
         missing: int | None = None
         while not upload.dropped:
             wait_s = 0.0 if upload.kept is None or missing is None else _POLL_S
             body = connection.call("GET", self._url("", wait_s=wait_s), timeout_s=_POLL_S + _POLL_SLACK_S)
-            said = msgspec.json.decode(body, type=KeptReply)
-            if said.whole or upload.kept is None:
-                return said.whole
-            if said.lost:
+            reply = msgspec.json.decode(body, type=KeptReply)
+            if reply.whole or upload.kept is None:
+                return reply.whole
+            if reply.lost:
                 upload.note(
-                    f"checkpoint of step {upload.step} is not whole: {said.lost} was lost before it had brought its part"
+                    f"checkpoint of step {upload.step} is incomplete: {reply.lost} was lost before it had uploaded its part"
                 )
                 return False
-            if missing is None or said.missing_bytes < missing:
-                missing, upload.progress_s = said.missing_bytes, time.monotonic()
+            if missing is None or reply.missing_bytes < missing:
+                missing, upload.progress_s = reply.missing_bytes, time.monotonic()
             elif upload.passed or time.monotonic() - upload.progress_s > STALL_S:
-                upload.note(f"checkpoint of step {upload.step} is not whole: another node has not brought its part")
+                upload.note(f"checkpoint of step {upload.step} is incomplete: another node has not uploaded its part")
                 return False
         return False
 
@@ -313,6 +320,6 @@ class _Course:
             raise CheckpointInvalid(f"its manifest names {file.path!r} outside the folder")
         return path
 
-    def _url(self, what: str, **more: object) -> str:
-        words = urlencode({**self._about, **more})
-        return f"/v1/node/checkpoints{f'/{what}' if what else ''}?{words}"
+    def _url(self, part: str, **extra: object) -> str:
+        words = urlencode({**self._about, **extra})
+        return f"/v1/node/checkpoints{f'/{part}' if part else ''}?{words}"

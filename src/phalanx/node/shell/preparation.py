@@ -1,6 +1,6 @@
-"""Prepare one member: prove its devices, make its folders, see that its command can run, run its setup, verify a checkpoint, pick a port.
+"""Prepares one member: checks its devices, creates folders, validates its command, runs its setup, verifies a checkpoint, picks a port.
 
-Runs on a hand and may take as long as the disk does; looks at `cancelled` between the steps. The answer is a value for the logic.
+Runs on a worker thread and may take long on a slow disk; checks `cancelled` between the steps. Returns the result as a value for the logic.
 """
 
 from __future__ import annotations
@@ -54,27 +54,27 @@ from phalanx.wire.manifest import open_regular
 
 _log = logging.getLogger(__name__)
 _FREE_SHARE: Final = 0.9  # of a GPU's memory must be free; drivers and a display server hold a little
-_FREE_WAIT_S: Final = 10.0  # memory of a rank just killed comes back within a second or two
-_FREE_LOOK_S: Final = 0.2
-# Past that the ranks start cold, each with the same import: 16 nodes on two cores were seen to take 18 s.
+_FREE_WAIT_S: Final = 10.0  # the memory of a killed rank is freed within a second or two
+_POLL_S: Final = 0.2
+# After this the ranks start cold, each with the same import: 16 nodes on two cores took 18 s.
 _ZYGOTE_WAIT_S: Final = 120.0
-# One script at a time on a node: each may take 60 MiB and hold up every other thread.
-_judging: Final = threading.Lock()
+# One script check at a time on a node: each may take 60 MiB and block other threads.
+_script_checks: Final = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workshop:
-    """What preparing and starting work with.
+    """The services of the node that preparation and start use.
 
     Attributes:
         devices: the node's inventory.
-        fresh: device samples taken after the call, by index.
-        heard: what a rank of a member reported.
-        sees: whether the head's folders lie here too; None where the head cannot say.
-        cache: folder of what attempts share on this node.
-        fitness: what proves the node itself.
+        fresh: returns device samples taken after the call, by index.
+        heard: receives the reports of a member's ranks.
+        sees: whether the head's folders are visible here; None if the head cannot tell.
+        cache: the node's cache folder, shared by attempts.
+        fitness: the node's preflight checks.
         clock_off_s: how far our wall clock is ahead of the head's.
-        accounts: whose account a job runs under; `folder` is the node's, for what is ours.
+        accounts: the account policy; its `folder` holds the files of other accounts' jobs, `folder` here holds ours.
     """
 
     node_key: str
@@ -97,267 +97,282 @@ class Workshop:
     folder: str = ""
     accounts: JobAccounts = ONE_ACCOUNT
 
-    def view(self, present: Present) -> NodeView:
-        """This node, as the member's environment shows it."""
-        scratch = present.scratch
+    def view(self, member: Present) -> NodeView:
+        """This node, for the member's environment variables."""
+        scratch = member.scratch
         return NodeView(
-            base={} if present.inside is not None else self.base_of(present), devices=tuple(self.devices[index].uuid for index in present.grant.devices), virtual=self.virtual,
+            base={} if member.inside is not None else self.base_of(member),
+            devices=tuple(self.devices[index].uuid for index in member.grant.devices),
+            virtual=self.virtual,
             folders=Folders(
-                hostfile=scratch.hostfile, page=scratch.page, reports=scratch.reports, checkpoints=present.checkpoints,
-                outputs=present.outputs, stacks=scratch.path,
+                hostfile=scratch.hostfile,
+                page=scratch.page,
+                reports=scratch.reports,
+                checkpoints=member.checkpoints,
+                outputs=member.outputs,
+                stacks=scratch.path,
             ),
-        )  # fmt: skip
+        )
 
-    def base_of(self, present: Present) -> Mapping[str, str]:
-        """The environment that its processes begin with: the supervisor's own, or that of a login of its account."""
-        return self.base if present.account is None else login_environment(self.base, present.account)
+    def base_of(self, member: Present) -> Mapping[str, str]:
+        """The initial environment of its processes: the supervisor's own, or that of a login of its account."""
+        return self.base if member.account is None else login_environment(self.base, member.account)
 
-    def cache_of(self, present: Present) -> str:
-        """The folder of what attempts share: one for each account, for whoever can write there decides what the others run."""
-        if present.account is None:
+    def cache_of(self, member: Present) -> str:
+        """The cache folder: one per account, since an account that can write there decides what the others run."""
+        if member.account is None:
             return self.cache
-        folder = os.path.join(self.accounts.folder, "cache", str(present.account.uid))
-        owned_folder(folder, present.account)
+        folder = os.path.join(self.accounts.folder, "cache", str(member.account.uid))
+        owned_folder(folder, member.account)
         return folder
 
-    def pipe(self, present: Present, stream: str) -> int:
-        """A new descriptor, to be closed, of what a task prints into a stream."""
-        return self.spool.open_pipe(stream, None if present.account is None else present.account.uid)
+    def pipe(self, member: Present, stream: str) -> int:
+        """A new descriptor for a task's output into a stream; the caller closes it."""
+        return self.spool.open_pipe(stream, None if member.account is None else member.account.uid)
 
-    def stream(self, present: Present, stream: str) -> str:
-        """The spool's key of one of the member's streams, begun if need be."""
-        name = StreamName(present.key.job_id, present.key.epoch, stream)
-        self.spool.add(name.key, present.scratch.log(stream))
+    def stream(self, member: Present, stream: str) -> str:
+        """The spool's key of one of the member's streams; creates the stream on first use."""
+        name = StreamName(member.key.job_id, member.key.epoch, stream)
+        self.spool.add(name.key, member.scratch.log(stream))
         self.shipper.add(name)
         return name.key
 
-    def output(self, present: Present) -> int:
-        """A new descriptor, to be closed, of what goes into the supervisor's stream of the member."""
-        return self.pipe(present, self.stream(present, f"supervisor-{present.grant.node_rank}"))
+    def output(self, member: Present) -> int:
+        """A new descriptor for the member's supervisor stream; the caller closes it."""
+        return self.pipe(member, self.stream(member, f"supervisor-{member.grant.node_rank}"))
 
-    def note(self, present: Present, text: str) -> None:
-        """A line of the supervisor's own to the job's log."""
+    def note(self, member: Present, text: str) -> None:
+        """Write a line of the supervisor to the job's log."""
         with contextlib.suppress(OSError, KeyError):  # its scratch folder may be gone already
-            key = self.stream(present, f"supervisor-{present.grant.node_rank}")
+            key = self.stream(member, f"supervisor-{member.grant.node_rank}")
             self.spool.write(key, f"phalanx: {legible(text)}\n".encode())
 
 
-def prepare(present: Present, shop: Workshop) -> Prepared | Unfit:
-    """See the module."""
-    clock_off_s = shop.clock_off_s()
+def prepare(member: Present, services: Workshop) -> Prepared | Unfit:
+    """Prepare the member; see the module."""
+    clock_off_s = services.clock_off_s()
     try:
-        _take_account(present, shop)
-        bad_links = _prove(present, shop)
-        if bad_links:  # the head judges which end is at fault, once it has heard both
-            return Prepared(key=present.key, bad_links=bad_links, clock_off_s=clock_off_s)
-        resume, port = _prepare(present, shop)
+        _take_account(member, services)
+        bad_links = _check_node_and_links(member, services)
+        if bad_links:  # the head decides which end is at fault, once both have reported
+            return Prepared(key=member.key, bad_links=bad_links, clock_off_s=clock_off_s)
+        resume, port = _prepare(member, services)
     except Refusal as refusal:
         return Unfit(
-            key=present.key, why=str(refusal), charge=refusal.charge, exit_code=refusal.exit_code, flaw=refusal.flaw
+            key=member.key, why=str(refusal), charge=refusal.charge, exit_code=refusal.exit_code, flaw=refusal.flaw
         )
     except OSError as error:
-        return Unfit(key=present.key, why=f"preparing failed on this node: {error}", charge=False)
-    except Exception as error:  # noqa: BLE001  ours to mend; but unsaid, the gang would wait for this node for ever
-        _log.exception("preparing job %s failed", present.key.job_id)
+        return Unfit(key=member.key, why=f"preparing failed on this node: {error}", charge=False)
+    except Exception as error:  # noqa: BLE001  our bug; unreported, the gang would wait for this node forever
+        _log.exception("preparing job %s failed", member.key.job_id)
         return Unfit(
-            key=present.key, why=f"preparing failed on this node: {type(error).__name__}: {error}", charge=False
+            key=member.key, why=f"preparing failed on this node: {type(error).__name__}: {error}", charge=False
         )
-    return Prepared(key=present.key, port=port, resume=resume, clock_off_s=clock_off_s)
+    return Prepared(key=member.key, port=port, resume=resume, clock_off_s=clock_off_s)
 
 
-def _take_account(present: Present, shop: Workshop) -> None:
-    """Find whose account it runs under; what is another account's lies apart from what is ours."""
-    account = shop.accounts.of(present.prepare.user)
+def _take_account(member: Present, services: Workshop) -> None:
+    """Select the member's account; files of another account's job are in separate folders."""
+    account = services.accounts.of(member.prepare.user)
     if account is None:
         return
-    key, others = present.key, shop.accounts.folder
-    present.account = account
-    present.scratch = scratch_of(shop.folder, key.job_id, key.epoch, others=others, account=account)
-    present.checkpoints = checkpoints_of(others, key.job_id)
-    present.outputs = outputs_of(present.scratch.path)
-    if present.prepare.spec.upload:
-        present.workdir = present.scratch.workdir
+    key, others = member.key, services.accounts.folder
+    member.account = account
+    member.scratch = scratch_of(services.folder, key.job_id, key.epoch, others=others, account=account)
+    member.checkpoints = checkpoints_of(others, key.job_id)
+    member.outputs = outputs_of(member.scratch.path)
+    if member.prepare.spec.upload:
+        member.workdir = member.scratch.workdir
 
 
-def _prove(present: Present, shop: Workshop) -> tuple[BadLink, ...]:
-    """Prove this node, and the links to its peers: what of these is bad."""
-    _unless_cancelled(present)
-    _prove_devices(present, shop)
-    _prove_node(present, shop)
-    _unless_cancelled(present)
-    bad_links = shop.fitness.bad_links(present.prepare, present.grant)
+def _check_node_and_links(member: Present, services: Workshop) -> tuple[BadLink, ...]:
+    """Check this node and the links to its peers; returns the bad links."""
+    _unless_cancelled(member)
+    _prove_devices(member, services)
+    _check_node(member, services)
+    _unless_cancelled(member)
+    bad_links = services.fitness.bad_links(member.prepare, member.grant)
     for link in bad_links:
-        shop.note(present, f"link to {link.peer}: {link.why}")
+        services.note(member, f"link to {link.peer}: {link.why}")
     return bad_links
 
 
-def _prepare(present: Present, shop: Workshop) -> tuple[Resume | None, int | None]:
+def _prepare(member: Present, services: Workshop) -> tuple[Resume | None, int | None]:
     steps = (_make_folders, _bring_files, _bring_image, _bring_packages, _check_command, _open_processes, _run_setup)
     for step in steps:
-        _unless_cancelled(present)
-        step(present, shop)
-    resume = resuming.find(present, shop.access, shop.porter, lambda text: shop.note(present, text))
-    return resume, free_port() if present.grant.node_rank == 0 else None
+        _unless_cancelled(member)
+        step(member, services)
+    resume = resuming.find(member, services.access, services.porter, lambda text: services.note(member, text))
+    return resume, free_port() if member.grant.node_rank == 0 else None
 
 
-def _unless_cancelled(present: Present) -> None:
-    if present.cancelled.is_set():
-        raise Refusal("stopped while it was being prepared", charge=False)
+def _unless_cancelled(member: Present) -> None:
+    if member.cancelled.is_set():
+        raise Refusal("the job was stopped during preparation", charge=False)
 
 
-def _prove_devices(present: Present, shop: Workshop) -> None:
-    """The devices are there and their memory is free."""
-    wanted = present.grant.devices
-    absent = [index for index in wanted if index >= len(shop.devices)]
+def _prove_devices(member: Present, services: Workshop) -> None:
+    """Check that the devices exist and their memory is free."""
+    wanted = member.grant.devices
+    absent = [index for index in wanted if index >= len(services.devices)]
     if absent:
-        why = f"device {absent[0]} is not on this node, which has {len(shop.devices)}"
+        why = f"device {absent[0]} is not on this node, which has {len(services.devices)}"
         raise Refusal(why, charge=False, flaw=True)
-    if shop.virtual or not wanted:
+    if services.virtual or not wanted:
         return
     until_s = time.monotonic() + _FREE_WAIT_S
     while True:
-        samples = shop.fresh(_FREE_WAIT_S)
-        trouble = next((text for index in wanted if (text := _trouble(index, samples.get(index)))), "")
-        if not trouble:
+        samples = services.fresh(_FREE_WAIT_S)
+        problem = next((text for index in wanted if (text := _device_problem(index, samples.get(index)))), "")
+        if not problem:
             return
-        if time.monotonic() >= until_s or present.cancelled.wait(_FREE_LOOK_S):
-            gone = any(samples.get(index) is None for index in wanted)  # memory in use is somebody's work, not a flaw
-            raise Refusal(trouble, charge=False, flaw=gone)
+        if time.monotonic() >= until_s or member.cancelled.wait(_POLL_S):
+            gone = any(
+                samples.get(index) is None for index in wanted
+            )  # memory in use belongs to another process, it is not a fault of the node
+            raise Refusal(problem, charge=False, flaw=gone)
 
 
-def _prove_node(present: Present, shop: Workshop) -> None:
-    """Disk, shared memory and matrix products."""
-    flaw = shop.fitness.flaw(present.prepare, present.grant)
+def _check_node(member: Present, services: Workshop) -> None:
+    """Run the preflight checks: disk, shared memory, matrix products."""
+    flaw = services.fitness.flaw(member.prepare, member.grant)
     if flaw:
         raise Refusal(flaw, charge=False, flaw=True)
 
 
-def _trouble(index: int, sample: DeviceSample | None) -> str:
+def _device_problem(index: int, sample: DeviceSample | None) -> str:
     if sample is None:
-        return f"GPU {index} does not answer; see nvidia-smi and the kernel's log"
+        return f"GPU {index} does not answer; see nvidia-smi and the kernel log"
     used, total = sample.memory_used_bytes, sample.memory_total_bytes
     if used is not None and total is not None and total - used < _FREE_SHARE * total:
-        return f"GPU {index} ({sample.uuid}): {used >> 20} of {total >> 20} MiB are in use by somebody else; see nvidia-smi"
+        return f"GPU {index} ({sample.uuid}): {used >> 20} of {total >> 20} MiB are in use by other processes; see nvidia-smi"
     return ""
 
 
-def _make_folders(present: Present, shop: Workshop) -> None:
-    scratch, order = present.scratch, present.prepare
+def _make_folders(member: Present, services: Workshop) -> None:
+    scratch, order = member.scratch, member.prepare
     scratch.make()
-    if present.account is not None and kept.keeps_checkpoints(order):
-        owned_folder(present.checkpoints, present.account)
-    resuming.check_storage(present, sees=shop.sees())
-    with acting_as(present.account):
+    if member.account is not None and kept.keeps_checkpoints(order):
+        owned_folder(member.checkpoints, member.account)
+    resuming.check_storage(member, sees=services.sees())
+    with acting_as(member.account):
         if not os.path.exists(scratch.hostfile):
             with open(open_to_write(scratch.hostfile), "w", encoding="utf-8") as file:
                 file.write(environment.hostfile(order))
-        for folder in resuming.folders_of(present):
+        for folder in resuming.folders_of(member):
             try:
                 resuming.make_folder(folder)
             except OSError as error:
-                raise Refusal(f"{folder} cannot be made on this node: {error.strerror}", charge=True) from error
-        reach.leave_mark(present)
-    resuming.bring_outputs(present, shop.outputs)
-    present.reports = shop.spool.open_reports(
-        scratch.reports, lambda report: shop.heard(present, report), present.account
+                raise Refusal(f"{folder} cannot be created on this node: {error.strerror}", charge=True) from error
+        reach.leave_mark(member)
+    resuming.bring_outputs(member, services.outputs)
+    member.reports = services.spool.open_reports(
+        scratch.reports, lambda report: services.heard(member, report), member.account
     )
 
 
-def _bring_files(present: Present, shop: Workshop) -> None:
-    spec = present.prepare.spec
+def _bring_files(member: Present, services: Workshop) -> None:
+    spec = member.prepare.spec
     if spec.upload:
         try:
             uploads.fetch_and_unpack(
-                shop.access, spec.upload, present.scratch.workdir, present.cancelled, account=present.account,
-                packed=present.scratch.private("upload.tar"),
-            )  # fmt: skip
+                services.access,
+                spec.upload,
+                member.scratch.workdir,
+                member.cancelled,
+                account=member.account,
+                packed=member.scratch.private("upload.tar"),
+            )
         except uploads.UploadInvalid as error:
             raise Refusal(str(error), charge=True) from error
         except (HeadAway, Rejected) as error:
             raise Refusal(f"the uploaded working directory did not arrive: {error}", charge=False) from error
-    with acting_as(present.account):
-        there = os.path.isdir(present.workdir)
-    if not there:
+    with acting_as(member.account):
+        exists = os.path.isdir(member.workdir)
+    if not exists:
         raise Refusal(
-            f"working directory {present.workdir} is not on this node; submit from a folder that every node sees, or with --copy",
+            f"working directory {member.workdir} does not exist on this node; submit from a folder on a file system that all nodes share, or with --copy",
             charge=True,
         )
 
 
-def _bring_image(present: Present, shop: Workshop) -> None:
-    """Pull it where it is not here yet."""
-    if not present.prepare.spec.image:
+def _bring_image(member: Present, services: Workshop) -> None:
+    """Pull the image if it is not here yet."""
+    if not member.prepare.spec.image:
         return
-    _open(present, shop)
-    present.inside = images.bring(
-        present, cache=shop.cache_of(present), base=environment.inherited(shop.base_of(present)), open_output=lambda: shop.output(present),
-        gpus=() if shop.virtual else tuple(shop.devices[index].uuid for index in present.grant.devices),
-    )  # fmt: skip
+    _open(member, services)
+    member.inside = images.bring(
+        member,
+        cache=services.cache_of(member),
+        base=environment.inherited(services.base_of(member)),
+        open_output=lambda: services.output(member),
+        gpus=() if services.virtual else tuple(services.devices[index].uuid for index in member.grant.devices),
+    )
 
 
-def _bring_packages(present: Present, shop: Workshop) -> None:
-    """Before the command is looked for: it may be one that a package brings."""
-    with acting_as(present.account):
-        file = requirements.file_of(present)
+def _bring_packages(member: Present, services: Workshop) -> None:
+    """Install packages before looking up the command: a package may provide it."""
+    with acting_as(member.account):
+        file = requirements.file_of(member)
     if not file:
         return
-    _open(present, shop)
-    variables = environment.setup_environment(present.prepare, present.grant, shop.view(present))
+    _open(member, services)
+    variables = environment.setup_environment(member.prepare, member.grant, services.view(member))
     requirements.bring(
-        present, file, cache=shop.cache_of(present), variables=variables, open_output=lambda: shop.output(present)
+        member, file, cache=services.cache_of(member), variables=variables, open_output=lambda: services.output(member)
     )
-    argv = present.prepare.spec.role.argv
-    if present.venv and passes_by(argv):
-        shop.note(present, f"{argv[0]} is named by its path and does not see the packages of {file}; write `python`")
+    argv = member.prepare.spec.role.argv
+    if member.venv and passes_by(argv):
+        services.note(member, f"{argv[0]} is named by its path and does not use the packages of {file}; write `python`")
 
 
-def _check_command(present: Present, shop: Workshop) -> None:
-    """Find what would be exec'd, and read the script it would read."""
-    role, spec = present.prepare.spec.role, present.prepare.spec
+def _check_command(member: Present, services: Workshop) -> None:
+    """Look up the program, and check the script that it would run."""
+    role, spec = member.prepare.spec.role, member.prepare.spec
     command: tuple[str, ...] | str = role.script or role.argv
     if not command:
         raise Refusal("the job names no command", charge=True)
-    variables = environment.setup_environment(present.prepare, present.grant, shop.view(present))
-    variables = requirements.dressed(present, variables)
-    present.environment = variables
-    with acting_as(present.account):
-        _look_at(command, present, variables)
-    if spec.warm and present.account is not None:
-        shop.note(
-            present,
-            "ranks start cold: jobs run as the account of their owner here, and a warm parent runs job code as ours",
+    variables = environment.setup_environment(member.prepare, member.grant, services.view(member))
+    variables = requirements.dressed(member, variables)
+    member.environment = variables
+    with acting_as(member.account):
+        _check_program_and_script(command, member, variables)
+    if spec.warm and member.account is not None:
+        services.note(
+            member,
+            "ranks start cold: jobs run under their owner's account here, and a warm parent runs job code under the supervisor's account",
         )
     elif spec.warm and spec.image:
-        shop.note(present, "ranks start cold: a warm parent runs on the node, not in an image")
+        services.note(member, "ranks start cold: a warm parent runs on the node, not in an image")
     elif spec.warm:
         warm = warm_argv(command)
-        present.zygote = (
+        member.zygote = (
             None
             if warm is None
-            else shop.zygotes.request(warm, env=_first_environment(present, shop), cwd=present.workdir)
+            else services.zygotes.request(warm, env=_first_environment(member, services), cwd=member.workdir)
         )
 
 
-def _look_at(command: tuple[str, ...] | str, present: Present, variables: Mapping[str, str]) -> None:
-    spec = present.prepare.spec
+def _check_program_and_script(command: tuple[str, ...] | str, member: Present, variables: Mapping[str, str]) -> None:
+    spec = member.prepare.spec
     if not isinstance(command, str):
-        # Else setup may make what is missing, or the image hold it; exec tells.
+        # Otherwise the setup or the image may provide it; exec reports.
         known = not spec.setup and not spec.image
         if known:
-            _resolve(command[0], present.workdir, variables)
-        _judge_script(preflight.script_of(command), present, must_exist=known)
+            _resolve(command[0], member.workdir, variables)
+        _judge_script(preflight.script_of(command), member, must_exist=known)
     elif "\n" not in command.strip():
         with contextlib.suppress(ValueError):
-            _judge_script(preflight.script_of(shlex.split(command)), present, must_exist=False)
+            _judge_script(preflight.script_of(shlex.split(command)), member, must_exist=False)
 
 
-def _first_environment(present: Present, shop: Workshop) -> dict[str, str]:
-    """The environment that the ranks will have, but for what the barrier decides."""
+def _first_environment(member: Present, services: Workshop) -> dict[str, str]:
+    """The environment of the ranks, except for the values that the barrier decides."""
     from phalanx.core.state.commands import StartTasks
 
-    order, key = present.prepare, present.key
+    order, key = member.prepare, member.key
     start = StartTasks(
-        node_id=present.grant.node_id,
+        node_id=member.grant.node_id,
         job_id=key.job_id,
         epoch=key.epoch,
         generation=key.generation,
@@ -365,7 +380,7 @@ def _first_environment(present: Present, shop: Workshop) -> dict[str, str]:
         resume=None,
     )
     return requirements.dressed(
-        present, environment.rank_environment(order, start, present.grant, 0, shop.view(present))[0]
+        member, environment.rank_environment(order, start, member.grant, 0, services.view(member))[0]
     )
 
 
@@ -376,7 +391,7 @@ def _resolve(program: str, workdir: str, variables: Mapping[str, str]) -> None:
             raise Refusal(f"{program}: no such file in {workdir}", charge=True, exit_code=NOT_FOUND)
         if os.path.isdir(path or "") or not os.access(path or "", os.X_OK):
             raise Refusal(
-                f"{program}: is not executable; chmod +x it, or name its interpreter",
+                f"{program}: is not executable; use chmod +x, or name its interpreter",
                 charge=True,
                 exit_code=NOT_EXECUTABLE,
             )
@@ -386,87 +401,88 @@ def _resolve(program: str, workdir: str, variables: Mapping[str, str]) -> None:
         program, path=os.pathsep.join(os.path.join(workdir, part) for part in folders.split(os.pathsep))
     )
     if path is None:
-        raise Refusal(f"{program}: command not found; looked along PATH={folders}", charge=True, exit_code=NOT_FOUND)
+        raise Refusal(f"{program}: command not found; searched PATH={folders}", charge=True, exit_code=NOT_FOUND)
 
 
-def _judge_script(script: str | None, present: Present, *, must_exist: bool) -> None:
+def _judge_script(script: str | None, member: Present, *, must_exist: bool) -> None:
     if script is None:
         return
-    path = os.path.join(present.workdir, script)
+    path = os.path.join(member.workdir, script)
     if not os.path.exists(path):
         if must_exist:
-            raise Refusal(f"{script}: no such file in {present.workdir}", charge=True)
+            raise Refusal(f"{script}: no such file in {member.workdir}", charge=True)
         return
     if not path.endswith(".py") or not os.path.isfile(path):
         return
-    with open_regular(path) as file:  # its owner may exchange it at any time, for a pipe too
+    with open_regular(path) as file:  # its owner may replace it at any time, even by a pipe
         text = file.read(preflight.SCRIPT_BYTES_MAX + 1)
-    allocation = present.prepare.allocation
-    around = preflight.Surroundings(
-        nodes=len(allocation.grants), world_size=max(allocation.world_size, allocation.gpus),
-        cuda=bool(present.grant.devices) and present.environment["PHALANX_VIRTUAL"] != "1",
-    )  # fmt: skip
-    with _judging:
-        why = preflight.objection(script, text, around)
+    allocation = member.prepare.allocation
+    context = preflight.Surroundings(
+        nodes=len(allocation.grants),
+        world_size=max(allocation.world_size, allocation.gpus),
+        cuda=bool(member.grant.devices) and member.environment["PHALANX_VIRTUAL"] != "1",
+    )
+    with _script_checks:
+        why = preflight.objection(script, text, context)
     if why is not None:
         raise Refusal(why, charge=True)
 
 
-def _open_processes(present: Present, shop: Workshop) -> None:
-    """Make room for its processes; warm where the zygote is ready."""
-    zygote = present.zygote
-    if zygote is not None and not _zygote_ready(present):
-        shop.note(present, f"ranks start cold: {zygote.reason or 'the warm parent is not ready'}")
+def _open_processes(member: Present, services: Workshop) -> None:
+    """Open the member's processes; warm if the zygote is ready."""
+    zygote = member.zygote
+    if zygote is not None and not _zygote_ready(member):
+        services.note(member, f"ranks start cold: {zygote.reason or 'the warm parent is not ready'}")
         zygote = None
-    if present.processes is None or zygote is not None:
-        _open(present, shop, zygote)
+    if member.processes is None or zygote is not None:
+        _open(member, services, zygote)
 
 
-def _open(present: Present, shop: Workshop, zygote: Zygote | None = None) -> None:
-    """Room for its processes, in the place of what was open for the installer: warm ranks have a keeper of their own."""
-    with present.containing:
-        if present.processes is not None:
-            present.processes.close()
+def _open(member: Present, services: Workshop, zygote: Zygote | None = None) -> None:
+    """Open the member's processes, and close those of the installer: warm ranks need a keeper of their own."""
+    with member.containing:
+        if member.processes is not None:
+            member.processes.close()
     key = AttemptKey(
-        job_id=present.key.job_id, epoch=present.key.epoch, generation=present.key.generation, node_key=shop.node_key
+        job_id=member.key.job_id, epoch=member.key.epoch, generation=member.key.generation, node_key=services.node_key
     )
     try:
-        processes = shop.host.open(key, zygote=zygote)
+        processes = services.host.open(key, zygote=zygote)
     except ProcessesUnavailable as error:
         if zygote is None:
-            raise Refusal(f"no process can be started on this node: {error}", charge=False) from error
-        processes = shop.host.open(key)
-    with present.containing:
-        present.processes = processes
-        if present.cancelled.is_set():
+            raise Refusal(f"cannot start a process on this node: {error}", charge=False) from error
+        processes = services.host.open(key)
+    with member.containing:
+        member.processes = processes
+        if member.cancelled.is_set():
             processes.kill()
 
 
-def _zygote_ready(present: Present) -> bool:
-    assert present.zygote is not None
+def _zygote_ready(member: Present) -> bool:
+    assert member.zygote is not None
     until_s = time.monotonic() + _ZYGOTE_WAIT_S
-    while time.monotonic() < until_s and not present.cancelled.is_set():
-        if present.zygote.wait(_FREE_LOOK_S):
+    while time.monotonic() < until_s and not member.cancelled.is_set():
+        if member.zygote.wait(_POLL_S):
             return True
-        if present.zygote.reason:
+        if member.zygote.reason:
             return False
     return False
 
 
-def _run_setup(present: Present, shop: Workshop) -> None:
-    """Run the setup text once for an attempt, in the members' containment, and wait for its end."""
-    text = present.prepare.spec.setup
-    marker = present.scratch.private("setup-done")
+def _run_setup(member: Present, services: Workshop) -> None:
+    """Run the setup text once per attempt, in the member's containment, and wait for it."""
+    text = member.prepare.spec.setup
+    marker = member.scratch.private("setup-done")
     if not text or os.path.exists(marker):
         return
-    task = TaskSpec(task_id=SETUP_TASK, command=text, cwd=present.workdir, env=present.environment)
-    if present.inside is not None:
-        assert present.processes is not None
-        task = present.inside.task(present.processes.key, task)
-    code = run_aside(present, SETUP_TASK, task.command, task.env, lambda: shop.output(present), cwd=task.cwd)
+    task = TaskSpec(task_id=SETUP_TASK, command=text, cwd=member.workdir, env=member.environment)
+    if member.inside is not None:
+        assert member.processes is not None
+        task = member.inside.task(member.processes.key, task)
+    code = run_aside(member, SETUP_TASK, task.command, task.env, lambda: services.output(member), cwd=task.cwd)
     if code != 0:
         raise Refusal(
-            f"setup ended with code {code}; its output is in the stream supervisor-{present.grant.node_rank}",
+            f"setup ended with code {code}; its output is in the stream supervisor-{member.grant.node_rank}",
             charge=True,
             exit_code=code,
         )

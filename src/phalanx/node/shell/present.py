@@ -1,6 +1,6 @@
-"""What is live on this node: one Present for each member that the supervisor's logic carries, with its processes, page and pipe.
+"""Runtime state of each member on this node: its processes, lease page and report pipe.
 
-The table is written by the loop; hands and callbacks look things up in it. A Present outlives its processes until the logic cleans up.
+The loop writes the table; worker threads and callbacks read it. A Present outlives its processes until the logic cleans up.
 """
 
 from __future__ import annotations
@@ -28,43 +28,43 @@ from phalanx.node.shell.scratch import Scratch
 from phalanx.node.shell.zygote import Zygote
 from phalanx.wire.rank import LeasePage, StopReason
 
-_FIRST_DEADLINE: Final = 1  # past at any time: a page without a lease lets no step begin
+_FIRST_DEADLINE: Final = 1  # always in the past: a page without a lease allows no step
 _TASK: Final = "rank-"
 
 
 def task_id(rank: int) -> str:
-    """The name of a rank among the member's tasks, and of its stream."""
+    """The task id of a rank, also the name of its stream."""
     return f"{_TASK}{rank}"
 
 
 def rank_of(task: str) -> int | None:
-    """The rank that has this name; None for another task."""
+    """The rank that has this task id; None for another task."""
     return int(task.removeprefix(_TASK)) if task.startswith(_TASK) else None
 
 
 @dataclass(slots=True, kw_only=True)
 class Present:
-    """One member. `cancelled` breaks off whatever is being prepared or started; `containing` keeps containment calls one at a time.
+    """One member. `cancelled` aborts its preparation or start; `containing` serialises calls of its containment.
 
     Attributes:
-        running: cleared while the member is frozen; nothing is started then.
-        setup_code: set with `setup_done` when what runs aside ended (`aside`): its code as a shell says it.
-        inside: the image that its tasks run in (`inside`); None for the node itself.
+        running: cleared while the member is frozen; no task is started then.
+        setup_code: exit code of a preparation command (`aside`) as a shell gives it, set with `setup_done`.
+        inside: the container that its tasks run in (`inside`); None to run on the node itself.
         venv: folder of the environment that its processes run in; "" for none.
-        closing: what is let go of when nothing of it runs any more.
-        pids: of tasks exec'd, by rank; the sampler's, not the truth about what lives.
-        spawned_at: where rank 0's stream ended when this generation began.
-        checkpoints, outputs: the node's own of the job, where the gang's nodes do not share the head's.
-        brought: the checkpoint that lies here whole, to be resumed from.
-        publishes: whether what its ranks save may be resumed from.
-        crashed: a task of it was ended by a signal.
-        account: what its processes run as, and its files belong to; None for the supervisor's own.
-        pace: of its ranks' steps, which `watch` feeds and asks.
-        stances: where each rank stood, once its stacks were taken.
-        ending: its tasks were asked to end, so that how they do says nothing.
-        failed: tasks whose output was looked at for evidence.
-        spawned_ns: when its tasks began to be started.
-        oom_before, oom_before_here: kills for want of memory counted then, in its cgroup and on the machine; None where nobody counts.
+        closing: resources to release when none of its processes is left.
+        pids: of started tasks, by rank; for the sampler, not a reliable list of live processes.
+        spawned_at: length of each rank's stream when this generation began.
+        checkpoints, outputs: the job's folders on this node, if the gang's nodes do not share the head's.
+        brought: the complete local checkpoint to resume from.
+        publishes: whether a job may resume from checkpoints that its ranks save.
+        crashed: one of its tasks was ended by a signal.
+        account: the account of its processes and files; None for the supervisor's own.
+        pace: of its ranks' steps; `watch` updates and reads it.
+        stances: stuck position of each rank, once its stacks were taken.
+        ending: its tasks were asked to end, so their exits are no evidence.
+        failed: number of tasks whose output was collected as evidence.
+        spawned_ns: when the start of its tasks began.
+        oom_before, oom_before_here: OOM kills counted then, in its cgroup and on the machine; None without a counter.
     """
 
     key: MemberKey
@@ -105,38 +105,42 @@ class Present:
     _page_fields: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Nothing is frozen at first."""
+        """Start in the running state."""
         self.running.set()
 
     @property
     def cgroup(self) -> str | None:
-        """The folder of its cgroup; None where it has none."""
+        """The folder of its cgroup; None without one."""
         return None if self.processes is None else self.processes.cgroup
 
     def cancel(self) -> None:
-        """Break off what is being prepared or started, and let whoever waits for something of it go on."""
+        """Abort its preparation or start, and wake all threads that wait for it."""
         self.cancelled.set()
         self.setup_done.set()
         self.running.set()
 
     def make_page(self, *, deadline_ns: int, job_deadline_ns: int) -> None:
-        """Create the lease page; what was to be written meanwhile is in it.
+        """Create the lease page, with the fields that were written before.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: it cannot be created.
         """
         with self._page_lock:
             fields = dict(self._page_fields)
             deadline_ns = fields.pop("deadline_ns", deadline_ns)
             with self.scratch.inside() as folder:
                 self._page = LeasePage.create(
-                self.scratch.page, folder=folder, epoch=self.key.epoch, generation=self.key.generation,
-                deadline_ns=max(deadline_ns, _FIRST_DEADLINE), job_deadline_ns=job_deadline_ns,
-            )  # fmt: skip
+                    self.scratch.page,
+                    folder=folder,
+                    epoch=self.key.epoch,
+                    generation=self.key.generation,
+                    deadline_ns=max(deadline_ns, _FIRST_DEADLINE),
+                    job_deadline_ns=job_deadline_ns,
+                )
             self._page.write(**fields)
 
     def write_page(self, order: WritePage) -> None:
-        """Write fields, or keep them for the page to come. The limit goes before the stop, so that no rank sees one without the other."""
+        """Write fields, or keep them until the page exists. The limit is written before the stop, so that no rank sees the stop alone."""
         fields: dict[str, int] = {}
         if order.stop_by_ns is not None:
             fields["stop_by_ns"] = order.stop_by_ns
@@ -153,12 +157,12 @@ class Present:
 
     @property
     def ends_in_order(self) -> bool:
-        """Whether its ranks ended by themselves, or because somebody wished so and gave them time."""
+        """Whether its ranks ended by themselves, or were asked to end and had time."""
         stop = self._page_fields.get("stop", StopReason.NONE)
         return not self.crashed if stop in (StopReason.NONE, StopReason.RESTART) else True
 
     def close_page(self) -> None:
-        """Unmap it; ranks of this generation are gone."""
+        """Unmap it; the ranks of this generation are gone."""
         with self._page_lock:
             if self._page is not None:
                 self._page.close()
@@ -166,19 +170,19 @@ class Present:
 
 
 class Presents:
-    """All Presents, by member; thread-safe."""
+    """All members of the node; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._by_key: dict[MemberKey, Present] = {}
 
-    def add(self, present: Present) -> None:
-        """A member begins."""
+    def add(self, member: Present) -> None:
+        """Add a member."""
         with self._lock:
-            self._by_key[present.key] = present
+            self._by_key[member.key] = member
 
     def get(self, key: MemberKey) -> Present | None:
-        """The member, or None when it is gone."""
+        """The member; None if it is gone."""
         return self._by_key.get(key)
 
     def of_process(self, key: AttemptKey) -> Present | None:
@@ -186,47 +190,47 @@ class Presents:
         return self._by_key.get(member_key(key))
 
     def of_attempt(self, job_id: JobId, epoch: Epoch) -> list[Present]:
-        """All generations of an attempt that are here."""
+        """All generations of an attempt on this node."""
         return [p for p in self.all() if p.key.job_id == job_id and p.key.epoch == epoch]
 
     def resumed(self, job_id: JobId, epoch: Epoch) -> set[str]:
-        """The folders of checkpoints here that an attempt resumes from, or may: its ranks load one while earlier saves still travel."""
+        """The folders of local checkpoints that an attempt resumes from, or may: ranks load one while earlier saves are still uploaded."""
         found: set[str] = set()
-        for present in self.of_attempt(job_id, epoch):
-            known = [*present.prepare.candidates, *filter(None, (present.brought,))]
-            copies = (own_copy(present.prepare, one, present.checkpoints) for one in known)
+        for member in self.of_attempt(job_id, epoch):
+            known = [*member.prepare.candidates, *filter(None, (member.brought,))]
+            copies = (own_copy(member.prepare, one, member.checkpoints) for one in known)
             found |= {copy for copy in copies if copy is not None}
         return found
 
     def remove(self, key: MemberKey) -> Present | None:
-        """The member is gone."""
+        """Remove a member."""
         with self._lock:
             return self._by_key.pop(key, None)
 
     def all(self) -> list[Present]:
-        """Every member now."""
+        """A list of all members."""
         with self._lock:
             return list(self._by_key.values())
 
     def jobs(self) -> dict[int, JobId]:
-        """Which job is on each device index."""
-        return {index: present.key.job_id for present in self._live() for index in present.grant.devices}
+        """The job on each device index."""
+        return {index: member.key.job_id for member in self._live() for index in member.grant.devices}
 
     def pids(self) -> dict[int, tuple[int, ...]]:
-        """Which ranks are on each device index: rank by rank where there are as many, else all on all."""
+        """The pids on each device index: rank by rank if their numbers are equal, otherwise all pids on all devices."""
         found: dict[int, tuple[int, ...]] = {}
-        for present in self._live():
-            pids = tuple(pid for _, pid in sorted(present.pids.copy().items()))
-            devices = present.grant.devices
-            paired = present.grant.tasks == len(devices)
+        for member in self._live():
+            pids = tuple(pid for _, pid in sorted(member.pids.copy().items()))
+            devices = member.grant.devices
+            paired = member.grant.tasks == len(devices)
             for local_rank, index in enumerate(devices):
                 found[index] = pids[local_rank : local_rank + 1] if paired else pids
         return found
 
     def _live(self) -> list[Present]:
-        return [present for present in self.all() if present.pids]
+        return [member for member in self.all() if member.pids]
 
 
 def member_key(key: AttemptKey) -> MemberKey:
-    """The logic's name for what the processes layer names."""
+    """The logic's key for a key of the process layer."""
     return MemberKey(JobId(key.job_id), Epoch(key.epoch), Generation(key.generation))

@@ -1,6 +1,6 @@
-"""What is on this node and how busy it is: the records that probes give, and the facts of the node itself.
+"""The devices of this node and their load: the records that probes return, and the facts of the node itself.
 
-`nvml` reads real GPUs, `virtual` stands in where there are none; both are a DeviceProbe. The loop samples and passes on; nothing is judged here.
+`nvml` reads real GPUs, `virtual` replaces them where there are none; both are a DeviceProbe.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from phalanx.node.logic.legible import legible
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFacts:
-    """One device as it is.
+    """The properties of one device.
 
     Attributes:
         nvlink_peers: UUIDs of devices on this node with a live NVLink to it, sorted.
-        nvlinks: how many such links there are to each of them, in that order; behind a switch all of its own to each.
+        nvlinks: number of links to each of them, in that order; behind a switch the device's link count for each.
         pcie: generation and lanes, as "gen5 x16", or "gen5 x8 of x16" where fewer lanes work than could.
     """
 
@@ -36,7 +36,7 @@ class DeviceFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSample:
-    """One device at one moment. What the device does not tell is None.
+    """One device at one moment. Values that the device does not report are None.
 
     Attributes:
         index: as in DeviceFacts.
@@ -47,9 +47,9 @@ class DeviceSample:
         memory_total_bytes: of the device.
         power_w: drawn now.
         temperature_c: of the chip.
-        throttle: why the clocks are held down, by name, sorted; idleness is no reason.
+        throttle: why the clocks are held down, by name, sorted; idleness is not included.
         virtual: True on a virtual device.
-        xids: XID errors since the sample before, in order.
+        xids: XID errors since the previous sample, in order.
         ecc_uncorrected: uncorrectable memory errors since the driver was loaded.
     """
 
@@ -75,11 +75,11 @@ class DeviceProbe(Protocol):
         ...
 
     def sample(self) -> tuple[DeviceSample, ...]:
-        """All devices now, by index; one that fell off the bus is left out."""
+        """Current samples of all devices, by index; without devices that fell off the bus."""
         ...
 
     def close(self) -> None:
-        """Give back what the probe holds."""
+        """Release the probe's resources."""
         ...
 
 
@@ -98,7 +98,7 @@ def node_facts(path: str) -> NodeFacts:
     """The facts of this node, with the free disk under `path`.
 
     Raises:
-        OSError: there is no such path, or no /proc.
+        OSError: the path or /proc does not exist.
     """
     with open("/proc/sys/kernel/random/boot_id") as boot_id:
         boot = boot_id.read().strip()

@@ -1,7 +1,7 @@
-"""Processes of attempts: start tasks, hear of their ends, and close an attempt without remainder.
+"""Processes of attempts: start tasks, receive their exits, and close an attempt so that no process is left.
 
-The loop opens one AttemptProcesses per attempt generation. Forking is left to the spawner (`spawner_main.py`), because this process has threads;
-one thread here listens to all keepers. Nothing here decides: what to start, stop or report is `node.logic`'s.
+The loop opens one AttemptProcesses per attempt generation. The spawner (`spawner_main.py`) forks, because this process has threads; one
+thread here reads the messages of all keepers. `node.logic` decides what to start, stop or report.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from phalanx.wire.rank import boottime_ns
 if TYPE_CHECKING:
     from phalanx.node.shell.zygote import Zygote
 
-_RESTED_MAX: Final = 8  # 2 MB each
+_IDLE_KEEPERS_MAX: Final = 8  # 2 MB each
 _BASH: Final = ("bash", "-c")
-NOT_FOUND: Final = 127  # as every shell has it
+NOT_FOUND: Final = 127  # as in every shell
 NOT_EXECUTABLE: Final = 126
-_OURS: Final = 125  # as `env`, `timeout` and `docker run` have it: the starter failed, not the command
+_NOT_STARTED: Final = 125  # as in `env`, `timeout` and `docker run`: the starter failed, not the command
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSpec:
-    """One task to start. `env` is complete but for the marks that are added; a string as command is a line for bash.
+    """One task to start. `env` is complete except for the marks that are added; a string as command is a line for bash.
 
     Attributes:
-        account: what it runs as, for good; None for the supervisor's own.
-        bound: under an account, no program that it starts gets more rights than that (setuid). Not so where a runtime of images needs it.
+        account: the account it runs under for good; None for the supervisor's own.
+        bound: with an account, no program that it starts can gain privileges (setuid). False if a container runtime needs to.
     """
 
     task_id: str
@@ -60,7 +60,7 @@ class TaskSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskExit:
-    """How a task ended: by code or by signal, or neither when its keeper was killed (`lost`). CPU time includes its children's."""
+    """How a task ended: by code or by signal, or neither if its keeper was killed (`lost`). CPU time includes its children's."""
 
     key: AttemptKey
     task_id: str
@@ -74,7 +74,7 @@ class TaskExit:
 
 
 class TaskNotStarted(Exception):
-    """A task did not come to life; no instruction of it ran. The text is fit for its user."""
+    """A task was not started; no instruction of it ran. The text is suitable for its user."""
 
     def __init__(self, *, task_id: str, stage: str, number: int, message: str) -> None:
         super().__init__(message)
@@ -84,19 +84,19 @@ class TaskNotStarted(Exception):
 
     @property
     def user_error(self) -> bool:
-        """True where the job asked for what is not there; another node would refuse it alike."""
+        """True if the job asked for something that does not exist; another node would refuse it too."""
         return self.stage in {"exec", "cwd"} and self.errno not in {errno.ENOMEM, errno.EIO, errno.EMFILE, errno.ENFILE}
 
     @property
     def exit_code(self) -> int:
-        """The code a shell would give: 127 not found, 126 found and not to be executed; 125 where it is no fault of the command."""
+        """The code of a shell: 127 not found, 126 not executable; 125 if the command is not at fault."""
         if not self.user_error:
-            return _OURS
+            return _NOT_STARTED
         return NOT_FOUND if self.stage == "exec" and self.errno == errno.ENOENT else NOT_EXECUTABLE
 
 
 class _Keeper(NamedTuple):
-    """A keeper as the host knows it."""
+    """A keeper process and the connection to it."""
 
     channel: socket.socket
     pid: int
@@ -105,7 +105,7 @@ class _Keeper(NamedTuple):
 
 
 class ProcessesUnavailable(Exception):
-    """No process can be started on this node now: no spawner, or no cgroup could be made. Another try may help."""
+    """No process can be started on this node now: no spawner, or no cgroup could be created. A retry may help."""
 
 
 class AttemptProcesses:
@@ -142,7 +142,7 @@ class AttemptProcesses:
             try:
                 answer = self._answers.get(timeout=ANSWER_LIMIT_S)
             except queue.Empty:
-                # Stopped, perhaps with the whole node. A task that still came of it would be nobody's: end all here.
+                # The keeper is stopped, perhaps with the whole node. A task that it starts later would be untracked: end all.
                 self._ended = True
                 raise self._not_started(spec, "keeper", errno.ETIMEDOUT) from None
         if answer is None:
@@ -153,7 +153,7 @@ class AttemptProcesses:
         return pid
 
     def running(self) -> dict[str, int]:
-        """Pids by task id of the tasks whose end was not reported yet."""
+        """Pids by task id of the tasks whose exit was not reported yet."""
         return dict(self._running)
 
     @property
@@ -186,16 +186,16 @@ class AttemptProcesses:
         return self.containment.frozen()
 
     def kill(self, timeout_s: float = 5.0) -> list[int]:
-        """See Containment; from now on nothing more is started here."""
+        """See Containment; afterwards no task can be started here."""
         with self._lock:
             self._ended = True
         return self.containment.kill(timeout_s)
 
     def close(self) -> list[int]:
-        """Kill what is left, let the keeper go, remove the cgroup; returns pids that would not die. May be called again."""
+        """Kill all processes, release the keeper, remove the cgroup; returns pids that did not die. May be called again."""
         leftover = self.kill()
         self.containment.close()
-        self._host._forget(self)  # noqa: SLF001  host and attempt are two halves of one noun
+        self._host._release(self)  # noqa: SLF001  host and attempt are one unit
         return leftover
 
     def _request(self, spec: TaskSpec) -> dict[str, Any]:
@@ -217,12 +217,12 @@ class AttemptProcesses:
         reason = os.strerror(number)
         match stage:
             case "cwd":
-                message = f"its working directory {spec.cwd} cannot be entered on this node: {reason}"
+                message = f"its working directory {spec.cwd} is not accessible on this node: {reason}"
             case "exec":
                 program = "bash" if isinstance(spec.command, str) else spec.command[0]
                 message = f"{program} cannot be executed: {reason}"
                 if number == errno.ENOENT:
-                    message += f"; looked along PATH={spec.env.get('PATH', os.defpath)}"
+                    message += f"; searched PATH={spec.env.get('PATH', os.defpath)}"
             case "cgroup":
                 message = f"it could not enter its cgroup: {reason}"
             case "account":
@@ -230,7 +230,7 @@ class AttemptProcesses:
             case "keeper":
                 message = f"the keeper of {self.key.marker} is gone or closed: {reason}"
             case _:
-                message = f"no process could be made for it: {reason}"
+                message = f"no process could be created for it: {reason}"
         return TaskNotStarted(
             task_id=spec.task_id,
             stage=stage,
@@ -238,8 +238,8 @@ class AttemptProcesses:
             message=f"task {spec.task_id} of job {self.key.job_id} did not start ({what[:80]}): {message}",
         )
 
-    def _heard(self, message: dict[str, Any]) -> None:
-        """Take in what the keeper says, on the processes thread and in the order in which it happened."""
+    def _on_message(self, message: dict[str, Any]) -> None:
+        """Handle a message of the keeper, on the processes thread and in order."""
         match message["op"]:
             case "spawned":
                 self._running[message["task"]] = message["pid"]
@@ -254,10 +254,10 @@ class AttemptProcesses:
                 self.containment.settled()
                 self._host._on_empty(self.key)  # noqa: SLF001
             case other:
-                raise AssertionError(f"a keeper says {other!r}")
+                raise AssertionError(f"unknown message {other!r} from a keeper")
 
-    def _lost(self) -> None:
-        """The keeper died: its tasks die with it (PDEATHSIG), their codes are lost; hunt down what is left aside."""
+    def _on_keeper_lost(self) -> None:
+        """The keeper died: its tasks die with it (PDEATHSIG), and their exit codes are lost; kill the processes that are left."""
         self.containment.lost_keeper()
         self._ended = True
         self._answers.put(None)
@@ -266,13 +266,20 @@ class AttemptProcesses:
         for task_id, pid in running.items():
             self._host._on_exit(  # noqa: SLF001
                 TaskExit(
-                    key=self.key, task_id=task_id, pid=pid, code=None, signal=None, lost=True,
-                    cpu_s=0.0, max_rss_bytes=0, ended_ns=ended_ns,
+                    key=self.key,
+                    task_id=task_id,
+                    pid=pid,
+                    code=None,
+                    signal=None,
+                    lost=True,
+                    cpu_s=0.0,
+                    max_rss_bytes=0,
+                    ended_ns=ended_ns,
                 )
-            )  # fmt: skip
-        threading.Thread(target=self._bury, name=f"phalanx-bury-{self.key.marker}", daemon=True).start()
+            )
+        threading.Thread(target=self._kill_orphans, name=f"phalanx-kill-orphans-{self.key.marker}", daemon=True).start()
 
-    def _bury(self) -> None:
+    def _kill_orphans(self) -> None:
         if not self.containment.kill(ANSWER_LIMIT_S):
             self._host._on_empty(self.key)  # noqa: SLF001
 
@@ -298,8 +305,8 @@ def _exit_of(key: AttemptKey, message: Mapping[str, Any]) -> TaskExit:
 class ProcessHost:
     """All processes of a supervisor's attempts.
 
-    `on_exit` and `on_empty` are called on one thread of this host, in the order in which things happened; they must not block and not call
-    back. `on_empty(key)` says that no process of that generation is left; it comes after the exits, and again if more is started.
+    `on_exit` and `on_empty` are called in order on one thread of this host; they must not block and not call back.
+    `on_empty(key)`: no process of that generation is left; it comes after the exits, and again if more tasks are started.
     """
 
     def __init__(
@@ -310,10 +317,10 @@ class ProcessHost:
         on_empty: Callable[[AttemptKey], None],
         mode: str | None = None,
     ) -> None:
-        """Find the containment that works here (`mode` as in Containments) and start the spawner.
+        """Detect the containment that works here (`mode` as in Containments) and start the spawner.
 
         Raises:
-            ValueError: the containment asked for cannot be had.
+            ValueError: the requested containment is not available.
             SpawnerLost: the spawner does not start.
         """
         self._node_key = node_key
@@ -321,9 +328,8 @@ class ProcessHost:
         self._on_empty = on_empty
         self._lock = threading.Lock()
         self._closed = False
-        self._rested: list[
-            _Keeper
-        ] = []  # keepers with nothing below them, warmed up: forking in a fresh one takes 3 ms longer
+        # Keepers without processes, kept for reuse: forking in a fresh one takes 3 ms longer.
+        self._idle_keepers: list[_Keeper] = []
         self._attempts: dict[int, AttemptProcesses] = {}  # by the descriptor of the channel
         self._containments = Containments(node_key, mode=mode)
         self._spawner = Spawner.cold(node_key)
@@ -334,7 +340,7 @@ class ProcessHost:
 
     @property
     def kind(self) -> ContainmentKind:
-        """What holds attempts together here; `why_not_cgroup` says why it is not the other kind."""
+        """The kind of containment here; `why_not_cgroup` is the reason if it is not by cgroup."""
         return self._containments.kind
 
     @property
@@ -343,14 +349,14 @@ class ProcessHost:
         return self._containments.reason
 
     def open(self, key: AttemptKey, *, zygote: Zygote | None = None) -> AttemptProcesses:
-        """Make room for the processes of a generation: its keeper and, where it can be, its cgroup.
+        """Open the processes of a generation: its keeper and, if possible, its cgroup.
 
         Args:
             key: not open yet.
             zygote: a ready one, whose keepers fork warm ranks; without it all tasks start cold.
 
         Raises:
-            ProcessesUnavailable: the machine refuses, or the zygote died (open it cold then).
+            ProcessesUnavailable: the system refuses, or the zygote died (then open it cold).
         """
         try:
             cgroup = self._containments.prepare(key)
@@ -369,12 +375,12 @@ class ProcessHost:
         return attempt
 
     def close(self, timeout_s: float = 5.0) -> list[int]:
-        """End every attempt still open, the spawner and the thread; returns pids that would not die."""
+        """End every open attempt, the spawner and the thread; returns pids that did not die."""
         if self._closed:
             return []
         leftover = [pid for attempt in list(self._attempts.values()) for pid in attempt.close()]
         self._closed = True
-        for keeper in self._rested:
+        for keeper in self._idle_keepers:
             keeper.channel.close()
         self._spawner.close(timeout_s)
         os.write(self._stop_write, b".")
@@ -383,14 +389,14 @@ class ProcessHost:
         return leftover
 
     def _keeper_for(self, cgroup: str | None, zygote: Zygote | None) -> _Keeper:
-        """A keeper that keeps nothing: one that has done so before, else a new one."""
+        """A keeper without processes: an idle one, else a new one."""
         while zygote is None:
             with self._lock:
-                if not self._rested:
+                if not self._idle_keepers:
                     break
-                keeper = self._rested.pop()
+                keeper = self._idle_keepers.pop()
             if identity(keeper.pid) is not None:
-                with contextlib.suppress(OSError):  # killed a moment ago: the next one
+                with contextlib.suppress(OSError):  # killed just now: try the next one
                     send_request(keeper.channel, {"op": "serve", "cgroup": cgroup}, [])
                     return keeper
             keeper.channel.close()
@@ -399,7 +405,7 @@ class ProcessHost:
         return _Keeper(channel, pid, spawner, zygote is not None)
 
     def _living_spawner(self) -> Spawner:
-        """The spawner; a new one when somebody killed it. The keepers it forked live on without it."""
+        """The spawner; a new one if it was killed. Its keepers survive it."""
         with self._lock:
             if not self._spawner.alive():
                 self._spawner.close()
@@ -420,8 +426,8 @@ class ProcessHost:
                     continue
                 try:
                     self._read(attempt, descriptor)
-                except Exception:  # noqa: BLE001  one attempt's failure must not make us deaf to all others; it is logged whole
-                    _log.exception("what the keeper of %s said was not taken in", attempt.key.marker)
+                except Exception:  # noqa: BLE001  a failure in one attempt must not stop the reader of all others
+                    _log.exception("a message of the keeper of %s was not handled", attempt.key.marker)
 
     def _read(self, attempt: AttemptProcesses, descriptor: int) -> None:
         try:
@@ -431,17 +437,17 @@ class ProcessHost:
         except OSError:
             packet = b""
         if packet:
-            attempt._heard(json.loads(packet))  # noqa: SLF001
+            attempt._on_message(json.loads(packet))  # noqa: SLF001
             return
         with self._lock:
             if self._attempts.get(descriptor) is attempt:
                 self._epoll.unregister(descriptor)
             else:
                 return
-        attempt._lost()  # noqa: SLF001
+        attempt._on_keeper_lost()  # noqa: SLF001
 
-    def _forget(self, attempt: AttemptProcesses) -> None:
-        """Let the keeper rest for the next attempt if nothing is below it, else let it go: its socket ends, and it with it."""
+    def _release(self, attempt: AttemptProcesses) -> None:
+        """Keep the keeper for the next attempt if it has no processes, else close its socket, and it exits."""
         with self._lock:
             descriptor = attempt._channel.fileno()  # noqa: SLF001
             if self._attempts.get(descriptor) is not attempt:
@@ -453,7 +459,7 @@ class ProcessHost:
             except FileNotFoundError:
                 lost = True
             keeper = attempt._keeper  # noqa: SLF001
-            if not (lost or keeper.warm) and len(self._rested) < _RESTED_MAX and attempt.empty():
-                self._rested.append(keeper)
+            if not (lost or keeper.warm) and len(self._idle_keepers) < _IDLE_KEEPERS_MAX and attempt.empty():
+                self._idle_keepers.append(keeper)
             else:
                 keeper.channel.close()

@@ -1,7 +1,7 @@
-"""What /proc says about processes: who is whose child, what state it is in, and a signal that cannot hit the wrong one.
+"""The process table of /proc: parents, states, and a signal that cannot reach the wrong process.
 
-Read by everything in `node/shell` that counts, freezes or kills, also by the spawner and the zygote, which load this file by path
-under the *job's* interpreter: standard library only, Python >= 3.10, no import from phalanx. It never decides what belongs to whom.
+Used by all code in `node/shell` that counts, freezes or kills, and by the spawner and the zygote, which load this file by path
+under the *job's* interpreter: standard library only, Python >= 3.10, no import from phalanx.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class ProcessIdentity(NamedTuple):
-    """A process beyond doubt: a pid is used again, a pid with its start time (ticks since boot) is not."""
+    """Identifies a process: pids are reused, a pid with its start time (ticks since boot) is not."""
 
     pid: int
     started_ticks: int
@@ -42,18 +42,18 @@ class ProcessRow(NamedTuple):
 
     @property
     def dead(self) -> bool:
-        """True for a zombie: it runs nothing any more and only waits to be reaped."""
+        """True for a zombie: it executes nothing and waits to be reaped."""
         return self.state in "ZX"
 
 
 def read_row(pid: int) -> ProcessRow | None:
-    """The row of one process; None where there is none (any more)."""
+    """The row of one process; None if it does not exist."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as stat:
             text = stat.read()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
-    # The name stands in parentheses and may hold spaces and parentheses itself: what follows the last one is safe to split.
+    # The name is in parentheses and may contain spaces and parentheses: split only the text after the last one.
     fields = text[text.rfind(b")") + 2 :].split()
     if len(fields) < 22:
         return None
@@ -80,7 +80,7 @@ def read_table() -> dict[int, ProcessRow]:
 
 
 def descendants(table: Mapping[int, ProcessRow], roots: Iterable[int]) -> set[int]:
-    """The pids below `roots`, the roots themselves not among them."""
+    """The pids below `roots`, without the roots."""
     children: dict[int, list[int]] = {}
     for row in table.values():
         children.setdefault(row.parent, []).append(row.pid)
@@ -95,18 +95,18 @@ def descendants(table: Mapping[int, ProcessRow], roots: Iterable[int]) -> set[in
 
 
 def identity(pid: int) -> ProcessIdentity | None:
-    """The identity of the process that has this pid now; None for none and for a zombie."""
+    """The identity of the process that has this pid now; None for no process and for a zombie."""
     row = read_row(pid)
     return None if row is None or row.dead else row.identity
 
 
 def alive(process: ProcessIdentity) -> bool:
-    """True while this very process runs (a zombie does not)."""
+    """True while exactly this process runs (a zombie does not)."""
     return identity(process.pid) == process
 
 
 def environment(pid: int) -> dict[bytes, bytes]:
-    """The environment block of a process, as it stands in its memory; empty where it cannot be read."""
+    """The environment block of a process, from its memory; empty if it cannot be read."""
     try:
         with open(f"/proc/{pid}/environ", "rb", buffering=0) as environ:
             block = environ.readall()
@@ -117,7 +117,7 @@ def environment(pid: int) -> dict[bytes, bytes]:
 
 
 def send(process: ProcessIdentity, number: int) -> bool:
-    """Signal exactly this process; False when it is gone. A pid that has passed to another process is never hit.
+    """Signal exactly this process; False if it is gone. Another process that reuses the pid never gets the signal.
 
     Raises:
         PermissionError: it belongs to another user.
@@ -129,7 +129,7 @@ def send(process: ProcessIdentity, number: int) -> bool:
             return False
         raise
     try:
-        # The handle pins whoever has the pid now; the start time then tells whether that is who was meant.
+        # The handle pins the process that has the pid now; the start time then identifies it.
         row = read_row(process.pid)
         if row is None or row.started_ticks != process.started_ticks:
             return False

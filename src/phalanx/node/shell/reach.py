@@ -1,6 +1,6 @@
-"""Is the path that a user named for checkpoints the same folder on every node of the gang? Each leaves a mark there, and node rank 0 looks for all.
+"""Checks that a checkpoint path given by the user is the same folder on every node of the gang: each node creates a marker file, node rank 0 checks for all.
 
-Where it is not, the job runs, but its checkpoints are not published: what is resumed from must be whole wherever the gang goes on.
+If it is not, the job runs, but its checkpoints are not published: a job may only resume from checkpoints that are complete on all its nodes.
 """
 
 from __future__ import annotations
@@ -13,50 +13,50 @@ from typing import Final
 from phalanx.node.shell.accounts import open_to_write
 from phalanx.node.shell.present import Present
 
-_PATIENCE_S: Final = 5.0  # a network file system may show a new name some seconds late
-_LOOK_S: Final = 0.1
+_PATIENCE_S: Final = 5.0  # a network file system may show a new file some seconds late
+_POLL_S: Final = 0.1
 
 
-def leave_mark(present: Present) -> None:
-    """Before the barrier, on every node.
+def leave_mark(member: Present) -> None:
+    """Create the marker, on every node before the barrier.
 
     Raises:
-        OSError: it cannot be written; nor could a checkpoint.
+        OSError: it cannot be written; then a checkpoint could not be either.
     """
-    if _asked(present):
-        os.close(open_to_write(_mark(present, present.grant.node_rank)))
+    if _applies(member):
+        os.close(open_to_write(_marker(member, member.grant.node_rank)))
 
 
-def remove_mark(present: Present) -> None:
-    """At the end, so that a folder without checkpoints is empty."""
-    if _asked(present):
+def remove_mark(member: Present) -> None:
+    """Remove the marker at the end, so that a folder without checkpoints is empty."""
+    if _applies(member):
         with contextlib.suppress(OSError):
-            os.unlink(_mark(present, present.grant.node_rank))
+            os.unlink(_marker(member, member.grant.node_rank))
 
 
-def unseen(present: Present) -> str:
-    """Behind the barrier, on node rank 0: what is wrong with the path, and what to do; empty where nothing is."""
-    if not _asked(present) or present.grant.node_rank != 0:
+def unseen(member: Present) -> str:
+    """Check for all markers, on node rank 0 after the barrier: the problem and its remedy; empty if there is none."""
+    if not _applies(member) or member.grant.node_rank != 0:
         return ""
-    grants = present.prepare.allocation.grants
+    grants = member.prepare.allocation.grants
     until_s = time.monotonic() + _PATIENCE_S
     while True:
-        missing = [grant.node_id for grant in grants if not os.path.exists(_mark(present, grant.node_rank))]
+        missing = [grant.node_id for grant in grants if not os.path.exists(_marker(member, grant.node_rank))]
         if not missing:
             return ""
-        if time.monotonic() >= until_s or present.cancelled.wait(_LOOK_S):
+        if time.monotonic() >= until_s or member.cancelled.wait(_POLL_S):
             break
     return (
-        f"checkpoint: {present.grant.node_id} does not see what {', '.join(missing)} left in {present.prepare.spec.checkpoint}: "
-        "checkpoints of this attempt are not published, and the job cannot resume from them by itself. Name a folder that all nodes "
-        "share; without `checkpoint`, the head keeps copies"
+        f"checkpoint: {member.grant.node_id} does not see the files of {', '.join(missing)} in {member.prepare.spec.checkpoint}: "
+        "checkpoints of this attempt are not published, and the job cannot resume from them by itself. Use a folder that all nodes "
+        "share, or omit `checkpoint`: then the head keeps copies"
     )
 
 
-def _asked(present: Present) -> bool:
-    order = present.prepare
+def _applies(member: Present) -> bool:
+    order = member.prepare
     return bool(order.spec.checkpoint) and "://" not in order.checkpoint_dir and len(order.allocation.grants) > 1
 
 
-def _mark(present: Present, node_rank: int) -> str:
-    return os.path.join(present.prepare.checkpoint_dir, f".reach-{present.key.generation}-{node_rank}")
+def _marker(member: Present, node_rank: int) -> str:
+    return os.path.join(member.prepare.checkpoint_dir, f".reach-{member.key.generation}-{node_rank}")

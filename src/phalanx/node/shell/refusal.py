@@ -1,13 +1,13 @@
-"""What preparing a member raises where it cannot run here."""
+"""The error for a member that cannot run on this node."""
 
 from __future__ import annotations
 
 
 class Refusal(Exception):
-    """Not here, and why.
+    """The member cannot run here.
 
-    `charge`: the job's own fault, elsewhere it would fail alike; `exit_code`: what a shell would say of it; `flaw`: the node is not well,
-    and is to be kept out.
+    `charge`: the job's own fault, it would fail elsewhere too; `exit_code`: as a shell would give; `flaw`: the node is faulty and must be
+    cordoned.
     """
 
     def __init__(self, why: str, *, charge: bool, exit_code: int = 1, flaw: bool = False) -> None:

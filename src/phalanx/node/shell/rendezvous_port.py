@@ -1,4 +1,4 @@
-"""A port for a gang's rendezvous: one on which nobody listens on this node now."""
+"""Picks a free port for a gang's rendezvous."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PORT_TRIES: Final = 200
 
 
 def free_port() -> int:
-    """A port that nobody listens on now. Somebody may be faster than rank 0: then the gang tries again, uncharged."""
+    """A port without a listener now. If another process takes it before rank 0 does, the gang retries, uncharged."""
     for _ in range(_PORT_TRIES):
         port = random.randint(PORT_FIRST, PORT_LAST)
         if _binds(port):
@@ -22,7 +22,7 @@ def free_port() -> int:
 
 
 def _binds(port: int) -> bool:
-    """Whether all addresses of both families can be bound, as torch's store does."""
+    """Whether it can be bound on all addresses of both families, as torch's store does."""
     for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
         try:
             with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -37,7 +37,7 @@ def _binds(port: int) -> bool:
 
 
 def _has_ipv6() -> bool:
-    """Whether this kernel lets anything bind the IPv6 wildcard."""
+    """Whether this kernel allows binding the IPv6 wildcard."""
     try:
         with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
             probe.bind(("::", 0))

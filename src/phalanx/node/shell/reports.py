@@ -1,7 +1,7 @@
 """The supervisor's end of the report pipe (`wire.rank`): a FIFO of JSON lines from the ranks, read by the spool's thread.
 
-It is opened for reading and writing, so that it never ends when ranks do. Whoever has its path can write to it: a line that is no report is
-counted and passed over, never a reason to stop.
+It is opened for reading and writing, so that it never ends when ranks do. Every process that knows its path can write to it: invalid lines
+are skipped.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from phalanx.node.shell.accounts import acting_as
 from phalanx.wire.rank import REPORT_BYTES_MAX, ReportKind
 
 _READ_BYTES: Final = 65536
-_ROUND_BYTES: Final = 1024 * 1024  # a turn; a FIFO holds 64 KiB, so a turn empties it unless ranks flood it
+_ROUND_BYTES: Final = 1024 * 1024  # read in one turn; a FIFO holds 64 KiB, so a turn empties it unless ranks flood it
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
-    """One report of a rank; `fields` holds what its kind brings along (see ReportKind), `line` is all of it as it came."""
+    """One report of a rank; `fields` are those of its kind (see ReportKind), `line` is the raw line."""
 
     kind: ReportKind
     rank: int
@@ -39,7 +39,7 @@ class RankReport:
 
 
 def parse_report(line: bytes) -> RankReport | None:
-    """Read one line; None where it is no report."""
+    """Parse one line; None if it is not a report."""
     record = object_of(line)
     if record is None:
         return None
@@ -55,10 +55,10 @@ def parse_report(line: bytes) -> RankReport | None:
 
 
 def make_fifo(path: str) -> int:
-    """A FIFO, open for both ends: a writer may come and go. What lies at the path must be this one.
+    """Create a FIFO, open for both ends, so that writers may come and go.
 
     Raises:
-        OSError: it cannot be made, or something else was put in its place.
+        OSError: it cannot be created, or the path was replaced by another file.
     """
     os.mkfifo(path, 0o600)
     descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -69,7 +69,7 @@ def make_fifo(path: str) -> int:
 
 
 class ReportPipe:
-    """One FIFO. Made by `Spool.open_reports`; `garbage` counts the lines that were no reports."""
+    """One FIFO, created by `Spool.open_reports`."""
 
     def __init__(
         self,
@@ -81,7 +81,6 @@ class ReportPipe:
     ) -> None:
         self.path = path
         self._account = account
-        self.garbage = 0
         self._on_report = on_report
         self._forget = forget
         self._drain = drain
@@ -94,7 +93,7 @@ class ReportPipe:
             self.descriptor = make_fifo(path)
 
     def drain(self, timeout_s: float = 5.0) -> bool:
-        """Wait until all reports written before now were passed on; False when that takes longer."""
+        """Wait until all reports written before now were passed on; False on timeout."""
         return self._drain(self.descriptor, timeout_s)
 
     def close(self) -> None:
@@ -109,10 +108,10 @@ class ReportPipe:
             os.unlink(self.path)
 
     def read(self) -> None:
-        """Take what is there; called by the spool."""
+        """Read available reports; called by the spool."""
         taken = 0
         while taken < _ROUND_BYTES:
-            with self._lock:  # against `close`: the number must not pass to another file in between
+            with self._lock:  # against `close`: the descriptor number must not be reused in between
                 if self.descriptor < 0:
                     return
                 try:
@@ -125,23 +124,19 @@ class ReportPipe:
     def _take(self, data: bytes) -> None:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            if self._skipping:  # the end of a line that was counted when it grew too long
+            if self._skipping:  # the end of a line that was too long
                 self._skipping = False
                 continue
             report = parse_report(line) if len(line) < REPORT_BYTES_MAX else None
-            if report is None or not self._pass_on(report):
-                self.garbage += 1
+            if report is not None:
+                self._pass_on(report)
         if len(self._rest) >= REPORT_BYTES_MAX:
-            self.garbage += not self._skipping
             self._skipping = True
         if self._skipping:
             self._rest = b""
 
-    def _pass_on(self, report: RankReport) -> bool:
-        """False where nobody could make anything of it."""
+    def _pass_on(self, report: RankReport) -> None:
         try:
             self._on_report(report)
-        except Exception:  # noqa: BLE001  anybody may have written it: it costs itself, and no line behind it
-            _log.exception("a report of rank %d (%s) is passed over", report.rank, report.kind)
-            return False
-        return True
+        except Exception:  # noqa: BLE001  any process may have written the line: it must not affect later lines
+            _log.exception("report of rank %d (%s) skipped", report.rank, report.kind)

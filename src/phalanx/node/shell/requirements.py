@@ -1,6 +1,6 @@
-"""Bring the Python packages that a job names to this node: an environment for each hash, made once, which the member then runs in.
+"""Provides the Python packages that a job requires: one virtual environment per hash, created once, in which the member runs.
 
-The work is done by `requirements_main` in the member's containment; here it is asked for, and what it made is kept while the member lives.
+`requirements_main` installs in the member's containment; this module starts it and holds the environment while the member lives.
 """
 
 from __future__ import annotations
@@ -25,95 +25,96 @@ from phalanx.node.shell.venvs import Venvs
 
 _PROGRAM: Final = (sys.executable, "-I", "-m", "phalanx.node.shell.requirements_main")
 
+_ANSWER_CHARACTERS_MAX: Final = 1 << 20  # includes the installer's last lines
+_FILE_BYTES_MAX: Final = 16 << 20  # a list of packages; the installer reads it again, within the job's memory
+_NAME: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)?")  # a folder in the cache, never above it
 
-_ANSWER_CHARACTERS_MAX: Final = 1 << 20  # the installer's last words are in it
-_FILE_BYTES_MAX: Final = 16 << 20  # a list of packages; the installer reads it again, with the job's memory
-_NAME: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)?")  # a folder's in the cache, and nothing above it
 
-
-def file_of(present: Present) -> str:
-    """Which file of the working directory is installed; "" for none. A copy brings its own, unless the job says otherwise."""
-    spec = present.prepare.spec
+def file_of(member: Present) -> str:
+    """The requirements file in the working directory; "" for none. An uploaded directory may provide one, unless the job specifies another."""
+    spec = member.prepare.spec
     if spec.requirements:
         return "" if spec.requirements == NONE else spec.requirements
     if not spec.upload or spec.image:
         return ""
-    return used_by_itself(lambda name: _bytes(os.path.join(present.workdir, name)))
+    return used_by_itself(lambda name: _bytes(os.path.join(member.workdir, name)))
 
 
 def bring(
-    present: Present, file: str, *, cache: str, variables: Mapping[str, str], open_output: Callable[[], int]
+    member: Present, file: str, *, cache: str, variables: Mapping[str, str], open_output: Callable[[], int]
 ) -> None:
-    """Let the member run in the environment of this file; a restart in place finds that of before.
+    """Make the member run in the environment of this file; a restart in place reuses the earlier one.
 
     Args:
-        present: with its processes open.
+        member: its processes must be open.
         file: in the working directory.
-        cache: folder of what attempts share.
-        variables: what the installer's environment is, the job's own PIP_ and UV_ variables in it.
-        open_output: as `run_aside` takes it.
+        cache: the node's cache folder.
+        variables: the installer's environment, including the job's PIP_ and UV_ variables.
+        open_output: as in `run_aside`.
 
     Raises:
-        Refusal: it cannot be made; the installer's words are in it.
-        OSError: the disk.
+        Refusal: it cannot be created; contains the installer's error.
+        OSError: the disk failed.
     """
-    answer, order = (os.path.join(present.scratch.path, name) for name in ("requirements.json", "requirements.order"))
-    with acting_as(present.account):
-        make_cache(cache, present.account)
+    answer, order = (os.path.join(member.scratch.path, name) for name in ("requirements.json", "requirements.order"))
+    with acting_as(member.account):
+        make_cache(cache, member.account)
         name = _name_in(answer)
-        fresh = name is None or (name and not _take(present, Venvs(cache), name))
+        fresh = name is None or (name and not _take(member, Venvs(cache), name))
         if fresh:
             with open(open_to_write(order), "w", encoding="utf-8") as out:
-                what = {
+                request = {
                     "file": file,
-                    "workdir": present.workdir,
+                    "workdir": member.workdir,
                     "cache": cache,
-                    "argv": present.prepare.spec.role.argv,
+                    "argv": member.prepare.spec.role.argv,
                 }
-                json.dump({**what, "answer": answer}, out)
+                json.dump({**request, "answer": answer}, out)
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(answer)  # of a try that failed
+                os.unlink(answer)  # of a failed try
     if fresh:
-        run_aside(present, REQUIREMENTS_TASK, (*_PROGRAM, order), variables, open_output)
-        with acting_as(present.account):
+        run_aside(member, REQUIREMENTS_TASK, (*_PROGRAM, order), variables, open_output)
+        with acting_as(member.account):
             name = _name_in(answer)
             if name is None:
                 raise Refusal(_why(answer, file), charge=_charged(answer))
-            taken = not name or _take(present, Venvs(cache), name)
+            taken = not name or _take(member, Venvs(cache), name)
         if not taken:
-            raise Refusal(f"{file}: its packages were removed as soon as they were installed", charge=False)
+            raise Refusal(f"{file}: its packages were removed right after their installation", charge=False)
 
 
-def dressed(present: Present, variables: dict[str, str]) -> dict[str, str]:
+def dressed(member: Present, variables: dict[str, str]) -> dict[str, str]:
     """The variables, with the member's environment activated if it has one."""
-    return with_environment(variables, present.venv) if present.venv else variables
+    return with_environment(variables, member.venv) if member.venv else variables
 
 
-def _take(present: Present, venvs: Venvs, name: str) -> bool:
-    """Use it until the member is wound up; False where it is gone.
+def _take(member: Present, venvs: Venvs, name: str) -> bool:
+    """Hold the environment until the member is wound up; False if it is gone.
 
     Raises:
-        Refusal: the member was stopped, or somebody holds the environment.
+        Refusal: the member was stopped, or another process holds the environment.
     """
     try:
-        descriptor = venvs.use(name, present.cancelled.is_set)
+        descriptor = venvs.use(name, member.cancelled.is_set)
     except TimeoutError as error:
-        stopped = present.cancelled.is_set()
+        stopped = member.cancelled.is_set()
         why = (
-            "stopped while it was being prepared" if stopped else f"{venvs.path(name)}: another process holds its lock"
+            "the job was stopped during preparation"
+            if stopped
+            else f"{venvs.path(name)}: another process holds its lock"
         )
         raise Refusal(why, charge=not stopped) from error
     if not venvs.complete(name):
         os.close(descriptor)
         return False
-    present.closing.callback(os.close, descriptor)
-    present.venv = venvs.path(name)
+    member.closing.callback(os.close, descriptor)
+    member.venv = venvs.path(name)
     return True
 
 
 def _answer(path: str) -> dict[str, object]:
     try:
-        # The installer's word, and with that of whatever it installs: neither a pipe nor a long text may hold us up.
+        # Written by the installer and the code that it installs: a pipe or a long text must not block us.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         with open(descriptor, encoding="utf-8") as file:
             found = json.loads(file.read(_ANSWER_CHARACTERS_MAX))
@@ -128,7 +129,7 @@ def _name_in(path: str) -> str | None:
 
 
 def _why(path: str, file: str) -> str:
-    return str(_answer(path).get("why") or f"installing {file} was cut short on this node")
+    return str(_answer(path).get("why") or f"installing {file} was interrupted on this node")
 
 
 def _charged(path: str) -> bool:
@@ -137,9 +138,8 @@ def _charged(path: str) -> bool:
 
 def _bytes(path: str) -> bytes | None:
     try:
-        descriptor = os.open(
-            path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-        )  # a pipe without a writer must not hold us up
+        # A pipe without a writer must not block us.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return None
     with open(descriptor, "rb") as file:

@@ -1,7 +1,7 @@
-"""Install a job's packages into an environment of this node: `python -I -m phalanx.node.shell.requirements_main ORDER`.
+"""Installs a job's packages into a virtual environment of this node: `python -I -m phalanx.node.shell.requirements_main ORDER`.
 
-Started by `requirements` inside the member's containment, hence frozen, stopped and killed with it. What it prints is the job's; what it
-found goes into the answer file: {"name": environment} or {"why": text, "charge": bool}. ORDER is JSON: file, workdir, cache, argv, answer.
+Started by `requirements` inside the member's containment, so it is frozen, stopped and killed with it. Its output goes to the job's log, its
+result into the answer file: {"name": environment} or {"why": text, "charge": bool}. ORDER is JSON: file, workdir, cache, argv, answer.
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ from phalanx.node.logic.requirements import (
 from phalanx.node.shell.venvs import Venvs
 from phalanx.node.shell.zygote import find_interpreter
 
-_TAIL_LINES: Final = 40  # of an installer's output, in which its last words are looked for
+_TAIL_LINES: Final = 40  # of an installer's output, in which the error is searched
 _SCRIPT_BYTES_MAX: Final = 1 << 20  # a command of a package is a few lines of Python
-_SHEBANG_MAX: Final = 127  # what every Linux reads of a script's first line
-_ASK_LIMIT_S: Final = 60.0  # an interpreter starts in 20 ms, from a cold network file system in seconds
-_NOT_HASHED: Final = frozenset(
-    {".git", "__pycache__", "build", "dist", ".venv", "venv"}
-)  # made by building, or no source
+_SHEBANG_MAX: Final = 127  # every Linux reads this much of a script's first line
+_ASK_LIMIT_S: Final = 60.0  # an interpreter starts in 20 ms, from a cold network file system a few seconds
+# Created by builds, or not source.
+_NOT_HASHED: Final = frozenset({".git", "__pycache__", "build", "dist", ".venv", "venv"})
 _ASK: Final = """
 import json, sys, sysconfig
 inner = sys.prefix != sys.base_prefix
@@ -49,12 +48,12 @@ print(json.dumps({
 """
 
 
-class _Lacking(Exception):
-    """This node lacks something that the job may take for granted; another one may have it."""
+class _MissingPrerequisite(Exception):
+    """This node lacks a prerequisite that the job may expect; another node may have it."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Answer, and give 0 where the environment is ready."""
+    """Write the answer; returns 0 if the environment is ready."""
     with open(arguments[0], encoding="utf-8") as file:
         order: dict[str, Any] = json.load(file)
     answer: dict[str, object]
@@ -62,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
         answer = {"name": _install(order)}
     except (BadRequirements, BadRequest) as error:
         answer = {"why": str(error), "charge": True}
-    except _Lacking as error:
+    except _MissingPrerequisite as error:
         answer = {"why": str(error), "charge": False}
     except OSError as error:
         answer = {"why": f"installing {order['file']} failed on this node: {error}", "charge": False}
@@ -70,12 +69,12 @@ def main(arguments: Sequence[str]) -> int:
         json.dump(answer, file)
     os.rename(order["answer"] + ".new", order["answer"])
     if "why" in answer:
-        _say(str(answer["why"]))
+        _print(str(answer["why"]))
     return 1 if "why" in answer else 0
 
 
 def _install(order: dict[str, Any]) -> str:
-    """The name of the environment, ready; "" where the file names nothing."""
+    """The name of the ready environment; "" if the file lists nothing."""
     file, workdir = order["file"], order["workdir"]
     wanted = listed(file, workdir=workdir, read=lambda path: _read(os.path.join(workdir, path)))
     if not wanted.lines:
@@ -84,18 +83,18 @@ def _install(order: dict[str, Any]) -> str:
     contents = [(path, _digest(os.path.join(workdir, path), path, file)) for path in wanted.local]
     name = environment_name(python, wanted, contents)
     venvs = Venvs(order["cache"])
-    in_use = venvs.use(name)  # from here on no sweep of another job takes it
+    in_use = venvs.use(name)  # from here on no sweep of another job removes it
     try:
         if venvs.complete(name):
-            _say(f"{file}: installed before on this node, as {name[:12]}")
+            _print(f"{file}: already installed on this node, as {name[:12]}")
             return name
         with venvs.making(name, wait=False) as mine:
             if mine:
                 _make(venvs, name, python, wanted, order)
                 return name
-        _say(f"{file}: another job is installing the same; waiting for it")
+        _print(f"{file}: another job is installing the same packages; waiting for it")
         with venvs.making(name, wait=True):
-            if not venvs.complete(name):  # it failed, or was stopped
+            if not venvs.complete(name):  # the other job failed or was stopped
                 _make(venvs, name, python, wanted, order)
         return name
     finally:
@@ -106,47 +105,52 @@ def _make(venvs: Venvs, name: str, python: Interpreter, wanted: Listed, order: d
     began_s = time.monotonic()
     path = venvs.clear(name)
     inner = ["--without-pip", *([] if python.parents else ["--system-site-packages"])]
-    _call([python.path, "-I", "-m", "venv", *inner, path], "an environment cannot be made", _Lacking)
-    _show_parents(path, python)
+    _call([python.path, "-I", "-m", "venv", *inner, path], "cannot create a virtual environment", _MissingPrerequisite)
+    _link_parents(path, python)
     variables = with_environment(os.environ, path)
     tool = _installer(path, variables)
     listing = os.path.join(os.path.dirname(order["answer"]), "requirements.installed.txt")
     with open(listing, "w", encoding="utf-8", errors="surrogateescape") as file:
         file.writelines(line + "\n" for line in wanted.lines)
-    _say(f"{order['file']}: installing with {tool[0]} for Python {python.version}, as {name[:12]}")
-    what = f"{order['file']} could not be installed"
-    _call([*tool[1], "-r", listing], what, BadRequirements, variables=variables, cwd=order["workdir"])
-    _take_commands(path, python)
+    _print(f"{order['file']}: installing with {tool[0]} for Python {python.version}, as {name[:12]}")
+    error = f"{order['file']} could not be installed"
+    _call([*tool[1], "-r", listing], error, BadRequirements, variables=variables, cwd=order["workdir"])
+    _copy_commands(path, python)
     venvs.finish(name)
-    _say(f"{order['file']}: installed in {time.monotonic() - began_s:.1f} s")
+    _print(f"{order['file']}: installed in {time.monotonic() - began_s:.1f} s")
     for gone in venvs.sweep():
-        _say(f"removed the packages {gone[:12]}, which were used longest ago, or never finished")
+        _print(f"removed the packages {gone[:12]}: least recently used, or incomplete")
 
 
 def _installer(path: str, variables: dict[str, str]) -> tuple[str, list[str]]:
-    """Its name and how it begins: uv where it is installed, else pip, the node's own, or one that this Python brings along."""
+    """The installer and the start of its command: uv if installed, else pip of the node or of this Python."""
     python = os.path.join(path, "bin", "python")
     uv = shutil.which("uv", path=variables["PATH"])
     if uv is not None:
         return "uv", [uv, "pip", "install", "--python", python]
     pip = [python, "-m", "pip"]
     if subprocess.run([*pip, "--version"], capture_output=True, check=False, env=variables).returncode != 0:
-        _call([python, "-m", "ensurepip"], "neither uv nor pip is on this node", _Lacking, variables=variables)
+        _call(
+            [python, "-m", "ensurepip"],
+            "neither uv nor pip is installed on this node",
+            _MissingPrerequisite,
+            variables=variables,
+        )
     return "pip", [*pip, "install", "--no-input", "--disable-pip-version-check", "--no-warn-script-location"]
 
 
-def _show_parents(path: str, python: Interpreter) -> None:
-    """Let the environment see what the node's own environment holds (its torch), after its own packages."""
+def _link_parents(path: str, python: Interpreter) -> None:
+    """Make the packages of the node's own environment (its torch) importable, after those of this environment."""
     if not python.parents:
         return
     library = next(os.scandir(os.path.join(path, "lib"))).path
     with open(os.path.join(library, "site-packages", "phalanx-node.pth"), "w", encoding="utf-8") as file:
-        # addsitedir and not a plain path, so that .pth files there count too: they make editable installs.
+        # addsitedir instead of a plain path, so that .pth files there are read: editable installs need them.
         file.writelines(f"import site; site.addsitedir({parent!r})\n" for parent in python.parents)
 
 
-def _take_commands(path: str, python: Interpreter) -> None:
-    """Copy the node's commands that are written in this Python (torchrun, accelerate), so that they see the environment's packages."""
+def _copy_commands(path: str, python: Interpreter) -> None:
+    """Copy the node's commands that are written in this Python (torchrun, accelerate), so that they use the environment's packages."""
     own = os.path.join(path, "bin")
     real = os.path.realpath(python.path)
     for entry in os.scandir(python.scripts) if os.path.isdir(python.scripts) else ():
@@ -164,7 +168,7 @@ def _take_commands(path: str, python: Interpreter) -> None:
 def _shebang(python: str) -> bytes:
     if len(python) + 3 <= _SHEBANG_MAX:
         return os.fsencode(f"#!{python}\n")
-    # As pip writes it: lines that sh runs, and that Python reads as a text that means nothing.
+    # As pip writes it: sh runs the line, and Python reads it as a string.
     return os.fsencode(f"#!/bin/sh\n'''exec' \"{python}\" \"$0\" \"$@\"\n' '''\n")
 
 
@@ -179,22 +183,22 @@ def _ask_python(names: Sequence[str], workdir: str) -> Interpreter:
             )
             return Interpreter(**{**json.loads(asked.stdout), "parents": tuple(json.loads(asked.stdout)["parents"])})
         except (subprocess.SubprocessError, ValueError) as error:
-            raise _Lacking(f"{found} does not say what Python it is: {error}") from error
-    raise _Lacking(f"no Python for the requirements; looked along PATH={os.environ.get('PATH', '')}")
+            raise _MissingPrerequisite(f"{found} did not report its Python version: {error}") from error
+    raise _MissingPrerequisite(f"no Python for the requirements; searched PATH={os.environ.get('PATH', '')}")
 
 
 def _call(
     command: Sequence[str],
-    what: str,
+    message: str,
     kind: type[Exception],
     *,
     variables: dict[str, str] | None = None,
     cwd: str | None = None,
 ) -> None:
-    """Run a command, its output to ours as it comes.
+    """Run a command and forward its output.
 
     Raises:
-        kind: it ended badly; with its last words.
+        kind: it failed; contains its last lines.
     """
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
     environment = dict(os.environ) if variables is None else variables
@@ -207,9 +211,9 @@ def _call(
             sys.stdout.write(line)
             sys.stdout.flush()
     if process.returncode != 0:
-        said = last_words(tail)
+        last = last_words(tail)
         raise kind(
-            f"{what}: {os.path.basename(command[0])} ended with code {process.returncode}{': ' + said if said else ''}"
+            f"{message}: {os.path.basename(command[0])} ended with code {process.returncode}{': ' + last if last else ''}"
         )
 
 
@@ -241,7 +245,7 @@ def _files_below(path: str) -> list[str]:
     return found
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(f"phalanx: {text}\n")
     sys.stdout.flush()
 

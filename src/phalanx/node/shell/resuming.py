@@ -1,4 +1,4 @@
-"""Find the checkpoint that a member resumes from: where the gang's nodes share a folder node rank 0 verifies it, else each node has it brought."""
+"""Selects the checkpoint that a member resumes from: on a shared folder node rank 0 verifies it, otherwise each node downloads it."""
 
 from __future__ import annotations
 
@@ -20,66 +20,66 @@ from phalanx.node.shell.refusal import Refusal
 _FOLDER_TRIES: Final = 3
 
 
-def find(present: Present, access: HeadAccess, porter: Porter, note: Callable[[str], None]) -> Resume | None:
-    """The newest checkpoint that is whole; None where there is none, or where node rank 0 judges for all.
+def find(member: Present, access: HeadAccess, porter: Porter, note: Callable[[str], None]) -> Resume | None:
+    """The newest complete checkpoint; None if there is none, or if node rank 0 selects it for all.
 
     Raises:
-        Refusal: the head does not give this attempt anything any more.
-        OSError: the disk.
+        Refusal: the head no longer accepts this attempt.
+        OSError: the disk failed.
     """
-    order = present.prepare
+    order = member.prepare
     if not kept.keeps_checkpoints(order):
-        if present.grant.node_rank != 0:
+        if member.grant.node_rank != 0:
             return None
-        with acting_as(present.account):
-            return checkpoints.newest_valid(order.candidates, note, present.cancelled.is_set)
-    # Every node has its own, and needs all of it: a rank may load what another node's rank has saved.
-    own = [kept.own_copy(order, candidate, present.checkpoints) for candidate in order.candidates]
-    with acting_as(present.account):
-        checkpoints.tidy_own(present.checkpoints, {path for path in own if path is not None} | porter.folders())
-        make_folder(kept.epoch_folder(present.checkpoints, order.epoch))
+        with acting_as(member.account):
+            return checkpoints.newest_valid(order.candidates, note, member.cancelled.is_set)
+    # Each node needs a complete copy: a rank may load data that a rank of another node saved.
+    own = [kept.own_copy(order, candidate, member.checkpoints) for candidate in order.candidates]
+    with acting_as(member.account):
+        checkpoints.tidy_own(member.checkpoints, {path for path in own if path is not None} | porter.folders())
+        make_folder(kept.epoch_folder(member.checkpoints, order.epoch))
     try:
-        present.brought = fetching.newest_valid(present, access, present.checkpoints, note)
+        member.brought = fetching.newest_valid(member, access, member.checkpoints, note)
     except Rejected as error:
-        raise Refusal(f"the head gives this attempt no checkpoint: {error}", charge=False) from error
-    return present.brought
+        raise Refusal(f"the head refused to send a checkpoint to this attempt: {error}", charge=False) from error
+    return member.brought
 
 
-def check_storage(present: Present, *, sees: bool | None) -> None:
-    """The gang was placed as one whose nodes share the head's folders: so they must lie here.
+def check_storage(member: Present, *, sees: bool | None) -> None:
+    """Check that the head's folders are visible here if the gang was placed on nodes that share them.
 
     Raises:
-        Refusal: they do not, any more. The head has heard so, and keeps copies for the next attempt.
+        Refusal: they no longer are. The head knows, and keeps copies for the next attempt.
     """
-    if sees is False and not present.prepare.kept:
-        raise Refusal("the head's checkpoints and outputs are no longer to be seen on this node", charge=False)
+    if sees is False and not member.prepare.kept:
+        raise Refusal("the head's checkpoints and outputs are no longer visible on this node", charge=False)
 
 
-def bring_outputs(present: Present, outputs: Outputs) -> None:
-    """Where nodes have outputs of their own: what earlier attempts left, so that a file that is added to goes on.
+def bring_outputs(member: Present, outputs: Outputs) -> None:
+    """If each node has its own outputs: download those of earlier attempts, so that appended files continue.
 
     Raises:
         Refusal, OSError: as above.
     """
-    if not present.prepare.kept:
+    if not member.prepare.kept:
         return
     try:
-        outputs.bring(present)
+        outputs.bring(member)
     except Rejected as error:
-        raise Refusal(f"the head gives this attempt no outputs of earlier ones: {error}", charge=False) from error
+        raise Refusal(f"the head refused to send earlier outputs to this attempt: {error}", charge=False) from error
 
 
-def folders_of(present: Present) -> tuple[str, ...]:
-    """What a member's ranks find made: where they write outputs and checkpoints. Empty words and URLs are no folders."""
-    order = present.prepare
-    apart = kept.keeps_checkpoints(order)
-    outputs = present.outputs if order.kept else order.output_dir
-    found = (outputs, kept.epoch_folder(present.checkpoints, order.epoch) if apart else order.checkpoint_dir)
+def folders_of(member: Present) -> tuple[str, ...]:
+    """The folders for outputs and checkpoints of a member's ranks. Empty strings and URLs are skipped."""
+    order = member.prepare
+    separate = kept.keeps_checkpoints(order)
+    outputs = member.outputs if order.kept else order.output_dir
+    found = (outputs, kept.epoch_folder(member.checkpoints, order.epoch) if separate else order.checkpoint_dir)
     return tuple(folder for folder in found if folder and "://" not in folder)
 
 
 def make_folder(folder: str) -> None:
-    """Also while somebody tidies away the job's empty folder of an earlier attempt (`checkpoints.tidy`)."""
+    """Create it; retries if another thread removes the job's empty folder of an earlier attempt (`checkpoints.tidy`)."""
     for _ in range(_FOLDER_TRIES):
         with contextlib.suppress(FileNotFoundError):
             os.makedirs(folder, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Samples the devices and tells the head: each second while ranks run, rarely while nothing does. The only thread that touches the probe."""
+"""Samples the devices and reports to the head: each second while ranks run, less often when idle. Only this thread uses the probe."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Sampler:
     """See the module.
 
     Args:
-        busy: which job is on each device index now.
+        busy: the job on each device index now.
         pids: the ranks on each device index now.
-        number: by which index the head counts a device.
-        on_xids: what is told of errors of the GPU driver: the device's index here, and their numbers.
-        pace: how often the head wants renewals now, in seconds; it grows with the fleet, and what is told here keeps to it.
+        number: the head's index of a device.
+        on_xids: receives errors of the GPU driver: the device's index here, and the XIDs.
+        pace: the head's renewal interval in seconds; it grows with the fleet, and samples follow it.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Sampler:
         self._on_xids = on_xids
         self._number = number
         self._pace = pace
-        self._told_s = -math.inf
+        self._reported_s = -math.inf
         self._connection = Connection(access)
         self._probe = probe
         self._node_id = node_id
@@ -65,13 +65,13 @@ class Sampler:
         self._ended = ended
         self._wake = threading.Event()
         self._fresh = threading.Condition()
-        self._asked = 0  # wishes for a fresh sample
-        self._answered = 0  # of which so many were made before the newest sample began
+        self._asked = 0  # number of requests for a fresh sample
+        self._answered = 0  # number of those made before the newest sample began
         self._latest: dict[int, DeviceSample] = {}
         self._bound: dict[int, tuple[int, ...]] = {}
 
     def fresh(self, timeout_s: float) -> dict[int, DeviceSample]:
-        """Samples taken after this call, by index; the latest known when none comes in time."""
+        """Samples taken after this call, by index; the latest ones on timeout."""
         with self._fresh:
             self._asked += 1
             asked = self._asked
@@ -80,7 +80,7 @@ class Sampler:
             return self._latest
 
     def run(self) -> None:
-        """Until the supervisor ends."""
+        """Run until the supervisor ends."""
         sampled_s = -IDLE_S
         while not self._ended.is_set():
             with self._fresh:
@@ -94,8 +94,8 @@ class Sampler:
             try:
                 self._bind()
                 taken = self._probe.sample()
-            except OSError as error:  # descriptors are short: no fault of the devices, so nothing is told of them
-                _log.warning("the devices cannot be sampled now: %s", error)
+            except OSError as error:  # out of descriptors: no fault of the devices, so nothing is reported
+                _log.warning("cannot sample the devices now: %s", error)
                 self._wake.wait(BUSY_S)
                 continue
             for one in taken:
@@ -106,9 +106,9 @@ class Sampler:
                 self._answered = asked
                 self._fresh.notify_all()
             every_s = tell_every_s(self._pace(), busy=bool(jobs))
-            if sampled_s - self._told_s > every_s - BUSY_S / 2:  # the loop turns each second, give or take
-                self._told_s = sampled_s
-                self._tell(taken, jobs, every_s)
+            if sampled_s - self._reported_s > every_s - BUSY_S / 2:  # the loop runs about once a second
+                self._reported_s = sampled_s
+                self._report(taken, jobs, every_s)
             self._wake.wait(BUSY_S)
 
     def _bind(self) -> None:
@@ -122,29 +122,41 @@ class Sampler:
                 self._probe.bind(slot, now)
         self._bound = pids
 
-    def _tell(self, taken: tuple[DeviceSample, ...], jobs: Mapping[int, JobId], every_s: float) -> None:
+    def _report(self, taken: tuple[DeviceSample, ...], jobs: Mapping[int, JobId], every_s: float) -> None:
         devices = [
             wire.DeviceSample(
-                index=self._number(sample.index), uuid=sample.uuid, counter=sample.counter, utilization=sample.utilization,
-                memory_used_bytes=sample.memory_used_bytes, memory_total_bytes=sample.memory_total_bytes,
-                power_w=sample.power_w, temperature_c=sample.temperature_c, throttle=sample.throttle,
-                virtual=sample.virtual, job_id=jobs.get(sample.index),
+                index=self._number(sample.index),
+                uuid=sample.uuid,
+                counter=sample.counter,
+                utilization=sample.utilization,
+                memory_used_bytes=sample.memory_used_bytes,
+                memory_total_bytes=sample.memory_total_bytes,
+                power_w=sample.power_w,
+                temperature_c=sample.temperature_c,
+                throttle=sample.throttle,
+                virtual=sample.virtual,
+                job_id=jobs.get(sample.index),
             )
             for sample in taken
-        ]  # fmt: skip
+        ]
         try:
             request = wire.SamplesRequest(
-                supervisor_id=self._supervisor_id, node_id=self._node_id, at_s=time.time(), devices=devices,
-                load_1m=os.getloadavg()[0], memory_available_bytes=_memory_available_bytes(),
-                disk_free_bytes=node_facts(self._folder).disk_free_bytes, every_s=every_s,
-            )  # fmt: skip
+                supervisor_id=self._supervisor_id,
+                node_id=self._node_id,
+                at_s=time.time(),
+                devices=devices,
+                load_1m=os.getloadavg()[0],
+                memory_available_bytes=_memory_available_bytes(),
+                disk_free_bytes=node_facts(self._folder).disk_free_bytes,
+                every_s=every_s,
+            )
             self._connection.call("POST", "/v1/node/samples", wire.encode(request), timeout_s=_ASK_S)
         except (OSError, HeadAway, HelloWanted, Rejected, msgspec.MsgspecError) as error:
-            _log.debug("samples: %s", error)  # the next one comes in a second
+            _log.debug("samples: %s", error)  # the next sample follows in a second
 
 
 def tell_every_s(renew_in_s: float, *, busy: bool) -> float:
-    """Between two samples that the head is told, where it wants a renewal every `renew_in_s`."""
+    """The interval between samples sent to the head, if it requests a renewal every `renew_in_s`."""
     least_s = BUSY_S if busy else IDLE_S
     return least_s if renew_in_s <= _SMALL_S else max(least_s, renew_in_s)
 

@@ -1,4 +1,4 @@
-"""What a supervisor does with a rank's word of a checkpoint: passes it on, or first has the checkpoint brought to the head."""
+"""Handles a rank's report of a checkpoint: passes it on, or uploads the checkpoint to the head first."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from phalanx.node.shell.present import Present
 from phalanx.node.shell.reports import RankReport
 from phalanx.wire.rank import ReportKind
 
-_WHOLE_MAX: Final = 2**63 - 1  # what the head's database takes
+_WHOLE_MAX: Final = 2**63 - 1  # the range of the head's database
 _log = logging.getLogger(__name__)
 
 
 def hear(
-    present: Present,
+    member: Present,
     report: RankReport,
     porter: Porter,
     *,
@@ -29,56 +29,68 @@ def hear(
     before: Callable[[], None],
     publish: Callable[[CheckpointReported], None],
 ) -> None:
-    """Take a report of kind CHECKPOINT or SHARDS; others are none of ours. `publish` is called once a resume may rest on it, `before` before it travels."""
+    """Handle a report of kind CHECKPOINT or SHARDS; ignore others. `publish` is called once a job may resume from it, `before` before its upload."""
     if report.kind not in (ReportKind.CHECKPOINT, ReportKind.SHARDS):
         return
     fields = report.fields
     try:
         saved = CheckpointReported(
-            key=present.key, step=_whole(fields["step"]), path=_text(fields["path"]), digest=_text(fields["digest"]),
-            size_bytes=_whole(fields.get("bytes", 0)), stall_s=finite(fields.get("stall_s")) or 0.0,
-            write_s=finite(fields.get("write_s")) or 0.0, at_s=time.time(),
-        )  # fmt: skip
+            key=member.key,
+            step=_whole(fields["step"]),
+            path=_text(fields["path"]),
+            digest=_text(fields["digest"]),
+            size_bytes=_whole(fields.get("bytes", 0)),
+            stall_s=finite(fields.get("stall_s")) or 0.0,
+            write_s=finite(fields.get("write_s")) or 0.0,
+            at_s=time.time(),
+        )
     except (KeyError, ValueError, TypeError, OverflowError) as error:
-        _log.warning("job %s: rank %d reports no checkpoint: %r", present.key.job_id, report.rank, error)
-        note(f"a checkpoint that rank {report.rank} reports is passed over: {error!r}")
+        _log.warning("job %s: rank %d sent an invalid checkpoint report: %r", member.key.job_id, report.rank, error)
+        note(f"the checkpoint report of rank {report.rank} is invalid and skipped: {error!r}")
         return
-    path = head_path(present.prepare, present.checkpoints, saved.path)
+    path = head_path(member.prepare, member.checkpoints, saved.path)
     first = report.kind is ReportKind.CHECKPOINT
     if path is None:
-        if first and present.publishes:
+        if first and member.publishes:
             publish(saved)
         return
     kept = replace(saved, path=path)
     porter.put(
         Upload(
-            job_id=present.key.job_id, epoch=present.key.epoch, step=saved.step, digest=saved.digest, folder=saved.path, note=note,
-            before=before, account=present.account,
-            kept=(lambda: publish(kept)) if first else None, waited=bool(fields.get("waited", False)),
+            job_id=member.key.job_id,
+            epoch=member.key.epoch,
+            step=saved.step,
+            digest=saved.digest,
+            folder=saved.path,
+            note=note,
+            before=before,
+            account=member.account,
+            kept=(lambda: publish(kept)) if first else None,
+            waited=bool(fields.get("waited", False)),
         )
-    )  # fmt: skip
+    )
 
 
 def _whole(value: Any) -> int:
-    """A count.
+    """Parse a count.
 
     Raises:
-        ValueError, TypeError, OverflowError: it is none, or none that travels.
+        ValueError, TypeError, OverflowError: not a count, or out of range.
     """
     number = int(value)
     if not 0 <= number <= _WHOLE_MAX:
-        raise ValueError("a number below 0 or of more than 64 bits")
+        raise ValueError("a number below 0 or above 63 bits")
     return number
 
 
 def _text(value: object) -> str:
-    """Text that travels.
+    """Check a text.
 
     Raises:
-        TypeError, ValueError: it is none, or bytes of it are no UTF-8.
+        TypeError, ValueError: not a text, or not valid UTF-8.
     """
     if not isinstance(value, str):
-        raise TypeError(f"{type(value).__name__} in the place of text")
+        raise TypeError(f"{type(value).__name__} instead of text")
     value.encode()
     if "\0" in value:
         raise ValueError("a NUL in a text")

@@ -2,8 +2,9 @@
 
     <node folder>/attempts/<job>.<epoch>/   hostfile  page  reports  <stream>.log  workdir/
 
-Of a job that runs under another account it is in two parts: what is ours (logs, marks) there, what is the job's in a folder that the
-account owns, below one that everybody may pass (`accounts`). Made at Prepare, removed at Forget. What a dead supervisor left is removed by the next one: its ranks are dead too.
+For a job under another account it has two parts: ours (logs, markers) there, and the job's in a folder that the account owns, below one that
+all accounts may pass (`accounts`). Created at Prepare, removed at Forget. A starting supervisor removes the folders of a dead one, whose ranks
+are dead too.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _LOG: Final = ".log"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scratch:
-    """Paths of one attempt; nothing is made by asking for them. `path`: the job's part; `own`: ours, where that is another."""
+    """Paths of one attempt; creates nothing. `path`: the job's part; `own`: ours, if it is separate."""
 
     path: str
     own: str = ""
@@ -52,7 +53,7 @@ class Scratch:
         return os.path.join(self.path, "workdir")
 
     def private(self, name: str) -> str:
-        """A file that the job can neither write nor replace, unless it runs under our account."""
+        """The path of a file that the job can neither write nor replace, unless it runs under our account."""
         return os.path.join(self.own or self.path, name)
 
     def log(self, stream: str) -> str:
@@ -68,10 +69,10 @@ class Scratch:
         return sorted(name.removesuffix(_LOG) for name in names if name.endswith(_LOG))
 
     def make(self) -> None:
-        """Create the folders. Harmless twice.
+        """Create the folders. Idempotent.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: they cannot be created.
         """
         owned_folder(self.path, self.account)
         if self.own:
@@ -79,7 +80,7 @@ class Scratch:
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[int | None]:
-        """A descriptor of the job's part, where it is another account's: names in it are safe against what that account does to the folder."""
+        """A descriptor of the job's part, if another account owns it: file access relative to it is safe while that account changes the folder."""
         if self.account is None:
             yield None
             return
@@ -90,16 +91,16 @@ class Scratch:
             os.close(folder)
 
     def remove(self) -> None:
-        """Remove all of it; what a rank made unreadable is made readable first. Harmless twice."""
+        """Remove all of it; folders that a rank made unreadable are made readable first. Idempotent."""
         if self.account is not None:
-            remove_tree(self.path)  # nothing is unreadable to root
+            remove_tree(self.path)  # root can read everything
         remove_tree(self.own or self.path, pry=True)
 
 
 def scratch_of(
     node_folder: str, job_id: JobId, epoch: Epoch, *, others: str = "", account: Account | None = None
 ) -> Scratch:
-    """The scratch folder of an attempt. `others`: where the folders of other accounts' jobs lie, for one of these."""
+    """The scratch folder of an attempt. `others`: parent of the folders of other accounts' jobs, if `account` is given."""
     own = os.path.join(node_folder, _ATTEMPTS, f"{job_id}.{epoch}")
     if account is None:
         return Scratch(path=own)
@@ -107,7 +108,7 @@ def scratch_of(
 
 
 def sweep(node_folder: str, others: str = "") -> None:
-    """Remove what an earlier life of the supervisor left."""
+    """Remove the folders that an earlier incarnation of the supervisor left."""
     remove_tree(os.path.join(node_folder, _ATTEMPTS), pry=True)
     if others:
-        remove_tree(os.path.join(others, _ATTEMPTS))  # other accounts' files: nothing is pried open by name
+        remove_tree(os.path.join(others, _ATTEMPTS))  # other accounts' files: change no permissions by path

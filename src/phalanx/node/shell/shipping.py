@@ -1,6 +1,6 @@
-"""Ships what ranks print and report to the head, by offset: at once when something new is there, again until the head holds it.
+"""Uploads output and reports of ranks to the head, by offset: at once on new data, repeated until the head holds it.
 
-One thread. The head's word on where a stream ends counts, whatever this side believed; so a lost answer neither doubles nor loses a byte.
+One thread. The head's end of a stream is authoritative, so a lost answer neither duplicates nor loses a byte.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from phalanx.node.shell.link import Connection, HeadAccess, HeadAway, HelloWante
 from phalanx.node.shell.spool import Spool
 from phalanx.wire import supervisor as wire
 
-COALESCE_S: Final = 0.01  # lines that come together go together; nobody sees a hundredth of a second
+COALESCE_S: Final = 0.01  # collects lines into one request; a hundredth of a second is not noticeable
 REQUEST_BYTES_MAX: Final = 4 << 20  # the head takes 8 MiB, in base64 with its frame
 CHUNKS_MAX: Final = 24  # the head takes 32
 _ASK_S: Final = 30.0  # for a durable answer
-_IDLE_S: Final = 0.5  # how late an overdue wish (`when_shipped`) is noticed
+_IDLE_S: Final = 0.5  # delay until a timeout of `when_shipped` is noticed
 _log = logging.getLogger(__name__)
 
 
 class StreamName(NamedTuple):
-    """One stream of one attempt; its text is the spool's key."""
+    """One stream of one attempt; its key names it in the spool."""
 
     job_id: JobId
     epoch: Epoch
@@ -37,26 +37,26 @@ class StreamName(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The spool's name for it."""
+        """The spool's key."""
         return f"{self.job_id}.{self.epoch}.{self.stream}"
 
 
 @dataclass(slots=True)
 class _Shipped:
     name: StreamName
-    end: int = 0  # what the head holds
+    end: int = 0  # bytes that the head holds
     given_up: bool = False
 
 
 @dataclass(slots=True)
-class _Wish:
+class _Waiter:
     ends: dict[str, int]
     until_s: float
     done: Callable[[], None]
 
 
 class Shipper:
-    """See the module. `set_spool` comes before `run`: spool and shipper know each other."""
+    """See the module. Call `set_spool` before `run`: spool and shipper refer to each other."""
 
     def __init__(
         self, access: HeadAccess, greeter: Greeter, *, supervisor_id: SupervisorId, ended: threading.Event
@@ -70,33 +70,33 @@ class Shipper:
         self._hurry = threading.Event()
         self._dirty: dict[str, None] = {}  # in the order in which they grew
         self._streams: dict[str, _Shipped] = {}
-        self._wishes: list[_Wish] = []
+        self._waiters: list[_Waiter] = []
         self._spool: Spool | None = None
 
     def set_spool(self, spool: Spool) -> None:
-        """Where to read from."""
+        """Set the spool to read from."""
         self._spool = spool
 
     def add(self, name: StreamName) -> None:
-        """Ship this stream from now on. Harmless twice."""
+        """Upload this stream from now on. Idempotent."""
         with self._lock:
             self._streams.setdefault(name.key, _Shipped(name=name))
 
     def grown(self, key: str) -> None:
-        """A stream has new bytes. Called by the spool; never blocks."""
+        """Note new bytes of a stream. Called by the spool; never blocks."""
         with self._lock:
             self._dirty[key] = None
         self._wake.set()
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Ship these no more."""
+        """Stop uploading these streams."""
         with self._lock:
             for key in keys:
                 self._streams.pop(key, None)
                 self._dirty.pop(key, None)
 
     def when_shipped(self, keys: Iterable[str], timeout_s: float, done: Callable[[], None]) -> None:
-        """Call `done` once the head holds all these streams have now, or the time is over; at once if it does. `done` must not block."""
+        """Call `done` once the head holds all current bytes of these streams, or on timeout; at once if it does now. `done` must not block."""
         assert self._spool is not None
         ends: dict[str, int] = {}
         with self._lock:
@@ -106,7 +106,7 @@ class Shipper:
                     ends[key] = end
                     self._dirty[key] = None
             if ends:
-                self._wishes.append(_Wish(ends=ends, until_s=time.monotonic() + timeout_s, done=done))
+                self._waiters.append(_Waiter(ends=ends, until_s=time.monotonic() + timeout_s, done=done))
         if not ends:
             done()
             return
@@ -114,12 +114,12 @@ class Shipper:
         self._wake.set()
 
     def run(self) -> None:
-        """Until the supervisor ends."""
+        """Run until the supervisor ends."""
         backoff = Backoff(self._ended)
         while not self._ended.is_set():
             self._wake.wait(_IDLE_S)
             if not self._wake.is_set():
-                self._grant_wishes()
+                self._complete_waiters()
                 continue
             if not self._hurry.is_set():
                 self._hurry.wait(COALESCE_S)
@@ -137,13 +137,13 @@ class Shipper:
                 more = True
             else:
                 backoff.reset()
-            self._grant_wishes()
+            self._complete_waiters()
             if more:
                 self._hurry.set()
                 self._wake.set()
 
     def _ship(self) -> bool:
-        """One request; True when more is waiting. What fails stays dirty."""
+        """Send one request; True if more data is waiting. Failed streams stay dirty."""
         keys, chunks = self._collect()
         if not chunks:
             return False
@@ -156,7 +156,7 @@ class Shipper:
             else:
                 self._give_up(keys[0], error)
             return True
-        return self._settle(keys, ends)
+        return self._apply_ends(keys, ends)
 
     def _collect(self) -> tuple[list[str], list[wire.StreamChunk]]:
         assert self._spool is not None
@@ -193,8 +193,8 @@ class Shipper:
         body = self._connection.call("POST", "/v1/node/streams", wire.encode(request), timeout_s=_ASK_S)
         return {StreamName(e.job_id, e.epoch, e.stream).key: e.end for e in wire.decode(body, wire.StreamsReply).ends}
 
-    def _settle(self, keys: list[str], ends: dict[str, int]) -> bool:
-        """Take the head's word; True when something is left to ship."""
+    def _apply_ends(self, keys: list[str], ends: dict[str, int]) -> bool:
+        """Apply the head's ends; True if data is left to upload."""
         assert self._spool is not None
         with self._lock:
             for key in keys:
@@ -203,7 +203,7 @@ class Shipper:
                     continue
                 shipped.end = end
                 try:
-                    self._spool.acked(key, end)  # may add a line on what the disk did not take
+                    self._spool.acked(key, end)  # may add a line about dropped bytes
                     if end >= self._spool.end(key):
                         self._dirty.pop(key, None)
                 except KeyError:  # removed meanwhile
@@ -212,28 +212,28 @@ class Shipper:
 
     def _ship_alone(self, key: str, chunk: wire.StreamChunk) -> None:
         try:
-            self._settle([key], self._send([chunk]))
+            self._apply_ends([key], self._send([chunk]))
         except Rejected as error:
             self._give_up(key, error)
 
     def _give_up(self, key: str, error: Rejected) -> None:
-        _log.warning("the head takes no more of stream %s: %s", key, error)
+        _log.warning("the head accepts no more of stream %s: %s", key, error)
         with self._lock:
             self._dirty.pop(key, None)
             if key in self._streams:
                 self._streams[key].given_up = True
 
-    def _grant_wishes(self) -> None:
+    def _complete_waiters(self) -> None:
         now_s = time.monotonic()
-        granted = []
+        completed = []
         with self._lock:
-            for wish in self._wishes:
-                wish.ends = {key: end for key, end in wish.ends.items() if not self._holds(key, end)}
-                if not wish.ends or now_s >= wish.until_s:
-                    granted.append(wish)
-            self._wishes = [wish for wish in self._wishes if wish not in granted]
-        for wish in granted:
-            wish.done()
+            for waiter in self._waiters:
+                waiter.ends = {key: end for key, end in waiter.ends.items() if not self._holds(key, end)}
+                if not waiter.ends or now_s >= waiter.until_s:
+                    completed.append(waiter)
+            self._waiters = [waiter for waiter in self._waiters if waiter not in completed]
+        for waiter in completed:
+            waiter.done()
 
     def _holds(self, key: str, end: int) -> bool:
         shipped = self._streams.get(key)

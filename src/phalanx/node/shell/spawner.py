@@ -1,4 +1,4 @@
-"""The supervisor's end of a spawner process: start it, ask it for keepers, end it. `processes` holds one, each zygote is one."""
+"""The supervisor's end of a spawner process: start it, request keepers, end it. `processes` holds one, and each zygote is one."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ ANSWER_LIMIT_S: Final = 15.0  # longer than keeper.START_LIMIT_S, so that its an
 
 
 class SpawnerLost(Exception):
-    """A spawner or keeper is dead or does not answer. What it would have started was not started; another one may do it."""
+    """A spawner or keeper is dead or does not answer. The requested process was not started; another spawner may start it."""
 
 
 def send_request(channel: socket.socket, request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
     """Send a request and copies of the descriptors to a spawner or keeper.
 
     Raises:
-        OSError: the other side is gone.
+        OSError: the peer is gone.
     """
     text = json.dumps(request).encode()
     if len(text) < PACKET_BYTES_MAX:
@@ -47,7 +47,7 @@ class Spawner:
     """A spawner process. Calls may come from any thread."""
 
     def __init__(self, command: Sequence[str], *, node_key: str, env: Mapping[str, str], cwd: str = "/") -> None:
-        """Start it; `command` gets the number of its socket's descriptor as one more word.
+        """Start it; `command` gets the descriptor number of its socket as an additional argument.
 
         Raises:
             OSError: the program could not be started.
@@ -59,7 +59,7 @@ class Spawner:
             self._process = subprocess.Popen(
                 [*command, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # what an import prints belongs into the supervisor's log, never among its words
+                stdout=2,  # output of imports goes to the supervisor's log
                 env={**env, NODE_KEY_VARIABLE: node_key, SPAWNER_VARIABLE: "1"},
                 cwd=cwd,
                 pass_fds=(theirs.fileno(),),
@@ -70,12 +70,12 @@ class Spawner:
             raise
         finally:
             theirs.close()
-        with contextlib.suppress(OSError):  # dead already, as the first answer will tell
-            resource.prlimit(self._process.pid, resource.RLIMIT_NOFILE, of_ranks())  # before it is asked for a rank
+        with contextlib.suppress(OSError):  # dead already; the first request reports it
+            resource.prlimit(self._process.pid, resource.RLIMIT_NOFILE, of_ranks())  # before the first rank
 
     @classmethod
     def cold(cls, node_key: str) -> Spawner:
-        """The spawner for ranks that start by exec, under this process's own interpreter (20 ms: no site, no environment)."""
+        """Start the spawner of cold ranks, under this process's own interpreter (20 ms: no site, no environment)."""
         env = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
         spawner = cls([sys.executable, "-S", "-E", SPAWNER_PROGRAM], node_key=node_key, env=env)
         if spawner.hear(ANSWER_LIMIT_S) is None:
@@ -93,24 +93,24 @@ class Spawner:
         return self._process.poll() is None
 
     def hear(self, timeout_s: float) -> dict[str, Any] | None:
-        """Its next message; None when it is gone or none comes in time."""
+        """Its next message; None if it is gone, or on timeout."""
         with self._lock:
-            return self._hear(timeout_s)
+            return self._receive(timeout_s)
 
     def keeper(self, cgroup: str | None) -> tuple[socket.socket, int]:
-        """A new keeper: the socket to it and its pid.
+        """Fork a new keeper: returns its socket and pid.
 
         Raises:
-            SpawnerLost: there is no spawner any more.
+            SpawnerLost: the spawner is gone.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with self._lock:
                 self._control.settimeout(ANSWER_LIMIT_S)
                 send_request(self._control, {"op": "keeper", "cgroup": cgroup}, [theirs.fileno()])
-                answer = self._hear(ANSWER_LIMIT_S)
+                answer = self._receive(ANSWER_LIMIT_S)
             if answer is None:
-                raise SpawnerLost(f"spawner {self.pid} gave no answer")
+                raise SpawnerLost(f"spawner {self.pid} did not answer")
         except (OSError, SpawnerLost) as error:
             ours.close()
             raise SpawnerLost(f"spawner {self.pid} is gone: {error}") from error
@@ -121,17 +121,17 @@ class Spawner:
         return ours, pid
 
     def adopted(self, table: Table) -> set[int]:
-        """The processes that the kernel gave to it because their keeper died."""
+        """The processes that the kernel reparented to it because their keeper died."""
         return {row.pid for row in table.values() if row.parent == self.pid and row.pid not in self._keepers}
 
     def hang_up(self) -> None:
-        """Tell it to end once its keepers have, and do not wait; from now on it makes no keeper."""
+        """Make it end once its keepers have, without waiting; it forks no more keepers."""
         with contextlib.suppress(OSError):
-            self._control.shutdown(socket.SHUT_RDWR)  # also wakes whoever waits to hear from it
+            self._control.shutdown(socket.SHUT_RDWR)  # also wakes a thread that waits for a message
         self._control.close()
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Let it end, as it does once its keepers have; kill it when it does not."""
+        """Make it end once its keepers have; kill it on timeout."""
         self.hang_up()
         try:
             self._process.wait(timeout_s)
@@ -139,7 +139,7 @@ class Spawner:
             self._process.kill()
             self._process.wait()
 
-    def _hear(self, timeout_s: float) -> dict[str, Any] | None:
+    def _receive(self, timeout_s: float) -> dict[str, Any] | None:
         try:
             self._control.settimeout(timeout_s)
             packet = self._control.recv(PACKET_BYTES_MAX)

@@ -5,9 +5,9 @@ program with torch imported, under the job's interpreter. Standard library only,
 
     supervisor --(seqpacket socket)-- spawner --fork--> keeper, one per attempt generation --fork+exec--> ranks
 
-The spawner only forks keepers (see `keeper.py`); supervisor and keeper then talk over a socket of their own, so a dead spawner costs no rank.
-End of file on the control socket means that the supervisor is gone: the spawner waits for its keepers, which clean up, and ends.
-PR_SET_PDEATHSIG would not do here: it fires when the supervisor's *thread* that forked ends, and leaves no time to clean up.
+The spawner forks keepers only (see `keeper.py`); supervisor and keeper then use a socket of their own, so a dead spawner ends no rank.
+End of file on the control socket means that the supervisor is gone: the spawner waits for its keepers, which clean up, and exits.
+PR_SET_PDEATHSIG is unsuitable here: it fires when the supervisor's *thread* that forked ends, and leaves no time to clean up.
 
 Request, with the keeper's end of its socket as descriptor: {"op": "keeper", "cgroup": path or null}. Reply: {"op": "keeper", "pid": pid}.
 """
@@ -27,13 +27,13 @@ from typing import TYPE_CHECKING
 
 
 def sibling(name: str) -> ModuleType:
-    """Load a file of this folder by path, under a name that no import of a user's script can meet."""
+    """Load a file of this folder by path, under a name that cannot collide with imports of a user's script."""
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
     spec = importlib.util.spec_from_file_location(f"_phalanx_{name}", path)
     assert spec is not None, path
     assert spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where typing.NamedTuple and `keeper.py` look for it
+    sys.modules[spec.name] = module  # typing.NamedTuple and `keeper.py` look it up there
     spec.loader.exec_module(module)
     return module
 
@@ -48,21 +48,23 @@ _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal
 
 
 def serve(control: socket.socket, *, name: str) -> keeper.Rank | None:
-    """Fork keepers as asked until the supervisor is gone.
+    """Fork keepers on request until the supervisor is gone.
 
     Args:
         control: the socket to the supervisor.
         name: what `ps` shows, at most 15 bytes.
 
     Returns:
-        A Rank in each warm rank forked below; None in the spawner and in each keeper when their work is done.
+        A Rank in each warm rank forked below; None in the spawner and in each keeper at their end.
     """
     keeper.prctl(keeper.PR_SET_NAME, name.encode())
-    keeper.prctl(keeper.PR_SET_CHILD_SUBREAPER, 1)  # should a keeper die, what it kept comes here and not to init
+    keeper.prctl(
+        keeper.PR_SET_CHILD_SUBREAPER, 1
+    )  # if a keeper dies, its processes are reparented here and not to init
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     gc.disable()
-    gc.freeze()  # the pages of what is loaded now stay shared with every fork
+    gc.freeze()  # memory pages of loaded modules stay shared with every fork
     wake = keeper.ChildWake()
     poll = select.poll()
     poll.register(wake.descriptor, select.POLLIN)
@@ -95,7 +97,7 @@ def serve(control: socket.socket, *, name: str) -> keeper.Rank | None:
 
 
 def _reap() -> bool:
-    """Collect dead keepers and strays; True while a child is left."""
+    """Reap dead keepers and adopted processes; True while a child is left."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -105,7 +107,7 @@ def _reap() -> bool:
 
 
 def control_socket(argument: str) -> socket.socket:
-    """The socket whose descriptor the supervisor left open for us; no child of ours shall inherit it."""
+    """The socket whose descriptor the supervisor passed; children must not inherit it."""
     control = socket.socket(fileno=int(argument))
     control.set_inheritable(False)
     return control

@@ -1,8 +1,8 @@
-"""The spool: what ranks print, on disk until the head has it. One thread reads all pipes; no rank can block another or fill the disk.
+"""The spool: output of ranks, on disk until the head has it. One thread reads all pipes; no rank can block another or fill the disk.
 
-A stream is one file with bytes by offset; the loop ships from `read` and tells `acked`. The pipes of later generations append to the same
-stream. Past its cap a stream takes one marker line and from then on only counts. A disk that is full counts as the cap does, until it is not:
-each file keeps some room of the disk for itself past its end, so that the line which tells of the gap, and the one with its size, always fit.
+A stream is one file, addressed by offset; uploads use `read` and report `acked`. The pipes of later generations append to the same
+stream. At its cap a stream gets one marker line, and further output is only counted. A full disk is handled like the cap until it has room:
+each file reserves some space past its end, so that the line about the gap, and the one with its size, always fit.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from phalanx.node.shell.channels import start_thread
 from phalanx.node.shell.reports import RankReport, ReportPipe
 
 CAP_BYTES: Final = 256 * 1024 * 1024  # per task
-TAIL_BYTES: Final = 1024 * 1024  # acknowledged bytes kept on disk for whoever looks at the node
-_CHUNK_BYTES: Final = 1024 * 1024  # read at a time; one rank's turn before the next one's
+TAIL_BYTES: Final = 1024 * 1024  # acknowledged bytes kept on disk, for inspection on the node
+_CHUNK_BYTES: Final = 1024 * 1024  # read at a time; one rank's turn
 _PIPE_BYTES: Final = 1024 * 1024  # the most an unprivileged process may ask for
 _BLOCK_BYTES: Final = 4096  # holes are punched in whole blocks
-_RESERVE_BYTES: Final = 512  # of the disk, past the end of each file: room for our lines about what it could not take
-# Of the disk, or an eighth of it: for the head, which may have to put there what we ship.
+_RESERVE_BYTES: Final = 512  # past the end of each file: room for our lines about dropped output
+# Space left free for the head, which may store the uploads on the same disk; at most an eighth of the disk.
 _LEAVE_BYTES: Final = 16 * 1024 * 1024
 _KEEP_SIZE: Final = 0x01  # FALLOC_FL_KEEP_SIZE
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
@@ -45,9 +45,9 @@ class _Stream:
     cap_bytes: int
     end: int
     dropped: int = 0
-    marked: bool = False  # a marker line stands for what was dropped since
-    missing: int = 0  # dropped for want of disk since the last line that said how much, marked or not
-    reserved: int = 0  # the disk has room for the file up to here
+    marked: bool = False  # a marker line for the bytes dropped since is in the file
+    missing: int = 0  # bytes dropped on a full disk since the last line with their number
+    reserved: int = 0  # disk space is reserved up to here
     freed: int = 0  # everything below was punched out
     pipes: set[int] = field(default_factory=set)
 
@@ -56,16 +56,20 @@ class Spool:
     """All streams of one supervisor. Calls may come from any thread.
 
     `on_bytes(stream)` is called on the spool's own thread (for `write`, on the caller's) when a stream grew or its last pipe ended.
-    `on_missing(stream, sentence)` likewise, when the disk takes no more of a stream and when it does again; it may call `write`.
+    `on_missing(stream, sentence)` likewise, when a stream's output is dropped on a full disk and when that ends; it may call `write`.
     """
 
     def __init__(
-        self, *, on_bytes: Callable[[str], None], on_missing: Callable[[str, str], None] = lambda _stream, _text: None,
-        cap_bytes: int = CAP_BYTES, tail_bytes: int = TAIL_BYTES,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        on_bytes: Callable[[str], None],
+        on_missing: Callable[[str, str], None] = lambda _stream, _text: None,
+        cap_bytes: int = CAP_BYTES,
+        tail_bytes: int = TAIL_BYTES,
+    ) -> None:
         self._on_bytes = on_bytes
         self._on_missing = on_missing
-        self._told: list[tuple[str, str]] = []
+        self._notices: list[tuple[str, str]] = []
         self._cap_bytes = cap_bytes
         self._tail_bytes = tail_bytes
         self._lock = threading.Lock()
@@ -80,7 +84,7 @@ class Spool:
         self._thread = start_thread("phalanx-spool", self._run)
 
     def add(self, stream: str, path: str, *, cap_bytes: int | None = None) -> None:
-        """Begin a stream in the file at `path`; what is in the file already is its beginning. Twice is once.
+        """Begin a stream in the file at `path`; existing content is its beginning. Idempotent.
 
         Raises:
             OSError: the file cannot be opened.
@@ -98,12 +102,12 @@ class Spool:
             _reserve(self._streams[stream], _RESERVE_BYTES)
 
     def open_pipe(self, stream: str, owner: int | None = None) -> int:
-        """A new pipe into the stream: its write end, which the caller hands to a task and then closes. `owner`: user id of the task."""
+        """A new pipe into the stream: returns its write end, which the caller passes to a task and then closes. `owner`: user id of the task."""
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         if owner is not None:
-            os.fchown(write_end, owner, -1)  # or the task could not open its own /dev/stdout
+            os.fchown(write_end, owner, -1)  # otherwise the task could not open its own /dev/stdout
         os.set_blocking(read_end, False)
-        with contextlib.suppress(OSError):  # over the user's pipe budget: the default of 64 KiB does too
+        with contextlib.suppress(OSError):  # over the user's pipe budget: the default of 64 KiB works too
             fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         with self._lock:
             state = self._streams[stream]
@@ -115,76 +119,76 @@ class Spool:
     def open_reports(
         self, path: str, on_report: Callable[[RankReport], None], account: Account | None = None
     ) -> ReportPipe:
-        """Make a report pipe at `path`, the account's, and pass what ranks report to `on_report`, on the spool's thread.
+        """Create a report pipe at `path`, owned by the account, and pass reports to `on_report` on the spool's thread.
 
         Raises:
-            OSError: the FIFO cannot be made.
+            OSError: the FIFO cannot be created.
         """
-        pipe = ReportPipe(path, on_report, self._forget_reports, self._drain_reports, account)
+        pipe = ReportPipe(path, on_report, self._remove_reports, self._drain_reports, account)
         with self._lock:
             self._reports[pipe.descriptor] = pipe
         self._epoll.register(pipe.descriptor, select.EPOLLIN)
         return pipe
 
     def write(self, stream: str, data: bytes) -> None:
-        """Append the supervisor's own words."""
+        """Append text of the supervisor."""
         with self._lock:
             self._append(self._streams[stream], data, share=4)
         self._on_bytes(stream)
-        self._tell()
+        self._send_notices()
 
     def read(self, stream: str, offset: int, max_bytes: int) -> bytes:
-        """Up to `max_bytes` from `offset`; nothing at the end. What was acknowledged and freed reads as zero bytes.
+        """Up to `max_bytes` from `offset`; nothing at the end. Freed bytes read as zeros.
 
         Raises:
-            KeyError: there is no such stream.
+            KeyError: unknown stream.
         """
         with self._lock:
             state = self._streams[stream]
             return os.pread(state.file, max(0, min(max_bytes, state.end - offset)), offset)
 
     def end(self, stream: str) -> int:
-        """How many bytes it has."""
+        """The length of the stream in bytes."""
         return self._streams[stream].end
 
     def closed(self, stream: str) -> bool:
-        """True when no process holds any of its pipes any more and all is read."""
+        """True once all its pipes are closed and read to their ends."""
         return not self._streams[stream].pipes
 
     def dropped(self, stream: str) -> int:
-        """How many bytes came after the cap, or while the disk was full."""
+        """How many bytes were dropped, past the cap or on a full disk."""
         return self._streams[stream].dropped
 
     def drain(self, stream: str, timeout_s: float = 5.0) -> bool:
-        """Wait until all that stood in its pipes at this moment is in the stream; False when that takes longer.
+        """Wait until the current content of its pipes is in the stream; False on timeout.
 
-        A daemon that goes on printing does not hold it up: only what a pipe can hold is waited for.
+        A daemon that keeps printing does not delay it: it waits only for one pipe's capacity.
         """
         with self._lock:
             pipes = set(self._streams[stream].pipes)
         return self._drain(pipes, timeout_s)
 
     def acked(self, stream: str, offset: int) -> None:
-        """The head has everything below `offset` for good: give the disk back, but for a tail."""
+        """The head has stored everything below `offset`: free the disk space, except for a tail."""
         with self._lock:
             state = self._streams[stream]
-            tail_bytes = 0 if state.missing else self._tail_bytes  # the disk is full: it needs the tail more
+            tail_bytes = 0 if state.missing else self._tail_bytes  # the disk is full: free the tail too
             limit = (min(offset, state.end) - tail_bytes) // _BLOCK_BYTES * _BLOCK_BYTES
             if limit > state.freed and _punch(state.file, state.freed, limit - state.freed):
                 state.freed = limit
             if state.missing and not state.pipes:
-                self._say_dropped(state)
+                self._write_total_dropped(state)
 
     def remove(self, stream: str) -> None:
-        """Forget a stream; whoever still writes to it gets SIGPIPE. The file stays."""
+        """Drop a stream; a process that still writes to it gets SIGPIPE. The file stays."""
         with self._lock:
             state = self._streams.pop(stream, None)
             if state is not None:
                 for pipe in list(state.pipes):
                     self._close_pipe(pipe, state)
-                self._say_dropped(state)
+                self._write_total_dropped(state)
                 os.close(state.file)
-        self._tell()
+        self._send_notices()
 
     def close(self) -> None:
         """Stop reading and close everything."""
@@ -211,23 +215,23 @@ class Spool:
                     return
                 drains, self._drains = self._drains, []
             for descriptor in ready:
-                self._serve_in_any_case(descriptor, buffer)
+                self._serve_safely(descriptor, buffer)
             for descriptors, event in drains:
                 # Each turn empties what a pipe can hold at once; those that were not ready were empty.
                 for descriptor in descriptors.difference(ready):
-                    self._serve_in_any_case(descriptor, buffer)
+                    self._serve_safely(descriptor, buffer)
                 event.set()
 
-    def _serve_in_any_case(self, descriptor: int, buffer: bytearray) -> None:
-        """Give one pipe its turn; a fault in it costs what that pipe held, and no other pipe its reader."""
+    def _serve_safely(self, descriptor: int, buffer: bytearray) -> None:
+        """Serve one pipe; an error affects only the content of that pipe."""
         try:
             self._serve(descriptor, buffer)
-        except Exception:  # noqa: BLE001  whatever one stream has brought, the others go on; it is logged whole
-            _log.exception("reading pipe %d failed; what it holds is thrown away", descriptor)
-            self._throw_away(descriptor, buffer)
+        except Exception:  # noqa: BLE001  an error in one stream must not stop the others
+            _log.exception("reading pipe %d failed; its content is discarded", descriptor)
+            self._discard(descriptor, buffer)
 
-    def _throw_away(self, descriptor: int, buffer: bytearray) -> None:
-        """So that its writers do not wait, and that the same turn does not come again and again."""
+    def _discard(self, descriptor: int, buffer: bytearray) -> None:
+        """Discard a pipe's content, so that its writers do not block, and the same error does not repeat."""
         with self._lock:
             state = self._by_pipe.get(descriptor)
             if state is None and descriptor not in self._reports:
@@ -243,7 +247,7 @@ class Spool:
                 self._close_pipe(descriptor, state)
 
     def _serve(self, descriptor: int, buffer: bytearray) -> None:
-        """Give one pipe its turn."""
+        """Serve one pipe."""
         if descriptor == self._wake_read:
             with contextlib.suppress(BlockingIOError):
                 os.read(descriptor, 4096)
@@ -256,10 +260,10 @@ class Spool:
             reports.read()
         if changed and state is not None:
             self._on_bytes(state.name)
-        self._tell()
+        self._send_notices()
 
     def _read_pipe(self, pipe: int, state: _Stream, buffer: bytearray) -> bool:
-        """Take at most one pipe's content; True when the stream grew or ended."""
+        """Read at most one pipe's capacity; True if the stream grew or ended."""
         view = memoryview(buffer)
         taken = 0
         before = state.end
@@ -271,14 +275,14 @@ class Spool:
             if count == 0:
                 self._close_pipe(pipe, state)
                 if not state.pipes:
-                    self._say_dropped(state)
+                    self._write_total_dropped(state)
                 return True
             taken += count
             self._append(state, view[:count])
         return state.end > before
 
     def _append(self, state: _Stream, data: bytes | memoryview, share: int = 1) -> None:
-        """Write what the cap and the disk leave room for, count the rest. `share`: our own words may go further into what is left free."""
+        """Write as much as cap and disk allow, count the rest. `share`: divisor of the free space to leave; our own text may use more."""
         kept = data[: max(0, state.cap_bytes - state.end)]
         if state.missing and kept and not self._close_gap(state, len(kept), share):
             state.dropped += len(data)
@@ -293,10 +297,10 @@ class Spool:
             self._open_gap(state, lost)
         elif not state.marked:
             over = f"output over the cap of {state.cap_bytes} bytes is dropped from here on"
-            state.marked = self._say(state, f"\n[phalanx] {over}\n")
+            state.marked = self._write_line(state, f"\n[phalanx] {over}\n")
 
     def _write(self, state: _Stream, data: bytes | memoryview, share: int) -> int:
-        """Append what the disk takes beside the reserve; returns how much that is."""
+        """Append what fits on the disk besides the reserve; returns the number of bytes."""
         size = min(len(data), _room(state.file, share))
         while size and not _reserve(state, size + _RESERVE_BYTES):
             size = size // 2 if size > _BLOCK_BYTES else 0
@@ -304,46 +308,46 @@ class Spool:
         try:
             while written < size:
                 written += os.pwrite(state.file, data[written:size], state.end + written)
-        except OSError as error:  # whatever ails the disk, its streams are read on, or their ranks would wait
+        except OSError as error:  # keep reading on any disk error, or the ranks would block
             if error.errno != errno.ENOSPC:
                 _log.warning("stream %s cannot be written: %s", state.name, error)
         state.end += written
         return written
 
     def _open_gap(self, state: _Stream, lost: int) -> None:
-        """The disk takes no more: say so where the output breaks off."""
+        """The disk is full: mark the position of the gap."""
         state.missing += lost
-        state.marked = self._say(state, "\n[phalanx] the node's disk is full: output is missing here\n")
-        self._told.append((state.name, "the node's disk is full: output is dropped from here on"))
+        state.marked = self._write_line(state, "\n[phalanx] the node's disk is full: output is missing here\n")
+        self._notices.append((state.name, "the node's disk is full: output is dropped from here on"))
 
     def _close_gap(self, state: _Stream, size: int, share: int) -> bool:
-        """Where the disk has room again for `size` bytes and a new reserve: say how much is missing here."""
+        """If the disk has room for `size` bytes and a new reserve: write how much is missing here."""
         if _room(state.file, share) < size or not _reserve(state, size + 2 * _RESERVE_BYTES):
             return False
         begin = "" if state.marked else "\n"
-        if not self._say(
+        if not self._write_line(
             state, f"{begin}[phalanx] {state.missing} bytes of output are missing here: the node's disk was full\n"
         ):
             return False
         text = f"the node's disk has room again: {state.missing} bytes of output are missing"
-        self._told.append((state.name, text))
+        self._notices.append((state.name, text))
         state.missing = 0
         state.marked = False
         return True
 
-    def _say_dropped(self, state: _Stream) -> None:
-        """Close a stream that lost bytes with their number."""
+    def _write_total_dropped(self, state: _Stream) -> None:
+        """Write the number of dropped bytes at the end of a stream."""
         if not (state.marked or state.missing):
             return
         if state.missing:
             text = f"the node's disk was full: {state.dropped} bytes of output were dropped in all"
-            self._told.append((state.name, text))
-        if self._say(state, f"[phalanx] {state.dropped} bytes of output were dropped in all\n"):
+            self._notices.append((state.name, text))
+        if self._write_line(state, f"[phalanx] {state.dropped} bytes of output were dropped in all\n"):
             state.marked = False
             state.missing = 0
 
-    def _say(self, state: _Stream, line: str) -> bool:
-        """Append a line of ours past the cap and into the reserve; False where even that does not fit on the disk."""
+    def _write_line(self, state: _Stream, line: str) -> bool:
+        """Append our line past the cap and into the reserve; False if it does not fit on the disk."""
         text = line.encode()
         try:
             written = os.pwrite(state.file, text, state.end)
@@ -356,12 +360,12 @@ class Spool:
         state.end += written
         return True
 
-    def _tell(self) -> None:
-        """Pass on what happened to streams, with no lock held."""
-        while self._told:
+    def _send_notices(self) -> None:
+        """Call `on_missing` for all notices, with no lock held."""
+        while self._notices:
             with self._lock:
-                told, self._told = self._told, []
-            for stream, text in told:
+                notices, self._notices = self._notices, []
+            for stream, text in notices:
                 self._on_missing(stream, text)
 
     def _close_pipe(self, pipe: int, state: _Stream) -> None:
@@ -370,7 +374,7 @@ class Spool:
         state.pipes.discard(pipe)
         del self._by_pipe[pipe]
 
-    def _forget_reports(self, descriptor: int) -> None:
+    def _remove_reports(self, descriptor: int) -> None:
         with self._lock:
             del self._reports[descriptor]
         self._epoll.unregister(descriptor)
@@ -393,7 +397,7 @@ class Spool:
 
 
 def _reserve(state: _Stream, size: int) -> bool:
-    """Have the disk keep room for `size` bytes past the end; False where it has none. One call to the system for each block."""
+    """Reserve disk space for `size` bytes past the end; False if there is none. One system call per block."""
     wanted = -(-(state.end + size) // _BLOCK_BYTES) * _BLOCK_BYTES
     if wanted <= state.reserved:
         return True
@@ -402,13 +406,13 @@ def _reserve(state: _Stream, size: int) -> bool:
     if _libc.fallocate(ctypes.c_int(state.file), ctypes.c_int(_KEEP_SIZE), ctypes.c_int64(start), length):
         if ctypes.get_errno() in _FULL:
             return state.end + size <= state.reserved
-        return True  # a file system that keeps no room: then writing tells
+        return True  # the file system cannot reserve: the write will report
     state.reserved = wanted
     return True
 
 
 def _room(file: int, share: int) -> int:
-    """How many bytes the disk has for us; none where it does not say."""
+    """How many bytes the disk has for us; 0 if unknown."""
     try:
         disk = os.fstatvfs(file)
     except OSError:
@@ -418,7 +422,7 @@ def _room(file: int, share: int) -> int:
 
 
 def _punch(file: int, offset: int, length: int) -> bool:
-    """Free a range of a file; False where the file system cannot (then the file just keeps its size on disk)."""
+    """Free a range of a file; False if the file system cannot (then the file keeps its size on disk)."""
     result = _libc.fallocate(
         ctypes.c_int(file), ctypes.c_int(_PUNCH_HOLE), ctypes.c_int64(offset), ctypes.c_int64(length)
     )

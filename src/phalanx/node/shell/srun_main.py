@@ -1,6 +1,6 @@
-"""`srun` and `scontrol show hostnames` as a batch job of Phalanx finds them in its PATH: `python -I -m phalanx.node.shell.srun_main NAME ...`.
+"""`srun` and `scontrol show hostnames` for batch jobs of Phalanx, in their PATH: `python -I -m phalanx.node.shell.srun_main NAME ...`.
 
-srun asks the job's node rank 0 to start tasks, prints what they print, and ends with the highest of their exit codes.
+srun asks the job's node rank 0 to start tasks, prints their output, and exits with the highest of their exit codes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _KILLED: Final = 128
 
 
 def main(words: list[str]) -> int:
-    """Run one command; its exit code."""
+    """Run one command; returns its exit code."""
     name, rest = os.path.basename(words[0]), words[1:]
     try:
         if name == "scontrol":
@@ -42,7 +42,7 @@ def _scontrol(words: list[str]) -> int:
     plain = [word for word in words if not word.startswith("-")]
     if plain[:2] not in (["show", "hostnames"], ["show", "hostname"]):
         raise Closed(
-            f"scontrol {' '.join(words[:3])} cannot be done here; in a job of Phalanx it knows `show hostnames` alone"
+            f"scontrol {' '.join(words[:3])} is not supported; in a job of Phalanx only `scontrol show hostnames` is"
         )
     sys.stdout.write("".join(f"{host}\n" for host in hostnames(plain[2:] or _nodelist())))
     return 0
@@ -64,25 +64,25 @@ def _srun(words: list[str], order: Mapping[str, Any], batch: Batch) -> int:
     for note in begun["notes"]:
         _complain(f"srun: {note}")
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
-        signal.signal(number, lambda got, _: _pass_on(link, got))
+        signal.signal(number, lambda got, _: _send_signal(link, got))
     return _Output(asked, batch, begun["begun"], begun["tasks"]).follow(link)
 
 
-def _pass_on(link: Link, number: int) -> None:
+def _send_signal(link: Link, number: int) -> None:
     with contextlib.suppress(Closed):
         link.send({"signal": number})
 
 
 class _Output:
-    """Where the tasks' output goes: to ours, with labels if wanted, or to files as --output names them."""
+    """The output of the tasks: to ours, with labels on request, or to the files of --output."""
 
     def __init__(self, asked: Srun, batch: Batch, step: int, tasks: int) -> None:
         self._asked, self._batch, self._step, self._tasks = asked, batch, step, tasks
         self._files: dict[str, IO[bytes]] = {}
-        self._torn: dict[tuple[int, int], bytes] = {}
+        self._partial: dict[tuple[int, int], bytes] = {}
 
     def follow(self, link: Link) -> int:
-        """Until every task has ended; the highest exit code.
+        """Copy output until every task has ended; returns the highest exit code.
 
         Raises:
             Closed: node rank 0 is gone.
@@ -100,18 +100,17 @@ class _Output:
                 how = f"signal {code - _KILLED}" if code > _KILLED else f"exit code {code}"
                 _complain(f"srun: error: task {message['task']}: Exited with {how}")
                 if kill and not worst:
-                    _pass_on(link, signal.SIGTERM)
+                    _send_signal(link, signal.SIGTERM)
             worst = max(worst, code)
         self._end()
         return worst
 
     def _write(self, task: int, out: int, data: bytes) -> None:
-        if (
-            "unbuffered" not in self._asked.given or "label" in self._asked.given
-        ):  # by lines, as Slurm: tasks must not tear each other's
-            lines = (self._torn.pop((task, out), b"") + data).split(b"\n")
+        # By lines, as Slurm does: lines of different tasks must not mix.
+        if "unbuffered" not in self._asked.given or "label" in self._asked.given:
+            lines = (self._partial.pop((task, out), b"") + data).split(b"\n")
             if lines[-1]:
-                self._torn[task, out] = lines[-1]
+                self._partial[task, out] = lines[-1]
             data = b"".join(self._label(task) + line + b"\n" for line in lines[:-1])
         self._sink(task, out).write(data)
         self._sink(task, out).flush()
@@ -131,7 +130,7 @@ class _Output:
         return self._files[path]
 
     def _end(self) -> None:
-        for (task, out), rest in self._torn.items():
+        for (task, out), rest in self._partial.items():
             self._sink(task, out).write(self._label(task) + rest + (b"\n" if "label" in self._asked.given else b""))
         sys.stdout.flush()
         for file in self._files.values():

@@ -1,8 +1,7 @@
-"""Takes the stacks of a member's ranks before a hang ends them: from `faulthandler` inside ranks with phalanx.torch, py-spy, and /proc.
+"""Takes the stacks of a member's ranks before it is stopped for a hang: from `faulthandler` in ranks with phalanx.torch, py-spy, and /proc.
 
-Each rank's go into a stream of the attempt (`stacks-<rank>`), where `phalanx logs JOB --stacks` prints them; what they say of where the rank
-stands goes to the head with its exit. Bounded: some seconds and 64 KiB a rank, whatever the ranks do. A rank that is stopped by a signal
-cannot answer, and /proc says so.
+Each rank's stacks go into a stream of the attempt (`stacks-<rank>`), which `phalanx logs JOB --stacks` prints; its stuck position goes to
+the head with its exit. Bounded: some seconds, and 64 KiB per rank. A rank that is stopped by a signal cannot answer, and /proc shows that.
 """
 
 from __future__ import annotations
@@ -24,59 +23,59 @@ from phalanx.node.shell.proctable import ProcessIdentity, descendants, identity,
 from phalanx.wire.rank import STACK_SIGNAL, stack_file
 
 STACK_BYTES_MAX: Final = 65_536
-_ANSWER_S: Final = 1.0  # the dump is made in the signal handler: milliseconds, where the process runs at all
+_ANSWER_S: Final = 1.0  # the dump is written in the signal handler: milliseconds, if the process runs at all
 _SETTLE_S: Final = 0.05
 _SPY_S: Final = 2.0
-_ALL_S: Final = 6.0  # for all ranks together: a freeze at the end of the lease waits behind it
+_ALL_S: Final = 6.0  # for all ranks together: a kill of the member waits for it
 _STOPPED: Final = "Tt"
-_PROC_FILES: Final = ("wchan", "syscall", "stack")  # the last for root alone
+_PROC_FILES: Final = ("wchan", "syscall", "stack")  # the last is readable by root only
 
 
-def take(present: Present, shop: Workshop, steps: Mapping[int, int]) -> None:
-    """Keep the stacks of every rank that lives, and where each stands in `present.stances`."""
+def take(member: Present, services: Workshop, steps: Mapping[int, int]) -> None:
+    """Store the stacks of every live rank, and its stuck position in `member.stances`."""
     until_s = time.monotonic() + _ALL_S
-    pids = dict(sorted(present.pids.items()))
+    pids = dict(sorted(member.pids.items()))
     table = read_table()
-    inside = {rank: _python_of(present, rank, pid, descendants(table, [pid])) for rank, pid in pids.items()}
-    before = {rank: _size(present, rank, pid) for rank, pid in inside.items()}
+    inside = {rank: _python_of(member, rank, pid, descendants(table, [pid])) for rank, pid in pids.items()}
+    before = {rank: _size(member, rank, pid) for rank, pid in inside.items()}
     for rank, pid in inside.items():
         if before[rank] is not None:
             _signal(pid)
     for rank, pid in inside.items():
-        dump = _answer(present, rank, pid, before[rank], min(until_s, time.monotonic() + _ANSWER_S))
+        dump = _answer(member, rank, pid, before[rank], min(until_s, time.monotonic() + _ANSWER_S))
         if not dump and time.monotonic() < until_s - _SPY_S:
-            dump = _spied(pid, shop.base.get("PATH", os.defpath))
+            dump = _py_spy_dump(pid, services.base.get("PATH", os.defpath))
         row = read_row(pid)
         where, waits = standing(dump)
-        present.stances[rank] = Stance(
+        member.stances[rank] = Stance(
             state="" if row is None else row.state, where=where, waits=waits, step=steps.get(rank)
         )
-        _keep(present, shop, rank, pid, dump)
+        _keep(member, services, rank, pid, dump)
 
 
-def _python_of(present: Present, rank: int, task: int, below: set[int]) -> int:
-    """Of a task and what it started, the process that dumps its stack when asked; the task itself where none does."""
-    kin = {task, *below}
+def _python_of(member: Present, rank: int, task: int, below: set[int]) -> int:
+    """The process, out of a task and its descendants, that dumps its stack on a signal; the task itself if none does."""
+    family = {task, *below}
     with contextlib.suppress(OSError):
-        for name in os.listdir(present.scratch.path):
+        for name in os.listdir(member.scratch.path):
             kind, _, number = name.rpartition(".")
-            if kind == f"stack-{rank}" and number.isdecimal() and int(number) in kin:
+            if kind == f"stack-{rank}" and number.isdecimal() and int(number) in family:
                 return int(number)
     return task
 
 
-def _size(present: Present, rank: int, pid: int) -> int | None:
-    """Of what it has dumped so far; None for a process that does not take the signal, and would die of it."""
+def _size(member: Present, rank: int, pid: int) -> int | None:
+    """The size of its dump so far; None for a process that does not handle the signal, and would die of it."""
     try:
-        found = os.lstat(stack_file(present.scratch.path, rank, pid))
+        found = os.lstat(stack_file(member.scratch.path, rank, pid))
     except OSError:
         return None
-    return found.st_size if _is_the_jobs(present, found) else None
+    return found.st_size if _belongs_to_job(member, found) else None
 
 
-def _is_the_jobs(present: Present, found: os.stat_result) -> bool:
-    """Whether it is a plain file of the account that the job runs as: a link, or another's file, would be read with our rights."""
-    account = present.account
+def _belongs_to_job(member: Present, found: os.stat_result) -> bool:
+    """Whether it is a regular file of the job's account: a link, or another account's file, would be read with our rights."""
+    account = member.account
     return stat.S_ISREG(found.st_mode) and (account is None or found.st_uid == account.uid)
 
 
@@ -87,57 +86,60 @@ def _signal(pid: int) -> None:
             send(process, STACK_SIGNAL)
 
 
-def _answer(present: Present, rank: int, pid: int, before: int | None, until_s: float) -> str:
-    """What the rank dumped, once it has stopped growing; "" where nothing comes in time."""
+def _answer(member: Present, rank: int, pid: int, before: int | None, until_s: float) -> str:
+    """The rank's dump, once it has stopped growing; "" if none arrives in time."""
     if before is None:
         return ""
-    path, size = stack_file(present.scratch.path, rank, pid), before
+    path, size = stack_file(member.scratch.path, rank, pid), before
     while time.monotonic() < until_s:
         row = read_row(pid)
         if row is None or row.state in _STOPPED:
             return ""
         time.sleep(_SETTLE_S)
-        now = _size(present, rank, pid) or 0
+        now = _size(member, rank, pid) or 0
         if now > before and now == size:
             break
         size = now
     with contextlib.suppress(OSError):
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            if _is_the_jobs(present, os.fstat(file)):
+            if _belongs_to_job(member, os.fstat(file)):
                 return os.pread(file, STACK_BYTES_MAX, before).decode("utf-8", "replace")
         finally:
             os.close(file)
     return ""
 
 
-def _spied(pid: int, path: str) -> str:
-    """By py-spy, where it is installed and may look; "" elsewhere."""
+def _py_spy_dump(pid: int, path: str) -> str:
+    """A dump by py-spy, if it is installed and permitted; "" otherwise."""
     program = shutil.which("py-spy", path=path)
     if program is None:
         return ""
     try:
         done = subprocess.run(
             [program, "dump", "--nonblocking", "--pid", str(pid)],
-            stdin=subprocess.DEVNULL, capture_output=True, timeout=_SPY_S, check=False,
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_SPY_S,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout[:STACK_BYTES_MAX].decode("utf-8", "replace") if done.returncode == 0 else ""
 
 
-def _keep(present: Present, shop: Workshop, rank: int, pid: int, dump: str) -> None:
-    stance = present.stances[rank]
+def _keep(member: Present, services: Workshop, rank: int, pid: int, dump: str) -> None:
+    stance = member.stances[rank]
     step = "no step yet" if stance.step is None else f"last step {stance.step}"
-    said = [f"generation {present.key.generation}: rank {rank}, pid {pid}, state {stance.state or 'gone'}, {step}"]
-    said += [f"{name}: {text}" for name in _PROC_FILES if (text := _proc(pid, name))]
+    lines = [f"generation {member.key.generation}: rank {rank}, pid {pid}, state {stance.state or 'gone'}, {step}"]
+    lines += [f"{name}: {text}" for name in _PROC_FILES if (text := _proc(pid, name))]
     if stance.state in _STOPPED:
-        said.append("no stack: it is stopped by a signal and cannot answer")
+        lines.append("no stack: the process is stopped by a signal and cannot answer")
     elif not dump:
-        said.append("no stack: it does not use phalanx.torch, and py-spy is not at hand")
-    text = "\n".join([*said, dump.rstrip()])[:STACK_BYTES_MAX]
+        lines.append("no stack: the process does not use phalanx.torch, and py-spy is not installed")
+    text = "\n".join([*lines, dump.rstrip()])[:STACK_BYTES_MAX]
     with contextlib.suppress(OSError, KeyError):
-        shop.spool.write(shop.stream(present, f"stacks-{rank}"), f"{text}\n\n".encode())
+        services.spool.write(services.stream(member, f"stacks-{rank}"), f"{text}\n\n".encode())
 
 
 def _proc(pid: int, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Does this node see the head's folders? Proven by what the head wrote into them, asked before each hello."""
+"""Checks whether this node sees the head's folders, by nonce files that the head wrote into them; runs before each registration."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _NONCE_BYTES_MAX: Final = 256
 
 
 def sees_head_files(connection: Connection) -> bool | None:
-    """Whether checkpoints and outputs lie here under the head's own paths; None where the head cannot say (of an earlier release).
+    """Whether checkpoints and outputs are visible here under the head's paths; None if the head cannot tell (an earlier release).
 
     Raises:
         HeadAway: no answer.
     """
     try:
         body = connection.call("GET", "/v1/node/storage", timeout_s=_ASK_S)
-        said = msgspec.json.decode(body, type=StorageReply)
+        reply = msgspec.json.decode(body, type=StorageReply)
     except (Rejected, HelloWanted, msgspec.MsgspecError):
         return None
-    return all(_read(root) == said.nonce for root in (said.checkpoint_root, said.output_root))
+    return all(_read(root) == reply.nonce for root in (reply.checkpoint_root, reply.output_root))
 
 
 def _read(root: str) -> str:

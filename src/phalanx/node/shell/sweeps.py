@@ -1,7 +1,7 @@
-"""Sweeps: stop or kill a set of processes that goes on changing, by looking again until two looks agree.
+"""Sweeps: stop or kill a changing set of processes, by repeating until two passes agree.
 
-`containment` sweeps one attempt; the local engine (in the head) calls `sweep_node` after a supervisor died, to leave nothing of its node.
-One pass is never enough: between the look and the signal a process may fork. Whoever is stopped or dead forks no more, so passes converge.
+`containment` sweeps one attempt; the local engine (in the head) calls `sweep_node` after a supervisor died, so that nothing of its node is left.
+One pass is never enough: a process may fork between the look and the signal. Stopped and dead processes do not fork, so passes converge.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NODE_KEY_VARIABLE: Final = "PHALANX_NODE_KEY"
 TASK_KEY_VARIABLE: Final = "PHALANX_TASK_KEY"
 SPAWNER_VARIABLE: Final = "PHALANX_SPAWNER"  # "1" in the environment of spawners, zygotes and their keepers
 _STILL: Final = "Tt"
-_PAUSE_S: Final = 0.001  # doubled up to _PAUSE_MAX_S between looks: a signal is acted on within a scheduler tick
+_PAUSE_S: Final = 0.001  # doubled up to _PAUSE_MAX_S between passes: a signal takes effect within a scheduler tick
 _PAUSE_MAX_S: Final = 0.02
 
 Table = Mapping[int, ProcessRow]
@@ -35,13 +35,13 @@ Members = Callable[[Table], set[int]]
 
 
 def stop_until_still(members: Members, timeout_s: float) -> bool:
-    """SIGSTOP everything `members` finds until two looks running find the same processes, all at rest.
+    """SIGSTOP everything `members` finds until two consecutive passes find the same processes, all stopped.
 
-    A process in an uninterruptible call (state D, as the parent in a vfork) counts as at rest once it was signalled: it stops
-    before it runs another instruction of its own.
+    A process in an uninterruptible call (state D, as the parent in a vfork) counts as stopped once it was signalled: it stops
+    before it executes another instruction of its own.
 
     Returns:
-        False when they did not come to rest in time.
+        False if they did not stop in time.
     """
     limit = time.monotonic() + timeout_s
     pause_s = _PAUSE_S
@@ -68,16 +68,16 @@ def stop_until_still(members: Members, timeout_s: float) -> bool:
 def kill_until_none(
     members: Members, timeout_s: float, *, certain: Callable[[], bool], pause: Callable[[float], object] = time.sleep
 ) -> list[int]:
-    """SIGKILL everything `members` finds until two looks running find nothing, or `certain` knows that nothing is left.
+    """SIGKILL everything `members` finds until two consecutive passes find nothing, or `certain` returns true.
 
     Args:
-        members: looks at a table of processes; called anew each pass.
-        timeout_s: how long to go on.
-        certain: better knowledge than a look, as a keeper's; asked before each pass.
-        pause: waits between passes, at most so many seconds; may come back early when `certain` has changed.
+        members: selects from a table of processes; called again in each pass.
+        timeout_s: time limit.
+        certain: true if it is known that nothing is left, as a keeper knows; called before each pass.
+        pause: waits between passes, at most so many seconds; may return early when `certain` has changed.
 
     Returns:
-        The pids that were still there when the time was over (uninterruptible, or another user's), sorted.
+        The pids that were left on timeout (uninterruptible, or of another user), sorted.
     """
     limit = time.monotonic() + timeout_s
     pause_s = _PAUSE_S
@@ -99,7 +99,7 @@ def kill_until_none(
 
 
 def signal_where_allowed(process: ProcessIdentity, number: int) -> bool:
-    """Signal it where we may; another user's process stays and is counted as left over."""
+    """Signal it if permitted; another user's process stays and counts as left over."""
     try:
         return send(process, number)
     except PermissionError:
@@ -108,11 +108,11 @@ def signal_where_allowed(process: ProcessIdentity, number: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSweep:
-    """What a sweep of one node did.
+    """The result of a sweep of one node.
 
     Attributes:
-        killed: processes it signalled; those that a cgroup's kill or their keeper took first are not counted.
-        leftover: pids that would not die.
+        killed: processes it signalled; those that a cgroup's kill or their keeper killed first are not counted.
+        leftover: pids that did not die.
         cgroups_removed: cgroups it removed; a keeper may have removed them first.
     """
 
@@ -128,25 +128,25 @@ class NodeSweep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _NodeMembers:
-    supervisors: set[int]  # carry the node's key alone
-    tasks: set[int]  # ranks and all that comes from them
+    supervisors: set[int]  # have the node's key only
+    tasks: set[int]  # ranks and their descendants
     spawners: set[int]  # spawners, zygotes, keepers: the subreapers
 
 
 def sweep_node(node_key: str, *, timeout_s: float = 5.0, root: ProcessIdentity | None = None) -> NodeSweep:
     """Kill everything that belongs to a node and remove its cgroups.
 
-    Found are: what sits in the node's cgroups; what carries the node's key or a task key of it in its environment; the sessions of
+    It finds the processes in the node's cgroups; those with the node's key or one of its task keys in their environment; the sessions of
     those tasks; all descendants. Order matters: supervisors first (they would start more), then tasks, and the subreapers only when
-    no task is left, so that nothing slips away to init while its keeper dies.
+    no task is left, so that no process is reparented to init when its keeper dies.
 
-    Not found without cgroups: a process that cleared its environment and left its session, *after* its keeper was killed by
-    somebody else. The caller's own process and its ancestors are never touched.
+    Without cgroups it does not find a process that cleared its environment and left its session *after* another program killed its
+    keeper. The caller's own process and its ancestors are never signalled.
 
     Args:
         node_key: unique on this machine.
-        timeout_s: how long to go on; the leftovers are named.
-        root: the supervisor, where the caller knows it.
+        timeout_s: time limit; then the leftovers are reported.
+        root: the supervisor, if the caller knows it.
     """
     limit = time.monotonic() + timeout_s
     pause_s = _PAUSE_S
@@ -195,7 +195,7 @@ def _node_members(
         match node_role(environment(pid), node_key):
             case "task":
                 tasks.add(pid)
-                # A task has a session of its own making: it is never the session of whoever started the node.
+                # A task creates its own session: it is never the session that started the node.
                 sessions.add(table[pid].session)
             case "spawner":
                 spawners.add(pid)
@@ -203,7 +203,7 @@ def _node_members(
                 supervisors.add(pid)
             case _:
                 pass
-    sessions.discard(0)  # what `ps` shows for a session begun outside this pid namespace
+    sessions.discard(0)  # the number of a session outside this pid namespace
     tasks |= {row.pid for row in table.values() if row.session in sessions}
     tasks |= descendants(table, tasks | spawners | supervisors) - spawners - supervisors
     spared = _self_and_ancestors(table)
@@ -212,7 +212,7 @@ def _node_members(
 
 
 def node_role(block: Mapping[bytes, bytes], node_key: str) -> str | None:
-    """What a process with this environment is to the node: "task", "spawner", "supervisor", or None for a stranger."""
+    """The role of a process with this environment on the node: "task", "spawner", "supervisor", or None for an unrelated process."""
     key = node_key.encode()
     task = block.get(TASK_KEY_VARIABLE.encode(), b"").strip()
     if task:
@@ -232,7 +232,7 @@ def _self_and_ancestors(table: Table) -> set[int]:
 
 
 def marked(table: Table, marker: str) -> set[int]:
-    """The processes that carry this task key in their environment."""
+    """The processes that have this task key in their environment."""
     wanted = marker.encode()
     key = TASK_KEY_VARIABLE.encode()
     return {pid for pid in table if environment(pid).get(key, b"").strip() == wanted}

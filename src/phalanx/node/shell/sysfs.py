@@ -1,4 +1,4 @@
-"""What /sys tells of a node's ports and of where PCI devices are attached. Read once, as the supervisor starts.
+"""The node's network ports and PCI attachments from /sys. Read once, when the supervisor starts.
 
 Sources: Documentation/ABI/testing/sysfs-class-net, sysfs-class-infiniband and sysfs-bus-pci of the Linux kernel.
 """
@@ -16,11 +16,11 @@ from phalanx.node.logic.legible import legible
 _SYS: Final = "/sys"
 _RATE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) Gb/sec")  # "200 Gb/sec (4X HDR)"
 _ACTIVE: Final = "4: ACTIVE"
-_ETHERNET: Final = "1"  # ARPHRD_ETHER; IP over InfiniBand is 32, and told by its adapter
+_ETHERNET: Final = "1"  # ARPHRD_ETHER; IP over InfiniBand is 32, and reported by its adapter
 
 
 def nics(root: str = _SYS) -> tuple[Nic, ...]:
-    """Ports by name: those with hardware behind them; where there is none (a container, the lab), all but the loopback."""
+    """Ports by name: those with hardware; if there are none (a container, the lab), all except loopback."""
     network = os.path.join(root, "class", "net")
     names = [name for name in _listed(network) if _text(network, name, "type") == _ETHERNET]
     real = [name for name in names if os.path.exists(os.path.join(network, name, "device"))]
@@ -29,7 +29,7 @@ def nics(root: str = _SYS) -> tuple[Nic, ...]:
 
 
 def numa_of(pci_bus: str, root: str = _SYS) -> int | None:
-    """The memory node of a PCI device, written with a domain of four digits or eight; None where the kernel knows none (-1)."""
+    """The NUMA node of a PCI device, whose domain may have four or eight digits; None if the kernel reports none (-1)."""
     domain, _, rest = pci_bus.lower().partition(":")
     if not rest:
         return None
@@ -44,9 +44,13 @@ def _port(network: str, name: str) -> Nic:
     speed = _number(_text(network, name, "speed"))  # Mbit/s; -1 or an error where there is no link
     numa, pci_bus = _attached(os.path.join(network, name, "device"))
     return Nic(
-        name=legible(name), kind="ethernet", up=_text(network, name, "operstate") == "up",
-        bits_per_s=speed * 1_000_000 if speed else None, numa=numa, pci_bus=pci_bus,
-    )  # fmt: skip
+        name=legible(name),
+        kind="ethernet",
+        up=_text(network, name, "operstate") == "up",
+        bits_per_s=speed * 1_000_000 if speed else None,
+        numa=numa,
+        pci_bus=pci_bus,
+    )
 
 
 def _adapters(folder: str) -> Iterator[Nic]:
@@ -54,17 +58,21 @@ def _adapters(folder: str) -> Iterator[Nic]:
         numa, pci_bus = _attached(os.path.join(folder, adapter, "device"))
         for port in _listed(os.path.join(folder, adapter, "ports")):
             place = (folder, adapter, "ports", port)
-            if _text(*place, "link_layer") != "InfiniBand":  # RoCE: its Ethernet port is told already
+            if _text(*place, "link_layer") != "InfiniBand":  # RoCE: its Ethernet port is listed already
                 continue
             rate = _RATE.match(_text(*place, "rate"))
             yield Nic(
-                name=f"{adapter}/{port}", kind="infiniband", up=_text(*place, "state") == _ACTIVE,
-                bits_per_s=round(float(rate[1]) * 1e9) if rate else None, numa=numa, pci_bus=pci_bus,
-            )  # fmt: skip
+                name=f"{adapter}/{port}",
+                kind="infiniband",
+                up=_text(*place, "state") == _ACTIVE,
+                bits_per_s=round(float(rate[1]) * 1e9) if rate else None,
+                numa=numa,
+                pci_bus=pci_bus,
+            )
 
 
 def _attached(device: str) -> tuple[int | None, str]:
-    """Memory node and PCI bus of the device behind a port; a virtual port has none."""
+    """NUMA node and PCI bus of the device behind a port; a virtual port has none."""
     if not os.path.exists(device):
         return None, ""
     return _number(_text(device, "numa_node")), os.path.basename(os.path.realpath(device))
@@ -78,7 +86,7 @@ def _listed(folder: str) -> list[str]:
 
 
 def _text(*parts: str) -> str:
-    """A file's one line; empty where there is none, or the driver will not say (EINVAL for the speed of a port that is down)."""
+    """A file's single line; empty if it is missing or unreadable (EINVAL for the speed of a port that is down)."""
     try:
         with open(os.path.join(*parts), encoding="ascii", errors="replace") as file:
             return file.read().strip()

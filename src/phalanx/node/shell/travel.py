@@ -1,4 +1,4 @@
-"""What has to reach the head before a member is over: its checkpoints, its outputs, its lines. For a gang on shared folders, its lines alone."""
+"""Coordinates the final uploads of a member: checkpoints, outputs, log lines. For a gang on shared folders, log lines only."""
 
 from __future__ import annotations
 
@@ -22,46 +22,56 @@ SHIP_LIMIT_S: Final = 30.0  # how long the end of a member waits for its last li
 
 
 class Travel:
-    """All of one supervisor. Thread-safe. `hurried`: it was told to end, and is killed if it lingers. `resumed`: as of Porter."""
+    """All uploads of one supervisor. Thread-safe. `hurried`, `resumed`: see Porter."""
 
     def __init__(
-        self, access: HeadAccess, shipper: Shipper, ended: threading.Event, *, note: Note, hurried: Callable[[], bool],
+        self,
+        access: HeadAccess,
+        shipper: Shipper,
+        ended: threading.Event,
+        *,
+        note: Note,
+        hurried: Callable[[], bool],
         resumed: Callable[[JobId, Epoch], Collection[str]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._shipper = shipper
         self._note = note
         self.porter = Porter(access, ended, hurried=hurried, resumed=resumed)
         self.outputs = Outputs(access, ended, note=note, hurried=hurried)
 
-    def heard(self, present: Present, report: RankReport, publish: Callable[[CheckpointReported], None]) -> None:
-        """A rank reported. What it wrote until a save travels before the save."""
+    def heard(self, member: Present, report: RankReport, publish: Callable[[CheckpointReported], None]) -> None:
+        """Handle a rank's report. Outputs written until a save are uploaded before the save."""
         saves.hear(
-            present, report, self.porter, note=lambda text: self._note(present, text), publish=publish,
-            before=lambda: self.outputs.send(present),
-        )  # fmt: skip
+            member,
+            report,
+            self.porter,
+            note=lambda text: self._note(member, text),
+            publish=publish,
+            before=lambda: self.outputs.send(member),
+        )
 
-    def last(self, present: Present, done: Callable[[], None]) -> None:
-        """Nothing of the member runs any more: call `done` when all is at the head, or waited for in vain.
+    def last(self, member: Present, done: Callable[[], None]) -> None:
+        """No process of the member is left: call `done` when all is at the head, or after the time limits.
 
         One after the other, since each may still write a line to the job's log.
         """
-        key, patient = present.key, present.ends_in_order
+        key, patient = member.key, member.ends_in_order
 
         def ship() -> None:
-            self._shipper.when_shipped(launching.streams_of(present), SHIP_LIMIT_S, done)
+            self._shipper.when_shipped(launching.streams_of(member), SHIP_LIMIT_S, done)
 
         def send() -> None:
-            self.outputs.when_sent(present, ship, patient=patient)
+            self.outputs.when_sent(member, ship, patient=patient)
 
         self.porter.when_kept(key.job_id, key.epoch, send, patient=patient)
 
     def drop(self, job_id: JobId, epoch: Epoch) -> None:
-        """The attempt is over for the head too: nothing more of it is brought, but its lines."""
+        """The attempt is over for the head too: upload nothing more except log lines."""
         self.porter.drop(job_id, epoch)
         self.outputs.drop(job_id, epoch)
 
-    def sweep(self, folders: Collection[str], present: Collection[Present]) -> None:
-        """Bound what stays on this node of jobs that are over or moved away. An empty name is no folder."""
+    def sweep(self, folders: Collection[str], members: Collection[Present]) -> None:
+        """Bound the local checkpoint copies of jobs that have left this node. Empty folder names are skipped."""
         for folder in filter(None, folders):
             root = os.path.dirname(checkpoints_of(folder, JobId("none")))
-            checkpoints.sweep_own(root, {str(one.key.job_id) for one in present})
+            checkpoints.sweep_own(root, {str(one.key.job_id) for one in members})

@@ -1,7 +1,7 @@
-"""Remove a folder with all that is in it, however deep: what lies there a job made, and a job may make ten thousand folders in each other.
+"""Removes a folder tree of any depth: a job may nest ten thousand folders.
 
-`shutil.rmtree` calls itself for each level, holds a descriptor for each, and gives up at the thousandth; then the folder stays, and so does
-whoever wanted it gone. Here what a folder holds is moved up to the top before the folder goes: two descriptors, whatever is there.
+`shutil.rmtree` recurses, holds a descriptor for each level, and fails at the thousandth. Here the content of a folder is moved up to the top
+before the folder is removed: two descriptors at any depth.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import secrets
 from typing import Final
 
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_PRIED: Final = 0o700
+_OPEN_MODE: Final = 0o700
 
 
 def remove_tree(path: str, *, pry: bool = False) -> None:
-    """Remove it; what cannot be removed is left. Never raises OSError. No link in it, or in its place, is followed. Harmless twice.
+    """Remove it; entries that cannot be removed stay. Never raises OSError. Follows no link in it or in its place. Idempotent.
 
-    `pry`: folders that were closed to us are opened first, by name: for files of our own account alone.
+    `pry`: closed folders are opened first, by name: only for files of our own account.
     """
     if pry and not os.path.islink(path):
         _open_up(path)
@@ -35,13 +35,13 @@ def remove_tree(path: str, *, pry: bool = False) -> None:
 
 
 def _empty(top: int, *, pry: bool) -> None:
-    """Remove all that is in a folder.
+    """Remove all entries of a folder.
 
     Raises:
         OSError: it cannot be listed.
     """
-    moved = f".gone-{secrets.token_hex(8)}-"  # a name that whoever filled the folder could not foresee
-    waiting = _files_gone(top, pry=pry)
+    moved = f".gone-{secrets.token_hex(8)}-"  # a name that the job could not predict
+    waiting = _remove_files(top, pry=pry)
     number = 0
     while waiting:
         name = waiting.pop()
@@ -50,8 +50,8 @@ def _empty(top: int, *, pry: bool) -> None:
         except OSError:
             continue
         try:
-            for below in _files_gone(folder, pry=pry):
-                with contextlib.suppress(OSError):  # empty, as most are
+            for below in _remove_files(folder, pry=pry):
+                with contextlib.suppress(OSError):  # empty, the usual case
                     os.rmdir(below, dir_fd=folder)
                     continue
                 number += 1
@@ -66,8 +66,8 @@ def _empty(top: int, *, pry: bool) -> None:
             os.rmdir(name, dir_fd=top)
 
 
-def _files_gone(folder: int, *, pry: bool) -> list[str]:
-    """Remove what is no folder from one; gives its folders.
+def _remove_files(folder: int, *, pry: bool) -> list[str]:
+    """Remove all files in a folder; returns the names of its folders.
 
     Raises:
         OSError: it cannot be listed.
@@ -88,4 +88,4 @@ def _files_gone(folder: int, *, pry: bool) -> list[str]:
 
 def _open_up(path: str, folder: int | None = None) -> None:
     with contextlib.suppress(OSError):
-        os.chmod(path, _PRIED, dir_fd=folder)
+        os.chmod(path, _OPEN_MODE, dir_fd=folder)

@@ -1,4 +1,4 @@
-"""Unpack an uploaded working directory: a tar archive, written into one folder and never outside it."""
+"""Unpacks an uploaded working directory: a tar archive, extracted into one folder and never outside it."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ from phalanx.node.shell.link import Connection, HeadAccess
 from phalanx.node.shell.trees import remove_tree
 
 MEMBERS_MAX: Final = 200_000
-UNPACKED_BYTES_MAX: Final = 8 << 30  # an upload is refused over 100 MB packed; this is what 80:1 makes of it
+UNPACKED_BYTES_MAX: Final = 8 << 30  # an upload has at most 100 MB packed; this is 80:1
 _FETCH_S: Final = 300.0
-_PIECE_BYTES_MAX: Final = (
-    4 << 20
-)  # the longest name that a system takes has 4 KiB; contents are read in pieces of 1 MiB
+# The longest path has 4 KiB; contents are read in pieces of 1 MiB.
+_PIECE_BYTES_MAX: Final = 4 << 20
 _COMPRESSED: Final[tuple[tuple[bytes, Callable[[BinaryIO], Any]], ...]] = (
-    (b"\x1f\x8b", lambda source: gzip.GzipFile(fileobj=source)), (b"BZh", bz2.BZ2File), (b"\xfd7zXZ\x00", lzma.LZMAFile),
-)  # fmt: skip
-# Names that the disk refuses whoever asks: a file where a folder should be, or twice, or too long.
+    (b"\x1f\x8b", lambda source: gzip.GzipFile(fileobj=source)),
+    (b"BZh", bz2.BZ2File),
+    (b"\xfd7zXZ\x00", lzma.LZMAFile),
+)
+# Errors caused by names in the archive: a file where a folder should be, a duplicate, too long.
 _OF_NAMES: Final = frozenset(
     {errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.EILSEQ}
 )
 
 
 class UploadInvalid(Exception):
-    """The archive is not what was uploaded, or would write outside its folder. Another try does not help."""
+    """The archive differs from the uploaded one, or would write outside its folder. A retry does not help."""
 
 
 def fetch_and_unpack(
@@ -48,20 +49,20 @@ def fetch_and_unpack(
     account: Account | None = None,
     packed: str = "",
 ) -> None:
-    """Bring the upload named by its hash to `folder`, which appears only when it is whole. Harmless when it is there.
+    """Download the upload with this hash into `folder`, which appears only when it is complete. Idempotent.
 
     Args:
         access: to the head.
         sha256: of the archive.
-        folder: what is made.
-        cancelled: breaks it off.
-        account: whose the folder is; it is unpacked with that account's rights.
-        packed: where the archive may lie meanwhile, out of the account's reach; beside the folder otherwise.
+        folder: the folder to create.
+        cancelled: aborts it.
+        account: owner of the folder; it is unpacked with that account's rights.
+        packed: temporary path of the archive, out of the account's reach; beside the folder by default.
 
     Raises:
-        UploadInvalid: see there.
-        HeadAway, Rejected: the head does not give it.
-        OSError: the disk.
+        UploadInvalid: invalid archive.
+        HeadAway, Rejected: the head does not send it.
+        OSError: the disk failed.
     """
     with acting_as(account):
         if os.path.isdir(folder):
@@ -71,10 +72,10 @@ def fetch_and_unpack(
     try:
         Connection(access).fetch(f"/v1/node/blobs/{sha256}", fd, timeout_s=_FETCH_S)
         if _digest(packed) != sha256:
-            raise UploadInvalid(f"upload {sha256[:12]}: other bytes arrived than were uploaded; submit again")
+            raise UploadInvalid(f"upload {sha256[:12]}: the downloaded archive does not match its hash; submit again")
         os.lseek(fd, 0, os.SEEK_SET)
         with os.fdopen(os.dup(fd), "rb") as archive, acting_as(account):
-            remove_tree(fresh)  # a try that was broken off
+            remove_tree(fresh)  # left by an interrupted try
             unpack(archive, fresh, cancelled)
             os.rename(fresh, folder)
     finally:
@@ -83,12 +84,12 @@ def fetch_and_unpack(
 
 
 def unpack(packed: str | BinaryIO, folder: str, cancelled: threading.Event) -> None:
-    """Write the archive's folders, files and inner links below `folder`, which must not exist.
+    """Extract the archive's folders, files and inner links below `folder`, which must not exist.
 
-    Links are made last, so that nothing is ever written through one; devices, sockets and hard links are no part of a working directory.
+    Links are created last, so that nothing is written through one; devices, sockets and hard links are rejected.
 
     Raises:
-        UploadInvalid: an entry leads outside, is of another kind, or it is all too large.
+        UploadInvalid: an entry leads outside, has another type, or the archive is too large.
     """
     os.mkdir(folder, 0o700)
     try:
@@ -97,7 +98,7 @@ def unpack(packed: str | BinaryIO, folder: str, cancelled: threading.Event) -> N
             links = _write_all(_plain(source, closing), folder, cancelled)
         _link_all(links, folder)
     except (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError, zlib.error, lzma.LZMAError) as error:
-        raise UploadInvalid(f"upload: no readable tar archive ({_short(error)})") from error
+        raise UploadInvalid(f"upload: not a readable tar archive ({_short(error)})") from error
     except OSError as error:
         if error.errno in _OF_NAMES or isinstance(error, gzip.BadGzipFile):
             raise UploadInvalid(f"upload: {_short(error)}") from error
@@ -105,7 +106,7 @@ def unpack(packed: str | BinaryIO, folder: str, cancelled: threading.Event) -> N
 
 
 def _write_all(source: _Bounded, folder: str, cancelled: threading.Event) -> list[tuple[str, str]]:
-    """Everything but the links; gives these, as what they lead to and where they stand."""
+    """Extract everything except links; returns the links as (target, path)."""
     links: list[tuple[str, str]] = []
     count = size = 0
     with tarfile.open(fileobj=source, mode="r:") as archive:  # type: ignore[call-overload]  # it has what tarfile calls
@@ -116,7 +117,7 @@ def _write_all(source: _Bounded, folder: str, cancelled: threading.Event) -> lis
                     f"upload: more than {MEMBERS_MAX} entries or {UNPACKED_BYTES_MAX >> 30} GiB unpacked"
                 )
             if cancelled.is_set():
-                raise UploadInvalid("upload: the job was stopped while it was unpacked")
+                raise UploadInvalid("upload: the job was stopped during unpacking")
             path = _inside(folder, entry.name)
             if entry.isdir():
                 os.makedirs(path, mode=0o700, exist_ok=True)
@@ -127,7 +128,7 @@ def _write_all(source: _Bounded, folder: str, cancelled: threading.Event) -> lis
                 links.append((entry.linkname, path))
             else:
                 raise UploadInvalid(f"upload: {_shown(entry.name)} is neither file, folder nor symbolic link")
-            archive.members = []  # or tarfile keeps them all
+            archive.members = []  # otherwise tarfile keeps all entries in memory
     return links
 
 
@@ -137,26 +138,26 @@ def _link_all(links: Sequence[tuple[str, str]], folder: str) -> None:
         try:
             os.symlink(target, path)
         except FileExistsError as error:
-            raise UploadInvalid(f"upload: {_shown(os.path.basename(path))} is in it twice, once as a link") from error
+            raise UploadInvalid(f"upload: {_shown(os.path.basename(path))} exists twice, once as a link") from error
     root = os.path.realpath(folder)
-    for target, path in links:  # a link through another link may climb higher than its words do
+    for target, path in links:  # a link through another link may lead higher than its text shows
         if not (os.path.realpath(path) + os.sep).startswith(root + os.sep):
             os.unlink(path)
             raise UploadInvalid(f"upload: the link to {_shown(target)} leads outside the working directory")
 
 
 class _Bounded:
-    """What tarfile reads from. It takes a header's word for how long the header is, and reads that in one piece: a bound on the piece."""
+    """The reader for tarfile, which reads a header in one piece of the size that the header claims: limits that size."""
 
     def __init__(self, source: BinaryIO) -> None:
         self._source = source
         self.seek, self.tell = source.seek, source.tell
 
     def read(self, size: int = -1) -> bytes:
-        """At most so much.
+        """Read at most `size` bytes.
 
         Raises:
-            UploadInvalid: a header wants more than any has.
+            UploadInvalid: a header claims an impossible size.
         """
         if not 0 <= size <= _PIECE_BYTES_MAX:
             raise UploadInvalid(f"upload: a header of {size} bytes; at most {_PIECE_BYTES_MAX >> 20} MiB are read")
@@ -164,7 +165,7 @@ class _Bounded:
 
 
 def _plain(source: BinaryIO, closing: contextlib.ExitStack) -> _Bounded:
-    """The archive without its compression, which its first bytes tell."""
+    """Decompress the archive; its first bytes determine the format."""
     source.seek(0)
     begin = source.read(6)
     source.seek(0)
@@ -179,7 +180,7 @@ def _short(error: Exception) -> str:
 
 
 def _shown(text: str) -> str:
-    """Of what a stranger wrote, some, without control characters."""
+    """A prefix of untrusted text, without control characters."""
     return ascii(text[:200])
 
 
@@ -187,7 +188,7 @@ def _inside(folder: str, name: str) -> str:
     """The path of `name` below `folder`.
 
     Raises:
-        UploadInvalid: it is absolute or climbs out.
+        UploadInvalid: it is absolute or leads outside.
     """
     relative = os.path.normpath(name)
     if os.path.isabs(name) or relative.split(os.sep, 1)[0] == ".." or "\0" in name:

@@ -1,10 +1,10 @@
-"""The environments with jobs' packages on this node: one folder for each name, whole or not there, kept while used, swept by last use.
+"""Virtual environments with jobs' packages on this node: one folder per name, complete or absent, kept while in use, evicted by last use.
 
-    <cache>/venvs/<name>/               an environment; whole once `.phalanx-complete` is in it
-    <cache>/venvs/locks/<name>.making   held by who makes it: one at a time, others wait
-    <cache>/venvs/locks/<name>.used     shared by the supervisors of attempts that run in it: no sweep takes it from under them
+    <cache>/venvs/<name>/               an environment; complete once `.phalanx-complete` is in it
+    <cache>/venvs/locks/<name>.making   held by the process that creates it; others wait
+    <cache>/venvs/locks/<name>.used     shared by the supervisors of attempts that run in it: no sweep removes it
 
-The locks are flock(2): whoever dies lets go of them. The installing program and the supervisor both come here; neither trusts the other.
+The locks are flock(2): they end with their process. Both the installing program and the supervisor use this module; neither trusts the other.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from typing import Final
 
 from phalanx.node.logic.requirements import VENVS_BYTES_MAX, to_drop
 
-# A sweep holds an environment while it removes it: 100,000 files of torch on a slow disk are a minute or two.
+# A sweep locks an environment while it removes it: 100,000 files of torch on a slow disk take a minute or two.
 SWEPT_WITHIN_S: Final = 300.0
-_LOOK_S: Final = 0.1
+_POLL_S: Final = 0.1
 _COMPLETE: Final = ".phalanx-complete"
 _LOCKS: Final = "locks"
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class Venvs:
-    """See the module. Nothing is made by asking for it."""
+    """See the module. Creating an instance creates no files."""
 
     def __init__(self, cache: str) -> None:
         self.folder = os.path.join(cache, "venvs")
 
     def path(self, name: str) -> str:
-        """Its folder, whether or not it is there."""
+        """Its folder, which may not exist."""
         return os.path.join(self.folder, name)
 
     def complete(self, name: str) -> bool:
-        """Whether it may be used."""
+        """Whether it is complete."""
         return os.path.exists(self._marker(name))
 
-    def use(self, name: str, broken_off: Callable[[], bool] = lambda: False) -> int:
-        """A descriptor that keeps it from being swept until it is closed; its last use is now.
+    def use(self, name: str, cancelled: Callable[[], bool] = lambda: False) -> int:
+        """Mark it as used now; returns a descriptor that protects it from sweeps until closed.
 
-        Waits while a sweep removes it, until it is `broken_off`: whoever owns the folder may hold the lock for as long as they like.
+        Waits while a sweep removes it, until `cancelled`: the owner of the folder may hold the lock arbitrarily long.
 
         Raises:
-            TimeoutError: it was broken off, or held for SWEPT_WITHIN_S.
+            TimeoutError: cancelled, or locked for SWEPT_WITHIN_S.
             OSError: the folder cannot be written.
         """
         descriptor = self._lock_file(name, "used")
@@ -60,17 +60,17 @@ class Venvs:
                 fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if broken_off() or time.monotonic() >= until_s:
+                if cancelled() or time.monotonic() >= until_s:
                     os.close(descriptor)
                     raise TimeoutError(errno.ETIMEDOUT, "another process holds it", self.path(name)) from None
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         with contextlib.suppress(OSError):
             os.utime(self._marker(name))
         return descriptor
 
     @contextlib.contextmanager
     def making(self, name: str, *, wait: bool) -> Iterator[bool]:
-        """Be the only one to make it; gives False where another one does and `wait` is not wanted.
+        """Lock it for creation; yields False if another process has the lock and `wait` is false.
 
         Raises:
             OSError: the folder cannot be written.
@@ -87,10 +87,10 @@ class Venvs:
             os.close(descriptor)
 
     def clear(self, name: str) -> str:
-        """Its folder, with nothing there: what a making that broke off left is removed. For the one that makes it.
+        """Remove the rest of an interrupted creation; returns the path of the folder to create. Needs the `making` lock.
 
         Raises:
-            OSError: the disk.
+            OSError: the disk failed.
         """
         path = self.path(name)
         with contextlib.suppress(FileNotFoundError):
@@ -99,10 +99,10 @@ class Venvs:
         return path
 
     def finish(self, name: str) -> None:
-        """It is whole: everything of it is brought to the disk, then it is said so. A power cut leaves all of it or an unfinished one.
+        """Mark it as complete, after syncing all of it. A power cut leaves a complete environment or an unfinished one.
 
         Raises:
-            OSError: the disk.
+            OSError: the disk failed.
         """
         path = self.path(name)
         folder = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -120,15 +120,15 @@ class Venvs:
             os.close(folder)
 
     def sweep(self, bytes_max: int = VENVS_BYTES_MAX) -> list[str]:
-        """Remove what was used longest ago until the rest fits, and what was never finished; gives their names. What is in use stays."""
+        """Remove the least recently used until the rest fits, and unfinished ones; returns their names. Those in use stay."""
         stored: list[tuple[str, float, int]] = []
-        halves: list[str] = []
+        unfinished: list[str] = []
         for name in self._names():
             try:
                 stored.append((name, os.stat(self._marker(name)).st_mtime, self._bytes(name)))
             except OSError:
-                halves.append(name)
-        return [name for name in [*halves, *to_drop(stored, bytes_max)] if self._drop(name)]
+                unfinished.append(name)
+        return [name for name in [*unfinished, *to_drop(stored, bytes_max)] if self._drop(name)]
 
     def _drop(self, name: str) -> bool:
         with self.making(name, wait=False) as mine:
@@ -141,7 +141,7 @@ class Venvs:
                 return False
             else:
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(self._marker(name))  # first: half of it gone is none of it
+                    os.unlink(self._marker(name))  # first: an environment that is partly removed is not complete
                 shutil.rmtree(self.path(name), ignore_errors=True)
                 return True
             finally:
@@ -164,19 +164,18 @@ class Venvs:
         return os.path.join(self.folder, name, _COMPLETE)
 
     def _lock_file(self, name: str, kind: str) -> int:
-        # Never unlinked: a lock on a file that another one has replaced would lock nothing. An empty file for each name ever used.
+        # Never unlinked: a lock on a replaced file would have no effect. One empty file per name ever used.
         locks = os.path.join(self.folder, _LOCKS)
         os.makedirs(locks, mode=0o700, exist_ok=True)
         return os.open(os.path.join(locks, f"{name}.{kind}"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def _size_bytes(path: str) -> int:
-    """What the folder takes on the disk; a file with several names is counted once for each."""
+    """The folder's size on disk; a file with several names is counted once per name."""
     total = 0
     for folder, _, names in os.walk(path):
         for name in names:
             with contextlib.suppress(OSError):
-                total += (
-                    os.lstat(os.path.join(folder, name)).st_blocks * 512
-                )  # st_blocks is in units of 512 bytes, see stat(2)
+                # st_blocks is in units of 512 bytes, see stat(2)
+                total += os.lstat(os.path.join(folder, name)).st_blocks * 512
     return total

@@ -1,4 +1,4 @@
-"""Virtual devices: slots on a machine without GPUs, whose "utilisation" is the CPU of the ranks bound to them, marked as such."""
+"""Virtual devices: slots on a machine without GPUs, whose "utilisation" is the CPU use of their ranks; marked as virtual."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COUNTER = "rank_cpu"
 
 
 class VirtualProbe:
-    """The slots of one virtual node; a DeviceProbe. Bind a slot when its rank is started."""
+    """The slots of one virtual node; a DeviceProbe. Call `bind` when a slot's rank starts."""
 
     def __init__(
         self, node_key: str, slots: int, memory_bytes: int, *, clock: Callable[[], float] = time.monotonic
@@ -33,13 +33,13 @@ class VirtualProbe:
         self._ticks: dict[int, tuple[float, int]] = {}  # by slot: when, and how much CPU its ranks had used by then
 
     def bind(self, slot: int, pids: Iterable[int]) -> None:
-        """These ranks (with all they start) are what runs on the slot."""
+        """Assign these ranks, with their descendants, to the slot."""
         found = (identity(pid) for pid in pids)
         self._bound[slot] = tuple(process for process in found if process is not None)
         self._ticks.pop(slot, None)
 
     def unbind(self, slot: int) -> None:
-        """Nothing runs on the slot any more."""
+        """Clear the slot."""
         self._bound.pop(slot, None)
         self._ticks.pop(slot, None)
 
@@ -48,7 +48,7 @@ class VirtualProbe:
         return self._facts
 
     def sample(self) -> tuple[DeviceSample, ...]:
-        """CPU since the sample before as a share of one core (more counts as 1), and resident memory; idle slots show 0."""
+        """CPU use since the previous sample as a share of one core (more counts as 1), and resident memory; idle slots show 0."""
         table = read_table()
         now = self._clock()
         samples = []
@@ -73,12 +73,12 @@ class VirtualProbe:
         return tuple(samples)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: it holds no resources."""
 
     def _utilization(self, slot: int, now: float, ticks: int) -> float:
         before, ticks_before = self._ticks.get(slot, (now, ticks))
         self._ticks[slot] = (now, ticks)
         if now <= before:
             return 0.0
-        # A child that nobody waited for takes its ticks with it: the sum may fall, use may not be negative.
+        # The ticks of a child that was never waited for disappear: the sum may fall, but use is never negative.
         return min(1.0, max(0, ticks - ticks_before) / TICKS_PER_S / (now - before))

@@ -1,7 +1,7 @@
-"""Watches the ranks of a node: learns their pace and notices hangs while they run, and finds out why one ended badly.
+"""Monitors the ranks of a node: tracks their pace, detects hangs, and collects evidence when one fails.
 
-The loop passes on what it hears; whatever may take a moment is done by hands of its own, so that the end of a task is not told behind a
-checkpoint being verified. What is found goes back into the loop's inbox.
+The loop passes on reports; slow work runs on a pool of its own, so that the report of a task's end does not wait for a checkpoint
+verification. Findings go into the loop's inbox.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from phalanx.node.shell.reports import RankReport
 from phalanx.wire.rank import ReportKind, boottime_ns
 
 HANDS: Final = 2
-LOOK_EVERY_S: Final = 0.5  # for hangs, which are minutes
+LOOK_EVERY_S: Final = 0.5  # hang limits are minutes
 
 
 class Watch:
@@ -32,83 +32,83 @@ class Watch:
 
     Args:
         devices: the node's GPUs.
-        put: where happenings go.
+        put: receives the happenings.
     """
 
     def __init__(self, devices: Iterable[DeviceFacts], put: Callable[[Happening], None]) -> None:
         self.kernel = KernelLog(devices)
         self._put = put
-        self._finders = Hands("evidence", HANDS)
-        self._paces = threading.Lock()
-        self._looked_s = time.monotonic()
+        self._pool = Hands("evidence", HANDS)
+        self._pace_lock = threading.Lock()
+        self._checked_s = time.monotonic()
 
-    def heard(self, present: Present, report: RankReport) -> None:
-        """A rank reported: learn its pace."""
-        pace, step = present.pace, report.fields.get("step")
+    def heard(self, member: Present, report: RankReport) -> None:
+        """Update the pace from a rank's report."""
+        pace, step = member.pace, report.fields.get("step")
         if pace is None:
             return
-        with self._paces:
+        with self._pace_lock:
             if report.kind is ReportKind.STEP and isinstance(step, int):
                 pace.stepped(report.rank, step, boottime_ns())
             elif report.kind is ReportKind.BUSY:
                 pace.busy()
 
-    def halted(self, present: Present, action: Freeze | Thaw) -> None:
-        """The member is frozen, or goes on: silence in between is our doing."""
-        if present.pace is not None:
-            with self._paces:
+    def halted(self, member: Present, action: Freeze | Thaw) -> None:
+        """The member was frozen or thawed: silence in between is our doing."""
+        if member.pace is not None:
+            with self._pace_lock:
                 if isinstance(action, Freeze):
-                    present.pace.hold()
+                    member.pace.hold()
                 else:
-                    present.pace.go_on(boottime_ns())
+                    member.pace.go_on(boottime_ns())
 
     def look(self, presents: Callable[[], Iterable[Present]]) -> None:
-        """Tell of members that hang. Harmless as often as one likes; it must be called every few seconds."""
+        """Report members that hang. Call it every few seconds or more often."""
         now_s = time.monotonic()
-        if now_s - self._looked_s < LOOK_EVERY_S:
+        if now_s - self._checked_s < LOOK_EVERY_S:
             return
-        self._looked_s = now_s
-        for present in presents():
-            if present.pace is not None and present.pids and not present.ending:
-                with self._paces:
-                    silence = present.pace.look(boottime_ns())
+        self._checked_s = now_s
+        for member in presents():
+            if member.pace is not None and member.pids and not member.ending:
+                with self._pace_lock:
+                    silence = member.pace.look(boottime_ns())
                 if silence is not None:
-                    self._put(Hung(key=present.key, silence=silence))
+                    self._put(Hung(key=member.key, silence=silence))
 
-    def take_stacks(self, present: Present, shop: Workshop) -> None:
-        """Keep where every rank of a member stands."""
-        with self._paces:
-            steps = {} if present.pace is None else present.pace.steps
-        stacks.take(present, shop, steps)
+    def take_stacks(self, member: Present, services: Workshop) -> None:
+        """Take the stacks of every rank of a member."""
+        with self._pace_lock:
+            steps = {} if member.pace is None else member.pace.steps
+        stacks.take(member, services, steps)
 
-    def ended(self, present: Present | None, end: TaskEnded, pid: int | None, shop: Workshop) -> None:
-        """A task ended: tell it, with what can be found of why if that was its own doing."""
-        if present is None or end.code == 0:
+    def ended(self, member: Present | None, end: TaskEnded, pid: int | None, services: Workshop) -> None:
+        """Report a task's end, with evidence if it failed by itself."""
+        if member is None or end.code == 0:
             self._put(end)
-        elif present.ending:
-            self._put(replace(end, evidence=evidence.of_a_hang(present, end.rank)))
+        elif member.ending:
+            self._put(replace(end, evidence=evidence.of_a_hang(member, end.rank)))
         else:
             try:
-                self._finders.submit(end.key, lambda: self._find(present, end, pid, shop))
-            except RuntimeError:  # no thread to be had: the end counts more than why
+                self._pool.submit(end.key, lambda: self._collect_and_report(member, end, pid, services))
+            except RuntimeError:  # no thread available: the end matters more than its evidence
                 self._put(end)
 
-    def _find(self, present: Present, end: TaskEnded, pid: int | None, shop: Workshop) -> None:
+    def _collect_and_report(self, member: Present, end: TaskEnded, pid: int | None, services: Workshop) -> None:
         found = None
         try:
             found = evidence.collect(
-                present,
+                member,
                 end.rank,
                 signal=end.signal,
                 pid=pid,
-                began_ns=present.spawned_ns,
-                shop=shop,
+                began_ns=member.spawned_ns,
+                services=services,
                 kernel=self.kernel,
             )
-        finally:  # whatever happens to the evidence, the end is told
+        finally:  # report the end in any case
             self._put(replace(end, evidence=found))
 
     def close(self, timeout_s: float) -> None:
-        """Find nothing more."""
-        self._finders.close(timeout_s)
+        """Stop collecting evidence."""
+        self._pool.close(timeout_s)
         self.kernel.close()

@@ -1,7 +1,7 @@
-"""Zygotes of this node: warm parents of Python ranks, kept per interpreter and import-relevant environment.
+"""Zygotes of this node: warm parents of Python ranks, one per interpreter and import-relevant environment.
 
-The loop asks for one at Prepare, so that it imports while the gang gathers, and opens the attempt with it at Start if it is ready. A zygote
-that cannot be one (several threads after `import torch`, no torch, CUDA touched) is REFUSED with a reason, and the rank starts cold.
+The loop requests one at Prepare, so that it imports while the gang gathers, and uses it at Start if it is ready. An unsuitable zygote
+(several threads after `import torch`, no torch, CUDA initialised) is REFUSED with a reason, and the rank starts cold.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ ZYGOTE_PROGRAM: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)),
 PRELOAD: Final = "torch,?phalanx.torch"
 START_LIMIT_S: Final = 120.0  # `import torch` from a cold network file system takes a minute; from warm pages 1.5 s
 _TASK_KEY_ROOM: Final = 255  # longest marker a warm rank can show; node keys and job ids stay far below
-_WORDS_ROOM: Final = 1024  # how much of its command a warm rank can show in /proc/<pid>/cmdline
+_WORDS_ROOM: Final = 1024  # bytes of its command that a warm rank can show in /proc/<pid>/cmdline
 
 
 class ZygoteState(enum.StrEnum):
-    """How far a zygote is."""
+    """The states of a zygote."""
 
     STARTING = "starting"
     READY = "ready"
@@ -35,7 +35,7 @@ class ZygoteState(enum.StrEnum):
 
 
 class Zygote:
-    """One zygote. `reason` says why it is REFUSED or DEAD. Calls may come from any thread."""
+    """One zygote. `reason` explains REFUSED or DEAD. Calls may come from any thread."""
 
     def __init__(self, spawner: Spawner) -> None:
         self.spawner = spawner
@@ -52,7 +52,7 @@ class Zygote:
 
     @property
     def state(self) -> ZygoteState:
-        """Where it stands now."""
+        """The current state."""
         if not self._known.is_set():
             return ZygoteState.STARTING
         if not self._ready:
@@ -60,12 +60,12 @@ class Zygote:
         return ZygoteState.READY if self.spawner.alive() else ZygoteState.DEAD
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until it is known what became of it; True when it is READY. With 0 it is a look."""
+        """Wait until it has started or failed; True if it is READY. With 0 it does not wait."""
         self._known.wait(timeout_s)
         return self.state is ZygoteState.READY
 
     def memory_bytes(self) -> int:
-        """Its proportional share of memory (Pss): pages that its ranks share are counted once over all of them."""
+        """Its proportional share of memory (Pss): shared pages are divided over its ranks."""
         try:
             with open(f"/proc/{self.pid}/smaps_rollup") as rollup:
                 for line in rollup:
@@ -78,7 +78,7 @@ class Zygote:
     def _listen(self) -> None:
         message = self.spawner.hear(START_LIMIT_S)
         if message is None:
-            self.reason = f"it died or did not come up in {START_LIMIT_S:.0f} s; see the supervisor's log"
+            self.reason = f"it died or did not start within {START_LIMIT_S:.0f} s; see the supervisor's log"
         elif message["op"] == "ready":
             self._ready = True
         else:
@@ -87,7 +87,7 @@ class Zygote:
 
 
 class Zygotes:
-    """The zygotes of one supervisor: at most `limit`, each let go after `idle_s` without a request."""
+    """The zygotes of one supervisor: at most `limit`; each is retired after `idle_s` without a request."""
 
     def __init__(self, *, node_key: str, limit: int = 2, idle_s: float = 900.0) -> None:
         self._node_key = node_key
@@ -98,15 +98,15 @@ class Zygotes:
         self._retired: list[Zygote] = []
 
     def request(self, command: WarmCommand, *, env: Mapping[str, str], cwd: str) -> Zygote | None:
-        """The zygote for such ranks, started if need be; returns at once, see `Zygote.wait`.
+        """The zygote for such ranks, started on demand; returns at once, see `Zygote.wait`.
 
         Args:
             command: the rank's command.
             env: the rank's environment.
-            cwd: the rank's working directory, against which a relative interpreter or PYTHONPATH is read.
+            cwd: the rank's working directory, against which a relative interpreter or PYTHONPATH is resolved.
 
         Returns:
-            None when the interpreter is not found or cannot be executed; starting cold tells the user.
+            None when the interpreter is not found or cannot be executed; the cold start reports it.
         """
         interpreter = find_interpreter(command.interpreter, env=env, cwd=cwd)
         if interpreter is None:
@@ -131,7 +131,7 @@ class Zygotes:
             return zygote
 
     def reap(self, now_s: float | None = None) -> None:
-        """Let go of those unused for `idle_s` (`now_s` is time.monotonic()'s) and collect the ended."""
+        """Retire zygotes unused for `idle_s` (`now_s` is of time.monotonic()) and drop those that have ended."""
         now_s = time.monotonic() if now_s is None else now_s
         with self._lock:
             for need in [need for need, zygote in self._by_need.items() if now_s - zygote.used_s > self._idle_s]:
@@ -139,7 +139,7 @@ class Zygotes:
             self._retired = [zygote for zygote in self._retired if zygote.spawner.alive()]
 
     def close(self) -> None:
-        """End all. Ranks that run are kept by their keepers and need no zygote any more."""
+        """End all. Running ranks belong to their keepers and do not need a zygote."""
         with self._lock:
             for need in list(self._by_need):
                 self._retire(need)
@@ -148,20 +148,20 @@ class Zygotes:
             self._retired.clear()
 
     def _retire(self, need: tuple[object, ...]) -> None:
-        """Tell it to end once its keepers have; it is collected by `reap`."""
+        """Make it end once its keepers have; `reap` drops it."""
         zygote = self._by_need.pop(need)
         zygote.spawner.hang_up()
         self._retired.append(zygote)
 
     def _start(self, interpreter: str, *, unbuffered: bool, early: Mapping[str, str], cwd: str) -> Zygote:
-        # One BLAS thread, or NumPy's OpenBLAS starts its pool while torch is imported; each rank gets its own number back.
+        # One BLAS thread, otherwise NumPy's OpenBLAS starts its pool during the import of torch; each rank restores its own number.
         env = {**early, "OPENBLAS_NUM_THREADS": "1", TASK_KEY_VARIABLE: " " * _TASK_KEY_ROOM}
         command = [interpreter, *(["-u"] if unbuffered else []), ZYGOTE_PROGRAM, PRELOAD, "." * _WORDS_ROOM]
         return Zygote(Spawner(command, node_key=self._node_key, env=env, cwd=cwd))
 
 
 def find_interpreter(name: str, *, env: Mapping[str, str], cwd: str) -> str | None:
-    """Where exec would find it in a rank: along the rank's PATH, relative to its working directory. Links are kept (venvs are)."""
+    """The path that exec would use in a rank: along the rank's PATH, relative to its working directory. Links are not resolved (venvs)."""
     if "/" in name:
         candidates = [os.path.join(cwd, name)]
     else:

@@ -1,16 +1,16 @@
-"""The zygote: a spawner that has imported torch, so that the ranks it forks need not. Run by path under the *job's* interpreter.
+"""The zygote: a spawner that has imported torch, so that its forked ranks need not. Run by path under the *job's* interpreter.
 
     <python> [-u] zygote_main.py <module,?module> <padding> <descriptor>
 
-It imports the modules (`?` marks one that may be missing), runs no tensor operation and no CUDA call, and makes sure that it has one thread: a
-fork takes along no other thread, but whatever locks those hold. A warm rank then behaves as `python script.py` or `python -m module` would: same
-sys.argv, sys.path[0], `__main__`, traceback, exit code, atexit order, and it ends as every interpreter ends, by finalisation; but of its own
-modules alone: taking apart what it shares with its zygote would first copy it (`_keep_what_is_shared`).
+It imports the modules (`?` marks an optional one), runs no tensor operation and no CUDA call, and verifies that it has one thread: a fork
+copies no other thread, but the locks they hold. A warm rank then behaves as `python script.py` or `python -m module` would: same sys.argv,
+sys.path[0], `__main__`, traceback, exit code, atexit order. It ends by finalisation as every interpreter does, but only of its own modules:
+finalising shared modules would copy their pages (`_keep_what_is_shared`).
 
-What a warm rank does not have for itself: string hashes are salted as in its zygote (a cold rank draws its own salt unless PYTHONHASHSEED is
-set). The global generators of `random`, NumPy and torch are seeded anew in each rank.
+Differences from a cold rank: string hashes have the zygote's salt (a cold rank draws its own unless PYTHONHASHSEED is set). The global
+generators of `random`, NumPy and torch are seeded again in each rank.
 
-Standard library only, Python >= 3.10, no import from phalanx but the modules it is told to import.
+Standard library only, Python >= 3.10, no import from phalanx except the modules passed to it.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _BLAS_SUFFIXES: Final = ("64_", "")
 
 
 def main() -> None:
-    """Import, say whether a fork of this is safe, fork keepers; in a forked rank, become the user's program."""
+    """Import, report whether a fork is safe, fork keepers; in a forked rank, become the user's program."""
     modules, control = sys.argv[1], spawner_main.control_socket(sys.argv[3])
     safe_path = getattr(sys.flags, "safe_path", False) or sys.flags.isolated
     if not safe_path:
-        del sys.path[0]  # this folder: its files are not for the user's imports
-    atexit.register(_keep_what_is_shared)  # before any import registers its own: so it is called last
+        del sys.path[0]  # this folder: users must not import its files
+    atexit.register(_keep_what_is_shared)  # registered before all imports, so it is called last
     unfit = _import_all(modules.split(",")) or _unfit()
     if unfit:
         control.send(json.dumps({"op": "unfit", "reason": unfit}).encode())
@@ -70,20 +70,20 @@ def main() -> None:
 
 
 def _import_all(names: list[str]) -> str:
-    """Import the modules; returns what went wrong, or nothing."""
+    """Import the modules; returns the error, or an empty text."""
     for name in names:
         try:
             importlib.import_module(name.removeprefix("?"))
         except ImportError as error:
             if not name.startswith("?"):
                 return f"{sys.executable} cannot import {name}: {error}"
-        except Exception as error:  # noqa: BLE001  whatever a package does on import: the rank starts cold and shows it
+        except Exception as error:  # noqa: BLE001  any error on import: the rank starts cold and shows it
             return f"importing {name} under {sys.executable} failed: {error!r}"
     return ""
 
 
 def _unfit() -> str:
-    """Why ranks must not be forked from this process; nothing when they may."""
+    """The reason why ranks must not be forked from this process; empty if they may."""
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         return f"{threads} threads run after the imports; a fork is safe from a single-threaded process only"
@@ -98,10 +98,10 @@ _shared: list[str] = []
 
 
 def _keep_what_is_shared() -> None:
-    """At the end of a rank: leave standing what came with the zygote, Python's modules as well as the libraries they loaded.
+    """At the end of a rank: do not finalise the modules and libraries that came with the zygote.
 
-    To take them apart one must write to them, and each page written is a page copied: 116 MiB and 0.2 s of processor per rank with torch
-    2.13, at the very moment when all ranks end. With what is left standing it is 46 MiB and 0.06 s.
+    Finalising writes to them, and each written page is copied: 116 MiB and 0.2 s of CPU per rank with torch 2.13, when all ranks end at
+    the same time. Without it, 46 MiB and 0.06 s.
     """
     hold = ctypes.pythonapi.Py_IncRef
     hold.argtypes, hold.restype = [ctypes.py_object], None
@@ -110,7 +110,7 @@ def _keep_what_is_shared() -> None:
         if module is not None:
             hold(module)
             hold(getattr(module, "__dict__", None))
-    if "LD_PRELOAD" in os.environ:  # such a library may have something to write at the end
+    if "LD_PRELOAD" in os.environ:  # such a library may write at exit
         return
     libc = ctypes.CDLL(None)
     with contextlib.suppress(AttributeError):  # not glibc
@@ -120,7 +120,7 @@ def _keep_what_is_shared() -> None:
 
 
 def _be_fresh(request: dict[str, Any]) -> None:
-    """Make this fork look and act like a process that was just exec'd with the rank's environment and command."""
+    """Make this fork look and act like a process just started with the rank's environment and command."""
     os.environ.clear()
     os.environ.update(request["env"])
     _show(request)
@@ -128,13 +128,13 @@ def _be_fresh(request: dict[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.enable()
     if not request["warm"]["unbuffered"] and isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=False)  # had the zygote a terminal: a rank has a pipe
+        sys.stdout.reconfigure(line_buffering=False)  # the zygote may have a terminal, a rank has a pipe
     _restore_blas_threads()
     _reseed()
 
 
 def _reseed() -> None:
-    """Draw new seeds where a cold rank would have drawn its own; `random` does so by itself after a fork."""
+    """Draw new seeds as a cold rank would; `random` does so by itself after a fork."""
     numpy_random: Any = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
@@ -144,9 +144,9 @@ def _reseed() -> None:
 
 
 def _show(request: dict[str, Any]) -> None:
-    """Put the task key and the command where /proc shows them: sweeps look for the first, people for the second.
+    """Write the task key and the command to their places in /proc: sweeps read the key, people read the command.
 
-    Both overwrite only room that was reserved for it on this program's own start: a padded variable, and its own words.
+    Both overwrite space that was reserved when this program started: a padded variable, and its own argv.
     """
     row = _memory_bounds()
     if row is None:
@@ -168,7 +168,7 @@ def _show(request: dict[str, Any]) -> None:
 
 
 def _memory_bounds() -> tuple[int, int, int, int] | None:
-    """Where this process's words and environment began: arg_start, arg_end, env_start, env_end of proc(5); None if hidden."""
+    """The addresses of this process's argv and environment: arg_start, arg_end, env_start, env_end of proc(5); None if hidden."""
     with open("/proc/self/stat", "rb") as stat:
         text = stat.read()
     fields = [int(field) for field in text[text.rfind(b")") + 2 :].split()[45:49]]
@@ -202,7 +202,7 @@ def _wanted_blas_threads() -> int:
 
 
 def _run(command: dict[str, Any], *, safe_path: bool) -> None:
-    """Run the script or module as `__main__`. Returns or raises as it does; the interpreter's own end does the rest."""
+    """Run the script or module as `__main__`. Returns or raises as it does; the interpreter handles the rest."""
     program = command["script"] if command["script"] is not None else "-m"
     sys.argv[:] = [program, *command["arguments"]]
     flags = ["-u"] if command["unbuffered"] else []
@@ -223,7 +223,7 @@ def _run(command: dict[str, Any], *, safe_path: bool) -> None:
     except BaseException as error:
         trace = _without_own_frames(error.__traceback__)
         sys.excepthook(type(error), error.with_traceback(trace), trace)
-        # Shown already, with the traceback a cold rank would show. The interpreter still takes the code (or, for
+        # Already shown, with the traceback of a cold rank. The interpreter still takes the exit code (or, for
         # KeyboardInterrupt, the signal) from it.
         sys.excepthook = lambda *_: None
         raise
@@ -232,7 +232,7 @@ def _run(command: dict[str, Any], *, safe_path: bool) -> None:
 
 
 def _run_script(path: str, module: ModuleType, *, safe_path: bool) -> None:
-    """What the interpreter does with a script's path."""
+    """Run a script as the interpreter does."""
     absolute = os.path.join(os.getcwd(), path)
     try:
         with io.open_code(absolute) as file:
@@ -253,7 +253,7 @@ def _run_script(path: str, module: ModuleType, *, safe_path: bool) -> None:
     try:
         exec(compile(source, absolute, "exec", dont_inherit=True), module.__dict__)  # noqa: S102  the user's own script
     finally:
-        # As the interpreter does after a script (and not after a module): what it printed stands before its traceback.
+        # As the interpreter does after a script (not after a module): its output comes before its traceback.
         for stream in (sys.stderr, sys.stdout):
             with contextlib.suppress(Exception):
                 stream.flush()
