@@ -16,7 +16,7 @@ def ray(monkeypatch):
     modules = {
         name: ModuleType(name) for name in ("ray", "ray._private", "ray._private.state", "ray._private.gcs_utils")
     }
-    modules["ray"].__version__ = "3.0.0"
+    setattr(modules["ray"], "__version__", "3.0.0")  # noqa: B010  # a module has no such attribute for mypy
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
         parent, _, child = name.rpartition(".")
@@ -59,7 +59,7 @@ def test_data_left_in_redis_is_logged_with_the_reason(monkeypatch, caplog):
     def fail(command, **_):
         raise subprocess.CalledProcessError(1, command, stderr="Traceback ...\nRuntimeError: Ray 3.0.0 has no x\n")
 
-    monkeypatch.setattr(redis.subprocess, "run", fail)
+    monkeypatch.setattr(subprocess, "run", fail)
     with caplog.at_level(logging.WARNING):
         redis.forget("10.0.0.2:6379", "phalanx", {})
     assert "10.0.0.2:6379, namespace phalanx: RuntimeError: Ray 3.0.0 has no x" in caplog.text

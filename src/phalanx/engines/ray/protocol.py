@@ -27,7 +27,7 @@ class RayNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Carried(msgspec.Struct, frozen=True, kw_only=True):
-    """What an actor needs to start a supervisor. `environment` holds the head's URL; `cluster` is part of the folder's name."""
+    """Arguments with which an actor starts a supervisor. `environment` holds the head's URL; `cluster` is part of the folder's name."""
 
     node_id: NodeId
     token: str

@@ -18,7 +18,7 @@ _WHO_MAX: Final = 4  # jobs named in the list of a node's other users
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ours:
-    """What our live attempts hold on one node. `devices` are the head's indices; Slurm chooses the physical devices."""
+    """Resources of our live attempts on one node. `devices` are the head's indices; Slurm chooses the physical devices."""
 
     devices: frozenset[int] = frozenset()
     cpus: int = 0
@@ -54,7 +54,7 @@ def node_of(
         slurm.cpus_used - begun.cpus >= slurm.cpus
         or slurm.memory_used_bytes - begun.memory_bytes >= slurm.memory_bytes > 0
     )
-    # Without a free CPU no task starts, so all GPUs count as taken.
+    # Without free CPUs or memory no task starts, so all GPUs count as taken.
     taken = len(devices) if contended or full else max(0, used - len(begun.devices))
     free = [index for index in range(len(devices)) if index not in granted.devices]
     cordon = None

@@ -201,9 +201,9 @@ def is_file(image: str) -> bool:
     return image.endswith(".sif")
 
 
-def no_such_image(said: str) -> bool:
+def no_such_image(output: str) -> bool:
     """Whether a failed pull, by its output, would fail on every node."""
-    words = said.lower().replace(_NO_SUCH_PROGRAM, "")
+    words = output.lower().replace(_NO_SUCH_PROGRAM, "")
     return any(word in words for word in _NO_SUCH_IMAGE)
 
 

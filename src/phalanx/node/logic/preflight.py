@@ -27,7 +27,7 @@ _INSPECTING_WORDS: Final = ("MASTER_ADDR", "environ", "getenv", "WORLD_SIZE", "R
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """Where the script will run: nodes and tasks of the gang, and whether it gets devices that NCCL supports."""
+    """The gang in which the script will run: nodes, tasks, and whether it gets devices that NCCL supports."""
 
     nodes: int
     world_size: int

@@ -62,12 +62,12 @@ class Saves:
 
     def told(self, now_ns: int) -> Saves:
         """Mark the waiting checkpoint as reported."""
-        told = () if self.waiting is None else (self.waiting.path,)
+        reported = () if self.waiting is None else (self.waiting.path,)
         return replace(
             self,
             waiting=None,
             left=(),
-            told_paths=(*self.told_paths, *told)[-_PATHS_REPORTED:],
+            told_paths=(*self.told_paths, *reported)[-_PATHS_REPORTED:],
             told_until_ns=max(self.told_until_ns, now_ns) + _INTERVAL_NS,
         )
 
