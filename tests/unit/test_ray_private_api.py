@@ -16,7 +16,7 @@ def ray(monkeypatch):
     modules = {
         name: ModuleType(name) for name in ("ray", "ray._private", "ray._private.state", "ray._private.gcs_utils")
     }
-    setattr(modules["ray"], "__version__", "3.0.0")  # noqa: B010  # a module has no such attribute for mypy
+    setattr(modules["ray"], "__version__", "3.0.0")  # a module has no such attribute for mypy
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
         parent, _, child = name.rpartition(".")
