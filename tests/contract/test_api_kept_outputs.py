@@ -183,7 +183,7 @@ def test_a_pipe_in_the_place_of_what_is_brought_holds_no_hand(head, gang, call, 
     thread = threading.Thread(target=begin, daemon=True)
     thread.start()
     thread.join(timeout=20)
-    assert ended == ["is no regular file"]
+    assert ended == ["not a regular file"]
 
 
 def test_links_and_pipes_stay_behind_and_nothing_is_written_through_a_link_at_the_head(head, gang, tmp_path):

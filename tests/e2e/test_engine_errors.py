@@ -142,7 +142,7 @@ def test_slurm_is_too_old(here, tmp_path):
         (tmp_path / name).write_text("#!/bin/sh\necho slurm 20.02.7\n", encoding="ascii")
         (tmp_path / name).chmod(0o755)
     is_one_line(
-        here("up", "--engine", "slurm", PATH=str(tmp_path)), 64, "Slurm 20.02 is here, and 20.11 or newer is needed"
+        here("up", "--engine", "slurm", PATH=str(tmp_path)), 64, "needs Slurm 20.11 or newer, found 20.02"
     )
 
 
@@ -362,7 +362,7 @@ def test_what_slurm_will_never_start_is_said_of_the_job(slurm):
             call("submit", "--gpus", "v100:1", "--", "true"), 64, "no node has a v100 GPU (this fleet has: h100"
         )
         assert call("submit", "--gpus", "1", "--time", "2h", "--", "true")[0] == 0
-        line = "longer than partition short allows: its time limit is 0-02:00:00, the most there 00:10:00"
+        line = "the job's time limit 0-02:00:00 exceeds the 00:10:00 of partition short"
         until(lambda: line in call("show", "1", "--json")[1], "the job says why", limit_s=HANG_S)
         assert "failed" in call("ps", "-a")[1]
     finally:
@@ -386,7 +386,7 @@ def test_nodes_of_slurm_that_do_not_reach_the_head_say_so_themselves(slurm):
         assert code == 0, said
         lab.run("h0", ["iptables", "-I", *shut])
         assert call("submit", "--gpus", "1", "--", "true")[0] == 0
-        line = "from h1 the head is not reached at https://10.77.0.1:7600: does --listen name an address that the nodes see"
+        line = "h1 cannot reach the head at https://10.77.0.1:7600: check that --listen names an address visible to the nodes"
         until(lambda: line in call("show", "1", "--json")[1], "the job says why", limit_s=HANG_S)
         lab.run("h0", ["iptables", "-D", *shut])
         until(

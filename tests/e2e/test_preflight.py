@@ -104,7 +104,7 @@ def test_a_link_that_is_dead_between_two_nodes_alone_is_found_and_one_of_them_sw
         ([], "no connection in 5 s"),  # a firewall; the way to the head stays open
         (
             ["-m", "length", "--length", "1400:65535"],
-            "do not come back (not in 5 s): is the MTU too large for the way?",
+            "do not come back (not in 5 s): is the MTU too large for the path?",
         ),
     ],
     ids=["closed", "for-small-packets-alone"],
@@ -128,7 +128,7 @@ def test_a_node_with_a_full_disk_is_swapped_and_kept_out_with_what_was_free(lab,
         attempts, took_s, _ = gang(fleet, nodes=4)
     assert [("h2" in names) for names in attempts] == [True, False]
     assert took_s < SWAP_S
-    assert "MiB free, 64 MiB are needed" in kept_out(fleet)["h2"]
+    assert "MiB free, 64 MiB needed" in kept_out(fleet)["h2"]
 
 
 @pytest.mark.skipif(bool(why_no_slurm()), reason=why_no_slurm() or "Slurm")

@@ -115,7 +115,7 @@ def test_a_redis_that_is_lost_with_all_it_held_costs_ray_a_start_and_no_job(redi
     [
         ("", "asks for a password", 64),
         ("127.0.0.1:9", "no Redis at 127.0.0.1:9: Connection refused", 69),
-        ("nonsense", "that is no HOST:PORT", 64),
+        ("nonsense", "not an address of the form HOST:PORT", 64),
     ],
 )
 def test_a_redis_that_is_none_is_told_in_one_line(redis, tmp_path, given, line, code):

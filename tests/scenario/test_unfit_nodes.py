@@ -14,7 +14,7 @@ from tests.builders import facts, keyed, placed
 from tests.harness import Harness
 from tests.simulated_node import Behaviour
 
-FULL = "?/var/lib/phalanx: 0 B free, 64 MiB are needed"
+FULL = "?/var/lib/phalanx: 0 B free, 64 MiB needed"
 
 
 @pytest.fixture

@@ -99,7 +99,7 @@ def test_nodes_that_are_down_are_no_part_of_the_share():
     ("places", "written", "evidence"),
     [
         ([("/d", 100 << 20)], None, ""),
-        ([("/d", 1 << 20)], None, "/d: 1 MiB free, 64 MiB are needed"),
+        ([("/d", 1 << 20)], None, "/d: 1 MiB free, 64 MiB needed"),
         ([("/d", 1 << 30)], Written(path="/d", seconds=0.1), ""),
         (
             [("/d", 1 << 30)],
@@ -119,8 +119,8 @@ def test_a_disk_is_judged_by_its_room_and_a_synced_write(places, written, eviden
     [
         ([], ""),
         ([(600, 33), (610, 33), (590, 33)], ""),
-        ([(600, 33), (250, 33), (590, 33)], "GPU 1: matrix products at 250.0 TFLOP/s, where the node's others give 590.0"),
-        ([(20, 33)], "GPU 0: matrix products at 20.0 TFLOP/s; any of its make gives 33.0"),
+        ([(600, 33), (250, 33), (590, 33)], "GPU 1: matrix products at 250.0 TFLOP/s; the node's median is 590.0"),
+        ([(20, 33)], "GPU 0: matrix products at 20.0 TFLOP/s; a sound device of this model gives at least 33.0"),
         ([(600, 33), ("CUDA error: uncorrectable ECC", 0)], "GPU 1: a matrix product failed: CUDA error: uncorrectable ECC"),
     ],
 )  # fmt: skip
@@ -144,11 +144,11 @@ def test_devices_are_judged_by_their_siblings_and_by_the_least_of_their_make(pro
         (Exchange(peer="n1", connected=True, answered="n7", back_bytes=64 << 10), "n7 answers at its address"),
         (
             Exchange(peer="n1", connected=True, answered="n1", broken=True),
-            "it connects, but 64 KiB do not come back (not in 5 s): is the MTU too large for the way?",
+            "it connects, but 64 KiB do not come back (not in 5 s): is the MTU too large for the path?",
         ),
         (
             Exchange(peer="n1", connected=True, answered="n1", back_bytes=192 << 10, broken=True),
-            "it connects, but after 192 KiB no more come back (not in 5 s)",
+            "it connects, but nothing comes back after 192 KiB (not in 5 s)",
         ),
     ],
 )
@@ -192,7 +192,7 @@ def test_a_peer_is_asked_to_reach_back(listener):
         port = own.getsockname()[1]
         assert bounds.link_flaw(exchange("n1", "127.0.0.1", listener.port, bulk=False, own_port=port)) == ""
     found = exchange("n1", "127.0.0.1", listener.port, bulk=False, own_port=port)
-    assert bounds.link_flaw(found) == "it is reached, but does not reach back: connection refused"
+    assert bounds.link_flaw(found) == "it accepts connections, but cannot connect back: connection refused"
 
 
 def test_another_node_at_the_address_is_named(listener):

@@ -99,7 +99,7 @@ def test_variable_that_no_runtime_reads_keeps_its_lines(name):
 
 @pytest.mark.parametrize("value", [f"{SECRET}\nb", f"{SECRET}\r", SECRET * 2000])
 def test_value_that_no_file_of_variables_takes_is_refused_in_one_line_without_it(value):
-    with pytest.raises(ValueError, match="env: REGISTRY_AUTH_FILE goes into an image as one line") as caught:
+    with pytest.raises(ValueError, match="env: REGISTRY_AUTH_FILE must be one line") as caught:
         images.file_of_variables(PODMAN, OURS, "rank-0", {"REGISTRY_AUTH_FILE": value})
     assert "\n" not in str(caught.value)
     assert SECRET not in str(caught.value)
@@ -129,7 +129,7 @@ def test_file_of_variables_is_new_and_its_owners_alone(tmp_path):
 
 
 def test_job_whose_variable_cannot_go_inside_is_refused(tmp_path):
-    with pytest.raises(Refusal, match="env: PATH goes into an image as one line") as caught:
+    with pytest.raises(Refusal, match="env: PATH must be one line") as caught:
         inside(tmp_path).task(KEY, task(PATH="/a\n/b"))
     assert caught.value.charge
     assert list(tmp_path.iterdir()) == []

@@ -47,7 +47,7 @@ def test_a_name_that_no_server_can_have_is_told_in_one_line(name):
         bind(Listen(host=name, port=0))
     with pytest.raises(BadRequest, match="is no name of a server"):
         fetch_ca(name, 7600, "sha256:" + "a" * 64)
-    with pytest.raises(BadRequest, match="that is no HOST:PORT"):
+    with pytest.raises(BadRequest, match="not an address of the form HOST:PORT"):
         redis.check(f"{name}:6379")
 
 

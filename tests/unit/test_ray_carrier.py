@@ -13,7 +13,7 @@ def test_a_node_that_could_not_be_carried_is_tried_again_when_asked_again(tmp_pa
     closed = []
     monkeypatch.setattr(LocalEngine, "open", lambda engine: next(opened))
     monkeypatch.setattr(LocalEngine, "close", lambda engine, *, keep_nodes: closed.append(keep_nodes))
-    monkeypatch.setattr(carrier, "_devices_held", list)
+    monkeypatch.setattr(carrier, "_assigned_devices", list)
     monkeypatch.setenv(carrier.FOLDER_VARIABLE, str(tmp_path))
     order = Carried(
         node_id=NodeId("n0"), token="t", environment={}, ca_pem="", virtual=2, address="127.0.0.2", cluster="c"

@@ -75,7 +75,7 @@ def test_an_old_death_that_an_actor_kept_takes_nothing_from_the_life_after_it(tm
     job = cluster.submit(gpus="4", behaviour=Behaviour(run_s=20.0))
     cluster.runs(job)
     ray = made(tmp_path)
-    ray._hear(Died(node_id=N0, why="its supervisor died", supervisor_id=before))
+    ray._on_message(Died(node_id=N0, why="its supervisor died", supervisor_id=before))
     cluster.turn(ray.observe())
     assert cluster.ends(job).epoch == 1
 
@@ -83,10 +83,10 @@ def test_an_old_death_that_an_actor_kept_takes_nothing_from_the_life_after_it(tm
 def test_death_of_the_present_life_is_believed_at_once_and_one_without_a_name_is_left_to_the_lease(tmp_path):
     cluster = Harness("r: n0=4")
     ray = made(tmp_path)
-    ray._hear(Died(node_id=N0, why="its supervisor died"))
+    ray._on_message(Died(node_id=N0, why="its supervisor died"))
     cluster.turn(ray.observe())
     assert cluster.world.nodes[N0].state == "up"
-    ray._hear(Died(node_id=N0, why="its supervisor died", supervisor_id=cluster.nodes[N0].supervisor_id))
+    ray._on_message(Died(node_id=N0, why="its supervisor died", supervisor_id=cluster.nodes[N0].supervisor_id))
     cluster.turn(ray.observe())
     assert cluster.world.nodes[N0].state == "down"
 
@@ -100,7 +100,7 @@ def test_an_actor_names_the_life_that_died_as_that_life_named_itself(tmp_path, m
         return started[-1][0]
 
     monkeypatch.setattr(local_engine.subprocess, "Popen", popen)
-    monkeypatch.setattr(carrier, "_devices_held", lambda: [0, 1])
+    monkeypatch.setattr(carrier, "_assigned_devices", lambda: [0, 1])
     monkeypatch.setenv(carrier.FOLDER_VARIABLE, str(tmp_path))
     monkeypatch.setattr(carrier, "REVIVE_AFTER_S", 0.01)
     actor = carrier.Carrier()
@@ -246,8 +246,8 @@ def test_down_releases_also_a_node_that_could_not_be_carried_a_moment_ago(tmp_pa
     monkeypatch.setattr(engine, "RELEASE_S", 0.1)
     monkeypatch.setattr(RayEngine, "_send", lambda ray, order: sent.append(order))
     monkeypatch.setattr(engine, "CARRY_AGAIN_S", 60.0)
-    ray._hear(Seen(nodes=[ray_node()]))
-    ray._hear(Trouble(text="its actor has not answered for 60 s", node_id=N0))
+    ray._on_message(Seen(nodes=[ray_node()]))
+    ray._on_message(Trouble(text="its actor did not answer within 60 s", node_id=N0))
     ray.stop(N0)
     ray._driver.kill()
     ray._driver.wait()
@@ -292,7 +292,7 @@ class PlayedActor:
 
 
 class Held:
-    """As `driver._Held`: a node that asks for nothing now."""
+    """As `driver._ActorState`: a node without pending calls."""
 
     def __init__(self, actor):
         self.actor = actor
@@ -313,13 +313,13 @@ def released(ray, names, *, while_s):
     told, orders = Told(), queue.SimpleQueue()
     driver = Driver(ray, told, orders)
     for name in names:
-        driver._held[name] = Held(ray.actor(name))
+        driver._actors[name] = Held(ray.actor(name))
         orders.put(Release(node_id=name))
     while not orders.empty():
-        driver._obey(orders.get())
+        driver._on_command(orders.get())
     end_s = time.monotonic() + while_s
-    while time.monotonic() < end_s and driver._leaving:
-        driver._let_go(time.monotonic())
+    while time.monotonic() < end_s and driver._releases:
+        driver._finish_releases(time.monotonic())
         time.sleep(0.01)
     return told
 
@@ -347,15 +347,15 @@ def test_a_node_that_is_wanted_again_while_it_is_released_is_carried_after_that(
     ray = PlayedRay({N0: 0.1})
     told = Told()
     driver = Driver(ray, told, queue.SimpleQueue())
-    driver._held[N0] = Held(ray.actor(N0))
+    driver._actors[N0] = Held(ray.actor(N0))
     again = []
-    driver._carry = again.append
+    driver._start_supervisor = again.append
     order = Carry(node=ray_node(), what=carried())
-    driver._obey(Release(node_id=N0))
-    driver._obey(order)
+    driver._on_command(Release(node_id=N0))
+    driver._on_command(order)
     assert again == []
-    while driver._leaving:
-        driver._let_go(time.monotonic())
+    while driver._releases:
+        driver._finish_releases(time.monotonic())
     assert (told, again) == ([Released(node_id=N0)], [order])
 
 

@@ -79,7 +79,7 @@ def test_copy_brings_its_own_list_where_it_has_one(files, found):
 
 
 def test_dependencies_made_by_a_build_are_refused_by_name():
-    with pytest.raises(BadRequest, match="when it is built"):
+    with pytest.raises(BadRequest, match="known only when it is built"):
         project_dependencies("[project]\nname = 'x'\ndynamic = ['dependencies']")
 
 

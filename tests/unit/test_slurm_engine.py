@@ -49,8 +49,8 @@ def test_a_node_is_read_with_what_of_it_is_used():
 
 
 def test_a_drained_node_is_shut_and_a_silent_one_is_gone_with_the_reasons_that_slurm_gives():
-    assert NODES["h2"].shut == "Slurm says drain: bad fan"
-    assert NODES["h3"].gone == "Slurm says down+not_responding: Not responding"
+    assert NODES["h2"].shut == "Slurm state drain: bad fan"
+    assert NODES["h3"].gone == "Slurm state down+not_responding: Not responding"
 
 
 def test_a_node_may_have_several_types_and_things_that_are_no_gpus():
@@ -85,7 +85,7 @@ def test_a_comment_with_a_line_end_is_no_row_and_what_is_no_whole_row_is_refused
     assert JOBS[-1].comment.startswith("one\n6|root|CANCELLED|")
     assert parse.jobs_of("", "|m|") == ()
     for text in ("1|m|root|m|\n", "slurm_load_jobs error\n", f"{'1|m|' * 7}\nmore"):
-        with pytest.raises(parse.Unreadable, match="no whole row of 7"):
+        with pytest.raises(parse.Unreadable, match="not a complete row of 7"):
             parse.jobs_of(text, "|m|")
 
 
@@ -99,7 +99,7 @@ def test_partitions_and_switches():
 
 
 def test_what_is_no_slurm_is_refused_with_its_words():
-    with pytest.raises(parse.Unreadable, match="sinfo --version says"):
+    with pytest.raises(parse.Unreadable, match="sinfo --version printed"):
         parse.version_of("bash: sinfo: command not found")
     assert parse.version_of("slurm 22.05.8\n") == (22, 5)
     assert parse.version_of("slurm-wlm 23.11.4") == (23, 11)
@@ -165,7 +165,7 @@ def test_a_contended_node_has_nothing_free_for_a_while():
 
 def test_a_drained_node_is_cordoned_in_slurms_name():
     node = node_of("h2")
-    assert (node.cordon.by, node.cordon.why) == ("slurm", "Slurm says drain: bad fan")
+    assert (node.cordon.by, node.cordon.why) == ("slurm", "Slurm state drain: bad fan")
 
 
 def test_a_job_asks_for_its_devices_part_of_the_node_and_for_no_more_than_is_free():
@@ -201,7 +201,7 @@ def test_a_job_that_does_not_begin_in_15_s_is_taken_back_and_says_who_took_the_n
     assert isinstance(back, Withdrawn)
     assert back.cause is Cause.CONTENDED
     assert (
-        back.why == "Slurm job 6 of alice took h0, h1 before our Slurm job 5 began, in 15 s (Slurm's reason: Resources)"
+        back.why == "Slurm job 6 of alice took h0, h1 before our Slurm job 5 started, within 15 s (Slurm's reason: Resources)"
     )
     assert (verdict.cancel, verdict.contended, verdict.order.phase) == (True, ("h0", "h1"), Phase.SETTLED)
 
@@ -212,7 +212,7 @@ def test_while_a_job_of_ours_is_cleared_away_there_the_next_one_waits_longer():
     assert look(waiting.order, row("PENDING"), 124.5).reports == (), "15 s from when the place was clear"
     assert "in 35 s" in look(waiting.order, row("PENDING"), 125.0).reports[0].why
     (back,) = look(order(clearing_s=149.5), row("PENDING"), 150.0, clearing=True).reports
-    assert "in 60 s" in back.why, "but no longer than that in all"
+    assert "within 60 s" in back.why, "but no longer than that in all"
     old = SlurmJob(id="4", user="me", state="COMPLETING", nodes=("h1", "h2"), reason="", exit_code=0, comment="")
     assert (old.clears(("h0", "h1")), old.clears(("h0",))) == (True, False)
 
@@ -243,7 +243,7 @@ def test_a_job_that_ended_before_its_supervisors_came_tells_what_it_looked_for()
     first = look(order(phase=Phase.BEGUN), row("FAILED", code=127), 100.0)
     assert first.reports == (), "its supervisors may still have a word to say"
     (back,) = look(first.order, row("FAILED", code=127), 103.0).reports
-    assert (back.cause, "is /opt/python on h0, h1?" in back.why) == (Cause.START_FAIL, True)
+    assert (back.cause, "check that /opt/python exists on h0, h1" in back.why) == (Cause.START_FAIL, True)
 
 
 def test_a_job_that_ended_under_its_ranks_loses_the_seats_but_those_on_nodes_that_are_gone():
@@ -293,9 +293,9 @@ def test_an_attempt_on_a_node_that_left_the_partition_before_its_submit_comes_ba
     slurm, job = engine(), SimpleNamespace(id="17")
     slurm.follow(job, attempt("h0", "h1"))
     del slurm._slurm["h1"]
-    slurm._hear()
+    slurm._drain_updates()
     (back,) = slurm.observe()
-    assert (back.cause, back.why) == (Cause.START_FAIL, "Slurm no longer has h1 in the partition")
+    assert (back.cause, back.why) == (Cause.START_FAIL, "h1 is no longer in the Slurm partition")
 
 
 def test_the_end_of_an_attempt_is_heard_also_when_its_node_has_left_the_partition():
@@ -304,7 +304,7 @@ def test_the_end_of_an_attempt_is_heard_also_when_its_node_has_left_the_partitio
     del slurm._slurm["h1"]
     slurm.follow(job, attempt("h1", state=AttemptState.ENDED))
     slurm.follow(job, attempt("h7", epoch=9))  # another engine's
-    slurm._hear()
+    slurm._drain_updates()
     assert slurm._orders["17", 1].ended_s is not None
     assert slurm.observe() == []
 
@@ -317,7 +317,7 @@ def test_slurms_own_limit_is_a_minute_after_ours_but_never_over_what_the_partiti
     assert "--time=0-01:00:00" in render.submit(hour)[0]
     assert "--time=0-01:01:00" in render.submit(ask(limit_s=3600.0, time_max="7-00:00:00"))[0]
     assert render.too_long(hour, 3600.0) == ""
-    assert "longer than partition short allows: its time limit is 0-02:00:00" in render.too_long(hour, 7200.0)
+    assert "the job's time limit 0-02:00:00 exceeds the " in render.too_long(hour, 7200.0)
     assert render.too_long(ask(time_max="UNLIMITED"), 1e9) == ""
 
 
@@ -357,10 +357,10 @@ def test_after_a_silence_of_slurms_nothing_is_overdue():
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        (127, "is /opt/python on h1?"),
-        (69, "from h1 the head is not reached at https://10.0.0.5:7600"),
-        (76, "on h1 the certificate of the head at https://10.0.0.5:7600 does not hold"),
-        (1, "before its supervisors came"),
+        (127, "check that /opt/python exists on h1"),
+        (69, "h1 cannot reach the head at https://10.0.0.5:7600"),
+        (76, "h1 rejects the certificate of the head at https://10.0.0.5:7600"),
+        (1, "before its supervisors connected to the head"),
     ],
 )
 def test_a_slurm_job_without_supervisors_says_by_its_code_what_was_wrong(code, words):

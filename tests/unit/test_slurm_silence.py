@@ -105,9 +105,9 @@ def live(*attempts):
 def looked(one):
     """The engine's thread for one look, and what it had to say by then: of jobs, and the nodes it saw."""
     try:
-        one._look()
+        one._poll()
     except TryLater as error:
-        one._deaf(error.message)
+        one._mark_unreachable(error.message)
     said = one.observe()
     nodes = {event.node.id: event.node for event in said if isinstance(event, NodeSeen)}
     return [event for event in said if not isinstance(event, NodeSeen | NodeDead)], nodes
@@ -136,7 +136,7 @@ def test_what_ended_while_slurm_was_silent_is_found_by_its_comment_and_ended(pla
     played.silent = True
     one.adopt([node("h0")], live(attempt()))
     one.follow(SimpleNamespace(id="17"), lost())
-    one._hear()
+    one._drain_updates()
     played.silent, played.rows = False, {"4": ("RUNNING", "17.1")}
     looked(one)
     assert played.cancels() == [["4"]]
@@ -189,7 +189,7 @@ def test_an_scancel_by_hand_is_told_also_when_a_command_of_the_same_look_is_not_
     played.rows = {"4": ("CANCELLED", "17.1"), "5": ("PENDING", "18.1"), "6": ("RUNNING", "12.1")}
     played.fails = {"scancel" if failing == "scancel" else "Comment=phalanx:8f3ac2a5:18.1": TryLater}
     assert [(type(report), report.job_id) for report in looked(one)[0]] == [(Cancel, "17")]
-    assert one._silent, "it did break off"
+    assert one._unreachable, "it did break off"
 
 
 def test_a_withdrawal_is_told_and_its_slurm_job_ended_though_the_first_scancel_was_not_answered(played):
@@ -237,7 +237,7 @@ def test_after_a_silence_what_was_told_to_end_is_told_once_more(played):
     played.rows = {"4": ("RUNNING", "17.1")}
     looked(one)
     assert played.cancels() == []
-    one._deaf("squeue: no answer from Slurm in 30 s")
+    one._mark_unreachable("squeue: no answer from Slurm in 30 s")
     looked(one)
     looked(one)
     assert played.cancels() == [["4"]]

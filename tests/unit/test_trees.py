@@ -99,5 +99,5 @@ def test_a_checkpoint_whose_files_lie_deeper_than_any_does_is_refused(tmp_path):
         if taken:
             assert kept.begin(place, encoded, published=()) == (False, 1, {})
             continue
-        with pytest.raises(BadRequest, match="no file below the folder"):
+        with pytest.raises(BadRequest, match="not a file below the folder"):
             kept.begin(place, encoded, published=())

@@ -1,1 +1,1 @@
-"""How a supervisor is brought to a node: one folder for each kind of cluster."""
+"""Engines start supervisors on nodes: one folder for each kind of cluster."""

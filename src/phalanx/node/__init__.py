@@ -1,1 +1,1 @@
-"""The supervisor beside the ranks on each node; knows no server code."""
+"""The supervisor that runs beside the ranks on each node. It imports no server code."""

@@ -1,1 +1,1 @@
-"""What crosses the network or a process boundary, versioned; accepts the release before."""
+"""Messages between processes and over the network, versioned; each release accepts the messages of the one before."""

@@ -1,7 +1,7 @@
-"""How a server becomes a node: what it sends to `POST /v1/join`, and what it is given.
+"""Request and reply of `POST /v1/join`, by which a server becomes a node.
 
-A server that joins knows the head's address, the CA's fingerprint and a token. It fetches the CA's certificate from `GET /v1/ca` over
-a connection that it does not trust, compares the fingerprint, and sends the token only over one that this CA vouches for.
+A joining server knows the head's address, the CA's fingerprint and a token. It fetches the CA's certificate from `GET /v1/ca` over
+an untrusted connection, compares the fingerprint, and sends the token only over a connection that this CA authenticates.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from phalanx.core.errors import BadFile
 from phalanx.core.ids import NodeId
 
 FINGERPRINT_PREFIX: Final = "sha256:"
-# After which a node or driver whose Ray head is gone ends itself: a new head, without Redis, does not know it.
+# Time after which a node or driver that lost its Ray head ends itself: without Redis, a new Ray head does not know it.
 RAY_RECONNECT_S: Final = 10
 _CERTIFICATE: Final = re.compile(r"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.DOTALL)
 
 
 class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A server's wish. `address`: where other nodes reach it; `devices`: how many GPUs it has, or pretends to with `virtual`."""
+    """The request. `address`: where other nodes reach the server; `devices`: number of its GPUs, or with `virtual` of virtual devices."""
 
     node_id: NodeId
     hostname: str = ""
@@ -33,9 +33,9 @@ class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RayJoin(msgspec.Struct, frozen=True, kw_only=True):
-    """What it takes to become a node of the head's Ray cluster. The key and the certificate are the server's own, signed for its address.
+    """Credentials for a node of the head's Ray cluster. Key and certificate are issued for the server's address.
 
-    `reconnect_s`: how long a Ray node waits for a Ray head that is gone.
+    `reconnect_s`: how long a Ray node waits for a lost Ray head.
     """
 
     address: str
@@ -48,9 +48,9 @@ class RayJoin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JoinReply(msgspec.Struct, frozen=True, kw_only=True):
-    """`token` is the node's own; `up`: its supervisor has said hello. `ray` is there where Ray brings that; else the server does itself.
+    """The reply. `token` is the node's own; `up`: its supervisor is registered. `ray`: set if Ray starts the supervisor, else the server does.
 
-    `heads`: where all heads are that share a store; empty where there is one.
+    `heads`: URLs of all heads that share a store; empty for a single head.
     """
 
     node_id: NodeId
@@ -63,7 +63,7 @@ class JoinReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JoinLine(msgspec.Struct, frozen=True, kw_only=True):
-    """What the next server is told: empty `address` where the head listens on loopback alone."""
+    """The arguments of `phalanx join` for the next server; `address` is empty if the head listens on loopback only."""
 
     address: str
     token: str
@@ -72,7 +72,7 @@ class JoinLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def split_address(text: str) -> tuple[str, str | None]:
-    """(host, port) of HOST or HOST:PORT, neither looked into: None where no port is named. An IPv6 host has brackets when a port follows."""
+    """Split HOST or HOST:PORT without validating either; port None without one. An IPv6 host needs brackets when a port follows."""
     host, colon, port = text.strip().rpartition(":")
     if not colon or (":" in host and not host.endswith("]")):
         return text.strip().strip("[]"), None
@@ -80,15 +80,15 @@ def split_address(text: str) -> tuple[str, str | None]:
 
 
 def joined_address(host: str, port: int) -> str:
-    """HOST:PORT, as `split_address` takes it apart."""
+    """Return HOST:PORT, the inverse of `split_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def fingerprint(certificate_pem: str) -> str:
-    """SHA-256 over the DER form of the first certificate in a PEM text, as `sha256:<64 hex digits>`.
+    """Return the SHA-256 of the first certificate of a PEM text, over its DER form, as `sha256:<64 hex digits>`.
 
     Raises:
-        BadFile: there is no certificate in it.
+        BadFile: the text has no certificate.
     """
     found = _CERTIFICATE.search(certificate_pem)
     try:
@@ -96,5 +96,5 @@ def fingerprint(certificate_pem: str) -> str:
     except ValueError:
         der = b""
     if not der:
-        raise BadFile("no certificate in PEM form", hint="GET /v1/ca gives the head's")
+        raise BadFile("no PEM certificate found", hint="GET /v1/ca returns the head's certificate")
     return FINGERPRINT_PREFIX + hashlib.sha256(der).hexdigest()

@@ -1,17 +1,17 @@
-"""What a supervisor and the head say to each other about files that the head keeps, because nodes do not share its folders.
+"""Messages between supervisor and head about checkpoints and outputs that the head stores, because nodes do not share its folders.
 
-    GET  storage                                                  -> StorageReply   does this node see the head's folders?
-    PUT  checkpoints/manifest ?job_id epoch step digest   bytes   -> KeptReply      begin, or begin again
+    GET  storage                                                  -> StorageReply   to test whether this node sees the head's folders
+    PUT  checkpoints/manifest ?job_id epoch step digest   bytes   -> KeptReply      begins or resumes an upload
     PUT  checkpoints/file     ?job_id epoch step digest path offset  bytes -> TakenReply
-    GET  checkpoints          ?job_id epoch step digest wait_s    -> KeptReply      what is still missing; waits for less
-    GET  checkpoints/file     ?job_id epoch of_epoch step path offset -> bytes      from a published one
+    GET  checkpoints          ?job_id epoch step digest wait_s    -> KeptReply      bytes still missing; waits for a change
+    GET  checkpoints/file     ?job_id epoch of_epoch step path offset -> bytes      of a published checkpoint
     GET  outputs              ?job_id epoch                       -> OutputsReply
     PUT  outputs/file         ?job_id epoch path offset [more | size crc32 mode]  bytes -> TakenReply
     GET  outputs/file         ?job_id epoch path                  -> bytes
     DELETE outputs/file       ?job_id epoch path                  -> 204
 
-Routes lie under /v1/node/. `epoch` is always the live one of whoever asks. A piece goes to the place at which the head's file ends: whoever
-sends another place is told the end, and goes on from there.
+Routes are under /v1/node/. `epoch` is always the sender's live epoch. A piece must start at the end of the head's file; at another offset
+the head only replies with its end, from which the sender continues.
 """
 
 from __future__ import annotations
@@ -20,15 +20,13 @@ from typing import Final
 
 import msgspec
 
-PIECE_BYTES_MAX: Final = (
-    4 << 20
-)  # one request: small enough for 30 s on a slow link, large enough that its answer costs nothing
-OUTPUT_FILES_MAX: Final = 20_000  # of a job; a look at them all takes some 0.1 s
-NONCE_FILE: Final = ".phalanx-head"  # in each of the head's roots
+PIECE_BYTES_MAX: Final = 4 << 20  # of one request: takes at most 30 s on a slow link, and is large against its overhead
+OUTPUT_FILES_MAX: Final = 20_000  # per job; listing them takes about 0.1 s
+NONCE_FILE: Final = ".phalanx-head"  # in each of the head's root folders
 
 
 class StorageReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The head's folders, and what it has written into the file NONCE_FILE of each: who reads the same there sees them."""
+    """The head's folders, and the content of the file NONCE_FILE in each: a node that reads the same there shares them."""
 
     checkpoint_root: str
     output_root: str
@@ -36,13 +34,13 @@ class StorageReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeptReply(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of a checkpoint the head holds.
+    """How much of a checkpoint the head has.
 
     Attributes:
-        whole: every file is there, compared and durable, under its final name.
-        missing_bytes: what is still to come, from all nodes.
-        ends: how far it holds files that it holds in part or whole; those without are empty. Only in the answer to a manifest.
-        lost: the node that was lost before its files were here: it will never be whole.
+        whole: every file is verified and durable under its final name.
+        missing_bytes: still missing, from all nodes.
+        ends: sizes of files that the head has completely or in part; other files are missing. Only in the reply to a manifest.
+        lost: the node that was lost before it sent its files, so that the checkpoint stays incomplete.
     """
 
     whole: bool
@@ -52,13 +50,13 @@ class KeptReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TakenReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the file ends at the head now."""
+    """The current end of the head's file."""
 
     end: int
 
 
 class OutputFile(msgspec.Struct, frozen=True, kw_only=True):
-    """One file of a job's outputs: `path` where the head has it, `name` under which the node that asks is to have it. Both are relative."""
+    """One file of a job's outputs: `path` at the head, `name` on the requesting node. Both are relative."""
 
     path: str
     name: str
@@ -66,6 +64,6 @@ class OutputFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutputsReply(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node of a new attempt is to find among its outputs."""
+    """The output files that a node of a new attempt downloads."""
 
     files: list[OutputFile]

@@ -1,7 +1,7 @@
-"""The manifest that makes a checkpoint folder complete, and its verification.
+"""The manifest of a complete checkpoint folder, and its verification.
 
-Written by `phalanx.torch` after every shard is durable, read by supervisors before a resume. A folder without a manifest, or whose
-files differ from it, does not exist as far as resuming goes. Standard library only.
+`phalanx.torch` writes it after every shard is durable; supervisors read it before a resume. A folder without a manifest, or with files that
+differ from it, is never resumed from. Standard library only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import BinaryIO, Final
 MANIFEST_NAME: Final = "manifest.json"
 MANIFEST_FORMAT: Final = 1
 MANIFEST_BYTES_MAX: Final = 64 << 20  # some 100 bytes a file, two files a rank: 300,000 ranks
-DEPTH_MAX: Final = 64  # names in a path: what keeps and removes such files may call itself for each, and Python ends that at the thousandth
+DEPTH_MAX: Final = 64  # names in a path: code that handles such folders recurses, and Python stops at depth 1000
 _CHUNK_BYTES: Final = 4 << 20
 
 
@@ -33,7 +33,7 @@ class ManifestFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a complete checkpoint holds. `world_size` is the number of ranks that wrote it; loading does not depend on it."""
+    """The content of a complete checkpoint. `world_size` is the number of ranks that wrote it; loading does not depend on it."""
 
     format: int
     step: int
@@ -43,14 +43,14 @@ class Manifest:
 
 
 class CheckpointInvalid(Exception):
-    """The folder is no complete checkpoint; resuming from it would be wrong. Another try will not help."""
+    """The folder is not a complete checkpoint and must not be resumed from. A retry does not help."""
 
 
 def checksum(path: str) -> tuple[int, int]:
-    """Size in bytes and CRC-32 of a regular file, read in chunks. Cost: one pass over the file.
+    """Return size in bytes and CRC-32 of a regular file, read in chunks. Cost: one pass over the file.
 
     Raises:
-        OSError: it cannot be read, or is a pipe, a device or a folder: nobody waits for such a thing.
+        OSError: it cannot be read, or is a pipe, a device or a folder, which could block the reader.
     """
     crc, size = 0, 0
     with open_regular(path) as file:
@@ -60,48 +60,51 @@ def checksum(path: str) -> tuple[int, int]:
 
 
 def open_regular(path: str) -> BinaryIO:
-    """Open a file for reading that is a file: what lies in a checkpoint is the job's, and a pipe there would hold the reader for ever.
+    """Open a regular file for reading. A job controls its checkpoint folder, and a pipe there would block the reader forever.
 
     Raises:
-        OSError: it is not there, or something else.
+        OSError: it is missing, or not a regular file.
     """
     return open(regular(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), path), "rb")
 
 
 def regular(descriptor: int, path: str) -> int:
-    """The descriptor, if it is of a file; closed otherwise: a pipe that was opened both ways takes what is written until it is full, then never.
+    """Return the descriptor of a regular file; close any other, because writing to a pipe without a reader blocks once it is full.
 
     Raises:
-        OSError: it is of something else.
+        OSError: it is not a regular file.
     """
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)
-    raise OSError(errno.EINVAL, "is no regular file", path)
+    raise OSError(errno.EINVAL, "not a regular file", path)
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The manifest as JSON bytes, files sorted by path so that equal checkpoints give equal bytes."""
+    """Encode the manifest as JSON, with files sorted by path so that equal checkpoints give equal bytes."""
     record = {
-        "format": manifest.format, "step": manifest.step, "epoch": manifest.epoch, "world_size": manifest.world_size,
+        "format": manifest.format,
+        "step": manifest.step,
+        "epoch": manifest.epoch,
+        "world_size": manifest.world_size,
         "files": [
             {"path": f.path, "size_bytes": f.size_bytes, "crc32": f.crc32}
             for f in sorted(manifest.files, key=lambda f: f.path)
         ],
-    }  # fmt: skip
+    }
     return json.dumps(record, indent=1).encode()
 
 
 def digest(encoded: bytes) -> str:
-    """SHA-256 of the manifest's bytes, by which the head names this checkpoint."""
+    """Return the SHA-256 of the manifest's bytes, by which the head identifies the checkpoint."""
     return hashlib.sha256(encoded).hexdigest()
 
 
 def read(folder: str) -> tuple[Manifest, str]:
-    """The manifest of a checkpoint folder and its digest.
+    """Return the manifest of a checkpoint folder, and its digest.
 
     Raises:
-        CheckpointInvalid: it is missing, torn, or of another format.
+        CheckpointInvalid: it is missing, truncated, or of another format.
     """
     try:
         with open_regular(os.path.join(folder, MANIFEST_NAME)) as file:
@@ -109,15 +112,15 @@ def read(folder: str) -> tuple[Manifest, str]:
     except OSError as error:
         raise CheckpointInvalid(f"{folder}: no readable manifest ({error})") from error
     if len(encoded) > MANIFEST_BYTES_MAX:
-        raise CheckpointInvalid(f"{folder}: its manifest is over {MANIFEST_BYTES_MAX} bytes")
+        raise CheckpointInvalid(f"{folder}: manifest is larger than {MANIFEST_BYTES_MAX} bytes")
     return decode(encoded, where=folder), digest(encoded)
 
 
 def decode(encoded: bytes, *, where: str) -> Manifest:
-    """The manifest in these bytes; `where` they come from, for the error.
+    """Decode a manifest; `where` names its source in errors.
 
     Raises:
-        CheckpointInvalid: they are torn, or of another format.
+        CheckpointInvalid: it is truncated, or of another format.
     """
     try:
         record = json.loads(encoded)
@@ -132,26 +135,29 @@ def decode(encoded: bytes, *, where: str) -> Manifest:
         for file in files:
             _refuse_path(file.path, where)
         return Manifest(
-            format=MANIFEST_FORMAT, step=int(record["step"]), epoch=int(record["epoch"]),
-            world_size=int(record["world_size"]), files=files,
-        )  # fmt: skip
+            format=MANIFEST_FORMAT,
+            step=int(record["step"]),
+            epoch=int(record["epoch"]),
+            world_size=int(record["world_size"]),
+            files=files,
+        )
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise CheckpointInvalid(f"{where}: no readable manifest ({error})") from error
 
 
 def _refuse_path(path: str, where: str) -> None:
-    """Let pass what names a file below the folder.
+    """Check that a path names a file below the folder.
 
     Raises:
-        CheckpointInvalid: it is empty, absolute, climbs, is too deep, or is no name at all.
+        CheckpointInvalid: it is empty, absolute, too deep, has `..`, or is not a valid name.
     """
     parts = path.split("/")
     if not path or len(parts) > DEPTH_MAX or "\0" in path or any(part in {"", ".", ".."} for part in parts):
-        raise CheckpointInvalid(f"{where}: its manifest names {path[:200]!r}, which is no file below the folder")
+        raise CheckpointInvalid(f"{where}: manifest names {path[:200]!r}, which is not a file below the folder")
 
 
 def verify(folder: str, *, expected_digest: str | None = None) -> Manifest:
-    """The manifest of `folder` once every file in it matches. Cost: one pass over all its bytes.
+    """Return the manifest of `folder` after checking every file against it. Cost: one pass over all bytes.
 
     Raises:
         CheckpointInvalid: the manifest is missing or not the expected one, or a file is missing, short or changed.
@@ -169,6 +175,6 @@ def verify(folder: str, *, expected_digest: str | None = None) -> Manifest:
             raise CheckpointInvalid(f"{folder}: {file.path}: {error.strerror or error}") from error
         if found != (file.size_bytes, file.crc32):
             raise CheckpointInvalid(
-                f"{folder}: {file.path} has {found[0]} bytes, CRC {found[1]:08x}; the manifest says {file.size_bytes}, {file.crc32:08x}"
+                f"{folder}: {file.path} has {found[0]} bytes, CRC {found[1]:08x}; expected {file.size_bytes}, {file.crc32:08x}"
             )
     return manifest

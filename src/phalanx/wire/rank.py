@@ -1,19 +1,19 @@
-"""What a rank and its supervisor tell each other: the lease page and the report pipe.
+"""The interface between a rank and its supervisor: the lease page and the report pipe.
 
-The page runs from supervisor to rank, the pipe from rank to supervisor. `phalanx.torch` and `node` both import this module and
-nothing of each other. Standard library only: it is imported inside every training process.
+The page carries data from supervisor to rank, the pipe from rank to supervisor. `phalanx.torch` and `node` both import this module, but
+not each other. Standard library only: every training process imports it.
 
 Lease page: a 4096-byte file in the attempt's scratch folder (environment variable PHALANX_LEASE_PAGE), mapped shared by both
 sides, written by the supervisor alone. Fields are aligned little-endian int64, so that each is written and read in one piece:
 
-    index 0  magic            PAGE_MAGIC once the page is whole
-    index 1  deadline_ns      CLOCK_BOOTTIME; a rank begins no step and commits nothing past it
-    index 2  epoch            the epoch this page speaks for
-    index 3  generation       in-place restarts of the gang so far
-    index 4  stop             a StopReason value, 0 while the job shall go on
+    index 0  magic            PAGE_MAGIC once the page is complete
+    index 1  deadline_ns      CLOCK_BOOTTIME; a rank begins no step and commits nothing after it
+    index 2  epoch            the epoch of this page
+    index 3  generation       number of in-place restarts of the gang
+    index 4  stop             a StopReason value, 0 while the job shall continue
     index 5  stop_by_ns       CLOCK_BOOTTIME at which SIGKILL follows; 0 while `stop` is 0
     index 6  job_deadline_ns  CLOCK_BOOTTIME at which the job's time limit ends; 0 without one
-    index 7  checkpoint_now   counter; a rank that sees it grow saves at its next step
+    index 7  checkpoint_now   counter; a rank saves at its next step after it has grown
 
 Report pipe: a FIFO (PHALANX_REPORT_PIPE). Each report is one JSON object and one newline, at most REPORT_BYTES_MAX in all, written
 with a single os.write (atomic on a pipe). Times are CLOCK_BOOTTIME in ns as integers under names ending in `_ns`; `at_s` is Unix time.
@@ -35,19 +35,19 @@ from typing import Any, Final
 
 PAGE_BYTES: Final = 4096
 PAGE_MAGIC: Final = 0x5048584C45415345  # "PHXLEASE"
-REPORT_BYTES_MAX: Final = 4096  # PIPE_BUF on Linux: a longer write may be torn between writers
+REPORT_BYTES_MAX: Final = 4096  # PIPE_BUF on Linux: longer writes of several writers may interleave
 LEASE_PAGE_VARIABLE: Final = "PHALANX_LEASE_PAGE"
 REPORT_PIPE_VARIABLE: Final = "PHALANX_REPORT_PIPE"
 EPOCH_VARIABLE: Final = "PHALANX_EPOCH"
 GENERATION_VARIABLE: Final = "PHALANX_GENERATION"
-STACKS_VARIABLE: Final = "PHALANX_STACKS"  # folder in which a rank that dumps its stacks when asked keeps its file
+STACKS_VARIABLE: Final = "PHALANX_STACKS"  # folder for a rank's stack dump
 STACK_SIGNAL: Final = 43
-"""On which it does: SIGRTMIN + 9 of glibc. Real-time signals have no meaning of their own, and libraries take the first and last few."""
-APART_VARIABLE: Final = "PHALANX_CHECKPOINT_APART"  # set where each node of the gang has a checkpoint folder of its own
+"""Signal that requests a stack dump: SIGRTMIN + 9 of glibc. Real-time signals have no default meaning, and libraries use the first and last."""
+APART_VARIABLE: Final = "PHALANX_CHECKPOINT_APART"  # set if each node of the gang has its own checkpoint folder
 
 
 class StopReason(enum.IntEnum):
-    """Why the ranks are asked to end; 0 is "go on"."""
+    """Why the ranks are asked to end; 0 means "continue"."""
 
     NONE = 0
     CANCELLED = 1
@@ -60,18 +60,18 @@ class StopReason(enum.IntEnum):
 
 
 class ReportKind(enum.StrEnum):
-    """What a rank reports.
+    """The kinds of reports, with their fields.
 
-    STEP: step, begin_ns, end_ns, at_s, and where given loss, tokens.
+    STEP: step, begin_ns, end_ns, at_s, and optionally loss, tokens.
     CHECKPOINT: step, path (absolute step folder), digest (sha256 of manifest.json), bytes, stall_s, write_s; sent by rank 0 only,
         after the rename is durable. `waited`: the ranks waited for it, as before a stop.
-    SHARDS: step, path, digest, waited; sent by the first rank of every other node, where each node has a checkpoint folder of its own: its
-        part of that checkpoint is durable there.
+    SHARDS: step, path, digest, waited; sent by the first rank of every other node if each node has its own checkpoint folder, when the
+        node's part of that checkpoint is durable.
     CHECKPOINT_FAILED: step, error.
     RESUMED: step, path, load_s.
-    PLANNED: steps_total, and where known tokens_total; sent once, so that progress has an end.
-    BUSY: what ("save", "finished", or a word of the user's); no step will come for a while, and that is no hang. The next step ends it.
-    STALL: seconds, cause ("save", "load", "fence"): time in which no step was made.
+    PLANNED: steps_total, and if known tokens_total; sent once, as the end of progress.
+    BUSY: what ("save", "finished", or the user's word); no step comes for a while, which is not a hang. The next step ends it.
+    STALL: seconds, cause ("save", "load", "fence"): time without steps.
     """
 
     STEP = "step"
@@ -86,18 +86,25 @@ class ReportKind(enum.StrEnum):
 
 _SLOT = struct.Struct("<q")
 _FIELDS: Final = (
-    "magic", "deadline_ns", "epoch", "generation", "stop", "stop_by_ns", "job_deadline_ns", "checkpoint_now",
-)  # fmt: skip
+    "magic",
+    "deadline_ns",
+    "epoch",
+    "generation",
+    "stop",
+    "stop_by_ns",
+    "job_deadline_ns",
+    "checkpoint_now",
+)
 _INDEX: Final = {name: index for index, name in enumerate(_FIELDS)}
 
 
 def boottime_ns() -> int:
-    """Nanoseconds of CLOCK_BOOTTIME, the clock of every lease: it goes on while the node sleeps."""
+    """Return CLOCK_BOOTTIME in nanoseconds, the clock of all leases: it also counts while the node sleeps."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 def stack_file(folder: str, rank: int, pid: int) -> str:
-    """Where a rank dumps its stacks. The pid tells which of a task's processes does."""
+    """Return the file for a rank's stack dump. The pid distinguishes the processes of a task."""
     return os.path.join(folder, f"stack-{rank}.{pid}")
 
 
@@ -118,13 +125,19 @@ class LeasePage:
         job_deadline_ns: int = 0,
         folder: int | None = None,
     ) -> LeasePage:
-        """Make the page whole at `path`, replacing an older one by rename.
+        """Create the page at `path`, replacing an older one by rename.
+
+        Args:
+            path: of the page.
+            epoch: the epoch of the page.
+            generation: the generation of the page.
+            deadline_ns: end of the lease.
+            job_deadline_ns: end of the job's time limit; 0 without one.
+            folder: descriptor of the page's folder if another account owns it. That account may read the page, but not truncate it under our
+                mapping, which would end us by SIGBUS; symbolic links in the folder are not followed.
 
         Raises:
-            OSError: it cannot be made, as where the disk is full.
-
-        `folder`: descriptor of the folder it lies in, where that is another account's: its owner may read the page, not shorten it under our
-        mapping (that would end us by SIGBUS), and no link that it puts there is followed.
+            OSError: it cannot be created, for example on a full disk.
         """
         path = path if folder is None else os.path.basename(path)
         fresh = f"{path}.new"
@@ -149,7 +162,7 @@ class LeasePage:
 
         Raises:
             OSError: there is no page at `path`.
-            ValueError: the file there is no lease page.
+            ValueError: the file is not a lease page.
         """
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -157,11 +170,11 @@ class LeasePage:
         finally:
             os.close(fd)
         if page.read("magic") != PAGE_MAGIC:
-            raise ValueError(f"{path} is not a lease page; the supervisor that made it speaks another version")
+            raise ValueError(f"{path} is not a lease page; its supervisor may have another version")
         return page
 
     def read(self, field: str) -> int:
-        """The value of one field; see the module's table for its unit."""
+        """Return the value of one field; see the module's table for its unit."""
         value: int = _SLOT.unpack_from(self._mapping, _INDEX[field] * _SLOT.size)[0]
         return value
 
@@ -176,24 +189,24 @@ class LeasePage:
 
 
 def _fill(fd: int) -> None:
-    """Have the disk keep all of a page: the first store into a hole ends whoever makes it by SIGBUS where the disk is full.
+    """Allocate the page on disk: on a full disk, a store into an unallocated page ends the process by SIGBUS.
 
     Raises:
-        OSError: it has no room.
+        OSError: the disk is full.
     """
     try:
         os.posix_fallocate(fd, 0, PAGE_BYTES)
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
             raise
-        if os.pwrite(fd, bytes(PAGE_BYTES), 0) < PAGE_BYTES:  # a file system that keeps no room in advance
+        if os.pwrite(fd, bytes(PAGE_BYTES), 0) < PAGE_BYTES:  # a file system without preallocation
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
 
 
 def encode_report(kind: ReportKind, *, rank: int, epoch: int, generation: int, **fields: Any) -> bytes:
-    """One report as bytes for a single write.
+    """Encode one report for a single write.
 
-    JSON knows no NaN and no infinity: such a value travels as null, and its field is named under `not_finite`.
+    JSON has no NaN and no infinity: such a value becomes null, and its field is named under `not_finite`.
 
     Raises:
         ValueError: it is longer than REPORT_BYTES_MAX and would not be atomic.
@@ -204,5 +217,5 @@ def encode_report(kind: ReportKind, *, rank: int, epoch: int, generation: int, *
         record |= {"not_finite": odd, **dict.fromkeys(odd)}
     line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
     if len(line) > REPORT_BYTES_MAX:
-        raise ValueError(f"a report of {len(line)} bytes; at most {REPORT_BYTES_MAX} reach the supervisor whole")
+        raise ValueError(f"the report has {len(line)} bytes; at most {REPORT_BYTES_MAX} can be sent in one piece")
     return line

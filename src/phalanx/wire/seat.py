@@ -1,6 +1,6 @@
-"""What an engine hands to the supervisors of one attempt, by one environment variable that all its nodes get alike.
+"""The order that an engine gives to the supervisors of one attempt, in one environment variable with the same value on all nodes.
 
-It holds the key from which each makes its own token, so it goes by environment and never by argv, a comment or a script.
+It holds the key from which each supervisor derives its own token, so it is never passed by argv, a comment or a script.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import msgspec
 from phalanx.core.ids import Epoch, JobId, NodeId
 
 SEAT_VARIABLE: Final = "PHALANX_SEAT"
-SEAT_CUT_OFF: Final = 69  # a supervisor's exit code: it does not reach the head from its node
-SEAT_DISTRUSTS: Final = 76  # it does, and does not believe its certificate
+SEAT_CUT_OFF: Final = 69  # a supervisor's exit code: it cannot reach the head from its node
+SEAT_DISTRUSTS: Final = 76  # a supervisor's exit code: it rejects the head's certificate
 
 
 class SeatPart(msgspec.Struct, frozen=True, kw_only=True):
-    """One node's part: by which address others reach its ranks, and how many devices it was given."""
+    """One node's part: the address where others reach its ranks, and the number of its devices."""
 
     address: str
     devices: int
@@ -28,9 +28,9 @@ class SeatOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         key: its `attempt_key`.
-        ca_pem: the certificate of the head's CA, empty for plain HTTP on loopback.
-        parting: a line for the shell by the reason for which the ranks were asked to end (a `wire.rank.StopReason` in lower case). The
-            supervisor of the first node runs it before it leaves: an exit code cannot tell the engine's books of a cancel or a time limit.
+        ca_pem: the certificate of the head's CA; empty for plain HTTP on loopback.
+        parting: shell lines by stop reason (a `wire.rank.StopReason` in lower case). The first node's supervisor runs its line before it
+            exits, because an exit code cannot record a cancel or a time limit in the engine's accounting.
     """
 
     job_id: JobId
@@ -44,14 +44,14 @@ class SeatOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_order(order: SeatOrder) -> str:
-    """As text for the variable."""
+    """Encode the order for the variable."""
     return msgspec.json.encode(order).decode()
 
 
 def decode_order(text: str) -> SeatOrder:
-    """The reverse.
+    """Decode the variable.
 
     Raises:
-        msgspec.ValidationError, msgspec.DecodeError: it is none.
+        msgspec.ValidationError, msgspec.DecodeError: it is not an order.
     """
     return msgspec.json.decode(text, type=SeatOrder)

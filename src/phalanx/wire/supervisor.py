@@ -1,19 +1,19 @@
-"""What a supervisor and the head say to each other: outbound HTTP from the supervisor, JSON bodies, routes under /v1/node/.
+"""The protocol between supervisor and head: outbound HTTP from the supervisor, JSON bodies, routes under /v1/node/.
 
-    POST hello      HelloRequest   -> HelloReply     first, and again whenever a reply asks for it
-    POST lease      LeaseRequest   -> LeaseReply     the renewal; answered from memory
+    POST hello      HelloRequest   -> HelloReply     registration: first, and again whenever a reply asks for it
+    POST lease      LeaseRequest   -> LeaseReply     renewal; answered from memory
     GET  commands   ?after=N&wait_s=20 -> CommandsReply   long poll; `after` acknowledges everything up to N
-    POST events     EventsRequest  -> EventsReply    answered once durable; sent again until acknowledged
+    POST events     EventsRequest  -> EventsReply    answered once durable; resent until acknowledged
     POST streams    StreamsRequest -> StreamsReply   log and step bytes by offset; answered once durable
     POST samples    SamplesRequest -> 204            in memory only
     GET  blobs/{sha256}            -> bytes          an uploaded working directory
-    storage, checkpoints, outputs                    of nodes that do not share the head's folders: wire.kept
+    storage, checkpoints, outputs                    for nodes that do not share the head's folders: wire.kept
     GET  exec/{session}/input?after=N&wait_s=20 -> ExecInput
     POST exec/{session}/output     ExecOutput        -> 204
 
-Every request carries `Authorization: Bearer <node token>`. The head answers 409 with code "say_hello" when it does not know this
-supervisor (it restarted, or declared the node dead): the supervisor says hello and goes on.
-A core event or command travels as `Framed`: its class name and its fields.
+Every request carries `Authorization: Bearer <node token>`. The head answers 409 with code "say_hello" if it does not know this
+supervisor (it restarted, or declared the node dead); the supervisor then registers again and continues.
+A core event or command is sent as `Framed`: its class name and its fields.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from phalanx.core.ids import Epoch, Generation, JobId, NodeId, SupervisorId
 from phalanx.core.state import commands, events
 
 WIRE_VERSION: Final = 1
-STREAM_CHUNK_BYTES_MAX: Final = 1 << 18  # keeps one request under 1 MiB in base64 with several ranks talking
+STREAM_CHUNK_BYTES_MAX: Final = 1 << 18  # keeps a request with chunks of several ranks under 1 MiB in base64
 EXEC_CHUNK_BYTES_MAX: Final = 1 << 16
 
 
 class Framed(msgspec.Struct, frozen=True, kw_only=True):
-    """A core event or command: `kind` is its class name, `seq` its place in the sender's order."""
+    """A core event or command: `kind` is its class name, `seq` its sequence number at the sender."""
 
     seq: int
     kind: str
@@ -40,9 +40,9 @@ class Framed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HelloRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Who speaks and what it still carries; `carries` holds (job, epoch, generation).
+    """A registration. `carries`: (job, epoch, generation) of the supervisor's members.
 
-    `challenge`: that of the reply to its last hello, empty where there was none. None, from an older supervisor: it is taken at its word.
+    `challenge`: from the reply to its last request, empty without one. None from an older supervisor, which is accepted without.
     """
 
     version: int
@@ -53,9 +53,9 @@ class HelloRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HelloReply(msgspec.Struct, frozen=True, kw_only=True):
-    """`head_id` is one life of the head; `after` is where its commands for this node start; `heads` as in LeaseReply.
+    """`head_id` is one incarnation of the head; its commands for this node start after `after`; `heads` as in LeaseReply.
 
-    `challenge`: another supervisor speaks for the node, and this hello is heard once it is said again with this.
+    `challenge`: another supervisor is registered for the node; the request counts once it is repeated with this value.
     """
 
     version: int
@@ -68,7 +68,7 @@ class HelloReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One renewal for every epoch this supervisor carries. `held_s`: how long the lease it holds still lasts (0: none)."""
+    """One renewal for all epochs of this supervisor. `held_s`: remaining time of its current lease (0: none)."""
 
     supervisor_id: SupervisorId
     node_id: NodeId
@@ -77,10 +77,10 @@ class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The lease counts from when the request was *sent* and replaces the one held, even if it is shorter. `superseded` must be killed at once.
+    """The lease counts from when the request was *sent* and replaces the current one, even if shorter. `superseded` must be killed at once.
 
-    `at_s`: Unix time of the head as it answered; 0 from one that does not say. `heads`: where all heads are that share its store, itself
-    first; empty from one that is alone.
+    `at_s`: the head's Unix time when it answered; 0 if unknown. `heads`: URLs of all heads that share its store, itself first; empty for a
+    single head.
     """
 
     head_id: str
@@ -100,7 +100,7 @@ class CommandsReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventsRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Events in order, numbered from 1 in this supervisor's life."""
+    """Events in order, numbered from 1 by this supervisor."""
 
     supervisor_id: SupervisorId
     events: list[Framed]
@@ -123,7 +123,7 @@ class StreamChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the head holds a stream durably; the supervisor goes on from there, whatever it believed."""
+    """The durable end of a stream at the head, from which the supervisor continues."""
 
     job_id: JobId
     epoch: Epoch
@@ -145,7 +145,7 @@ class StreamsReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One device at one moment. `utilization` 0..1 under the counter named; None where the device does not tell."""
+    """One sample of a device. `utilization` 0..1 of the named counter; None if the device does not report it."""
 
     index: int
     uuid: str
@@ -161,7 +161,7 @@ class DeviceSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SamplesRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """All devices of a node, and the node itself. `every_s`: so long after it comes the next, if all goes well."""
+    """Samples of a node and all its devices. `every_s`: usual time to the next request."""
 
     supervisor_id: SupervisorId
     node_id: NodeId
@@ -186,7 +186,7 @@ class OpenExec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExecInput(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user typed from byte `after` on; `closed` once their end is."""
+    """The user's input from byte `after` on; `closed` at its end."""
 
     data: bytes
     closed: bool
@@ -195,7 +195,7 @@ class ExecInput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExecOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command printed, from `offset` on; `exit_code` with the last piece."""
+    """The command's output from `offset` on; `exit_code` with the last piece."""
 
     offset: int
     data: bytes
@@ -206,60 +206,72 @@ class ExecOutput(msgspec.Struct, frozen=True, kw_only=True):
 _EVENTS: Final[dict[str, type[Any]]] = {
     kind.__name__: kind
     for kind in (
-        events.MemberReady, events.MemberRefused, events.MemberStarted, events.TaskExited, events.MemberStopped,
-        events.MemberFroze, events.MemberHung, events.CheckpointSaved, events.Progressed,
+        events.MemberReady,
+        events.MemberRefused,
+        events.MemberStarted,
+        events.TaskExited,
+        events.MemberStopped,
+        events.MemberFroze,
+        events.MemberHung,
+        events.CheckpointSaved,
+        events.Progressed,
     )
-}  # fmt: skip
+}
 _COMMANDS: Final[dict[str, type[Any]]] = {
     kind.__name__: kind
     for kind in (
-        commands.Prepare, commands.StartTasks, commands.StopTasks, commands.Forget, commands.DeleteCheckpoints,
-        commands.SaveNow, OpenExec,
+        commands.Prepare,
+        commands.StartTasks,
+        commands.StopTasks,
+        commands.Forget,
+        commands.DeleteCheckpoints,
+        commands.SaveNow,
+        OpenExec,
     )
-}  # fmt: skip
+}
 
 T = TypeVar("T")
 
 
 class UnknownKind(ValueError):
-    """The other side speaks of something this release does not know; it is from a later release."""
+    """The other side sent a kind that this release does not know; it has a later release."""
 
 
 def frame(seq: int, value: object) -> Framed:
-    """A core event or command, ready to travel."""
+    """Encode a core event or command for sending."""
     return Framed(seq=seq, kind=type(value).__name__, body=msgspec.Raw(msgspec.json.encode(value)))
 
 
 def event_of(framed: Framed) -> events.Report:
-    """The event inside.
+    """Decode the event.
 
     Raises:
-        UnknownKind: no such event may come from a supervisor.
-        msgspec.ValidationError: its fields are not that event's.
+        UnknownKind: not an event that supervisors send.
+        msgspec.ValidationError: its fields are invalid.
     """
     return _open(framed, _EVENTS)  # type: ignore[no-any-return]  # the table holds exactly the union's classes
 
 
 def command_of(framed: Framed) -> commands.Command | OpenExec:
-    """The command inside.
+    """Decode the command.
 
     Raises:
         UnknownKind: this release has no such command.
-        msgspec.ValidationError: its fields are not that command's.
+        msgspec.ValidationError: its fields are invalid.
     """
     return _open(framed, _COMMANDS)  # type: ignore[no-any-return]  # as above
 
 
 def encode(message: object) -> bytes:
-    """Any message of this module as JSON."""
+    """Encode a message of this module as JSON."""
     return msgspec.json.encode(message)
 
 
 def decode(body: bytes, kind: type[T]) -> T:
-    """A message of this module.
+    """Decode a message of this module.
 
     Raises:
-        msgspec.ValidationError, msgspec.DecodeError: the body is no such message.
+        msgspec.ValidationError, msgspec.DecodeError: the body is not such a message.
     """
     return msgspec.json.decode(body, type=kind)
 

@@ -1,7 +1,7 @@
-"""What `why` and dry runs answer: JSON bodies, as records. Rules as in wire.api.
+"""Replies of `why` and of dry runs: JSON bodies, as records. Rules as in wire.api.
 
 GET    /v1/jobs/{id}/why             -> WhyReply
-POST   /v1/jobs/dry-run              job mapping -> DryRunReply (nothing is written)
+POST   /v1/jobs/dry-run              job mapping -> DryRunReply (without changing state)
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from phalanx.core.work.job import JobState
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """What all records here have in common."""
+    """Base class of these records."""
 
 
 class StartView(View, frozen=True, kw_only=True):
-    """When it is expected to start, as Unix seconds. None: no such bound is known; `unknown` says why the later one is not."""
+    """The expected start, as Unix seconds. None: no such bound is known; `unknown` explains why `latest_s` is not."""
 
     earliest_s: float | None = None
     latest_s: float | None = None
@@ -25,9 +25,9 @@ class StartView(View, frozen=True, kw_only=True):
 
 
 class RunView(View, frozen=True, kw_only=True):
-    """How long it is expected to run, in seconds: four of five of its likes ended between the two. `high_s` None: nobody knows.
+    """The expected run time in seconds: four of five similar jobs ended between the two. `high_s` None: unknown.
 
-    `ends` and `likes`: from how many ended jobs this is known, and what they have in common with it.
+    `ends` and `likes`: how many ended jobs this is based on, and what they have in common with this one.
     """
 
     low_s: float = 0.0
@@ -37,7 +37,7 @@ class RunView(View, frozen=True, kw_only=True):
 
 
 class BlockerView(View, frozen=True, kw_only=True):
-    """A job in the way: one that holds what this one needs, stands before it, or must end first. `end`: when it is expected to."""
+    """A blocking job: it holds what this one needs, is ahead of it, or must end first. `end`: its expected end."""
 
     id: JobId
     user: UserId
@@ -49,9 +49,9 @@ class BlockerView(View, frozen=True, kw_only=True):
 
 
 class ChangeView(View, frozen=True, kw_only=True):
-    """A change with which it would start now, tried on a copy of the state. `operator`: its owner cannot make it.
+    """A change with which the job would start now, tested on a copy of the state. `operator`: only an operator can make it.
 
-    `command` is empty where there is nothing to type.
+    `command` is empty if no command makes the change.
     """
 
     kind: str
@@ -61,12 +61,12 @@ class ChangeView(View, frozen=True, kw_only=True):
 
 
 class WhyReply(View, frozen=True, kw_only=True):
-    """Why a job waits; of one that runs since when and where, of one that is over how it ended.
+    """Why a job waits; for a running job since when and where, for an ended job how it ended.
 
     Attributes:
-        headline: all of it in one line.
-        reason, detail: the dominant reason as a word and a sentence; empty for one that does not wait.
-        blockers: who is in the way, at most eight; `blockers_more` others.
+        headline: the summary in one line.
+        reason, detail: the dominant reason as a word and a sentence; empty for a job that does not wait.
+        blockers: at most eight blocking jobs; `blockers_more` counts the others.
         changes: smallest first.
     """
 
@@ -85,13 +85,13 @@ class WhyReply(View, frozen=True, kw_only=True):
 
 
 class DryRunReply(View, frozen=True, kw_only=True):
-    """What a submit would meet now.
+    """The result that a submit would have now.
 
     Attributes:
-        starts: at once, on `nodes`.
-        jobs: how many it would make; of an array the first element is spoken of.
-        gpu_hours_low, gpu_hours_high: for all of them; None where nobody knows how long they run.
-        notes: shape and number of tasks, as a submit tells them.
+        starts: it would start immediately, on `nodes`.
+        jobs: how many jobs it would create; for an array the other fields describe the first element.
+        gpu_hours_low, gpu_hours_high: of all jobs; None if the run time is unknown.
+        notes: shape and number of tasks, as in the reply to a submit.
     """
 
     now_s: float

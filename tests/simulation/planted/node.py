@@ -38,7 +38,7 @@ def stopped_is_said_before_it_is_true(patch):
 
     def hasty(self, command, now):
         stop(self, command, now)
-        self._say_stopped(command.job_id, Place(command.epoch, command.generation), now)
+        self._report_stopped(command.job_id, Place(command.epoch, command.generation), now)
 
     patch.setattr(Supervisor, "_stop", hasty)
 
@@ -70,4 +70,4 @@ def a_refusal_quotes_what_was_asked(patch):
 @planted(17, seed=0)
 def nothing_is_ever_forgotten(patch):
     """A supervisor carries on what the head has asked it to forget."""
-    patch.setattr(Supervisor, "_drop", lambda self, slot, now: None)
+    patch.setattr(Supervisor, "_remove", lambda self, slot, now: None)

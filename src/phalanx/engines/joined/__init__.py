@@ -1,1 +1,1 @@
-"""Servers that came by themselves: `phalanx join` starts a supervisor there, and no engine of the head's watches it."""
+"""Servers that joined by `phalanx join`, which starts their supervisor; no engine of the head watches it."""

@@ -1,8 +1,8 @@
-"""What a server that joined remembers: which head, under which name, and the little it needs to come back after a restart.
+"""The membership record of a joined server: its head, its name, and what it needs to reconnect after a restart.
 
     <state folder>/joined/   joined.json  token  ca.pem  keeper.lock  keeper.log  nodes/<name>/  [ray/]
 
-The token lies in a file of its own, for its owner alone; it is in no argv and in no log.
+The token is in its own file, readable by its owner alone; it is in no argv and in no log.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Joined:
     Attributes:
         url: of the head, https://.
         address: where other nodes reach this server's ranks.
-        devices: virtual devices it pretends to have, or its GPUs.
-        ray_address: of the Ray cluster that brings the supervisor; empty where the server starts its own.
-        ray_reconnect_s: how long its Ray node waits for a Ray head that is gone.
-        heads: where the others are that share the head's store, with commas; its supervisor learns of later ones by itself.
+        devices: number of virtual devices, or of GPUs.
+        ray_address: of the Ray cluster that starts the supervisor; empty if the server starts it itself.
+        ray_reconnect_s: how long its Ray node waits for a lost Ray head.
+        heads: URLs of the other heads that share the store, comma-separated; its supervisor learns of later ones by itself.
     """
 
     url: str
@@ -50,32 +50,25 @@ class Joined:
 
 
 def folder_of(home: str) -> str:
-    """Where it all lies under a state folder."""
+    """Return the membership's folder under a state folder."""
     return os.path.join(home, "joined")
 
 
 def read(folder: str) -> Joined | None:
-    """The membership; None where there is none that can be read."""
+    """Return the membership; None if there is none, or it is unreadable."""
     try:
         with open(os.path.join(folder, _RECORD), encoding="utf-8") as file:
             record = json.load(file)
         return Joined(**{**record, "node_id": NodeId(record["node_id"])})
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        OverflowError,
-        RecursionError,
-    ):  # whatever a damaged file may hold
+    # Any of these for a damaged file.
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 
 def write(folder: str, joined: Joined, *, token: str, ca_pem: str) -> None:
-    """Remember; the record comes last, so that it never stands without token and CA."""
-    os.makedirs(
-        os.path.dirname(folder), mode=0o700, exist_ok=True
-    )  # `makedirs` gives its mode to the last folder alone
+    """Write the membership; the record comes last, so that it never exists without token and CA."""
+    # Two calls: `makedirs` applies its mode only to the last folder.
+    os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
     os.makedirs(folder, mode=0o700, exist_ok=True)
     write_private(folder, "token", token)
     write_private(folder, "ca.pem", ca_pem)
@@ -83,7 +76,7 @@ def write(folder: str, joined: Joined, *, token: str, ca_pem: str) -> None:
 
 
 def token(folder: str) -> str:
-    """The node's own token; empty where there is none."""
+    """Return the node's own token; empty if there is none."""
     try:
         with open(os.path.join(folder, "token"), encoding="ascii") as file:
             return file.read().strip()
@@ -92,19 +85,19 @@ def token(folder: str) -> str:
 
 
 def ca_file(folder: str) -> str:
-    """Where the head's CA lies."""
+    """Return the path of the head's CA certificate."""
     return os.path.join(folder, "ca.pem")
 
 
 def forget(folder: str) -> None:
-    """Remove the membership and all that belongs to it. Harmless twice."""
+    """Remove the membership and its folder. Idempotent."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(folder, _RECORD))
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def hold(folder: str) -> int | None:
-    """The keeper's lock, with this process's number in it; None while another keeper lives."""
+    """Take the keeper's lock and write our pid into it; None while another keeper runs."""
     os.makedirs(folder, mode=0o700, exist_ok=True)
     fd = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -118,7 +111,7 @@ def hold(folder: str) -> int | None:
 
 
 def keeper(folder: str) -> int | None:
-    """The pid of the keeper that lives; None where none does."""
+    """Return the pid of the running keeper; None without one."""
     try:
         with open(os.path.join(folder, _LOCK), "rb") as file:
             try:
@@ -131,7 +124,7 @@ def keeper(folder: str) -> int | None:
 
 
 def works(folder: str) -> list[str]:
-    """Attempts that run on this server, as `<job>.<epoch>`: what a supervisor has made scratch folders for."""
+    """Return the attempts that run on this server, as `<job>.<epoch>`: those with a scratch folder."""
     nodes = os.path.join(folder, "nodes")
     found: list[str] = []
     with contextlib.suppress(OSError):

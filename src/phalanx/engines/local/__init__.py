@@ -1,1 +1,1 @@
-"""The engine of this machine: virtual nodes as process trees, and its real GPUs."""
+"""The engine for this machine: virtual nodes as process trees, and its real GPUs."""

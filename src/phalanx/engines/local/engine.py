@@ -1,8 +1,8 @@
 """The local engine: this machine's GPUs, or virtual nodes on it, each one process tree with a supervisor at its root.
 
-Supervisors are started in sessions of their own and outlive the head; a head that comes back finds them by pid and start time and
-watches them again. A dead one is swept (nothing of its node is left) before its death is told, so that the death is confirmed, and is
-brought back after a while as a server that was switched on again.
+Supervisors run in their own sessions and outlive the head; a restarted head finds them by pid and start time and watches them again. The
+engine sweeps all processes of a dead supervisor's node before it reports the death, so that the death is confirmed, and starts the
+supervisor again after a pause, like a server that is switched on again.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ from phalanx.node.shell.proctable import ProcessIdentity, alive, identity
 from phalanx.node.shell.sweeps import sweep_node
 from phalanx.ports.engine import Capabilities
 
-REVIVE_AFTER_S: Final = 20.0  # a killed virtual node comes back then; long enough to see the job go on without it
-START_ATTEMPT_S: Final = 2.0  # a supervisor that dies younger than this is retried with growing pauses
+REVIVE_AFTER_S: Final = (
+    20.0  # pause before a dead virtual node is started again; long enough to see the job continue without it
+)
+START_ATTEMPT_S: Final = 2.0  # a supervisor that dies sooner is restarted with growing pauses
 _WATCH_EVERY_S: Final = 0.05
 _STOP_GRACE_S: Final = 10.0
-_HANDED_ON: Final = ("PHALANX_LOG", "PHALANX_CONTAINMENT", *accounts.SETTINGS)
+_PASSED: Final = ("PHALANX_LOG", "PHALANX_CONTAINMENT", *accounts.SETTINGS)
 _log = logging.getLogger("phalanx.engines.local")
 
 
@@ -57,11 +59,11 @@ class LocalEngine:
 
     Args:
         home: the head's state folder; each node keeps its own in `nodes/<name>`.
-        environment: what every supervisor gets (where the head is, at which address it is reached), beside its own token.
+        environment: returns variables of every supervisor, such as the head's URL.
         token_of: makes a node's token.
-        revive_after_s: pause before a dead node is brought back; None never does.
-        jobs_as: "owner", where a supervisor that is root shall run jobs as their owners; what `inherited` says of it goes first.
-        inherited: the environment that a supervisor and its ranks grow up in, without our own variables; this process's.
+        revive_after_s: pause before a dead supervisor is restarted; None disables restarts.
+        jobs_as: "owner" if a supervisor that runs as root shall run jobs as their owners; a value in `inherited` has precedence.
+        inherited: returns the base environment of supervisors and ranks; by default this process's.
     """
 
     home: str
@@ -78,16 +80,16 @@ class LocalEngine:
 
     @property
     def name(self) -> str:
-        """The engine's word."""
+        """The engine's name."""
         return "local"
 
     @property
     def capabilities(self) -> Capabilities:
-        """Devices are picked by Phalanx, files are shared: it is one machine."""
+        """Phalanx picks the devices, and files are shared: it is one machine."""
         return Capabilities(picks_devices=True, shares_files=True, revives_nodes=self.revive_after_s is not None)
 
     def adopt(self, nodes: Sequence[LocalNode]) -> list[NodeId]:
-        """Take charge of these nodes without starting any: sweep what the dead left, and answer whose supervisors live."""
+        """Take charge of these nodes without starting any: sweep dead ones, and return those whose supervisors run."""
         for node in nodes:
             watched = _Watched(node=node)
             living = records.read(self._folder(node.id))
@@ -101,11 +103,11 @@ class LocalEngine:
         return self.living()
 
     def living(self) -> list[NodeId]:
-        """Nodes whose supervisors live, by id."""
+        """Return the nodes whose supervisors run, by id."""
         return sorted(node_id for node_id, watched in list(self._watched.items()) if watched.living is not None)
 
     def open(self) -> dict[NodeId, OSError]:
-        """Watch all nodes, and start the supervisors that do not live; why some could not be started. Those are tried again like the dead."""
+        """Watch all nodes and start missing supervisors; return the errors of those that failed. Failed starts are retried after a pause."""
         self._thread = threading.Thread(target=self._watch, name="local-engine", daemon=True)
         self._thread.start()
         failed = {}
@@ -117,38 +119,38 @@ class LocalEngine:
         return failed
 
     def nodes(self) -> list[NodeId]:
-        """Nodes of this engine, by id."""
+        """Return the nodes of this engine, by id."""
         return sorted(self._watched)
 
     def start(self, node_id: NodeId) -> None:
-        """Start the node's supervisor unless it lives.
+        """Start the node's supervisor unless it runs.
 
         Raises:
-            OSError: it could not be started, and nothing of it runs; it is tried again after a pause, as a dead one is brought back.
+            OSError: it could not be started; the engine retries after a pause.
         """
         with self._guard:
             watched = self._watched.get(node_id)
             if watched is None or watched.living is not None:
-                return  # it was taken from us meanwhile, or lives
+                return  # the node was removed, or its supervisor runs
             try:
                 watched.process, watched.living = self._spawn(watched.node)
             except OSError as error:
                 watched.failed_starts += 1
                 self._revive_later(watched)
-                _log.warning("the supervisor of %s could not be started: %s", node_id, error)
+                _log.warning("Could not start the supervisor of node %s: %s", node_id, error)
                 raise
             watched.started_s = time.monotonic()
             watched.revive_at_s = None
 
     def stop(self, node_id: NodeId) -> None:
-        """SIGTERM the supervisor, then sweep whatever is left of the node."""
+        """SIGTERM the supervisor, then kill all remaining processes of the node."""
         with self._guard:
             watched = self._watched.pop(node_id, None)
         if watched is not None and watched.living is not None:
             self._end(watched.living, watched.process)
 
     def close(self, *, keep_nodes: bool) -> None:
-        """Stop watching; unless kept, end every supervisor, side by side."""
+        """Stop watching; unless `keep_nodes`, stop all supervisors in parallel."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(timeout=5.0)
@@ -161,10 +163,10 @@ class LocalEngine:
             ender.join()
 
     def follow(self, job: Job, attempt: Attempt) -> None:
-        """Nothing: the supervisors of this engine live on their nodes and take attempts by themselves."""
+        """Do nothing: this engine's supervisors get attempts from the head."""
 
     def observe(self) -> list[NodeDead]:
-        """Deaths since the last call."""
+        """Return deaths since the last call."""
         deaths = []
         while self._deaths:
             deaths.append(self._deaths.popleft())
@@ -176,20 +178,20 @@ class LocalEngine:
         while not self._ended.wait(_WATCH_EVERY_S):
             for watched in list(self._watched.values()):
                 try:
-                    self._look(watched)
+                    self._check(watched)
                 except OSError:
-                    _log.exception("watching %s failed; tried again", watched.node.id)
+                    _log.exception("Could not check node %s; retrying", watched.node.id)
 
-    def _look(self, watched: _Watched) -> None:
+    def _check(self, watched: _Watched) -> None:
         now_s = time.monotonic()
         living = watched.living
         if living is None:
             if watched.revive_at_s is not None and now_s >= watched.revive_at_s:
-                with contextlib.suppress(OSError):  # it is logged, and tried again
+                with contextlib.suppress(OSError):  # `start` logs it and retries
                     self.start(watched.node.id)
             return
         if watched.process is not None:
-            watched.process.poll()  # reaps our own child, so that its pid can be told dead
+            watched.process.poll()  # reaps our child, so that its pid counts as dead
         if alive(living.identity):
             return
         self._sweep(living)
@@ -203,7 +205,7 @@ class LocalEngine:
             NodeDead(
                 node_id=living.id,
                 supervisor_id=living.supervisor_id,
-                why="its supervisor died and nothing of it is left",
+                why="its supervisor died; all its processes have ended",
                 confirmed=True,
             )
         )
@@ -214,7 +216,9 @@ class LocalEngine:
 
     def _sweep(self, living: LivingNode) -> None:
         swept = sweep_node(living.node_key, root=living.identity)
-        _log.info("swept %s: %d processes killed, left over: %s", living.id, swept.killed, swept.leftover or "none")
+        _log.info(
+            "Swept node %s: killed %d processes, still running: %s", living.id, swept.killed, swept.leftover or "none"
+        )
 
     # ---- starting and ending ------------------------------------------------------------------------------------------
 
@@ -229,7 +233,7 @@ class LocalEngine:
             **{
                 name: value
                 for name, value in self.inherited().items()
-                if (not name.startswith("PHALANX_") or name in _HANDED_ON) and name not in OF_THE_HEAD
+                if (not name.startswith("PHALANX_") or name in _PASSED) and name not in OF_THE_HEAD
             },
             "PHALANX_NODE_ADDRESS": "127.0.0.1",
             **self.environment(),
@@ -241,31 +245,40 @@ class LocalEngine:
             "PHALANX_NODE_TOKEN": self.token_of(node.id),
         }
         left = records.read(folder)
-        if left is not None:  # by a start that failed: once its key is forgotten, nobody finds what may still run
+        if left is not None:  # a failed start left processes, which only this key can find
             self._sweep(left)
-        # Its key first: a head that dies between start and record leaves a supervisor that the next one finds, and sweeps, by its key.
-        nobody = ProcessIdentity(pid=0, started_ticks=0)
+        # The key is recorded first: if the head dies before it records the pid, the next head finds and sweeps the supervisor by its key.
+        unknown = ProcessIdentity(pid=0, started_ticks=0)
         living = LivingNode(
-            id=node.id, node_key=node_key, identity=nobody, virtual_devices=node.virtual_devices, supervisor_id=supervisor_id
-        )  # fmt: skip
+            id=node.id,
+            node_key=node_key,
+            identity=unknown,
+            virtual_devices=node.virtual_devices,
+            supervisor_id=supervisor_id,
+        )
         records.write(folder, living)
         with around("local.spawn.output"):
             output = open(os.path.join(folder, "supervisor.out"), "ab")  # noqa: SIM115  # closed below
         with output, around("local.spawn.process"):
             process = subprocess.Popen(
-                [sys.executable, "-m", "phalanx.app.node"], env=environment, stdin=subprocess.DEVNULL, stdout=output,
-                stderr=output, start_new_session=True, cwd=folder,
-            )  # fmt: skip
+                [sys.executable, "-m", "phalanx.app.node"],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                cwd=folder,
+            )
         try:
             who = identity(process.pid) or ProcessIdentity(pid=process.pid, started_ticks=0)
             living = replace(living, identity=who)
             records.write(folder, living)
-        except BaseException:  # nobody would watch it
-            self._take_back(living, process)
+        except BaseException:  # the supervisor would run unwatched
+            self._kill(living, process)
             raise
         return process, living
 
-    def _take_back(self, living: LivingNode, process: subprocess.Popen[bytes]) -> None:
+    def _kill(self, living: LivingNode, process: subprocess.Popen[bytes]) -> None:
         process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=_STOP_GRACE_S)
@@ -273,9 +286,7 @@ class LocalEngine:
 
     def _end(self, living: LivingNode, process: subprocess.Popen[bytes] | None) -> None:
         if alive(living.identity):
-            with contextlib.suppress(
-                ProcessLookupError
-            ):  # it may end by itself just now; the sweep below must come all the same
+            with contextlib.suppress(ProcessLookupError):  # it may have just ended; the sweep below is still needed
                 os.kill(living.identity.pid, 15)
         until = time.monotonic() + _STOP_GRACE_S
         while alive(living.identity) and time.monotonic() < until:

@@ -1,4 +1,4 @@
-"""Small files for their owner alone: tokens, keys, records. Written by the head into its state folder, and by what it keeps elsewhere."""
+"""Small files that only their owner can read: tokens, keys, records."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from phalanx.failpoints import around, sync_directory, write
 
 
 def write_private(folder: str, name: str, text: str) -> str:
-    """A file for its owner alone, whole or not at all; its path. Durable when this returns: an ended join token must stay ended."""
+    """Atomically write a file that only its owner can read, and return its path. Durable on return: a revoked join token stays revoked."""
     path = os.path.join(folder, name)
     fresh = f"{path}.new"
     with around("private.write.directory"):

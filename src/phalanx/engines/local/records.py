@@ -1,4 +1,4 @@
-"""What the local engine remembers of its nodes on disk: which process is which node, so that a new head finds them again."""
+"""The local engine's records on disk of which process runs which node, by which a new head finds them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LocalNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivingNode:
-    """A started node. `node_key` marks every process of it; `supervisor_id`: how its supervisor calls itself, None where nobody told it."""
+    """A started node. `node_key` marks all its processes; `supervisor_id` is None if its supervisor was started without one."""
 
     id: NodeId
     node_key: str
@@ -36,49 +36,49 @@ class LivingNode:
 
 
 def write(folder: str, living: LivingNode) -> None:
-    """Remember, atomically: a reader sees the old record or the new one. Written with pid 0 before the process is there."""
+    """Write the record atomically; with pid 0 before the process is started."""
     record = {
-        "node": living.id, "pid": living.identity.pid, "start_ticks": living.identity.started_ticks,
-        "node_key": living.node_key, "virtual_devices": living.virtual_devices, "supervisor_id": living.supervisor_id,
-    }  # fmt: skip
+        "node": living.id,
+        "pid": living.identity.pid,
+        "start_ticks": living.identity.started_ticks,
+        "node_key": living.node_key,
+        "virtual_devices": living.virtual_devices,
+        "supervisor_id": living.supervisor_id,
+    }
     write_private(folder, _FILE, json.dumps(record))
 
 
 def read(folder: str) -> LivingNode | None:
-    """The record, or None where there is none that can be read."""
+    """Return the record; None if there is none, or it is unreadable."""
     try:
         with open(os.path.join(folder, _FILE), encoding="utf-8") as file:
             record = json.load(file)
         return LivingNode(
-            id=NodeId(record["node"]), node_key=str(record["node_key"]),
+            id=NodeId(record["node"]),
+            node_key=str(record["node_key"]),
             identity=ProcessIdentity(pid=int(record["pid"]), started_ticks=int(record["start_ticks"])),
-            virtual_devices=int(record["virtual_devices"]), supervisor_id=_supervisor_of(record),
-        )  # fmt: skip
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        OverflowError,
-        RecursionError,
-    ):  # whatever a damaged file may hold
+            virtual_devices=int(record["virtual_devices"]),
+            supervisor_id=_supervisor_of(record),
+        )
+    # Any of these for a damaged file.
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 
 def _supervisor_of(record: dict[str, object]) -> SupervisorId | None:
-    """None also of a node that a release before this one started."""
-    said = record.get("supervisor_id")
-    return SupervisorId(said) if isinstance(said, str) else None
+    """Return the supervisor's id; None also for a node started by an earlier release."""
+    value = record.get("supervisor_id")
+    return SupervisorId(value) if isinstance(value, str) else None
 
 
 def remove(folder: str) -> None:
-    """Forget. Harmless twice."""
+    """Remove the record. Idempotent."""
     with contextlib.suppress(FileNotFoundError), around("local.forget.name"):
         os.unlink(os.path.join(folder, _FILE))
 
 
 def known(home: str) -> list[LocalNode]:
-    """Nodes that have a record under the head's state folder, by id."""
+    """Return the nodes with a record under the head's state folder, by id."""
     root = os.path.join(home, "nodes")
     names = sorted(os.listdir(root)) if os.path.isdir(root) else []
     living = [read(os.path.join(root, name)) for name in names]

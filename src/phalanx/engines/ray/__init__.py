@@ -1,4 +1,4 @@
-"""Ray brings the supervisors: one on each node of a Ray cluster, in an actor that is pinned there and holds the node's GPUs.
+"""The engine for Ray clusters: an actor pinned to each Ray node holds the node's GPUs and starts a supervisor.
 
-Ray itself is imported in `driver.py` and `carrier.py` alone, which run in processes of their own: a driver that loses its Ray head aborts.
+Only `driver.py`, `carrier.py` and `private_api.py` import Ray. They run in their own processes: Ray aborts a driver whose Ray head is lost.
 """

@@ -1,7 +1,7 @@
-"""The actor: sits on one node, holds its GPUs in Ray's accounting, and keeps a supervisor alive there.
+"""The Ray actor of a node: it holds the node's GPUs in Ray's accounting and keeps a supervisor running there.
 
-It is the local engine with one node, far from the head. The supervisor is started in a session of its own and outlives the actor; an actor
-that Ray starts again finds it by its record. What a rank does never passes through Ray.
+It is a local engine with one node. The supervisor runs in its own session and outlives the actor; an actor that Ray restarts finds it by its
+record. Ranks do not use Ray.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from phalanx.engines.local.records import LocalNode
 from phalanx.engines.ray.protocol import Carried
 from phalanx.engines.ray.render import cleaned
 
-FOLDER_VARIABLE = "PHALANX_RAY_FOLDER"  # set by who starts a Ray node of ours: where its supervisor's folder lies
-REVIVE_AFTER_S = 3.0  # as of a server that joined by itself
+FOLDER_VARIABLE = "PHALANX_RAY_FOLDER"  # set when we start a Ray node: the folder of its supervisor
+REVIVE_AFTER_S = 3.0  # as for a joined server
 
 
 class Carrier:
-    """Made a Ray actor by the driver. Everything that it takes and gives is plain."""
+    """The driver makes it a Ray actor. Arguments and results are plain values."""
 
     def __init__(self) -> None:
         self._engine: LocalEngine | None = None
-        self._what: Carried | None = None
-        self._guard = threading.Lock()  # Ray calls us on two threads: what is being carried is released after that
+        self._spec: Carried | None = None
+        self._guard = threading.Lock()  # Ray calls us on two threads: a release waits for a start under way
 
     def carry(self, given: dict[str, Any]) -> str:
-        """Bring the supervisor up, or take over the one that lives; again is harmless and says where the head is now. "" or why not."""
+        """Start the supervisor, or adopt the running one; return "" or the error. Idempotent; a repeated call updates the head's URL."""
         with self._guard:
-            return self._bring(msgspec.convert(given, Carried))
+            return self._start(msgspec.convert(given, Carried))
 
     def pulse(self) -> dict[str, Any]:
-        """Whether a node is carried, and deaths since the last call, which may have been long ago: each says whose it is."""
+        """Return whether a node is managed, and the deaths since the last call, each with its supervisor's id."""
         if self._engine is None:
             return {"carrying": False, "deaths": []}
         deaths = [{"supervisor_id": death.supervisor_id, "why": death.why} for death in self._engine.observe()]
         return {"carrying": True, "deaths": deaths}
 
     def release(self) -> None:
-        """End the supervisor and all under it; nothing is left when this returns."""
+        """Stop the supervisor and all its processes; none is left on return."""
         with self._guard:
             if self._engine is not None:
                 self._engine.close(keep_nodes=False)
                 self._engine = None
 
-    def _bring(self, what: Carried) -> str:
-        self._what = what
+    def _start(self, what: Carried) -> str:
+        self._spec = what
         if self._engine is not None:
             return ""
         folder = os.environ.get(FOLDER_VARIABLE) or os.path.join(
@@ -60,42 +60,45 @@ class Carrier:
             os.makedirs(folder, mode=0o700, exist_ok=True)
             if what.ca_pem:
                 write_private(folder, "ca.pem", what.ca_pem)
-            engine = self._make(folder, what)
+            engine = self._make_engine(folder, what)
         except OSError as error:
-            return _why(folder, what, error)
+            return _start_error(folder, what, error)
         failed = engine.open().get(what.node_id)
         if failed is not None:
-            engine.close(keep_nodes=False)  # nothing is carried: asked again, we try again
-            return _why(folder, what, failed)
+            engine.close(keep_nodes=False)  # the next call to `carry` tries again
+            return _start_error(folder, what, failed)
         self._engine = engine
         return ""
 
-    def _make(self, folder: str, what: Carried) -> LocalEngine:
-        devices = _devices_held()
+    def _make_engine(self, folder: str, what: Carried) -> LocalEngine:
+        devices = _assigned_devices()
 
         def environment() -> dict[str, str]:
-            assert self._what is not None
-            found = {**self._what.environment, "PHALANX_NODE_ENGINE": "ray", "PHALANX_NODE_ADDRESS": what.address}
-            if self._what.ca_pem:
+            assert self._spec is not None
+            found = {**self._spec.environment, "PHALANX_NODE_ENGINE": "ray", "PHALANX_NODE_ADDRESS": what.address}
+            if self._spec.ca_pem:
                 found["PHALANX_HEAD_CA"] = os.path.join(folder, "ca.pem")
             if what.virtual is None:
                 found["PHALANX_NODE_DEVICES"] = ",".join(map(str, devices))
             return found
 
         engine = LocalEngine(
-            home=folder, environment=environment, token_of=lambda _: self._what.token if self._what else "",
-            revive_after_s=REVIVE_AFTER_S, inherited=lambda: cleaned(dict(os.environ)),
-        )  # fmt: skip
+            home=folder,
+            environment=environment,
+            token_of=lambda _: self._spec.token if self._spec else "",
+            revive_after_s=REVIVE_AFTER_S,
+            inherited=lambda: cleaned(dict(os.environ)),
+        )
         engine.adopt([LocalNode(id=what.node_id, virtual_devices=0 if what.virtual is None else len(devices))])
         return engine
 
 
-def _why(folder: str, what: Carried, error: OSError) -> str:
+def _start_error(folder: str, what: Carried, error: OSError) -> str:
     return f"{folder} on {what.node_id}: {error.strerror or error}"
 
 
-def _devices_held() -> list[int]:
-    """Positions of the GPUs that Ray counts as this actor's; on a node with virtual devices they are mere numbers."""
+def _assigned_devices() -> list[int]:
+    """Return the indices of the GPUs that Ray assigned to this actor; for virtual devices they are only numbers."""
     import ray
 
     return sorted(int(device) for device in ray.get_gpu_ids())

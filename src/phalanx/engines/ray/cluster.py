@@ -1,8 +1,8 @@
-"""A Ray cluster of our own: its head on this machine, beside it as many more nodes as there are virtual ones, and what joins is let in.
+"""A Ray cluster that we run: its head and one Ray node for each virtual node on this machine; other servers may join.
 
-The Ray processes outlive the Phalanx head, as supervisors do. A Ray head that died is started again at the same port; supervisors do not
-notice, since they speak to the Phalanx head and not through Ray. With Redis the new head knows what the old one knew, and Ray's other nodes
-and their actors go on as well.
+The Ray processes outlive the Phalanx head, as supervisors do. A dead Ray head is restarted at the same port; supervisors are unaffected,
+because they connect to the Phalanx head directly. With Redis the new Ray head has the state of the old one, and Ray's other nodes and their
+actors survive too.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from phalanx.failpoints import around
 from phalanx.wire.join import RAY_RECONNECT_S
 
 STARTED: Final = "Ray runtime started"  # printed by `ray start` when its node is registered
-STARTED_S: Final = 60.0  # 4 to 5 s where nothing else runs
+STARTED_S: Final = 60.0  # 4 to 5 s on an idle machine
 _POLL_S: Final = 0.1
-_PORTS: Final = range(6379, 6479)  # Ray's own port and those behind it; one that is taken is passed over
-_CLIENT_PORTS: Final = range(9801, 9901)  # below those that Ray gives its workers (10002 to 19999)
+_PORTS: Final = range(6379, 6479)  # Ray's default port and the next ones; ports in use are skipped
+_CLIENT_PORTS: Final = range(9801, 9901)  # below the ports of Ray's workers (10002 to 19999)
 
 
 @dataclass(slots=True)
@@ -53,12 +53,12 @@ class OwnCluster:
     """See the module.
 
     Attributes:
-        home: the head's state folder; all of this lies in `ray/` and `ray-nodes/`.
-        address: of this machine, as other servers reach it; loopback where none joins.
-        nodes: ours on this machine, the first beside Ray's head.
-        files: what Ray's processes prove themselves with.
-        redis: HOST:PORT where Ray's head keeps what it knows; empty for its own memory.
-        namespace: of ours there.
+        home: the head's state folder; our files are in `ray/` and `ray-nodes/`.
+        address: of this machine, as other servers reach it; loopback if none joins.
+        nodes: our nodes on this machine; the first runs beside Ray's head.
+        files: credentials of Ray's processes.
+        redis: HOST:PORT where Ray's head stores its state; empty for memory.
+        namespace: of our cluster in Redis.
     """
 
     home: str
@@ -83,32 +83,35 @@ class OwnCluster:
         if not os.path.exists(token):
             write_private(folder, "token", secrets.token_hex(32))
         self.files = RayFiles(
-            token=token, certificate=self.certificate, key=self.key, ca=self.ca,
+            token=token,
+            certificate=self.certificate,
+            key=self.key,
+            ca=self.ca,
             reconnect_s=GCS_RECONNECT_REDIS_S if self.redis else RAY_RECONNECT_S,
-        )  # fmt: skip
+        )
         for index, node in enumerate(self.nodes):
             self._processes.append(self._process(folder, node, first=index == 0))
 
     @property
     def ray_address(self) -> str:
-        """Of Ray's head."""
+        """Address of Ray's head."""
         return f"{self.address}:{self.port}"
 
     @property
     def token(self) -> str:
-        """That lets a process into the Ray cluster."""
+        """Token that admits a process to the Ray cluster."""
         with open(self.files.token, encoding="ascii") as file:
             return file.read().strip()
 
     def keep(self) -> list[str]:
-        """Start what does not run; a line about each that had to be started again. Quick where all of it lives.
+        """Start Ray processes that do not run; return a log line about each. Fast if all run.
 
         Raises:
-            TryLater: Ray's head does not come up.
+            TryLater: Ray's head does not start.
         """
-        told = []
+        log_lines = []
         if not self._processes[0].lives() and not self.redis:
-            # Without Redis, nodes of the Ray cluster that was are unknown to a new head, and Ray starts none while they still run here.
+            # Without Redis a new head does not know the nodes of the old cluster, and Ray starts no head while they still run here.
             for process in self._processes[1:]:
                 process.kill()
         for index, process in enumerate(self._processes):
@@ -116,26 +119,28 @@ class OwnCluster:
                 continue
             words = process.last_words()
             if index == 0:
-                # Ray starts no head where this says that one was started and another of its nodes still runs on this machine.
+                # Ray starts no head while this file exists and another of its nodes runs on this machine.
                 with contextlib.suppress(FileNotFoundError), around("ray.start.mark"):
                     os.unlink(os.path.join(temp_of(self.home), "ray_current_cluster"))
             process.start()
-            told.append(f"Ray's node {process.name} is started{f' (the last one said: {words})' if words else ''}")
+            log_lines.append(
+                f"Started Ray node {process.name}{f'; its predecessor ended with: {words}' if words else ''}"
+            )
             self._await_started(process, needed=index == 0)
-        return told
+        return log_lines
 
     def gone(self) -> set[NodeId]:
-        """Those of our nodes that certainly do not run: on this machine, and their record was removed when they were swept."""
+        """Return our nodes that certainly do not run: those on this machine without a record, which a sweep removes."""
         root = os.path.join(self.home, "ray-nodes", "nodes")
         return {node.id for node in self.nodes if records.read(os.path.join(root, node.id)) is None}
 
     def stop(self) -> None:
-        """End all of it; nothing of Ray is left on this machine."""
-        enders = [threading.Thread(target=process.stop) for process in self._processes]
-        for ender in enders:
-            ender.start()
-        for ender in enders:
-            ender.join()
+        """Stop all Ray processes of the cluster on this machine, and remove their files."""
+        stoppers = [threading.Thread(target=process.stop) for process in self._processes]
+        for stopper in stoppers:
+            stopper.start()
+        for stopper in stoppers:
+            stopper.join()
         sweep_carried(os.path.join(self.home, "ray-nodes"))
         with around("ray.stop.temp"):
             shutil.rmtree(temp_of(self.home), ignore_errors=True)
@@ -144,19 +149,27 @@ class OwnCluster:
 
     def _process(self, folder: str, node: LocalNode, *, first: bool) -> RayProcess:
         start = RayStart(
-            name=node.id, address=self.address, devices=node.virtual_devices, virtual=node.virtual_devices > 0, temp=temp_of(self.home)
-        )  # fmt: skip
+            name=node.id,
+            address=self.address,
+            devices=node.virtual_devices,
+            virtual=node.virtual_devices > 0,
+            temp=temp_of(self.home),
+        )
         return RayProcess(
-            name=node.id, folder=os.path.join(folder, node.id), carried=os.path.join(self.home, "ray-nodes"),
-            command=lambda: head_command(start, self.port, self.client_port) if first else member_command(start, self.ray_address),
+            name=node.id,
+            folder=os.path.join(folder, node.id),
+            carried=os.path.join(self.home, "ray-nodes"),
+            command=lambda: (
+                head_command(start, self.port, self.client_port) if first else member_command(start, self.ray_address)
+            ),
             variables={**environment(self.files), **(kept_in(self.redis, self.namespace) if first else {})},
-        )  # fmt: skip
+        )
 
     def _await_started(self, process: RayProcess, *, needed: bool) -> None:
-        """Until Ray says so: one after the other, since Ray gives up a node that takes over 30 s, as several at once may.
+        """Wait until Ray reports the node as started. Nodes start one by one: several at once may exceed Ray's limit of 30 s each.
 
         Raises:
-            TryLater: it ends instead, or takes too long, and all others need it.
+            TryLater: a `needed` node ends or takes too long.
         """
         until = time.monotonic() + STARTED_S
         while time.monotonic() < until:
@@ -166,10 +179,10 @@ class OwnCluster:
                 break
             time.sleep(_POLL_S)
         if needed:
-            raise TryLater(f"Ray's head does not start: {process.last_words()}", hint=f"see {process.folder}/ray.out")
+            raise TryLater(f"Ray's head did not start: {process.last_words()}", hint=f"see {process.folder}/ray.out")
 
     def _ports(self, folder: str) -> tuple[int, int]:
-        """As before, since joined servers know the first; else the first that are free."""
+        """Return the recorded ports, because joined servers know the first; else choose free ones."""
         path = os.path.join(folder, "ray.json")
         try:
             with open(path, encoding="utf-8") as file:
@@ -183,13 +196,13 @@ class OwnCluster:
 
 
 def temp_of(home: str) -> str:
-    """Ray's session folder: short, because its sockets' names may have 107 bytes."""
+    """Return Ray's session folder: a short path, because socket paths may have at most 107 bytes."""
     mark = hashlib.sha256(home.encode()).hexdigest()[:8]
     return os.path.join(tempfile.gettempdir(), f"phalanx-ray-{os.getuid()}-{mark}")
 
 
 def reachable(address: str, timeout_s: float = 1.0) -> bool:
-    """Whether something listens there."""
+    """Whether a process listens at the address."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s):

@@ -1,4 +1,4 @@
-"""On a server that joined a head with Ray: keep its Ray node alive. The supervisor comes by that Ray's actor."""
+"""Keep the Ray node of a joined server running. The Ray actor on it starts the supervisor."""
 
 from __future__ import annotations
 
@@ -18,79 +18,85 @@ from phalanx.engines.ray.render import RayFiles, RayStart, environment, member_c
 from phalanx.wire.join import RayJoin
 
 KEEP_EVERY_S: Final = 2.0
-KEEP_PAUSE_MAX_S: Final = 15.0  # where it cannot be started: the pause doubles up to that, as before a driver
+KEEP_PAUSE_MAX_S: Final = 15.0  # after failed starts the pause doubles up to this, as for a driver
 _log = logging.getLogger("phalanx.joined")
 
 
 def ray_version() -> str:
-    """The version of Ray that is installed here.
+    """Return the version of Ray installed here.
 
     Raises:
-        BadRequest: none is.
+        BadRequest: it is not installed.
     """
     if importlib.util.find_spec("ray") is None:
-        raise BadRequest("Ray is not installed here", hint="pip install 'phalanx[ray]' in the environment that phalanx runs in")  # fmt: skip
+        raise BadRequest("Ray is not installed here", hint="pip install 'phalanx[ray]' in the environment of phalanx")
     return importlib.metadata.version("ray")
 
 
 def check_alike(given: RayJoin) -> None:
-    """Nothing, if this server can be a node of that Ray cluster.
+    """Check that this server can be a node of that Ray cluster.
 
     Raises:
-        BadRequest: Ray is missing, or its version or Python's is another; Ray's nodes must have the same.
+        BadRequest: Ray is missing, or Ray's or Python's version differs; all nodes must have the same.
     """
     ours = (ray_version(), python_version())
     if ours != (given.ray_version, given.python_version):
         raise BadRequest(
             f"the head runs Ray {given.ray_version} on Python {given.python_version}, this server Ray {ours[0]} on Python {ours[1]}",
-            hint=f"Ray needs the same on all: pip install 'ray[default]=={given.ray_version}' under that Python",
+            hint=f"Ray needs equal versions on all nodes: pip install 'ray[default]=={given.ray_version}' under that Python",
         )
 
 
 def python_version() -> str:
-    """As Ray compares it."""
+    """Return Python's version as Ray compares it."""
     return platform.python_version()
 
 
 def write_ray_files(folder: str, given: RayJoin) -> None:
-    """Token, key and certificate of this server's Ray node, for its owner alone."""
+    """Write token, key and certificate of this server's Ray node, readable by their owner alone."""
     for name, text in (("token", given.token), ("node.pem", given.certificate_pem), ("node.key", given.key_pem)):
         write_private(os.path.join(folder, "ray"), name, text)
 
 
 def ray_process(folder: str, joined: Joined) -> RayProcess:
-    """This server's Ray node."""
+    """Describe this server's Ray node."""
     files = RayFiles(
-        token=os.path.join(folder, "ray", "token"), certificate=os.path.join(folder, "ray", "node.pem"),
-        key=os.path.join(folder, "ray", "node.key"), ca=os.path.join(folder, "ca.pem"), reconnect_s=joined.ray_reconnect_s,
-    )  # fmt: skip
+        token=os.path.join(folder, "ray", "token"),
+        certificate=os.path.join(folder, "ray", "node.pem"),
+        key=os.path.join(folder, "ray", "node.key"),
+        ca=os.path.join(folder, "ca.pem"),
+        reconnect_s=joined.ray_reconnect_s,
+    )
     start = RayStart(name=joined.node_id, address=joined.address, devices=joined.devices, virtual=joined.virtual)
     return RayProcess(
-        name=joined.node_id, folder=os.path.join(folder, "ray", "process"), carried=folder,
-        command=lambda: member_command(start, joined.ray_address), variables=environment(files),
-    )  # fmt: skip
+        name=joined.node_id,
+        folder=os.path.join(folder, "ray", "process"),
+        carried=folder,
+        command=lambda: member_command(start, joined.ray_address),
+        variables=environment(files),
+    )
 
 
 def keep_ray_node(folder: str, joined: Joined, ended: threading.Event) -> None:
-    """Until told to end; then nothing of Ray, of the supervisor or of its ranks is left on this server."""
+    """Keep the Ray node running until `ended` is set, then stop Ray, the supervisor and its ranks on this server."""
     process = ray_process(folder, joined)
     pause_s = KEEP_EVERY_S
     while True:
         try:
-            _bring(process)
+            _ensure_running(process)
             pause_s = KEEP_EVERY_S
-        except (OSError, RuntimeError) as error:  # no process, file or space is to be had: not for ever
+        except (OSError, RuntimeError) as error:  # no process, file or space available; may be temporary
             pause_s = min(2 * pause_s, KEEP_PAUSE_MAX_S)
-            _log.error("Ray's node could not be started: %s; tried again in %.0f s", error, pause_s)
+            _log.error("Could not start the Ray node: %s; retrying in %.0f s", error, pause_s)
         if ended.wait(pause_s):
             break
     process.stop()
     sweep_carried(folder)
 
 
-def _bring(process: RayProcess) -> None:
+def _ensure_running(process: RayProcess) -> None:
     if not process.lives():
         words = process.last_words()
         if words:
-            _log.warning("Ray's node ended: %s", words)
+            _log.warning("The Ray node ended: %s", words)
         process.start()

@@ -1,4 +1,4 @@
-"""What Ray says, as pure functions: the rows of `ray.nodes()` become nodes of ours. Golden files hold them."""
+"""Parse Ray's output: the rows of `ray.nodes()`, and error messages. Pure, tested by golden files."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from phalanx.engines.ray.protocol import RayNode
 
 LABEL_NODE: Final = "phalanx-node"
 LABEL_VIRTUAL: Final = "phalanx-virtual"
-MISMATCH: Final = "Version mismatch"  # of Ray or Python, as Ray says it
+MISMATCH: Final = "Version mismatch"  # Ray's message for different versions of Ray or Python
 _NAME_MAX: Final = 63
 
 
 def nodes_of(rows: Iterable[Mapping[str, Any]]) -> list[RayNode]:
-    """The Ray nodes that live, and of the dead those whose name no living one has; by name.
+    """Return the live Ray nodes, and the dead ones whose name no live one has; by name.
 
-    A node that we started says its name and its virtual devices by label; another's name is its host's. Two living Ray nodes of one name
-    (a Ray cluster may have several on a host) are told apart by the beginning of their Ray ids, the smaller id keeping the plain name.
+    A node that we started has labels with its name and number of virtual devices; any other takes its host's name. If two live Ray nodes
+    have one name (a Ray cluster may have several on a host), the one with the larger Ray id gets the beginning of that id as a suffix.
     """
     alive: list[RayNode] = []
     dead: list[RayNode] = []
@@ -41,7 +41,7 @@ def nodes_of(rows: Iterable[Mapping[str, Any]]) -> list[RayNode]:
 
 
 def reason_of(text: str) -> str:
-    """What an error of Ray's says, in one line: its last, but where it compares releases all of them."""
+    """Shorten an error of Ray to one line: its last, or for a version mismatch all of it."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if any(line.startswith(MISMATCH) for line in lines):
         return " ".join(lines).replace(": Ray:", " Ray").replace(" Ray:", " Ray").replace(" Python:", ", Python")[:400]
@@ -55,12 +55,16 @@ def _node(row: Mapping[str, Any]) -> RayNode:
     name = labels.get(LABEL_NODE) or str(row.get("NodeManagerHostname") or "").split(".")[0] or address
     virtual = labels.get(LABEL_VIRTUAL, "")
     return RayNode(
-        node_id=NodeId(_sound(name)), ray_id=str(row["NodeID"]), address=address, alive=bool(row.get("Alive")),
-        gpus=finite(resources.get("GPU")) or 0.0, virtual=int(virtual) if virtual.isdecimal() else None,
-        why="" if row.get("Alive") else str(row.get("DeathReasonMessage") or "Ray does not say why"),
-    )  # fmt: skip
+        node_id=NodeId(_valid_name(name)),
+        ray_id=str(row["NodeID"]),
+        address=address,
+        alive=bool(row.get("Alive")),
+        gpus=finite(resources.get("GPU")) or 0.0,
+        virtual=int(virtual) if virtual.isdecimal() else None,
+        why="" if row.get("Alive") else str(row.get("DeathReasonMessage") or "Ray gives no reason"),
+    )
 
 
-def _sound(name: str) -> str:
-    """A name that a node may have: what it must not hold becomes a dash."""
+def _valid_name(name: str) -> str:
+    """Return a valid node name: other characters become dashes."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-_")[:_NAME_MAX] or "node"

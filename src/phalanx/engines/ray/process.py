@@ -1,6 +1,6 @@
-"""One `ray start --block` and all it starts: begun in a session of its own, found again by a later head, ended without leftovers.
+"""One `ray start --block` and its child processes: started in its own session, found again by a later head, stopped completely.
 
-Every process of it carries our marker in its environment, so that a sweep finds what a killed Ray left behind.
+All its processes have our marker in their environment, so that a sweep finds what a killed Ray left behind.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from phalanx.failpoints import around
 from phalanx.node.shell.proctable import ProcessIdentity, ProcessRow, alive, environment, identity
 from phalanx.node.shell.sweeps import NODE_KEY_VARIABLE, kill_until_none
 
-# Ray ends its own processes within 3 s; where an actor of ours was not released it does not, and is killed.
+# Ray ends its processes within 3 s, unless an actor of ours was not released; then it is killed.
 STOP_GRACE_S: Final = 5.0
 SWEEP_S: Final = 5.0
-OUTPUT_MAX: Final = 1 << 16  # characters looked at
+OUTPUT_MAX: Final = 1 << 16  # characters read from the end
 _POLL_S: Final = 0.05
 _log = logging.getLogger("phalanx.engines.ray")
 
@@ -39,9 +39,9 @@ class RayProcess:
     """One Ray node of ours on this machine.
 
     Attributes:
-        folder: its record and its output.
-        carried: where the supervisor that its actor starts keeps its folder.
-        command: made anew at each start: an address may have changed.
+        folder: of its record and output.
+        carried: folder of the supervisor that its actor starts.
+        command: called at each start, because an address may have changed.
     """
 
     name: str
@@ -53,7 +53,7 @@ class RayProcess:
     _process: subprocess.Popen[bytes] | None = None
 
     def lives(self) -> bool:
-        """Whether it runs, also one that an earlier head started."""
+        """Whether it runs, started by this head or an earlier one."""
         if self._living is None:
             self._living = records.read(self.folder)
         if self._living is None:
@@ -66,7 +66,7 @@ class RayProcess:
         return False
 
     def start(self) -> None:
-        """Start it unless it lives."""
+        """Start it unless it runs."""
         if self.lives():
             return
         with around("ray.start.directory"):
@@ -75,24 +75,32 @@ class RayProcess:
             os.makedirs(self.carried, mode=0o700, exist_ok=True)
         key = f"ray-{self.name}-{secrets.token_hex(6)}"
         given = {
-            **cleaned(dict(os.environ)), **self.variables, NODE_KEY_VARIABLE: key, FOLDER_VARIABLE: self.carried,
-        }  # fmt: skip
-        # Its key first, as the local engine does: a head that dies in between must not leave a Ray node that nobody knows.
-        nobody = ProcessIdentity(pid=0, started_ticks=0)
-        records.write(self.folder, LivingNode(id=NodeId(self.name), node_key=key, identity=nobody, virtual_devices=0))
+            **cleaned(dict(os.environ)),
+            **self.variables,
+            NODE_KEY_VARIABLE: key,
+            FOLDER_VARIABLE: self.carried,
+        }
+        # The key is recorded first, as in the local engine: if the head dies before it records the pid, the next head finds the Ray node.
+        unknown = ProcessIdentity(pid=0, started_ticks=0)
+        records.write(self.folder, LivingNode(id=NodeId(self.name), node_key=key, identity=unknown, virtual_devices=0))
         with around("ray.start.output"):
             out = open(os.path.join(self.folder, "ray.out"), "wb")  # noqa: SIM115  # closed below
         with out, around("ray.start.process"):
             self._process = subprocess.Popen(
-                self.command(), env=given, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
+                self.command(),
+                env=given,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
                 cwd=self.folder,
-            )  # fmt: skip
+            )
         who = identity(self._process.pid) or ProcessIdentity(pid=self._process.pid, started_ticks=0)
         self._living = LivingNode(id=NodeId(self.name), node_key=key, identity=who, virtual_devices=0)
         records.write(self.folder, self._living)
 
     def stop(self) -> None:
-        """End it and all it started. Harmless twice."""
+        """Stop it and its child processes. Idempotent."""
         if not self.lives() or self._living is None:
             return
         living = self._living
@@ -106,21 +114,21 @@ class RayProcess:
         self._sweep(living)
 
     def kill(self) -> None:
-        """End it at once, without Ray's own leave-taking. Harmless twice."""
+        """Kill it without Ray's own shutdown. Idempotent."""
         if self.lives() and self._living is not None:
             self._sweep(self._living)
 
     def said(self, words: str) -> bool:
-        """Whether its output holds these words."""
+        """Whether its output contains these words."""
         return words in self._output()
 
     def last_words(self) -> str:
-        """The last line of its output, for a log."""
+        """Return the last line of its output, for a log."""
         lines = [line.strip() for line in self._output().splitlines() if line.strip()]
         return lines[-1][:300] if lines else ""
 
     def _output(self) -> str:
-        """The end of it; what it says is some kilobytes."""
+        """Return the end of its output; all of it is a few kilobytes."""
         try:
             with open(os.path.join(self.folder, "ray.out"), encoding="utf-8", errors="replace") as out:
                 return out.read()[-OUTPUT_MAX:]
@@ -130,7 +138,7 @@ class RayProcess:
     def _sweep(self, living: LivingNode) -> None:
         left = sweep_ray(living)
         if left:
-            _log.warning("Ray's processes %s of %s survive SIGKILL", left, self.name)
+            _log.warning("Processes %s of Ray node %s survive SIGKILL", left, self.name)
         if self._process is not None:
             self._process.poll()
         self._living = self._process = None
@@ -138,9 +146,9 @@ class RayProcess:
 
 
 def sweep_ray(living: LivingNode) -> list[int]:
-    """Kill what carries this Ray node's marker: Ray's own processes, and not the supervisor that one of them started; what is left.
+    """Kill the processes with this Ray node's marker, and return the survivors. The supervisor has its own marker and is not killed.
 
-    That one has a marker of its own. It outlives Ray, since its lease and not Ray decides when its ranks end.
+    It outlives Ray: its lease decides when its ranks end.
     """
     wanted = living.node_key.encode()
 
@@ -151,7 +159,7 @@ def sweep_ray(living: LivingNode) -> list[int]:
 
 
 def sweep_carried(folder: str) -> None:
-    """End the supervisors that Ray's actors left in this folder, and all under them."""
+    """Stop the supervisors that Ray's actors left in this folder, with all their processes."""
     engine = LocalEngine(home=folder, environment=dict, token_of=lambda _: "", revive_after_s=None)
     engine.adopt(records.known(folder))
     engine.close(keep_nodes=False)

@@ -1,6 +1,6 @@
-"""What the head and its Ray driver say to each other: one JSON object a line, over the driver's stdin and stdout.
+"""The protocol between the head and its Ray driver: one JSON object per line, over the driver's stdin and stdout.
 
-The driver keeps no state that the head needs: a new one finds the actors again by their names.
+The driver has no state that the head needs: a new one finds the actors by their names.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import msgspec
 
 from phalanx.core.ids import NodeId, SupervisorId
 
-LINE_BYTES_MAX: Final = 1 << 22  # an inventory of 10,000 nodes is some 3 MB
+LINE_BYTES_MAX: Final = 1 << 22  # an inventory of 10,000 nodes has about 3 MB
 
 
 class RayNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A node of the Ray cluster. `virtual`: devices it pretends to have, None for one that has what NVML finds; `why`: of its death."""
+    """A node of the Ray cluster. `virtual`: number of virtual devices, None for real ones; `why`: the reason of its death."""
 
     node_id: NodeId
     ray_id: str
@@ -27,7 +27,7 @@ class RayNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Carried(msgspec.Struct, frozen=True, kw_only=True):
-    """What an actor needs to bring a supervisor up. `environment` says where the head is; `cluster` names the folder it keeps."""
+    """Arguments with which an actor starts a supervisor. `environment` holds the head's URL; `cluster` is part of the folder's name."""
 
     node_id: NodeId
     token: str
@@ -42,14 +42,14 @@ class Carried(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Carry(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Bring a supervisor to this node, or see that one lives there."""
+    """Start a supervisor on this node, or adopt the running one."""
 
     node: RayNode
     what: Carried
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """End the node's supervisor and all under it, and give its GPUs back to Ray."""
+    """Stop the node's supervisor with all its processes, and release its GPUs in Ray."""
 
     node_id: NodeId
 
@@ -60,21 +60,21 @@ Order = Carry | Release
 
 
 class Connected(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The driver speaks with Ray."""
+    """The driver is connected to Ray."""
 
     version: str
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The Ray cluster's nodes, told when they change."""
+    """The Ray cluster's nodes, sent when they change."""
 
     nodes: list[RayNode]
 
 
 class Died(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A node's supervisor ended and nothing of it is left. It may be told when another has long been there: `supervisor_id` says which it was.
+    """A node's supervisor and all its processes ended. A newer one may already run: `supervisor_id` identifies the dead one.
 
-    None from an actor of a release before this one.
+    None from an actor of an earlier release.
     """
 
     node_id: NodeId
@@ -83,13 +83,13 @@ class Died(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Released(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Nothing of the node's supervisor is left, and its actor is gone."""
+    """The node's supervisor with all its processes and its actor have ended."""
 
     node_id: NodeId
 
 
 class Trouble(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """For the head's log; with a node, that node could not be carried. `fatal`: the driver ends."""
+    """A problem for the head's log; with a node, its supervisor could not be started. `fatal`: the driver ends."""
 
     text: str
     node_id: NodeId | None = None
@@ -104,25 +104,25 @@ _tidings: Final = msgspec.json.Decoder(Tiding)
 
 
 def line_of(message: Order | Tiding) -> bytes:
-    """The message as a line."""
+    """Encode a message as a line."""
     return _encoder.encode(message) + b"\n"
 
 
 def order_of(line: bytes) -> Order:
-    """The order in a line.
+    """Decode the order in a line.
 
     Raises:
-        msgspec.MsgspecError: there is none.
+        msgspec.MsgspecError: it is invalid.
     """
     order: Order = _orders.decode(line)
     return order
 
 
 def tiding_of(line: bytes) -> Tiding:
-    """The tiding in a line.
+    """Decode the driver's message in a line.
 
     Raises:
-        msgspec.MsgspecError: there is none.
+        msgspec.MsgspecError: it is invalid.
     """
     tiding: Tiding = _tidings.decode(line)
     return tiding

@@ -1,4 +1,4 @@
-"""What Ray is told, as pure functions: environments, `ray start` lines, the options of an actor. Golden files hold them."""
+"""Build environments, `ray start` command lines and actor options for Ray. Pure, tested by golden files."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from phalanx.wire.join import RAY_RECONNECT_S
 OBJECT_STORE_BYTES: Final = 80_000_000  # Ray refuses less than 75 MB; nothing of ours goes through it
 HEALTH_PERIOD_MS: Final = 1000
 HEALTH_TIMEOUT_MS: Final = 1000
-HEALTH_FAILURES: Final = 3  # a silent node is told after 3 to 5 s; our own lease is the fence, this only says it sooner
-# In place of RAY_RECONNECT_S where Redis is behind Ray's head: long enough for one that is started again, on a busy machine too.
+HEALTH_FAILURES: Final = 3  # Ray reports a silent node after 3 to 5 s; our lease is the fence, this is only earlier
+# In place of RAY_RECONNECT_S if Ray's head uses Redis: long enough for a restarted head, even on a busy machine.
 GCS_RECONNECT_REDIS_S: Final = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayFiles:
-    """What a process of the Ray cluster proves itself with. Empty `certificate`: no TLS, which is for loopback alone.
+    """Credentials of a process of the Ray cluster. Empty `certificate`: no TLS, for loopback only.
 
-    `reconnect_s`: how long it waits for a Ray head that is gone.
+    `reconnect_s`: how long it waits for a lost Ray head.
     """
 
     token: str
@@ -32,9 +32,9 @@ class RayFiles:
 
 
 def environment(files: RayFiles | None) -> dict[str, str]:
-    """For every process that speaks Ray; without files, as for a cluster of somebody else's, what is set already counts.
+    """Return variables for every process that uses Ray; without files, as for an existing cluster, the user's own settings stay.
 
-    RAY_AUTH_MODE is always set: left out, a plain start writes a token into the user's folder that changes later runs.
+    RAY_AUTH_MODE is always set: without it, a plain start writes a token into the user's folder, which changes later runs.
     """
     base = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
     if files is None:
@@ -47,7 +47,7 @@ def environment(files: RayFiles | None) -> dict[str, str]:
         "RAY_health_check_timeout_ms": str(HEALTH_TIMEOUT_MS),
         "RAY_health_check_failure_threshold": str(HEALTH_FAILURES),
         "RAY_gcs_rpc_server_reconnect_timeout_s": str(files.reconnect_s),
-        # A supervisor outlives the actor that brought it: our lease decides when its ranks end, not Ray.
+        # A supervisor outlives its actor: our lease decides when its ranks end, not Ray.
         "RAY_kill_child_processes_on_worker_exit": "false",
     }
     if files.certificate:
@@ -61,19 +61,19 @@ def environment(files: RayFiles | None) -> dict[str, str]:
 
 
 def kept_in(redis: str, namespace: str) -> dict[str, str]:
-    """Further environment of Ray's head: where it keeps what it knows, apart from other Ray clusters there; empty for nowhere."""
+    """Return variables of Ray's head that select its Redis and namespace; empty without Redis."""
     return {"RAY_REDIS_ADDRESS": redis, "RAY_external_storage_namespace": namespace} if redis else {}
 
 
 def cleaned(given: dict[str, str]) -> dict[str, str]:
-    """The environment that a supervisor and its ranks grow up in: without what Ray put there for its own worker."""
-    theirs = ("RAY_", "PHALANX_", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "SPARK_")
-    return {name: value for name, value in given.items() if not name.startswith(theirs)}
+    """Return the base environment of a supervisor and its ranks: without variables that Ray set for its worker."""
+    removed = ("RAY_", "PHALANX_", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "SPARK_")
+    return {name: value for name, value in given.items() if not name.startswith(removed)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayStart:
-    """One node of a Ray cluster of our own. `devices` 0 and not virtual: Ray finds the GPUs by itself."""
+    """One node of a Ray cluster that we run. `devices` 0 and not virtual: Ray detects the GPUs."""
 
     name: str
     address: str
@@ -83,18 +83,18 @@ class RayStart:
 
 
 def head_command(start: RayStart, port: int, client_port: int) -> list[str]:
-    """Starts Ray's head, which is a node too, in the foreground. Its server for Ray clients cannot be left out, so it gets a port."""
+    """Return the command that runs Ray's head, itself a node, in the foreground. Its Ray Client server cannot be disabled, so it gets a port."""
     lead = ["--head", "--port", str(port), "--temp-dir", start.temp, "--include-dashboard", "false", "--no-monitor"]
     return [*_start(), *lead, "--ray-client-server-port", str(client_port), *_common(start)]
 
 
 def member_command(start: RayStart, head: str) -> list[str]:
-    """Starts another node, in the foreground."""
+    """Return the command that runs another node in the foreground."""
     return [*_start(), "--address", head, *_common(start)]
 
 
 def _start() -> list[str]:
-    # -P: no module of the folder we stand in may take the place of one of Ray's.
+    # -P: modules in the working directory must not shadow Ray's.
     return [sys.executable, "-P", "-m", "ray.scripts.scripts", "start"]
 
 
@@ -102,22 +102,41 @@ def _common(start: RayStart) -> list[str]:
     labels = f"{LABEL_NODE}={start.name}" + (f",{LABEL_VIRTUAL}={start.devices}" if start.virtual else "")
     counted = ["--num-gpus", str(start.devices)] if start.virtual or start.devices else []
     return [
-        "--block", "--disable-usage-stats", "--node-name", start.name, "--node-ip-address", start.address, "--labels", labels, *counted,
-        "--object-store-memory", str(OBJECT_STORE_BYTES), "--include-log-monitor", "false", "--dashboard-agent-listen-port", "0",
-    ]  # fmt: skip
+        "--block",
+        "--disable-usage-stats",
+        "--node-name",
+        start.name,
+        "--node-ip-address",
+        start.address,
+        "--labels",
+        labels,
+        *counted,
+        "--object-store-memory",
+        str(OBJECT_STORE_BYTES),
+        "--include-log-monitor",
+        "false",
+        "--dashboard-agent-listen-port",
+        "0",
+    ]
 
 
 def actor_name(node_id: str, ray_id: str) -> str:
-    """Of the actor that carries a node, in one life of its Ray node."""
+    """Return the name of a node's actor, unique to one incarnation of its Ray node."""
     return f"{node_id}.{ray_id[:16]}"
 
 
 def actor_options(node_id: str, ray_id: str, gpus: float) -> dict[str, Any]:
-    """Of the actor that carries a node; who calls adds the pin, which is Ray's own object.
+    """Return the options of a node's actor; the caller adds the scheduling strategy, which is an object of Ray.
 
-    Detached: it outlives the driver, as the node outlives the head. Ray starts it again when its process dies.
+    Detached: it outlives the driver, as the node outlives the head. Ray restarts it when its process dies.
     """
     return {
-        "name": actor_name(node_id, ray_id), "lifetime": "detached", "get_if_exists": True, "num_cpus": 0, "num_gpus": gpus,
-        "max_restarts": -1, "max_task_retries": 0, "max_concurrency": 2,
-    }  # fmt: skip
+        "name": actor_name(node_id, ray_id),
+        "lifetime": "detached",
+        "get_if_exists": True,
+        "num_cpus": 0,
+        "num_gpus": gpus,
+        "max_restarts": -1,
+        "max_task_retries": 0,
+        "max_concurrency": 2,
+    }

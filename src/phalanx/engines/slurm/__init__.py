@@ -1,1 +1,1 @@
-"""The engine of a Slurm cluster: its inventory, and one Slurm job for each attempt."""
+"""The engine for Slurm clusters: reads their inventory, and runs each attempt as one Slurm job."""

@@ -1,4 +1,4 @@
-"""Runs Slurm's commands. The one place of this engine that starts processes."""
+"""Run Slurm's commands. Only this module of the engine starts processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from phalanx.core.errors import Conflict, TryLater
 from phalanx.engines.slurm import render
 from phalanx.engines.slurm.parse import version_of
 
-ANSWER_S: Final = 30.0  # of slurmctld; Slurm's own MessageTimeout is 10 s, and its commands try again
+ANSWER_S: Final = 30.0  # for slurmctld to answer; Slurm's own MessageTimeout is 10 s, and its commands retry
 VERSION_MIN: Final = (20, 11)  # the first whose squeue --Format takes a suffix, and whose steps share the job's memory
 _PROGRAMS: Final = ("sbatch", "scancel", "scontrol", "sinfo", "squeue")
 _OURS: Final = ("PHALANX_", "SLURM_", "SBATCH_", "SQUEUE_", "SCONTROL_", "SINFO_", "SALLOC_", "SRUN_")
@@ -21,7 +21,7 @@ _OURS: Final = ("PHALANX_", "SLURM_", "SBATCH_", "SQUEUE_", "SCONTROL_", "SINFO_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """How a command ended."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -29,7 +29,7 @@ class Said:
 
     @property
     def why(self) -> str:
-        """The last line of its complaint."""
+        """The last line of its error output."""
         lines = [line for line in self.err.splitlines() if line.strip()]
         last = lines[-1].partition("error: ")[2] or lines[-1] if lines else f"exit code {self.code}"
         return last.removeprefix("allocation failure: ")
@@ -38,56 +38,65 @@ class Said:
 def run(
     argv: Sequence[str], *, given: str = "", more: Mapping[str, str] | None = None, within_s: float = ANSWER_S
 ) -> Said:
-    """Run to the end. The environment is ours without what would change a Slurm command's meaning, and `more`.
+    """Run a command to its end, in our environment without variables that change Slurm commands, plus `more`.
 
     Raises:
         TryLater: Slurm does not answer in time.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
-    for name in ("SLURM_CONF", "SLURM_CLUSTERS"):  # which Slurm is meant
+    for name in ("SLURM_CONF", "SLURM_CLUSTERS"):  # they select the Slurm cluster
         if name in os.environ:
             environment[name] = os.environ[name]
     try:
         done = subprocess.run(
-            list(argv), input=given, capture_output=True, text=True, timeout=within_s, check=False, cwd="/",
-            errors="replace", env={**environment, **(more or {})},
-        )  # fmt: skip
+            list(argv),
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=within_s,
+            check=False,
+            cwd="/",
+            errors="replace",
+            env={**environment, **(more or {})},
+        )
     except subprocess.TimeoutExpired as error:
         raise TryLater(
             f"{argv[0]}: no answer from Slurm in {within_s:.0f} s",
-            hint="scontrol ping says whether its controller is up",
+            hint="run scontrol ping to check that its controller is up",
         ) from error
     return Said(code=done.returncode, out=done.stdout, err=done.stderr)
 
 
 def ask(argv: Sequence[str], *, within_s: float = ANSWER_S) -> str:
-    """What a command prints.
+    """Return the output of a command.
 
     Raises:
         TryLater: it fails, or does not answer.
     """
-    said = run(argv, within_s=within_s)
-    if said.code != 0:
-        raise TryLater(f"{' '.join(argv[:2])}: {said.why}", hint="scontrol ping says whether Slurm's controller is up")
-    return said.out
+    done = run(argv, within_s=within_s)
+    if done.code != 0:
+        raise TryLater(
+            f"{' '.join(argv[:2])}: {done.why}", hint="run scontrol ping to check that Slurm's controller is up"
+        )
+    return done.out
 
 
 def check_here() -> None:
-    """Nothing, if Slurm's commands are on this machine; none of them is run.
+    """Check that Slurm's commands are on this machine, without running them.
 
     Raises:
-        Conflict: they are not.
+        Conflict: some are missing.
     """
-    lacking = [name for name in _PROGRAMS if shutil.which(name) is None]
-    if lacking:
+    missing = [name for name in _PROGRAMS if shutil.which(name) is None]
+    if missing:
         raise Conflict(
-            f"--engine slurm: {', '.join(lacking)} not found on this machine",
+            f"--engine slurm: {', '.join(missing)} not found on this machine",
             hint="run phalanx up where sbatch works, on a login node of the cluster",
         )
 
 
 def check() -> None:
-    """Nothing, if there is a Slurm here that this engine can work with.
+    """Check that a supported Slurm is here and answers.
 
     Raises:
         Conflict: its commands are too old.
@@ -96,7 +105,7 @@ def check() -> None:
     year, month = version_of(ask(render.VERSION))
     if (year, month) < VERSION_MIN:
         raise Conflict(
-            f"--engine slurm: Slurm {year}.{month:02d} is here, and {VERSION_MIN[0]}.{VERSION_MIN[1]} or newer is needed",
-            hint="#SBATCH scripts run on the other engines too: phalanx up, without --engine slurm",
+            f"--engine slurm: needs Slurm {VERSION_MIN[0]}.{VERSION_MIN[1]} or newer, found {year}.{month:02d}",
+            hint="#SBATCH scripts also run on the other engines: use phalanx up without --engine slurm",
         )
     ask(("sinfo", "--noheader", "--format=%P"))

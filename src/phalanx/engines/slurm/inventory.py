@@ -1,4 +1,4 @@
-"""What Slurm has, as the fleet's nodes: who holds what outside Phalanx, and how much of a node a job of ours is to ask for. Pure."""
+"""Convert Slurm's inventory to fleet nodes with other users' usage, and compute how much of a node our jobs request. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from phalanx.core.work.allocation import Grant
 from phalanx.engines.slurm.parse import Gpus, SlurmJob, SlurmNode
 
 ENGINE_NAME: Final = "slurm"
-_WHO_MAX: Final = 4  # jobs named of those that hold a node
+_WHO_MAX: Final = 4  # jobs named in the list of a node's other users
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ours:
-    """What our live attempts hold on one node. `devices` are those the head counts with; Slurm chose which they really are."""
+    """Resources of our live attempts on one node. `devices` are the head's indices; Slurm chooses the physical devices."""
 
     devices: frozenset[int] = frozenset()
     cpus: int = 0
@@ -26,20 +26,27 @@ class Ours:
 
 
 def node_of(
-    slurm: SlurmNode, *, granted: Ours, begun: Ours, jobs: Sequence[SlurmJob], ours: frozenset[str], contended: str = "",
-    labels: Mapping[str, str] | None = None, memory_of: Callable[[str], int] = lambda _: 0,
-) -> Node:  # fmt: skip
-    """The node's record.
+    slurm: SlurmNode,
+    *,
+    granted: Ours,
+    begun: Ours,
+    jobs: Sequence[SlurmJob],
+    ours: frozenset[str],
+    contended: str = "",
+    labels: Mapping[str, str] | None = None,
+    memory_of: Callable[[str], int] = lambda _: 0,
+) -> Node:
+    """Build the node's record.
 
     Args:
         slurm: the node.
-        granted: what the head has granted there, begun or not.
-        begun: the part of it that Slurm has given to our jobs by now, in Slurm's own measure.
+        granted: what the head has granted there, started or not.
+        begun: the part of it that Slurm has allocated to our jobs, by Slurm's accounting.
         jobs: the whole queue.
         ours: Slurm's ids of our jobs.
-        contended: who was given the place of a job of ours; for a while all that is not ours counts as theirs.
-        labels: where the node lies.
-        memory_of: memory of a device of that GRES type, in bytes.
+        contended: who got the node in place of a job of ours; for a while all free devices count as theirs.
+        labels: the node's place in the topology.
+        memory_of: returns the memory of a device of a GRES type, in bytes.
     """
     devices = _devices(slurm.gpus, memory_of)
     used = sum(kind.count for kind in slurm.gpus_used)
@@ -47,15 +54,15 @@ def node_of(
         slurm.cpus_used - begun.cpus >= slurm.cpus
         or slurm.memory_used_bytes - begun.memory_bytes >= slurm.memory_bytes > 0
     )
-    # A GPU without a CPU starts nothing.
-    foreign = len(devices) if contended or full else max(0, used - len(begun.devices))
+    # Without free CPUs or memory no task starts, so all GPUs count as taken.
+    taken = len(devices) if contended or full else max(0, used - len(begun.devices))
     free = [index for index in range(len(devices)) if index not in granted.devices]
     cordon = None
     if slurm.shut:
         cordon = Cordon(by=ENGINE_NAME, why=slurm.shut, since_s=0.0)
     who = holders(slurm.name, jobs, ours)
     others = Others(
-        devices=tuple(free[len(free) - min(foreign, len(free)) :]),
+        devices=tuple(free[len(free) - min(taken, len(free)) :]),
         cpus=min(slurm.cpus, max(0, slurm.cpus_used - begun.cpus)),
         memory_bytes=min(slurm.memory_bytes, max(0, slurm.memory_used_bytes - begun.memory_bytes)),
         who=(contended,) if contended and not who else who,
@@ -63,22 +70,31 @@ def node_of(
     if not (others.devices or others.cpus or others.memory_bytes):
         others = replace(others, who=())
     return Node(
-        id=NodeId(slurm.name), engine=ENGINE_NAME, devices=devices, cpus=slurm.cpus, memory_bytes=slurm.memory_bytes,
-        state=NodeState.UP, address=slurm.address, hostname=slurm.hostname, labels=_labels(slurm, labels or {}), cordon=cordon,
-        per_attempt=True, others=others,
-    )  # fmt: skip
+        id=NodeId(slurm.name),
+        engine=ENGINE_NAME,
+        devices=devices,
+        cpus=slurm.cpus,
+        memory_bytes=slurm.memory_bytes,
+        state=NodeState.UP,
+        address=slurm.address,
+        hostname=slurm.hostname,
+        labels=_labels(slurm, labels or {}),
+        cordon=cordon,
+        per_attempt=True,
+        others=others,
+    )
 
 
 def holders(node: str, jobs: Sequence[SlurmJob], ours: frozenset[str]) -> tuple[str, ...]:
-    """Others' jobs on a node, for people."""
+    """Describe other users' jobs on a node."""
     found = [job for job in jobs if job.holds and node in job.nodes and job.id not in ours]
     return tuple(f"Slurm job {job.id} of {job.user}" for job in found[:_WHO_MAX])
 
 
 def shares(grants: Sequence[Grant], nodes: Mapping[str, SlurmNode]) -> tuple[Grant, ...]:
-    """The grants with CPUs and memory for Slurm: as asked, else the devices' part of the node, and no more than is free there.
+    """Fill in the grants' CPUs and memory: as requested, else in proportion to the devices, and at most what is free there.
 
-    Alike on all nodes: one Slurm job asks for one share.
+    Equal on all nodes, because one Slurm job requests the same share everywhere.
     """
     cpus = [_part(len(grant.devices), nodes[grant.node_id], nodes[grant.node_id].cpus) for grant in grants]
     free = [nodes[grant.node_id].cpus - nodes[grant.node_id].cpus_used for grant in grants]
@@ -86,14 +102,17 @@ def shares(grants: Sequence[Grant], nodes: Mapping[str, SlurmNode]) -> tuple[Gra
     room = [nodes[grant.node_id].memory_bytes - nodes[grant.node_id].memory_used_bytes for grant in grants]
     least_cpus, least_memory = max(1, min([*cpus, *free])), max(0, min([*memory, *room]))
     return tuple(
-        replace(grant, cpus=grant.cpus or max(grant.tasks if not grant.devices else 1, least_cpus),
-                memory_bytes=grant.memory_bytes or least_memory)
+        replace(
+            grant,
+            cpus=grant.cpus or max(grant.tasks if not grant.devices else 1, least_cpus),
+            memory_bytes=grant.memory_bytes or least_memory,
+        )
         for grant in grants
-    )  # fmt: skip
+    )
 
 
 def kind_of(grant: Grant, slurm: SlurmNode) -> str:
-    """GRES type of the granted devices; "" where there are none, or they have no type. A gang's devices are all of one."""
+    """Return the GRES type of the granted devices; "" without devices or type. All devices of a gang have one type."""
     if not grant.devices:
         return ""
     first, place = grant.devices[0], 0
@@ -105,7 +124,7 @@ def kind_of(grant: Grant, slurm: SlurmNode) -> str:
 
 
 def _devices(gpus: Sequence[Gpus], memory_of: Callable[[str], int]) -> tuple[Device, ...]:
-    """Numbered in the order configured; which they are is known where they are given."""
+    """Number the devices in configured order; UUIDs are only known once Slurm allocates them."""
     kinds = [kind.kind for kind in gpus for _ in range(kind.count)]
     return tuple(
         Device(index=index, uuid="", model=kind or "gpu", memory_bytes=memory_of(kind))
@@ -114,7 +133,7 @@ def _devices(gpus: Sequence[Gpus], memory_of: Callable[[str], int]) -> tuple[Dev
 
 
 def _part(devices: int, node: SlurmNode, whole: int) -> int:
-    """The share of a node that goes with so many of its devices; without devices, one CPU's share."""
+    """Return the share of `whole` in proportion to the devices; without devices, one CPU's share."""
     total = sum(kind.count for kind in node.gpus)
     return whole * devices // total if devices and total else whole // max(1, node.cpus)
 

@@ -1,4 +1,4 @@
-"""From what Slurm's commands print to records. Pure; what cannot be read raises `Unreadable`, with the text.
+"""Parse the output of Slurm's commands into records. Pure; output that cannot be parsed raises `Unreadable` with the text.
 
 Source: `scontrol --details --oneliner show node`, `scontrol --oneliner show partition`, `scontrol show topology` and
 `squeue --Format`, as Slurm 20.11 to 24.05 print them; the golden files are from 22.05.8.
@@ -18,26 +18,51 @@ from phalanx.engines.slurm.render import JOB_FIELDS
 
 _FIELD: Final = re.compile(r"(?:^| )([A-Za-z][A-Za-z0-9_/:]*)=")
 _GRES: Final = re.compile(r"gpu(?::([A-Za-z0-9_.\-]+?))??:([0-9]+)(?:\(.*\))?")
-_TAKES_WORK: Final = frozenset({"IDLE", "MIXED", "ALLOCATED", "ALLOC", "COMPLETING"})
-_SHUT: Final = frozenset({"DRAIN", "DRAINED", "DRAINING", "MAINT", "RESERVED", "REBOOT_REQUESTED", "REBOOT"})
-_GONE: Final = frozenset({
-    "DOWN", "ERROR", "FAIL", "FAILING", "FUTURE", "UNKNOWN", "NOT_RESPONDING", "NO_RESPOND", "POWERED_DOWN", "POWERING_DOWN",
-    "POWER_DOWN", "POWERING_UP", "POWER_UP", "PERFCTRS",
-})  # fmt: skip
+_OPEN: Final = frozenset({"IDLE", "MIXED", "ALLOCATED", "ALLOC", "COMPLETING"})
+_CLOSED: Final = frozenset({"DRAIN", "DRAINED", "DRAINING", "MAINT", "RESERVED", "REBOOT_REQUESTED", "REBOOT"})
+_DOWN: Final = frozenset(
+    {
+        "DOWN",
+        "ERROR",
+        "FAIL",
+        "FAILING",
+        "FUTURE",
+        "UNKNOWN",
+        "NOT_RESPONDING",
+        "NO_RESPOND",
+        "POWERED_DOWN",
+        "POWERING_DOWN",
+        "POWER_DOWN",
+        "POWERING_UP",
+        "POWER_UP",
+        "PERFCTRS",
+    }
+)
 _VERSION: Final = re.compile(r"slurm(?:-wlm)? ([0-9]+)\.([0-9]+)")
-OVER: Final = frozenset({
-    "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY", "REVOKED",
-})  # fmt: skip
+OVER: Final = frozenset(
+    {
+        "COMPLETED",
+        "FAILED",
+        "CANCELLED",
+        "TIMEOUT",
+        "NODE_FAIL",
+        "PREEMPTED",
+        "BOOT_FAIL",
+        "DEADLINE",
+        "OUT_OF_MEMORY",
+        "REVOKED",
+    }
+)
 HOLDING: Final = frozenset({"RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "STAGE_OUT", "SIGNALING"})
 
 
 class Unreadable(BadRequest):
-    """Slurm printed what this release does not understand."""
+    """This release cannot parse Slurm's output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpus:
-    """Devices of one type: `kind` is GRES' type, "" for one without."""
+    """Devices of one type: `kind` is the GRES type, "" if untyped."""
 
     kind: str
     count: int
@@ -45,13 +70,12 @@ class Gpus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmNode:
-    """A node as Slurm has it.
+    """A node of Slurm.
 
     Attributes:
-        gpus, gpus_used: by type, in the order configured.
-        shut: why it takes no new work though it lives (drained, reserved, in maintenance); empty for none.
-        gone: why it is not there; empty while it is.
-        partitions: that it is in.
+        gpus, gpus_used: by type, in configured order.
+        shut: why it is up but takes no new work (drained, reserved, in maintenance); empty if it does.
+        gone: why it is down; empty if it is up.
     """
 
     name: str
@@ -72,7 +96,7 @@ class SlurmNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmJob:
-    """A job in Slurm's queue, ours or another's. `exit_code` is the command's, once it ended."""
+    """A job in Slurm's queue, ours or another user's. `exit_code` is the command's, once it ended."""
 
     id: str
     user: str
@@ -84,22 +108,22 @@ class SlurmJob:
 
     @property
     def holds(self) -> bool:
-        """Whether its nodes are given to it now."""
+        """Whether nodes are allocated to it now."""
         return self.state in HOLDING
 
     def clears(self, nodes: Sequence[str]) -> bool:
-        """Whether it has ended, and one of these nodes still clears it away."""
+        """Whether it has ended, but one of these nodes still cleans it up."""
         return self.state == "COMPLETING" and not set(self.nodes).isdisjoint(nodes)
 
     @property
     def over(self) -> bool:
-        """Whether it has ended and nothing of it is left on a node that answers."""
+        """Whether it has ended and is cleaned up on every node that answers."""
         return self.state in OVER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """What a partition allows. `max_time` is Slurm's own text ("UNLIMITED", "7-00:00:00")."""
+    """A partition and its limit. `max_time` is Slurm's text ("UNLIMITED", "7-00:00:00")."""
 
     name: str
     default: bool
@@ -108,7 +132,7 @@ class Partition:
 
 
 def fields_of(line: str) -> dict[str, str]:
-    """`Key=value` pairs of a one-line record; a value runs to the next key, since values hold spaces."""
+    """Parse the `Key=value` pairs of a one-line record; a value extends to the next key, because values may hold spaces."""
     found: dict[str, str] = {}
     marks = list(_FIELD.finditer(line))
     for place, mark in enumerate(marks):
@@ -118,43 +142,45 @@ def fields_of(line: str) -> dict[str, str]:
 
 
 def nodes_of(text: str) -> tuple[SlurmNode, ...]:
-    """Nodes, by name."""
+    """Parse nodes, sorted by name."""
     lines = [line for line in text.splitlines() if line.startswith("NodeName=")]
     return tuple(sorted((_node(fields_of(line), line) for line in lines), key=lambda node: node.name))
 
 
 def jobs_of(text: str, mark: str) -> tuple[SlurmJob, ...]:
-    """Jobs, in the order printed; `mark` ends each of their fields, see `render.jobs`.
+    """Parse jobs, in the order printed; `mark` ends each field, see `render.jobs`.
 
     Raises:
-        Unreadable: their fields are not those that were asked for.
+        Unreadable: the fields are not the requested ones.
     """
     fields = [field.strip() for field in text.split(mark)]
     if len(fields) % len(JOB_FIELDS) != 1 or fields.pop():
-        raise Unreadable(f"squeue: {text[-200:]!r} is no whole row of {len(JOB_FIELDS)} fields")
+        raise Unreadable(f"squeue: {text[-200:]!r} is not a complete row of {len(JOB_FIELDS)} fields")
     size = len(JOB_FIELDS)
     return tuple(_job(fields[at : at + size]) for at in range(0, len(fields), size))
 
 
 def partitions_of(text: str) -> tuple[Partition, ...]:
-    """Partitions, in the order printed."""
+    """Parse partitions, in the order printed."""
     found = []
     for line in text.splitlines():
         if line.startswith("PartitionName="):
             given = fields_of(line)
             found.append(
                 Partition(
-                    name=given["PartitionName"], default=given.get("Default") == "YES", up=given.get("State", "UP") == "UP",
+                    name=given["PartitionName"],
+                    default=given.get("Default") == "YES",
+                    up=given.get("State", "UP") == "UP",
                     max_time=given.get("MaxTime", "UNLIMITED"),
                 )
-            )  # fmt: skip
+            )
     return tuple(found)
 
 
 def places_of(text: str) -> dict[str, dict[str, str]]:
-    """Labels of nodes (`leaf`, `spine`) from Slurm's tree of switches; empty where Slurm knows no tree.
+    """Parse topology labels of nodes (`leaf`, `spine`) from Slurm's switch tree; empty without a tree.
 
-    Level 0 switches are leaves; of those above, the outermost that a node is under is its spine.
+    Level 0 switches are leaves; a node's spine is the outermost switch above it.
     """
     found: dict[str, dict[str, str]] = {}
     for line in text.splitlines():
@@ -168,19 +194,19 @@ def places_of(text: str) -> dict[str, dict[str, str]]:
 
 
 def version_of(text: str) -> tuple[int, int]:
-    """Year and month of the release, of `sinfo --version`.
+    """Parse year and month of the release from `sinfo --version`.
 
     Raises:
-        Unreadable: it says none.
+        Unreadable: there is none.
     """
     match = _VERSION.match(text.strip())
     if match is None:
-        raise Unreadable(f"sinfo --version says {text.strip()[:80]!r}", hint="is this Slurm's sinfo?")
+        raise Unreadable(f"sinfo --version printed {text.strip()[:80]!r}", hint="check that this sinfo is Slurm's")
     return int(match[1]), int(match[2])
 
 
 def gres_of(text: str) -> tuple[Gpus, ...]:
-    """GPUs of a GRES text: `gpu:h100:4(S:0-1),shard:8` or `gpu:h100:3(IDX:0-2)`. Others are passed over."""
+    """Parse the GPUs of a GRES text: `gpu:h100:4(S:0-1),shard:8` or `gpu:h100:3(IDX:0-2)`. Other resources are ignored."""
     counts: dict[str, int] = {}
     for word in _split(text):
         match = _GRES.fullmatch(word)
@@ -191,7 +217,7 @@ def gres_of(text: str) -> tuple[Gpus, ...]:
 
 
 def _split(text: str) -> list[str]:
-    """At commas outside parentheses."""
+    """Split at commas outside parentheses."""
     words, depth, current = [], 0, ""
     for char in text:
         depth += (char == "(") - (char == ")")
@@ -208,28 +234,35 @@ def _node(given: Mapping[str, str], line: str) -> SlurmNode:
     silent = "*" in state
     words = [word.rstrip("*~#!%$@^-").upper() for word in state.split("+")]
     reason = given.get("Reason", "").partition(" [")[0]
-    lost = [word for word in words if word in _GONE] + (["NOT_RESPONDING"] if silent else [])
-    closed = [word for word in words if word in _SHUT]
-    if not lost and not closed and not any(word in _TAKES_WORK for word in words):
+    lost = [word for word in words if word in _DOWN] + (["NOT_RESPONDING"] if silent else [])
+    closed = [word for word in words if word in _CLOSED]
+    if not lost and not closed and not any(word in _OPEN for word in words):
         closed = [state]
     try:
         return SlurmNode(
-            name=given["NodeName"], address=given.get("NodeAddr") or given["NodeName"],
-            hostname=given.get("NodeHostName") or given["NodeName"], cpus=int(given.get("CPUEfctv") or given["CPUTot"]),
-            cpus_used=int(given.get("CPUAlloc") or 0), memory_bytes=int(given.get("RealMemory") or 0) * MIB,
-            memory_used_bytes=int(given.get("AllocMem") or 0) * MIB, gpus=gres_of(given.get("Gres", "")),
-            gpus_used=gres_of(given.get("GresUsed", "")), features=_list(given.get("ActiveFeatures", "")),
-            partitions=_list(given.get("Partitions", "")), state=state,
-            shut=_said(closed, reason) if not lost else "", gone=_said(lost, reason),
-        )  # fmt: skip
+            name=given["NodeName"],
+            address=given.get("NodeAddr") or given["NodeName"],
+            hostname=given.get("NodeHostName") or given["NodeName"],
+            cpus=int(given.get("CPUEfctv") or given["CPUTot"]),
+            cpus_used=int(given.get("CPUAlloc") or 0),
+            memory_bytes=int(given.get("RealMemory") or 0) * MIB,
+            memory_used_bytes=int(given.get("AllocMem") or 0) * MIB,
+            gpus=gres_of(given.get("Gres", "")),
+            gpus_used=gres_of(given.get("GresUsed", "")),
+            features=_list(given.get("ActiveFeatures", "")),
+            partitions=_list(given.get("Partitions", "")),
+            state=state,
+            shut=_state_reason(closed, reason) if not lost else "",
+            gone=_state_reason(lost, reason),
+        )
     except (KeyError, ValueError) as error:
         raise Unreadable(f"scontrol show node: {error}: {line[:200]!r}") from error
 
 
-def _said(words: Sequence[str], reason: str) -> str:
+def _state_reason(words: Sequence[str], reason: str) -> str:
     if not words:
         return ""
-    return f"Slurm says {'+'.join(dict.fromkeys(words)).lower()}" + (f": {reason}" if reason else "")
+    return f"Slurm state {'+'.join(dict.fromkeys(words)).lower()}" + (f": {reason}" if reason else "")
 
 
 def _list(text: str) -> tuple[str, ...]:
@@ -239,13 +272,18 @@ def _list(text: str) -> tuple[str, ...]:
 def _job(words: Sequence[str]) -> SlurmJob:
     job_id, user, state, nodes, reason, code, comment = words
     return SlurmJob(
-        id=job_id, user=user, state=state.split(" ")[0].upper(), nodes=expand(nodes) if nodes else (), reason=reason,
-        exit_code=_exit_code(code), comment="" if comment in {"(null)", "N/A"} else comment,
-    )  # fmt: skip
+        id=job_id,
+        user=user,
+        state=state.split(" ")[0].upper(),
+        nodes=expand(nodes) if nodes else (),
+        reason=reason,
+        exit_code=_exit_code(code),
+        comment="" if comment in {"(null)", "N/A"} else comment,
+    )
 
 
 def _exit_code(text: str) -> int:
-    """A wait status (256 for exit code 1), as squeue prints it, or in later releases `code:signal`."""
+    """Parse a wait status (256 for exit code 1), as squeue prints it, or in later releases `code:signal`."""
     code, colon, number = text.partition(":")
     if colon:
         return int(code or 0) or (128 + int(number) if number.isdecimal() and int(number) else 0)

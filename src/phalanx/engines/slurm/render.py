@@ -1,6 +1,6 @@
-"""From what shall be done to Slurm's command lines. Pure; the engine runs them.
+"""Build Slurm's command lines. Pure; the engine runs them.
 
-Nothing secret is ever an argument: whoever sees the queue sees arguments, comments and scripts.
+Secrets are never arguments: every user who can see the queue sees arguments, comments and scripts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from phalanx.core.units import MIB
 from phalanx.core.work.allocation import Grant
 
 JOB_FIELDS: Final = ("JobID", "UserName", "State", "NodeList", "Reason", "exit_code", "Comment")
-"""Of `squeue --Format`."""
+"""Fields of `squeue --Format`."""
 
 NODES: Final = ("scontrol", "--oneliner", "--details", "show", "node")
 PARTITIONS: Final = ("scontrol", "--oneliner", "--all", "show", "partition")
@@ -25,18 +25,18 @@ TOPOLOGY: Final = ("scontrol", "--oneliner", "show", "topology")
 VERSION: Final = ("sinfo", "--version")
 _LEAVE: Final = 'scancel --quiet "$SLURM_JOB_ID"'
 PARTING: Final = {
-    "cancelled": _LEAVE, "preempted": _LEAVE, "drain": _LEAVE,
+    "cancelled": _LEAVE,
+    "preempted": _LEAVE,
+    "drain": _LEAVE,
     "deadline": 'scontrol update "JobId=$SLURM_JOB_ID" EndTime=now && sleep 1.1',
-}  # fmt: skip
-"""What a supervisor says last, so that Slurm's books have CANCELLED and TIMEOUT. A job that ends well, but after its end time, is one that
-timed out; its owner may bring that time forward, once, and Slurm compares whole seconds (tried on 22.05)."""
+}
+"""Shell lines that a supervisor runs last, so that Slurm's accounting shows CANCELLED or TIMEOUT. A job that ends with code 0 after its end
+time counts as timed out; its owner may move that time forward once, and Slurm compares whole seconds (tested on 22.05)."""
 _COMMENT: Final = re.compile(r"phalanx:([0-9a-f]+):([0-9]{1,18}(?:_[0-9]{1,9})?)\.([0-9]{1,18})")
 _LIMIT: Final = re.compile(r"(?:([0-9]+)-)?([0-9]+):([0-9]+):([0-9]+)")
 _NAME: Final = re.compile(r"[^A-Za-z0-9_.+-]+")
 _NAME_MAX: Final = 60
-OUR_LIMIT_FIRST_S: Final = (
-    60  # so long after our own limit and grace Slurm's comes, for when no head is there to keep ours
-)
+OUR_LIMIT_FIRST_S: Final = 60  # Slurm's limit comes this long after our limit and grace, in case no head enforces ours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +45,12 @@ class Ask:
 
     Attributes:
         name: of the Phalanx job, for people.
-        tag: of this head; jobs of another are not ours.
-        grants: one for each node, with the CPUs and memory that are asked of Slurm.
-        kind: GRES type of the devices; "" for one without, or for no devices.
-        limit_s: what is left of the job's own limit, with its grace; None for none.
-        time_max: what the partition allows, for a job without a limit; "" leaves Slurm's default.
-        supervisor: the command that becomes the supervisor, as words.
+        tag: of this head; jobs with another tag are not ours.
+        grants: one for each node, with the CPUs and memory to request.
+        kind: GRES type of the devices; "" if untyped, or without devices.
+        limit_s: the job's time limit with its grace; None for none.
+        time_max: the partition's limit, for a job without one; "" leaves Slurm's default.
+        supervisor: the command that starts the supervisor.
     """
 
     name: str
@@ -68,18 +68,21 @@ class Ask:
 
 
 def comment(tag: str, job_id: JobId, epoch: Epoch) -> str:
-    """What squeue and sacct show of where a job came from; by it a head finds its own again."""
+    """Return the comment that squeue and sacct show; a head finds its own jobs by it."""
     return f"phalanx:{tag}:{job_id}.{epoch}"
 
 
 def read_comment(text: str) -> tuple[str, JobId, Epoch] | None:
-    """Tag, job and epoch of a comment of ours; None for any other."""
+    """Parse tag, job and epoch from a comment of ours; None for any other."""
     match = _COMMENT.fullmatch(text)
     return None if match is None else (match[1], JobId(match[2]), Epoch(int(match[3])))
 
 
 def jobs(mark: str) -> tuple[str, ...]:
-    """The whole queue, `mark` after each field: one that is new each time, for a comment holds what anybody likes, line ends too."""
+    """Return the command that lists the whole queue with `mark` after each field.
+
+    The mark is random each time, because users choose their comments, which may hold anything, even line ends.
+    """
     return (
         "squeue",
         "--noheader",
@@ -90,10 +93,10 @@ def jobs(mark: str) -> tuple[str, ...]:
 
 
 def submit(ask: Ask) -> tuple[tuple[str, ...], str]:
-    """`sbatch` with its arguments, and the script for its standard input.
+    """Return the `sbatch` command line, and the script for its standard input.
 
-    One Slurm job holds alike on all its nodes: of unlike grants the largest is asked for everywhere. (A heterogeneous job would be exact,
-    but Slurm starts those by its backfill scheduler alone, every 30 s.)
+    A Slurm job gets the same share on all its nodes, so the largest grant is requested everywhere. (A heterogeneous job would be exact, but
+    only Slurm's backfill scheduler starts those, every 30 s.)
     """
     count, words = len(ask.grants), ["sbatch", "--parsable"]
     devices = max(len(grant.devices) for grant in ask.grants)
@@ -130,28 +133,28 @@ def submit(ask: Ask) -> tuple[tuple[str, ...], str]:
 
 
 def named(pattern: str, project: str, queue: str) -> str:
-    """An account or a quality of service, with the job's project and queue where the pattern says so."""
+    """Fill the job's project and queue into the pattern of an account or a quality of service."""
     return pattern.replace("{project}", project).replace("{queue}", queue)
 
 
 def sent_with(ask: Ask) -> str:
-    """The words of ours that Slurm may have refused, for people; empty where there were none."""
+    """Describe the options of ours that Slurm may have refused; empty without any."""
     given = [(option, getattr(ask, option)) for option in ("partition", "account", "qos")]
     words = ", ".join(f"{option} {value}" for option, value in given if value)
     return f" ({words})" if words else ""
 
 
 def too_long(ask: Ask, limit_s: float | None) -> str:
-    """Why a job with this time limit can never be had in this partition; empty where it can. Its grace may be cut short there."""
+    """Return why a job with this time limit can never run in this partition; empty if it can. Its grace may be cut short."""
     most_s = limit_of(ask.time_max)
     if limit_s is None or most_s is None or limit_s <= most_s:
         return ""
     where = f"partition {ask.partition}" if ask.partition else "Slurm's partition"
-    return f"longer than {where} allows: its time limit is {clock(limit_s)}, the most there {ask.time_max}"
+    return f"the job's time limit {clock(limit_s)} exceeds the {ask.time_max} of {where}; set a shorter one"
 
 
 def limit_of(text: str) -> float | None:
-    """Seconds of a time limit as Slurm prints it (`7-00:00:00`, `01:30:00`); None for none."""
+    """Parse a time limit as Slurm prints it (`7-00:00:00`, `01:30:00`) into seconds; None for no limit."""
     match = _LIMIT.fullmatch(text)
     if match is None:
         return None
@@ -160,32 +163,40 @@ def limit_of(text: str) -> float | None:
 
 
 def nudge(slurm_id: str, comment: str) -> tuple[str, ...]:
-    """Have Slurm look at a waiting job again. Any change of a job wakes its scheduler, also one to what it was (tried on 22.05)."""
+    """Return the command that makes Slurm schedule a waiting job: any update of a job triggers it, even an unchanged one (tested on 22.05)."""
     return ("scontrol", "update", f"JobId={slurm_id}", f"Comment={comment}")
 
 
 def kill(slurm_id: str) -> tuple[str, ...]:
-    """End the batch step of a job, our srun, at once: told politely it would wait for a lost node, for KillWait (30 s by default)."""
+    """Return the command that kills a job's batch step, our srun, at once: on SIGTERM it would wait KillWait (30 s) for a lost node."""
     return ("scancel", "--quiet", "--batch", "--signal=KILL", slurm_id)
 
 
 def cancel(slurm_ids: Sequence[str]) -> tuple[str, ...]:
-    """End these jobs, also from within their steps."""
+    """Return the command that cancels jobs."""
     return ("scancel", "--quiet", *slurm_ids)
 
 
 def clock(seconds: float) -> str:
-    """`D-HH:MM:SS` for Slurm, rounded up to a minute as Slurm itself does."""
+    """Format seconds as `D-HH:MM:SS`, rounded up to a minute as Slurm itself does."""
     minutes = -(-int(seconds + 0.999) // 60)
     return f"{minutes // 1440}-{minutes // 60 % 24:02d}:{minutes % 60:02d}:00"
 
 
 def _script(ask: Ask) -> str:
-    """One supervisor on each node. On a single node the batch script becomes it; else srun starts them and outlives a lost one."""
+    """Return the script that starts one supervisor on each node: by exec on a single node, else by an srun that survives a lost node."""
     words = list(ask.supervisor)
     if len(ask.grants) > 1:
         words = [
-            "srun", "--ntasks-per-node=1", "--mem=0", "--mpi=none", "--cpu-bind=none", "--kill-on-bad-exit=0", "--wait=0", "--no-kill",
-            "--export=ALL", *words,
-        ]  # fmt: skip
-    return f"#!/bin/sh\n# Attempt {ask.epoch} of Phalanx job {ask.job_id}; its supervisors call home.\nexec {shlex.join(words)}\n"
+            "srun",
+            "--ntasks-per-node=1",
+            "--mem=0",
+            "--mpi=none",
+            "--cpu-bind=none",
+            "--kill-on-bad-exit=0",
+            "--wait=0",
+            "--no-kill",
+            "--export=ALL",
+            *words,
+        ]
+    return f"#!/bin/sh\n# Attempt {ask.epoch} of Phalanx job {ask.job_id}; starts one supervisor on each node.\nexec {shlex.join(words)}\n"

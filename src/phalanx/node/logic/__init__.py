@@ -1,1 +1,1 @@
-"""The supervisor's decisions: step(now, inbox) -> actions, without input or output of its own."""
+"""The supervisor's decisions: step(now, inbox) -> actions. Nothing here performs input or output."""

@@ -1,7 +1,7 @@
-"""What a supervisor decides: everything that comes out of `Supervisor.step`, as values. The shell performs them in order.
+"""The actions that `Supervisor.step` returns, as values. The shell performs them in order.
 
-Actions on one member are performed in the order given within two lanes: *work* (PrepareMember, SpawnTasks, WindUp, CleanUp) may take
-long, *fence* (Signal, Freeze, Thaw, Kill, ProbeEmpty) must never wait for it. WritePage, Report, Carry and Note are done at once.
+Actions on one member run in order within two lanes. *Work* (PrepareMember, SpawnTasks, WindUp, CleanUp) may take long; *fence* (Signal,
+Freeze, Thaw, Kill, ProbeEmpty) never waits for it. WritePage, Report, Carry and Note are performed immediately.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from phalanx.wire.rank import StopReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareMember:
-    """Prove devices, make folders, check the command, run setup, verify checkpoints, choose a port. Answer Prepared or Unfit."""
+    """Check devices, make folders, check the command, run setup, verify checkpoints, choose a port. Answered by Prepared or Unfit."""
 
     key: MemberKey
     prepare: Prepare
@@ -25,7 +25,7 @@ class PrepareMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpawnTasks:
-    """Make the lease page, then start every task. Answer Spawned or Unfit; a TaskEnded may come before either."""
+    """Make the lease page, then start every task. Answered by Spawned or Unfit; a TaskEnded may come before either."""
 
     key: MemberKey
     prepare: Prepare
@@ -36,7 +36,7 @@ class SpawnTasks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WritePage:
-    """Set fields of the member's lease page; None leaves one. Stop fields go before the deadline and before any signal."""
+    """Set fields of the member's lease page; None leaves a field unchanged. Stop fields are written before the deadline and any signal."""
 
     key: MemberKey
     deadline_ns: int | None = None
@@ -54,42 +54,42 @@ class Signal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeStacks:
-    """Keep where each rank of the member stands. In the fence lane, before what ends them; bounded."""
+    """Dump the stacks of the member's ranks. Runs in the fence lane, before the actions that end them; bounded in time."""
 
     key: MemberKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freeze:
-    """Stop the member's processes where they are. Answer FreezeDone."""
+    """Freeze the member's processes. Answered by FreezeDone."""
 
     key: MemberKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thaw:
-    """Let a frozen member go on."""
+    """Resume a frozen member."""
 
     key: MemberKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """SIGKILL all of the member, start nothing more of it, and break off what is being prepared. Answer Killed."""
+    """SIGKILL all processes of the member, start no more, and abort its preparation. Answered by Killed."""
 
     key: MemberKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeEmpty:
-    """Answer Emptied if no process of the member is left; nothing otherwise."""
+    """Check whether the member has processes. Answered by Emptied if none is left, else not answered."""
 
     key: MemberKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindUp:
-    """Nothing runs any more: close the member, drain its output and reports to the spool. Answer WoundUp, with the tail of `tail_of`."""
+    """Close a member without processes: drain its output and reports to the spool. Answered by WoundUp with the output tail of rank `tail_of`."""
 
     key: MemberKey
     tail_of: int | None = None
@@ -97,7 +97,7 @@ class WindUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanUp:
-    """Remove the attempt's scratch folder and all that is held for it."""
+    """Remove the attempt's scratch folder and release its resources."""
 
     job_id: JobId
     epoch: Epoch
@@ -105,7 +105,7 @@ class CleanUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteCheckpoints:
-    """Remove checkpoint folders that retention no longer keeps. `user`: the job's owner, with whose rights."""
+    """Remove checkpoint folders that retention no longer needs, with the rights of the job's owner `user`."""
 
     job_id: JobId
     paths: tuple[str, ...]
@@ -114,14 +114,14 @@ class DeleteCheckpoints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Tell the head, at least once."""
+    """Send an event to the head, at least once."""
 
     event: ReportedEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """A line for the attempt's supervisor stream."""
+    """Append a line to the attempt's supervisor stream."""
 
     job_id: JobId
     epoch: Epoch
@@ -130,22 +130,37 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carry:
-    """What renewals and hellos name from now on."""
+    """Replace the list of members that lease renewals and hellos name."""
 
     members: tuple[MemberKey, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenewLease:
-    """Renew now rather than when it is due: the answer decides over frozen ranks, or over ranks that wait for a lease."""
+    """Renew the lease now instead of when it is due: frozen ranks, or ranks that wait for a lease, depend on the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """Nothing is left: end the supervisor."""
+    """End the supervisor: no member is left."""
 
 
 Action = (
-    PrepareMember | SpawnTasks | WritePage | Signal | TakeStacks | Freeze | Thaw | Kill | ProbeEmpty | WindUp | CleanUp | DeleteCheckpoints
-    | Report | Note | Carry | RenewLease | Exit
-)  # fmt: skip
+    PrepareMember
+    | SpawnTasks
+    | WritePage
+    | Signal
+    | TakeStacks
+    | Freeze
+    | Thaw
+    | Kill
+    | ProbeEmpty
+    | WindUp
+    | CleanUp
+    | DeleteCheckpoints
+    | Report
+    | Note
+    | Carry
+    | RenewLease
+    | Exit
+)

@@ -1,6 +1,6 @@
-"""The environment of a rank: where it is in the gang, where it may write, and nothing it must not see (DESIGN 2).
+"""Build the environment of a rank: its place in the gang, its folders, and none of the supervisor's secrets (DESIGN 2).
 
-Pure: the node's own environment is given, a new mapping comes out. A torch.distributed script that reads the environment runs unchanged.
+Pure: takes the node's environment and returns a new mapping. A torch.distributed script that reads the environment runs unchanged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from phalanx.wire.rank import (
     STACKS_VARIABLE,
 )
 
-# What another launcher or scheduler left in the supervisor's own environment would mislead libraries that look for it.
+# Variables of another launcher or scheduler in the supervisor's environment would mislead libraries that read them.
 _NOT_INHERITED: Final = (
     "PHALANX_",
     "SLURM_",
@@ -39,28 +39,48 @@ _NOT_INHERITED: Final = (
     "TORCHELASTIC_",
     "JAX_COORDINATOR_",
 )
-_NOT_INHERITED_NAMES: Final = frozenset({
-    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "TF_CONFIG",
-    "CUDA_VISIBLE_DEVICES", "INVOCATION_ID", "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID",
-})  # fmt: skip
-OF_THE_HEAD: Final = frozenset({
-    "PGPASSWORD", "PGPASSFILE", "PGSERVICE", "PGSERVICEFILE", "PGSSLKEY", "PGSSLPASSWORD", "CREDENTIALS_DIRECTORY",
-})  # fmt: skip
-"""By what the head opens its database, and a service manager hands it secrets. A job that needs such a one names its own.
+_NOT_INHERITED_NAMES: Final = frozenset(
+    {
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "NODE_RANK",
+        "GROUP_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TF_CONFIG",
+        "CUDA_VISIBLE_DEVICES",
+        "INVOCATION_ID",
+        "NOTIFY_SOCKET",
+        "LISTEN_FDS",
+        "LISTEN_PID",
+    }
+)
+OF_THE_HEAD: Final = frozenset(
+    {
+        "PGPASSWORD",
+        "PGPASSFILE",
+        "PGSERVICE",
+        "PGSERVICEFILE",
+        "PGSSLKEY",
+        "PGSSLPASSWORD",
+        "CREDENTIALS_DIRECTORY",
+    }
+)
+"""Variables with which the head opens its database, or gets secrets from a service manager. A job that needs one sets its own value.
 Source: PostgreSQL's manual, libpq, "Environment Variables"; systemd.exec(5)."""
-OF_CLIENTS: Final = frozenset(
-    {"PHALANX_URL", "PHALANX_TOKEN", "PHALANX_HOME"}
-)  # a job may speak to a head of its own choice
-_RESERVED: Final = "PHALANX_"  # a job's own variables may not begin so: they would pass for ours
+OF_CLIENTS: Final = frozenset({"PHALANX_URL", "PHALANX_TOKEN", "PHALANX_HOME"})  # a job may use a head of its choice
+_RESERVED: Final = "PHALANX_"  # prefix that a job's own variables may not have, so that they are not mistaken for ours
 _LOOPBACK: Final = ("127.", "localhost", "::1")
 _TENSORFLOW_PORTS: Final = 1  # the first TensorFlow worker listens right above the rendezvous port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folders:
-    """Where a member's files are. `hostfile`, `page` and `reports` are files in its scratch folder, `stacks` is the folder itself.
+    """Paths of a member. `hostfile`, `page` and `reports` are files in its scratch folder, `stacks` is the folder itself.
 
-    `checkpoints`, `outputs`: the node's own of the job, for a gang whose nodes do not share the head's (`Prepare.kept`).
+    `checkpoints`, `outputs`: the node's own folders of the job, for a gang whose nodes do not share the head's (`Prepare.kept`).
     """
 
     hostfile: str
@@ -73,7 +93,7 @@ class Folders:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """What this node adds. `devices`: UUIDs of the grant's devices, by local rank; `base`: the supervisor's own environment."""
+    """The node's part of the environment. `devices`: UUIDs of the grant's devices, by local rank; `base`: the supervisor's environment."""
 
     base: Mapping[str, str]
     devices: tuple[str, ...]
@@ -82,7 +102,7 @@ class NodeView:
 
 
 def inherited(base: Mapping[str, str]) -> dict[str, str]:
-    """What a rank may take over from the supervisor: not its secrets, and nothing that names another gang."""
+    """Return the supervisor's variables without its secrets and without those of another gang."""
     return {
         name: value
         for name, value in base.items()
@@ -93,35 +113,37 @@ def inherited(base: Mapping[str, str]) -> dict[str, str]:
 def rank_environment(
     prepare: Prepare, start: StartTasks, grant: Grant, local_rank: int, node: NodeView
 ) -> tuple[dict[str, str], list[str]]:
-    """The environment of one task, and a sentence for each variable of the job's own that had to yield."""
+    """Return the environment of one task, and a note for each of the job's variables that Phalanx overrides."""
     ours = _fixed(prepare, start, grant, local_rank, node)
     defaults = _defaults(prepare, start, grant)
     asked = dict(prepare.spec.env)
     notes = [
-        f"env: {name} is set by Phalanx; the job's value is not used" for name in sorted(asked) if _yields(name, ours)
+        f"env: {name} is set by Phalanx; the job's value is not used"
+        for name in sorted(asked)
+        if _is_overridden(name, ours)
     ]
-    kept = {name: value for name, value in asked.items() if not _yields(name, ours)}
+    kept = {name: value for name, value in asked.items() if not _is_overridden(name, ours)}
     return {**inherited(node.base), **defaults, **kept, **ours}, notes
 
 
 def setup_environment(prepare: Prepare, grant: Grant, node: NodeView) -> dict[str, str]:
-    """The environment of the setup text: the job's own, the node's place in it, and no rendezvous yet."""
-    asked = {name: value for name, value in prepare.spec.env if not _yields(name, {})}
+    """Return the environment of the setup script: the job's variables and the node's place, without a rendezvous."""
+    asked = {name: value for name, value in prepare.spec.env if not _is_overridden(name, {})}
     return {**inherited(node.base), **_defaults_of_python(), **asked, **_place(prepare, grant, node)}
 
 
 def hostfile(prepare: Prepare) -> str:
-    """One line for each node as Open MPI and DeepSpeed read it: address and slots."""
+    """Return a hostfile for Open MPI and DeepSpeed: one line for each node with address and slots."""
     slots = [max(1, grant.tasks if grant.tasks > 1 else len(grant.devices)) for grant in prepare.allocation.grants]
     return "".join(f"{address} slots={count}\n" for address, count in zip(prepare.addresses, slots, strict=True))
 
 
-def _yields(name: str, ours: Mapping[str, str]) -> bool:
+def _is_overridden(name: str, ours: Mapping[str, str]) -> bool:
     return name in ours or (name.startswith(_RESERVED) and name not in OF_CLIENTS)
 
 
 def _fixed(prepare: Prepare, start: StartTasks, grant: Grant, local_rank: int, node: NodeView) -> dict[str, str]:
-    """What no job may override: a rank that believed another rank or device would break its whole gang."""
+    """Return the variables that no job may override: a wrong rank or device would break the whole gang."""
     rank, world_size = grant.first_rank + local_rank, prepare.allocation.world_size
     master = prepare.addresses[0]
     variables = {
@@ -150,7 +172,7 @@ def _fixed(prepare: Prepare, start: StartTasks, grant: Grant, local_rank: int, n
 
 
 def _place(prepare: Prepare, grant: Grant, node: NodeView) -> dict[str, str]:
-    """What holds for every process of the job on this node."""
+    """Return the variables that all processes of the job on this node share."""
     spec = prepare.spec
     return {
         "PHALANX_JOB_ID": prepare.job_id,
@@ -176,7 +198,7 @@ def _place(prepare: Prepare, grant: Grant, node: NodeView) -> dict[str, str]:
 
 
 def _folders(prepare: Prepare, folders: Folders) -> dict[str, str]:
-    """Where a rank may write what outlives it."""
+    """Return the variables of the checkpoint and output folders."""
     apart = kept.keeps_checkpoints(prepare)
     checkpoints = kept.epoch_folder(folders.checkpoints, prepare.epoch) if apart else prepare.checkpoint_dir
     variables = {
@@ -187,18 +209,18 @@ def _folders(prepare: Prepare, folders: Folders) -> dict[str, str]:
 
 
 def _plan(prepare: Prepare) -> dict[str, str]:
-    """How the job's model is split, and over what: for `phalanx.torch`. Nothing for a job without a plan."""
+    """Return the layout of the job's model and the topology of its gang, for `phalanx.torch`. Empty for a job without a plan."""
     if not prepare.spec.plan:
         return {}
     layout = layout_of(prepare.spec.plan)
-    said = {"PHALANX_LAYOUT": prepare.spec.plan if layout is None else json.dumps(layout_to_json(layout))}
+    variables = {"PHALANX_LAYOUT": prepare.spec.plan if layout is None else json.dumps(layout_to_json(layout))}
     if prepare.surroundings is not None:
-        said["PHALANX_MACHINE"] = json.dumps(surroundings_to_json(prepare.surroundings))
-    return said
+        variables["PHALANX_MACHINE"] = json.dumps(surroundings_to_json(prepare.surroundings))
+    return variables
 
 
 def _array(prepare: Prepare) -> dict[str, str]:
-    """Which element of its array the job is: Slurm's variables under our name."""
+    """Return the job's place in its array: Slurm's variables under our names."""
     place = prepare.array
     if place is None:
         return {}
@@ -212,14 +234,12 @@ def _array(prepare: Prepare) -> dict[str, str]:
 
 
 def _defaults(prepare: Prepare, start: StartTasks, grant: Grant) -> dict[str, str]:
-    """What a job may set otherwise."""
+    """Return the defaults that a job may override."""
     variables = _defaults_of_python()
     if grant.tasks > 1:
-        variables["OMP_NUM_THREADS"] = (
-            "1"  # as torchrun has it: several ranks with a pool each would fight over the cores
-        )
+        variables["OMP_NUM_THREADS"] = "1"  # as torchrun does: thread pools of several ranks would compete for cores
     if all(address.startswith(_LOOPBACK) for address in prepare.addresses):
-        # Gloo looks the host's own name up, which sandboxes and laptops often cannot resolve.
+        # Gloo resolves the host's own name, which often fails in sandboxes and on laptops.
         variables |= {"GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo"}
     if prepare.spec.role.launch is Launch.PER_NODE:
         variables |= _launcher(prepare, start, grant)
@@ -231,7 +251,7 @@ def _defaults_of_python() -> dict[str, str]:
 
 
 def _launcher(prepare: Prepare, start: StartTasks, grant: Grant) -> dict[str, str]:
-    """What makes bare `torchrun train.py`, and MPI's starters on one node, do the right thing.
+    """Return the variables that make a bare `torchrun train.py` join the gang.
 
     Source: torch/distributed/argparse_util.py (PET_<option>), Open MPI's and PRRTE's MCA parameters, MPICH's Hydra.
     """
@@ -245,13 +265,13 @@ def _launcher(prepare: Prepare, start: StartTasks, grant: Grant) -> dict[str, st
         "PET_RDZV_BACKEND": "static",
         "PET_RDZV_ENDPOINT": f"{master}:{start.port}",
         "PET_RDZV_ID": f"{prepare.job_id}.{prepare.epoch}.{prepare.generation}",
-        "PET_MAX_RESTARTS": "0",  # restarts are ours: a gang restarts whole, with a new rendezvous
+        "PET_MAX_RESTARTS": "0",  # Phalanx restarts the whole gang, with a new rendezvous
         "PET_LOCAL_ADDR": prepare.addresses[grant.node_rank],
     }
 
 
 def _tf_config(prepare: Prepare, port: int, rank: int) -> str:
-    """TensorFlow's cluster: every task at its node's address and a port of its own above the rendezvous port."""
+    """Return TensorFlow's cluster description: each task at its node's address, with its own port above the rendezvous port."""
     workers = [
         f"{address}:{port + _TENSORFLOW_PORTS + worker}"
         for address, grant in zip(prepare.addresses, prepare.allocation.grants, strict=True)
@@ -261,5 +281,5 @@ def _tf_config(prepare: Prepare, port: int, rank: int) -> str:
 
 
 def command_of(argv: Sequence[str], script: str) -> tuple[str, ...] | str:
-    """What a task runs: the words, or the shell text."""
+    """Return the command of a task: its words, or the shell text."""
     return script or tuple(argv)

@@ -1,7 +1,7 @@
-"""Whether this node does for a gang, judged from what was measured on it: one sentence of evidence, or nothing against it.
+"""Judge from measurements whether this node can run a gang: each check returns one sentence of evidence, or an empty text if it passes.
 
-Pure: `node.shell.fitness` measures, this module knows the bounds. Each bound is where work is sure to fail, not where it is slow: a node
-that is merely slow is found by `phalanx calibrate` and used last.
+Pure: `node.shell.fitness` measures, this module holds the limits. Each limit marks where work is sure to fail, not where it is slow:
+`phalanx calibrate` finds slow nodes, and the scheduler uses them last.
 """
 
 from __future__ import annotations
@@ -14,33 +14,30 @@ from typing import Final
 from phalanx.core.units import format_bytes
 
 DISK_FREE_BYTES: Final = 64 << 20
-"""Free space on the disk of the node's folder: room for a hostfile, pages, and minutes of output while the head is away."""
+"""Free space needed on the disk of the node's folder: for a hostfile, lease pages, and minutes of output while the head is unreachable."""
 SHM_FREE_BYTES: Final = 9_637_888
-"""Free space in /dev/shm of a node with GPUs: one shared-memory segment of NCCL ("Error while creating shared memory segment
-/dev/shm/nccl-... (size 9637888)", as its issues quote it)."""
-WRITE_BYTES: Final = (
-    4 << 20
-)  # written and synced to prove the disk; enough for several of its pages and a journal commit
+"""Free space needed in /dev/shm of a node with GPUs: one shared-memory segment of NCCL. Source: NCCL issues that quote "Error while creating
+shared memory segment /dev/shm/nccl-... (size 9637888)"."""
+# Written and synced to test the disk; enough for several of its pages and a journal commit.
+WRITE_BYTES: Final = 4 << 20
 WRITE_S: Final = 30.0
-"""A synced write that takes longer means a device that is being reset: Linux' own time-out of one SCSI command is 30 s."""
+"""A longer synced write means that the device is being reset: Linux times out one SCSI command after 30 s."""
 EXCHANGE_S: Final = 5.0
-"""Within which a peer must be connected and have sent back a first piece: two of TCP's retransmissions of a lost SYN (1 s and 3 s)."""
-PIECE_BYTES: Final = (
-    64 << 10
-)  # fills dozens of packets of any MTU, so that one too large for the way is seen not to arrive
+"""Time for a peer to connect and return the first piece: covers TCP's first two retransmissions of a lost SYN (1 s and 3 s)."""
+PIECE_BYTES: Final = 64 << 10  # fills dozens of packets of any MTU, so that packets too large for the path are lost
 BULK_BYTES, BULK_S = 4 << 20, 0.5
-"""What is sent each way to see that a stream keeps flowing, at most this much and this long. How fast says nothing here: when a large gang
-starts, all its probes share the trunks (101 KiB/s on one of 30 Mbit/s between two switches of three hosts, in the lab)."""
+"""Most bytes and seconds sent each way to check that a stream keeps flowing. The rate is not judged: when a large gang starts, all its
+probes share the trunks (101 KiB/s on a 30 Mbit/s trunk between two switches of three hosts, in the lab)."""
 PARTNERS_MAX: Final = 16
-"""Nodes that one node probes. Of 12,500 nodes (DESIGN.md 6) each probes 14, at distances 1, 2, 4 and so on, and is probed by 14."""
+"""Most nodes that one node probes. Of 12,500 nodes (DESIGN.md 6) each probes 14, at distances 1, 2, 4 and so on, and 14 probe it."""
 MATMUL_SIBLING_SHARE: Final = 0.5
-"""A device that gives less than this of the median of its node's is broken: healthy ones of a kind differ by 8 % on average, bad ones
+"""A device slower than this share of its node's median is broken: healthy devices of one model differ by 8 % on average, bad ones
 take up to 1.5 times as long (P. Sinha et al., "Not All GPUs Are Created Equal", 2022, arXiv 2208.11035)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """A file system: where, and what is free of it. `need_bytes` of it must be."""
+    """Free space of a file system, and how much is needed."""
 
     path: str
     free_bytes: int
@@ -49,7 +46,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """A synced write of WRITE_BYTES: how long it took, or the system's words for why it failed."""
+    """A synced write of WRITE_BYTES: its duration, or the system's error text."""
 
     path: str
     seconds: float = 0.0
@@ -58,10 +55,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """Matrix products on one device: operations a second, or why there were none.
-
-    `least_flops`: what any sound device of its make gives.
-    """
+    """Matrix products on one device: FLOP/s, or the error. `least_flops` is the least that a sound device of this model gives."""
 
     device: int
     flops: float = 0.0
@@ -71,15 +65,15 @@ class Product:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """What became of probing one peer.
+    """The result of probing one peer.
 
     Attributes:
-        connected: the peer took the connection.
-        answered: the name that answered there.
-        back_bytes: how much came back of what was sent.
-        deaf: why the peer did not reach us in turn, where it was asked to; empty where it did.
-        broken: it broke off, or a piece did not come back in time.
-        error: the system's words for that; empty for silence.
+        connected: the peer accepted the connection.
+        answered: the node name that answered at the peer's address.
+        back_bytes: how many of the sent bytes came back.
+        deaf: why the peer could not connect back to this node; empty if it could, or was not asked to.
+        broken: the connection broke, or a piece did not come back in time.
+        error: the system's error text; empty for a time-out.
     """
 
     peer: str
@@ -92,10 +86,10 @@ class Exchange:
 
 
 def storage_flaw(places: Sequence[Storage], written: Written | None) -> str:
-    """Why the disk does not do; empty if it does."""
+    """Return why the disk fails the check; empty if it passes."""
     for place in places:
         if place.free_bytes < place.need_bytes:
-            return f"{place.path}: {format_bytes(place.free_bytes)} free, {format_bytes(place.need_bytes)} are needed"
+            return f"{place.path}: {format_bytes(place.free_bytes)} free, {format_bytes(place.need_bytes)} needed"
     if written is None:
         return ""
     if written.error:
@@ -106,7 +100,7 @@ def storage_flaw(places: Sequence[Storage], written: Written | None) -> str:
 
 
 def product_flaw(products: Sequence[Product]) -> str:
-    """Why the devices do not do; empty if they do. A device alone has no siblings to be measured by, only the least of its make."""
+    """Return why a device fails the check; empty if all pass. A single device is compared only with the least of its model."""
     rates = [product.flops for product in products if not product.error]
     usual = median(rates) if rates else 0.0
     for product in products:
@@ -114,30 +108,30 @@ def product_flaw(products: Sequence[Product]) -> str:
             return f"GPU {product.device}: a matrix product failed: {product.error}"
         tflops = f"{product.flops / 1e12:.1f} TFLOP/s"
         if product.flops < MATMUL_SIBLING_SHARE * usual:
-            return f"GPU {product.device}: matrix products at {tflops}, where the node's others give {usual / 1e12:.1f}"
+            return f"GPU {product.device}: matrix products at {tflops}; the node's median is {usual / 1e12:.1f}"
         if product.flops < product.least_flops:
-            return f"GPU {product.device}: matrix products at {tflops}; any of its make gives {product.least_flops / 1e12:.1f}"
+            return f"GPU {product.device}: matrix products at {tflops}; a sound device of this model gives at least {product.least_flops / 1e12:.1f}"
     return ""
 
 
 def link_flaw(exchange: Exchange) -> str:
-    """Why the link to the peer does not do; empty if it does."""
+    """Return why the link to the peer fails the check; empty if it passes."""
     if not exchange.connected:
         return exchange.error or f"no connection in {EXCHANGE_S:g} s"
     if exchange.answered and exchange.answered != exchange.peer:
         return f"{exchange.answered} answers at its address"
     if exchange.deaf:
-        return f"it is reached, but does not reach back: {exchange.deaf}"
+        return f"it accepts connections, but cannot connect back: {exchange.deaf}"
     why, piece = exchange.error or f"not in {EXCHANGE_S:g} s", format_bytes(PIECE_BYTES)
     if exchange.back_bytes < PIECE_BYTES:
-        return f"it connects, but {piece} do not come back ({why}): is the MTU too large for the way?"
+        return f"it connects, but {piece} do not come back ({why}): is the MTU too large for the path?"
     if exchange.broken:
-        return f"it connects, but after {format_bytes(exchange.back_bytes)} no more come back ({why})"
+        return f"it connects, but nothing comes back after {format_bytes(exchange.back_bytes)} ({why})"
     return ""
 
 
 def partners(node_rank: int, nodes: int) -> tuple[int, ...]:
-    """Node ranks that this one probes: all others of a small gang, else those at distances 1, 2, 4 and so on around the ring."""
+    """Return the node ranks that this one probes: all others of a small gang, else those at distances 1, 2, 4 and so on around a ring."""
     if nodes <= PARTNERS_MAX + 1:
         return tuple(other for other in range(nodes) if other != node_rank)
     distances = [1 << power for power in range(PARTNERS_MAX) if 1 << power < nodes]

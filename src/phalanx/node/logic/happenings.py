@@ -1,6 +1,6 @@
-"""What a supervisor hears: everything that goes into `Supervisor.step`, as values.
+"""The events that `Supervisor.step` handles, as values.
 
-Commands and lease replies come from the head, the rest from the supervisor's own threads. `_ns` is CLOCK_BOOTTIME, `at_s` Unix time.
+Commands and lease replies come from the head, the others from the supervisor's own threads. `_ns` is CLOCK_BOOTTIME, `at_s` Unix time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from phalanx.node.logic.pace import Silence
 
 
 class MemberKey(NamedTuple):
-    """One node's part of one generation of an attempt. A tuple, because it is the key of every table on the hot path."""
+    """The key of one node's part of one generation of an attempt. A tuple, because tables on the hot path use it as their key."""
 
     job_id: JobId
     epoch: Epoch
@@ -25,7 +25,7 @@ class MemberKey(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a generation stands among all of its job: later ones compare greater."""
+    """A generation of a job across its attempts; later ones compare greater."""
 
     epoch: Epoch
     generation: Generation
@@ -33,14 +33,14 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commanded:
-    """The head wants something done."""
+    """The head sent a command."""
 
     command: Command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewed:
-    """The head answered a renewal that left at `sent_ns`; `asked` are the epochs it named, `superseded` those that no longer count."""
+    """The head answered a renewal sent at `sent_ns`. `asked`: the epochs in the request; `superseded`: those that are no longer current."""
 
     sent_ns: int
     lease_s: float
@@ -50,9 +50,9 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """Devices are proven, folders made, setup has run; on node rank 0 a port is chosen and a checkpoint verified.
+    """Devices are checked, folders made, setup has run; on node rank 0 a port is chosen and a checkpoint verified.
 
-    With `bad_links` nothing of that was done past the proof: the gang will not start on these nodes.
+    With `bad_links` only the checks were done: the gang will not start on these nodes.
     """
 
     key: MemberKey
@@ -64,9 +64,9 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unfit:
-    """Preparing failed, or a task could not be exec'd.
+    """Preparation failed, or a task could not be exec'd.
 
-    `charge`: the job's own fault; `exit_code`: what a shell would say of it; `flaw`: the node's own fault, which the next job would meet too.
+    `charge`: the job is at fault; `exit_code`: as a shell reports it; `flaw`: the node is at fault, so that the next job would fail too.
     """
 
     key: MemberKey
@@ -85,7 +85,7 @@ class Spawned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskEnded:
-    """One task ended. `lost`: whoever waited for it died, so neither code nor signal is known. `evidence`: of an end that may be a failure."""
+    """One task ended. `lost`: the process that waited for it died, so code and signal are unknown. `evidence`: of a possible failure."""
 
     key: MemberKey
     rank: int
@@ -106,7 +106,7 @@ class Emptied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Killed:
-    """A `Kill` is done, and nothing is at work for the member any more. `leftover`: pids that would not die. `fault`: why nobody knows of any."""
+    """A `Kill` is done and no work for the member is under way. `leftover`: pids that survived. `fault`: why the kill itself failed."""
 
     key: MemberKey
     leftover: tuple[int, ...] = ()
@@ -115,7 +115,7 @@ class Killed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreezeDone:
-    """A `Freeze` is done; `still`: no instruction of the member runs."""
+    """A `Freeze` is done; `still`: no process of the member runs."""
 
     key: MemberKey
     still: bool
@@ -123,7 +123,7 @@ class FreezeDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WoundUp:
-    """A `WindUp` is done: output and reports are drained. `tail`: the end of what the rank asked for printed."""
+    """A `WindUp` is done: output and reports are drained. `tail`: the end of the requested rank's output."""
 
     key: MemberKey
     tail: bytes = b""
@@ -131,7 +131,7 @@ class WoundUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointReported:
-    """Rank 0 reported a whole checkpoint over the report pipe."""
+    """Rank 0 reported a complete checkpoint through the report pipe."""
 
     key: MemberKey
     step: int
@@ -145,7 +145,7 @@ class CheckpointReported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hung:
-    """The member's ranks have made no step for longer than they ever should."""
+    """The member's ranks have made no step for longer than the limit of `Pace`."""
 
     key: MemberKey
     silence: Silence
@@ -153,10 +153,21 @@ class Hung:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terminated:
-    """The supervisor itself is asked to end. The second time: at once."""
+    """The supervisor is asked to end; the second time immediately."""
 
 
 Happening = (
-    Commanded | Renewed | Prepared | Unfit | Spawned | TaskEnded | Emptied | Killed | FreezeDone | WoundUp
-    | CheckpointReported | Hung | Terminated
-)  # fmt: skip
+    Commanded
+    | Renewed
+    | Prepared
+    | Unfit
+    | Spawned
+    | TaskEnded
+    | Emptied
+    | Killed
+    | FreezeDone
+    | WoundUp
+    | CheckpointReported
+    | Hung
+    | Terminated
+)

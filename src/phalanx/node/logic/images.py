@@ -1,7 +1,7 @@
-"""How a command runs in an image: the words that podman or apptainer is given, and which variables go inside.
+"""Build the podman or apptainer command line that runs a command in an image, and pass its environment variables.
 
-Pure. An image changes what the command finds around it and nothing else: the same user, folders under the same paths, the node's network,
-shared memory and devices; and its processes stay in the member's containment, which freezes and kills them like any others.
+Pure. An image changes only the file system: the user, folder paths, network, shared memory and devices stay the node's. The processes stay
+in the member's containment, which freezes and kills them like any others.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from typing import Final
 
 OWNER_LABEL: Final = "phalanx.owner"
-SHELL: Final = (
-    'if command -v bash >/dev/null 2>&1; then exec bash -c "$0"; fi; exec sh -c "$0"'  # many images have no bash
-)
-_SIGNALS_FROM: Final = 128  # a runtime gives 128 + N for a command that signal N ended, as a shell does
+# Many images have no bash.
+SHELL: Final = 'if command -v bash >/dev/null 2>&1; then exec bash -c "$0"; fi; exec sh -c "$0"'
+_SIGNALS_FROM: Final = 128  # a runtime exits with 128 + N for a command that signal N ended, as a shell does
 _SIGNALS_MAX: Final = 64
-# Variables that would mean something to podman itself, when it was they that it found in its own environment. Names alone, as others are
-# users' own, and may be secrets: REGISTRY_PASSWORD, STORAGE_KEY. Source: the strings of podman 4.3.1, crun 1.8.1 and conmon 2.1.6, containers.conf(5)
-# and podman(1) of podman 5; environ(7), ld.so(8) and mallopt(3).
+# Variables that podman itself would interpret in its own environment. Exact names, not prefixes: similar ones are users' own, and may be
+# secrets (REGISTRY_PASSWORD, STORAGE_KEY). Source: the strings of podman 4.3.1, crun 1.8.1 and conmon 2.1.6, containers.conf(5) and podman(1)
+# of podman 5; environ(7), ld.so(8) and mallopt(3).
 _READ_BY_RUNTIME: Final = frozenset({
     "CONTAINER_HOST", "CONTAINER_CONNECTION", "CONTAINER_SSHKEY", "CONTAINER_PASSPHRASE", "CONTAINER_PROXY", "CONTAINER_TLS_CA",
     "CONTAINER_TLS_CERT", "CONTAINER_TLS_KEY", "CONTAINERS_CONF", "CONTAINERS_CONF_OVERRIDE", "CONTAINERS_GRAPHROOT",
@@ -35,23 +34,29 @@ _READ_BY_RUNTIME: Final = frozenset({
     "GODEBUG", "GOGC", "GOMAXPROCS", "GOMEMLIMIT", "GOTRACEBACK", "GLIBC_TUNABLES",
     "PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "SHELL", "IFS", "ENV", "BASH_ENV",
 })  # fmt: skip
-_READ_BY_LOADER: Final = ("LD_", "MALLOC_")  # the C library's own
-# Of a file of variables podman takes lines of less than 64 KiB, byte for byte past the first `=`; 4.7.0 alone read quotes in them.
-# Source: pkg/env of podman, bufio.Scanner of Go; tried with 4.3.1.
+_READ_BY_LOADER: Final = ("LD_", "MALLOC_")  # the C library's
+# podman reads lines of an environment file up to 64 KiB, byte for byte after the first `=`; only 4.7.0 interpreted quotes.
+# Source: pkg/env of podman, bufio.Scanner of Go; tested with 4.3.1.
 _LINE_BYTES_MAX: Final = 60 << 10
-# What a registry says of an image that nobody could pull, from any node. Source: messages of containers/image 5.23 and of Docker's registry.
+# Registry errors that mean the pull would fail on every node. Source: messages of containers/image 5.23 and of Docker's registry.
 _NO_SUCH_IMAGE: Final = (
-    "manifest unknown", "name unknown", "not found", "unauthorized", "is denied", "invalid reference", "did not resolve to an alias",
-    "no image found", "unsupported transport", "name invalid",
-)  # fmt: skip
-
-
-_NO_SUCH_PROGRAM: Final = "executable file not found"  # what Go says where the node lacks a program (newuidmap)
-_NAME_CHARACTERS: Final = 100  # of an image's name in its file's, for people; a file's has 255 at most
+    "manifest unknown",
+    "name unknown",
+    "not found",
+    "unauthorized",
+    "is denied",
+    "invalid reference",
+    "did not resolve to an alias",
+    "no image found",
+    "unsupported transport",
+    "name invalid",
+)
+_NO_SUCH_PROGRAM: Final = "executable file not found"  # Go's message if the node lacks a program (newuidmap)
+_NAME_CHARACTERS: Final = 100  # of the image's name in its file name, for people; a file name has at most 255 bytes
 
 
 class Runtimes(enum.StrEnum):
-    """The programs that run images here, the first found taken."""
+    """The programs that can run images, in order of preference."""
 
     PODMAN = "podman"
     APPTAINER = "apptainer"
@@ -60,7 +65,7 @@ class Runtimes(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """One of them, as it is installed. `init`: a small first process for containers, "" where there is none."""
+    """An installed program that runs images. `init`: path of a minimal init process for containers; "" without one."""
 
     kind: Runtimes
     path: str
@@ -69,17 +74,17 @@ class Runtime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contained:
-    """What holds for all of a member's containers.
+    """The settings that all containers of a member share.
 
     Attributes:
-        image: as the runtime takes it: a name for podman, a file for apptainer.
-        name: begins the name of each container; the task's follows.
-        owner: says which supervisor made it, so that a later one can tell whether it is alive.
-        mounts: absolute folders, none below another, seen inside under the same path.
-        folder: of files for the runtime, which none but the job's account can read.
-        gpus: UUIDs of the devices; empty where they are virtual.
+        image: as the runtime expects it: a name for podman, a file for apptainer.
+        name: prefix of each container's name; the task's follows.
+        owner: identifies the supervisor that made it, so that a later one can check whether it is alive.
+        mounts: absolute folders, none below another, mounted under the same path.
+        folder: for the runtime's files, readable by the job's account alone.
+        gpus: UUIDs of the devices; empty for virtual devices.
         devices: further device files or folders.
-        nofile, processes: limits that the ranks have on the node: soft and hard.
+        nofile, processes: soft and hard limits of the ranks on the node.
     """
 
     image: str
@@ -97,15 +102,15 @@ class Contained:
 
 
 def argv_of(command: tuple[str, ...] | str) -> tuple[str, ...]:
-    """The words of a command inside; a text goes to the image's bash, else to its sh."""
+    """Return the argument list of a command; a text runs in the image's bash, else in its sh."""
     return ("/bin/sh", "-c", SHELL, command) if isinstance(command, str) else command
 
 
 def mounts_of(paths: Iterable[str]) -> tuple[str, ...]:
-    """The folders to mount, none of which lies in another; the root is never one: it would hide the image.
+    """Return the folders to mount, without those inside another. The root is never mounted, because it would hide the image.
 
     Raises:
-        ValueError: a path holds a character that the runtimes take for their own.
+        ValueError: a path holds a character that the runtimes interpret.
     """
     found: list[str] = []
     for path in sorted({os.path.normpath(path) for path in paths if path.startswith("/")}):
@@ -120,14 +125,14 @@ def mounts_of(paths: Iterable[str]) -> tuple[str, ...]:
 def wrap(
     runtime: Runtime, what: Contained, task: str, command: tuple[str, ...] | str, variables: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """The words that run a command in the image. None of them holds the value of a variable: every user of the node can read words.
+    """Return the command line that runs a command in the image. It holds no variable's value: every user of the node can read it.
 
     Args:
-        runtime: which.
-        what: see there.
-        task: names the container among the member's.
+        runtime: the program.
+        what: the member's container settings.
+        task: suffix of the container's name.
         command: words, or a text for a shell.
-        variables: what the command finds, besides what the image sets; `around` and `file_of_variables` bring the values.
+        variables: environment of the command besides the image's own; `around` and `file_of_variables` pass the values.
     """
     if runtime.kind is Runtimes.PODMAN:
         return _podman_run(runtime, what, task, argv_of(command), variables)
@@ -135,9 +140,9 @@ def wrap(
 
 
 def around(runtime: Runtime, base: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the runtime's own process: the node's, and the rank's variables in the form in which they go inside.
+    """Return the environment of the runtime's process: the node's, and the rank's variables in the form that passes them into the image.
 
-    podman's own, which it would take for itself, go by the file.
+    Variables that podman itself would interpret go into `file_of_variables` instead.
     """
     if runtime.kind is Runtimes.PODMAN:
         return {**base, **{name: value for name, value in variables.items() if not _read_by_runtime(name)}}
@@ -148,35 +153,35 @@ def around(runtime: Runtime, base: Mapping[str, str], variables: Mapping[str, st
 def file_of_variables(
     runtime: Runtime, what: Contained, task: str, variables: Mapping[str, str]
 ) -> tuple[str, bytes] | None:
-    """Path and content of the file by which the variables go inside that podman would take for its own; None where there are none.
+    """Return path and content of the file that passes variables that podman itself would interpret; None without any.
 
     Raises:
-        ValueError: a value does not fit into a line; says which variable and what to do, and not the value.
+        ValueError: a value does not fit into a line. The message names the variable and the remedy, not the value.
     """
     own = _own_variables(runtime, variables)
     for name in own:
         line = f"{name}={variables[name]}".encode(errors="surrogateescape")
         if "\n" in variables[name] or "\r" in variables[name] or len(line) > _LINE_BYTES_MAX:
-            why = f"goes into an image as one line of at most {_LINE_BYTES_MAX >> 10} KiB, since podman reads a variable of that name itself"
-            raise ValueError(f"env: {name} {why}; take another name, or a file")
+            why = f"must be one line of at most {_LINE_BYTES_MAX >> 10} KiB in an image, because podman itself reads a variable of that name"
+            raise ValueError(f"env: {name} {why}; use another name, or a file")
     text = "".join(f"{name}={variables[name]}\n" for name in own)
     return (_path_of_variables(what, task), text.encode(errors="surrogateescape")) if own else None
 
 
 def enter(runtime: Runtime, what: Contained, task: str, argv: Sequence[str], *, terminal: bool) -> tuple[str, ...]:
-    """The words that run a further command beside a task, in its image."""
+    """Return the command line that runs another command beside a task, in its image."""
     if runtime.kind is Runtimes.PODMAN:
         return (runtime.path, "exec", "--interactive", *(["--tty"] if terminal else []), container(what, task), *argv)
     return _apptainer_exec(runtime, what, tuple(argv))
 
 
 def container(what: Contained, task: str) -> str:
-    """A container's name."""
+    """Return the name of a task's container."""
     return f"{what.name}-{task}"
 
 
 def reference(runtime: Runtime, image: str, *, workdir: str, cache: str) -> tuple[str, str]:
-    """The image as the runtime runs it, and the shell text that brings it to this node; "" where it is a file that is there."""
+    """Return the image as the runtime expects it, and the shell text that pulls it to this node; "" for an image file."""
     if is_file(image):
         return os.path.join(workdir, image), ""
     if runtime.kind is Runtimes.PODMAN:
@@ -187,66 +192,86 @@ def reference(runtime: Runtime, image: str, *, workdir: str, cache: str) -> tupl
     file = os.path.join(cache, _file_name(source))
     words, fresh, lock = (shlex.quote(file + end) for end in ("", ".new", ".lock"))
     pull = f"{shlex.quote(runtime.path)} pull --force {fresh} {shlex.quote(source)} && mv {fresh} {words}"
-    # Of two jobs one pulls, and the other finds it there: both would write into one file.
+    # The lock lets one of two jobs pull while the other waits: both would write the same file.
     return file, f"[ -e {words} ] || {{ flock 9 && {{ [ -e {words} ] || {{ {pull}; }}; }}; }} 9>{lock}"
 
 
 def is_file(image: str) -> bool:
-    """Whether it is a file of the working directory, and no name that a registry knows."""
+    """Whether the image is a file of the working directory, not a name in a registry."""
     return image.endswith(".sif")
 
 
-def no_such_image(said: str) -> bool:
-    """Whether a pull that failed would fail on every node."""
-    words = said.lower().replace(_NO_SUCH_PROGRAM, "")
+def no_such_image(output: str) -> bool:
+    """Whether a failed pull, by its output, would fail on every node."""
+    words = output.lower().replace(_NO_SUCH_PROGRAM, "")
     return any(word in words for word in _NO_SUCH_IMAGE)
 
 
 def as_ended(code: int | None, signal: int | None) -> tuple[int | None, int | None]:
-    """Code and signal of the command, from those of the runtime's process."""
+    """Return exit code and signal of the command, from those of the runtime's process."""
     if code is not None and _SIGNALS_FROM < code <= _SIGNALS_FROM + _SIGNALS_MAX:
         return None, code - _SIGNALS_FROM
     return code, signal
 
 
-# ---- the words ------------------------------------------------------------------------------------------------------
+# ---- command lines --------------------------------------------------------------------------------------------------
 
 
 def _podman_run(
     runtime: Runtime, what: Contained, task: str, argv: tuple[str, ...], variables: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Source: podman-run(1), 4.3. `--cgroups=disabled` and no daemon: all of it stays below the keeper and in its cgroup."""
-    # Root's containers are root's; any other user is, by a user namespace, inside who they are outside, in their own groups.
+    """Source: podman-run(1), 4.3. Without a daemon and with `--cgroups=disabled` all processes stay below the keeper and in its cgroup."""
+    # Root's containers run as root; for any other user a user namespace maps them to themselves, with their own groups.
     user = [f"--user={what.uid}:{what.gid}", *(["--userns=keep-id", "--group-add=keep-groups"] if what.uid else [])]
     own = _own_variables(runtime, variables)
     return (
-        runtime.path, "run", "--rm", f"--name={container(what, task)}", f"--label={OWNER_LABEL}={what.owner}",
-        "--cgroups=disabled", "--network=host", "--ipc=host", "--pull=never", "--http-proxy=false", "--log-driver=passthrough",
-        "--security-opt=no-new-privileges", "--security-opt=label=disable", "--entrypoint=", *user,
+        runtime.path,
+        "run",
+        "--rm",
+        f"--name={container(what, task)}",
+        f"--label={OWNER_LABEL}={what.owner}",
+        "--cgroups=disabled",
+        "--network=host",
+        "--ipc=host",
+        "--pull=never",
+        "--http-proxy=false",
+        "--log-driver=passthrough",
+        "--security-opt=no-new-privileges",
+        "--security-opt=label=disable",
+        "--entrypoint=",
+        *user,
         *([f"--init-path={runtime.init}", "--init"] if runtime.init else []),
-        f"--ulimit=nofile={what.nofile[0]}:{what.nofile[1]}", f"--ulimit=nproc={what.processes[0]}:{what.processes[1]}",
+        f"--ulimit=nofile={what.nofile[0]}:{what.nofile[1]}",
+        f"--ulimit=nproc={what.processes[0]}:{what.processes[1]}",
         f"--workdir={what.workdir}",
         *(f"--mount=type=bind,source={path},target={path},bind-propagation=rslave" for path in what.mounts),
         *(f"--device=nvidia.com/gpu={uuid}" for uuid in what.gpus),
         *(f"--device={path}" for path in what.devices),
         *([f"--env-file={_path_of_variables(what, task)}"] if own else []),
-        *(f"--env={name}" for name in sorted(variables) if name not in own),  # by name: a value of several lines stays one
-        what.image, *argv,
-    )  # fmt: skip
+        # By name, so that a value with several lines stays one value.
+        *(f"--env={name}" for name in sorted(variables) if name not in own),
+        what.image,
+        *argv,
+    )
 
 
 def _apptainer_exec(runtime: Runtime, what: Contained, argv: tuple[str, ...]) -> tuple[str, ...]:
-    """Source: apptainer-exec(1), 1.2. It makes no namespace of processes and no daemon; network and shared memory are the node's."""
+    """Source: apptainer-exec(1), 1.2. It starts no daemon and no PID namespace; network and shared memory are the node's."""
     return (
-        runtime.path, "exec", "--cleanenv", "--no-home", f"--pwd={what.workdir}",
+        runtime.path,
+        "exec",
+        "--cleanenv",
+        "--no-home",
+        f"--pwd={what.workdir}",
         *(f"--bind={path}:{path}" for path in what.mounts),
         *(["--nv"] if what.gpus else []),
-        what.image, *argv,
-    )  # fmt: skip
+        what.image,
+        *argv,
+    )
 
 
 def _file_name(source: str) -> str:
-    """Another one for each image: by its letters and digits alone, `a/b-c` and `a/b_c` would be the same."""
+    """Return a unique file name for an image; the hash distinguishes `a/b-c` and `a/b_c`."""
     readable = "".join(char if char.isalnum() else "_" for char in source)[-_NAME_CHARACTERS:]
     return f"{readable}-{hashlib.sha256(source.encode()).hexdigest()[:16]}.sif"
 
@@ -256,7 +281,7 @@ def _path_of_variables(what: Contained, task: str) -> str:
 
 
 def _own_variables(runtime: Runtime, variables: Mapping[str, str]) -> list[str]:
-    """Those that the runtime would take for its own, sorted; the others' names change on the way to the inside."""
+    """Return the variables that podman itself would interpret, sorted. Other runtimes get prefixed names, which cannot collide."""
     return sorted(filter(_read_by_runtime, variables)) if runtime.kind is Runtimes.PODMAN else []
 
 

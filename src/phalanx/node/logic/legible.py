@@ -1,8 +1,8 @@
-"""Text that travels or is written down. Names of files, hosts and ports are bytes to the system, and need not be UTF-8."""
+"""Make text safe to send or store. Names of files and hosts are bytes to the system, and need not be UTF-8."""
 
 from __future__ import annotations
 
 
 def legible(text: str) -> str:
-    """The text, with a question mark for each byte in it that is no character."""
+    """Replace each byte that is not valid UTF-8 by a question mark."""
     return text.encode("utf-8", "replace").decode()

@@ -1,12 +1,12 @@
-"""One node's part of one generation of an attempt: its phases, and what it does when something happens to it.
+"""One node's part of one generation of an attempt: its phases, and its reaction to each event.
 
-Functions from a member and a happening to a member and actions; `supervisor.py` calls them. Nothing here knows of other members.
+Functions take a member and an event and return the new member and actions; `supervisor.py` calls them. Members do not depend on each other.
 
     PREPARING -> READY -> STARTING -> RUNNING -> LINGERING -.
          |         |         |           |  '-> STOPPING ---+-> KILLING -> CLOSING -> STOPPED
          '---------+---------+-----------'------------------'
 
-Frozen or not is beside the phase (`frozen_ns`): ranks may be frozen while they run, stop, or linger.
+Freezing is independent of the phase (`frozen_ns`): ranks may be frozen while they run, stop, or linger.
 """
 
 from __future__ import annotations
@@ -35,39 +35,39 @@ from phalanx.node.logic.actions import (
     Thaw,
     WindUp,
     WritePage,
-)  # fmt: skip
+)
 from phalanx.node.logic.happenings import CheckpointReported, Hung, Killed, MemberKey, Place, Prepared, TaskEnded, Unfit
 from phalanx.node.logic.kept import keeps_checkpoints
 from phalanx.node.logic.lease import NS_PER_S, may_thaw
 from phalanx.node.logic.saves import PER_S, Saves, event_of
 from phalanx.wire.rank import StopReason
 
-LINGER_S: Final = 2.0  # what tasks leave behind (a logger, a data loader) gets this long to end by itself
-KILL_AGAIN_S: Final = 5.0  # a process in an uninterruptible call dies when the call ends: look again
+LINGER_S: Final = 2.0  # time for child processes of ended tasks (a logger, a data loader) to end by themselves
+KILL_AGAIN_S: Final = 5.0  # a process in an uninterruptible call dies only when the call ends, so the kill is repeated
 _SIGKILL: Final = 9
 
 
 class Phase(enum.StrEnum):
-    """How far a member is."""
+    """The phases of a member."""
 
     PREPARING = "preparing"
     READY = "ready"  # waits at the gang barrier, or past it for a lease
     STARTING = "starting"
     RUNNING = "running"
-    LINGERING = "lingering"  # every task ended by itself; what they left behind has until `timer_ns`
-    STOPPING = "stopping"  # SIGTERM is sent; SIGKILL at `timer_ns`
+    LINGERING = "lingering"  # every task ended by itself; their child processes have until `timer_ns`
+    STOPPING = "stopping"  # SIGTERM is sent; SIGKILL follows at `timer_ns`
     KILLING = "killing"
     CLOSING = "closing"  # nothing runs; output is being drained
-    STOPPED = "stopped"  # told; only the scratch folder is left
+    STOPPED = "stopped"  # reported; only the scratch folder is left
 
 
 UNHARMED_BY_LAPSE: Final = frozenset({Phase.KILLING, Phase.CLOSING, Phase.STOPPED})
-"""Phases to which the end of the lease means nothing: what still lives is being killed."""
+"""Phases that an expired lease does not affect: all remaining processes are being killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Now:
-    """The moment of a step: CLOCK_BOOTTIME for decisions, Unix time for reports."""
+    """The time of a step: CLOCK_BOOTTIME for decisions, Unix time for reports."""
 
     ns: int
     unix_s: float
@@ -83,19 +83,19 @@ class Member:
 
     Attributes:
         grant: this node's part of the allocation.
-        timer_ns: when the present phase ends by itself; 0 without such an end.
-        ready: what preparing found; repeated when the head asks again.
-        start: the barrier is passed; kept while there is no lease to start under.
+        timer_ns: when the current phase times out; 0 without a time-out.
+        ready: the result of preparation; repeated when the head asks again.
+        start: the start command, once the barrier is passed; stored while no lease permits the start.
         spawned_ns: when the tasks were started.
-        ended: ranks whose end has been told.
-        held: ends seen while others still started.
-        asked_ns: when we first asked the tasks to end, so that their ends are our doing.
-        frozen_ns: the end of the lease for want of which it is frozen; 0 while it is not.
-        bind_failed: rank 0 ended badly within the first seconds, and its output may tell of the port.
-        refusal: why it cannot run; reported once nothing of it is left.
+        ended: ranks whose end is reported.
+        held: ends seen while other tasks were still starting.
+        asked_ns: when we first asked the tasks to end; later ends count as caused by us.
+        frozen_ns: end of the lease whose expiry froze it; 0 while it is not frozen.
+        bind_failed: rank 0 failed within the first seconds; its output may show that the port was in use.
+        refusal: why it cannot run; reported once none of its processes is left.
         saves: the checkpoints that its program reported.
-        superseded: a newer epoch counts: end it, tell nothing as current.
-        forgotten: the head has asked to forget the attempt, or nobody will.
+        superseded: a newer epoch is current: end this one and report none of its results as current.
+        forgotten: the head has asked to forget the attempt, or never will ask.
     """
 
     key: MemberKey
@@ -125,18 +125,18 @@ class Member:
 
     @property
     def all_ended(self) -> bool:
-        """Whether every task of this node has ended."""
+        """Whether all tasks of this node have ended."""
         return len(self.ended) >= self.grant.tasks
 
 
 Turn: TypeAlias = tuple[Member, list[Action]]
 
 
-# ------------------------------------------------------------------------------------------------------------ beginning
+# --------------------------------------------------------------------------------------------------------------- start
 
 
 def begin(prepare: Prepare, grant: Grant, now: Now) -> Turn:
-    """A new member, and the order to prepare it."""
+    """Create a member, and the action that prepares it."""
     key = MemberKey(prepare.job_id, prepare.epoch, prepare.generation)
     left_s = None if prepare.deadline_s is None else prepare.deadline_s - now.unix_s
     job_deadline_ns = 0 if left_s is None else max(1, now.after(left_s))
@@ -145,7 +145,7 @@ def begin(prepare: Prepare, grant: Grant, now: Now) -> Turn:
 
 
 def prepared(member: Member, found: Prepared) -> Turn:
-    """It waits at the barrier."""
+    """Move a prepared member to the gang barrier."""
     if member.phase is not Phase.PREPARING:
         return member, []
     member = replace(member, phase=Phase.READY, ready=found)
@@ -153,14 +153,14 @@ def prepared(member: Member, found: Prepared) -> Turn:
 
 
 def unfit(member: Member, found: Unfit, now: Now) -> Turn:
-    """It cannot run here. The head hears so when nothing of it is left, because it counts a refusal as the member's end."""
+    """Kill a member that cannot run. The refusal is reported when none of its processes is left: the head counts it as the member's end."""
     if member.phase not in {Phase.PREPARING, Phase.STARTING}:
         return member, []
     return kill(replace(member, refusal=found), now)
 
 
 def pass_barrier(member: Member, start: StartTasks, *, lease_over: bool, deadline_ns: int, now: Now) -> Turn:
-    """Start the tasks, or, without a lease, remember to."""
+    """Start the tasks, or store the command until there is a lease."""
     if member.phase is not Phase.READY:
         return member, []
     if lease_over or member.frozen_ns:
@@ -177,27 +177,27 @@ def pass_barrier(member: Member, start: StartTasks, *, lease_over: bool, deadlin
 
 
 def spawned(member: Member, now: Now) -> Turn:
-    """Every task is exec'd; some may have ended already."""
+    """Handle that every task is exec'd; some may have ended already."""
     if member.phase is not Phase.STARTING:
         return member, []
     member = replace(member, phase=Phase.RUNNING)
     actions: list[Action] = [say_started(member, now)]
-    member, ends = _release(member, now)
+    member, ends = _report_held(member, now)
     actions += ends
     if member.all_ended:
-        # The last "empty" may have come before the last task: ask, rather than trust it.
+        # An earlier "empty" may have come before the last task started: check again.
         actions.append(ProbeEmpty(key=member.key))
     return member, actions
 
 
-# --------------------------------------------------------------------------------------------------------------- ending
+# ----------------------------------------------------------------------------------------------------------------- end
 
 
 def task_ended(member: Member, end: TaskEnded, now: Now) -> Turn:
-    """One task ended: report it; when it was the last, wait for what it left behind."""
+    """Report the end of a task; after the last one, wait for the processes it left behind."""
     if member.phase in {Phase.CLOSING, Phase.STOPPED} or end.rank in member.ended:
         return member, []
-    if member.phase is Phase.STARTING:  # told once the start of all is, so that the story reads in order
+    if member.phase is Phase.STARTING:  # reported after the start of all tasks, so that the story is in order
         return replace(member, held=(*member.held, end)), []
     by_us = member.asked_ns != 0 and end.ended_ns >= member.asked_ns
     bad = end.code != 0
@@ -208,55 +208,58 @@ def task_ended(member: Member, end: TaskEnded, now: Now) -> Turn:
         bind_failed=member.bind_failed
         or (end.rank == 0 and bad and early and not by_us and member.grant.node_rank == 0),
     )
-    actions: list[Action] = [] if member.superseded else [Report(event=_task_exited(member, end, by_us=by_us))]
+    actions: list[Action] = [] if member.superseded else [Report(event=_exit_event(member, end, by_us=by_us))]
     if member.all_ended and member.phase in {Phase.RUNNING, Phase.STOPPING}:
         linger_ns = now.after(LINGER_S)
         timer_ns = linger_ns if member.phase is Phase.RUNNING else min(member.timer_ns, linger_ns)
         phase = Phase.LINGERING if member.phase is Phase.RUNNING else Phase.STOPPING
         member = replace(member, phase=phase, timer_ns=timer_ns)
-        if end.evidence is not None:  # collecting it took a moment, and "empty" may have been said meanwhile
+        if end.evidence is not None:  # an "empty" may have come while the evidence was collected
             actions.append(ProbeEmpty(key=member.key))
     return member, actions
 
 
 def hung(member: Member, found: Hung) -> Turn:
-    """Its ranks make no steps. The head decides: it alone can stop the whole gang."""
+    """Report that the ranks make no steps. The head decides, because only it can stop the whole gang."""
     if member.phase is not Phase.RUNNING or member.frozen_ns or member.superseded or member.asked_ns:
         return member, []
     key, silence = member.key, found.silence
     event = MemberHung(
-        job_id=key.job_id, epoch=key.epoch, generation=key.generation, node_id=member.grant.node_id, silent_s=silence.silent_s,
-        limit_s=silence.limit_s, step=silence.step,
-    )  # fmt: skip
+        job_id=key.job_id,
+        epoch=key.epoch,
+        generation=key.generation,
+        node_id=member.grant.node_id,
+        silent_s=silence.silent_s,
+        limit_s=silence.limit_s,
+        step=silence.step,
+    )
     return member, [Report(event=event)]
 
 
-def _release(member: Member, now: Now) -> Turn:
-    """Tell of the tasks that ended before the last one had begun."""
+def _report_held(member: Member, now: Now) -> Turn:
+    """Report the tasks that ended before the last one started."""
     held, member = member.held, replace(member, held=())
     actions: list[Action] = []
     for end in held:
-        member, told = task_ended(member, end, now)
-        actions += told
+        member, reports = task_ended(member, end, now)
+        actions += reports
     return member, actions
 
 
 def stop(member: Member, command: StopTasks, now: Now) -> Turn:
-    """Ask the tasks to end, SIGKILL after the grace. Where none has run yet there is nothing to be gentle with. Idempotent."""
+    """Ask running tasks to end, and SIGKILL them after the grace. Members that do not run yet are killed immediately. Idempotent."""
     match member.phase:
         case Phase.RUNNING:
             member, actions = _terminate(
-                member, reason=_reason(command.reason), grace_s=command.grace_s, why=command.reason, now=now
+                member, reason=_stop_reason(command.reason), grace_s=command.grace_s, why=command.reason, now=now
             )
-            if (
-                _reason(command.reason) is StopReason.HANG
-            ):  # first: what they stand in is gone once they are asked to end
+            if _stop_reason(command.reason) is StopReason.HANG:  # before the signal, which changes the stacks
                 actions.insert(0, TakeStacks(key=member.key))
             return member, actions
         case Phase.STOPPING:
-            # Asked again, perhaps for a more urgent reason: the grace may shrink, it never grows.
+            # A repeated stop, perhaps for a more urgent reason, may shorten the grace but never extends it.
             timer_ns = min(member.timer_ns, now.after(command.grace_s))
-            page = WritePage(key=member.key, stop=_reason(command.reason), stop_by_ns=timer_ns)
+            page = WritePage(key=member.key, stop=_stop_reason(command.reason), stop_by_ns=timer_ns)
             return replace(member, timer_ns=timer_ns), [page]
         case Phase.PREPARING | Phase.READY | Phase.STARTING | Phase.LINGERING:
             return kill(replace(member, stop_why=command.reason), now)
@@ -265,7 +268,7 @@ def stop(member: Member, command: StopTasks, now: Now) -> Turn:
 
 
 def kill(member: Member, now: Now) -> Turn:
-    """End everything of it at once. Idempotent."""
+    """Kill all processes of the member immediately. Idempotent."""
     if member.phase in {Phase.KILLING, Phase.CLOSING, Phase.STOPPED}:
         return member, []
     member = replace(member, phase=Phase.KILLING, timer_ns=0, asked_ns=member.asked_ns or now.ns)
@@ -273,7 +276,7 @@ def kill(member: Member, now: Now) -> Turn:
 
 
 def supersede(member: Member, now: Now) -> Turn:
-    """A newer epoch counts: nothing this one does may matter any more."""
+    """Kill a member that a newer epoch replaced; nothing that it does counts any more."""
     if member.superseded:
         return member, []
     member = replace(member, superseded=True, forgotten=True, saves=Saves())
@@ -283,7 +286,7 @@ def supersede(member: Member, now: Now) -> Turn:
 
 
 def emptied(member: Member) -> Turn:
-    """No process is left. While tasks start, or setup has just ended, that means nothing; a kill has an answer of its own."""
+    """Close a member without processes. Ignored while tasks start or setup runs; a kill has its own answer."""
     if not (member.phase in {Phase.STOPPING, Phase.LINGERING} and member.all_ended):
         return member, []
     return _wind_up(member)
@@ -295,24 +298,24 @@ def _wind_up(member: Member) -> Turn:
 
 
 def killed(member: Member, done: Killed, now: Now) -> Turn:
-    """The kill is done; what would not die, and a kill that failed itself, is tried again."""
+    """Close a killed member; repeat the kill if processes survived or the kill itself failed."""
     if member.phase is not Phase.KILLING:
         return member, []
     if done.fault:
-        text = f"killing its processes failed ({done.fault}); their devices stay taken, trying again"
+        text = f"killing its processes failed ({done.fault}); its devices stay in use; retrying in {KILL_AGAIN_S:.0f} s"
         return replace(member, timer_ns=now.after(KILL_AGAIN_S)), [_note(member, text)]
     leftover = done.leftover
     if not leftover:
-        member, ends = _release(member, now)
+        member, ends = _report_held(member, now)
         member, actions = _wind_up(member)
         return member, [*ends, *actions]
     pids = ", ".join(str(pid) for pid in leftover[:8])
-    text = f"processes {pids} survive SIGKILL (an uninterruptible call?); their devices stay taken, trying again"
+    text = f"processes {pids} survive SIGKILL (in an uninterruptible call?); their devices stay in use; retrying in {KILL_AGAIN_S:.0f} s"
     return replace(member, timer_ns=now.after(KILL_AGAIN_S)), [_note(member, text)]
 
 
 def time_out(member: Member, now: Now) -> Turn:
-    """Do what is due by the clock: the end of a grace, of a linger, another kill, or the job's time limit with nobody to say so."""
+    """Act on timers: the end of a grace or of lingering, a repeated kill, or the job's time limit when the head did not stop it."""
     if member.timer_ns and now.ns >= member.timer_ns:
         if member.phase is Phase.KILLING:
             return replace(member, timer_ns=0), [Kill(key=member.key)]
@@ -326,7 +329,7 @@ def time_out(member: Member, now: Now) -> Turn:
 
 
 def limit_ns(member: Member) -> int:
-    """When the supervisor ends the tasks by itself; 0 for never. One grace after the time limit, at which the head should have."""
+    """Return when the supervisor itself ends the tasks; 0 for never. This is one grace after the time limit, at which the head stops them."""
     if member.phase is not Phase.RUNNING or not member.job_deadline_ns:
         return 0
     return member.job_deadline_ns + int(member.prepare.spec.grace_s * NS_PER_S)
@@ -336,123 +339,125 @@ def limit_ns(member: Member) -> int:
 
 
 def lapse(member: Member, lease_end_ns: int, now: Now) -> Turn:
-    """The lease is over: nothing of the member may go on."""
+    """Freeze a member whose lease has expired."""
     match member.phase:
         case _ if member.frozen_ns:
             return member, []
         case Phase.PREPARING | Phase.READY | Phase.RUNNING | Phase.STOPPING | Phase.LINGERING:
-            # Also at the barrier: setup may have left something running.
+            # Also at the barrier: setup may have left processes running.
             return replace(member, frozen_ns=lease_end_ns), [Freeze(key=member.key)]
         case Phase.STARTING:
-            # A task cannot be exec'd into a frozen cgroup, and one that has just begun has nothing to lose.
-            return _not_thawed(replace(member, frozen_ns=lease_end_ns), now)
+            # A task cannot be exec'd into a frozen cgroup, and one that has just started has nothing to lose.
+            return _kill_frozen(replace(member, frozen_ns=lease_end_ns), now)
         case Phase.KILLING | Phase.CLOSING | Phase.STOPPED:
             return member, []
 
 
 def renew(member: Member, deadline_ns: int, now: Now, *, decided: bool) -> Turn:
-    """The lease holds. `decided`: the answer speaks of this very epoch, and says that it is current."""
+    """Extend the lease page, or thaw the member. `decided`: the renewal's answer confirms that this epoch is current."""
     if not member.frozen_ns:
         page = WritePage(key=member.key, deadline_ns=deadline_ns)
-        return member, [page] if member.phase in {
-            Phase.STARTING,
-            Phase.RUNNING,
-            Phase.STOPPING,
-            Phase.LINGERING,
-        } else []
+        has_page = member.phase in {Phase.STARTING, Phase.RUNNING, Phase.STOPPING, Phase.LINGERING}
+        return member, [page] if has_page else []
     if not decided or member.phase in {Phase.KILLING, Phase.CLOSING, Phase.STOPPED}:
         return member, []
     frozen_ns = max(0, now.ns - member.frozen_ns)
-    setup = member.phase in {Phase.PREPARING, Phase.READY}  # no collectives yet: a freeze of any length does no harm
+    setup = member.phase in {Phase.PREPARING, Phase.READY}  # no collectives yet: any length of freeze is harmless
     if not setup and not may_thaw(frozen_ns, member.prepare.spec.collective_timeout_s):
-        return _not_thawed(member, now)
+        return _kill_frozen(member, now)
     actions: list[Action] = [] if setup else [WritePage(key=member.key, deadline_ns=deadline_ns)]
     actions.append(Thaw(key=member.key))
     if member.phase is Phase.RUNNING:
-        actions.append(Report(event=_froze(member, frozen_ns, thawed=True)))
+        actions.append(Report(event=_froze_event(member, frozen_ns, thawed=True)))
     return replace(member, frozen_ns=0), actions
 
 
 def freeze_done(member: Member, now: Now, *, still: bool) -> Turn:
-    """What cannot be stopped where it is must not run on without a lease."""
+    """Kill a member that could not be frozen: it must not run without a lease."""
     if still or not member.frozen_ns or member.phase in {Phase.KILLING, Phase.CLOSING, Phase.STOPPED}:
         return member, []
-    after, actions = _not_thawed(member, now)
-    return after, [_note(member, "processes could not be frozen when the lease was over; they are killed"), *actions]
+    after, actions = _kill_frozen(member, now)
+    return after, [_note(member, "processes could not be frozen when the lease expired; killing them"), *actions]
 
 
-def _not_thawed(member: Member, now: Now) -> Turn:
+def _kill_frozen(member: Member, now: Now) -> Turn:
     frozen_ns = max(0, now.ns - member.frozen_ns)
     after, actions = kill(member, now)
-    tell = member.phase in {Phase.STARTING, Phase.RUNNING} and not member.superseded
-    return after, [Report(event=_froze(member, frozen_ns, thawed=False)), *actions] if tell else actions
+    report = member.phase in {Phase.STARTING, Phase.RUNNING} and not member.superseded
+    return after, [Report(event=_froze_event(member, frozen_ns, thawed=False)), *actions] if report else actions
 
 
 # -------------------------------------------------------------------------------------------------------------- reports
 
 
 def say_ready(member: Member) -> Report:
-    """What preparing found."""
+    """Report the result of preparation."""
     assert member.ready is not None
     key, node_id = member.key, member.grant.node_id
     return Report(
         event=MemberReady(
-            job_id=key.job_id, epoch=key.epoch, generation=key.generation, node_id=node_id, port=member.ready.port,
-            resume=member.ready.resume, bad_links=member.ready.bad_links, clock_off_s=member.ready.clock_off_s,
+            job_id=key.job_id,
+            epoch=key.epoch,
+            generation=key.generation,
+            node_id=node_id,
+            port=member.ready.port,
+            resume=member.ready.resume,
+            bad_links=member.ready.bad_links,
+            clock_off_s=member.ready.clock_off_s,
         )
-    )  # fmt: skip
+    )
 
 
 def say_started(member: Member, now: Now) -> Report:
-    """All its tasks are exec'd."""
+    """Report that all tasks are exec'd."""
     key, node_id = member.key, member.grant.node_id
     return Report(
         event=MemberStarted(
             job_id=key.job_id, epoch=key.epoch, generation=key.generation, node_id=node_id, at_s=now.unix_s
         )
-    )  # fmt: skip
+    )
 
 
 def saved(member: Member, report: CheckpointReported, now: Now) -> Turn:
-    """Rank 0 made a checkpoint. What it made after its lease or its turn was over is the head's to refuse: it knows the epochs."""
+    """Handle a checkpoint of rank 0. The head, which knows the epochs, refuses one that was made too late."""
     if member.superseded:
         return member, []
     member = replace(member, saves=member.saves.heard(report))
-    return _tell_saved(member, now) if member.phase is Phase.STOPPED else tell_saved(member, now)
+    return _report_saved(member, now) if member.phase is Phase.STOPPED else tell_saved(member, now)
 
 
 def tell_saved(member: Member, now: Now) -> Turn:
-    """Pass on the newest checkpoint that waits, when its time has come."""
-    return _tell_saved(member, now) if now.ns >= member.saves.due_ns else (member, [])
+    """Report the newest waiting checkpoint, if it is due."""
+    return _report_saved(member, now) if now.ns >= member.saves.due_ns else (member, [])
 
 
 def tell_last_saved(member: Member, now: Now) -> Turn:
-    """Its end: what still waits is told before it, and what was passed over is said once."""
+    """Report the checkpoint that still waits before the member's end, and note how many were skipped."""
     count = member.saves.passed_over
-    member, actions = _tell_saved(member, now)
+    member, actions = _report_saved(member, now)
     if count:
-        text = f"{count} checkpoints were reported faster than {PER_S} a second and not told to the head, which knows newer ones"
+        text = f"{count} checkpoints were not reported to the head: the job made more than {PER_S} a second, and newer ones are reported"
         actions.append(_note(member, text))
     return member, actions
 
 
-def _tell_saved(member: Member, now: Now) -> Turn:
+def _report_saved(member: Member, now: Now) -> Turn:
     report, unneeded = member.saves.waiting, member.saves.unneeded
     if report is None:
         return member, []
     actions: list[Action] = [Report(event=event_of(report, member.grant.node_id))]
     prepare = member.prepare
     paths = tuple(path for path in unneeded if path.startswith(f"{prepare.checkpoint_dir}/"))
-    if paths and not keeps_checkpoints(prepare):  # else the head and the node tidy up by themselves
+    if paths and not keeps_checkpoints(prepare):  # else the head and the node remove them by themselves
         actions.append(DeleteCheckpoints(job_id=member.key.job_id, paths=paths, user=prepare.user))
     return replace(member, saves=member.saves.told(now.ns)), actions
 
 
-def _task_exited(member: Member, end: TaskEnded, *, by_us: bool) -> TaskExited:
+def _exit_event(member: Member, end: TaskEnded, *, by_us: bool) -> TaskExited:
     key = member.key
     code, signal, note = end.code, end.signal, member.stop_why if by_us else ""
     if end.lost:
-        code, signal, note = None, _SIGKILL, "the process that waited for it was killed; its own exit is not known"
+        code, signal, note = None, _SIGKILL, "the process that waited for it was killed; its exit status is unknown"
     exit = TaskExit(
         rank=end.rank,
         node_id=member.grant.node_id,
@@ -466,29 +471,33 @@ def _task_exited(member: Member, end: TaskEnded, *, by_us: bool) -> TaskExited:
     return TaskExited(job_id=key.job_id, epoch=key.epoch, generation=key.generation, exit=exit)
 
 
-def _froze(member: Member, frozen_ns: int, *, thawed: bool) -> MemberFroze:
+def _froze_event(member: Member, frozen_ns: int, *, thawed: bool) -> MemberFroze:
     key = member.key
     return MemberFroze(
-        job_id=key.job_id, epoch=key.epoch, generation=key.generation, node_id=member.grant.node_id,
-        frozen_s=frozen_ns / NS_PER_S, thawed=thawed,
-    )  # fmt: skip
+        job_id=key.job_id,
+        epoch=key.epoch,
+        generation=key.generation,
+        node_id=member.grant.node_id,
+        frozen_s=frozen_ns / NS_PER_S,
+        thawed=thawed,
+    )
 
 
 def _terminate(member: Member, *, reason: StopReason, grace_s: float, why: str, now: Now) -> Turn:
-    by_ns = now.after(grace_s)
+    deadline_ns = now.after(grace_s)
     member = replace(
         member,
         phase=Phase.STOPPING,
-        timer_ns=max(1, by_ns),
+        timer_ns=max(1, deadline_ns),
         asked_ns=member.asked_ns or now.ns,
         stop_why=member.stop_why or why,
     )
-    page = WritePage(key=member.key, stop=reason, stop_by_ns=by_ns)
+    page = WritePage(key=member.key, stop=reason, stop_by_ns=deadline_ns)
     return member, [page, Signal(key=member.key)]
 
 
-def _reason(text: str) -> StopReason:
-    """The reason by its lower-case name; one that a newer head knows wants an end all the same."""
+def _stop_reason(text: str) -> StopReason:
+    """Return the reason by its lower-case name; an unknown one, of a newer head, counts as CANCELLED."""
     return StopReason.__members__.get(text.upper(), StopReason.CANCELLED)
 
 

@@ -1,4 +1,4 @@
-"""Events on their way to the head: numbered in order, kept until the head says they are durable."""
+"""Events on their way to the head, numbered in order and stored until the head acknowledges that they are durable."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from typing import Final
 
 from phalanx.core.state.events import MemberStopped, Report
 
-KEPT_MAX: Final = (
-    100_000  # without a lease nothing runs and nothing new happens, so this holds far more than an outage can make
-)
+KEPT_MAX: Final = 100_000  # far more than an outage can produce: without a lease nothing runs, so no new events come
 BATCH_MAX: Final = 512  # events in one request
 
 
 class Outgoing:
-    """The queue. Not thread-safe: its owner locks."""
+    """The queue. Not thread-safe: the caller locks."""
 
     def __init__(self) -> None:
         self._kept: deque[tuple[int, Report]] = deque()
@@ -22,9 +20,9 @@ class Outgoing:
         self.dropped = 0
 
     def put(self, event: Report) -> int:
-        """Number an event and keep it.
+        """Number an event and store it.
 
-        Past KEPT_MAX the oldest goes that is no MemberStopped: those the head waits for, the others it can do without.
+        Past KEPT_MAX the oldest event is dropped that is not a MemberStopped, because the head waits for those.
         """
         self._last += 1
         self._kept.append((self._last, event))
@@ -35,16 +33,16 @@ class Outgoing:
         return self._last
 
     def batch(self, limit: int = BATCH_MAX) -> list[tuple[int, Report]]:
-        """The oldest events not acknowledged, in order."""
+        """Return the oldest unacknowledged events, in order."""
         return [self._kept[index] for index in range(min(limit, len(self._kept)))]
 
     def acknowledge(self, seq: int) -> None:
-        """Everything up to `seq` is durable. An older or repeated acknowledgement changes nothing."""
+        """Remove everything up to `seq`, which is durable. An older or repeated acknowledgement changes nothing."""
         while self._kept and self._kept[0][0] <= seq:
             self._kept.popleft()
 
     def discard(self, seq: int) -> None:
-        """Give up one event that the head refuses for good."""
+        """Remove one event that the head permanently refuses."""
         self._kept = deque(item for item in self._kept if item[0] != seq)
 
     def __len__(self) -> int:

@@ -1,6 +1,6 @@
-"""What can be seen to fail before anything starts: a program that is not there, an address in the script, a backend without a device.
+"""Find errors in a job's script before it starts: a fixed rendezvous address, a backend without devices, a wrong encoding.
 
-Pure: the shell reads files, this module judges their text. Only what cannot work is refused; what might work is left to run.
+Pure: the shell reads the files, this module checks their text. It refuses only scripts that cannot work.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-# A longer one is generated; parsing it would cost more than it tells. Of lines of one letter this many cost 0.2 s and 57 MiB,
-# and the parser lets no other thread of the supervisor run meanwhile: neither the lease nor the fence.
+# A longer script is generated; parsing it is not worth the cost. This many bytes in lines of one letter take 0.2 s and 57 MiB, and the
+# parser blocks all other threads of the supervisor meanwhile, including lease and fence.
 SCRIPT_BYTES_MAX: Final = 64 << 10
 _PYTHON: Final = re.compile(r"(?:.*/)?(?:python|pypy)[0-9.]*")
 _SHELL: Final = re.compile(r"(?:.*/)?(?:ba|da|z|k)?sh")
 _LAUNCHER: Final = re.compile(r"(?:.*/)?(?:torchrun|accelerate|deepspeed|mpirun|mpiexec)")
-_TAKES_A_WORD: Final = frozenset({"-W", "-X", "-Q", "--check-hash-based-pycs"})
+_OPTIONS_WITH_VALUE: Final = frozenset({"-W", "-X", "-Q", "--check-hash-based-pycs"})
 _COOKIE: Final = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
 _INIT: Final = "init_process_group"
 _LOOPBACK: Final = ("localhost", "127.", "::1", "[::1]", "0.0.0.0")
-_ASKS: Final = ("MASTER_ADDR", "environ", "getenv", "WORLD_SIZE", "RANK", "is_available", "cuda", "device")
+_INSPECTING_WORDS: Final = ("MASTER_ADDR", "environ", "getenv", "WORLD_SIZE", "RANK", "is_available", "cuda", "device")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What the script will find: nodes in the gang, tasks in it, and whether it gets devices that NCCL can serve."""
+    """The gang in which the script will run: nodes, tasks, and whether it gets devices that NCCL supports."""
 
     nodes: int
     world_size: int
@@ -35,7 +35,7 @@ class Surroundings:
 
 
 def script_of(argv: Sequence[str]) -> str | None:
-    """The script file that `argv` will read, as written there; None where it names none (a module, -c, a program)."""
+    """Return the script file that `argv` will read, as written there; None if it names none (a module, -c, a program)."""
     if not argv:
         return None
     if _LAUNCHER.fullmatch(argv[0]):
@@ -46,7 +46,7 @@ def script_of(argv: Sequence[str]) -> str | None:
     for word in words:
         if word in {"-c", "-m", "-s", "-"} or (word.startswith("-") and not word.startswith("--") and word[-1] in "cm"):
             return None
-        if word in _TAKES_A_WORD or (word in {"-o", "-O"} and _SHELL.fullmatch(argv[0])):
+        if word in _OPTIONS_WITH_VALUE or (word in {"-o", "-O"} and _SHELL.fullmatch(argv[0])):
             next(words, None)
         elif not word.startswith(("-", "+")):
             return word
@@ -54,10 +54,10 @@ def script_of(argv: Sequence[str]) -> str | None:
 
 
 def objection(name: str, text: bytes, around: Surroundings) -> str | None:
-    """Why the Python script `name` cannot work here, by line; None where nothing speaks against it.
+    """Return why the Python script `name` cannot work here, with its line; None if no error is found.
 
-    A script that does not parse is let through: the job's interpreter may be newer than ours. So is one of more than
-    SCRIPT_BYTES_MAX, or nested deeper than we can follow.
+    A script that does not parse passes, because the job's interpreter may be newer than ours. So does one of more than SCRIPT_BYTES_MAX,
+    or one nested too deeply for our parser.
     """
     if len(text) > SCRIPT_BYTES_MAX:
         return None
@@ -76,7 +76,7 @@ def objection(name: str, text: bytes, around: Surroundings) -> str | None:
 
 
 def _encoding_objection(name: str, text: bytes) -> str | None:
-    """Python 3 reads UTF-8 unless one of the first two lines says otherwise."""
+    """Check for UTF-8, which Python 3 expects unless one of the first two lines names another encoding."""
     if any(_COOKIE.match(line) for line in text.split(b"\n", 2)[:2]):
         return None
     try:
@@ -91,9 +91,9 @@ def _encoding_objection(name: str, text: bytes) -> str | None:
 
 
 class _Scan(ast.NodeVisitor):
-    """Collects what cannot work. Whatever stands under an `if` that asks for the surroundings is the script's own care.
+    """Collects errors. Code under an `if` whose condition inspects the environment is skipped: the script adapts by itself.
 
-    What is asked is read once and not looked into: with one `if` in another's question it would be read once for each.
+    Conditions are unparsed once and not visited: nested conditional expressions would otherwise be unparsed once for each level.
     """
 
     def __init__(self, around: Surroundings) -> None:
@@ -101,26 +101,26 @@ class _Scan(ast.NodeVisitor):
         self.objections: list[tuple[int, str]] = []
 
     def visit_If(self, node: ast.If) -> None:
-        """Skip branches that ask."""
-        if not _asks(node.test):
+        """Skip branches whose condition inspects the environment."""
+        if not _inspects_environment(node.test):
             for statement in (*node.body, *node.orelse):
                 self.visit(statement)
 
     def visit_IfExp(self, node: ast.IfExp) -> None:
-        """Skip expressions that ask."""
-        if not _asks(node.test):
+        """Skip expressions whose condition inspects the environment."""
+        if not _inspects_environment(node.test):
             self.visit(node.body)
             self.visit(node.orelse)
 
     def visit_Assign(self, node: ast.Assign) -> None:
-        """os.environ["MASTER_ADDR"] = "10.0.0.1"."""
+        """Check os.environ["MASTER_ADDR"] = "10.0.0.1"."""
         for target in node.targets:
             if isinstance(target, ast.Subscript) and _is_environ(target.value) and _text(target.slice) == "MASTER_ADDR":
                 self._address(node.lineno, _text(node.value), "MASTER_ADDR")
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        """init_process_group(...), os.putenv("MASTER_ADDR", ...), os.environ.update(MASTER_ADDR=...)."""
+        """Check init_process_group(...), os.putenv("MASTER_ADDR", ...), os.environ.update(MASTER_ADDR=...)."""
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         given = {keyword.arg: keyword.value for keyword in node.keywords}
         if name == _INIT:
@@ -135,7 +135,7 @@ class _Scan(ast.NodeVisitor):
         self.generic_visit(node)
 
     def _address(self, line: int, address: str | None, what: str) -> None:
-        """A fixed address holds for no placement but one; on a single node its own loopback still works."""
+        """Report a fixed address, which fits one placement only; on a single node a loopback address still works."""
         if (
             address is None
             or self._around.world_size == 1
@@ -145,22 +145,18 @@ class _Scan(ast.NodeVisitor):
         hint = "leave it out: Phalanx sets MASTER_ADDR and MASTER_PORT, and init_process_group() reads them"
         if what == "init_method":
             hint = 'leave it out, or write init_method="env://"'
-        self.objections.append((line, f"{what} is fixed to {address!r}, but the gang runs where it is placed; {hint}"))
+        self.objections.append((line, f"{what} is fixed to {address!r}, but the job may run on any node; {hint}"))
 
     def _backend(self, line: int, backend: str | None) -> None:
         if backend is None or self._around.cuda or backend.lower() != "nccl":
             return
-        self.objections.append(
-            (
-                line,
-                'backend "nccl" needs GPUs, and this job has none here (virtual devices are slots on the CPU); use "gloo", or let torch choose',
-            )
-        )
+        why = 'backend "nccl" needs GPUs, and this job has none here (virtual devices are slots on the CPU); use "gloo", or let torch choose'
+        self.objections.append((line, why))
 
 
-def _asks(test: ast.expr) -> bool:
+def _inspects_environment(test: ast.expr) -> bool:
     text = ast.unparse(test)
-    return any(word in text for word in _ASKS)
+    return any(word in text for word in _INSPECTING_WORDS)
 
 
 def _is_environ(node: ast.expr) -> bool:
@@ -170,5 +166,5 @@ def _is_environ(node: ast.expr) -> bool:
 
 
 def _text(node: ast.expr | None) -> str | None:
-    """The string that a literal is; None for anything computed."""
+    """Return the value of a string literal; None for any other expression."""
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None

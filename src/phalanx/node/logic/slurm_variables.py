@@ -1,4 +1,4 @@
-"""The `SLURM_*` variables of a batch script and of the tasks that `srun` starts in it. Pure: values in, a mapping out.
+"""Build the `SLURM_*` variables of a batch script and of the tasks that `srun` starts in it. Pure.
 
 Source: sbatch(1) and srun(1) of Slurm 22.05, "OUTPUT ENVIRONMENT VARIABLES".
 """
@@ -14,7 +14,7 @@ from phalanx.core.fleet.hostlist import fold
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchNode:
-    """One node of the job, by node rank. `address` is where others reach it, `devices` how many the job has there."""
+    """One node of the job. `address`: where other nodes reach it; `devices`: how many the job has there."""
 
     name: str
     address: str
@@ -24,12 +24,12 @@ class BatchNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One attempt of a script as its nodes see it.
+    """One attempt of a batch script.
 
     Attributes:
-        number: the job's as a number: of an array's element its own, not the array's.
-        asked: the job's `slurm` words.
-        array: index, count, least and greatest index, and the array's number; empty for no array.
+        number: the job's number; for an element of an array its own, not the array's.
+        asked: the job's `slurm` options.
+        array: SLURM_ARRAY_* variables; empty without an array.
     """
 
     number: str
@@ -61,11 +61,11 @@ class Step:
 
     @property
     def tasks(self) -> int:
-        """Tasks in all."""
+        """Number of all tasks."""
         return sum(self.counts)
 
     def node_of(self, task: int) -> tuple[int, int]:
-        """Place in `nodes` and local id of a task: block distribution."""
+        """Return a task's index in `nodes` and its local id: block distribution."""
         for place, count in enumerate(self.counts):
             if task < count:
                 return place, task
@@ -74,7 +74,7 @@ class Step:
 
 
 def spread(tasks: int, nodes: int, per_node: int | None = None) -> tuple[int, ...]:
-    """How many of so many tasks run on each node: as even as can be, the first nodes taking the rest; at most `per_node`.
+    """Return the number of tasks on each node: as even as possible, with the remainder on the first nodes; at most `per_node`.
 
     Raises:
         ValueError: they do not fit, or there are fewer tasks than nodes.
@@ -84,7 +84,7 @@ def spread(tasks: int, nodes: int, per_node: int | None = None) -> tuple[int, ..
     if per_node is not None:
         full = [per_node] * nodes
         short, place = nodes * per_node - tasks, nodes - 1
-        while short:  # the last nodes take fewer, but each takes one
+        while short:  # the last nodes get fewer, but at least one each
             cut = min(short, full[place] - 1)
             full[place] -= cut
             short -= cut
@@ -94,7 +94,7 @@ def spread(tasks: int, nodes: int, per_node: int | None = None) -> tuple[int, ..
 
 
 def batch_variables(batch: Batch, node_rank: int = 0) -> dict[str, str]:
-    """What the script sees; on another node, what a task sees of the job."""
+    """Return the variables of the script, or on another node of a task, that describe the job."""
     asked, nodes, node = batch.asked, batch.nodes, batch.nodes[node_rank]
     names = node_list(batch, range(len(nodes)))
     per_node = int(asked["ntasks_per_node"]) if asked.get("ntasks_per_node") else None
@@ -103,24 +103,46 @@ def batch_variables(batch: Batch, node_rank: int = 0) -> dict[str, str]:
     except ValueError:
         counts = (1,) * len(nodes)
     found = {
-        "SLURM_JOB_ID": batch.number, "SLURM_JOBID": batch.number, "SLURM_JOB_NAME": batch.name, "SLURM_CLUSTER_NAME": batch.cluster,
-        "SLURM_JOB_NODELIST": names, "SLURM_NODELIST": names, "SLURM_JOB_NUM_NODES": str(len(nodes)), "SLURM_NNODES": str(len(nodes)),
-        "SLURM_NTASKS": str(batch.ntasks), "SLURM_NPROCS": str(batch.ntasks), "SLURM_TASKS_PER_NODE": repeated(counts),
-        "SLURM_JOB_CPUS_PER_NODE": repeated([one.cpus for one in nodes]), "SLURM_CPUS_ON_NODE": str(node.cpus),
-        "SLURM_SUBMIT_DIR": asked.get("submit_dir", ""), "SLURM_SUBMIT_HOST": asked.get("submit_host", ""),
-        "SLURM_JOB_PARTITION": asked.get("partition") or batch.cluster, "SLURM_JOB_USER": batch.user, "SLURM_JOB_UID": str(batch.uid),
-        "SLURM_NODEID": str(node_rank), "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0", "SLURMD_NODENAME": node.name,
-        "SLURM_TOPOLOGY_ADDR": node.name, "SLURM_TOPOLOGY_ADDR_PATTERN": "node", "ENVIRONMENT": "BATCH",
+        "SLURM_JOB_ID": batch.number,
+        "SLURM_JOBID": batch.number,
+        "SLURM_JOB_NAME": batch.name,
+        "SLURM_CLUSTER_NAME": batch.cluster,
+        "SLURM_JOB_NODELIST": names,
+        "SLURM_NODELIST": names,
+        "SLURM_JOB_NUM_NODES": str(len(nodes)),
+        "SLURM_NNODES": str(len(nodes)),
+        "SLURM_NTASKS": str(batch.ntasks),
+        "SLURM_NPROCS": str(batch.ntasks),
+        "SLURM_TASKS_PER_NODE": repeated(counts),
+        "SLURM_JOB_CPUS_PER_NODE": repeated([one.cpus for one in nodes]),
+        "SLURM_CPUS_ON_NODE": str(node.cpus),
+        "SLURM_SUBMIT_DIR": asked.get("submit_dir", ""),
+        "SLURM_SUBMIT_HOST": asked.get("submit_host", ""),
+        "SLURM_JOB_PARTITION": asked.get("partition") or batch.cluster,
+        "SLURM_JOB_USER": batch.user,
+        "SLURM_JOB_UID": str(batch.uid),
+        "SLURM_NODEID": str(node_rank),
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "SLURM_GTIDS": "0",
+        "SLURMD_NODENAME": node.name,
+        "SLURM_TOPOLOGY_ADDR": node.name,
+        "SLURM_TOPOLOGY_ADDR_PATTERN": "node",
+        "ENVIRONMENT": "BATCH",
         "SLURM_JOB_START_TIME": str(int(batch.start_s)),
-    }  # fmt: skip
+    }
     if batch.restarts:
         found["SLURM_RESTART_COUNT"] = str(batch.restarts)
     if batch.end_s is not None:
         found["SLURM_JOB_END_TIME"] = str(int(batch.end_s))
     for name, word in (
-        ("SLURM_JOB_ACCOUNT", "account"), ("SLURM_NTASKS_PER_NODE", "ntasks_per_node"), ("SLURM_CPUS_PER_TASK", "cpus_per_task"),
-        ("SLURM_GPUS_PER_TASK", "gpus_per_task"), ("SLURM_MEM_PER_NODE", "mem"), ("SLURM_MEM_PER_CPU", "mem_per_cpu"),
-    ):  # fmt: skip
+        ("SLURM_JOB_ACCOUNT", "account"),
+        ("SLURM_NTASKS_PER_NODE", "ntasks_per_node"),
+        ("SLURM_CPUS_PER_TASK", "cpus_per_task"),
+        ("SLURM_GPUS_PER_TASK", "gpus_per_task"),
+        ("SLURM_MEM_PER_NODE", "mem"),
+        ("SLURM_MEM_PER_CPU", "mem_per_cpu"),
+    ):
         if asked.get(word):
             found[name] = _mebibytes(asked[word]) if word.startswith("mem") else asked[word]
     if node.devices:
@@ -136,19 +158,30 @@ def batch_variables(batch: Batch, node_rank: int = 0) -> dict[str, str]:
 
 
 def step_variables(batch: Batch, step: Step, task: int, *, host: str) -> dict[str, str]:
-    """What one task of a step sees besides the batch's variables. `host` is where the step was started."""
+    """Return the variables of one task of a step. `host` is the node that started the step."""
     place, local = step.node_of(task)
     node_rank = step.nodes[place]
     first = sum(step.counts[:place])
     names = node_list(batch, step.nodes)
     found = batch_variables(batch, node_rank) | {
-        "SLURM_PROCID": str(task), "SLURM_LOCALID": str(local), "SLURM_NODEID": str(place), "SLURM_STEP_ID": str(step.number),
-        "SLURM_STEPID": str(step.number), "SLURM_STEP_NODELIST": names, "SLURM_STEP_NUM_NODES": str(len(step.nodes)),
-        "SLURM_STEP_NUM_TASKS": str(step.tasks), "SLURM_STEP_TASKS_PER_NODE": repeated(step.counts), "SLURM_NTASKS": str(step.tasks),
-        "SLURM_NPROCS": str(step.tasks), "SLURM_NNODES": str(len(step.nodes)), "SLURM_TASKS_PER_NODE": repeated(step.counts),
-        "SLURM_NODELIST": names, "SLURM_GTIDS": ",".join(str(first + one) for one in range(step.counts[place])),
-        "SLURM_LAUNCH_NODE_IPADDR": host, "SLURM_DISTRIBUTION": "block",
-    }  # fmt: skip
+        "SLURM_PROCID": str(task),
+        "SLURM_LOCALID": str(local),
+        "SLURM_NODEID": str(place),
+        "SLURM_STEP_ID": str(step.number),
+        "SLURM_STEPID": str(step.number),
+        "SLURM_STEP_NODELIST": names,
+        "SLURM_STEP_NUM_NODES": str(len(step.nodes)),
+        "SLURM_STEP_NUM_TASKS": str(step.tasks),
+        "SLURM_STEP_TASKS_PER_NODE": repeated(step.counts),
+        "SLURM_NTASKS": str(step.tasks),
+        "SLURM_NPROCS": str(step.tasks),
+        "SLURM_NNODES": str(len(step.nodes)),
+        "SLURM_TASKS_PER_NODE": repeated(step.counts),
+        "SLURM_NODELIST": names,
+        "SLURM_GTIDS": ",".join(str(first + one) for one in range(step.counts[place])),
+        "SLURM_LAUNCH_NODE_IPADDR": host,
+        "SLURM_DISTRIBUTION": "block",
+    }
     if step.cpus_per_task:
         found["SLURM_CPUS_PER_TASK"] = step.cpus_per_task
     found.pop("ENVIRONMENT", None)
@@ -156,24 +189,32 @@ def step_variables(batch: Batch, step: Step, task: int, *, host: str) -> dict[st
 
 
 def node_list(batch: Batch, ranks: Sequence[int]) -> str:
-    """Names of nodes as one text, in Slurm's brackets."""
+    """Return node names as a Slurm host list."""
     return fold([batch.nodes[rank].name for rank in ranks])
 
 
 def repeated(counts: Sequence[int]) -> str:
-    """`4(x2),3` for 4, 4, 3."""
+    """Compress counts as Slurm does: `4(x2),3` for 4, 4, 3."""
     runs = [(count, len(list(run))) for count, run in groupby(counts)]
     return ",".join(f"{count}(x{times})" if times > 1 else str(count) for count, times in runs)
 
 
 def filled(pattern: str, batch: Batch, *, node_rank: int = 0, step: int | None = None, task: int | None = None) -> str:
-    """A file name with Slurm's `%j`, `%A`, `%a`, `%x`, `%u`, `%N`, `%n`, `%t`, `%s`, `%J`, `%%`; `%4j` pads with zeros. Others stay."""
+    """Expand Slurm's `%j`, `%A`, `%a`, `%x`, `%u`, `%N`, `%n`, `%t`, `%s`, `%J`, `%%` in a file name; `%4j` pads with zeros. Others stay."""
     array = batch.array.get("SLURM_ARRAY_JOB_ID", batch.number)
     known = {
-        "j": batch.number, "A": array, "a": batch.array.get("SLURM_ARRAY_TASK_ID", "4294967294"), "x": batch.name, "u": batch.user,
-        "N": batch.nodes[node_rank].name, "n": str(node_rank), "t": str(task or 0), "s": "batch" if step is None else str(step),
-        "J": batch.number if step is None else f"{batch.number}.{step}", "%": "%",
-    }  # fmt: skip
+        "j": batch.number,
+        "A": array,
+        "a": batch.array.get("SLURM_ARRAY_TASK_ID", "4294967294"),
+        "x": batch.name,
+        "u": batch.user,
+        "N": batch.nodes[node_rank].name,
+        "n": str(node_rank),
+        "t": str(task or 0),
+        "s": "batch" if step is None else str(step),
+        "J": batch.number if step is None else f"{batch.number}.{step}",
+        "%": "%",
+    }
     found, place = "", 0
     while place < len(pattern):
         char = pattern[place]

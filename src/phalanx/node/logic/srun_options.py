@@ -1,6 +1,6 @@
-"""What an `srun` line asks for, and which of its options are not done here. Pure.
+"""Parse an `srun` command line, and note the options that are not supported here. Pure.
 
-Source: srun(1) of Slurm 22.05. Options end at the first word that is none: what follows is the command.
+Source: srun(1) of Slurm 22.05. Options end at the first other word, where the command begins.
 """
 
 from __future__ import annotations
@@ -15,9 +15,20 @@ from phalanx.core.work.nearest import nearest
 from phalanx.node.logic.slurm_variables import Batch, Step, spread
 
 _VALUES: Final = {
-    "ntasks": "n", "nodes": "N", "ntasks-per-node": "", "cpus-per-task": "c", "nodelist": "w", "exclude": "x", "output": "o", "error": "e",
-    "chdir": "D", "export": "", "gpus-per-task": "", "job-name": "J", "wait": "W",
-}  # fmt: skip
+    "ntasks": "n",
+    "nodes": "N",
+    "ntasks-per-node": "",
+    "cpus-per-task": "c",
+    "nodelist": "w",
+    "exclude": "x",
+    "output": "o",
+    "error": "e",
+    "chdir": "D",
+    "export": "",
+    "gpus-per-task": "",
+    "job-name": "J",
+    "wait": "W",
+}
 _FLAGS: Final = {
     "label": "l",
     "unbuffered": "u",
@@ -27,38 +38,88 @@ _FLAGS: Final = {
     "overlap": "",
     "no-kill": "k",
 }
-_MAYBE: Final = {"kill-on-bad-exit": "K", "exclusive": ""}
-_NOT_BOUND: Final = "tasks are not bound to cores or devices of their own"
-_UNMET: Final = {
-    "cpu-bind": _NOT_BOUND, "mem-bind": _NOT_BOUND, "gpu-bind": _NOT_BOUND, "hint": _NOT_BOUND, "threads-per-core": _NOT_BOUND,
-    "ntasks-per-core": _NOT_BOUND, "ntasks-per-socket": _NOT_BOUND, "cores-per-socket": _NOT_BOUND, "sockets-per-node": _NOT_BOUND,
-    "distribution": "tasks go node by node (block)", "mem": "a step takes what the job has", "mem-per-cpu": "a step takes what the job has",
-    "mem-per-gpu": "a step takes what the job has", "time": "a step ends with its job", "gpus": "a step sees the job's devices",
-    "gpus-per-node": "a step sees the job's devices", "gres": "a step sees the job's devices", "ntasks-per-gpu": "give --ntasks-per-node",
-    "partition": "the job has its place", "account": "the job has its account", "qos": "the job has its queue",
-    "constraint": "the job has its nodes", "open-mode": "files are begun anew", "task-prolog": "not run", "task-epilog": "not run",
-    "prolog": "not run", "epilog": "not run", "input": "tasks read nothing", "cpu-freq": "clocks are left alone", "comment": "not kept",
-    "network": "left alone", "propagate": "limits are the node's", "profile": "devices are sampled anyway", "acctg-freq": "devices are sampled anyway",
-    "slurmd-debug": "there is no slurmd", "immediate": "the job has its nodes", "gpu-freq": "clocks are left alone", "msg-timeout": "not needed",
-    "relative": "give --nodelist", "reservation": "the job has its nodes", "tres-per-task": "give --gpus-per-task", "compress": "files are not sent",
-}  # fmt: skip
-_UNMET_SHORT: Final = {"m": "distribution", "t": "time", "G": "gpus", "p": "partition", "A": "account", "C": "constraint", "i": "input",
-                       "q": "qos", "r": "relative", "I": "immediate"}  # fmt: skip
+_OPTIONAL_VALUE: Final = {"kill-on-bad-exit": "K", "exclusive": ""}
+_NOT_BOUND: Final = "tasks are not bound to their own cores or devices"
+_WHOLE_MEMORY: Final = "a step can use all memory of the job"
+_ALL_DEVICES: Final = "a step sees all devices of the job"
+_CLOCKS: Final = "clock rates are not changed"
+_SAMPLED: Final = "devices are always sampled"
+_IGNORED: Final = {
+    "cpu-bind": _NOT_BOUND,
+    "mem-bind": _NOT_BOUND,
+    "gpu-bind": _NOT_BOUND,
+    "hint": _NOT_BOUND,
+    "threads-per-core": _NOT_BOUND,
+    "ntasks-per-core": _NOT_BOUND,
+    "ntasks-per-socket": _NOT_BOUND,
+    "cores-per-socket": _NOT_BOUND,
+    "sockets-per-node": _NOT_BOUND,
+    "distribution": "tasks are placed node by node (block)",
+    "mem": _WHOLE_MEMORY,
+    "mem-per-cpu": _WHOLE_MEMORY,
+    "mem-per-gpu": _WHOLE_MEMORY,
+    "time": "a step ends with its job",
+    "gpus": _ALL_DEVICES,
+    "gpus-per-node": _ALL_DEVICES,
+    "gres": _ALL_DEVICES,
+    "ntasks-per-gpu": "use --ntasks-per-node",
+    "partition": "the job already has its nodes",
+    "account": "the job already has its account",
+    "qos": "the job already has its queue",
+    "constraint": "the job already has its nodes",
+    "open-mode": "files are overwritten",
+    "task-prolog": "not run",
+    "task-epilog": "not run",
+    "prolog": "not run",
+    "epilog": "not run",
+    "input": "tasks have no standard input",
+    "cpu-freq": _CLOCKS,
+    "comment": "not stored",
+    "network": "ignored",
+    "propagate": "the node's limits apply",
+    "profile": _SAMPLED,
+    "acctg-freq": _SAMPLED,
+    "slurmd-debug": "there is no slurmd",
+    "immediate": "the job already has its nodes",
+    "gpu-freq": _CLOCKS,
+    "msg-timeout": "not needed",
+    "relative": "use --nodelist",
+    "reservation": "the job already has its nodes",
+    "tres-per-task": "use --gpus-per-task",
+    "compress": "files are not sent",
+}
+_IGNORED_SHORT: Final = {
+    "m": "distribution",
+    "t": "time",
+    "G": "gpus",
+    "p": "partition",
+    "A": "account",
+    "C": "constraint",
+    "i": "input",
+    "q": "qos",
+    "r": "relative",
+    "I": "immediate",
+}
 _REFUSED: Final = {
-    "pty": "use phalanx shell JOB", "multi-prog": "start the programs by separate sruns", "bcast": "copy the file first",
-    "het-group": "jobs are not heterogeneous here", "jobid": "a step runs in the job that starts it", "container": "the job has its image",
-    "x11": "there is no display", "preserve-env": "give -n and -N",
-}  # fmt: skip
-_ALONE: Final = frozenset({"pty", "multi-prog", "x11", "preserve-env", "exclusive", "kill-on-bad-exit"})
+    "pty": "use phalanx shell JOB",
+    "multi-prog": "start each program with its own srun",
+    "bcast": "copy the file first",
+    "het-group": "heterogeneous jobs are not supported",
+    "jobid": "a step runs in the job that starts it",
+    "container": "the job already has its image",
+    "x11": "there is no display",
+    "preserve-env": "use -n and -N",
+}
+_WITHOUT_VALUE: Final = frozenset({"pty", "multi-prog", "x11", "preserve-env", "exclusive", "kill-on-bad-exit"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Srun:
-    """One line, read.
+    """A parsed srun line.
 
     Attributes:
-        given: by long name.
-        notes: what is not done, one line each.
+        given: option values by long name.
+        notes: one line for each option that is not supported.
     """
 
     command: tuple[str, ...]
@@ -66,25 +127,25 @@ class Srun:
     notes: tuple[str, ...] = field(default=())
 
     def number(self, name: str) -> int | None:
-        """A whole number from 1 on.
+        """Return an option's value as a whole number of at least 1.
 
         Raises:
-            BadRequest: it is none.
+            BadRequest: it is not one.
         """
         text = self.given.get(name)
         if text is None:
             return None
         least = text.partition("-")[0] if name == "nodes" else text
         if not least.isdecimal() or not int(least):
-            raise BadRequest(f"--{name}={text} is no number")
+            raise BadRequest(f"--{name}={text} is not a number of at least 1")
         return int(least)
 
 
 def read_srun(words: Sequence[str]) -> Srun:
-    """Options and command.
+    """Parse options and command.
 
     Raises:
-        BadRequest: an unknown option, one that cannot be done here, or no command.
+        BadRequest: an unknown option, one that is refused here, or no command.
     """
     given: dict[str, str] = {}
     notes: list[str] = []
@@ -95,24 +156,23 @@ def read_srun(words: Sequence[str]) -> Srun:
             break
         name, value = _split(word, left)
         if name in _REFUSED:
-            raise BadRequest(f"--{name} cannot be done here", hint=_REFUSED[name])
+            raise BadRequest(f"--{name} is not supported here", hint=_REFUSED[name])
         if name == "mpi":
             if value not in {"none", ""}:
                 raise BadRequest(
-                    f"--mpi={value} cannot be done here: srun starts no MPI",
-                    hint='mpirun --hostfile "$PHALANX_HOSTFILE" does',
+                    f"--mpi={value} is not supported here", hint='start MPI by mpirun --hostfile "$PHALANX_HOSTFILE"'
                 )
-        elif name in _UNMET:
-            notes.append(f"--{name}{f'={value}' if value else ''} is not honoured: {_UNMET[name]}")
+        elif name in _IGNORED:
+            notes.append(f"--{name}{f'={value}' if value else ''} is ignored: {_IGNORED[name]}")
         else:
             given[name] = value
     if not left:
-        raise BadRequest("srun: there is no command", hint="srun [options] program [arguments]")
+        raise BadRequest("no command given", hint="srun [options] program [arguments]")
     return Srun(command=tuple(left), given=given, notes=tuple(notes))
 
 
 def step_of(asked: Srun, batch: Batch, number: int) -> Step:
-    """Which nodes, and how many tasks on each.
+    """Choose the nodes, and the number of tasks on each.
 
     Raises:
         BadRequest: more nodes than the job has, nodes it does not have, or a number of tasks that does not fit them.
@@ -131,7 +191,7 @@ def step_of(asked: Srun, batch: Batch, number: int) -> Step:
     nodes, tasks = asked.number("nodes"), asked.number("ntasks")
     per_node = asked.number("ntasks-per-node")
     if nodes is not None and nodes > len(ranks):
-        raise BadRequest(f"--nodes={nodes}: the job has {len(ranks)} for it")
+        raise BadRequest(f"--nodes={nodes}, but the job has {len(ranks)} to choose from")
     if nodes is None and tasks is not None and per_node is not None:
         nodes = -(-tasks // per_node)
     ranks = ranks[: nodes or len(ranks)]
@@ -145,21 +205,26 @@ def step_of(asked: Srun, batch: Batch, number: int) -> Step:
     try:
         counts = spread(tasks, len(ranks), per_node or (default if tasks <= (default or 0) * len(ranks) else None))
     except ValueError as error:
-        raise BadRequest(f"srun: {error}") from None
+        raise BadRequest(f"{error}") from None
     return Step(
-        number=number, nodes=tuple(ranks), counts=counts,
+        number=number,
+        nodes=tuple(ranks),
+        counts=counts,
         cpus_per_task=asked.given.get("cpus-per-task") or batch.asked.get("cpus_per_task", ""),
-    )  # fmt: skip
+    )
 
 
 def shown_address(batch: Batch, rank: int) -> str:
-    """What `scontrol show hostnames` says of a node: where it can be reached. Virtual nodes share one loopback, whose every address works."""
+    """Return the name that `scontrol show hostnames` prints for a node, under which it is reachable.
+
+    Virtual nodes share one loopback network, where every 127.x address works.
+    """
     address = batch.nodes[rank].address
     return f"127.0.{(rank + 1) >> 8}.{(rank + 1) & 255}" if address.startswith("127.") else batch.nodes[rank].name
 
 
 def exported(words: str, here: Mapping[str, str]) -> dict[str, str]:
-    """The environment that `--export` lets through: ALL, NONE, names, NAME=value."""
+    """Return the environment that `--export` passes: ALL, NONE, names, NAME=value."""
     parts = [part for part in words.split(",") if part]
     if not parts:
         return dict(here)
@@ -178,24 +243,24 @@ def exported(words: str, here: Mapping[str, str]) -> dict[str, str]:
 
 def _rank(names: Mapping[str, int], name: str) -> int:
     if name not in names:
-        raise BadRequest(f"{name} is no node of this job", hint="scontrol show hostnames lists them")
+        raise BadRequest(f"{name} is not a node of this job", hint="scontrol show hostnames lists them")
     return names[name]
 
 
 def _split(word: str, left: list[str]) -> tuple[str, str]:
-    """Long name and value of an option; takes the next word where the value stands there."""
-    known = {**_VALUES, **_FLAGS, **_MAYBE}
+    """Return long name and value of an option; the value may be the next word."""
+    known = {**_VALUES, **_FLAGS, **_OPTIONAL_VALUE}
     if word.startswith("--"):
         name, equals, value = word[2:].partition("=")
-        if name not in known and name not in _UNMET and name not in _REFUSED and name != "mpi":
-            near = nearest(name, [*known, *_UNMET])
+        if name not in known and name not in _IGNORED and name not in _REFUSED and name != "mpi":
+            near = nearest(name, [*known, *_IGNORED])
             raise BadRequest(
                 f"srun has no option --{name}", hint=f"did you mean --{near}?" if near else "man srun lists them"
             )
-        if not equals and name not in _FLAGS and name not in _ALONE and left:
+        if not equals and name not in _FLAGS and name not in _WITHOUT_VALUE and left:
             value = left.pop(0)
         return name, value
-    letters = {short: name for name, short in known.items() if short} | _UNMET_SHORT
+    letters = {short: name for name, short in known.items() if short} | _IGNORED_SHORT
     name = letters.get(word[1], "")
     if not name:
         raise BadRequest(f"srun has no option -{word[1]}", hint="man srun lists them")
@@ -203,6 +268,6 @@ def _split(word: str, left: list[str]) -> tuple[str, str]:
     if name in _FLAGS and value:
         left.insert(0, f"-{value}")
         value = ""
-    elif not value and name not in _FLAGS and name not in _ALONE and left:
+    elif not value and name not in _FLAGS and name not in _WITHOUT_VALUE and left:
         value = left.pop(0)
     return name, value

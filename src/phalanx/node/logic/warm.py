@@ -1,7 +1,7 @@
-"""Which commands can start warm: those that a zygote can run exactly as a fresh interpreter would.
+"""Decide which commands can start warm: those that a zygote can run exactly as a new interpreter would.
 
 Only `python[3[.x]] [-u] script.py args...` and `python[3[.x]] [-u] -m module args...`, as words or as a bash line that needs no bash.
-Pure; asked by the supervisor before each start. Whatever it does not know starts cold, which is never wrong.
+Pure; the supervisor calls it before each start. Any other command starts cold, which is always correct.
 """
 
 from __future__ import annotations
@@ -13,22 +13,42 @@ from typing import Final
 
 _INTERPRETER: Final = re.compile(r"python(3(\.\d+)?)?")
 _MODULE: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-# In such a line bash only splits at blanks: no quote, variable, glob, redirection, comment or second command can occur.
+# In such a line bash only splits at blanks: it has no quote, variable, glob, redirection, comment or second command.
 _PLAIN_LINE: Final = re.compile(r"[A-Za-z0-9_@%+=:,./ \t-]*")
-# Read when the interpreter starts or torch and what it loads are imported; a zygote serves only ranks that agree in all of them.
+# Read when the interpreter starts, or when torch and its dependencies are imported; a zygote serves only ranks with equal values of all.
 _PREFIXES: Final = (
-    "PYTHON", "LD_", "LC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "NUMEXPR_", "NPY_", "ATEN_", "DNNL_",
-    "ONEDNN_", "TORCH", "PYTORCH_", "CUDA_", "TRITON_", "MALLOC_", "GLIBC_", "TF_CPP_",
-)  # fmt: skip
+    "PYTHON",
+    "LD_",
+    "LC_",
+    "OMP_",
+    "GOMP_",
+    "KMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "GOTO_",
+    "BLIS_",
+    "NUMEXPR_",
+    "NPY_",
+    "ATEN_",
+    "DNNL_",
+    "ONEDNN_",
+    "TORCH",
+    "PYTORCH_",
+    "CUDA_",
+    "TRITON_",
+    "MALLOC_",
+    "GLIBC_",
+    "TF_CPP_",
+)
 _NAMES: Final = frozenset({"LANG", "LANGUAGE", "TZ", "HOME", "PATH", "VIRTUAL_ENV"})
-# Read when first used, hence after the fork; they differ from rank to rank or from job to job.
+# Read at first use, after the fork; they differ between ranks or jobs.
 _LATE_PREFIXES: Final = ("TORCHELASTIC_",)
 _LATE_NAMES: Final = frozenset({"CUDA_VISIBLE_DEVICES", "TF_CONFIG"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmCommand:
-    """A Python command taken apart; exactly one of `script` and `module` is given."""
+    """A parsed Python command; exactly one of `script` and `module` is given."""
 
     interpreter: str
     unbuffered: bool
@@ -38,7 +58,7 @@ class WarmCommand:
 
 
 def warm_argv(command: tuple[str, ...] | str) -> WarmCommand | None:
-    """Take a command apart if it can start warm; None where it must start cold."""
+    """Parse a command that can start warm; None if it must start cold."""
     if isinstance(command, str):
         if not _PLAIN_LINE.fullmatch(command):
             return None
@@ -67,7 +87,7 @@ def warm_argv(command: tuple[str, ...] | str) -> WarmCommand | None:
 
 
 def early_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """The part of a rank's environment that is read before its script runs: what its zygote has to be started with."""
+    """Return the part of a rank's environment that is read before its script runs; its zygote must start with the same."""
     return {name: value for name, value in sorted(env.items()) if _read_early(name)}
 
 

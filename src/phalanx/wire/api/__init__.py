@@ -1,21 +1,21 @@
-"""What users and the head say to each other: JSON bodies of the routes under /v1/, as records. The head encodes them, the CLI decodes them.
+"""JSON bodies of the API routes under /v1/, as records. The head encodes them, the CLI decodes them.
 
-A field added later has a default, and unknown fields are ignored, so that a release understands the one before and after it.
-Times are Unix seconds (`_s`), amounts carry their unit. Bytes travel as base64.
+Fields added later have a default, and unknown fields are ignored, so that a release is compatible with the one before and after it.
+Times are Unix seconds (`_s`), names of amounts carry their unit. Bytes are sent as base64.
 
     GET    /v1/health                    -> Health            (no token)
     GET    /v1/me                        -> Me
     POST   /v1/jobs                      job mapping -> Submitted (201; header Idempotency-Key)
     GET    /v1/jobs ?state=&user=&project=&queue=&name=&before_seq=&limit=&fold=  -> JobList       (`state` may be repeated)
-    GET    /v1/jobs/{id}                 -> JobDetail       (of an array too: the whole as one job; so do the verbs that change)
+    GET    /v1/jobs/{id}                 -> JobDetail       (an array's id selects the whole array, here and in the verbs that change jobs)
     PATCH  /v1/jobs/{id}                 UpdateBody -> JobReply
     POST   /v1/jobs/{id}/cancel|hold|release|requeue   WhyBody or nothing -> JobReply
-    POST   /v1/jobs/cancel               CancelBody -> JobsReply (all at once, in the order named)
+    POST   /v1/jobs/cancel               CancelBody -> JobsReply (all in one step, in the order named)
     GET    /v1/jobs/{id}/why             -> wire.why.WhyReply;  POST /v1/jobs/dry-run  job mapping -> wire.why.DryRunReply
     GET    /v1/jobs/{id}/story ?after=&limit=  -> StoryReply
     GET    /v1/jobs/{id}/logs ?rank=all|K|supervisor&epoch=&cursor=&limit_bytes=&tail_bytes=  -> LogsReply
            with ?follow=1 or Accept: text/event-stream an SSE stream: `log` LogChunk, `state` StateEvent, `end` EndEvent
-    GET    /v1/jobs/{id}/events ?after=  SSE: `story` StoryLine, `state` StateEvent, `end` EndEvent; /v1/events the same of all
+    GET    /v1/jobs/{id}/events ?after=  SSE: `story` StoryLine, `state` StateEvent, `end` EndEvent; /v1/events the same for all jobs
     GET    /v1/jobs/{id}/steps ?after=CURSOR&rank=0|all&limit=  -> StepsReply
     GET    /v1/jobs/{id}/receipt         -> core.accounting.receipt.Receipt
     GET    /v1/jobs/{id}/files ?path=    -> FilesReply;  /v1/jobs/{id}/files/archive ?path= -> tar
@@ -32,11 +32,11 @@ Times are Unix seconds (`_s`), amounts carry their unit. Bytes travel as base64.
     GET    /v1/users|projects|queues     -> UserList|ProjectList|QueueList
     GET|PUT /v1/users|projects|queues/{id}   UserBody|ProjectBody|QueueBody -> UserReply|ProjectReply|QueueReply
     PUT    /v1/queues                    QueuesBody -> QueuesApplied (all or nothing)
-    GET    /v1/tokens                    -> TokenList (one's own; all for an admin);  POST TokenBody -> TokenMade (201)
+    GET    /v1/tokens                    -> TokenList (the caller's; all for an admin);  POST TokenBody -> TokenMade (201)
     DELETE /v1/tokens/{id}               -> 204
     HEAD|PUT /v1/blobs/{sha256}          raw bytes -> BlobReply
     GET    /v1/overview                  -> Overview
     POST   /v1/stop                      StopBody -> StopReply
 
-Errors always are an ErrorReply with the HTTP status of the core.errors class whose `code` it carries.
+Every error is an ErrorReply with the HTTP status of the core.errors class that has its `code`.
 """

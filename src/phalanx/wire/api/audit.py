@@ -8,7 +8,7 @@ from phalanx.core.ids import TokenId, UserId
 
 
 class AuditLineView(msgspec.Struct, frozen=True, kw_only=True):
-    """Who changed what, from where, and how it ended ("done", or the code of the refusal)."""
+    """One change: who changed what, from where, and the result ("done", or the code of the refusal)."""
 
     seq: int
     at_s: float
@@ -22,21 +22,21 @@ class AuditLineView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditList(msgspec.Struct, frozen=True, kw_only=True):
-    """Lines, oldest first. `anchor`: where the whole trail stands now, to be kept elsewhere."""
+    """Lines, oldest first. `anchor`: hash of the whole trail now, to be stored elsewhere."""
 
     lines: list[AuditLineView]
     anchor: str = ""
 
 
 class AuditFlaw(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the trail is not what was written."""
+    """A place where the trail was altered."""
 
     seq: int
     text: str
 
 
 class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of an examination: `lines` read, `anchors` compared; `flaws` is empty for a sound trail."""
+    """The result of a verification: `lines` read, `anchors` compared; `flaws` is empty for an intact trail."""
 
     lines: int
     anchors: int

@@ -22,7 +22,7 @@ class ExecOpened(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExecOutputReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Output from byte `after` on. `end`: ask next with `after=end`. `done`: the command is over and this is the last of it."""
+    """Output from byte `after` on. `end`: ask next with `after=end`. `done`: the command has ended and this is its last output."""
 
     data: bytes
     end: int
@@ -32,7 +32,7 @@ class ExecOutputReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExecInputBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the user typed, from byte `offset` of the whole input on; sent twice it counts once."""
+    """The user's input from byte `offset` of the whole input on. Idempotent."""
 
     offset: int
     data: bytes = b""
@@ -40,7 +40,7 @@ class ExecInputBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class ExecInputReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Input up to byte `end` is taken; go on from there."""
+    """Input up to byte `end` is received; continue from there."""
 
     end: int
 

@@ -1,4 +1,4 @@
-"""Records of the head itself: its refusals, who it is, whom it hears, all that runs on it at one moment, and its end."""
+"""Records of the head itself: errors, health, the caller's identity, an overview, and the stop."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from phalanx.wire.api.nodes import NodeView
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
-    """`code` is that of a class in core.errors; `retry`: the same request may go through later.
+    """`code` is that of a class in core.errors; `retry`: the same request may succeed later.
 
-    `leader`: of a head that stands by alone, where the one is that leads; empty where none is known.
+    `leader`: only from a standby, the URL of the leading head; empty if unknown.
     """
 
     code: str
@@ -25,15 +25,15 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErrorReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The one shape of every refusal."""
+    """The body of every error."""
 
     error: ErrorBody
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """Open to all: says that a head answers, and which.
+    """Health of the head, without authentication.
 
-    `role`: "leader" or "standby" where several heads share a store, else empty; `term` and `leader` (its URL) as that head knows them.
+    `role`: "leader" or "standby" if several heads share a store, else empty; `term` and `leader` (its URL) as this head knows them.
     """
 
     status: str
@@ -45,7 +45,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeadView(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the heads that share a store. `seen_ago_s`: since it last said that it lives; `role`: leader, standby or silent."""
+    """One of the heads that share a store. `seen_ago_s`: since its last heartbeat; `role`: leader, standby or silent."""
 
     name: str
     url: str
@@ -56,7 +56,7 @@ class HeadView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeadList(msgspec.Struct, frozen=True, kw_only=True):
-    """Who leads since when, and who stands by. Of a head that shares its store with none: itself, and term 0."""
+    """The leader, since when, and the standbys. A single head lists itself with term 0."""
 
     heads: list[HeadView]
     term: int = 0
@@ -65,7 +65,7 @@ class HeadList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Me(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose token this is and what it may do."""
+    """The user of the token, and its permissions."""
 
     user: UserId
     role: UserRole
@@ -77,7 +77,7 @@ class Me(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StopBody(msgspec.Struct, frozen=True, kw_only=True):
-    """Refused while jobs run unless one of the two is set. `cancel_jobs`: ask again until `stopping`."""
+    """Refused while jobs run, unless one of the two is set. `cancel_jobs`: repeat the request until `stopping`."""
 
     keep_jobs: bool = False
     cancel_jobs: bool = False
@@ -92,7 +92,7 @@ class StopReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
-    """All that `top` and the demo draw, from one moment. `recent` are the newest jobs that ended."""
+    """A snapshot for `top` and the demo. `recent` are the newest ended jobs."""
 
     now_s: float
     head_id: str

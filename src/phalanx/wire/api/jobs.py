@@ -1,4 +1,4 @@
-"""Records of jobs and their attempts, and what may be asked of them."""
+"""Records of jobs and their attempts, and of requests that change them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far training is, by the reports of rank 0. Rates are over the newest steps; `saving`: a checkpoint is being written.
+    """Progress of the training, from reports of rank 0. Rates are over the newest steps; `saving`: a checkpoint is being written.
 
-    `checkpoint_step` is the newest step saved that the head heard of in this life.
+    `checkpoint_step` is the newest saved step reported since the head started.
     """
 
     epoch: Epoch
@@ -42,25 +42,25 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as people see it.
+    """A job.
 
     Attributes:
-        seq: submit order; pages by `before_seq`.
-        reason, detail: why it waits, as a word and a sentence; of an ended job only the sentence, why it ended so.
-        gpus: as asked, "4xh200:8"; `gpu_count` is the number. `shape` is "nodes x GPUs a node", of the live attempt or as asked.
+        seq: submit order, for paging by `before_seq`.
+        reason, detail: why it waits, as a word and a sentence; for an ended job only the sentence, why it ended.
+        gpus: as requested, "4xh200:8"; `gpu_count` is the number. `shape` is "nodes x GPUs per node", of the live attempt or as requested.
         nodes: names, of the live or last attempt, by node rank.
-        epoch: of the newest attempt, which is also how many there were (`attempts`).
-        restarts: attempts beyond the first and in-place restarts.
-        utilization: 0..1, mean over its devices; None when unknown.
+        epoch: of the newest attempt, which is also the number of attempts (`attempts`).
+        restarts: attempts after the first, and in-place restarts.
+        utilization: 0..1, mean over its devices; None if unknown.
         attempt_state: of the live attempt; None without one.
-        resume_step: the step the newest attempt started from.
+        resume_step: the step from which the newest attempt started.
         virtual: its devices are slots on CPU.
-        unmet: what it waits for of other jobs, "afterok:17". `begin_s`: it starts no earlier.
-        terms: what it insists on or wishes beyond its GPUs, in words: "within one rack".
-        plan: how its model is split: "auto", or a layout as "tp=2,fsdp=4"; "" where nothing was said.
-        budgets: what restarts have spent so far, in words: "2 of 5 restarts without progress"; empty where nothing was.
-        array_id, array_index, array_size, array_max: its place in an array, and how many may run at once.
-        elements: where the view stands for several elements, which: "40-99". `states`: how many of the whole array are in each state.
+        unmet: dependencies it waits for, "afterok:17". `begin_s`: earliest start.
+        terms: constraints and preferences beyond its GPUs, in words: "within one rack".
+        plan: how its model is split: "auto", or a layout as "tp=2,fsdp=4"; "" if not set.
+        budgets: restart budgets used so far, in words: "2 of 5 restarts without progress"; empty if none is used.
+        array_id, array_index, array_size, array_max: its place in an array, and how many elements may run at once.
+        elements: for a view of several elements, which: "40-99". `states`: number of elements of the whole array by state.
     """
 
     id: JobId
@@ -122,7 +122,7 @@ class GrantView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExitView(msgspec.Struct, frozen=True, kw_only=True):
-    """How one task ended; `by_us`: it had been asked to."""
+    """How one task ended; `by_us`: Phalanx had asked it to end."""
 
     rank: int
     node_id: NodeId
@@ -134,7 +134,7 @@ class ExitView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptView(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt. `causes` are those of its generations that ended, in order; `cause` is the last of them once it ended."""
+    """One attempt. `causes`: of its ended generations, in order; `cause`: the last of them, once the attempt ended."""
 
     job_id: JobId
     epoch: Epoch
@@ -155,9 +155,9 @@ class AttemptView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
-    """The job as committed, and what the user is told before it starts: "2 nodes x 8 = 16 GPUs", "16 tasks: ...".
+    """The job as committed, and notes for the user: "2 nodes x 8 = 16 GPUs", "16 tasks: ...".
 
-    Of an array `job` is the first element; `array_id` names the whole.
+    For an array, `job` is the first element, and `array_id` names the array.
     """
 
     job: JobView
@@ -188,7 +188,7 @@ class JobList(msgspec.Struct, frozen=True, kw_only=True):
 class JobBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A job mapping: the keys of a job file (docs/jobfile), checked by `core.work.request.spec_from_mapping` alone.
 
-    Here for the description of the API; a value may have any of the types that a job file allows for its key.
+    It documents the API; a value may have any type that a job file allows for its key.
     """
 
     run: str | list[str]
@@ -226,7 +226,7 @@ class JobBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class UpdateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What may change of a job, or of all live elements of an array; an absent field stays. `time` and `begin` as in a job file."""
+    """Changes to a job, or to all live elements of an array; absent fields stay unchanged. `time` and `begin` as in a job file."""
 
     name: str | None = None
     priority: int | None = None
@@ -236,19 +236,19 @@ class UpdateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class WhyBody(msgspec.Struct, frozen=True, kw_only=True):
-    """A reason for people, kept in the story."""
+    """A reason, recorded in the job's story."""
 
     why: str = ""
 
 
 class CancelBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Jobs to end for good, all in one step; `why` is for people, kept in the story of each."""
+    """Jobs to cancel, all in one step; `why` is recorded in the story of each."""
 
     jobs: list[JobId]
     why: str = ""
 
 
 class JobsReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs, in the order they were named, each once."""
+    """Jobs in the order of the request, each once."""
 
     jobs: list[JobView]

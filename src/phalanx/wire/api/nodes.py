@@ -1,4 +1,4 @@
-"""Records of nodes and their devices, of reservations, and of what a calibration found of the fleet."""
+"""Records of nodes and their devices, of reservations, and of the fleet's calibration profile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from phalanx.core.ids import JobId, NodeId, QueueId, ReservationId, SupervisorId
 
 
 class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
-    """A device, what holds it and its newest sample. `ranks` are those placed on it, where that is known; `outside`: others hold it.
+    """A device, the job that holds it, and its newest sample. `ranks`: those on it, if known; `outside`: held outside Phalanx.
 
     `nvlinks`: live links to each device of the node by index; `pcie`: "gen5 x16"; `numa`: its memory node.
     """
@@ -38,7 +38,7 @@ class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NicView(msgspec.Struct, frozen=True, kw_only=True):
-    """A network port as the supervisor found it when it started. `kind`: "ethernet" or "infiniband"; what nobody tells is None."""
+    """A network port when the supervisor started. `kind`: "ethernet" or "infiniband"; unknown values are None."""
 
     name: str
     kind: str
@@ -49,7 +49,7 @@ class NicView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CordonView(msgspec.Struct, frozen=True, kw_only=True):
-    """Who keeps new work off a node, and why."""
+    """Who cordoned a node, and why."""
 
     by: str
     why: str
@@ -58,7 +58,7 @@ class CordonView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReservedView(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node is set aside for, from `start_s` up to `end_s`. `holders`: "ada and queue nlp", or "maintenance"; `begun`: it is so now."""
+    """A reservation of a node from `start_s` to `end_s`. `holders`: "ada and queue nlp", or "maintenance"; `begun`: it is active."""
 
     id: ReservationId
     start_s: float
@@ -69,7 +69,14 @@ class ReservedView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """A node. `jobs` hold something on it; `reserved`: now or later, first to begin first; `sampled_s` is when its devices were last heard of, None if never in this life; `outside`: who holds some of it on a shared engine."""
+    """A node.
+
+    Attributes:
+        jobs: that hold resources on it.
+        reserved: active and later reservations, by start.
+        sampled_s: time of the newest sample of its devices; None if none came since the head started.
+        outside: who holds resources of it outside Phalanx, on a shared cluster.
+    """
 
     id: NodeId
     state: NodeState
@@ -113,20 +120,20 @@ class NodeReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LabelsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Labels by node; an empty text takes one away. All of them or, if one is wrong, none."""
+    """Labels by node; an empty value removes a label. If one is invalid, none is changed."""
 
     labels: dict[NodeId, dict[str, str]]
 
 
 class DrainBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`cordon_only`: running jobs stay where they are."""
+    """`cordon_only`: running jobs stay on the node."""
 
     why: str = ""
     cordon_only: bool = False
 
 
 class ReservationView(msgspec.Struct, frozen=True, kw_only=True):
-    """Nodes set aside from `start_s` up to `end_s`. With neither users nor queues it is `maintenance`: nobody may use them."""
+    """A reservation of nodes from `start_s` to `end_s`. Without users and queues it is `maintenance`: no job may use them."""
 
     id: ReservationId
     nodes: list[NodeId]
@@ -141,7 +148,7 @@ class ReservationView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReservationList(msgspec.Struct, frozen=True, kw_only=True):
-    """All that have not ended, first to begin first."""
+    """All reservations that have not ended, by start."""
 
     reservations: list[ReservationView]
 
@@ -153,7 +160,7 @@ class ReservationReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReservationBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Either `maintenance`, or the users and queues the nodes are for. `time` is how long, as "4h"; without `start_s` from now on."""
+    """Either `maintenance`, or the users and queues that may use the nodes. `time`: the duration, as "4h"; without `start_s` it begins now."""
 
     nodes: list[NodeId]
     time: str
@@ -165,11 +172,11 @@ class ReservationBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class ProfileReply(msgspec.Struct, frozen=True, kw_only=True):
-    """What the last calibration found, as `core.performance.profile` writes it; None where there was none.
+    """The result of the last calibration, as `core.performance.profile` writes it; None without one.
 
     Attributes:
-        stale: why it should be made again.
-        slow: nodes that gave less than their peers.
+        stale: reasons to calibrate again.
+        slow: nodes that were slower than their peers.
     """
 
     profile: dict[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""Records of what jobs leave behind: story, logs, changes of state, steps, files; and of the blobs they are given."""
+"""Records of jobs' results: story, logs, state changes, steps, files; and of uploaded blobs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from phalanx.core.work.job import JobState
 
 
 class StoryReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Lines with seq > `after`, oldest first; ask on with `after=last`."""
+    """Lines with seq > `after`, oldest first; ask next with `after=last`."""
 
     story: list[StoryLine]
     last: int = 0
 
 
 class LogChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """Text of one stream of one attempt: its bytes `offset` to `end`. `rank` is None for a supervisor's notes."""
+    """Text of one stream of one attempt, from byte `offset` to `end`. `rank` is None for a supervisor's notes."""
 
     epoch: Epoch
     stream: str
@@ -29,9 +29,9 @@ class LogChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogsReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Chunks by epoch, then stream. `cursor` asks on from here, for more logs or as Last-Event-ID; `more`: at once.
+    """Chunks by epoch, then stream. `cursor` continues from here, also as Last-Event-ID; `more`: more is available now.
 
-    `note`: why there is less than the job wrote; empty where there is all of it.
+    `note`: why part of the job's output is missing; empty if it is complete.
     """
 
     chunks: list[LogChunk]
@@ -41,7 +41,7 @@ class LogsReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's state has changed (or is told first)."""
+    """A job's state: its first, and each change."""
 
     job_id: JobId
     state: JobState
@@ -54,7 +54,7 @@ class StateEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EndEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """The job is over and all its output was sent; nothing follows."""
+    """The job has ended and all its output was sent; the stream ends."""
 
     job_id: JobId
     state: JobState
@@ -76,7 +76,7 @@ class StepView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepsReply(msgspec.Struct, frozen=True, kw_only=True):
-    """In the order reported: by epoch, then as written. `cursor` goes into `after`; `more`: at once."""
+    """Steps by epoch, then in the order reported. `cursor` goes into `after`; `more`: more are available now."""
 
     steps: list[StepView]
     cursor: str
@@ -93,7 +93,7 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FilesReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Entries of one folder, folders first, then by name. `truncated`: there are more than are shown."""
+    """Entries of one folder, folders first, then by name. `truncated`: the list is incomplete."""
 
     path: str
     entries: list[FileEntry]
@@ -101,7 +101,7 @@ class FilesReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlobReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The blob as kept."""
+    """The stored blob."""
 
     sha256: str
     bytes: int

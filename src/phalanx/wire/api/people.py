@@ -30,14 +30,14 @@ class UserReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UserBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a user is; absent fields of an existing user stay."""
+    """A user's settings; absent fields of an existing user stay unchanged."""
 
     role: UserRole | None = None
     disabled: bool | None = None
 
 
 class ProjectView(msgspec.Struct, frozen=True, kw_only=True):
-    """A project: who pays."""
+    """A project: an accounting group and its members."""
 
     id: ProjectId
     members: list[UserId]
@@ -58,14 +58,14 @@ class ProjectReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProjectBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a project is; absent fields of an existing project stay."""
+    """A project's settings; absent fields of an existing project stay unchanged."""
 
     members: list[UserId] | None = None
     admins: list[UserId] | None = None
 
 
 class TokenView(msgspec.Struct, frozen=True, kw_only=True):
-    """A token without its bits."""
+    """A token without its secret."""
 
     id: TokenId
     user: UserId
@@ -85,7 +85,7 @@ class TokenList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A token to make. `user` other than oneself takes an admin; `expires`: "30d" or "never", absent for 90 days; `scope`: actions, empty for all."""
+    """A token to create. Only an admin may name another `user`; `expires`: "30d" or "never", default 90 days; `scope`: actions, empty for all."""
 
     user: UserId | None = None
     expires: str | None = None
@@ -94,7 +94,7 @@ class TokenBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class TokenMade(msgspec.Struct, frozen=True, kw_only=True):
-    """The only time that the secret is shown."""
+    """A new token. The secret is shown only here."""
 
     secret: str
     token: TokenView

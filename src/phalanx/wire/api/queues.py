@@ -1,4 +1,4 @@
-"""Records of queues: what they hold now, and what they shall be."""
+"""Records of queues: their current state, and their settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from phalanx.core.work.queue import BUDGET_PERIOD_S
 
 
 class QueueWait(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs of one queue that wait for one reason; `detail` of the first of them."""
+    """Jobs of one queue that wait for the same reason; `detail` is that of the first."""
 
     reason: Reason
     jobs: int
@@ -19,16 +19,16 @@ class QueueWait(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueView(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue. GPUs count with all queues below; `pending`, `running`, `pending_gpus` and `waiting` are of its own jobs.
+    """A queue. GPU counts include all queues below; `pending`, `running`, `pending_gpus` and `waiting` count its own jobs.
 
     Attributes:
         quota_gpus, borrow_gpus, lend_gpus, gpus_per_user, jobs_per_user, budget_gpu_h: as in core.work.queue.Queue; None: no limit.
         right_gpus: its quota, or without one the sum of the quotas below.
         used_gpus: held by jobs.
-        borrowed_gpus: held past its right.
-        lent_gpus: of its right, held by others now: it would have to reclaim them.
-        room_gpus: that it may take now, without reclaiming.
-        factor: fair share, in (0, 1]; the higher, the sooner.
+        borrowed_gpus: held beyond `right_gpus`.
+        lent_gpus: of `right_gpus`, now held by other queues; it would have to reclaim them.
+        room_gpus: GPUs that it may use now without reclaiming.
+        factor: fair share, in (0, 1]; a higher factor starts jobs sooner.
     """
 
     id: QueueId
@@ -69,14 +69,14 @@ class QueueReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a queue is; absent fields of an existing queue stay."""
+    """A queue's settings; absent fields of an existing queue stay unchanged."""
 
     priority: int | None = None
     open: bool | None = None
 
 
 class QueueFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A queue as it shall be: what is absent takes its default, but `open`, which stays."""
+    """All settings of a queue: absent fields take their default, except `open`, which stays unchanged."""
 
     id: QueueId
     parent: QueueId | None = None
@@ -93,7 +93,7 @@ class QueueFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class QueuesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Queues put at once. `prune`: those not named are removed, but `default`. `dry_run`: only say what would change."""
+    """Queues to set in one step. `prune`: remove all others except `default`. `dry_run`: only report the changes."""
 
     queues: list[QueueFacts]
     prune: bool = False
@@ -101,7 +101,7 @@ class QueuesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class QueueChange(msgspec.Struct, frozen=True, kw_only=True):
-    """What differs of one queue, by the names of QueueFacts."""
+    """The changed settings of one queue, by field name of QueueFacts."""
 
     id: QueueId
     before: dict[str, str | int | float | bool | None]
@@ -109,7 +109,7 @@ class QueueChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueuesApplied(msgspec.Struct, frozen=True, kw_only=True):
-    """What was, or on a dry run would be, done."""
+    """The changes made, or with `dry_run` the changes to make."""
 
     added: list[QueueId] = []
     changed: list[QueueChange] = []

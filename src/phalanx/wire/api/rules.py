@@ -1,4 +1,4 @@
-"""Failure rules as the API says them."""
+"""Records of failure rules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from phalanx.core.work.failure import Blame, Charge, Remedy
 
 
 class RuleView(msgspec.Struct, frozen=True, kw_only=True):
-    """A rule. `own`: put by an operator; `source`: where a shipped one is from."""
+    """A rule. `own`: set by an operator; `source`: the reference of a built-in rule."""
 
     name: str
     blame: Blame
@@ -29,7 +29,7 @@ class RuleView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RulesReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The rules in force, in the order in which they are tried; who put the operators' own, and when."""
+    """The active rules, in the order in which they are matched; who set the operators' own, and when."""
 
     rules: list[RuleView]
     by: str = ""
@@ -37,7 +37,7 @@ class RulesReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RulesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Rules to put in place of those put before, as `core.recovery.rules` reads them."""
+    """Rules that replace the operators' earlier ones, as `core.recovery.rules` reads them."""
 
     rules: list[dict[str, Any]]
     dry_run: bool = False
