@@ -465,7 +465,7 @@ def test_receipt_says_what_of_a_huge_job_it_leaves_out():
     whole = msgspec.convert(views.receipt(), Receipt)
     assert not [line for line in receipt_lines(whole) if "reports" in line]
     cut_off = dataclasses.replace(whole, unread_bytes=3 << 20)
-    assert receipt_lines(cut_off)[-1] == "without its last 3 MiB of reports, which are too many to be read"
+    assert receipt_lines(cut_off)[-1] == "the last 3 MiB of reports are not included: too many to read"
 
 
 def test_doctor_looks_for_every_dependency_of_the_package(monkeypatch):
@@ -546,11 +546,11 @@ def test_the_reason_of_a_failure_is_told(head, typed):
 
 def test_ps_shows_no_more_rows_than_asked(head, typed):
     assert len(json.loads(typed("ps", "--limit", "1", "--json")[1])) == 1
-    assert "the newest 1 only" in typed("ps", "--limit", "1")[1]
+    assert "only the newest 1 jobs" in typed("ps", "--limit", "1")[1]
 
 
 def test_one_gpu_is_no_plural():
-    for gpus, said in (("1", "1 GPU asked"), ("4", "4 GPUs asked")):
+    for gpus, said in (("1", "1 GPU requested"), ("4", "4 GPUs requested")):
         facts = _facts(views.job(20, "x", "pending", gpus=gpus), [], terminal(), views.NOW_S)
         assert any(line.endswith(said) for line in facts)
 
@@ -570,7 +570,7 @@ def test_doctor_says_how_a_stopped_head_goes_on():
 def test_a_rank_that_is_not_there_is_64(head, typed):
     code, out, err = typed("logs", "12", "--rank", "99")
     assert (code, out) == (64, "")
-    assert re.search(r"job 12 has ranks 0-\d+ \(", err)
+    assert re.search(r"job 12 has ranks 0-\d+, no rank 99 \(", err)
 
 
 # ----------------------------------------------------------------------------------------------------------- itself
