@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from phalanx.client import Client
 
 PATIENCE_S: Final = 10.0  # retries of a head that restarts, at an interactive prompt
-FOLLOW_PATIENCE_S: Final = (
-    600.0  # the same for `run` and `logs -f`: as long as jobs survive without a head (its long leases)
-)
+# Retries for `run` and `logs -f`: as long as jobs survive without a head (its long leases)
+FOLLOW_PATIENCE_S: Final = 600.0
 ANSWER_S: Final = 5.0  # timeout of a short call
 PROBE_S: Final = 1.0  # timeout of a health check
 

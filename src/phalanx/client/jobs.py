@@ -17,9 +17,8 @@ else:
     api = Records("phalanx.wire.api.jobs")
 
 BODY_BYTES_MAX: Final = 1 << 20  # limit of the head, checked here before sending
-WHY_S: Final = (
-    60.0  # timeout of `why`: up to eight requests may be queued before it, each some seconds on the largest fleet
-)
+# Timeout of `why`: up to eight requests may be queued before it, each some seconds on the largest fleet
+WHY_S: Final = 60.0
 
 
 class Submission:

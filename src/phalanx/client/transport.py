@@ -100,9 +100,8 @@ class Transport:
         token = self._token
         if not token:
             url = self.url()
-            token = self._tokens.get(
-                url
-            )  # while the head restarts, the folder may not say to which head its token belongs
+            # While the head restarts, the folder may not say to which head its token belongs
+            token = self._tokens.get(url)
             if token is None:
                 token = self._tokens[url] = find_token(self._home, url)
         return {"Authorization": f"Bearer {token}", "Accept": "application/json"}

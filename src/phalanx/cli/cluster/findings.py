@@ -24,17 +24,15 @@ from phalanx.core.units import GIB, MIB, format_bytes, format_duration
 _DISK_LOW_BYTES: Final = 5 * GIB  # two checkpoints of a small model
 _SHM: Final = "/dev/shm"  # noqa: S108  # only inspected, never written to
 _SHM_LOW_BYTES: Final = 512 * MIB  # DataLoader workers and NCCL exchange tensors in it
-_FILES_LOW: Final = (
-    4096  # a supervisor of 8 ranks with data loaders opens some hundreds; a head one for each connection
-)
+# A supervisor of 8 ranks with data loaders opens some hundreds; a head one for each connection
+_FILES_LOW: Final = 4096
 _EPOCH_2024_S: Final = 1_704_067_200.0
 _ENGINE_ACCOUNTS: Final = {
     "slurm": "the user of their Slurm jobs, who started the head",
     "ray": "the account of Ray's nodes",
 }
-_REQUIREMENT: Final = re.compile(
-    r"([A-Za-z0-9._-]+)[^;]*"
-)  # without a marker: those of the extras have `; extra == ...`
+# Name of a requirement without a marker; those of the extras have the marker `; extra == ...`.
+_REQUIREMENT: Final = re.compile(r"([A-Za-z0-9._-]+)[^;]*")
 
 
 class Level(enum.StrEnum):

@@ -10,9 +10,8 @@ from phalanx.core.ids import NodeId
 if TYPE_CHECKING:
     from phalanx.client import Client
 
-MEASURED: Final = (
-    "topology"  # label with the value "measured" on nodes whose position was measured, not set by a person
-)
+# Label with the value "measured" on nodes whose position was measured, not set by a person
+MEASURED: Final = "topology"
 _AT_ONCE: Final = 1000  # nodes in one request: some 100 KB, below the body limit of the head
 
 

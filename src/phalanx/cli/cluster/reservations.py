@@ -21,9 +21,8 @@ from phalanx.core.units import format_duration
 from phalanx.core.work.begin import parse_begin_s
 from phalanx.wire.api.nodes import ReservationView, ReservedView
 
-NAMES_TRIED: Final = (
-    100  # "maintenance-1201-2200", then with -2 ... -100; no more reservations start in the same minute
-)
+# "maintenance-1201-2200", then with -2 ... -100; no more reservations start in the same minute
+NAMES_TRIED: Final = 100
 
 
 @click.command()

@@ -29,7 +29,7 @@ def ray_version() -> str:
         BadRequest: none is.
     """
     if importlib.util.find_spec("ray") is None:
-        raise BadRequest("Ray is not installed here", hint="pip install 'phalanx[ray]' in the environment that phalanx runs in")  # fmt: skip
+        raise BadRequest("Ray is not installed here", hint="pip install '.[ray]' in the checkout")  # fmt: skip
     return importlib.metadata.version("ray")
 
 
