@@ -50,7 +50,7 @@ def why_not() -> str:
     try:
         import psycopg  # noqa: F401  # the extra may not be installed
     except ImportError:
-        return "psycopg is not installed: pip install 'phalanx[postgres]'"
+        return "psycopg is not installed: pip install '.[postgres]'"
     missing = [name for name in PROGRAMS if program(name) is None]
     return f"{' and '.join(missing)} of PostgreSQL are not here: make postgres-tools" if missing else ""
 

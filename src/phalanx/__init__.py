@@ -1,7 +1,7 @@
-"""Phalanx turns a pile of GPU servers into one computer.
+"""Phalanx runs training jobs on a cluster of GPU servers.
 
-The root package holds the version and, on first use, the client; it imports nothing by itself, so that every
-entry point pays only for what it uses.
+The root package holds the version and imports the client on first use. Nothing else is imported here, so each entry point
+loads only the modules that it uses.
 """
 
 from typing import TYPE_CHECKING
@@ -14,14 +14,14 @@ __all__ = ["Client", "__version__"]
 
 
 def __getattr__(name: str) -> object:
-    """Import the client the first time somebody asks for it.
+    """Import the client on its first use.
 
     Raises:
-        AttributeError: for any other name.
+        AttributeError: any other name.
     """
     if name == "Client":
         import importlib
 
-        # By name, so that no import of the root package draws the client (and HTTP) in behind it.
+        # Imported by name, so that `import phalanx` does not load the client and HTTP.
         return importlib.import_module("phalanx.client").Client
-    raise AttributeError(f"module 'phalanx' has no attribute {name!r}; it offers: {', '.join(__all__)}")
+    raise AttributeError(f"module 'phalanx' has no attribute {name!r}; it exports: {', '.join(__all__)}")

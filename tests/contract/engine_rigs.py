@@ -110,7 +110,7 @@ def open_gate(rig: Cluster, gate: str) -> None:
 
 
 def _why_no_ray() -> str:
-    told = "Ray is not installed: pip install 'phalanx[ray]' -c constraints.txt"
+    told = "Ray is not installed: pip install '.[ray]' -c constraints.txt"
     return "" if importlib.util.find_spec("ray") else told
 
 

@@ -205,7 +205,7 @@ def test_a_silent_connection_stands_in_nobodys_way(bench):
 def test_who_does_not_speak_tls_is_no_head_to_join(bench):
     _, call, _ = bench
     port = int(call.url.rpartition(":")[2])
-    with pytest.raises(BadRequest, match="does not speak TLS"):
+    with pytest.raises(BadRequest, match="does not use TLS"):
         fetch_ca("127.0.0.1", port, "ab" * 32)
     with pytest.raises(Unreachable, match="no head at"):
         fetch_ca(ADDRESS, 9, "ab" * 32)

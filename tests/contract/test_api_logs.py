@@ -18,6 +18,7 @@ from phalanx.api.logs import whole_characters
 from phalanx.api.parts import Limits
 from phalanx.api.sse import EventStream
 from phalanx.client import Client
+from phalanx.client.following import follow
 from phalanx.core.errors import BadRequest, NotPermitted, WaitTimedOut
 from phalanx.core.state.events import MemberStopped, TaskExited
 from phalanx.core.work.attempt import TaskExit
@@ -286,7 +287,7 @@ def test_wait_ends_with_its_time_though_nothing_happens_and_heartbeats_come(call
     """Its job stands still, and its head gives no sign but heartbeats, more seldom than the time asked."""
     job_id = call.submit(hold=True)
     with Client(call.url, TOKENS["user"]) as client:
-        with pytest.raises(WaitTimedOut, match=r"not over after 0\.3 s: it is pending"):
+        with pytest.raises(WaitTimedOut, match=r"not ended after 0\.3 s: it is pending"):
             client.wait(job_id, timeout_s=0.3)
         with pytest.raises(WaitTimedOut):
             client.wait(job_id, timeout_s=0)
@@ -295,7 +296,7 @@ def test_wait_ends_with_its_time_though_nothing_happens_and_heartbeats_come(call
 def test_all_events_begin_now_and_carry_every_job(call, supervisor):
     call.submit(name="old")
     with Client(call.url, TOKENS["viewer"]) as client:
-        stream = client.follow_all()
+        stream = follow(client.transport, "/v1/events")
         heard = []
         thread = threading.Thread(target=lambda: heard.extend(next(stream) for _ in range(2)), daemon=True)
         thread.start()

@@ -74,7 +74,7 @@ def test_named_nodes_alone_are_measured_and_what_is_known_of_the_others_stays(ph
     assert after.nodes[0] == before.nodes[0]
     assert after.nodes[1].at_s > before.nodes[1].at_s
     assert after.between == before.between
-    assert "nothing is reserved" in phalanx("nodes", "reservations").stdout
+    assert "no reservations" in phalanx("nodes", "reservations").stdout
 
 
 def test_a_busy_fleet_is_not_disturbed(phalanx):

@@ -177,7 +177,7 @@ def test_drained_nodes_take_nothing_until_undrained(phalanx):
 def test_reserved_nodes_take_nobody_else_until_given_back(phalanx):
     phalanx("users", "add", "grace")
     made = phalanx("nodes", "reserve", "n[0-1]", "--for", "4h", "--user", "grace", "--why", "exam", "--name", "exam")
-    assert "n[0-1] (2 nodes) set aside for grace from" in made.stdout
+    assert "n[0-1] (2 nodes) reserved for grace from" in made.stdout
     refused = phalanx(
         "nodes", "reserve", "n1", "--start", "+1h", "--for", "1h", "--maintenance", "--why", "fans", code=64
     )
@@ -194,7 +194,7 @@ def test_reserved_nodes_take_nobody_else_until_given_back(phalanx):
 def test_tree_of_the_network_is_set_shown_and_kept_to(phalanx):
     tree = phalanx.work / "tree.yaml"
     tree.write_text("leaf l0: {rack r0: n0, rack r1: n1}\n")
-    assert "2 nodes placed in the tree" in phalanx("topology", "set", str(tree)).stdout
+    assert "2 nodes labelled" in phalanx("topology", "set", str(tree)).stdout
     domains = {"/".join(one["path"]): one["nodes"] for one in phalanx.json("topology")["domains"]}
     assert domains == {"l0": ["n0", "n1"], "l0/r0": ["n0"], "l0/r1": ["n1"]}
     assert "  rack r1" in phalanx("topology").stdout
@@ -206,7 +206,7 @@ def test_tree_of_the_network_is_set_shown_and_kept_to(phalanx):
     assert "nothing" in phalanx("submit", "--prefer", "spine", "--gpus", "1", "--", "true").stdout
     assert "elastic: from 1 up to 2 nodes" in phalanx("submit", "--gpus", "1..2x1", "--", "true").stdout
     tree.write_text("rack r9: n[0-9]\n")
-    assert "not here, so not labelled: n[2-9]" in phalanx("topology", "set", str(tree)).stderr
+    assert "not labelled, because they have not joined: n[2-9]" in phalanx("topology", "set", str(tree)).stderr
     assert "node n0: no labels" in phalanx("nodes", "label", "n0", "rack=").stdout
     phalanx("nodes", "label", "n[0-1]", "rack=", "leaf=")
     assert phalanx.json("topology") == {"levels": [], "domains": []}

@@ -34,7 +34,7 @@ def figures(phalanx, name):
 
 def test_a_file_is_applied_whole_and_says_what_changed(phalanx):
     dry = phalanx("queues", "apply", "queues.yaml", "--dry-run").stdout.splitlines()
-    assert dry == ["+ research", "+ nlp", "+ prod", "3 would be added, 0 changed, 0 removed, 0 as they were"]
+    assert dry == ["+ research", "+ nlp", "+ prod", "3 would be added, 0 changed, 0 removed, 0 unchanged"]
     assert [queue["id"] for queue in phalanx.json("queues", "show")] == ["default"]
     assert phalanx("queues", "apply", "queues.yaml").stdout.splitlines()[-1].startswith("3 added")
     (phalanx.work / "more.yaml").write_text(TREE.replace("quota: 2, borrow", "quota: 1, borrow"))
@@ -88,5 +88,5 @@ def test_an_unknown_queue_is_answered_with_the_nearest(phalanx):
 def test_prune_removes_what_the_file_does_not_name(phalanx):
     phalanx("queues", "apply", "queues.yaml")
     said = phalanx("queues", "apply", "--prune", "-", stdin="queues: {prod: {quota: 2, borrow: none}}\n").stdout
-    assert said.splitlines() == ["- nlp", "- research", "0 added, 0 changed, 2 removed, 1 as they were"]
+    assert said.splitlines() == ["- nlp", "- research", "0 added, 0 changed, 2 removed, 1 unchanged"]
     assert [queue["id"] for queue in phalanx.json("queues", "show")] == ["default", "prod"]

@@ -28,8 +28,8 @@ def submitted(phalanx, *words):
 def test_dry_run_tells_nodes_start_and_gpu_hours_and_submits_nothing(phalanx):
     told = phalanx("submit", "--dry-run", "--gpus", "2x2", "--time", "1h", *SLEEPS).stdout
     assert "nothing was submitted" in told
-    assert "would start at once on n0, n1" in told
-    assert "runs at most 1h00m, 4 GPU-hours, by its time limit" in told
+    assert "would start now on n0, n1" in told
+    assert "runs at most 1h00m, 4 GPU-hours (its time limit)" in told
     assert phalanx.json("ps", "-a") == []
     found = json.loads(phalanx("run", "--dry-run", "--json", "--gpus", "1", *SLEEPS).stdout)
     assert (found["starts"], found["gpus"], found["gpu_hours_high"]) == (True, 1, None)

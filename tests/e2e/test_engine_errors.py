@@ -221,8 +221,8 @@ def test_a_line_that_was_shown_to_the_wrong_people_is_ended_and_another_printed(
     assert head.call("up")[0] == 0
     is_one_line(phalanx(lab, "h1", "join", "--print"), 69, "no head is running")
     assert head.state("h1") == "up", "who is in stays in"
-    assert "phalanx join --print prints the line" in head.call("doctor")[1]
-    assert "this server is h1 of https://10.77.0.1:7600" in phalanx(lab, "h1", "doctor")[1]
+    assert "phalanx join --print prints the command" in head.call("doctor")[1]
+    assert "this server is node h1 of https://10.77.0.1:7600" in phalanx(lab, "h1", "doctor")[1]
 
 
 @in_the_lab
@@ -234,7 +234,7 @@ def test_a_head_that_is_not_there_does_not_listen_or_is_cut_off(lab, head):
         ("nohost", "no head at nohost:7600"),
     ):
         is_one_line(phalanx(lab, "h1", "join", address, *head.line[2:], "--virtual", "1"), 69, line)
-    is_one_line(phalanx(lab, "h1", "join", "http://10.77.0.1", *head.line[2:]), 64, "is not an address of a head")
+    is_one_line(phalanx(lab, "h1", "join", "http://10.77.0.1", *head.line[2:]), 64, "is not the address of a head")
     nothing_on(lab, "h1")
 
 
@@ -248,7 +248,7 @@ def test_a_server_joins_twice_under_a_name_that_is_taken_or_beside_a_head(lab, h
     nothing_on(lab, "h1")
     assert head.join("h1")[0] == 0
     code, said = head.join("h1")
-    assert (code, "h1 has joined https://10.77.0.1:7600 already" in said) == (0, True), said
+    assert (code, "h1 has already joined https://10.77.0.1:7600" in said) == (0, True), said
     is_one_line(phalanx(lab, "h1", "up"), 64, "this server is node h1 of the head at https://10.77.0.1:7600")
     is_one_line(head.join("h0"), 64, "a head runs on this machine (http://127.0.0.1:7600)")
 
@@ -299,7 +299,7 @@ Authority(Home.open("/home/lab/.phalanx"), datetime.datetime.now(datetime.UTC) +
 
 @in_the_lab
 @pytest.mark.root
-@pytest.mark.parametrize(("days", "word"), [("3", "is good only later than"), ("-4000", "was good only before")])
+@pytest.mark.parametrize(("days", "word"), [("3", "is not yet valid"), ("-4000", "has expired")])
 def test_the_clock_of_a_head_was_wrong_when_it_made_its_ca(lab, days, word):
     lab.run("h0", [sys.executable, "-c", MAKE_CA, days])
     head = HeadOn(lab, "h0")
@@ -308,7 +308,7 @@ def test_the_clock_of_a_head_was_wrong_when_it_made_its_ca(lab, days, word):
         is_one_line(
             (code, said),
             69,
-            f"one of two clocks is wrong: the certificate of the head at https://10.77.0.1:7600 {word}",
+            f"the certificate of the head at https://10.77.0.1:7600 {word} by this machine's clock",
         )
         assert "date -u on both machines" in said
         nothing_on(lab, "h1")

@@ -127,7 +127,7 @@ def test_a_gang_runs_across_servers_and_its_lines_come_back(lab, head):
     [
         (["--token", "phxj.99.beef"], "the join token is unknown here", 77),
         (["--fingerprint", "sha256:" + "a" * 64], "nothing was sent to it", 77),
-        (["--fingerprint", "no"], "is no fingerprint", 64),
+        (["--fingerprint", "no"], "is not a fingerprint", 64),
     ],
 )
 def test_a_wrong_token_or_fingerprint_is_one_line_and_leaves_nothing(lab, head, words, line, code):

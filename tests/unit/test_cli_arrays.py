@@ -5,7 +5,7 @@ import time
 import pytest
 
 from phalanx.cli.jobs.array import array_page, array_shown
-from phalanx.cli.jobs.change import _said
+from phalanx.cli.jobs.change import _summary
 from phalanx.cli.jobs.ps import job_lines, why_waits
 from phalanx.cli.jobs.waiting import ended
 from phalanx.cli.terminal import Terminal
@@ -61,10 +61,10 @@ def test_what_comes_next_depends_on_whether_any_is_left():
 
 @pytest.mark.parametrize(
     ("verb", "words"),
-    [("cancel", "are cancelled"), ("hold", "are held"), ("release", "are let go"), ("requeue", "are stopped")],
+    [("cancel", "are cancelled"), ("hold", "are held"), ("release", "are released"), ("requeue", "are requeued")],
 )
 def test_verbs_tell_of_the_whole_array(verb, words):
-    told = _said(whole({PENDING: 100}, "100 pending"), verb)
+    told = _summary(whole({PENDING: 100}, "100 pending"), verb)
     assert words in told
     assert "(100 pending)" in told
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import fcntl
+import importlib.metadata
 import json
 import os
 import re
@@ -11,14 +12,16 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 from types import SimpleNamespace
 
 import msgspec
 import pytest
 
+from phalanx.cli import connect
 from phalanx.cli.cluster import up
-from phalanx.cli.cluster.doctor import _mend_silence
-from phalanx.cli.cluster.findings import accounts, rights
+from phalanx.cli.cluster.doctor import _fix_for_silence
+from phalanx.cli.cluster.findings import accounts, packages, rights
 from phalanx.cli.cluster.home import Recorded, fleet
 from phalanx.cli.jobs.ps import _where_or_why
 from phalanx.cli.jobs.show import _facts
@@ -124,7 +127,7 @@ def test_options_of_the_job_are_not_ours(head, typed):
     ("words", "code", "said"),
     [
         (["sumbit"], 64, "did you mean submit?"),
-        (["frobnicate"], 64, "phalanx --help lists them"),
+        (["frobnicate"], 64, "phalanx --help lists all commands"),
         (["submit", "--gpuz", "2", "--", "true"], 64, "did you mean --gpus?"),
         (["submit", "--gpus", "two", "--", "true"], 64, "--gpus: 'two' is not a number of GPUs"),
         (["submit", "--gpus", "2x8", "--nodes", "3", "--", "true"], 64, "contradicts"),
@@ -140,14 +143,14 @@ def test_options_of_the_job_are_not_ours(head, typed):
         (["run", "--", "python", "trian.py"], 78, "trian.py: no such file in"),
         (["run", "--", "./missing"], 78, "./missing: no such file in"),
         (["run", "--workdir", "/nowhere/at/all", "--", "true"], 78, "/nowhere/at/all: no such folder"),
-        (["run", "--env", "NOT_SET_HERE_EITHER", "--", "true"], 64, "has no value"),
+        (["run", "--env", "NOT_SET_HERE_EITHER", "--", "true"], 64, "no value given"),
         (["nodes", "drian", "n0"], 64, "did you mean drain?"),
         (["nodes", "show", "n[0-"], 64, "brackets"),
-        (["nodes", "show", "n9"], 64, "no node is called 'n9'"),
+        (["nodes", "show", "n9"], 64, "no node 'n9'"),
         (["users", "set", "bbo", "--role", "admin"], 64, "did you mean bob?"),
-        (["users", "add", "bob"], 64, "is here already"),
+        (["users", "add", "bob"], 64, "exists already"),
         (["ps", "--state", "runing"], 64, "did you mean running?"),
-        (["logs", "12", "--rank", "x"], 64, "is no rank"),
+        (["logs", "12", "--rank", "x"], 64, "is not a rank"),
         (["update", "12"], 64, "nothing to change"),
         (["down", "--keep-jobs", "--cancel-jobs"], 64, "give one of the two"),
         (["top"], 64, "needs a terminal"),
@@ -409,7 +412,7 @@ def test_a_stopped_head_does_not_hold_commands(typed, monkeypatch, tmp_path):
         found = {finding["what"]: finding for finding in json.loads(typed("doctor", "--json")[1])}
         assert found["head"]["level"] == "fail"
         assert "may be stopped or overloaded" in found["head"]["says"]
-        assert found["head"]["mend"] == f"look into {tmp_path}/head.log"
+        assert found["head"]["mend"] == f"see {tmp_path}/head.log"
         code, out, err = typed("ps")
     assert (code, out, err.count("\n")) == (69, "", 1)
     assert f"the head at {url} does not answer; it may be stopped or overloaded" in err
@@ -426,7 +429,7 @@ def test_up_waits_for_the_nodes_of_its_fleet_alone():
                 states["n0"] = "up"
             return [SimpleNamespace(id=name, state=NodeState(state)) for name, state in states.items()]
 
-    up._await_nodes(Head(), {"n0", "n1"})  # type: ignore[arg-type]
+    up._wait_for_nodes(Head(), {"n0", "n1"})  # type: ignore[arg-type]
     assert len(asked) == 3
 
 
@@ -445,7 +448,7 @@ def test_fleet_is_what_the_head_wrote(tmp_path):
         ({"jobs_as": "owner"}, "head", "x86_64", "ok", "jobs run as the account of their owner"),
         ({}, "head", "x86_64", "warn", "all jobs run as root (PHALANX_JOBS_AS=head)"),
         ({}, "", "riscv64", "warn", "all jobs run as root: "),
-        ({"engine": "slurm"}, "", "x86_64", "ok", "jobs run as the user whose Slurm jobs they are"),
+        ({"engine": "slurm"}, "", "x86_64", "ok", "jobs run as the user of their Slurm jobs"),
         ({"engine": "ray", "jobs_as": "head"}, "", "x86_64", "ok", "jobs run as the account of Ray's nodes"),
     ],
 )
@@ -462,7 +465,49 @@ def test_receipt_says_what_of_a_huge_job_it_leaves_out():
     whole = msgspec.convert(views.receipt(), Receipt)
     assert not [line for line in receipt_lines(whole) if "reports" in line]
     cut_off = dataclasses.replace(whole, unread_bytes=3 << 20)
-    assert receipt_lines(cut_off)[-1] == "without its last 3 MiB of reports, which are too many to be read"
+    assert receipt_lines(cut_off)[-1] == "the last 3 MiB of reports are not included: too many to read"
+
+
+def test_doctor_looks_for_every_dependency_of_the_package(monkeypatch):
+    """Found by reading: a list of its own had 11 of 14, and an install without cryptography, h11 or numpy passed."""
+    with open(os.path.join(os.path.dirname(__file__), "../../pyproject.toml"), "rb") as file:
+        needed = tomllib.load(file)["project"]["dependencies"]
+    looked_for = []
+    monkeypatch.setattr("importlib.metadata.version", looked_for.append)
+    assert packages().says == f"all {len(needed)} required packages are installed"
+    assert sorted(looked_for) == sorted(needed)
+
+    def version(name):
+        if name == "h11":
+            raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    assert (packages().level, packages().says) == ("fail", "missing: h11")
+
+
+@pytest.mark.parametrize("named_by", ["option", "variable"])
+def test_plain_http_to_another_machine_is_64_and_sends_nothing(head, typed, monkeypatch, named_by):
+    monkeypatch.delenv("PHALANX_INSECURE", raising=False)
+    monkeypatch.setattr("http.client.HTTPConnection.connect", lambda *_: pytest.fail("a connection was opened"))
+    words = ["--url", "http://10.0.0.5:7600"] if named_by == "option" else []
+    if named_by == "variable":
+        monkeypatch.setenv("PHALANX_URL", "http://10.0.0.5:7600")
+    code, out, err = typed(*words, "ps")
+    assert (code, out) == (64, "")
+    assert "http://10.0.0.5:7600 is not encrypted" in err
+    assert "use https://10.0.0.5:7600" in err
+    found = {finding["what"]: finding for finding in json.loads(typed(*words, "doctor", "--json")[1])}
+    assert (found["head"]["level"], "not encrypted" in found["head"]["says"]) == ("fail", True)
+
+
+def test_plain_http_is_used_with_a_warning_where_it_is_insisted_on(head, typed, monkeypatch):
+    monkeypatch.setattr("phalanx.client.discovery.is_loopback", lambda _: False)
+    monkeypatch.setenv("PHALANX_INSECURE", "")
+    connect._warn_plain_text.cache_clear()
+    assert typed("ps")[0] == 64
+    code, out, err = typed("--insecure", "ps")
+    assert (code, "train-gpt" in out) == (0, True)
+    assert err == f"phalanx: warning: {head.url} is not encrypted; anyone on the network can read the token\n"
 
 
 def test_doctor_warns_of_rights_that_are_too_wide(tmp_path):
@@ -501,11 +546,11 @@ def test_the_reason_of_a_failure_is_told(head, typed):
 
 def test_ps_shows_no_more_rows_than_asked(head, typed):
     assert len(json.loads(typed("ps", "--limit", "1", "--json")[1])) == 1
-    assert "the newest 1 only" in typed("ps", "--limit", "1")[1]
+    assert "only the newest 1 jobs" in typed("ps", "--limit", "1")[1]
 
 
 def test_one_gpu_is_no_plural():
-    for gpus, said in (("1", "1 GPU asked"), ("4", "4 GPUs asked")):
+    for gpus, said in (("1", "1 GPU requested"), ("4", "4 GPUs requested")):
         facts = _facts(views.job(20, "x", "pending", gpus=gpus), [], terminal(), views.NOW_S)
         assert any(line.endswith(said) for line in facts)
 
@@ -514,10 +559,10 @@ def test_doctor_says_how_a_stopped_head_goes_on():
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"]) as child:
         try:
             record = Recorded(url="http://127.0.0.1:1", pid=child.pid, head_id="x")
-            assert _mend_silence(record, "/h") == "look into /h/head.log"
+            assert _fix_for_silence(record, "/h") == "see /h/head.log"
             child.send_signal(signal.SIGSTOP)
             os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
-            assert _mend_silence(record, "/h") == f"it is stopped: kill -CONT {child.pid}"
+            assert _fix_for_silence(record, "/h") == f"its process is stopped: kill -CONT {child.pid}"
         finally:
             child.kill()
 
@@ -525,7 +570,7 @@ def test_doctor_says_how_a_stopped_head_goes_on():
 def test_a_rank_that_is_not_there_is_64(head, typed):
     code, out, err = typed("logs", "12", "--rank", "99")
     assert (code, out) == (64, "")
-    assert re.search(r"job 12 has ranks 0-\d+ \(", err)
+    assert re.search(r"job 12 has ranks 0-\d+, no rank 99 \(", err)
 
 
 # ----------------------------------------------------------------------------------------------------------- itself

@@ -55,7 +55,7 @@ def test_names_that_lead_outside_are_left_out(tmp_path, capsys):
     fetch(tmp_path / "out", archive(("../evil", "x"), ("/abs", "x"), ("a/../../evil", "x"), ("good", "x")))
     assert os.listdir(tmp_path) == ["out"]
     assert os.listdir(tmp_path / "out") == ["good"]
-    assert capsys.readouterr().err.count("leads outside") == 3
+    assert capsys.readouterr().err.count("outside the folder") == 3
 
 
 def test_nothing_is_written_through_a_link_of_the_archive(tmp_path, capsys):
@@ -79,7 +79,7 @@ def test_a_link_that_was_here_before_is_not_followed(tmp_path):
     outside.mkdir()
     out.mkdir()
     os.symlink(outside, out / "sub")
-    with pytest.raises(BadFile, match="reached through a link"):
+    with pytest.raises(BadFile, match="contains a link"):
         fetch(out, archive(("sub/x", "x")))
     assert os.listdir(outside) == []
 
@@ -96,5 +96,5 @@ def test_a_file_of_the_same_name_is_replaced_even_if_it_is_a_link(tmp_path):
 
 def test_an_archive_cut_short_says_so(tmp_path):
     raw = archive(("a.txt", "A" * 10_000)).getvalue()
-    with pytest.raises(BadFile, match="did not come whole"):
+    with pytest.raises(BadFile, match="download is incomplete"):
         fetch(tmp_path / "out", io.BytesIO(raw[:4000]))

@@ -45,22 +45,22 @@ def test_aliases_stand_for_what_they_name():
     ("text", "line", "words"),
     [
         ("run: a\ngpuz: 3", 2, "unknown key 'gpuz'"),
-        ("run: a\n\nrun: b", 3, "run stands here and on line 1"),
-        ("env:\n  A: 1\n  A: 2", 3, "A stands here twice"),
+        ("run: a\n\nrun: b", 3, "run is defined twice, here and on line 1"),
+        ("env:\n  A: 1\n  A: 2", 3, "A is defined twice"),
         ("run: [a\nb: c", 2, "not YAML"),
         ("run: a\n\tb: 3", 2, "not YAML"),
         ("run: a\n---\nrun: b", 2, "one job"),
         ("[a]", 1, "keys and values"),
         ("hold: yes", 1, "write true or false"),
         ("run: !!python/object:os.system x", 1, "tag"),
-        ("run: *nothing", 1, "names nothing"),
-        ("run: &a [*a]", 1, "names nothing"),
+        ("run: *nothing", 1, "is not defined above"),
+        ("run: &a [*a]", 1, "is not defined above"),
         ("<<: {a: b}", 1, "merge keys"),
         ("env: {<<: {a: b}}", 1, "merge keys"),
         ("? [a]\n: 1", 1, "must be a word"),
         ("gpus: [1]", 1, "one value"),
         ("env: {A: [1]}", 1, "A must be text"),
-        ("run: a\ndepends_on: {17: ok}", 2, "one of them, or a list"),
+        ("run: a\ndepends_on: {17: ok}", 2, "expected one value, or a list"),
     ],
 )
 def test_a_refusal_says_its_line(text, line, words):
@@ -77,7 +77,7 @@ def test_nearest_key_is_named():
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "---\n", "\n\n"])
 def test_a_file_that_holds_nothing_says_so(text):
-    assert "holds nothing" in refused(text).message
+    assert "empty file" in refused(text).message
 
 
 def test_control_characters_are_no_yaml():

@@ -37,12 +37,12 @@ def test_the_table_shows_each_domain_with_what_a_sound_link_in_it_gives():
 
 
 def test_a_slow_link_is_named_with_what_its_level_has():
-    assert lines(LEAFS, slow={"n0-n2": 0.14})[-1] == "slow: n0 - n2: 1.1 Gbit/s where its level has 80.0"
-    assert lines(FLAT, slow={"n3": 0.14})[-1] == "slow: all links of n3: 1.1 Gbit/s where its level has 80.0"
+    assert lines(LEAFS, slow={"n0-n2": 0.14})[-1] == "slow: n0 - n2: 1.1 Gbit/s, its level has 80.0"
+    assert lines(FLAT, slow={"n3": 0.14})[-1] == "slow: all links of n3: 1.1 Gbit/s, its level has 80.0"
 
 
 def test_a_flat_fleet_is_said_to_be_flat():
-    assert lines(FLAT)[1].startswith("no levels: all are equally near")
+    assert lines(FLAT)[1].startswith("no levels: all nodes are equally near")
 
 
 @pytest.mark.parametrize("tree", [FLAT, LEAFS, DEEP], ids=["flat", "leafs", "two"])

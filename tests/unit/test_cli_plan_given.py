@@ -73,7 +73,7 @@ def test_mapping_is_a_wish_to_plan_first(tmp_path):
 
 
 def test_list_is_no_plan():
-    with pytest.raises(BadFile, match=r"job\.yaml:1: plan: one value, or names and values"):
+    with pytest.raises(BadFile, match=r"job\.yaml:1: plan: expected one value, or keys and values"):
         parse_job_file("plan: [tp=2]", path="job.yaml")
 
 

@@ -96,7 +96,7 @@ def test_reserve_sends_what_was_asked_and_says_when_with_the_zone(head, typed):
         "nodes": ["gpu001", "gpu002"], "time": "4h", "start_s": NOW_S + 2 * H, "users": [], "queues": [], "maintenance": True, "why": "new fans",
     }  # fmt: skip
     assert out.splitlines() == [
-        "reservation fans: gpu[001-002] (2 nodes) set aside for maintenance from Tue 2026-12-01 22:00 CET to Wed 2026-12-02 02:00 CET",
+        "reservation fans: gpu[001-002] (2 nodes) reserved for maintenance from Tue 2026-12-01 22:00 CET to Wed 2026-12-02 02:00 CET",
         "next: phalanx nodes unreserve fans",
     ]
 
@@ -108,15 +108,15 @@ def test_reserve_for_users_and_queues_from_now_on(head, typed):
     assert code == 0
     (sent,) = head.sent("PUT", "/v1/reservations/exam")
     assert (sent["body"]["start_s"], sent["body"]["users"], sent["body"]["queues"]) == (None, ["ada", "bob"], ["nlp"])
-    assert "set aside for ada and bob and queue nlp from" in out
+    assert "reserved for ada and bob and queue nlp from" in out
     assert out.splitlines()[-1] == "next: phalanx submit --reservation exam ..."
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--for", "4h", "--why", "x"], "who are the nodes for?"),
-        (["--for", "4h", "--why", "x", "--user", "ada", "--maintenance"], "who are the nodes for?"),
+        (["--for", "4h", "--why", "x"], "give either --maintenance"),
+        (["--for", "4h", "--why", "x", "--user", "ada", "--maintenance"], "give either --maintenance"),
         (["--for", "4", "--why", "x", "--maintenance"], "--for"),
         (["--for", "4h", "--why", "x", "--maintenance", "--start", "soon"], "--start: 'soon'"),
         (["--for", "4h", "--maintenance"], "--why"),
@@ -130,7 +130,7 @@ def test_wrong_words_are_64_and_send_nothing(head, typed, words, said):
 
 def test_unreserve_ends_each_and_reservations_lists_what_is_left(head, typed):
     head.reservations = [planned()]
-    assert typed("nodes", "unreserve", "fans", "exam")[1] == "reservation fans is over\nreservation exam is over\n"
+    assert typed("nodes", "unreserve", "fans", "exam")[1] == "reservation fans ended\nreservation exam ended\n"
     assert [request["path"] for request in head.requests if request["method"] == "DELETE"] == [
         "/v1/reservations/fans",
         "/v1/reservations/exam",
@@ -173,4 +173,4 @@ def test_open_reservations_show_what_is_left():
     one = ReservationView(**planned(begun=True, start_s=NOW_S - H, maintenance=False, users=["ada"]))
     line = _lines([one], SCREEN, NOW_S)[1]
     assert line.split() == ["fans", "open", "gpu[001-002]", "ada", "19:00", "7h00m", "6h00m", "new", "fans", "op"]
-    assert _lines([], SCREEN, NOW_S) == ["nothing is reserved"]
+    assert _lines([], SCREEN, NOW_S) == ["no reservations"]

@@ -36,7 +36,7 @@ def test_file_becomes_rules():
 REFUSED = [
     (GOOD.replace("codes: [117]", "code: 117"), "r.yaml:2: rule 1: unknown key 'code'", "did you mean 'codes'?"),
     (GOOD.replace("remedy: here", "remedy: her"), "r.yaml:6: rule 2 (licence): remedy: 'her' is none of", "did you mean 'here'?"),
-    (GOOD.replace("licence\n    pattern", "spot\n    pattern"), "r.yaml:6: spot stands here and on line 2", ""),
+    (GOOD.replace("licence\n    pattern", "spot\n    pattern"), "r.yaml:6: spot is defined twice, here and on line 2", ""),
     (GOOD.replace("oom: true", "oom: yes"), "r.yaml:6: rule 2 (licence): oom", ""),
     ("rule: []", "r.yaml:1: unknown key 'rule'", "did you mean 'rules'?"),
     ("- a\n- b", "r.yaml:1: a rule file begins with rules:", ""),
@@ -44,8 +44,8 @@ REFUSED = [
     ("rules: {a: 1}", "r.yaml:1: a rule file begins with rules:", ""),
     ("rules:\n  - 5\n", "rule 1: a table is wanted", ""),
     ("rules: [", "r.yaml:1: not YAML", ""),
-    ("rules:\n  - &a {name: x}\n  - *a\n", "r.yaml:2: a rule file holds", ""),
-    ("rules: !!python/object:os.system []", "r.yaml:1: a rule file holds", ""),
+    ("rules:\n  - &a {name: x}\n  - *a\n", "r.yaml:2: a rule file has only", ""),
+    ("rules: !!python/object:os.system []", "r.yaml:1: a rule file has only", ""),
     ("rules:\n  - [[[[[[[[[1]]]]]]]]]\n", "r.yaml:2: nested too deep", ""),
     ("rules:\n" + "  - [1, 2, 3, 4]\n" * 6_000, "more than 32000 values", ""),
 ]  # fmt: skip
@@ -69,4 +69,4 @@ def test_signs_are_drawn_in_a_line():
     view = RuleView(
         name="r", blame=Blame.USER, remedy=Remedy.STOP, charge=Charge.RETRY, codes=[3, 4], signals=[11, 40], xids=[79], pattern="a*b", oom=True
     )  # fmt: skip
-    assert signs(view) == 'code 3, 4 and SIGSEGV, signal 40 and XID 79 and killed for want of memory and "a*b"'
+    assert signs(view) == 'code 3, 4 and SIGSEGV, signal 40 and XID 79 and out of memory and "a*b"'

@@ -191,7 +191,7 @@ def test_plot_without_matplotlib_is_refused_before_anything_is_replayed(typed, m
     monkeypatch.setattr("phalanx.cli.simulate.plot.find_spec", lambda name: None)
     code, out, err = typed("--trace", busy(), *FLEET, "--plot", "out.png")
     assert (code, out) == (64, "")
-    assert "pip install 'phalanx[plot]'" in err
+    assert "pip install '.[plot]' in the checkout" in err
     assert not Path("out.png").exists()
 
 

@@ -71,7 +71,7 @@ def test_what_takes_no_work_is_away_and_not_free():
 
 def test_fleet_without_labels_says_so():
     assert drawn(node("n0"), node("n1")) == [
-        "no node says where it is (spine, leaf, rack, nvlink): all are taken to be equally near",
+        "no node has a topology label (spine, leaf, rack, nvlink): all count as equally near",
         "2 nodes: n[0-1]",
     ]
 

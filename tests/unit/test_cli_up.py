@@ -43,7 +43,7 @@ def test_the_folder_stays_where_the_head_of_another_up_has_taken_it_meanwhile(ho
             fcntl.flock(lock, fcntl.LOCK_EX)
             return Unreachable("a head already runs in this folder")
 
-        monkeypatch.setattr(up, "_ended", ended)
+        monkeypatch.setattr(up, "_exit_error", ended)
         with pytest.raises(Unreachable):
             up._start(home, [])
         assert os.path.exists(os.path.join(home, "head.lock"))

@@ -21,10 +21,10 @@ NOW = 1_700_000_000.0
 @pytest.mark.parametrize(
     ("early_s", "late_s", "words"),
     [
-        (0.0, 0.0, "at once"),
-        (0.0, None, "at a time unknown"),
-        (None, None, "at a time unknown"),
-        (7200.0, None, "not before 2h00m from now, up to a time unknown"),
+        (0.0, 0.0, "now"),
+        (0.0, None, "at an unknown time"),
+        (None, None, "at an unknown time"),
+        (7200.0, None, "not before 2h00m from now; latest time unknown"),
         (0.0, 3000.0, "within 50 min "),
         (1200.0, 11_000.0, "in 20 min to 3h00m "),
         (600.0, 610.0, "in 10 min "),
@@ -49,17 +49,17 @@ def test_page_has_reason_range_who_and_commands():
     )  # fmt: skip
     assert why_page(found, WIDE) == [
         "job 17 waits (resources): needs 1 x 4 GPUs",
-        "  expected to start at a time unknown: nobody knows how long job 9 runs",
+        "  expected to start at an unknown time: nobody knows how long job 9 runs",
         "",
-        "in the way",
+        "blocked by",
         "  JOB  USER  NAME  STATE    GPUS  SINCE  EXPECTED TO END",
         "  9    bob   big   running     4         within 10 min",
         "  and 3 more",
         "",
-        "it would start now with",
+        "to start sooner",
         "  2 x 2 GPUs instead of 1 x 4",
         "      phalanx submit --gpus 2x2 ...",
-        "  node n1 takes work again (an operator)",
+        "  node n1 takes work again (needs an operator)",
         "      phalanx nodes undrain n1",
     ]
 
@@ -71,8 +71,8 @@ def test_dry_run_tells_hours_and_from_what_they_are_known():
         gpu_hours_high=8.0, notes=["1 node x 4 = 4 GPUs"],
     )  # fmt: skip
     assert dry_run_page(found, "train", WIDE)[2:] == [
-        "  would start at once on n0",
-        "  runs 10m00s to 2h00m, 0.67 to 8 GPU-hours, from 12 ended jobs of ada called train",
+        "  would start now on n0",
+        "  runs 10m00s to 2h00m, 0.67 to 8 GPU-hours, estimated from 12 finished jobs of ada called train",
     ]
 
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import pytest
 
 from phalanx.client import Client
-from phalanx.client.discovery import find_token, find_url, lock_holder, split_url
+from phalanx.client.discovery import check_encrypted, find_token, find_urls, is_loopback, lock_holder, split_url
 from phalanx.client.following import follow
 from phalanx.client.transport import Transport, refusal_of
 from phalanx.core.errors import (
@@ -200,17 +200,17 @@ def test_head_is_found_in_the_state_folder_and_overridden_by_the_environment(tmp
     monkeypatch.delenv("PHALANX_URL", raising=False)
     monkeypatch.delenv("PHALANX_TOKEN", raising=False)
     with pytest.raises(Unreachable, match="no head is running"):
-        find_url()
+        find_urls()
     with pytest.raises(NotSignedIn):
         find_token()
     (tmp_path / "head.json").write_text(
         json.dumps({"url": "http://127.0.0.1:7600/", "pid": os.getpid(), "head_id": "x"})
     )
     (tmp_path / "token").write_text("abc\n")
-    assert (find_url(), find_token()) == ("http://127.0.0.1:7600", "abc")
+    assert (find_urls(), find_token()) == (["http://127.0.0.1:7600"], "abc")
     monkeypatch.setenv("PHALANX_URL", "https://head.example:1/")
     monkeypatch.setenv("PHALANX_TOKEN", "def")
-    assert (find_url(), find_token()) == ("https://head.example:1", "def")
+    assert (find_urls(), find_token()) == (["https://head.example:1"], "def")
 
 
 def test_head_that_died_is_said_to_have_died(tmp_path, monkeypatch):
@@ -219,10 +219,10 @@ def test_head_that_died_is_said_to_have_died(tmp_path, monkeypatch):
     gone.wait(timeout=30)
     (tmp_path / "head.json").write_text(json.dumps({"url": "http://127.0.0.1:7600", "pid": gone.pid}))
     with pytest.raises(Unreachable, match="has died"):
-        find_url(str(tmp_path))
+        find_urls(str(tmp_path))
     (tmp_path / "head.json").write_text("{")
-    with pytest.raises(Unreachable, match="does not say"):
-        find_url(str(tmp_path))
+    with pytest.raises(Unreachable, match="does not contain the URL"):
+        find_urls(str(tmp_path))
 
 
 def test_urls_are_read():
@@ -232,6 +232,53 @@ def test_urls_are_read():
     for odd in ("127.0.0.1:7600", "ftp://x", "http://x/y", "http://", "http://x:y"):
         with pytest.raises(BadRequest):
             split_url(odd)
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST", "127.0.0.1", "127.8.9.1", "::1"])
+def test_loopback_hosts(host):
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    "host", ["10.0.0.5", "head", "127.evil.example", "localhost.evil.example", "::2", "0.0.0.0", ""]
+)
+def test_other_hosts_are_not_loopback(host):
+    """A name that begins with 127. or localhost may resolve to any machine."""
+    assert not is_loopback(host)
+
+
+@pytest.mark.parametrize("url", ["http://10.0.0.5:7600", "http://127.evil.example", "http://[fd00::5]:7600"])
+def test_token_is_not_sent_in_clear_text_to_another_machine(monkeypatch, url):
+    def refuse(*_, **__):
+        pytest.fail("a connection was opened")
+
+    monkeypatch.delenv("PHALANX_INSECURE", raising=False)
+    monkeypatch.setenv("PHALANX_FINGERPRINT", "sha256:" + "0" * 64)
+    monkeypatch.setattr("http.client.HTTPConnection.connect", refuse)
+    for call in (Client(url, "secret").health, lambda: next(Client(url, "secret").follow_logs("1"))):
+        with pytest.raises(BadRequest, match=r"not encrypted: .*nothing was sent") as caught:
+            call()
+        assert caught.value.exit_code == 64
+        assert f"use https://{url.removeprefix('http://')}" in caught.value.hint
+        assert "PHALANX_FINGERPRINT" in caught.value.hint
+
+
+def test_redirect_to_plain_http_on_another_machine_is_not_followed(monkeypatch):
+    monkeypatch.delenv("PHALANX_INSECURE", raising=False)
+    with scripted(standing_by("http://10.0.0.5:7600")) as (url, seen), pytest.raises(BadRequest, match="not encrypted"):
+        transport(url)[0].json("GET", "/v1/me")
+    assert len(seen) == 1
+
+
+def test_plain_http_to_another_machine_can_be_permitted(monkeypatch):
+    monkeypatch.setenv("PHALANX_INSECURE", "1")
+    assert not check_encrypted("http://10.0.0.5:7600")
+    assert check_encrypted("https://10.0.0.5:7600")
+    assert check_encrypted("http://127.0.0.1:7600")
+    for off in ("", "0"):
+        monkeypatch.setenv("PHALANX_INSECURE", off)
+        with pytest.raises(BadRequest):
+            check_encrypted("http://10.0.0.5:7600")
 
 
 def test_the_folders_token_is_shown_to_its_own_head_alone(tmp_path, monkeypatch):
@@ -272,9 +319,9 @@ def test_head_without_a_record_is_found_by_its_lock(tmp_path, monkeypatch):
         assert lock_holder(str(tmp_path)) is None, "nobody holds it"
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert lock_holder(str(tmp_path)) == ("http://127.0.0.1:7611", os.getpid())
-        assert (find_url(), find_token()) == ("http://127.0.0.1:7611", "abc")
+        assert (find_urls(), find_token()) == (["http://127.0.0.1:7611"], "abc")
     with pytest.raises(Unreachable, match="no head is running"):
-        find_url()
+        find_urls()
 
 
 @contextmanager
@@ -313,7 +360,7 @@ def test_names_are_checked_before_they_become_paths():
     client = Client("http://127.0.0.1:9", "t")
     for put in (client.put_user, client.put_project, client.put_queue, client.revoke_token):
         for odd in ("", "..", "a/b", "a b", "x" * 65, "ä", "a\n"):
-            with pytest.raises(BadRequest, match="no name"):
+            with pytest.raises(BadRequest, match="not a valid name"):
                 put(odd)
 
 

@@ -50,7 +50,7 @@ def test_lands_below_the_folder_or_is_left_out_or_refused(tmp_path, why, capsys)
 def test_a_link_that_others_lead_outside_is_taken_away_again(tmp_path, capsys):
     assert refusal(tmp_path / "w", OUTSIDE["links that add up"]) is None
     assert not os.path.lexists(tmp_path / "w" / "l")
-    assert "leads outside" in capsys.readouterr().err
+    assert "outside the folder" in capsys.readouterr().err
 
 
 def test_what_is_all_zeros_takes_no_room_on_the_disk(tmp_path):
@@ -86,7 +86,7 @@ def test_a_folder_of_the_users_own_that_is_a_link_is_never_written_through(tmp_p
     (tmp_path / "w" / "d").symlink_to(tmp_path / "elsewhere")
     said = refusal(tmp_path / "w", raw(member("d/f", body=b"x")))
     assert said is not None
-    assert "through a link" in said
+    assert "contains a link" in said
     assert os.listdir(tmp_path / "elsewhere") == []
 
 

@@ -268,6 +268,17 @@ def test_extras_are_the_promised_ones():
     assert set(project_file()["project"]["optional-dependencies"]) == promised
 
 
+def test_nothing_tells_users_to_install_phalanx_from_an_index():
+    """No index has our package: whoever registers the name there would run code on the user's machine."""
+    from_index = re.compile(r"pip3? install [^\n`]*\bphalanx\b|phalanx\[[a-z]+\]")
+    pages = [
+        ROOT / "README.md",
+        *(path for top in ("src", "tests", "docs", "examples") for path in (ROOT / top).rglob("*")),
+    ]
+    texts = [path for path in pages if path.suffix in {".py", ".md", ".html", ".js", ".yaml"}]
+    assert [str(path) for path in texts if from_index.search(path.read_text(encoding="utf-8"))] == []
+
+
 def test_what_every_import_needs_is_a_dependency():
     modules = {"nvidia-ml-py": "pynvml", "ruamel-yaml": "ruamel", "prometheus-client": "prometheus_client"}
     project = project_file()["project"]

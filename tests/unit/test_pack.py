@@ -77,9 +77,9 @@ def test_links_stay_links_and_those_that_lead_outside_stay_here(tmp_path):
     packed = pack(str(folder))
     assert names(packed) == ["a.py", "inside", "sub", "sub/b.py", "sub/up"]
     assert sorted(packed.left_out) == [
-        "absolute (a link that leads outside, to /etc/passwd)",
+        "absolute (a link to /etc/passwd, outside the folder)",
         "pipe (neither file, folder nor link)",
-        "sub/out (a link that leads outside, to ../../elsewhere)",
+        "sub/out (a link to ../../elsewhere, outside the folder)",
     ]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from phalanx.app.home import Home
 from phalanx.app.sharing import VARIABLE, check_store, store_options
-from phalanx.cli.cluster.up import _hand_on_store
+from phalanx.cli.cluster.up import _export_store_url
 from phalanx.client.given import address_in
 from phalanx.core.errors import BadFile, BadRequest, Conflict
 
@@ -76,11 +76,11 @@ def test_shared_directory_must_take_files(home, tmp_path):
 def test_password_in_the_command_is_refused_and_a_file_is_read(tmp_path, monkeypatch):
     pytest.importorskip("psycopg")
     monkeypatch.setenv(VARIABLE, "")
-    with pytest.raises(BadRequest, match="all of this machine can read") as refused:
-        _hand_on_store(DSN)
+    with pytest.raises(BadRequest, match="every user of this machine can read") as refused:
+        _export_store_url(DSN)
     assert "secret" not in f"{refused.value.message}{refused.value.hint}"
     (tmp_path / "store").write_text(f"{DSN}\n")
-    _hand_on_store(f"@{tmp_path}/store")
+    _export_store_url(f"@{tmp_path}/store")
     assert os.environ[VARIABLE] == DSN
 
 
@@ -89,9 +89,9 @@ def test_password_in_the_command_is_refused_and_a_file_is_read(tmp_path, monkeyp
     [
         (None, "cannot be read: No such file or directory"),
         (b"\xff", "not UTF-8 text"),
-        (b"postgresql://one\npostgresql://two\n", "is not one line of text"),
-        (b"\0" * 100, "is not one line of text"),
-        (b"p" * 5000, "is not one line of text"),
+        (b"postgresql://one\npostgresql://two\n", "not one line of text"),
+        (b"\0" * 100, "not one line of text"),
+        (b"p" * 5000, "not one line of text"),
     ],
 )
 def test_what_is_no_address_in_a_file_is_refused_in_one_line_and_not_shown(tmp_path, content, why):

@@ -75,7 +75,9 @@ def ray_options(engine: str, given: argparse.Namespace, before: Mapping[str, Any
         raise BadRequest("--ray-redis is for a Ray cluster of our own, and --ray-address names another's", hint=f"--ray-address {OWN}")  # fmt: skip
     version = ray_version()
     if not version.startswith(SERIES):
-        raise BadRequest(f"Ray {version} is installed, and {SERIES}* is needed", hint="pip install 'phalanx[ray]'")
+        raise BadRequest(
+            f"Ray {version} is installed, and {SERIES}* is needed", hint="pip install '.[ray]' in the checkout"
+        )
     if options.address:
         _check_let_in(options.address)
         return replace(options, redis="")

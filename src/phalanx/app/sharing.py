@@ -54,7 +54,7 @@ def store_options(given: argparse.Namespace, home: Home, before: Mapping[str, An
             hint="--store postgresql://USER@HOST/DATABASE",
         )
     if address and importlib.util.find_spec("psycopg") is None:
-        raise Conflict("--store: psycopg is not installed", hint="pip install 'phalanx[postgres]'")
+        raise Conflict("--store: psycopg is not installed", hint="pip install '.[postgres]' in the checkout")
     files = given.files if given.files is not None else str(before.get("files") or "")
     return StoreOptions(address=address, before=remembered, files=_writable(files) if address and files != OFF else "")
 

@@ -1,1 +1,1 @@
-"""What a person types: arguments in, calls on the client, tables and next steps out."""
+"""Command line: parses arguments, calls the client, prints tables and next steps."""

@@ -1,4 +1,4 @@
-"""How one value is shown, the same on every screen: states, bars, ages, steps."""
+"""Formats single values the same way on every screen: states, bars, ages, steps."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ from phalanx.core.units import format_duration
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 _LEVELS: Final = "▁▂▃▄▅▆▇█"
 _STATE_STYLE: Final = {
-    "pending": "yellow", "running": "green", "succeeded": "blue", "failed": "red", "cancelled": "dim", "timeout": "red",
-    "up": "green", "down": "red", "drained": "yellow", "cordoned": "yellow", "draining": "yellow", "reserved": "yellow",
-}  # fmt: skip
+    **dict.fromkeys(("running", "up"), "green"),
+    **dict.fromkeys(("pending", "drained", "cordoned", "draining", "reserved"), "yellow"),
+    **dict.fromkeys(("failed", "timeout", "down"), "red"),
+    "succeeded": "blue",
+    "cancelled": "dim",
+}
 
 
 def state(word: str) -> Cell:
-    """A state in its colour."""
+    """Return a state in its colour."""
     return Cell(word, _STATE_STYLE.get(word, ""))
 
 
 def percent(share: float | None) -> str:
-    """`87%` of 0.87; nothing when unknown."""
+    """Format a share, `87%` for 0.87; empty if unknown."""
     return "" if share is None else f"{100 * min(max(share, 0.0), 1.0):.0f}%"
 
 
 def bar(share: float | None, width: int, terminal: Terminal) -> str:
-    """A bar of `width` columns, filled to `share`."""
+    """Draw a bar of `width` columns, filled to `share`."""
     filled = min(max(share or 0.0, 0.0), 1.0) * width
     if not terminal.blocks:
         return ("#" * round(filled)).ljust(width, ".")
@@ -37,7 +40,7 @@ def bar(share: float | None, width: int, terminal: Terminal) -> str:
 
 
 def level(share: float | None, terminal: Terminal) -> str:
-    """One character for one device's utilisation; `?` when nothing was heard of it."""
+    """Return one character for the utilisation of a device; `?` if unknown."""
     if share is None:
         return "?"
     clipped = min(max(share, 0.0), 1.0)
@@ -45,17 +48,17 @@ def level(share: float | None, terminal: Terminal) -> str:
 
 
 def ago(then_s: float | None, now_s: float) -> str:
-    """How long ago, in at most two units; nothing for never."""
+    """Format the time since `then_s` in at most two units; empty for never."""
     return "" if not then_s else format_duration(max(0.0, now_s - then_s))
 
 
 def count(number: int, noun: str) -> str:
-    """`1 job`, `2 jobs`."""
+    """Format a number with its noun: `1 job`, `2 jobs`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def rate(per_s: float | None) -> str:
-    """`1.2k/s`; nothing when unknown."""
+    """Format a rate, `1.2k/s`; empty if unknown."""
     if per_s is None:
         return ""
     for unit, size in (("M", 1e6), ("k", 1e3)):
@@ -65,5 +68,5 @@ def rate(per_s: float | None) -> str:
 
 
 def step(done: int, total: int | None) -> str:
-    """`120/400`, or the step alone when nobody knows how many there are."""
+    """Format progress as `120/400`, or the step alone if the total is unknown."""
     return str(done) if not total else f"{done}/{total}"

@@ -1,7 +1,7 @@
-"""Every way a command can end badly, as one line on standard error and an exit code. Nobody but `--debug` sees a traceback.
+"""Prints every error of a command as one line on standard error, and chooses the exit code. Only `--debug` shows a traceback.
 
-Exit codes are those of DESIGN 4. Beyond them: 70 for a fault of ours, 74 for a file or disk that fails, 130 for Ctrl-C and 141 for a
-reader that went away, as shells have it.
+Exit codes are those of DESIGN 4, and: 70 for a bug in Phalanx, 74 for an I/O error, 130 for Ctrl-C and 141 for a closed standard
+output, as in shells.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from phalanx.core.work.nearest import nearest
 _INTERNAL: Final = 70  # EX_SOFTWARE of sysexits.h
 _IO: Final = 74  # EX_IOERR
 _INTERRUPTED: Final = 130  # 128 + SIGINT
-_WORDS_MAX: Final = 1200  # characters of a message: some eight lines of a terminal
+_MESSAGE_CHARS_MAX: Final = 1200  # some eight lines of a terminal
 NO_READER: Final = 141  # 128 + SIGPIPE
 
 
 def ended_by(fault: BaseException, *, debug: bool) -> int:
-    """Tell what went wrong and give the exit code."""
+    """Print the error and return the exit code."""
     if debug:
         traceback.print_exception(fault)
     match fault:
@@ -34,17 +34,15 @@ def ended_by(fault: BaseException, *, debug: bool) -> int:
         case click.NoSuchOption():
             return told(*_no_such_option(fault), ExitCode.USAGE)
         case click.ClickException():
-            return told(_words(fault.format_message()), _help_of(fault), ExitCode.USAGE)
+            return told(_message_of(fault.format_message()), _help_of(fault), ExitCode.USAGE)
         case KeyboardInterrupt() | click.Abort():
             return _INTERRUPTED
-        case UnicodeEncodeError(reason="surrogates not allowed"):  # bytes of the command line that are no text
-            return told(f"{fault.object!r}: not UTF-8", "names and words are UTF-8 text", ExitCode.USAGE)
-        case ValueError(
-            args=("embedded null byte",)
-        ):  # no shell can hand one over, but a program that calls us in its own process can
-            return told("a name with a NUL byte in it: there is no such file", "", ExitCode.USAGE)
+        case UnicodeEncodeError(reason="surrogates not allowed"):  # an argument is not UTF-8
+            return told(f"{fault.object!r}: not UTF-8", "arguments must be UTF-8 text", ExitCode.USAGE)
+        case ValueError(args=("embedded null byte",)):  # impossible from a shell, possible when called from Python
+            return told("a file name contains a NUL byte", "", ExitCode.USAGE)
         case BrokenPipeError():
-            # What Python still holds for the reader that left must not fail again at exit.
+            # Discard what Python has buffered, so that flushing it at exit does not fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return NO_READER
         case OSError():
@@ -52,14 +50,14 @@ def ended_by(fault: BaseException, *, debug: bool) -> int:
             return told(f"{where}{fault.strerror or fault}", "", _IO)
         case _:
             return told(
-                f"a fault of Phalanx itself: {type(fault).__name__}: {fault}",
-                "run again with --debug and report it",
+                f"internal error: {type(fault).__name__}: {fault}",
+                "this is a bug in Phalanx: run again with --debug and report it",
                 _INTERNAL,
             )
 
 
 def told(message: str, hint: str, code: int) -> int:
-    """Print `phalanx: error: message (hint)` on standard error; give `code` back."""
+    """Print `phalanx: error: message (hint)` on standard error; return `code`."""
     screen = terminal(sys.stderr)
     line = _short(clean(message).strip()) + (f" ({_short(clean(hint).strip())})" if hint else "")
     print(f"phalanx: {screen.paint('error:', 'bright_red')} {line}", file=sys.stderr)
@@ -67,12 +65,13 @@ def told(message: str, hint: str, code: int) -> int:
 
 
 def _short(text: str) -> str:
-    """The text, without its middle where that is longer than anybody reads: what was typed may be a whole file."""
-    return text if len(text) <= _WORDS_MAX else f"{text[: _WORDS_MAX // 2]} ... {text[-_WORDS_MAX // 2 :]}"
+    """Return the text, with its middle left out if it is too long: an argument may be a whole file."""
+    half = _MESSAGE_CHARS_MAX // 2
+    return text if len(text) <= _MESSAGE_CHARS_MAX else f"{text[:half]} ... {text[-half:]}"
 
 
 def warn(message: str) -> None:
-    """One line on standard error that stops nothing."""
+    """Print one line on standard error and continue."""
     print(f"phalanx: {clean(message)}", file=sys.stderr)
 
 
@@ -82,8 +81,8 @@ def _no_such_option(fault: click.NoSuchOption) -> tuple[str, str]:
     return f"no such option {fault.option_name}", f"did you mean {near}?" if near else _help_of(fault)
 
 
-def _words(message: str) -> str:
-    """Click's sentence in our manner: lower case at the start, no full stop at the end."""
+def _message_of(message: str) -> str:
+    """Return Click's message in our style: lower case at the start, no full stop at the end."""
     flat = " ".join(message.split()).rstrip(".")
     return flat[:1].lower() + flat[1:]
 

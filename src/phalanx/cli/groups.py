@@ -1,4 +1,4 @@
-"""A verb with verbs of its own: typed alone it lists, a mistyped one is answered with the nearest."""
+"""Command groups that suggest the nearest subcommand for an unknown one."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from phalanx.core.work.nearest import nearest
 
 
 class NounGroup(click.Group):
-    """`phalanx nodes`, `phalanx nodes drain n0`."""
+    """A group of subcommands: `phalanx nodes`, `phalanx nodes drain n0`."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that `args` begin with.
+        """Return the subcommand that `args` begin with.
 
         Raises:
-            BadRequest: there is none; names the nearest.
+            BadRequest: there is no such subcommand; the hint names the nearest.
         """
         word = args[0] if args else ""
         if word and word not in self.commands and not word.startswith("-"):

@@ -1,4 +1,4 @@
-"""What every list has: `--json` for programs, `--watch` for people, and a last line that says what to type next."""
+"""Common parts of all lists: `--json`, `--watch`, and a last line with the next command."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import click
 from phalanx.cli.terminal import Terminal, terminal
 
 F = TypeVar("F", bound=Callable[..., Any])
-INTERVAL_S: Final = 1.0  # of --watch; a list costs the head about a millisecond
+INTERVAL_S: Final = 1.0  # of --watch; a list takes the head about a millisecond
 _HOME_AND_CLEAR: Final = "\x1b[H\x1b[J"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """One list, ready to be shown either way. `value` is what `--json` prints."""
+    """One list, as text and as the value that `--json` prints."""
 
     value: object
     lines: Callable[[Terminal], Sequence[str]]
@@ -29,12 +29,12 @@ class Shown:
 
 def list_options(command: F) -> F:
     """Add `--json` and `--watch`, as `as_json` and `watch`."""
-    command = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")(command)
-    return click.option("-w", "--watch", is_flag=True, help="Again every second, until Ctrl-C.")(command)
+    command = click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+    return click.option("-w", "--watch", is_flag=True, help="Refresh every second until Ctrl-C.")(command)
 
 
 def show(fetch: Callable[[], Shown], *, as_json: bool, watch: bool) -> None:
-    """Fetch and print, once or again and again. `--json --watch` prints one document a line, whenever it changed."""
+    """Fetch and print a list, once or repeatedly. `--json --watch` prints one document per line whenever it changes."""
     if not watch:
         _print(fetch(), as_json=as_json)
         return
@@ -49,7 +49,7 @@ def show(fetch: Callable[[], Shown], *, as_json: bool, watch: bool) -> None:
 
 
 def encoded(value: object, *, indent: int) -> str:
-    """Views as JSON text; `indent` 0 gives one line."""
+    """Encode views as JSON text; `indent` 0 gives one line."""
     import msgspec
 
     raw = msgspec.json.encode(value)
@@ -80,7 +80,7 @@ def _repeat_plain(fetch: Callable[[], Shown], *, as_json: bool) -> None:
 
 
 def _repeat_on_screen(fetch: Callable[[], Shown]) -> None:
-    sys.stdout.write("\x1b[?1049h\x1b[?25l")  # the other screen, no cursor
+    sys.stdout.write("\x1b[?1049h\x1b[?25l")  # alternate screen, hidden cursor
     try:
         while True:
             shown = fetch()

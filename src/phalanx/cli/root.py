@@ -1,4 +1,4 @@
-"""`phalanx`: the table of verbs. A verb's module is imported when the verb is typed; `--help` needs none of them."""
+"""`phalanx`: the table of commands. The module of a command is imported only when that command runs; `--help` imports none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from phalanx.core.work.nearest import nearest
 
 
 class Verb(NamedTuple):
-    """Where a verb lives ("module:attribute") and its line in `--help`."""
+    """Location of a command ("module:attribute") and its line in `--help`."""
 
     place: str
     line: str
@@ -25,74 +25,74 @@ class Verb(NamedTuple):
 
 SECTIONS: Final[dict[str, dict[str, Verb]]] = {
     "Jobs": {
-        "run": Verb("phalanx.cli.jobs.run:run", "Run a command or job file and stay with it."),
-        "submit": Verb("phalanx.cli.jobs.submit:submit", "Hand in a command or job file and go on."),
-        "ps": Verb("phalanx.cli.jobs.ps:ps", "List jobs: how far they are, and why one waits."),
-        "why": Verb("phalanx.cli.jobs.why:why", "Why a job waits, until when, and what would start it now."),
-        "show": Verb("phalanx.cli.jobs.show:show_", "All about one job: story, attempts, ranks, checkpoints, receipt."),
+        "run": Verb("phalanx.cli.jobs.run:run", "Run a command or job file and follow it."),
+        "submit": Verb("phalanx.cli.jobs.submit:submit", "Submit a command or job file and return."),
+        "ps": Verb("phalanx.cli.jobs.ps:ps", "List jobs with their progress, and why they wait."),
+        "why": Verb("phalanx.cli.jobs.why:why", "Explain why a job waits, until when, and what would start it now."),
+        "show": Verb("phalanx.cli.jobs.show:show_", "Show one job: history, attempts, ranks, checkpoints, usage."),
         "logs": Verb("phalanx.cli.jobs.logs:logs", "Print or follow the output of a job."),
-        "get": Verb("phalanx.cli.jobs.get:get", "Fetch the files a job put into PHALANX_OUTPUT_DIR."),
-        "attach": Verb("phalanx.cli.jobs.attach:attach", "Come back to a job and stream its output."),
-        "exec": Verb("phalanx.cli.jobs.exec:exec_", "Run a command beside a job's ranks."),
-        "shell": Verb("phalanx.cli.jobs.exec:shell", "Open a shell beside a job's ranks."),
+        "get": Verb("phalanx.cli.jobs.get:get", "Download the files that a job wrote to PHALANX_OUTPUT_DIR."),
+        "attach": Verb("phalanx.cli.jobs.attach:attach", "Follow the output of a job again."),
+        "exec": Verb("phalanx.cli.jobs.exec:exec_", "Run a command next to a job's ranks."),
+        "shell": Verb("phalanx.cli.jobs.exec:shell", "Open a shell next to a job's ranks."),
         "update": Verb("phalanx.cli.jobs.change:update", "Change name, priority, time or queue of a job."),
-        "cancel": Verb("phalanx.cli.jobs.change:cancel", "End jobs for good."),
-        "hold": Verb("phalanx.cli.jobs.change:hold", "Keep waiting jobs from starting."),
-        "release": Verb("phalanx.cli.jobs.change:release", "Let held jobs start."),
-        "requeue": Verb("phalanx.cli.jobs.change:requeue", "Stop running jobs, after saving, and let them wait again."),
+        "cancel": Verb("phalanx.cli.jobs.change:cancel", "Cancel jobs."),
+        "hold": Verb("phalanx.cli.jobs.change:hold", "Hold waiting jobs, so that they do not start."),
+        "release": Verb("phalanx.cli.jobs.change:release", "Release held jobs."),
+        "requeue": Verb(
+            "phalanx.cli.jobs.change:requeue", "Stop running jobs after a checkpoint, and queue them again."
+        ),
     },
     "Cluster": {
-        "up": Verb("phalanx.cli.cluster.up:up", "Bring a cluster up on this machine."),
-        "join": Verb("phalanx.cli.cluster.join:join", "Make this server a node of a head elsewhere."),
-        "down": Verb("phalanx.cli.cluster.down:down", "Stop it."),
-        "heads": Verb("phalanx.cli.cluster.heads:heads", "Which head leads, and which stand by."),
-        "nodes": Verb("phalanx.cli.cluster.nodes:nodes", "List nodes; show, drain, undrain or forget them."),
-        "rules": Verb("phalanx.cli.cluster.rules:rules", "What a failure means and what is done about it."),
-        "topology": Verb("phalanx.cli.cluster.topology:topology", "Draw the network's tree and what is free in it."),
-        "top": Verb("phalanx.cli.top.command:top", "Watch devices and jobs, live."),
+        "up": Verb("phalanx.cli.cluster.up:up", "Start a cluster on this machine."),
+        "join": Verb("phalanx.cli.cluster.join:join", "Make this server a node of a head on another machine."),
+        "down": Verb("phalanx.cli.cluster.down:down", "Stop the head of this machine."),
+        "heads": Verb("phalanx.cli.cluster.heads:heads", "List the heads: leader and standbys."),
+        "nodes": Verb("phalanx.cli.cluster.nodes:nodes", "List, show, drain, undrain or remove nodes."),
+        "rules": Verb("phalanx.cli.cluster.rules:rules", "Show and set failure rules."),
+        "topology": Verb("phalanx.cli.cluster.topology:topology", "Show the network topology with free capacity."),
+        "top": Verb("phalanx.cli.top.command:top", "Show devices and jobs live."),
         "plan": Verb(
             "phalanx.cli.plan.command:plan",
-            "Whether a model fits, its best layout, how long it trains and what it costs.",
+            "Estimate fit, best layout, training time and cost of a model.",
         ),
         "calibrate": Verb(
-            "phalanx.cli.plan.calibrate:calibrate", "Measure this fleet, so that plans count with what it gives."
+            "phalanx.cli.plan.calibrate:calibrate", "Measure this fleet, so that plans use its real performance."
         ),
         "backup": Verb("phalanx.cli.cluster.backup:backup", "Save all records of the head in one file."),
-        "restore": Verb("phalanx.cli.cluster.backup:restore", "Bring them back, also into another database."),
-        "doctor": Verb("phalanx.cli.cluster.doctor:doctor", "Check this machine and say what to mend."),
+        "restore": Verb("phalanx.cli.cluster.backup:restore", "Restore the records, also into another database."),
+        "doctor": Verb("phalanx.cli.cluster.doctor:doctor", "Check this machine and its head, and suggest fixes."),
         "simulate": Verb(
             "phalanx.cli.simulate.command:simulate",
-            "Replay a trace of jobs in virtual time: waits, utilisation, policies compared.",
+            "Replay a job trace in virtual time, and compare policies.",
         ),
-        "whatif": Verb(
-            "phalanx.cli.simulate.whatif:whatif", "Replay the past on another fleet, quota or policy, side by side."
-        ),
+        "whatif": Verb("phalanx.cli.simulate.whatif:whatif", "Replay past jobs with another fleet, quota or policy."),
         "drill": Verb(
-            "phalanx.cli.simulate.drill:drill", "The control plane through thousands of faults, in virtual time."
+            "phalanx.cli.simulate.drill:drill", "Test the control plane with thousands of faults in virtual time."
         ),
-        "demo": Verb("phalanx.cli.demo.command:demo", "A cluster, a real training job, a killed node: in 90 seconds."),
+        "demo": Verb("phalanx.cli.demo.command:demo", "Demo: a cluster, a training job, a killed node, in 90 seconds."),
     },
     "Access": {
-        "queues": Verb("phalanx.cli.access.queues:queues", "Where jobs wait."),
-        "projects": Verb("phalanx.cli.access.projects:projects", "Who pays."),
-        "users": Verb("phalanx.cli.access.users:users", "Who may do what."),
-        "tokens": Verb("phalanx.cli.access.tokens:tokens", "Keys to the head."),
-        "audit": Verb("phalanx.cli.access.audit:audit", "Who changed what, and whether that record is whole."),
-        "version": Verb("phalanx.cli.cluster.version:version", "Print the version, and the head's."),
+        "queues": Verb("phalanx.cli.access.queues:queues", "Queues, their quotas and their limits."),
+        "projects": Verb("phalanx.cli.access.projects:projects", "Accounting groups and their members."),
+        "users": Verb("phalanx.cli.access.users:users", "Users and their roles."),
+        "tokens": Verb("phalanx.cli.access.tokens:tokens", "API tokens."),
+        "audit": Verb("phalanx.cli.access.audit:audit", "Audit trail: who changed what; verify it."),
+        "version": Verb("phalanx.cli.cluster.version:version", "Print the versions of command and head."),
     },
 }
 VERBS: Final = {name: verb for section in SECTIONS.values() for name, verb in section.items()}
 
 
 class LazyGroup(click.Group):
-    """Looks a verb up in the table and imports only that."""
+    """Looks a command up in the table and imports only that one."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
-        """All verbs, as `--help` lists them."""
+        """Return all commands in the order of `--help`."""
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  # click's signature
-        """The verb's command, imported now; None for an unknown one."""
+        """Import and return the command; None for an unknown name."""
         verb = VERBS.get(cmd_name)
         if verb is None:
             return None
@@ -104,35 +104,35 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that `args` begin with.
+        """Return the command that `args` begin with.
 
         Raises:
-            BadRequest: there is none; names the nearest.
+            BadRequest: there is no such command; the hint names the nearest.
         """
         if args and args[0] not in VERBS and not args[0].startswith("-"):
-            raise unknown_verb(args[0], VERBS, "phalanx --help lists them")
+            raise unknown_verb(args[0], VERBS, "phalanx --help lists all commands")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  # click's signature
-        """The sections of the table; imports nothing."""
+        """Write the sections of the table; imports nothing."""
         for section, verbs in SECTIONS.items():
             with formatter.section(section):
                 formatter.write_dl([(name, verb.line) for name, verb in verbs.items()], col_max=12)
 
 
 def unknown_verb(word: str, known: Sequence[str] | dict[str, Verb], otherwise: str) -> BadRequest:
-    """The refusal of a word that is no verb, with the nearest one."""
+    """Return the error for an unknown command, with the nearest known one."""
     near = nearest(word, known)
     return BadRequest(f"no such command {word!r}", hint=f"did you mean {near}?" if near else otherwise)
 
 
 EPILOG: Final = """\b
 First steps:
-  phalanx up                                    a cluster on this machine
-  phalanx run --gpus 2 -- python train.py       a job on it
-  phalanx ps                                    how it goes
+  phalanx up                                    start a cluster on this machine
+  phalanx run --gpus 2 -- python train.py       run a job on it
+  phalanx ps                                    list jobs and their progress
 
-Exit codes: the job's own from run, attach and --wait; 64 usage, 69 head unreachable, 75 try later, 77 not permitted, 78 bad file,
+Exit codes: that of the job for run, attach and --wait; 64 usage, 69 head unreachable, 75 try later, 77 not permitted, 78 bad file,
 124 wait timed out."""
 
 
@@ -142,23 +142,26 @@ Exit codes: the job's own from run, attach and --wait; 64 usage, 69 head unreach
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
-@click.option("--url", metavar="URL", help="The head to speak to, instead of the one of this machine.")
-@click.option("--debug", is_flag=True, help="Show the traceback of a fault (anywhere before --).")
+@click.option("--url", metavar="URL", help="URL of the head, instead of the one of this machine.")
+@click.option("--insecure", is_flag=True, help="Send the token over plain HTTP to another machine.")
+@click.option("--debug", is_flag=True, help="Show tracebacks (anywhere before --).")
 @click.version_option(__version__, message="phalanx %(version)s")
 @click.pass_context
-def phalanx(context: click.Context, url: str | None, debug: bool) -> None:
-    """Phalanx turns a pile of GPU servers into one computer."""
-    del debug  # taken from the words before click sees them
+def phalanx(context: click.Context, url: str | None, insecure: bool, debug: bool) -> None:
+    """Phalanx runs training jobs on a cluster of GPU servers."""
+    del debug  # removed from the arguments before click parses them
     if url:
         if not url.isprintable():
-            raise click.UsageError(f"--url {ascii(url)[:100]} is no URL; one looks like http://127.0.0.1:7600")
+            raise click.UsageError(f"--url {ascii(url)[:100]} is not a URL; example: https://10.0.0.5:7600")
         os.environ["PHALANX_URL"] = url
+    if insecure:
+        os.environ["PHALANX_INSECURE"] = "1"
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line and give its exit code. Raises nothing."""
+    """Run one command line and return its exit code. Raises nothing."""
     _open_closed_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
     ours = words[: words.index("--")] if "--" in words else words
@@ -168,14 +171,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = phalanx.main(args=words, prog_name="phalanx", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
-    except SystemExit:  # click's answer to a reader that went away (EPIPE); it ends by itself in no other case
+    except SystemExit:  # with standalone_mode=False click exits only on EPIPE
         return NO_READER
-    except (Exception, KeyboardInterrupt) as fault:  # noqa: BLE001  # the one place where every fault becomes a line
+    except (Exception, KeyboardInterrupt) as fault:  # noqa: BLE001  # the only place where errors become messages
         return ended_by(fault, debug=debug)
 
 
 def _open_closed_streams() -> None:
-    """A stream that was closed before we began (`>&-`) leads to nowhere; no file or connection may take its number."""
+    """Open /dev/null for standard streams that were closed (`>&-`), so that no file or connection gets their descriptors."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is not None:
             continue
@@ -183,4 +186,4 @@ def _open_closed_streams() -> None:
         if fd != number:
             os.dup2(fd, number)
             os.close(fd)
-        setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115  # open as long as we run
+        setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115  # open until the process ends

@@ -1,7 +1,7 @@
 """Tables that fit the terminal: pure, from cells to lines.
 
-When a table is too wide, columns marked so are cut down to their least width first, the widest first; then columns are left out,
-the highest `drop` first; what is left is cut at the edge. Nothing wraps.
+A table that is too wide first shrinks columns down to their `least` width, the widest first; then it drops columns, the highest
+`drop` first; then it cuts lines at the edge. Nothing wraps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _GAP: Final = 2
 
 
 class Cell(NamedTuple):
-    """Text in a style of `terminal`."""
+    """Text and its style (see `terminal`)."""
 
     text: str
     style: str = ""
@@ -24,12 +24,14 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column.
+    """A column of a table.
 
     Attributes:
-        least: width down to which it may be cut; 0 never cuts it.
-        drop: order of leaving out when space is short, highest first; 0 stays.
-        hide_empty: left out when no row has anything in it.
+        title: heading.
+        right: whether the cells are aligned to the right.
+        least: width down to which the column may shrink; 0 never shrinks it.
+        drop: the column with the highest value is dropped first when space is short; 0 is never dropped.
+        hide_empty: whether the column is hidden when all its cells are empty.
     """
 
     title: str
@@ -42,7 +44,7 @@ class Column:
 def table(
     columns: Sequence[Column], rows: Sequence[Sequence[Cell | str]], terminal: Terminal, *, titles: bool = True
 ) -> list[str]:
-    """Lines of a table with a title row, at most `terminal.width` wide. No row: the titles alone."""
+    """Return the lines of a table with its titles, at most `terminal.width` wide."""
     cells = [[_cell(cell) for cell in row] for row in rows]
     widths = _widths(columns, cells, terminal.width, titles=titles)
     shown = [index for index, width in enumerate(widths) if width > 0]
@@ -59,7 +61,7 @@ def _cell(cell: Cell | str) -> Cell:
 
 
 def _widths(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], room: int, *, titles: bool) -> list[int]:
-    """Columns' widths; 0 for one that is left out."""
+    """Return the width of each column; 0 for a hidden one."""
     natural = []
     for index, column in enumerate(columns):
         widest = max((width_of(row[index].text) for row in rows), default=0)
@@ -76,7 +78,7 @@ def _widths(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], room: int
 
 
 def _shrunk(columns: Sequence[Column], natural: Sequence[int], room: int) -> list[int]:
-    """The widths with columns that may be cut taken down to fit, the widest first and never below the next widest."""
+    """Return the widths with shrinkable columns reduced to fit, the widest first and never below the next widest."""
     widths = list(natural)
     while (over := _over(widths, room)) > 0:
         cuttable = [index for index, column in enumerate(columns) if column.least and widths[index] > column.least]

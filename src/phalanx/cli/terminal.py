@@ -1,4 +1,4 @@
-"""What we print to: how wide it is, whether it shows colour, and how to keep a stranger's text from steering it."""
+"""Properties of the output stream (width, colour), and removal of control characters from untrusted text."""
 
 from __future__ import annotations
 
@@ -9,33 +9,38 @@ import unicodedata
 from dataclasses import dataclass
 from typing import Final, TextIO
 
+_COLOURS: Final = ("red", "green", "yellow", "blue", "magenta", "cyan")
+# SGR parameters of ECMA-48; 9x is the bright variant of xterm.
 _STYLES: Final = {
-    "": "", "bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "magenta": "35", "cyan": "36",
-    "bright_red": "91", "bright_green": "92", "bright_yellow": "93", "bright_blue": "94", "bright_magenta": "95", "bright_cyan": "96",
-}  # fmt: skip
+    "": "",
+    "bold": "1",
+    "dim": "2",
+    **{colour: str(31 + index) for index, colour in enumerate(_COLOURS)},
+    **{f"bright_{colour}": str(91 + index) for index, colour in enumerate(_COLOURS)},
+}
 _RANK_STYLES: Final = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
 _UNSAFE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-_WIDTH_DEFAULT: Final = 80  # a terminal that does not tell
-_WIDTH_PIPE: Final = 10_000  # not a terminal: nothing is cut
+_WIDTH_DEFAULT: Final = 80  # of a terminal that does not report its width
+_WIDTH_PIPE: Final = 10_000  # of a file or pipe: nothing is truncated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terminal:
-    """One output stream as it shows text."""
+    """Properties of one output stream."""
 
     width: int
     height: int
     interactive: bool
     colour: bool
-    blocks: bool  # whether bars may be drawn with block characters
+    blocks: bool  # whether the encoding has block characters
 
     def paint(self, text: str, style: str) -> str:
-        """The text in a style, or plain where colours are not wanted."""
+        """Return the text in a style, or plain if colours are off."""
         return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if self.colour and style else text
 
 
 def terminal(stream: TextIO | None = None) -> Terminal:
-    """What `stream` (standard output if None) is. `NO_COLOR`, `TERM=dumb` and `COLUMNS` are honoured; asked anew at each call."""
+    """Return the properties of `stream` (standard output if None), read at each call. Honours `NO_COLOR`, `TERM=dumb` and `COLUMNS`."""
     stream = sys.stdout if stream is None else stream
     interactive = stream.isatty()
     width, height = _size(stream) if interactive else (_WIDTH_PIPE, 24)
@@ -54,12 +59,12 @@ def terminal(stream: TextIO | None = None) -> Terminal:
 
 
 def clean(text: str) -> str:
-    """One line without control characters: what others named must not move the cursor, ring or recolour our screen."""
+    """Return the text as one line without control characters, so that untrusted text cannot control the terminal."""
     return _UNSAFE.sub(lambda found: " " if found[0] in "\t\n\r" else "\ufffd", text)
 
 
 def width_of(text: str) -> int:
-    """Columns that a clean text takes."""
+    """Return the number of columns of a clean text."""
     if text.isascii():
         return len(text)
     return sum(
@@ -68,7 +73,7 @@ def width_of(text: str) -> int:
 
 
 def cut(text: str, width: int) -> str:
-    """The text in at most `width` columns, with an ellipsis where it was cut."""
+    """Truncate a text to `width` columns, with an ellipsis."""
     if width_of(text) <= width:
         return text
     kept, used = [], 0
@@ -82,7 +87,7 @@ def cut(text: str, width: int) -> str:
 
 
 def rank_style(rank: int) -> str:
-    """The colour of a rank's prefix; ranks eight apart share one."""
+    """Return the colour of a rank's prefix; ranks eight apart share one."""
     return _RANK_STYLES[rank % len(_RANK_STYLES)]
 
 

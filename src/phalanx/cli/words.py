@@ -1,4 +1,4 @@
-"""Types of command-line words: each parses with the grammar of `core`, so that a flag and a job file mean the same."""
+"""Click types of command-line options. They use the grammars of `core`, so that options and job files mean the same."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from phalanx.core.work.gpus import parse_gpus, parse_nodes
 
 
 class Checked(click.ParamType[str]):
-    """Text that a grammar of `core` accepts. The text is passed on as typed: the head reads it with the same grammar."""
+    """Text that a grammar of `core` accepts. It is passed on unchanged: the head parses it with the same grammar."""
 
     def __init__(self, name: str, check: Callable[[str], object]) -> None:
         self.name = name
         self._check = check
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ARG002  # click's signature
-        """The text, once checked.
+        """Check and return the text.
 
         Raises:
-            BadRequest: outside the grammar; names the option.
+            BadRequest: the text does not match the grammar; the message names the option.
         """
         text = str(value)
         try:
@@ -37,15 +37,15 @@ class Checked(click.ParamType[str]):
 
 
 class Pair(click.ParamType[tuple[str, str]]):
-    """`NAME=VALUE`; a bare NAME takes the value it has here."""
+    """`NAME=VALUE`; a bare NAME takes its value from the environment of this command."""
 
     name = "K=V"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:  # noqa: ARG002  # as above
-        """The pair.
+        """Return the name and the value.
 
         Raises:
-            BadRequest: a bare name that has no value here.
+            BadRequest: a bare name that is not set in the environment.
         """
         import os
 
@@ -53,30 +53,32 @@ class Pair(click.ParamType[tuple[str, str]]):
             return value
         name, equals, text = str(value).partition("=")
         if not equals and name not in os.environ:
-            raise BadRequest(f"--env {name}: has no value, and none here", hint=f"write --env {name}=VALUE")
+            raise BadRequest(
+                f"--env {name}: no value given, and {name} is not set here", hint=f"write --env {name}=VALUE"
+            )
         return name, text if equals else os.environ[name]
 
 
-_RANK_DIGITS: Final = 18  # of a number that the head takes
+_RANK_DIGITS: Final = 18  # of a number that the head accepts
 
 
 class Rank(click.ParamType[str]):
-    """A rank's number, `all`, or `supervisor` for the notes of the supervisors."""
+    """The number of a rank, `all`, or `supervisor` for the log of the supervisors."""
 
     name = "RANK"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ARG002  # click's signature
-        """The word.
+        """Return the word in its canonical form.
 
         Raises:
-            BadRequest: something else.
+            BadRequest: not a rank.
         """
         text = str(value).strip().lower()
         if text.isdecimal() and len(text) <= _RANK_DIGITS:
             return str(int(text))
         if text in {"all", "supervisor", "stacks"}:
             return text
-        raise BadRequest(f"--rank: {value!r} is no rank", hint="write --rank 0, --rank all or --rank supervisor")
+        raise BadRequest(f"--rank: {value!r} is not a rank", hint="write --rank 0, --rank all or --rank supervisor")
 
 
 RANK: Final = Rank()

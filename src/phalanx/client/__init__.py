@@ -1,4 +1,4 @@
-"""How Python programs and the command line speak to a head. Standard library alone until a record is decoded."""
+"""HTTP client of the head, for Python programs and the command line. Only the standard library is imported until a record is decoded."""
 
 from phalanx.client.client import Client
 from phalanx.client.following import Event

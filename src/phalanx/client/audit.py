@@ -1,4 +1,4 @@
-"""Verbs of the audit trail."""
+"""API calls for the audit trail."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ else:
 
 
 class AuditVerbs(Verbs):
-    """Read who changed what, and whether the trail is whole."""
+    """Read and verify the audit trail."""
 
     def audit(
         self, *, user: str | None = None, since_s: float | None = None, after: int | None = None, limit: int = 100
     ) -> api.AuditList:
-        """The newest lines, oldest first; with `after` those that follow a seq."""
-        asked = {"user": user, "since_s": since_s, "after": after, "limit": limit}
-        return self._get("/v1/audit" + query(asked), api.AuditList)
+        """Return the newest lines, oldest first; with `after` the lines after that sequence number."""
+        parameters = {"user": user, "since_s": since_s, "after": after, "limit": limit}
+        return self._get("/v1/audit" + query(parameters), api.AuditList)
 
     def verify_audit(self, anchors: Sequence[str] = ()) -> api.AuditReport:
-        """Have the head read the whole trail."""
+        """Make the head verify the whole trail, and compare it with `anchors`."""
         return self._get("/v1/audit/verify" + query({}, [("anchor", anchor) for anchor in anchors]), api.AuditReport)

@@ -1,8 +1,8 @@
-"""The head's verbs as methods. Records of wire.api come back; what `submit` and `run` need on their way loads no msgspec.
+"""The head's API as methods that return the records of wire.api. `submit` does not load msgspec.
 
 client = Client()
-done = client.submit({"run": ["python", "train.py"], "gpus": 8, "workdir": "/home/ada/project"})
-for event in client.follow_logs(done.id): ...
+job = client.submit({"run": ["python", "train.py"], "gpus": 8, "workdir": "/home/ada/project"})
+for event in client.follow_logs(job.id): ...
 """
 
 from __future__ import annotations
@@ -29,18 +29,20 @@ if TYPE_CHECKING:
 else:
     api = Records("phalanx.wire.api.head")
 
-_ARRAY_POLL_S: Final = 0.5  # between looks at an array that is waited for
+_ARRAY_POLL_S: Final = 0.5  # between two polls while waiting for an array
 
 
 class Client(JobVerbs, OutputVerbs, ExecVerbs, NodeVerbs, PeopleVerbs, QueueVerbs, RuleVerbs, AuditVerbs):
-    """One head. Without arguments the one of this user's PHALANX_HOME, or PHALANX_URL and PHALANX_TOKEN. Threads may share it.
+    """Client of one cluster. Thread-safe.
+
+    Without arguments it uses PHALANX_URL and PHALANX_TOKEN, or the head of this user's PHALANX_HOME.
 
     Args:
-        url: of the head.
-        token: of the caller.
-        home: state folder to look in instead of PHALANX_HOME.
-        patience_s: how long a head that was reached before is waited for.
-        answer_s: how long a short call may take.
+        url: URL of the head, or several separated by commas.
+        token: API token of the caller.
+        home: state folder to use instead of PHALANX_HOME.
+        patience_s: how long to retry a head that was reached before.
+        answer_s: timeout of a short call.
     """
 
     def __init__(
@@ -65,39 +67,39 @@ class Client(JobVerbs, OutputVerbs, ExecVerbs, NodeVerbs, PeopleVerbs, QueueVerb
         self.transport.drop()
 
     def health(self) -> api.Health:
-        """Which head answers."""
+        """Return the id, version and status of the head that answers."""
         return self._get("/v1/health", api.Health)
 
     def heads(self) -> api.HeadList:
-        """Who leads and who stands by, of heads that share a store."""
+        """Return the heads that share a store, with their roles."""
         return self._get("/v1/heads", api.HeadList)
 
     def me(self) -> api.Me:
-        """Whose token this is."""
+        """Return the user of the token, with role and permissions."""
         return self._get("/v1/me", api.Me)
 
     def overview(self) -> api.Overview:
-        """Nodes, running and pending jobs at one moment."""
+        """Return nodes, running and pending jobs of one snapshot."""
         return self._get("/v1/overview", api.Overview)
 
     def metrics(self) -> str:
-        """The text that Prometheus reads."""
+        """Return the metrics in Prometheus text format."""
         return self.transport.json("GET", "/metrics").decode()
 
     def stop(self, *, keep_jobs: bool = False, cancel_jobs: bool = False) -> api.StopReply:
-        """Stop the head; with `cancel_jobs` call again until `stopping`."""
+        """Stop the head. With `cancel_jobs`, repeat the call until the reply has `stopping`."""
         body = {"keep_jobs": keep_jobs, "cancel_jobs": cancel_jobs}
         return record(self._post("/v1/stop", body, again=True), api.StopReply)
 
     def wait(self, job_id: str, timeout_s: float | None = None) -> JobView:
-        """The job once it is over.
+        """Wait until the job has ended, and return it.
 
         Raises:
-            WaitTimedOut: it was not within `timeout_s`; the job goes on.
+            WaitTimedOut: the job has not ended within `timeout_s`; it continues.
         """
         until_s = inf if timeout_s is None else self.transport.now() + timeout_s
         job = self.job(job_id).job
-        if job.states:  # an array has no story of its own to follow
+        if job.states:  # an array has no event stream of its own
             while not job.state.terminal and self.transport.now() < until_s:
                 time.sleep(min(_ARRAY_POLL_S, max(0.0, until_s - self.transport.now())))
                 job = self.job(job_id).job
@@ -107,5 +109,5 @@ class Client(JobVerbs, OutputVerbs, ExecVerbs, NodeVerbs, PeopleVerbs, QueueVerb
             job = self.job(job_id).job
         if timeout_s is not None and not job.state.terminal:
             hint = f"phalanx show {job_id}" if job.states else f"phalanx attach {job_id}"
-            raise WaitTimedOut(f"job {job_id} is not over after {timeout_s:g} s: it is {job.state}", hint=hint)
+            raise WaitTimedOut(f"job {job_id} has not ended after {timeout_s:g} s: it is {job.state}", hint=hint)
         return job

@@ -1,4 +1,4 @@
-"""Where the head is and with which token: from the environment, else from the state folder of this user."""
+"""Finds the URL of the head and the token: from the environment, else from this user's state folder."""
 
 from __future__ import annotations
 
@@ -8,28 +8,20 @@ from typing import Any
 from phalanx.client.given import small_json, small_text
 from phalanx.core.errors import BadRequest, NotSignedIn, Unreachable
 
-_UP = "phalanx up starts one here; PHALANX_URL and PHALANX_TOKEN name one elsewhere"
+_UP = "start one here with phalanx up, or set PHALANX_URL and PHALANX_TOKEN to use another"
+_INSECURE_VARIABLE = "PHALANX_INSECURE"
 
 
 def state_folder(home: str | None = None) -> str:
-    """The state folder: as given, PHALANX_HOME, or ~/.phalanx."""
+    """Return the state folder: `home`, else PHALANX_HOME, else ~/.phalanx."""
     return os.path.abspath(home or os.environ.get("PHALANX_HOME") or os.path.expanduser("~/.phalanx"))
 
 
-def find_url(home: str | None = None) -> str:
-    """The head's URL; of several heads the nearest.
-
-    Raises:
-        Unreachable: none is known, or the one that was here has died.
-    """
-    return find_urls(home)[0]
-
-
 def find_urls(home: str | None = None) -> list[str]:
-    """Where to look for a head, in this order: PHALANX_URL, which may name several with commas, else what this folder's head wrote.
+    """Return the URLs of the heads to try, in order: those of PHALANX_URL (separated by commas), else those that this folder's head wrote.
 
     Raises:
-        Unreachable: none is known, or the one that was here has died and knew of no other.
+        Unreachable: no head is known, or the head of this folder has died and recorded no other.
     """
     url = os.environ.get("PHALANX_URL", "")
     if url and home is None:
@@ -42,32 +34,32 @@ def find_urls(home: str | None = None) -> list[str]:
         held = lock_holder(state_folder(home))
         if held is not None:
             return [held[0]]
-        raise Unreachable(f"no head is running ({path} is not there)", hint=_UP) from error
+        raise Unreachable(f"no head is running ({path} does not exist)", hint=_UP) from error
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
-        raise Unreachable(f"{path} does not say where the head is: {error}", hint=_UP) from error
+        raise Unreachable(f"{path} does not contain the URL of a head: {error}", hint=_UP) from error
     if _alive(pid):
         return [str(url).rstrip("/"), *others]
     if others:
         return others
-    raise Unreachable(f"the head (process {pid}) has died", hint="phalanx up brings it back; running jobs go on")
+    raise Unreachable(f"the head (process {pid}) has died", hint="restart it with phalanx up; running jobs continue")
 
 
 def split_urls(text: str) -> list[str]:
-    """The URLs in a list with commas, each once."""
+    """Split a comma-separated list of URLs; each is returned once."""
     return list(dict.fromkeys(url for word in text.split(",") if (url := word.strip().rstrip("/")))) or [text]
 
 
 def authority(home: str | None, url: str) -> str | None:
-    """The CA's file in the state folder, for the heads that its own one stands among; None for any other."""
+    """Return the CA file of the state folder if `url` is its head or one of that head's peers, else None."""
     folder = state_folder(home)
     path = os.path.join(folder, "tls", "ca.pem")
-    return path if _ours(url, folder) and os.path.exists(path) else None
+    return path if _is_own_head(url, folder) and os.path.exists(path) else None
 
 
 def lock_holder(folder: str) -> tuple[str, int] | None:
-    """(URL, pid) of the head that holds this folder's lock, as it wrote them into it; None where no live head does.
+    """Return (URL, pid) of the head that holds this folder's lock, as written in the lock file; None if no live head holds it.
 
-    The lock is tried only while the process named in it lives: a head that is just starting must not find it taken by us.
+    The lock is tried only while the process named in it is alive, so that it is never held while a head is starting.
     """
     import fcntl
 
@@ -88,35 +80,35 @@ def lock_holder(folder: str) -> tuple[str, int] | None:
 
 
 def find_token(home: str | None = None, url: str | None = None) -> str:
-    """The caller's token for the head at `url`, or for the one that `find_url` finds.
+    """Return the caller's token for the head at `url`, or for the first one of `find_urls`.
 
-    The state folder's token is an admin's of the head that runs there: no other head is shown it.
+    The token in the state folder is an admin token of the head that runs there. It is never sent to another head.
 
     Raises:
-        NotSignedIn: none is known for this head.
+        NotSignedIn: no token is known for this head.
     """
-    given = os.environ.get("PHALANX_TOKEN") if home is None else None
-    if given is not None:
-        return _sound(given.strip(), "PHALANX_TOKEN")
-    asked = url or (split_urls(os.environ.get("PHALANX_URL", ""))[0] if home is None else "")
-    if asked and not _ours(asked, state_folder(home)):
+    token = os.environ.get("PHALANX_TOKEN") if home is None else None
+    if token is not None:
+        return _checked_token(token.strip(), "PHALANX_TOKEN")
+    target = url or (split_urls(os.environ.get("PHALANX_URL", ""))[0] if home is None else "")
+    if target and not _is_own_head(target, state_folder(home)):
         raise NotSignedIn(
-            f"no token for {asked}: PHALANX_TOKEN is not set",
+            f"no token for {target}: PHALANX_TOKEN is not set",
             hint=f"set PHALANX_TOKEN; the token in {state_folder(home)} is only for the head that runs there",
         )
     path = os.path.join(state_folder(home), "token")
     try:
         token = small_text(path).strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise NotSignedIn(f"no token: {path}: {error}", hint="phalanx up makes it, or set PHALANX_TOKEN") from error
-    return _sound(token, path)
+        raise NotSignedIn(f"no token: {path}: {error}", hint="phalanx up creates it; or set PHALANX_TOKEN") from error
+    return _checked_token(token, path)
 
 
 def split_url(url: str) -> tuple[bool, str, int]:
-    """(with TLS, name, port) of a head's URL.
+    """Split a head's URL into (uses TLS, host, port).
 
     Raises:
-        BadRequest: it is no http(s) URL of a head.
+        BadRequest: the text is not an http(s) URL of a head.
     """
     scheme, colon, rest = url.partition("://")
     name, slash, path = rest.partition("/")
@@ -124,25 +116,59 @@ def split_url(url: str) -> tuple[bool, str, int]:
     if not colon_port:
         host, port = name, "443" if scheme == "https" else "7600"
     if scheme not in ("http", "https") or not colon or not host or not port.isdecimal() or (slash and path):
-        raise BadRequest(f"{url!r} is not the URL of a head", hint="http://127.0.0.1:7600, for example")
+        raise BadRequest(
+            f"{url!r} is not the URL of a head",
+            hint="for example https://10.0.0.5:7600, or http://127.0.0.1:7600 on this machine",
+        )
     return scheme == "https", host.strip("[]"), int(port)
 
 
-def _sound(token: str, where: str) -> str:
-    """The token, if it can be one.
+def is_loopback(host: str) -> bool:
+    """Return whether `host` is `localhost` or an address in 127.0.0.0/8 or ::1. No other name counts: it may resolve to any machine."""
+    if host.lower() == "localhost":
+        return True
+    import ipaddress
+
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_encrypted(url: str) -> bool:
+    """Return whether the token is safe on the way to `url`: TLS, or loopback. False where PHALANX_INSECURE permits plain HTTP.
 
     Raises:
-        NotSignedIn: it is empty, or no header can carry it.
+        BadRequest: plain HTTP to another machine, and PHALANX_INSECURE is not set.
+    """
+    secure, host, port = split_url(url)
+    if secure or is_loopback(host):
+        return True
+    if os.environ.get(_INSECURE_VARIABLE, "") not in ("", "0"):
+        return False
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    raise BadRequest(
+        f"{url} is not encrypted: anyone on the network could read the token and forge the answers; nothing was sent",
+        hint=f"use https://{address} and set PHALANX_FINGERPRINT, which `phalanx join --print` prints on the head; "
+        f"--insecure or {_INSECURE_VARIABLE}=1 uses plain HTTP anyway",
+    )
+
+
+def _checked_token(token: str, where: str) -> str:
+    """Return the token if it is well-formed.
+
+    Raises:
+        NotSignedIn: the token is empty, or not valid in an HTTP header.
     """
     if not token:
         raise NotSignedIn(f"{where} is empty", hint="set PHALANX_TOKEN to a token")
     if not token.isascii() or not token.isprintable() or " " in token:
-        raise NotSignedIn(f"{where} holds no token", hint="a token is one word of ASCII letters and digits")
+        raise NotSignedIn(f"{where} does not contain a token", hint="a token is one word of ASCII letters and digits")
     return token
 
 
-def _ours(url: str, folder: str) -> bool:
-    """Whether this folder's head is, or last was, at this URL, or stands among others of which one is there."""
+def _is_own_head(url: str, folder: str) -> bool:
+    """Return whether `url` is the current or last address of this folder's head, or the address of one of its peers."""
     try:
         record = small_json(os.path.join(folder, "head.json"))
         known = [str(record["url"]), str(record.get("listen") or ""), *_others(record)]
@@ -154,7 +180,7 @@ def _ours(url: str, folder: str) -> bool:
 
 
 def _others(record: dict[str, Any]) -> list[str]:
-    """The heads among which the one that wrote this stands, itself left out."""
+    """Return the URLs of the peer heads in `record`, without the head that wrote it."""
     heads = [str(url).rstrip("/") for url in record.get("heads") or []]
     return [url for url in heads if url not in (str(record["url"]).rstrip("/"), str(record.get("listen") or ""))]
 

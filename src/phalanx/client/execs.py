@@ -1,4 +1,4 @@
-"""Verbs of commands beside a job's ranks."""
+"""API calls for commands that run next to a job's ranks."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ else:
 
 
 class ExecVerbs(Verbs):
-    """Start a command in a job, type into it and read what it prints."""
+    """Start a command in a job, send it input and read its output."""
 
     def exec(
         self, job_id: str, argv: Sequence[str], *, tty: bool = False, rows: int = 24, cols: int = 80, node_rank: int = 0
     ) -> str:
-        """Start a command beside a job's ranks; answers the session's name."""
+        """Start a command next to a job's ranks; return the id of the session."""
         body = {"argv": list(argv), "tty": tty, "rows": rows, "cols": cols, "node_rank": node_rank}
         session: str = json.loads(self._post(f"/v1/jobs/{segment(job_id)}/exec", body))["session"]
         return session
 
     def exec_output(self, session: str, after: int, *, wait_s: float = 20.0) -> api.ExecOutputReply:
-        """What it printed from byte `after` on."""
+        """Return the output from byte `after` on; wait up to `wait_s` for it."""
         path = f"/v1/exec/{segment(session)}/output" + query({"after": after, "wait_s": wait_s})
         return record(self.transport.json("GET", path, timeout_s=REPLY_TIMEOUT_S), api.ExecOutputReply)
 
     def exec_input(self, session: str, offset: int, data: bytes = b"", *, closed: bool = False) -> int:
-        """Type into it; answers up to which byte the input is taken."""
+        """Send input; return the offset up to which the head has accepted it."""
         import base64
 
         body = {"offset": offset, "data": base64.b64encode(data).decode(), "closed": closed}
@@ -40,9 +40,9 @@ class ExecVerbs(Verbs):
         return end
 
     def exec_resize(self, session: str, rows: int, cols: int) -> None:
-        """Tell it the terminal's new size."""
+        """Send the new size of the terminal."""
         self._post(f"/v1/exec/{segment(session)}/resize", {"rows": rows, "cols": cols}, again=True)
 
     def exec_close(self, session: str) -> None:
-        """Leave it."""
+        """Close the session."""
         self.transport.json("DELETE", f"/v1/exec/{segment(session)}")

@@ -1,4 +1,4 @@
-"""Server-sent events as an iterator that comes back by itself: with the id of the last event, so that nothing is missed or doubled."""
+"""Server-sent events as an iterator that reconnects. It sends the id of the last event, so that no event is lost or repeated."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, Final, NamedTuple
 from phalanx.client.transport import Retry, Transport
 from phalanx.core.errors import BY_CODE, PhalanxError
 
-SILENCE_S: Final = 35.0  # three heartbeats of the head: past it the connection is dead, whatever TCP believes
-_LEAST_S: Final = 0.001  # 0 would mean: do not wait at all
+SILENCE_S: Final = 35.0  # three heartbeats of the head; after that the connection counts as dead
+_LEAST_S: Final = 0.001  # a socket timeout of 0 means non-blocking
 
 
 class Event(NamedTuple):
-    """One event. `kind`: log, state, story, end; `fields`: the record of wire.api that the kind names; `cursor`: to go on after it."""
+    """One event. `kind`: log, state, story or end; `fields`: the wire.api record of that kind; `cursor`: resumes after this event."""
 
     kind: str
     fields: dict[str, Any]
@@ -24,10 +24,10 @@ class Event(NamedTuple):
 
 
 def follow(transport: Transport, path: str, *, cursor: str = "", until_s: float = inf) -> Iterator[Event]:
-    """Events until `end`, or until the transport's clock shows `until_s`. A broken connection is opened again where it broke.
+    """Yield events until `end`, or until the transport's clock reaches `until_s`. Reconnect and resume after a broken connection.
 
     Raises:
-        PhalanxError: the head refused, or stayed away longer than the transport's patience.
+        PhalanxError: the head refused the request, or was unreachable longer than the transport retries.
     """
     retry = Retry(transport)
     seen: dict[tuple[int, str], int] = {}
@@ -58,10 +58,10 @@ def follow(transport: Transport, path: str, *, cursor: str = "", until_s: float 
             if isinstance(error, TimeoutError):
                 if transport.now() >= until_s:
                     return
-                transport.look_elsewhere(transport.url())  # the silence of a stream that was open
+                transport.look_elsewhere(transport.url())  # no heartbeat on an open stream
             retry.after(error, again=True)
         else:
-            retry.after(ConnectionResetError("the stream ended"), again=True)  # the head stopped in good order
+            retry.after(ConnectionResetError("the stream ended"), again=True)  # the head shut down cleanly
 
 
 def _silence_s(transport: Transport, until_s: float) -> float:
@@ -69,10 +69,10 @@ def _silence_s(transport: Transport, until_s: float) -> float:
 
 
 def parse(reply: http.client.HTTPResponse) -> Iterator[Event | None]:
-    """The events in a reply, as they come, and None for each sign of life between them. One cut short at the end is none.
+    """Yield the events of a reply as they arrive, and None for each heartbeat. An incomplete event at the end is dropped.
 
     Raises:
-        PhalanxError: an `error` event.
+        PhalanxError: the stream contains an `error` event.
         OSError, HTTPException: the connection broke.
     """
     kind, mark, lines = "message", "", []
@@ -99,7 +99,10 @@ def parse(reply: http.client.HTTPResponse) -> Iterator[Event | None]:
 
 
 def _fresh(event: Event, seen: dict[tuple[int, str], int]) -> Event | None:
-    """The event without text that was had already: a batch whose cursor was lost with the connection comes again."""
+    """Return the event without the text that was received before; None if nothing is new.
+
+    A batch is sent again if the connection broke before its cursor arrived.
+    """
     if event.kind != "log":
         return event
     fields = event.fields

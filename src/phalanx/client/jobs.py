@@ -1,4 +1,4 @@
-"""Verbs of jobs. What `submit` needs loads no msgspec."""
+"""API calls for jobs. `submit` does not load msgspec."""
 
 from __future__ import annotations
 
@@ -16,35 +16,38 @@ if TYPE_CHECKING:
 else:
     api = Records("phalanx.wire.api.jobs")
 
-BODY_BYTES_MAX: Final = 1 << 20  # the head takes no larger job; told here before it is sent
-WHY_S: Final = 60.0  # for one answer to `why`: eight may be before it, each of some seconds on the largest fleet
+BODY_BYTES_MAX: Final = 1 << 20  # limit of the head, checked here before sending
+# Timeout of `why`: up to eight requests may be queued before it, each some seconds on the largest fleet
+WHY_S: Final = 60.0
 
 
 class Submission:
-    """A job that was taken, or an array: `id` names the whole. `notes` is what the user is told: shape and number of tasks."""
+    """An accepted job or array; `id` is that of the whole array. `notes` are for the user: shape and number of tasks."""
 
     __slots__ = ("_payload", "id", "notes")
 
     def __init__(self, payload: bytes) -> None:
-        said = json.loads(payload)
+        reply = json.loads(payload)
         self._payload = payload
-        self.id: str = said.get("array_id") or said["job"]["id"]
-        self.notes: list[str] = said["notes"]
+        self.id: str = reply.get("array_id") or reply["job"]["id"]
+        self.notes: list[str] = reply["notes"]
 
     @property
     def job(self) -> api.JobView:
-        """The job as it was taken; of an array its first element."""
+        """The job as accepted; of an array its first element."""
         return record(self._payload, api.Submitted).job
 
 
 class JobVerbs(Verbs):
-    """Submit jobs, look at them and change them."""
+    """Submit, read and change jobs."""
 
     def submit(self, job: Mapping[str, object], *, key: str | None = None) -> Submission:
-        """Submit a job: the keys of a job file. Durable when this returns; sent again under one key if the head restarts.
+        """Submit a job, given as the keys of a job file.
+
+        The job is durable when this returns. If the head restarts meanwhile, the request is repeated with the same idempotency key.
 
         Raises:
-            BadFile, BadRequest, NeverFits, TooLarge: the head does not take it.
+            BadFile, BadRequest, NeverFits, TooLarge: the head rejects the job.
         """
         try:
             body = json.dumps(job, separators=(",", ":"), ensure_ascii=False).encode()
@@ -52,7 +55,8 @@ class JobVerbs(Verbs):
             raise BadRequest(f"the job cannot be written as JSON: {error}") from error
         if len(body) > BODY_BYTES_MAX:
             raise TooLarge(
-                f"the job is {len(body)} bytes of JSON; a head takes {BODY_BYTES_MAX}", hint="put the data into files"
+                f"the job is {len(body)} bytes of JSON; a head takes at most {BODY_BYTES_MAX}",
+                hint="put the data into files",
             )
         headers = {"Idempotency-Key": key or os.urandom(16).hex(), "Content-Type": "application/json"}
         return Submission(self.transport.send("POST", "/v1/jobs", body, again=True, headers=headers))
@@ -69,9 +73,12 @@ class JobVerbs(Verbs):
         limit: int = 100,
         fold: bool = False,
     ) -> api.JobList:
-        """One page of jobs, newest first; `next` of the reply goes into `before_seq`. `fold`: an array's waiting elements are one."""
-        asked = [("state", str(word)) for word in state]
-        rest = {
+        """Return one page of jobs, newest first. For the next page, pass `next` of the reply as `before_seq`.
+
+        `fold` combines the waiting elements of an array into one entry.
+        """
+        states = [("state", str(word)) for word in state]
+        filters = {
             "user": user,
             "project": project,
             "queue": queue,
@@ -80,46 +87,46 @@ class JobVerbs(Verbs):
             "limit": limit,
             "fold": 1 if fold else None,
         }
-        return self._get("/v1/jobs" + query(rest, asked), api.JobList)
+        return self._get("/v1/jobs" + query(filters, states), api.JobList)
 
     def job(self, job_id: str) -> api.JobDetail:
-        """One job with its attempts; of an array all elements as one job, with how many are in each state."""
+        """Return one job with its attempts; of an array one job for all elements, with the number in each state."""
         return self._get(f"/v1/jobs/{segment(job_id)}", api.JobDetail)
 
     def update(self, job_id: str, **changes: str | float | None) -> api.JobView:
         """Change name, priority, time ("2h"), queue or begin ("2h" from now, or Unix seconds)."""
-        given = {name: value for name, value in changes.items() if value is not None}
-        payload = self.transport.json("PATCH", f"/v1/jobs/{segment(job_id)}", encode(given))
+        body = {name: value for name, value in changes.items() if value is not None}
+        payload = self.transport.json("PATCH", f"/v1/jobs/{segment(job_id)}", encode(body))
         return record(payload, api.JobReply).job
 
     def cancel(self, job_id: str, why: str = "") -> api.JobView:
-        """End a job for good."""
+        """Cancel a job."""
         return self._change(job_id, "cancel", {"why": why})
 
     def hold(self, job_id: str) -> api.JobView:
-        """Keep a pending job from starting."""
+        """Hold a pending job, so that it does not start."""
         return self._change(job_id, "hold")
 
     def release(self, job_id: str) -> api.JobView:
-        """Let a held job start."""
+        """Release a held job."""
         return self._change(job_id, "release")
 
     def requeue(self, job_id: str) -> api.JobView:
-        """Save, stop and wait again."""
+        """Stop a running job after it saved a checkpoint, and queue it again."""
         return self._change(job_id, "requeue")
 
     def why(self, job_id: str) -> WhyReply:
-        """Why a job waits, who is in the way, when it is expected to start, and what would start it now."""
+        """Return why a job waits, which jobs block it, its expected start, and the changes that would start it now."""
         from phalanx.wire.why import WhyReply
 
         payload = self.transport.json("GET", f"/v1/jobs/{segment(job_id)}/why", timeout_s=WHY_S)
         return record(payload, WhyReply)
 
     def dry_run(self, job: Mapping[str, object]) -> DryRunReply:
-        """What a job would meet if it were submitted now; nothing is written.
+        """Return what would happen to a job if it were submitted now; nothing is written.
 
         Raises:
-            BadFile, BadRequest, NeverFits, TooLarge: the head would not take it.
+            BadFile, BadRequest, NeverFits, TooLarge: the head would reject the job.
         """
         from phalanx.wire.why import DryRunReply
 
@@ -127,11 +134,11 @@ class JobVerbs(Verbs):
         return record(payload, DryRunReply)
 
     def receipt(self, job_id: str) -> dict[str, Any]:
-        """What a job used and lost: the fields of core.accounting.receipt.Receipt."""
+        """Return the resources that a job used and lost: the fields of core.accounting.receipt.Receipt."""
         receipt: dict[str, Any] = json.loads(self.transport.json("GET", f"/v1/jobs/{segment(job_id)}/receipt"))
         return receipt
 
     def _change(self, job_id: str, verb: str, body: Mapping[str, object] | None = None) -> api.JobView:
-        # Cancel, hold, release and requeue are idempotent while the same attempt lives: sent again they change nothing more.
+        # All are idempotent, except requeue once the next attempt has started.
         payload = self._post(f"/v1/jobs/{segment(job_id)}/{verb}", body, again=verb != "requeue")
         return record(payload, api.JobReply).job

@@ -1,4 +1,4 @@
-"""Verbs of nodes, of reservations, and of what a calibration found of the fleet."""
+"""API calls for nodes, reservations and the calibration profile of the fleet."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ else:
 
 
 class NodeVerbs(Verbs):
-    """Look at nodes, keep work off them, set them aside."""
+    """Read, drain, label and reserve nodes."""
 
     def nodes(self) -> list[api.NodeView]:
-        """All nodes."""
+        """Return all nodes."""
         return self._get("/v1/nodes", api.NodeList).nodes
 
     def node(self, node_id: str) -> api.NodeView:
-        """One node."""
+        """Return one node."""
         return self._get(f"/v1/nodes/{segment(node_id)}", api.NodeReply).node
 
     def drain(self, node_id: str, why: str = "", *, cordon_only: bool = False) -> api.NodeView:
-        """Keep new work off a node, and move its jobs unless `cordon_only`."""
+        """Cordon a node, and move its jobs unless `cordon_only`."""
         body = {"why": why, "cordon_only": cordon_only}
         return record(self._post(f"/v1/nodes/{segment(node_id)}/drain", body, again=True), api.NodeReply).node
 
     def undrain(self, node_id: str) -> api.NodeView:
-        """Let a node take work again."""
+        """Make a node schedulable again."""
         return record(self._post(f"/v1/nodes/{segment(node_id)}/undrain", None, again=True), api.NodeReply).node
 
     def label_nodes(self, labels: Mapping[str, Mapping[str, str]]) -> list[api.NodeView]:
-        """Label nodes; an empty text takes a label away. All of them or none; what they are now."""
+        """Label nodes, all or none; an empty value removes a label. Return the changed nodes."""
         return record(self.transport.json("PATCH", "/v1/nodes", encode({"labels": labels})), api.NodeList).nodes
 
     def forget_node(self, node_id: str) -> None:
-        """Remove a node that is down and holds nothing."""
+        """Remove a node that is down and holds no allocation."""
         self.transport.json("DELETE", f"/v1/nodes/{segment(node_id)}")
 
     def reservations(self) -> list[api.ReservationView]:
-        """All that have not ended, first to begin first."""
+        """Return all reservations that have not ended, by start time."""
         return self._get("/v1/reservations", api.ReservationList).reservations
 
     def reserve(
@@ -57,22 +57,27 @@ class NodeVerbs(Verbs):
         maintenance: bool = False,
         why: str = "",
     ) -> api.ReservationView:
-        """Set nodes aside for `time` ("4h") from `start_s` (Unix seconds; None for now), for users and queues or for maintenance."""
+        """Reserve nodes for `time` ("4h") from `start_s` (Unix seconds; None is now), for users and queues or for maintenance."""
         body = {
-            "nodes": list(nodes), "time": time, "start_s": start_s, "users": list(users), "queues": list(queues),
-            "maintenance": maintenance, "why": why,
-        }  # fmt: skip
+            "nodes": list(nodes),
+            "time": time,
+            "start_s": start_s,
+            "users": list(users),
+            "queues": list(queues),
+            "maintenance": maintenance,
+            "why": why,
+        }
         path = f"/v1/reservations/{id_segment('reservation', reservation_id)}"
         return record(self._put(path, body), api.ReservationReply).reservation
 
     def unreserve(self, reservation_id: str) -> None:
-        """Give the nodes of a reservation back."""
+        """End a reservation and release its nodes."""
         self.transport.json("DELETE", f"/v1/reservations/{id_segment('reservation', reservation_id)}")
 
     def profile(self) -> api.ProfileReply:
-        """What the last calibration found of this fleet; `core.performance.profile.profile_from` reads it."""
+        """Return the profile that the last calibration measured; decode it with `core.performance.profile.profile_from`."""
         return self._get("/v1/profile", api.ProfileReply)
 
     def put_profile(self, profile: Mapping[str, object]) -> api.ProfileReply:
-        """Keep a profile in place of the one that is kept."""
+        """Store a profile in place of the current one."""
         return record(self._put("/v1/profile", profile), api.ProfileReply)

@@ -1,4 +1,4 @@
-"""Verbs of what jobs leave behind, story, steps, logs and files; and of the uploads they are given."""
+"""API calls for what jobs produce (history, steps, logs, files), and for uploads."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _COPY_BYTES: Final = 1 << 18
 
 
 class OutputVerbs(Verbs):
-    """Read what jobs said and wrote, at once or as it comes."""
+    """Read or follow the history, logs and files of jobs; upload working directories."""
 
     def story(self, job_id: str, *, after: int = 0, limit: int = 1000) -> api.StoryReply:
-        """What happened to a job."""
+        """Return the history of a job."""
         return self._get(f"/v1/jobs/{segment(job_id)}/story" + query({"after": after, "limit": limit}), api.StoryReply)
 
     def whole_story(self, *, after: int = 0, node: str | None = None, limit: int = 500) -> api.StoryReply:
-        """What happened to all jobs and nodes, or to one node."""
+        """Return the history of all jobs and nodes, or of one node."""
         return self._get("/v1/story" + query({"after": after, "node": node, "limit": limit}), api.StoryReply)
 
     def steps(self, job_id: str, *, after: str = "", rank: str = "0", limit: int = 10_000) -> api.StepsReply:
-        """Steps as reported; `cursor` of the reply goes into `after`."""
-        asked = {"after": after or None, "rank": rank, "limit": limit}
-        return self._get(f"/v1/jobs/{segment(job_id)}/steps" + query(asked), api.StepsReply)
+        """Return reported steps. For the next page, pass `cursor` of the reply as `after`."""
+        parameters = {"after": after or None, "rank": rank, "limit": limit}
+        return self._get(f"/v1/jobs/{segment(job_id)}/steps" + query(parameters), api.StepsReply)
 
     def logs(
         self,
@@ -45,9 +45,9 @@ class OutputVerbs(Verbs):
         cursor: str = "",
         tail_bytes: int | None = None,
     ) -> api.LogsReply:
-        """One page of output; `cursor` of the reply goes on."""
-        asked = {"rank": rank, "epoch": epoch, "cursor": cursor or None, "tail_bytes": tail_bytes}
-        return self._get(f"/v1/jobs/{segment(job_id)}/logs" + query(asked), api.LogsReply)
+        """Return one page of output. For the next page, pass `cursor` of the reply."""
+        parameters = {"rank": rank, "epoch": epoch, "cursor": cursor or None, "tail_bytes": tail_bytes}
+        return self._get(f"/v1/jobs/{segment(job_id)}/logs" + query(parameters), api.LogsReply)
 
     def follow_logs(
         self,
@@ -58,28 +58,24 @@ class OutputVerbs(Verbs):
         cursor: str = "",
         tail_bytes: int | None = None,
     ) -> Iterator[Event]:
-        """Output as it comes: `log`, `state` and at last `end` events, without gap or double over restarts of head and job."""
-        asked = {"follow": 1, "rank": rank, "epoch": epoch, "tail_bytes": tail_bytes}
-        return follow(self.transport, f"/v1/jobs/{segment(job_id)}/logs" + query(asked), cursor=cursor)
+        """Yield output as it arrives: `log` and `state` events, then `end`. Nothing is lost or repeated when head or job restart."""
+        parameters = {"follow": 1, "rank": rank, "epoch": epoch, "tail_bytes": tail_bytes}
+        return follow(self.transport, f"/v1/jobs/{segment(job_id)}/logs" + query(parameters), cursor=cursor)
 
     def follow_events(self, job_id: str, *, after: int = 0, until_s: float = inf) -> Iterator[Event]:
-        """What happens to a job: `story`, `state` and at last `end` events; no more once the transport's clock shows `until_s`."""
+        """Yield `story` and `state` events of a job, then `end`; stop when the transport's clock reaches `until_s`."""
         path = f"/v1/jobs/{segment(job_id)}/events"
         return follow(self.transport, path, cursor=str(after) if after else "", until_s=until_s)
 
-    def follow_all(self, *, after: int | None = None) -> Iterator[Event]:
-        """What happens to everything, from now on or from after a seq. It never ends by itself."""
-        return follow(self.transport, "/v1/events", cursor="" if after is None else str(after))
-
     def files(self, job_id: str, path: str = "") -> api.FilesReply:
-        """One folder of a job's outputs."""
+        """List one folder of a job's outputs."""
         return self._get(f"/v1/jobs/{segment(job_id)}/files" + query({"path": path or None}), api.FilesReply)
 
     def fetch_archive(self, job_id: str, out: IO[bytes], path: str = "") -> int:
-        """Write a tar archive of a job's outputs to `out`; answers its size in bytes.
+        """Write a tar archive of a job's outputs to `out`; return its size in bytes.
 
         Raises:
-            Unreachable: it broke off; what was written is not whole.
+            Unreachable: the connection broke; `out` holds an incomplete archive.
         """
         path = f"/v1/jobs/{segment(job_id)}/files/archive" + query({"path": path or None})
         reply, written = self._open(path), 0
@@ -94,7 +90,7 @@ class OutputVerbs(Verbs):
         return written
 
     def has_blob(self, sha256: str) -> bool:
-        """Whether an upload is there already."""
+        """Return whether the head has an upload already."""
         from phalanx.core.errors import NotFound
 
         try:
@@ -104,7 +100,7 @@ class OutputVerbs(Verbs):
         return True
 
     def upload(self, file: IO[bytes], sha256: str, size_bytes: int) -> None:
-        """Send bytes unless the head has them. `file` is read from where it stands."""
+        """Upload a file unless the head has it. It is read from its current position."""
         if self.has_blob(sha256):
             return
         headers = {"Content-Length": str(size_bytes), "Content-Type": "application/octet-stream"}

@@ -1,7 +1,7 @@
-"""The archive of a working directory that travels with a job: .gitignore obeyed, the same bytes for the same files.
+"""Reproducible tar archive of the working directory that is uploaded with a job. Honours .gitignore.
 
-Called where the nodes do not see the submitter's files, or by `--copy`. Reads the folder, writes one temporary file; sends nothing.
-Owner, times and the umask's doing are left out, so that equal folders have equal SHA-256 and travel once.
+Used if the nodes do not share the submitter's file system, or with `--copy`. Reads the folder and writes one temporary file; sends nothing.
+Owners, times and permission bits other than x are left out, so that equal folders have equal SHA-256 and are uploaded once.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from phalanx.core.units import format_bytes
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
-COPY_BYTES_MAX: Final = 100_000_000  # DESIGN 2: code travels, data does not
-_FILES_MAX: Final = 100_000  # a copy of this many files is somebody's environment or data
-_NAMED: Final = 5  # largest files named in a refusal
-_PARENTS_MAX: Final = 64  # how far up a repository's root is looked for
+COPY_BYTES_MAX: Final = 100_000_000  # DESIGN 2: code is uploaded, data is not
+_FILES_MAX: Final = 100_000  # more files than this are an environment or a data set, not code
+_NAMED: Final = 5  # largest files named in an error
+_PARENTS_MAX: Final = 64  # levels searched for the root of the repository
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """An archive on disk, open for reading from its start. `left_out`: what was not taken though nothing ignores it, with why."""
+    """An archive on disk, open at its start. `left_out`: entries that are not ignored but cannot be archived, with reasons."""
 
     file: IO[bytes]
     sha256: str
@@ -38,7 +38,7 @@ class Packed:
     left_out: tuple[str, ...] = ()
 
     def close(self) -> None:
-        """Remove the archive; it has no name."""
+        """Close and remove the archive; it is an unnamed temporary file."""
         self.file.close()
 
 
@@ -50,19 +50,19 @@ class _Entry:
 
 
 def pack(folder: str, *, limit_bytes: int = COPY_BYTES_MAX) -> Packed:
-    """The archive of `folder`. The caller closes it.
+    """Archive `folder`. The caller closes the archive.
 
     Raises:
         BadFile: the folder is missing, or a file in it cannot be read.
-        TooLarge: the files are over `limit_bytes` together; names the largest.
+        TooLarge: the files together exceed `limit_bytes`; the message names the largest.
     """
     root = os.path.abspath(folder)
     if not os.path.isdir(root):
-        raise BadFile(f"{folder}: no such folder", hint="give the folder to copy by --workdir")
+        raise BadFile(f"{folder}: no such folder", hint="--workdir sets the folder to copy")
     left_out: list[str] = []
     entries = sorted(_walk(root, left_out), key=lambda entry: os.fsencode(entry.name))
     _check_size(entries, folder, limit_bytes)
-    file = tempfile.TemporaryFile(prefix="phalanx-copy-")  # noqa: SIM115  # handed to the caller, who closes it
+    file = tempfile.TemporaryFile(prefix="phalanx-copy-")  # noqa: SIM115  # the caller closes it
     try:
         digest = _write(entries, file)
     except BaseException:
@@ -75,7 +75,7 @@ def pack(folder: str, *, limit_bytes: int = COPY_BYTES_MAX) -> Packed:
 
 
 def contents(packed: Packed, name: str) -> bytes | None:
-    """The contents of a file in an archive; None where it holds none of that name. The archive stands at its start again."""
+    """Return the contents of a file in the archive, or None if there is none of that name. Rewinds the archive."""
     packed.file.seek(0)
     try:
         with tarfile.open(fileobj=packed.file, mode="r:") as archive:
@@ -86,71 +86,71 @@ def contents(packed: Packed, name: str) -> bytes | None:
         packed.file.seek(0)
 
 
-# ---- what belongs to it ---------------------------------------------------------------------------------------------
+# ---- files to archive -----------------------------------------------------------------------------------------------
 
 
 def _walk(root: str, left_out: list[str]) -> Iterator[_Entry]:
-    """Every folder, file and safe link that nothing ignores, parents first. Depth by a list, not by recursion."""
-    waiting = [("", _rules_above(root))]
-    while waiting:
-        inside, rules = waiting.pop()
-        own = _rules_in(os.path.join(root, inside), "")
-        here = [*rules, *([(inside, own)] if own is not None else [])]
-        for item in _listed(os.path.join(root, inside)):
-            name = f"{inside}/{item.name}" if inside else item.name
+    """Yield every folder, file and safe link that is not ignored, parents first. Iterative, so that depth is not limited by recursion."""
+    pending = [("", _rules_above(root))]
+    while pending:
+        base, rules = pending.pop()
+        own = _rules_in(os.path.join(root, base), "")
+        here = [*rules, *([(base, own)] if own is not None else [])]
+        for item in _entries_of(os.path.join(root, base)):
+            name = f"{base}/{item.name}" if base else item.name
             found = item.stat(follow_symlinks=False)
             folder = stat.S_ISDIR(found.st_mode)
             if item.name == ".git" or _ignored(name, here, folder=folder):
                 continue
-            if why := _unfit(root, name, found):
+            if why := _reason_to_skip(root, name, found):
                 left_out.append(f"{name} ({why})")
                 continue
             yield _Entry(name=name, path=item.path, found=found)
             if folder:
-                waiting.append((name, here))
+                pending.append((name, here))
 
 
-def _listed(path: str) -> list[os.DirEntry[str]]:
+def _entries_of(path: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(path) as found:
             return list(found)
     except OSError as error:
         raise BadFile(
-            f"{path}: cannot be read: {os.strerror(error.errno or 0)}", hint="mend it, or name it in .gitignore"
+            f"{path}: cannot be read: {os.strerror(error.errno or 0)}",
+            hint="fix its permissions, or add it to .gitignore",
         ) from None
 
 
-def _unfit(root: str, name: str, found: os.stat_result) -> str:
-    """Why an entry cannot travel, or nothing."""
+def _reason_to_skip(root: str, name: str, found: os.stat_result) -> str:
+    """Return why an entry cannot be archived, or an empty text."""
     if stat.S_ISLNK(found.st_mode):
         target = os.readlink(os.path.join(root, name))
-        # Judged by its words: what it leads to here says nothing about the node.
+        # Only the text of the link is checked: the node has other files.
         inside = os.path.normpath(os.path.join(os.path.dirname(name), target))
         if os.path.isabs(target) or inside == ".." or inside.startswith("../"):
-            return f"a link that leads outside, to {target}"
+            return f"a link to {target}, outside the folder"
         return ""
     return "" if stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode) else "neither file, folder nor link"
 
 
 # ---- .gitignore -----------------------------------------------------------------------------------------------------
 
-_Rules = list[
-    tuple[str, "GitIgnoreSpec"]
-]  # (folder relative to the root; "../" steps above it as "^n", its rules), outermost first
+# (base, its rules), outermost first. A base is a folder relative to the root; for a folder above the root, "^" and the path from it to the root.
+_Rules = list[tuple[str, "GitIgnoreSpec"]]
 
 
 def _ignored(name: str, rules: _Rules, *, folder: bool) -> bool:
-    """As git decides: the innermost file that says anything about a path wins, in it the last line."""
+    """Decide as git does: the innermost .gitignore that matches a path wins; in it the last matching line."""
     for base, spec in reversed(rules):
         relative = base[1:] + name if base.startswith("^") else name[len(base) :].lstrip("/") if base else name
-        said = spec.check_file(relative + "/" if folder else relative).include
-        if said is not None:
-            return said
+        ignored = spec.check_file(relative + "/" if folder else relative).include
+        if ignored is not None:
+            return ignored
     return False
 
 
 def _rules_above(root: str) -> _Rules:
-    """Rules of the repository that `root` lies in, from its top down to above `root`; none where it lies in no repository."""
+    """Return the rules of the repository around `root`, from its top down to the parent of `root`; none outside a repository."""
     above: list[str] = []
     path = root
     for _ in range(_PARENTS_MAX):
@@ -188,7 +188,7 @@ def _rules_in(folder: str, name: str) -> GitIgnoreSpec | None:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
     except (OSError, ValueError) as error:
-        raise BadFile(f"{path}: cannot be understood: {error}") from None
+        raise BadFile(f"{path}: not a valid .gitignore: {error}") from None
 
 
 # ---- the archive ----------------------------------------------------------------------------------------------------
@@ -197,21 +197,21 @@ def _rules_in(folder: str, name: str) -> GitIgnoreSpec | None:
 def _check_size(entries: list[_Entry], folder: str, limit_bytes: int) -> None:
     files = [entry for entry in entries if stat.S_ISREG(entry.found.st_mode)]
     total = sum(entry.found.st_size for entry in files)
-    hint = "name what need not travel in .gitignore, or run where the nodes see the folder"
+    hint = "add files that the job does not need to .gitignore, or submit from a folder that the nodes share"
     if total > limit_bytes:
         largest = sorted(files, key=lambda entry: (-entry.found.st_size, entry.name))[:_NAMED]
         named = ", ".join(f"{entry.name} ({format_bytes(entry.found.st_size)})" for entry in largest)
         raise TooLarge(
-            f"{folder}: a copy of {format_bytes(total)} is over {format_bytes(limit_bytes)}; the largest: {named}",
+            f"{folder}: the copy has {format_bytes(total)}, more than {format_bytes(limit_bytes)}; the largest files: {named}",
             hint=hint,
         )
     if len(entries) > _FILES_MAX:
-        raise TooLarge(f"{folder}: a copy of {len(entries)} files is over {_FILES_MAX}", hint=hint)
+        raise TooLarge(f"{folder}: the copy has {len(entries)} files, more than {_FILES_MAX}", hint=hint)
 
 
 def _write(entries: list[_Entry], file: IO[bytes]) -> str:
     hashing = _Hashing(file)
-    # PAX: the one format with long names, any encoding and a stable form.
+    # PAX: the only format with long names, any encoding and a stable form.
     with tarfile.open(fileobj=cast("IO[bytes]", hashing), mode="w|", format=tarfile.PAX_FORMAT) as archive:
         for entry in entries:
             _add(archive, entry)
@@ -235,12 +235,12 @@ def _add(archive: tarfile.TarFile, entry: _Entry) -> None:
             with open(os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as source:
                 archive.addfile(member, source)
         except OSError as error:
-            why = os.strerror(error.errno) if error.errno else "it became shorter while it was copied"
-            raise BadFile(f"{entry.path}: cannot be copied: {why}", hint="mend it, or name it in .gitignore") from None
+            why = os.strerror(error.errno) if error.errno else "it shrank while it was copied"
+            raise BadFile(f"{entry.path}: cannot be copied: {why}", hint="fix it, or add it to .gitignore") from None
 
 
 class _Hashing:
-    """A file to write that keeps the SHA-256 of what went through."""
+    """A file to write to that computes the SHA-256 of its content."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""Verbs of users, projects and tokens."""
+"""API calls for users, projects and tokens."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ else:
 
 
 class PeopleVerbs(Verbs):
-    """Say who there is, who pays and who may do what."""
+    """Read and change users, projects and tokens."""
 
     def users(self) -> list[api.UserView]:
-        """All users."""
+        """Return all users."""
         return self._get("/v1/users", api.UserList).users
 
     def put_user(self, user_id: str, *, role: str | None = None, disabled: bool | None = None) -> api.UserView:
-        """Add a user or change one."""
+        """Create or change a user."""
         return record(
             self._put(f"/v1/users/{id_segment('user', user_id)}", {"role": role, "disabled": disabled}), api.UserReply
         ).user
 
     def projects(self) -> list[api.ProjectView]:
-        """All projects."""
+        """Return all projects."""
         return self._get("/v1/projects", api.ProjectList).projects
 
     def put_project(
         self, project_id: str, *, members: Sequence[str] | None = None, admins: Sequence[str] | None = None
     ) -> api.ProjectView:
-        """Add a project or change one."""
+        """Create or change a project."""
         body = {"members": members, "admins": admins}
         return record(self._put(f"/v1/projects/{id_segment('project', project_id)}", body), api.ProjectReply).project
 
     def tokens(self) -> list[api.TokenView]:
-        """One's tokens; all of them for an admin."""
+        """Return the caller's tokens; for an admin all tokens."""
         return self._get("/v1/tokens", api.TokenList).tokens
 
     def make_token(
         self, *, user: str | None = None, expires: str | None = None, scope: Sequence[str] = (), note: str = ""
     ) -> api.TokenMade:
-        """Make a token; its secret is shown this once."""
+        """Create a token. Only this reply contains its secret."""
         body = {"user": user, "expires": expires, "scope": list(scope), "note": note}
         return record(self._post("/v1/tokens", body), api.TokenMade)
 
     def revoke_token(self, token_id: str, *, made_too: bool = False) -> None:
-        """End a token; with `made_too` also those that were made with it."""
-        asked = "?made_too=true" if made_too else ""
-        self.transport.json("DELETE", f"/v1/tokens/{id_segment('token', token_id)}{asked}")
+        """Revoke a token; with `made_too` also all tokens created with it."""
+        suffix = "?made_too=true" if made_too else ""
+        self.transport.json("DELETE", f"/v1/tokens/{id_segment('token', token_id)}{suffix}")

@@ -1,4 +1,4 @@
-"""Verbs of queues."""
+"""API calls for queues."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ else:
 
 
 class QueueVerbs(Verbs):
-    """Look at queues and put them."""
+    """Read and change queues."""
 
     def queues(self) -> list[api.QueueView]:
-        """All queues."""
+        """Return all queues."""
         return self._get("/v1/queues", api.QueueList).queues
 
     def queue(self, queue_id: str) -> api.QueueView:
-        """One queue."""
+        """Return one queue."""
         return self._get(f"/v1/queues/{id_segment('queue', queue_id)}", api.QueueReply).queue
 
     def put_queues(
         self, queues: Sequence[api.QueueFacts], *, prune: bool = False, dry_run: bool = False
     ) -> api.QueuesApplied:
-        """Put queues at once, all or nothing; `prune` removes the others. Says what changed, or with `dry_run` what would."""
+        """Create or change queues, all or none; `prune` removes the others. Return the changes; with `dry_run` apply none of them."""
         import msgspec
 
         body = {"queues": [msgspec.to_builtins(queue) for queue in queues], "prune": prune, "dry_run": dry_run}
         return record(self._put("/v1/queues", body), api.QueuesApplied)
 
     def put_queue(self, queue_id: str, *, priority: int | None = None, open: bool | None = None) -> api.QueueView:  # noqa: A002
-        """Add a queue or change one."""
+        """Create or change a queue."""
         return record(
             self._put(f"/v1/queues/{id_segment('queue', queue_id)}", {"priority": priority, "open": open}),
             api.QueueReply,

@@ -1,4 +1,4 @@
-"""Verbs of failure rules."""
+"""API calls for failure rules."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ else:
 
 
 class RuleVerbs(Verbs):
-    """Look at failure rules and put the operators' own."""
+    """Read failure rules and replace the operators' own."""
 
     def rules(self) -> api.RulesReply:
-        """The rules in force, in the order in which they are tried."""
+        """Return the active rules, in the order of evaluation."""
         return self._get("/v1/rules", api.RulesReply)
 
     def put_rules(self, rules: Sequence[Mapping[str, object]], *, dry_run: bool = False) -> api.RulesReply:
-        """Put these in place of those put before; with `dry_run` only check them."""
+        """Replace the operators' rules with these; with `dry_run` only check them."""
         body = {"rules": [dict(rule) for rule in rules], "dry_run": dry_run}
         return record(self._put("/v1/rules", body), api.RulesReply)

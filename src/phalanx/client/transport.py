@@ -1,7 +1,7 @@
-"""One request and its reply, over http.client: kept connections, retries that cannot do a thing twice, errors as our classes.
+"""HTTP transport over http.client: persistent connections, retries of idempotent requests, errors as Phalanx classes.
 
-A request is sent again only if that is harmless: reading, setting, removing, and what carries an idempotency key. How long depends on
-whether this client has ever reached its head: a first contact fails within a second, a head that was there is waited for.
+Only idempotent requests are retried: reads, PUT, DELETE, PATCH, and requests with an idempotency key. A first contact fails within a
+second; a head that this client has reached before is retried for longer.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import IO, Any, Final
 
-from phalanx.client.discovery import authority, find_token, find_urls, split_url, split_urls
+from phalanx.client.discovery import authority, check_encrypted, find_token, find_urls, split_url, split_urls
 from phalanx.core.errors import BY_CODE, NotLeading, PhalanxError, TryLater, Unreachable
 
-FIRST_PATIENCE_S: Final = 0.5  # a dead head is told within a second (issue: what must be seen)
-PATIENCE_S: Final = 30.0  # a head that restarts with 10,000 jobs is back in a few seconds
-REPLY_TIMEOUT_S: Final = 60.0  # of long polls, uploads and archives: over the longest poll that the head grants
-ANSWER_S: Final = 5.0  # of all else: a head that is stopped or overloaded is told, not waited for
-ANSWER_AMONG_S: Final = 3.0  # the same where another head may lead by now: as long as a leader's lease
+FIRST_PATIENCE_S: Final = 0.5  # a dead head is reported within a second (issue: what must be seen)
+PATIENCE_S: Final = 30.0  # a head with 10,000 jobs restarts in a few seconds
+REPLY_TIMEOUT_S: Final = 60.0  # for long polls, uploads and archives: longer than the longest poll of the head
+ANSWER_S: Final = 5.0  # for all other calls: a stopped or overloaded head is reported, not waited for
+ANSWER_AMONG_S: Final = 3.0  # the same with several heads, where another may lead by now: a leader's lease
 _PAUSE_S: Final = 0.05
 _PAUSE_MAX_S: Final = 1.0
-_SHUN_S: Final = 3.0  # a head that was silent is not gone back to on a standby's word: as long as a leader's lease
+_SHUN_S: Final = 3.0  # how long a redirect to a head that just timed out is ignored: a leader's lease
 _SAFE: Final = frozenset({"GET", "HEAD", "PUT", "DELETE", "PATCH"})
 _BROKEN: Final = (OSError, http.client.HTTPException)
 
@@ -33,7 +33,7 @@ Body = bytes | IO[bytes] | Iterable[bytes] | None
 
 
 class Transport:
-    """Requests to one head. Threads may share it; each has a connection of its own."""
+    """Requests to one cluster. Thread-safe; each thread has its own connection."""
 
     def __init__(
         self,
@@ -52,50 +52,56 @@ class Transport:
         self._monotonic, self._sleep = monotonic, sleep
         self._reached = False
         self._own = threading.local()
-        self._at = ""  # of several heads the one that we speak to
-        self._among = False  # several heads were known when we looked last
-        self._silent: dict[str, float] = {}  # url -> when it did not answer
+        self._current = ""  # the head in use, of several
+        self._several = False  # several heads were known at the last lookup
+        self._silent: dict[str, float] = {}  # url -> time at which it did not answer
 
     def url(self) -> str:
-        """Where the head is now; a restarted one may be elsewhere."""
-        return self._at or self._heads()[0]
+        """Return the URL of the head in use. A restarted head may have another one."""
+        return self._current or self.known_urls()[0]
 
-    def _heads(self) -> list[str]:
+    def known_urls(self) -> list[str]:
+        """Return the URLs of all known heads, in the order in which they are tried.
+
+        Raises:
+            Unreachable: no head is known.
+        """
         found = split_urls(self._url) if self._url else find_urls(self._home)
-        self._among = len(found) > 1
+        self._several = len(found) > 1
         return found
 
     def _untried(self) -> bool:
-        """Whether the head to ask next has not been found silent yet: it is asked, however short the patience."""
-        return bool(self._at) and self._at not in self._silent
+        """Return whether the next head has not timed out yet. It is tried even if the retry time is over."""
+        return bool(self._current) and self._current not in self._silent
 
     def look_elsewhere(self, failed: str) -> bool:
-        """After `failed` did not answer: whether there is another head to ask. Where there is one alone, it is looked for anew."""
+        """Switch to the next head after `failed` did not answer; return whether there is another. A single head is looked up again."""
         self._silent[failed] = self._monotonic()
         try:
-            heads = self._heads()
+            heads = self.known_urls()
         except PhalanxError:
             heads = []
         others = [url for url in heads if url != failed]
-        if self._at in ("", failed):
+        if self._current in ("", failed):
             after = heads.index(failed) if failed in heads else -1
-            self._at = next((url for url in [*heads[after + 1 :], *heads] if url != failed), "")
+            self._current = next((url for url in [*heads[after + 1 :], *heads] if url != failed), "")
         return bool(others)
 
     def _refer(self, asked: str, leader: str) -> None:
-        """The head at `asked` stands by. Its word counts, but for a leader that was silent a moment ago: it may not know that yet."""
+        """Follow the redirect of the standby at `asked`, unless its leader timed out a moment ago: the standby may not know yet."""
         silent_s = self._silent.get(leader)
         if leader and (silent_s is None or self._monotonic() - silent_s > _SHUN_S):
-            self._at = leader
+            self._current = leader
         else:
-            self._at = asked  # whoever takes over, this one will know
+            self._current = asked  # it will know the next leader
 
     def headers(self) -> dict[str, str]:
-        """What every request carries."""
+        """Return the headers of every request."""
         token = self._token
         if not token:
             url = self.url()
-            token = self._tokens.get(url)  # while its head restarts the folder may not say whose the token is
+            # While the head restarts, the folder may not say to which head its token belongs
+            token = self._tokens.get(url)
             if token is None:
                 token = self._tokens[url] = find_token(self._home, url)
         return {"Authorization": f"Bearer {token}", "Accept": "application/json"}
@@ -109,17 +115,17 @@ class Transport:
         again: bool | None = None,
         timeout_s: float | None = None,
     ) -> bytes:
-        """The body of the reply to a JSON request.
+        """Send a JSON request and return the body of the reply.
 
         Args:
-            method: of HTTP.
-            path: with its query.
+            method: HTTP method.
+            path: with query string.
             body: JSON.
-            again: whether the request may be sent twice; None lets the method decide.
-            timeout_s: how long its answer may take; None for that of a short call.
+            again: whether the request is idempotent and may be retried; None decides by the method.
+            timeout_s: of the reply; None for that of a short call.
 
         Raises:
-            PhalanxError: the head refused, or cannot be reached.
+            PhalanxError: the head refused the request, or cannot be reached.
         """
         return self.send(method, path, body, again=method in _SAFE if again is None else again, timeout_s=timeout_s)
 
@@ -133,7 +139,7 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> bytes:
-        """The same for any body; one that is read only once must not be sent again."""
+        """Send a request with any body. A body that can be read only once must not be retried."""
         retry = Retry(self)
         url = ""
         while True:
@@ -146,7 +152,7 @@ class Transport:
             except (*_BROKEN, Unreachable) as error:
                 self.drop()
                 another = self.look_elsewhere(url)
-                # Who has the patience of a follower goes on asking; others are told after one silence, unless another head may know.
+                # A follower retries after a timeout; other calls fail after the first one, unless another head may answer.
                 silent = isinstance(error, TimeoutError) and self.patience() < REPLY_TIMEOUT_S and not another
                 retry.after(
                     error, again=not silent and (again or _never_sent(error)), once_more=another and self._untried()
@@ -156,9 +162,9 @@ class Transport:
             if reply.status < 400:
                 return payload
             refusal = refusal_of(reply.status, payload, f"{method} {path.partition('?')[0]}")
-            if isinstance(refusal, NotLeading) and _rewound(body):  # it did nothing with the request
+            if isinstance(refusal, NotLeading) and _rewound(body):  # the request had no effect
                 self.drop()
-                self._reached = True  # the cluster is there, and will be led
+                self._reached = True  # the cluster is reachable and will elect a leader
                 self._refer(url, refusal.leader)
                 retry.after(refusal, again=True)
                 continue
@@ -172,17 +178,17 @@ class Transport:
     def open(
         self, path: str, headers: Mapping[str, str], *, timeout_s: float = REPLY_TIMEOUT_S
     ) -> http.client.HTTPResponse:
-        """A reply to be read piece by piece, on a connection of its own that ends with it; raises what `stream` does."""
+        """Return a reply to read in pieces, on a connection of its own. Raises as `stream` does."""
         return self.stream(path, headers, timeout_s=timeout_s)[0]
 
     def stream(
         self, path: str, headers: Mapping[str, str], *, timeout_s: float
     ) -> tuple[http.client.HTTPResponse, socket.socket]:
-        """Such a reply with the socket it comes by, whose timeout may be changed between two reads.
+        """Return such a reply with its socket, whose timeout may be changed between two reads.
 
         Raises:
-            PhalanxError: the head refused.
-            OSError, HTTPException: it cannot be reached; the caller knows whether another try helps.
+            PhalanxError: the head refused the request.
+            OSError, HTTPException: the head cannot be reached; the caller decides about a retry.
         """
         url = self.url()
         connection = None
@@ -205,32 +211,32 @@ class Transport:
         return reply, wire
 
     def drop(self) -> None:
-        """Close this thread's connection."""
+        """Close the connection of this thread."""
         connection = getattr(self._own, "connection", None)
         if connection is not None:
             connection.close()
             self._own.connection = None
 
     def _limit_s(self) -> float:
-        """How long a short answer may take."""
-        return min(self._answer_s, ANSWER_AMONG_S) if self._among else self._answer_s
+        """Return the timeout of a short call."""
+        return min(self._answer_s, ANSWER_AMONG_S) if self._several else self._answer_s
 
     def patience(self) -> float:
-        """How long a head that does not answer is waited for."""
+        """Return how long a head that does not answer is retried, in seconds."""
         return self._patience_s if self._reached else min(FIRST_PATIENCE_S, self._patience_s)
 
     def now(self) -> float:
-        """Seconds of the clock that patience is measured on."""
+        """Return the time of the clock that limits retries, in seconds."""
         return self._monotonic()
 
     def pause(self, seconds: float) -> None:
-        """Wait before another try."""
+        """Sleep before a retry."""
         self._sleep(seconds)
 
     def _exchange(
         self, method: str, path: str, body: Body, headers: Mapping[str, str], *, fresh: bool, timeout_s: float
     ) -> http.client.HTTPResponse:
-        """Send and get the reply's head. A connection kept open may have been closed by the head meanwhile, so `fresh` takes a new one."""
+        """Send a request and return the reply, body unread. `fresh` opens a new connection: the head may have closed the old one."""
         if fresh:
             self.drop()
         connection = getattr(self._own, "connection", None)
@@ -242,16 +248,17 @@ class Transport:
         try:
             connection.request(method, path, body=body, headers=dict(headers))
         except (BrokenPipeError, ConnectionResetError):
-            # Refused before all was sent: what the head has to say is on its way, unless it is gone.
+            # The head refused the request before all of it was sent: read its reply.
             pass
         reply: http.client.HTTPResponse = connection.getresponse()
         return reply
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
         url = self.url()
+        check_encrypted(url)
         secure, name, port = split_url(url)
         if secure:
-            from phalanx.client.tls import context_for  # 20 ms of ssl that a head on loopback need not pay
+            from phalanx.client.tls import context_for  # loading ssl takes 20 ms, not needed on loopback
 
             known_ca = (
                 None
@@ -269,7 +276,7 @@ class Transport:
 
 
 class Retry:
-    """Whether and when a request is tried again."""
+    """Decides whether and when a request is retried."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -277,15 +284,20 @@ class Retry:
         self._pause_s = _PAUSE_S
 
     def again_after_success(self) -> None:
-        """The head answered: patience begins anew."""
+        """Restart the retry time: the head has answered."""
         self._began = self._transport.now()
         self._pause_s = _PAUSE_S
 
     def after(self, error: BaseException, *, again: bool, once_more: bool = False) -> None:
-        """Pause before the next try. `once_more`: there is one whatever the patience, for it goes to a head that was not asked yet.
+        """Sleep before the next attempt.
+
+        Args:
+            error: why the last attempt failed.
+            again: whether the request may be retried.
+            once_more: retry even if the retry time is over, because the next head has not been tried yet.
 
         Raises:
-            PhalanxError: there is none: it may not be sent twice, or patience is over.
+            PhalanxError: the request may not be retried, or the retry time is over.
         """
         left_s = self._began + self._transport.patience() - self._transport.now()
         if not again or (left_s <= 0 and not once_more):
@@ -295,35 +307,35 @@ class Retry:
 
 
 def unreachable(transport: Transport, error: BaseException) -> Unreachable:
-    """What a broken connection means to a user."""
+    """Return the error for a broken connection."""
     try:
         where = transport.url()
     except PhalanxError as gone:
         return Unreachable(gone.message, hint=gone.hint)
     if isinstance(error, TimeoutError):
         return Unreachable(
-            f"the head at {where} does not answer; it may be stopped or overloaded", hint="phalanx doctor looks into it"
+            f"the head at {where} does not answer; it may be stopped or overloaded", hint="run phalanx doctor"
         )
     if where.startswith("https://"):
         from phalanx.client.tls import explained
 
-        told = explained(error, where)
-        if told is not None:
-            return told
+        tls_error = explained(error, where)
+        if tls_error is not None:
+            return tls_error
     why = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return Unreachable(
-        f"the head at {where} does not answer: {why}", hint="phalanx doctor looks into it; phalanx up starts one"
+        f"the head at {where} does not answer: {why}", hint="run phalanx doctor, or start a head with phalanx up"
     )
 
 
 def refusal_of(status: int, payload: bytes, what: str) -> PhalanxError:
-    """The error that a reply carries, as the class whose code it names."""
+    """Return the error in a reply, as the class that its code names."""
     body: dict[str, Any] = {}
     try:
         body = json.loads(payload)["error"]
         code, message, hint = str(body["code"]), str(body["message"]), str(body.get("hint", ""))
     except (ValueError, KeyError, TypeError):
-        code, message, hint = "", f"{what}: status {status} and no reason", ""
+        code, message, hint = "", f"{what}: status {status} without a reason", ""
     if code == NotLeading.code:
         return NotLeading(message, hint=hint, leader=str(body.get("leader", "")))
     kind = BY_CODE.get(code) or next((k for k in BY_CODE.values() if k.http_status == status), PhalanxError)
@@ -331,7 +343,7 @@ def refusal_of(status: int, payload: bytes, what: str) -> PhalanxError:
 
 
 def _rewound(body: Body) -> bool:
-    """Whether the body can be sent again from its beginning."""
+    """Rewind the body; return whether it can be sent again."""
     if body is None or isinstance(body, bytes):
         return True
     rewind = getattr(body, "seek", None)  # an iterable has none
@@ -342,10 +354,10 @@ def _rewound(body: Body) -> bool:
 
 
 def _read_again(body: Body) -> bool:
-    """Whether the body is a file, which stands at its beginning now: what it asked for was not done, and is kept under its own hash."""
+    """Rewind a body that is a file; return whether it can be sent again. An upload is idempotent: its path is its hash."""
     return body is not None and not isinstance(body, bytes) and _rewound(body)
 
 
 def _never_sent(error: BaseException) -> bool:
-    """Whether the request certainly did not reach the head."""
+    """Return whether the request certainly did not reach the head."""
     return isinstance(error, (ConnectionRefusedError, Unreachable, socket.gaierror))

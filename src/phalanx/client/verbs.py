@@ -1,4 +1,4 @@
-"""What all verbs of the client are made of: one request, its body and path, and the records of its reply, loaded when first needed."""
+"""Base of all API calls of the client: one request with its path and body, and the lazily loaded records of its reply."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ID: Final = re.compile(r"[A-Za-z0-9._@-]{1,64}")  # of a user, project, queue, 
 
 
 class Records:
-    """A module of records, loaded when one of them is first needed: msgspec and core's records cost 40 ms of a command's start."""
+    """A module of records that is imported on first use: msgspec and the records of core add 40 ms to the start of a command."""
 
     def __init__(self, module: str) -> None:
         self._module = module
@@ -28,7 +28,7 @@ class Records:
 
 
 class Verbs:
-    """Verbs of one noun; `Client` has those of all."""
+    """API calls for one kind of object; `Client` combines all of them."""
 
     transport: Transport
 
@@ -43,40 +43,42 @@ class Verbs:
 
 
 def record(payload: bytes, kind: type[T]) -> T:
-    """Decode a reply."""
+    """Decode the JSON of a reply."""
     import msgspec
 
     return msgspec.json.decode(payload, type=kind)
 
 
 def encode(body: Mapping[str, object]) -> bytes:
-    """Write a body as JSON."""
+    """Encode a body as JSON."""
     return json.dumps(body, separators=(",", ":")).encode()
 
 
-def query(asked: Mapping[str, object], more: Sequence[tuple[str, str]] = ()) -> str:
-    """What follows the path: `more`, then what was asked and is not None. Empty where nothing was."""
-    pairs = [*more, *((name, str(value)) for name, value in asked.items() if value is not None)]
+def query(parameters: Mapping[str, object], more: Sequence[tuple[str, str]] = ()) -> str:
+    """Return the query string: `more`, then the parameters that are not None. Empty if there are none."""
+    pairs = [*more, *((name, str(value)) for name, value in parameters.items() if value is not None)]
     return "?" + urlencode(pairs) if pairs else ""
 
 
 def segment(text: str) -> str:
-    """A name as one segment of a path.
+    """Quote a name as one segment of a path.
 
     Raises:
-        BadRequest: it is empty or would be read as more than a name.
+        BadRequest: the name is empty, "." or "..".
     """
     if not text or text in (".", ".."):
-        raise BadRequest(f"{text!r} is no name")
+        raise BadRequest(f"{text!r} is not a valid name")
     return quote(text, safe="")
 
 
 def id_segment(kind: str, text: str) -> str:
-    """The id of a user, project, queue or token as one segment of a path.
+    """Quote the id of a user, project, queue, token or reservation as one segment of a path.
 
     Raises:
-        BadRequest: no such thing can have this name.
+        BadRequest: the id is malformed.
     """
     if not _ID.fullmatch(text):
-        raise BadRequest(f"{text[:80]!r} is no name of a {kind}", hint="1 to 64 letters, digits and . _ @ -")
+        raise BadRequest(
+            f"{text[:80]!r} is not a valid name of a {kind}", hint="use 1 to 64 letters, digits and . _ @ -"
+        )
     return segment(text)

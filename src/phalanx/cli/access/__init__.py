@@ -1,1 +1,1 @@
-"""Verbs about who may do what: users, projects, queues, tokens."""
+"""Commands for users, projects, queues, tokens and the audit trail."""

@@ -1,4 +1,4 @@
-"""`phalanx audit`: who changed what, and whether the trail is still what was written."""
+"""`phalanx audit`: shows and verifies the audit trail."""
 
 from __future__ import annotations
 
@@ -20,34 +20,35 @@ _DONE = "done"
 
 
 @click.group(cls=NounGroup, invoke_without_command=True)
-@click.option("--user", metavar="USER", help="What this user did.")
-@click.option("--since", type=DURATION, metavar="TIME", help="Not older than this: 2h, 7d.")
-@click.option("-n", "--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="How many at most.")
+@click.option("--user", metavar="USER", help="Only actions of this user.")
+@click.option("--since", type=DURATION, metavar="TIME", help="Only the last 2h, 7d.")
+@click.option("-n", "--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="Number of lines.")
 @list_options
 @click.pass_context
 def audit(context: click.Context, user: str | None, since: str | None, limit: int, as_json: bool, watch: bool) -> None:
-    """Who changed what, newest last; `verify` says whether that is still what was written."""
+    """Show who changed what, newest last; `verify` checks that the trail is unchanged."""
     if context.invoked_subcommand is None:
         _list(user, since, limit, as_json=as_json, watch=watch)
 
 
 @audit.command()
 @click.option(
-    "--anchor", "anchors", multiple=True, metavar="SEQ:CODE", help="One that was kept elsewhere; may be repeated."
+    "--anchor", "anchors", multiple=True, metavar="SEQ:CODE", help="Anchor that you stored elsewhere; may be repeated."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def verify(context: click.Context, anchors: tuple[str, ...], as_json: bool) -> None:
-    """Read the whole trail: was a line changed, added, removed, moved or cut off? Ends with 1 if so."""
+    """Verify the whole trail. Exits with 1 if a line was changed, added, removed, moved or cut off."""
     report = connect().verify_audit(anchors)
     if as_json:
         print(encoded(report, indent=2))
     else:
         for flaw in report.flaws:
             print(clean(f"line {flaw.seq}: {flaw.text}"))
-        verdict = f"{cells.count(len(report.flaws), 'flaw')}: it is not what was written" if report.flaws else "sound"
-        print(f"{cells.count(report.lines, 'line')}, {cells.count(report.anchors, 'anchor')} compared: {verdict}")
-        print(f"anchor {report.anchor}: keep it where the head's account cannot write")
+        flaws = cells.count(len(report.flaws), "flaw")
+        result = f"{flaws}: the trail was changed after it was written" if report.flaws else "unchanged"
+        print(f"{cells.count(report.lines, 'line')}, {cells.count(report.anchors, 'anchor')} compared: {result}")
+        print(f"anchor {report.anchor}: store it where the head's account cannot write")
     context.exit(1 if report.flaws else 0)
 
 
@@ -59,9 +60,15 @@ def _list(user: str | None, since: str | None, limit: int, *, as_json: bool, wat
         since_s = None if since is None else max(0.0, now_s - parse_duration_s(since))
         found = head.audit(user=user, since_s=since_s, limit=limit)
         columns = (
-            Column(title="LINE", right=True), Column(title="AGO", right=True), Column(title="USER", least=6), Column(title="TOKEN", least=6),
-            Column(title="FROM", least=6), Column(title="CALL", least=16), Column(title="WHAT", least=16), Column(title="RESULT"),
-        )  # fmt: skip
+            Column(title="LINE", right=True),
+            Column(title="AGO", right=True),
+            Column(title="USER", least=6),
+            Column(title="TOKEN", least=6),
+            Column(title="FROM", least=6),
+            Column(title="CALL", least=16),
+            Column(title="WHAT", least=16),
+            Column(title="RESULT"),
+        )
         return Shown(
             value=found,
             lines=lambda screen: table(columns, [_row(line, now_s) for line in found.lines], screen),
@@ -74,6 +81,12 @@ def _list(user: str | None, since: str | None, limit: int, *, as_json: bool, wat
 
 def _row(line: AuditLineView, now_s: float) -> list[Cell | str]:
     return [
-        str(line.seq), cells.ago(line.at_s, now_s), line.user, line.token_id, line.origin, line.action,
-        line.detail or line.target, Cell(line.result, "" if line.result == _DONE else "red"),
-    ]  # fmt: skip
+        str(line.seq),
+        cells.ago(line.at_s, now_s),
+        line.user,
+        line.token_id,
+        line.origin,
+        line.action,
+        line.detail or line.target,
+        Cell(line.result, "" if line.result == _DONE else "red"),
+    ]

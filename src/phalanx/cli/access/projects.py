@@ -1,4 +1,4 @@
-"""`phalanx projects`: who pays, and who may submit for them."""
+"""`phalanx projects`: accounting groups and their members."""
 
 from __future__ import annotations
 
@@ -40,22 +40,24 @@ def list_(as_json: bool, watch: bool) -> None:
 
 @projects.command()
 @click.argument("name")
-@click.option("--member", "members", multiple=True, metavar="USER", help="May submit for it; may be repeated.")
-@click.option("--admin", "admins", multiple=True, metavar="USER", help="May also touch its jobs; may be repeated.")
+@click.option("--member", "members", multiple=True, metavar="USER", help="May submit jobs; repeatable.")
+@click.option(
+    "--admin", "admins", multiple=True, metavar="USER", help="May also change the jobs of others; repeatable."
+)
 def add(name: str, members: tuple[str, ...], admins: tuple[str, ...]) -> None:
     """Add a project."""
     head = connect()
     if any(project.id == name for project in head.projects()):
-        raise Conflict(f"project {name} is here already", hint=f"phalanx projects set {name} changes it")
-    print(clean(_said(head.put_project(name, members=sorted({*members, *admins}), admins=sorted(admins)))))
+        raise Conflict(f"project {name} exists already", hint=f"change it with phalanx projects set {name}")
+    print(clean(_summary(head.put_project(name, members=sorted({*members, *admins}), admins=sorted(admins)))))
 
 
 @projects.command(name="set")
 @click.argument("name")
-@click.option("--add-member", multiple=True, metavar="USER", help="May submit for it.")
-@click.option("--remove-member", multiple=True, metavar="USER", help="No longer (nor be its admin).")
-@click.option("--add-admin", multiple=True, metavar="USER", help="May also touch its jobs.")
-@click.option("--remove-admin", multiple=True, metavar="USER", help="No longer, but stays a member.")
+@click.option("--add-member", multiple=True, metavar="USER", help="May submit jobs.")
+@click.option("--remove-member", multiple=True, metavar="USER", help="Removed, also as an admin.")
+@click.option("--add-admin", multiple=True, metavar="USER", help="May also change the jobs of others.")
+@click.option("--remove-admin", multiple=True, metavar="USER", help="No longer an admin, still a member.")
 def set_(
     name: str,
     add_member: tuple[str, ...],
@@ -63,29 +65,27 @@ def set_(
     add_admin: tuple[str, ...],
     remove_admin: tuple[str, ...],
 ) -> None:
-    """Change who belongs to a project."""
+    """Change the members and admins of a project."""
     if not (add_member or remove_member or add_admin or remove_admin):
-        raise BadRequest(
-            "there is nothing to change", hint="--add-member, --remove-member, --add-admin or --remove-admin"
-        )
+        raise BadRequest("nothing to change", hint="give --add-member, --remove-member, --add-admin or --remove-admin")
     head = connect()
-    project = _known(head, name)
+    project = _find(head, name)
     members = {*map(str, project.members), *add_member, *add_admin} - {*remove_member}
     admins = {*map(str, project.admins), *add_admin} - {*remove_admin, *remove_member}
-    print(clean(_said(head.put_project(name, members=sorted(members), admins=sorted(admins)))))
+    print(clean(_summary(head.put_project(name, members=sorted(members), admins=sorted(admins)))))
 
 
-def _known(head: Client, name: str) -> ProjectView:
+def _find(head: Client, name: str) -> ProjectView:
     found = {str(project.id): project for project in head.projects()}
     if name not in found:
         near = nearest(name, found)
         raise BadRequest(
-            f"no project is called {name!r}", hint=f"did you mean {near}?" if near else f"phalanx projects add {name}"
+            f"no project {name!r}", hint=f"did you mean {near}?" if near else f"add it with phalanx projects add {name}"
         )
     return found[name]
 
 
-def _said(project: ProjectView) -> str:
+def _summary(project: ProjectView) -> str:
     admins = f"; admins {', '.join(project.admins)}" if project.admins else ""
     return f"project {project.id}: members {', '.join(project.members) or 'none'}{admins}"
 
@@ -97,9 +97,11 @@ def _list(*, as_json: bool, watch: bool) -> None:
         found: Sequence[ProjectView] = head.projects()
         now_s = time.time()
         columns = (
-            Column(title="PROJECT", least=8), Column(title="MEMBERS", least=12), Column(title="ADMINS", least=8, hide_empty=True),
+            Column(title="PROJECT", least=8),
+            Column(title="MEMBERS", least=12),
+            Column(title="ADMINS", least=8, hide_empty=True),
             Column(title="SINCE", right=True),
-        )  # fmt: skip
+        )
         rows = [
             [project.id, ", ".join(project.members), ", ".join(project.admins), cells.ago(project.created_s, now_s)]
             for project in found

@@ -1,4 +1,4 @@
-"""`phalanx queues`: where jobs wait."""
+"""`phalanx queues`: lists, changes and shows queues."""
 
 from __future__ import annotations
 
@@ -39,34 +39,34 @@ def add(name: str, priority: int | None) -> None:
     """Add a queue."""
     head = connect()
     if any(queue.id == name for queue in head.queues()):
-        raise Conflict(f"queue {name} is here already", hint=f"phalanx queues set {name} changes it")
-    print(clean(_said(head.put_queue(name, priority=priority, open=True))))
+        raise Conflict(f"queue {name} exists already", hint=f"change it with phalanx queues set {name}")
+    print(clean(_summary(head.put_queue(name, priority=priority, open=True))))
 
 
 @queues.command(name="set")
 @click.argument("name")
 @_PRIORITY
-@click.option("--open/--close", "is_open", default=None, help="A closed queue starts no job; what is submitted waits.")
+@click.option("--open/--close", "is_open", default=None, help="A closed queue starts no jobs; submitted jobs wait.")
 def set_(name: str, priority: int | None, is_open: bool | None) -> None:
     """Change a queue."""
     if priority is None and is_open is None:
-        raise BadRequest("there is nothing to change", hint="--priority, --open or --close")
+        raise BadRequest("nothing to change", hint="give --priority, --open or --close")
     head = connect()
     names = [queue.id for queue in head.queues()]
     if name not in names:
         near = nearest(name, names)
         raise BadRequest(
-            f"no queue is called {name!r}", hint=f"did you mean {near}?" if near else f"phalanx queues add {name}"
+            f"no queue {name!r}", hint=f"did you mean {near}?" if near else f"add it with phalanx queues add {name}"
         )
-    print(clean(_said(head.put_queue(name, priority=priority, open=is_open))))
+    print(clean(_summary(head.put_queue(name, priority=priority, open=is_open))))
 
 
 @queues.command()
 @click.argument("file", type=str)
-@click.option("--dry-run", is_flag=True, help="Only say what would change.")
-@click.option("--prune", is_flag=True, help="Remove the queues that the file does not name (default stays).")
+@click.option("--dry-run", is_flag=True, help="Print the changes, apply none.")
+@click.option("--prune", is_flag=True, help="Remove queues that are not in the file, except default.")
 def apply(file: str, dry_run: bool, prune: bool) -> None:
-    """Put the queue tree of a YAML file, all or nothing (docs/queues.md)."""
+    """Apply the queue tree of a YAML file, all or nothing (docs/queues.md)."""
     from phalanx.cli.access.queuefile import read_queue_file
     from phalanx.cli.access.queuetree import difference_lines
 
@@ -78,14 +78,14 @@ def apply(file: str, dry_run: bool, prune: bool) -> None:
 @click.argument("queue", required=False)
 @list_options
 def show_(queue: str | None, as_json: bool, watch: bool) -> None:
-    """Show the queue tree: rights, what is used, borrowed and lent, and who waits."""
+    """Show the queue tree: quotas, used, borrowed and lent GPUs, and waiting jobs."""
     from phalanx.cli.access.queuetree import tree_shown
 
     head = connect()
     show(lambda: tree_shown(head.queues(), queue), as_json=as_json, watch=watch)
 
 
-def _said(queue: QueueView) -> str:
+def _summary(queue: QueueView) -> str:
     return f"queue {queue.id}: {'open' if queue.open else 'closed'}, priority {queue.priority}"
 
 
@@ -95,9 +95,12 @@ def _list(*, as_json: bool, watch: bool) -> None:
     def fetch() -> Shown:
         found = head.queues()
         columns = (
-            Column(title="QUEUE", least=8), Column(title="STATE"), Column(title="PRIORITY", right=True),
-            Column(title="RUNNING", right=True), Column(title="WAITING", right=True),
-        )  # fmt: skip
+            Column(title="QUEUE", least=8),
+            Column(title="STATE"),
+            Column(title="PRIORITY", right=True),
+            Column(title="RUNNING", right=True),
+            Column(title="WAITING", right=True),
+        )
         rows: list[list[Cell | str]] = [
             [
                 queue.id,

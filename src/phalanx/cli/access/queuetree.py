@@ -1,4 +1,4 @@
-"""The queue tree as `phalanx queues show` draws it, and the changes that `phalanx queues apply` tells. Pure, from views to lines."""
+"""Formats the queue tree of `phalanx queues show` and the changes of `phalanx queues apply`. Pure."""
 
 from __future__ import annotations
 
@@ -16,29 +16,41 @@ if TYPE_CHECKING:
     from phalanx.wire.api.queues import QueuesApplied, QueueView
 
 _COLUMNS: Final = (
-    Column(title="QUEUE", least=8), Column(title="QUOTA", right=True), Column(title="USED", right=True),
-    Column(title="BORROWED", right=True, drop=3), Column(title="LENT", right=True, drop=3), Column(title="RUNNING", right=True, drop=4),
-    Column(title="WAITING", right=True), Column(title="GPUS", right=True, drop=2), Column(title="SHARE", right=True, drop=1),
-    Column(title="BUDGET LEFT", right=True, drop=2, hide_empty=True), Column(title="WHO WAITS AND WHY", least=20, hide_empty=True),
-)  # fmt: skip
-_WORDS: Final = {
-    "quota_gpus": "quota", "borrow_gpus": "borrow", "lend_gpus": "lend", "gpus_per_user": "users: gpus",
-    "jobs_per_user": "users: jobs", "budget_gpu_h": "budget", "budget_period_s": "budget period",
-}  # fmt: skip
-_PLAIN: Final = str.maketrans("└├│─", "`|| ")  # for terminals that show no line characters
+    Column(title="QUEUE", least=8),
+    Column(title="QUOTA", right=True),
+    Column(title="USED", right=True),
+    Column(title="BORROWED", right=True, drop=3),
+    Column(title="LENT", right=True, drop=3),
+    Column(title="RUNNING", right=True, drop=4),
+    Column(title="WAITING", right=True),
+    Column(title="GPUS", right=True, drop=2),
+    Column(title="SHARE", right=True, drop=1),
+    Column(title="BUDGET LEFT", right=True, drop=2, hide_empty=True),
+    Column(title="WAITING BECAUSE", least=20, hide_empty=True),
+)
+_LABELS: Final = {
+    "quota_gpus": "quota",
+    "borrow_gpus": "borrow",
+    "lend_gpus": "lend",
+    "gpus_per_user": "users: gpus",
+    "jobs_per_user": "users: jobs",
+    "budget_gpu_h": "budget",
+    "budget_period_s": "budget period",
+}
+_PLAIN: Final = str.maketrans("└├│─", "`|| ")  # for terminals without line-drawing characters
 _NO_LIMIT: Final = {"quota": "none", "borrow": "all", "lend": "all", "parent": "the top"}
 
 
 def tree_shown(queues: Sequence[QueueView], top: str | None) -> Shown:
-    """The tree, or what lies at and below the queue `top`.
+    """Return the tree, or the subtree at the queue `top`.
 
     Raises:
-        NotFound: there is no such queue; names the nearest.
+        NotFound: there is no such queue; the hint names the nearest.
     """
     names = [queue.id for queue in queues]
     if top is not None and top not in names:
         near = nearest(top, names)
-        raise NotFound(f"no queue {top!r}", hint=f"did you mean {near}?" if near else "phalanx queues lists them")
+        raise NotFound(f"no queue {top!r}", hint=f"did you mean {near}?" if near else "list them with phalanx queues")
     drawn = list(_ordered(queues, top))
     extra = _limit_lines(drawn[0][0]) if top is not None else ()
     waiting = next((queue.id for queue, _ in drawn if queue.pending), None)
@@ -51,12 +63,12 @@ def tree_shown(queues: Sequence[QueueView], top: str | None) -> Shown:
 
 
 def difference_lines(applied: QueuesApplied, *, dry_run: bool) -> Iterator[str]:
-    """What was done, or would be: a line for each queue, and the sum."""
+    """Yield the changes, applied or planned: a line for each queue, and the totals."""
     for queue_id in applied.added:
         yield f"+ {queue_id}"
     for change in applied.changed:
         parts = (
-            f"{_WORDS.get(name, name)} {_told(name, change.before.get(name))} -> {_told(name, change.after.get(name))}"
+            f"{_LABELS.get(name, name)} {_format_value(name, change.before.get(name))} -> {_format_value(name, change.after.get(name))}"
             for name in change.after
         )
         yield f"~ {change.id}: {', '.join(parts)}"
@@ -65,12 +77,12 @@ def difference_lines(applied: QueuesApplied, *, dry_run: bool) -> Iterator[str]:
     done = "would be " if dry_run else ""
     yield (
         f"{len(applied.added)} {done}added, {len(applied.changed)} changed, {len(applied.removed)} removed, "
-        f"{applied.unchanged} as they were"
+        f"{applied.unchanged} unchanged"
     )
 
 
 def _ordered(queues: Sequence[QueueView], top: str | None) -> Iterator[tuple[QueueView, str]]:
-    """Each queue after its parent, siblings by name, with the branches drawn before its name."""
+    """Yield each queue after its parent, siblings by name, with the tree lines that precede its name."""
     children: dict[str | None, list[QueueView]] = {}
     names = {queue.id for queue in queues}
     for queue in sorted(queues, key=lambda queue: queue.id):
@@ -101,12 +113,12 @@ def _row(queue: QueueView, branch: str, screen: Terminal) -> list[Cell | str]:
         str(queue.pending_gpus) if queue.pending else "-",
         f"{queue.factor:.2f}",
         "" if left is None else Cell(f"{left:,.0f} GPU-h", "red" if left <= 0 else ""),
-        _who_waits(queue),
+        _waiting_reasons(queue),
     ]
 
 
-def _who_waits(queue: QueueView) -> str:
-    """The commonest reasons in a few words; the sentence when there is one alone."""
+def _waiting_reasons(queue: QueueView) -> str:
+    """Return the most common reasons; for a single reason also its detail."""
     if len(queue.waiting) == 1:
         wait = queue.waiting[0]
         return f"{wait.jobs} {wait.reason}: {wait.detail}" if wait.detail else f"{wait.jobs} {wait.reason}"
@@ -114,21 +126,26 @@ def _who_waits(queue: QueueView) -> str:
 
 
 def _limit_lines(queue: QueueView) -> Iterator[str]:
-    """What the table has no room for, of the one queue asked for."""
+    """Yield the settings of one queue that are not in the table."""
     parts = [
-        f"weight {queue.weight:g}", f"priority {queue.priority}", f"borrows {_told('borrow', queue.borrow_gpus)}",
-        f"lends {_told('lend', queue.lend_gpus)}", f"room for {queue.room_gpus} GPUs now",
-    ]  # fmt: skip
+        f"weight {queue.weight:g}",
+        f"priority {queue.priority}",
+        f"borrows {_format_value('borrow', queue.borrow_gpus)}",
+        f"lends {_format_value('lend', queue.lend_gpus)}",
+        f"room for {queue.room_gpus} GPUs now",
+    ]
     if queue.gpus_per_user is not None or queue.jobs_per_user is not None:
-        parts.append(f"a user: {_told('', queue.gpus_per_user)} GPUs, {_told('', queue.jobs_per_user)} jobs")
+        parts.append(
+            f"a user: {_format_value('', queue.gpus_per_user)} GPUs, {_format_value('', queue.jobs_per_user)} jobs"
+        )
     if queue.budget_gpu_h is not None:
         parts.append(f"budget {drawn_budget(queue.budget_gpu_h, queue.budget_period_s)}")
     yield f"{queue.id}: {', '.join(parts)}"
     for wait in queue.waiting:
-        yield f"  {wait.jobs} jobs, {wait.gpus} GPUs wait, {wait.reason}: {wait.detail}"
+        yield f"  {wait.jobs} jobs ({wait.gpus} GPUs) wait, {wait.reason}: {wait.detail}"
 
 
-def _told(name: str, value: object) -> str:
+def _format_value(name: str, value: object) -> str:
     word = name.removesuffix("_gpus")
     if value is None:
         return _NO_LIMIT.get(word, "any")

@@ -1,4 +1,4 @@
-"""`phalanx tokens`: keys to the head. A secret is printed once, when it is made, on standard output alone."""
+"""`phalanx tokens`: API tokens. A secret is printed only once, at creation, on standard output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from phalanx.wire.api.people import TokenView
 @list_options
 @click.pass_context
 def tokens(context: click.Context, as_json: bool, watch: bool) -> None:
-    """List tokens; make or revoke one."""
+    """List tokens; create or revoke one."""
     if context.invoked_subcommand is None:
         _list(as_json=as_json, watch=watch)
 
@@ -29,35 +29,35 @@ def tokens(context: click.Context, as_json: bool, watch: bool) -> None:
 @tokens.command(name="list")
 @list_options
 def list_(as_json: bool, watch: bool) -> None:
-    """List tokens: one's own; all for an admin."""
+    """List your tokens; an admin sees all."""
     _list(as_json=as_json, watch=watch)
 
 
 @tokens.command()
-@click.option("--user", metavar="USER", help="Whose; one's own otherwise.")
-@click.option("--expires", metavar="TIME", help="How long it opens anything: 30d, or never.  [90d]")
+@click.option("--user", metavar="USER", help="Owner; default: you.")
+@click.option("--expires", metavar="TIME", help="Lifetime: 30d, or never.  [90d]")
 @click.option(
     "--scope",
     type=click.Choice([action.value for action in Action]),
     multiple=True,
-    help="Narrow it to this; may be repeated.",
+    help="Restrict the token to this action; repeatable.",
 )
-@click.option("--note", default="", metavar="TEXT", help="What it is for.")
+@click.option("--note", default="", metavar="TEXT", help="Purpose of the token.")
 def add(user: str | None, expires: str | None, scope: tuple[str, ...], note: str) -> None:
-    """Make a token and print its secret: this once, never again."""
+    """Create a token and print its secret. It cannot be shown again."""
     made = connect().make_token(user=user, expires=expires, scope=scope, note=note)
-    print(f"token {made.token.id} of {made.token.user}; its secret, shown this once:", file=sys.stderr)
+    print(f"token {made.token.id} of {made.token.user}; its secret (not shown again):", file=sys.stderr)
     print(made.secret)
-    print("next: give it as PHALANX_TOKEN", file=sys.stderr)
+    print("next: set PHALANX_TOKEN to it", file=sys.stderr)
 
 
 @tokens.command()
 @click.argument("token", metavar="ID")
-@click.option("--made-too", is_flag=True, help="Also all that were made with it: when it was stolen.")
+@click.option("--made-too", is_flag=True, help="Also revoke all tokens created with it, for a stolen token.")
 def revoke(token: str, made_too: bool) -> None:
-    """End a token at once, with its open streams and sessions. Harmless twice."""
+    """Revoke a token at once and close its streams and sessions. Idempotent."""
     connect().revoke_token(token, made_too=made_too)
-    print(f"token {token} is revoked{', and all made with it' if made_too else ''}")
+    print(f"token {token} revoked{', with all tokens created with it' if made_too else ''}")
 
 
 def _state(token: TokenView, now_s: float) -> Cell | str:
@@ -65,7 +65,7 @@ def _state(token: TokenView, now_s: float) -> Cell | str:
         return Cell("revoked", "dim")
     if token.expires_s is not None and token.expires_s <= now_s:
         return Cell("expired", "dim")
-    return Cell("good", "green")
+    return Cell("valid", "green")
 
 
 def _list(*, as_json: bool, watch: bool) -> None:
@@ -75,18 +75,28 @@ def _list(*, as_json: bool, watch: bool) -> None:
         found = head.tokens()
         now_s = time.time()
         columns = (
-            Column(title="TOKEN"), Column(title="USER", least=6), Column(title="STATE"), Column(title="MADE", right=True),
-            Column(title="USED", right=True, hide_empty=True), Column(title="ENDS IN", right=True, hide_empty=True), Column(title="SCOPE", least=8, hide_empty=True), Column(title="NOTE", least=8, hide_empty=True),
-        )  # fmt: skip
+            Column(title="TOKEN"),
+            Column(title="USER", least=6),
+            Column(title="STATE"),
+            Column(title="CREATED", right=True),
+            Column(title="USED", right=True, hide_empty=True),
+            Column(title="ENDS IN", right=True, hide_empty=True),
+            Column(title="SCOPE", least=8, hide_empty=True),
+            Column(title="NOTE", least=8, hide_empty=True),
+        )
         rows: list[list[Cell | str]] = [
             [
-                token.id, token.user, _state(token, now_s), cells.ago(token.created_s, now_s),
+                token.id,
+                token.user,
+                _state(token, now_s),
+                cells.ago(token.created_s, now_s),
                 cells.ago(token.used_s, now_s),
                 "" if token.expires_s is None or token.expires_s <= now_s else format_duration(token.expires_s - now_s),
-                " ".join(token.scope), token.note,
+                " ".join(token.scope),
+                token.note,
             ]
             for token in found
-        ]  # fmt: skip
+        ]
         return Shown(
             value=found,
             lines=lambda screen: table(columns, rows, screen),

@@ -1,4 +1,4 @@
-"""`phalanx users`: who there is, and in which role."""
+"""`phalanx users`: users and their roles."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _ROLE = click.option(
     "--role",
     type=click.Choice([role.value for role in UserRole if role is not UserRole.NODE]),
-    help="What the user is everywhere.",
+    help="Role in the whole cluster.",
 )
 
 
@@ -48,10 +48,10 @@ def list_(as_json: bool, watch: bool) -> None:
 @click.argument("name")
 @_ROLE
 def add(name: str, role: str | None) -> None:
-    """Add a user; --role user unless told otherwise."""
+    """Add a user, with the role user by default."""
     head = connect()
     if any(user.id == name for user in head.users()):
-        raise Conflict(f"user {name} is here already", hint=f"phalanx users set {name} changes it")
+        raise Conflict(f"user {name} exists already", hint=f"change it with phalanx users set {name}")
     user = head.put_user(name, role=role or UserRole.USER)
     print(clean(f"user {user.id} added as {user.role}"))
     print(f"next: phalanx tokens add --user {user.id}")
@@ -60,28 +60,28 @@ def add(name: str, role: str | None) -> None:
 @users.command(name="set")
 @click.argument("name")
 @_ROLE
-@click.option("--disable/--enable", "disabled", default=None, help="A disabled user's tokens open nothing.")
+@click.option("--disable/--enable", "disabled", default=None, help="The tokens of a disabled user are rejected.")
 def set_(name: str, role: str | None, disabled: bool | None) -> None:
     """Change a user."""
     if role is None and disabled is None:
-        raise BadRequest("there is nothing to change", hint="--role, --disable or --enable")
+        raise BadRequest("nothing to change", hint="give --role, --disable or --enable")
     head = connect()
-    _known(head, name)
+    _check_exists(head, name)
     user = head.put_user(name, role=role, disabled=disabled)
     print(clean(f"user {user.id}: {user.role}{', disabled' if user.disabled else ''}"))
 
 
-def _known(head: Client, name: str) -> None:
-    """Nothing, if there is such a user: a slip in a name must not make a new one.
+def _check_exists(head: Client, name: str) -> None:
+    """Check that the user exists, so that a typo does not create a new one.
 
     Raises:
-        BadRequest: there is none; names the nearest.
+        BadRequest: there is no such user; the hint names the nearest.
     """
     names = [user.id for user in head.users()]
     if UserId(name) not in names:
         near = nearest(name, names)
         raise BadRequest(
-            f"no user is called {name!r}", hint=f"did you mean {near}?" if near else f"phalanx users add {name}"
+            f"no user {name!r}", hint=f"did you mean {near}?" if near else f"add it with phalanx users add {name}"
         )
 
 

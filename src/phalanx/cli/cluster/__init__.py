@@ -1,1 +1,1 @@
-"""Verbs about the cluster: bringing it up and down, its nodes, its health."""
+"""Commands for the cluster: start and stop, nodes, topology, backup, diagnosis."""

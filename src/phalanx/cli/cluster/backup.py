@@ -1,4 +1,4 @@
-"""`phalanx backup FILE` and `phalanx restore FILE`: all records of the head in one file, whichever database holds them."""
+"""`phalanx backup FILE` and `phalanx restore FILE`: all records of the head in one file, from SQLite or PostgreSQL."""
 
 from __future__ import annotations
 
@@ -21,58 +21,57 @@ if TYPE_CHECKING:
     from phalanx.store.sql.archive import Manifest
     from phalanx.store.sql.backups import Place
 
-_NOT_IN_IT = "logs, outputs, checkpoints and uploaded folders"
+_NOT_INCLUDED = "logs, outputs, checkpoints and uploaded folders"
+_STORE = click.option(
+    "--store", metavar="URL", help="PostgreSQL database, or @FILE with its URL. Default: the database of this head."
+)
 
 
 @click.command()
 @click.argument("file", type=click.Path(dir_okay=False))
-@click.option(
-    "--store", metavar="URL", help="Of a PostgreSQL database, or @FILE that holds its URL; else this head's own."
-)
+@_STORE
 def backup(file: str, store: str | None) -> None:
-    """Write all records of the head into FILE, while it runs or not: jobs, their stories, users, tokens, queues, nodes."""
+    """Write all records of the head to FILE: jobs, their history, users, tokens, queues, nodes. The head may be running."""
     from phalanx.store.sql import backups
 
     place = _place(store)
     manifest = backups.backup(place, file, _progress("saved"))
     print(f"{clean(file)}: {_content(manifest)}, {_bytes(os.path.getsize(file))}")
-    print(f"not in it: {_NOT_IN_IT}; they lie in {clean(files_folder(home_folder()))}")
+    print(f"not included: {_NOT_INCLUDED}, which are in {clean(files_folder(home_folder()))}")
     print(f"next: phalanx restore {clean(file)} --dry-run")
 
 
 @click.command()
 @click.argument("file", type=click.Path(dir_okay=False))
-@click.option(
-    "--store", metavar="URL", help="Of a PostgreSQL database, or @FILE that holds its URL; else this head's own."
-)
-@click.option("--replace", is_flag=True, help="Put the records that are there aside.")
-@click.option("--dry-run", is_flag=True, help="Read FILE to its end, and change nothing.")
+@_STORE
+@click.option("--replace", is_flag=True, help="Move existing records aside.")
+@click.option("--dry-run", is_flag=True, help="Verify FILE, change nothing.")
 def restore(file: str, store: str | None, replace: bool, dry_run: bool) -> None:
-    """Make the head's database hold what FILE holds. No head may run meanwhile."""
+    """Restore the head's database from FILE. Stop the head first."""
     from phalanx.store.later_files import set_aside
     from phalanx.store.sql import backups
 
     if dry_run:
         manifest = backups.check(file, _progress("checked"))
-        print(f"{clean(file)} is whole: {_content(manifest)}; nothing was changed")
+        print(f"{clean(file)} is valid: {_content(manifest)}; nothing was changed")
         return
     place = _place(store)
     done = backups.restore(file, place, _progress("restored"), replace=replace)
     folders = set_aside(files_folder(home_folder()), done.epochs, time.strftime("%Y%m%d-%H%M%S"))
     print(f"restored: {_content(done.manifest)}")
     if done.aside:
-        print(f"what was there is kept: {clean(done.aside)}")
+        print(f"the previous records were moved to {clean(done.aside)}")
     for folder in folders:
-        print(f"files of jobs that are not in the backup are kept: {clean(folder)}")
-    print("next: phalanx up" + (" --store @FILE, with the address of the database in FILE" if place.dsn else ""))
+        print(f"files of jobs that are not in the backup were moved to {clean(folder)}")
+    print("next: phalanx up" + (" --store @FILE, with the URL of the database in FILE" if place.dsn else ""))
 
 
 def _place(store: str | None) -> Place:
-    """Where the records are: as told, else as `phalanx up` takes it: PHALANX_STORE, what the folder remembers, its own file.
+    """Return where the records are: `store`, else as for `phalanx up`: PHALANX_STORE, the URL stored in the folder, the SQLite file.
 
     Raises:
-        BadRequest: a password on the command line, or an address of another kind.
-        BadFile: the file with the address cannot be read.
+        BadRequest: the URL is not one of PostgreSQL, or has a password on the command line.
+        BadFile: the file with the URL cannot be read.
         Conflict: psycopg is not installed.
     """
     from phalanx.store.sql.backups import Place
@@ -81,44 +80,44 @@ def _place(store: str | None) -> Place:
     own = Place(path=os.path.join(home, "phalanx.db"))
     if store is not None and not store.startswith("@"):
         return _postgres(store, typed=True)
-    remembered = os.path.join(home, "store")
+    stored = os.path.join(home, "store")
     if store is None and os.environ.get("PHALANX_STORE"):
-        said = os.environ["PHALANX_STORE"]
-    elif store is not None or os.path.exists(remembered):
-        said = address_in(store[1:] if store is not None else remembered)
+        url = os.environ["PHALANX_STORE"]
+    elif store is not None or os.path.exists(stored):
+        url = address_in(store[1:] if store is not None else stored)
     else:
         return own
-    return own if said in ("", "off") else _postgres(said, typed=False)
+    return own if url in ("", "off") else _postgres(url, typed=False)
 
 
-def _postgres(said: str, *, typed: bool) -> Place:
+def _postgres(url: str, *, typed: bool) -> Place:
     from phalanx.store.sql.backups import Place
 
     try:
         from phalanx.store.sql.postgres.address import has_password, without_password
     except ImportError:
         raise Conflict(
-            "PostgreSQL needs psycopg, which is not installed", hint="pip install 'phalanx[postgres]'"
+            "PostgreSQL needs psycopg, which is not installed", hint="pip install '.[postgres]' in the checkout"
         ) from None
-    if not said.startswith(("postgresql://", "postgres://")):
+    if not url.startswith(("postgresql://", "postgres://")):
         raise BadRequest(
-            f"--store {without_password(said)!r} is no address of PostgreSQL",
-            hint="as in postgresql://USER@HOST/DATABASE",
+            f"--store {without_password(url)!r} is not a PostgreSQL URL",
+            hint="write postgresql://USER@HOST/DATABASE",
         )
-    if typed and has_password(said):
+    if typed and has_password(url):
         raise BadRequest(
-            "--store with a password: all of this machine can read the words of a command",
-            hint="put the address into a file (mode 0600) and say --store @FILE, or into PHALANX_STORE",
+            "--store contains a password, which every user of this machine can read in the process list",
+            hint="put the URL into a file (mode 0600) and use --store @FILE, or set PHALANX_STORE",
         )
-    return Place(dsn=said)
+    return Place(dsn=url)
 
 
 def _content(manifest: Manifest) -> str:
     made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.made_s))
     counts = manifest.counts
     return (
-        f"{count(counts.get('job', 0), 'job')}, {count(counts.get('story', 0), 'story line')}, {count(counts.get('user', 0), 'user')}, "
-        f"{count(manifest.records, 'record')} in all; of {made}, {manifest.database} with migration {manifest.migration}"
+        f"{count(counts.get('job', 0), 'job')}, {count(counts.get('story', 0), 'history line')}, {count(counts.get('user', 0), 'user')}, "
+        f"{count(manifest.records, 'record')} in total; created {made} from {manifest.database}, schema {manifest.migration}"
     )
 
 
@@ -127,15 +126,15 @@ def _bytes(size: int) -> str:
 
 
 def _progress(done: str) -> Callable[[int, int], None]:
-    """Says how far it is once a second, to a person."""
-    begun_s, told_s = time.monotonic(), time.monotonic()
-    shows = terminal(sys.stderr).interactive
+    """Return a callback that prints the progress once a second on a terminal."""
+    begun_s = printed_s = time.monotonic()
+    interactive = terminal(sys.stderr).interactive
 
-    def say(number: int, of: int) -> None:
-        nonlocal told_s
+    def report(number: int, of: int) -> None:
+        nonlocal printed_s
         now_s = time.monotonic()
-        if shows and now_s - told_s > 1.0:
-            told_s = now_s
+        if interactive and now_s - printed_s > 1.0:
+            printed_s = now_s
             warn(f"{done} {number:,} of {of:,} records, {now_s - begun_s:.0f} s")
 
-    return say
+    return report

@@ -1,4 +1,4 @@
-"""`phalanx doctor`: this machine and its head, looked over; each line ok, warn or fail, with what to do."""
+"""`phalanx doctor`: checks this machine and its head. Each line is ok, warn or fail, with a fix."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from phalanx.cli.lists import encoded
 from phalanx.cli.terminal import clean, terminal
 from phalanx.client.discovery import split_url
 from phalanx.client.tls import fetch_ca
-from phalanx.core.errors import NotSignedIn, PhalanxError, Unreachable
+from phalanx.core.errors import BadRequest, NotSignedIn, PhalanxError, Unreachable
 from phalanx.core.fleet.node import NodeState
 from phalanx.engines.joined import records
 from phalanx.engines.joined.records import Joined
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 
 _STYLE: Final = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red"}
 _PORT_DEFAULT: Final = 7600
-_SICK: Final = 1
+_CHECK_FAILED: Final = 1  # exit code
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "--port",
     type=click.IntRange(1, 65535),
     default=_PORT_DEFAULT,
     show_default=True,
-    help="The port that a head would take.",
+    help="The port that a head would use.",
 )
 def doctor(as_json: bool, port: int) -> int:
-    """Check this machine and its head, and say what to mend. Ends with 1 if a check failed."""
+    """Check this machine and its head, and suggest fixes. Exits with 1 if a check failed."""
     screen, found = terminal(), []
     for finding in _all(home_folder(), port):
         found.append(finding)
@@ -57,15 +57,15 @@ def doctor(as_json: bool, port: int) -> int:
         print(encoded(found, indent=2))
     else:
         summary = (
-            "all is well"
+            "no problems found"
             if not failed and not warned
             else f"{cells.count(failed, 'failure')}, {cells.count(warned, 'warning')}"
         )
         up_now = any(finding.what == "head" and finding.level is Level.OK for finding in found)
-        member = any(finding.what == "joined" for finding in found)
-        command = "nodes, on the head" if member else "run --gpus 1 -- python train.py" if up_now else "up"
+        joined = any(finding.what == "joined" for finding in found)
+        command = "nodes, on the head" if joined else "run --gpus 1 -- python train.py" if up_now else "up"
         print(f"{summary}; next: phalanx {command}")
-    return _SICK if failed else 0
+    return _CHECK_FAILED if failed else 0
 
 
 def _all(home: str, port: int) -> Iterator[Finding]:
@@ -80,20 +80,20 @@ def _head_findings(home: str) -> Iterator[Finding]:
         yield _membership(home, joined)
         return
     if record is None and not os.environ.get("PHALANX_URL"):
-        yield Finding(what="head", level=Level.WARN, says="none runs here", mend="phalanx up")
+        yield Finding(what="head", level=Level.WARN, says="no head runs here", mend="phalanx up")
         return
     try:
         head = connect()
         begun = time.monotonic()
         health = connect(0.0, PROBE_S).health()
         took_s = time.monotonic() - begun
-    except Unreachable as error:
+    except (Unreachable, BadRequest) as error:
         dead = record is not None and not alive(record.pid)
         yield Finding(
             what="head",
             level=Level.FAIL,
-            says="it died" if dead else error.message,
-            mend="phalanx up" if dead else error.hint if record is None else _mend_silence(record, home),
+            says="the head has died" if dead else error.message,
+            mend="phalanx up" if dead else error.hint if record is None else _fix_for_silence(record, home),
         )
         return
     yield Finding(
@@ -106,7 +106,7 @@ def _head_findings(home: str) -> Iterator[Finding]:
         yield _token(head)
         yield _nodes(head)
         if record is not None:
-            yield _door(home)
+            yield _listen_address(home)
     except NotSignedIn as error:
         yield Finding(
             what="token",
@@ -119,56 +119,58 @@ def _head_findings(home: str) -> Iterator[Finding]:
 
 
 def _membership(home: str, joined: Joined) -> Finding:
-    """Of a server that joined a head elsewhere: whether it is kept, and its head answers as the one it joined."""
-    says = f"this server is {joined.node_id} of {joined.url}, at {joined.address}"
+    """Check a server that joined a head on another machine: its keeper runs, and the head has the same CA."""
+    says = f"this server is node {joined.node_id} of {joined.url}, at {joined.address}"
     if records.keeper(records.folder_of(home)) is None:
-        return Finding(what="joined", level=Level.FAIL, says=f"{says}; its keeper does not run", mend="phalanx join")
+        return Finding(
+            what="joined", level=Level.FAIL, says=f"{says}; its keeper process is not running", mend="phalanx join"
+        )
     _, name, port = split_url(joined.url)
     try:
         fetch_ca(name, port, joined.fingerprint)
     except PhalanxError as error:
         return Finding(what="joined", level=Level.FAIL, says=f"{says}; {error.message}", mend=error.hint)
-    return Finding(what="joined", level=Level.OK, says=f"{says}, which answers")
+    return Finding(what="joined", level=Level.OK, says=f"{says}; the head answers")
 
 
-def _door(home: str) -> Finding:
-    """Where other servers join the head here."""
+def _listen_address(home: str) -> Finding:
+    """Report the address at which other servers can join this head."""
     listen = listens(home)
     if not listen:
-        says = "no other server: the head listens on loopback alone"
-        return Finding(what="joining", level=Level.OK, says=f"{says} (phalanx up --listen ADDRESS)")
+        says = "other servers cannot join: the head listens on loopback only (phalanx up --listen ADDRESS)"
+        return Finding(what="joining", level=Level.OK, says=says)
     return Finding(
         what="joining",
         level=Level.OK,
-        says=f"other servers at {listen}; phalanx join --print prints the line to paste there",
+        says=f"other servers can join at {listen}; phalanx join --print prints the command for them",
     )
 
 
-def _mend_silence(record: Recorded, home: str) -> str:
-    """What helps a head that lives and does not answer: one that was stopped is continued, another is looked into."""
+def _fix_for_silence(record: Recorded, home: str) -> str:
+    """Return the fix for a head that is alive and does not answer: continue a stopped process, else read its log."""
     try:
         with open(f"/proc/{record.pid}/stat", encoding="ascii", errors="replace") as file:
             stopped = file.read().rpartition(")")[2].split()[:1] in (["T"], ["t"])
     except OSError:
         stopped = False
-    return f"it is stopped: kill -CONT {record.pid}" if stopped else f"look into {home}/head.log"
+    return f"its process is stopped: kill -CONT {record.pid}" if stopped else f"see {home}/head.log"
 
 
 def _versions(health: Health) -> Finding:
     if health.version == __version__:
-        return Finding(what="versions", level=Level.OK, says=f"head and command line are both {__version__}")
+        return Finding(what="versions", level=Level.OK, says=f"head and command are both {__version__}")
     return Finding(
         what="versions",
         level=Level.WARN,
-        says=f"the head is {health.version}, this is {__version__}",
+        says=f"the head is {health.version}, this command is {__version__}",
         mend="phalanx down --keep-jobs, then phalanx up",
     )
 
 
 def _token(head: Client) -> Finding:
     me = head.me()
-    narrowed = f", narrowed to {' '.join(me.scope)}" if me.scope else ""
-    return Finding(what="token", level=Level.OK, says=f"speaks for {me.user}, {me.role}{narrowed}")
+    scope = f", restricted to {' '.join(me.scope)}" if me.scope else ""
+    return Finding(what="token", level=Level.OK, says=f"valid for user {me.user}, role {me.role}{scope}")
 
 
 def _nodes(head: Client) -> Finding:

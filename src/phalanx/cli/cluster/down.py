@@ -1,4 +1,4 @@
-"""`phalanx down`: stop the head of this machine. With jobs running it refuses (75) until told what becomes of them."""
+"""`phalanx down`: stops the head of this machine. With running jobs it needs --keep-jobs or --cancel-jobs, else it exits with 75."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from phalanx.cli.connect import connect
 from phalanx.core.errors import BadRequest, Conflict, TryLater, Unreachable
 from phalanx.wire.api.head import StopReply
 
-_STOP_S: Final = 30.0  # leases are granted, nodes end their ranks
+_STOP_S: Final = 30.0  # to grant leases or end ranks
 _CANCEL_S: Final = 120.0  # four times the default grace
 _POLL_S: Final = 0.05
 
 
 @click.command()
 @click.option(
-    "--keep-jobs", is_flag=True, help="Jobs go on without a head for up to 10 minutes; `phalanx up` finds them again."
+    "--keep-jobs",
+    is_flag=True,
+    help="Jobs continue without a head for up to 10 minutes; `phalanx up` reconnects to them.",
 )
 @click.option("--cancel-jobs", is_flag=True, help="Cancel every job first.")
 def down(keep_jobs: bool, cancel_jobs: bool) -> None:
-    """Stop the head. Refuses with code 75 while jobs run, unless told --keep-jobs or --cancel-jobs."""
+    """Stop the head. While jobs run, exits with 75 unless --keep-jobs or --cancel-jobs is given."""
     if keep_jobs and cancel_jobs:
-        raise BadRequest("--keep-jobs and --cancel-jobs at once", hint="give one of the two")
+        raise BadRequest("--keep-jobs and --cancel-jobs contradict each other", hint="give one of the two")
     record = running(home_folder())
     if record is None and not os.environ.get("PHALANX_URL") and _leave_cluster(keep=keep_jobs, cancel=cancel_jobs):
         return
@@ -38,44 +40,41 @@ def down(keep_jobs: bool, cancel_jobs: bool) -> None:
         print("no head runs here; next: phalanx up")
         return
     if record is not None and record.role == "standby" and not os.environ.get("PHALANX_URL"):
-        _end_standby(record)
+        _stop_standby(record)
         return
     try:
         head = connect()
         url = head.transport.url()
-        reply = _ask(lambda: head.stop(keep_jobs=keep_jobs, cancel_jobs=cancel_jobs))
+        reply = _stop_head(lambda: head.stop(keep_jobs=keep_jobs, cancel_jobs=cancel_jobs))
     except Conflict as error:
-        raise TryLater(
-            error.message, hint=error.hint or "--keep-jobs or --cancel-jobs says what becomes of them"
-        ) from None
+        raise TryLater(error.message, hint=error.hint or "give --keep-jobs or --cancel-jobs") from None
     except Unreachable:
         if record is not None and not alive(record.pid):
             print("no head runs here (the last one died); next: phalanx up")
             return
         raise
     if record is not None and record.url.rstrip("/") == url.rstrip("/"):
-        _await_end(record.pid)
+        _wait_for_exit(record.pid)
     if reply.relieved:
-        print("this head is down; another one leads, and jobs run on: phalanx heads")
+        print("this head is down; another head leads, and jobs continue; next: phalanx heads")
         return
-    print(
-        "Phalanx is down" + ("; running jobs go on, phalanx up within 10 minutes finds them again" if keep_jobs else "")
-    )
+    kept = "; running jobs continue, run phalanx up within 10 minutes to reconnect to them"
+    print("Phalanx is down" + (kept if keep_jobs else ""))
 
 
-def _end_standby(record: Recorded) -> None:
-    """A head that stands by has nothing to hand over."""
+def _stop_standby(record: Recorded) -> None:
+    """Stop a standby head by a signal: it has nothing to hand over."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(record.pid, signal.SIGTERM)
-    _await_end(record.pid)
-    print("this head is down; it stood by, and the one that leads goes on")
+    _wait_for_exit(record.pid)
+    print("this standby head is down; the leader continues")
 
 
 def _leave_cluster(*, keep: bool, cancel: bool) -> bool:
-    """Whether this server was a node of a head elsewhere, and is none any more.
+    """Leave the head that this server joined; return whether it had joined one.
 
     Raises:
-        TryLater: jobs run here.
+        TryLater: jobs run on this server.
     """
     from phalanx.engines.joined import records
 
@@ -87,8 +86,9 @@ def _leave_cluster(*, keep: bool, cancel: bool) -> bool:
     if works and not cancel:
         raise TryLater(
             f"{cells.count(len(works), 'attempt')} of a job {'run' if len(works) > 1 else 'runs'} on this server"
-            + ("; jobs cannot be kept on a server that leaves" if keep else ""),
-            hint=f"phalanx nodes drain {joined.node_id} on the head moves them; --cancel-jobs stops them here, and the head places them anew",
+            + ("; --keep-jobs is not possible on a server that leaves" if keep else ""),
+            hint=f"move them with phalanx nodes drain {joined.node_id} on the head, "
+            "or give --cancel-jobs: the head then places them on other nodes",
         )
     from phalanx.cli.cluster.join import leave
 
@@ -97,32 +97,34 @@ def _leave_cluster(*, keep: bool, cancel: bool) -> bool:
     return True
 
 
-def _ask(stop: Callable[[], StopReply]) -> StopReply:
-    """Ask until the head stops, and what it says then: while jobs are being cancelled it says how many are left.
+def _stop_head(stop: Callable[[], StopReply]) -> StopReply:
+    """Repeat the request until the head stops, and return its last reply. Prints how many cancelled jobs have not ended yet.
 
     Raises:
-        TryLater: they do not end.
+        TryLater: the jobs have not ended in time.
     """
-    until, told = time.monotonic() + _CANCEL_S, -1
+    until, printed = time.monotonic() + _CANCEL_S, -1
     while True:
         reply = stop()
         if reply.stopping:
             return reply
-        if reply.running != told:
-            print(f"{cells.count(reply.running, 'job')} still to end", flush=True)
-            told = reply.running
+        if reply.running != printed:
+            print(f"waiting for {cells.count(reply.running, 'job')} to end", flush=True)
+            printed = reply.running
         if time.monotonic() > until:
             raise TryLater(
-                f"{cells.count(reply.running, 'job')} did not end in {_CANCEL_S:.0f} s", hint="phalanx ps shows them"
+                f"{cells.count(reply.running, 'job')} did not end in {_CANCEL_S:.0f} s",
+                hint="list them with phalanx ps",
             )
         time.sleep(_POLL_S * 4)
 
 
-def _await_end(pid: int) -> None:
+def _wait_for_exit(pid: int) -> None:
     until = time.monotonic() + _STOP_S
     while alive(pid):
         if time.monotonic() > until:
             raise TryLater(
-                f"the head (pid {pid}) is stopping, but has not ended in {_STOP_S:.0f} s", hint="ask again in a moment"
+                f"the head (pid {pid}) has not stopped within {_STOP_S:.0f} s",
+                hint="run phalanx down again in a moment",
             )
         time.sleep(_POLL_S)

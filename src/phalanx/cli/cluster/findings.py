@@ -1,4 +1,4 @@
-"""What `phalanx doctor` looks at on this machine: one function a question, each with its answer and what to do about it."""
+"""Checks of this machine for `phalanx doctor`: one function for each check; it returns the result and the fix."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import getpass
 import importlib.metadata
 import importlib.util
 import os
+import re
 import resource
 import socket
 import stat
@@ -21,31 +22,21 @@ from phalanx.cli.cluster.home import remembered
 from phalanx.core.units import GIB, MIB, format_bytes, format_duration
 
 _DISK_LOW_BYTES: Final = 5 * GIB  # two checkpoints of a small model
-_SHM: Final = "/dev/shm"  # noqa: S108  # looked at, never written to
-_SHM_LOW_BYTES: Final = 512 * MIB  # DataLoader workers and NCCL pass tensors through it
-_FILES_LOW: Final = 4096  # a supervisor of 8 ranks with loaders holds some hundreds; a head one per connection
+_SHM: Final = "/dev/shm"  # noqa: S108  # only inspected, never written to
+_SHM_LOW_BYTES: Final = 512 * MIB  # DataLoader workers and NCCL exchange tensors in it
+# A supervisor of 8 ranks with data loaders opens some hundreds; a head one for each connection
+_FILES_LOW: Final = 4096
 _EPOCH_2024_S: Final = 1_704_067_200.0
-_ELSEWHERE: Final = {
-    "slurm": "the user whose Slurm jobs they are, who brought the head up",
+_ENGINE_ACCOUNTS: Final = {
+    "slurm": "the user of their Slurm jobs, who started the head",
     "ray": "the account of Ray's nodes",
 }
-_NEEDED: Final = (
-    "apsw",
-    "click",
-    "fastapi",
-    "msgspec",
-    "nvidia-ml-py",
-    "pathspec",
-    "prometheus-client",
-    "rich",
-    "ruamel.yaml",
-    "textual",
-    "uvicorn",
-)
+# Name of a requirement without a marker; those of the extras have the marker `; extra == ...`.
+_REQUIREMENT: Final = re.compile(r"([A-Za-z0-9._-]+)[^;]*")
 
 
 class Level(enum.StrEnum):
-    """How bad: WARN costs comfort, FAIL keeps something from working."""
+    """Result of a check. With FAIL some function of Phalanx does not work; WARN is less severe."""
 
     OK = "ok"
     WARN = "warn"
@@ -54,7 +45,7 @@ class Level(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One line. `mend` says what to do; empty when all is well."""
+    """Result of one check. `mend` is the fix; empty for OK."""
 
     what: str
     level: Level
@@ -63,22 +54,30 @@ class Finding:
 
 
 def machine_findings(home: str, port: int) -> Iterator[Finding]:
-    """Every check that needs no head. A check that itself breaks is a finding, not an end."""
-    checks: tuple[tuple[str, Callable[[], Finding]], ...] = (
-        ("python", python), ("packages", packages), ("state folder", lambda: state_folder(home)), ("rights", lambda: rights(home)),
-        ("cgroups", cgroups), ("accounts", lambda: accounts(remembered(home))),
-        ("GPUs", gpus), ("torch", torch), (_SHM, shared_memory), ("open files", open_files), ("clock", clock),
-        ("port", lambda: port_free(home, port)),
-    )  # fmt: skip
-    for what, check in checks:
+    """Run every check that needs no head. A check that raises becomes a finding; the others still run."""
+    checks: dict[str, Callable[[], Finding]] = {
+        "python": python,
+        "packages": packages,
+        "state folder": lambda: state_folder(home),
+        "rights": lambda: rights(home),
+        "cgroups": cgroups,
+        "accounts": lambda: accounts(remembered(home)),
+        "GPUs": gpus,
+        "torch": torch,
+        _SHM: shared_memory,
+        "open files": open_files,
+        "clock": clock,
+        "port": lambda: port_free(home, port),
+    }
+    for what, check in checks.items():
         try:
             yield check()
-        except Exception as error:  # noqa: BLE001  # whatever breaks here is what the operator came to hear of
-            yield Finding(what=what, level=Level.WARN, says=f"could not be looked at: {type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001  # the operator must see every error of a check
+            yield Finding(what=what, level=Level.WARN, says=f"this check failed: {type(error).__name__}: {error}")
 
 
 def python() -> Finding:
-    """The interpreter."""
+    """Check the interpreter and the operating system."""
     found = ".".join(map(str, sys.version_info[:3]))
     says = f"Python {found}, {sys.platform}, Phalanx {__version__}"
     if not sys.platform.startswith("linux"):
@@ -87,9 +86,11 @@ def python() -> Finding:
 
 
 def packages() -> Finding:
-    """What Phalanx needs is installed."""
+    """Check that all run-time dependencies are installed, as listed in the metadata of the package."""
+    requirements = map(_REQUIREMENT.fullmatch, importlib.metadata.requires("phalanx") or ())
+    needed = [found[1] for found in requirements if found is not None]
     missing = []
-    for name in _NEEDED:
+    for name in needed:
         try:
             importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -99,13 +100,13 @@ def packages() -> Finding:
             what="packages",
             level=Level.FAIL,
             says=f"missing: {', '.join(missing)}",
-            mend="make install, or pip install phalanx again",
+            mend=f"pip install {' '.join(missing)}, or make install in the checkout",
         )
-    return Finding(what="packages", level=Level.OK, says=f"all {len(_NEEDED)} that are needed")
+    return Finding(what="packages", level=Level.OK, says=f"all {len(needed)} required packages are installed")
 
 
 def state_folder(home: str) -> Finding:
-    """The state folder can be written, durably, and has room."""
+    """Check that the state folder is writable and has free space; measure a durable write."""
     folder = home
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
@@ -125,7 +126,7 @@ def state_folder(home: str) -> Finding:
             what="state folder",
             level=Level.FAIL,
             says=f"{home}: {error.strerror}",
-            mend="mend its rights, or set PHALANX_HOME",
+            mend="fix its permissions, or set PHALANX_HOME",
         )
     free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
     says = f"{home}, {format_bytes(free)} free, a durable write takes {took_s * 1000:.1f} ms"
@@ -134,48 +135,50 @@ def state_folder(home: str) -> Finding:
             what="state folder",
             level=Level.WARN,
             says=says,
-            mend="checkpoints need room: set PHALANX_HOME to a larger disk",
+            mend="checkpoints need space: set PHALANX_HOME to a larger disk",
         )
     return Finding(what="state folder", level=Level.OK, says=says)
 
 
 def rights(home: str) -> Finding:
-    """Nobody else can read the admin's token or look into the state folder."""
+    """Check that other users can read neither the admin token nor the state folder."""
     token = os.path.join(home, "token")
     if not os.path.isdir(home):
-        return Finding(what="rights", level=Level.OK, says=f"{home} is not made yet")
+        return Finding(what="rights", level=Level.OK, says=f"{home} does not exist yet")
     if os.path.exists(token) and os.stat(token).st_mode & 0o077:
         mode = stat.S_IMODE(os.stat(token).st_mode)
         return Finding(
             what="rights",
             level=Level.WARN,
-            says=f"others may use the admin's token: {token} has mode {mode:04o}",
-            mend=f"chmod 600 {token}, and phalanx tokens revoke it if others were here",
+            says=f"other users can read the admin token: {token} has mode {mode:04o}",
+            mend=f"chmod 600 {token}; if others use this machine, revoke it with phalanx tokens revoke",
         )
     mode = stat.S_IMODE(os.stat(home).st_mode)
     if mode != 0o700:
         return Finding(
             what="rights", level=Level.WARN, says=f"{home} has mode {mode:04o}, not 0700", mend=f"chmod 700 {home}"
         )
-    return Finding(what="rights", level=Level.OK, says="state folder and token are this user's alone")
+    return Finding(what="rights", level=Level.OK, says="only this user can read the state folder and the token")
 
 
 def cgroups() -> Finding:
-    """Ranks can be kept in cgroups; proven by making one and moving a process into it."""
+    """Check that ranks can run in cgroups, by creating one and moving a process into it."""
     from phalanx.node.shell.cgroups import Cgroup, claim
 
     folder, why = claim(f"doctor-{os.getpid()}")
     if folder is None:
         return Finding(
-            what="cgroups", level=Level.WARN, says=f"not to be used here ({why}); ranks are kept by session and sweeps",
-            mend="run as root, or under systemd with Delegate=yes, to have them",
-        )  # fmt: skip
+            what="cgroups",
+            level=Level.WARN,
+            says=f"not usable here ({why}); processes of ranks are tracked by session and by scans of /proc",
+            mend="run as root, or under systemd with Delegate=yes",
+        )
     Cgroup(folder).remove()
     return Finding(what="cgroups", level=Level.OK, says="cgroup v2 with freeze and kill")
 
 
 def accounts(brought_up: Mapping[str, Any]) -> Finding:
-    """Whose account jobs run under, and whether what they run is within its reach; `brought_up`: what the head remembers of its options."""
+    """Check which account jobs run under, and whether it can use this Python. `brought_up`: options stored by the head."""
     from phalanx.node.shell.accounts import (
         JOBS_AS_VARIABLE,
         JOBS_DIR,
@@ -185,24 +188,24 @@ def accounts(brought_up: Mapping[str, Any]) -> Finding:
     )
 
     what, own, engine = "accounts", getpass.getuser(), brought_up.get("engine")
-    if engine in _ELSEWHERE:
-        return Finding(what=what, level=Level.OK, says=f"jobs run as {_ELSEWHERE[engine]}")
+    if engine in _ENGINE_ACCOUNTS:
+        return Finding(what=what, level=Level.OK, says=f"jobs run as {_ENGINE_ACCOUNTS[engine]}")
     if os.geteuid() != 0:
-        says = f"all jobs run as {own}, and can read what {own} can; a head started by root runs them as their owners"
+        says = f"all jobs run as {own} and can read what {own} can; a head started by root runs them as their owners"
         return Finding(what=what, level=Level.OK, says=says)
     if not knows_this_machine():
-        says = f"all jobs run as {own}: jobs run as their owners on x86-64 and aarch64 alone, and this is {os.uname().machine}"
-        return Finding(what=what, level=Level.WARN, says=says, mend="run the head as a user who owns nothing else")
-    told = brought_up.get("jobs_as")
-    if (told or os.environ.get(JOBS_AS_VARIABLE)) == "head":
-        by = "phalanx up --jobs-as head" if told else f"{JOBS_AS_VARIABLE}=head"
+        says = (
+            f"all jobs run as {own}: running jobs as their owners needs x86-64 or aarch64, this is {os.uname().machine}"
+        )
+        return Finding(what=what, level=Level.WARN, says=says, mend="run the head as a user that owns nothing else")
+    jobs_as = brought_up.get("jobs_as")
+    if (jobs_as or os.environ.get(JOBS_AS_VARIABLE)) == "head":
+        by = "phalanx up --jobs-as head" if jobs_as else f"{JOBS_AS_VARIABLE}=head"
         return Finding(
             what=what, level=Level.WARN, says=f"all jobs run as {own} ({by})", mend="phalanx up --jobs-as owner"
         )
     closed, folder = closed_on_the_way(sys.executable), os.environ.get(JOBS_DIR_VARIABLE) or JOBS_DIR
-    lacking = (
-        f"; {closed} is closed to them, and with it this Python, so no requirements and no #SBATCH scripts of theirs"
-    )
+    lacking = f"; they cannot read {closed}, and so not use this Python: requirements and #SBATCH scripts do not work"
     return Finding(
         what=what,
         level=Level.OK,
@@ -211,7 +214,7 @@ def accounts(brought_up: Mapping[str, Any]) -> Finding:
 
 
 def gpus() -> Finding:
-    """Real GPUs, through NVML."""
+    """List the GPUs that NVML reports."""
     from phalanx.node.shell.nvml import open_nvml
 
     probe = open_nvml()
@@ -221,9 +224,9 @@ def gpus() -> Finding:
                 what="GPUs",
                 level=Level.FAIL,
                 says="a driver is loaded, but NVML finds no GPU",
-                mend="nvidia-smi says why",
+                mend="run nvidia-smi",
             )
-        return Finding(what="GPUs", level=Level.OK, says="none here; virtual devices take their place")
+        return Finding(what="GPUs", level=Level.OK, says="none; phalanx up uses virtual devices")
     try:
         found = probe.devices()
     finally:
@@ -232,24 +235,24 @@ def gpus() -> Finding:
     return Finding(
         what="GPUs",
         level=Level.OK,
-        says=f"{len(found)} x {models}, {format_bytes(sum(device.memory_bytes for device in found))} in all",
+        says=f"{len(found)} x {models}, {format_bytes(sum(device.memory_bytes for device in found))} in total",
     )
 
 
 def torch() -> Finding:
-    """Whether jobs of this interpreter find torch. Looked for, not imported: that takes seconds."""
+    """Check that this environment has torch. It is not imported: that takes seconds."""
     if importlib.util.find_spec("torch") is None:
         return Finding(
             what="torch",
             level=Level.WARN,
             says="not in this environment; jobs may bring their own",
-            mend="pip install 'phalanx[torch]'",
+            mend="make install, or pip install '.[torch]', in the checkout",
         )
     return Finding(what="torch", level=Level.OK, says=f"torch {importlib.metadata.version('torch')}")
 
 
 def shared_memory() -> Finding:
-    """Shared memory is there, can be written and is large enough."""
+    """Check that shared memory is writable and large enough."""
     found = os.statvfs(_SHM)
     free = found.f_bavail * found.f_frsize
     says = f"{format_bytes(free)} free of {format_bytes(found.f_blocks * found.f_frsize)}"
@@ -265,9 +268,9 @@ def shared_memory() -> Finding:
 
 
 def open_files() -> Finding:
-    """How many files a process may hold open."""
+    """Check how many files a process may open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    says = f"{soft} a process (at most {'any number' if hard == resource.RLIM_INFINITY else hard})"
+    says = f"{soft} per process (at most {'any number' if hard == resource.RLIM_INFINITY else hard})"
     if soft < _FILES_LOW:
         mend = (
             f"ulimit -n {_FILES_LOW}"
@@ -279,7 +282,7 @@ def open_files() -> Finding:
 
 
 def clock() -> Finding:
-    """The clock shows a plausible date; CLOCK_BOOTTIME, by which leases count, is there."""
+    """Check that the date is plausible and that CLOCK_BOOTTIME, which leases use, exists."""
     now_s, up_s = time.time(), time.clock_gettime(time.CLOCK_BOOTTIME)
     says = f"{time.strftime('%Y-%m-%d %H:%M:%S %Z', time.localtime(now_s))}, up {format_duration(up_s)}"
     if now_s < _EPOCH_2024_S:
@@ -290,12 +293,12 @@ def clock() -> Finding:
 
 
 def port_free(home: str, port: int) -> Finding:
-    """The head's port is free, or held by our head."""
+    """Check that the port is free, or used by this user's head."""
     from phalanx.cli.cluster.home import alive, running
 
     record = running(home)
     if record is not None and alive(record.pid):
-        return Finding(what="port", level=Level.OK, says=f"{record.url} is held by this user's head")
+        return Finding(what="port", level=Level.OK, says=f"{record.url} is in use by this user's head")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -305,6 +308,6 @@ def port_free(home: str, port: int) -> Finding:
                 what="port",
                 level=Level.WARN,
                 says=f"{port} on 127.0.0.1: {error.strerror}",
-                mend="phalanx up --port PORT takes another",
+                mend="use another port: phalanx up --port PORT",
             )
     return Finding(what="port", level=Level.OK, says=f"{port} on 127.0.0.1 is free")

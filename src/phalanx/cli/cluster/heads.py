@@ -1,4 +1,4 @@
-"""`phalanx heads`: of several heads that share a store, who leads since when, and who stands by."""
+"""`phalanx heads`: the heads that share a store, with leader and standbys."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ _COLUMNS = (
     Column(title="UP FOR"),
     Column(title="VERSION"),
 )
+_SINGLE = "Single head, no standby."
 
 
 @click.command()
 @list_options
 def heads(as_json: bool, watch: bool) -> None:
-    """List the heads that share a store: who leads since when, who stands by, who has been silent."""
+    """List the heads that share a store: the leader and its term, the standbys, and when each was last seen."""
     client = connect()
 
     def fetch() -> Shown:
@@ -35,10 +36,8 @@ def heads(as_json: bool, watch: bool) -> None:
         rows = [_row(head, now_s) for head in found.heads]
         return Shown(
             value=found,
-            lines=lambda terminal: [*table(_COLUMNS, rows, terminal), _summary(found, now_s)] if rows else [_alone()],
-            next=_next(found)
-            if rows
-            else "phalanx up --store postgresql://... lets several heads stand in for each other",
+            lines=lambda screen: [*table(_COLUMNS, rows, screen), _summary(found, now_s)] if rows else [_SINGLE],
+            next=_next(found) if rows else "phalanx up --store postgresql://... adds standby heads",
         )
 
     try:
@@ -47,28 +46,28 @@ def heads(as_json: bool, watch: bool) -> None:
         if not error.retry_helps:
             raise
         raise type(error)(
-            error.message, hint="phalanx up on one of the heads; head.log of each says what it waits for"
+            error.message, hint="run phalanx up on one of the heads; head.log of each head has the reason"
         ) from error
 
 
 def _row(head: HeadView, now_s: float) -> list[Cell | str]:
     return [
-        head.name, head.url, cells.state(head.role), f"{head.seen_ago_s:.0f} s ago", format_duration(max(0.0, now_s - head.started_s)),
+        head.name,
+        head.url,
+        cells.state(head.role),
+        f"{head.seen_ago_s:.0f} s ago",
+        format_duration(max(0.0, now_s - head.started_s)),
         head.version,
-    ]  # fmt: skip
+    ]
 
 
 def _summary(found: HeadList, now_s: float) -> str:
     since = format_duration(max(0.0, now_s - found.since_s))
     renewed = max(0.0, now_s - found.renewed_s)
-    return f"term {found.term}, for {since}; renewed {renewed:.1f} s ago"
-
-
-def _alone() -> str:
-    return "this head shares its store with no other"
+    return f"term {found.term}, since {since}; lease renewed {renewed:.1f} s ago"
 
 
 def _next(found: HeadList) -> str:
     if not any(head.role == "standby" for head in found.heads):
-        return "phalanx up --store ... on another machine, so that one stands by"
-    return "phalanx down on the leader hands over"
+        return "phalanx up --store ... on another machine adds a standby"
+    return "phalanx down on the leader hands over to a standby"

@@ -1,4 +1,4 @@
-"""The state folder as the command line sees it: where it is, and which head last said it runs there."""
+"""Reads the state folder: its location, the head recorded in it, and the options of that head."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from phalanx.client.given import small_json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """What a head wrote into head.json when it was ready, or into its lock: `head_id` is then empty.
+    """The head recorded in head.json, or in the lock file: then `head_id` is empty.
 
-    `role`: leader or standby, of a head that shares its store with others.
+    `role`: leader or standby, if the head shares its store with others.
     """
 
     url: str
@@ -24,23 +24,26 @@ class Recorded:
 
 
 def home_folder() -> str:
-    """`PHALANX_HOME`, or ~/.phalanx."""
+    """Return `PHALANX_HOME`, or ~/.phalanx."""
     return os.path.abspath(os.environ.get("PHALANX_HOME") or os.path.join(os.path.expanduser("~"), ".phalanx"))
 
 
 def recorded(home: str) -> Recorded | None:
-    """The head of this folder, dead or alive; None where none is recorded."""
+    """Return the head in head.json, dead or alive; None if none is recorded."""
     try:
         record = small_json(os.path.join(home, "head.json"))
         return Recorded(
-            url=str(record["url"]), pid=int(record["pid"]), head_id=str(record["head_id"]), role=str(record.get("role", ""))
-        )  # fmt: skip
+            url=str(record["url"]),
+            pid=int(record["pid"]),
+            head_id=str(record["head_id"]),
+            role=str(record.get("role", "")),
+        )
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
 
 
 def running(home: str) -> Recorded | None:
-    """The head of this folder as recorded, or else the live one that holds the folder's lock: its record may have been removed."""
+    """Return the head in head.json, else the live head that holds the folder's lock: head.json may have been removed."""
     found = recorded(home)
     if found is not None:
         return found
@@ -49,7 +52,7 @@ def running(home: str) -> Recorded | None:
 
 
 def remembered(home: str) -> dict[str, Any]:
-    """What the head of this folder was brought up with, as far as it can be read."""
+    """Return the options that the head of this folder stored; empty if they cannot be read."""
     try:
         found = small_json(os.path.join(home, "cluster.json"))
     except (OSError, ValueError):
@@ -58,13 +61,13 @@ def remembered(home: str) -> dict[str, Any]:
 
 
 def fleet(home: str) -> set[str]:
-    """Names of the nodes that the head of this folder brings up; empty where it did not say."""
+    """Return the names of the nodes that the head of this folder starts; empty if unknown."""
     nodes = remembered(home).get("nodes")
     return {str(name) for name in nodes} if isinstance(nodes, list) else set()
 
 
 def listens(home: str) -> str:
-    """The URL by which other servers reach the head of this folder; empty where it listens on loopback alone."""
+    """Return the URL at which other servers reach the head of this folder; empty if it listens on loopback only."""
     try:
         return str(small_json(os.path.join(home, "head.json")).get("listen", ""))
     except (OSError, ValueError, AttributeError):
@@ -72,17 +75,17 @@ def listens(home: str) -> str:
 
 
 def files_folder(home: str) -> str:
-    """Where logs, outputs and checkpoints lie: the folder itself, or the directory that its heads share."""
+    """Return the folder of logs, outputs and checkpoints: the state folder, or the directory that the heads share."""
     return str(remembered(home).get("files") or home)
 
 
 def shares_files(home: str) -> bool:
-    """Whether what jobs write lies in a directory that the heads share."""
+    """Return whether the files of jobs are in a directory that the heads share."""
     return files_folder(home) != home
 
 
 def alive(pid: int) -> bool:
-    """Whether such a process is there and is no zombie."""
+    """Return whether the process exists and is not a zombie."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[:1] != ["Z"]

@@ -1,4 +1,4 @@
-"""`phalanx join`: make this server a node of a head elsewhere. Nothing is written before the head has taken it in."""
+"""`phalanx join`: makes this server a node of a head on another machine. Nothing is written before the head has accepted it."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from phalanx.engines.joined.records import Joined
 from phalanx.wire.join import RAY_RECONNECT_S, JoinReply, JoinRequest, joined_address, split_address
 
 PORT_DEFAULT: Final = 7600  # DESIGN 4
-ANSWER_S: Final = 10.0  # of the head: it may make a key for us
-UP_S: Final = 30.0  # for the supervisor to say hello: 1 to 3 s
-UP_ON_RAY_S: Final = 90.0  # Ray's own processes come first: 8 s, and 17 s were seen on a busy machine
-STOP_S: Final = 30.0  # for the keeper to end what it keeps
+ANSWER_S: Final = 10.0  # of the head, which may have to generate a key
+UP_S: Final = 30.0  # for the supervisor to register: usually 1 to 3 s
+UP_ON_RAY_S: Final = 90.0  # Ray's own processes start first: 8 s, up to 17 s measured on a busy machine
+STOP_S: Final = 30.0  # for the keeper to stop its supervisor
 _POLL_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Head:
-    """Where the head is, and what proves it."""
+    """Address and CA of the head."""
 
     name: str
     port: int
@@ -53,40 +53,46 @@ class _Head:
 @click.command()
 @click.argument("head", metavar="HEAD[:PORT]", required=False)
 @click.option(
-    "--token", envvar="PHALANX_JOIN_TOKEN", metavar="TOKEN", help="As `phalanx up` printed it; good for a day."
+    "--token",
+    envvar="PHALANX_JOIN_TOKEN",
+    metavar="TOKEN",
+    help="Join token that `phalanx up` printed; valid for a day.",
 )
-@click.option("--fingerprint", metavar="sha256:HEX", help="Of the head's CA, as printed.")
-@click.option("--name", metavar="NODE", help="Of this server in the cluster; its host name otherwise.")
-@click.option(
-    "--address", metavar="ADDR", help="Where other servers reach this one; by default, as it reaches the head."
-)
-@click.option(
-    "--virtual", type=click.IntRange(0, 256), metavar="D", help="D virtual devices, as on a server without GPUs."
-)
-@click.option("--foreground", is_flag=True, help="Stay, for a service manager; Ctrl-C leaves.")
-@click.option("--print", "show", is_flag=True, help="On the head: print the line for the next server, and do nothing.")
-@click.option("--new-token", is_flag=True, help="On the head: the same, and end every join token given out before.")
+@click.option("--fingerprint", metavar="sha256:HEX", help="Fingerprint of the head's CA, as printed.")
+@click.option("--name", metavar="NODE", help="Name of this server in the cluster; default: its host name.")
+@click.option("--address", metavar="ADDR", help="Address for other servers; default: the one used to reach the head.")
+@click.option("--virtual", type=click.IntRange(0, 256), metavar="D", help="Use D virtual devices instead of GPUs.")
+@click.option("--foreground", is_flag=True, help="Run in the foreground, for a service manager.")
+@click.option("--print", "show", is_flag=True, help="On the head: only print the command for the next server.")
+@click.option("--new-token", is_flag=True, help="On the head: the same, and revoke all earlier join tokens.")
 def join(
-    head: str | None, token: str | None, fingerprint: str | None, name: str | None, address: str | None, virtual: int | None,
-    foreground: bool, show: bool, new_token: bool,
-) -> None:  # fmt: skip
-    """Make this server a node of the head at HEAD. Harmless when it is one; without HEAD it comes back to the one it joined."""
+    head: str | None,
+    token: str | None,
+    fingerprint: str | None,
+    name: str | None,
+    address: str | None,
+    virtual: int | None,
+    foreground: bool,
+    show: bool,
+    new_token: bool,
+) -> None:
+    """Make this server a node of the head at HEAD. Idempotent. Without HEAD, rejoin the last head."""
     if show or new_token:
         if head is not None:
-            raise BadRequest("--print and --new-token are for the head itself, and take no HEAD")
+            raise BadRequest("--print and --new-token run on the head itself", hint="leave HEAD out")
         print_line(connect(), renew=new_token)
         return
     _refuse_beside_head()
     folder = records.folder_of(home_folder())
     known = records.read(folder)
-    where = _head_of(head, fingerprint, known)
+    where = _verified_head(head, fingerprint, known)
     if known is not None and known.url == where.url and records.keeper(folder) and not foreground:
-        print(f"{known.node_id} has joined {known.url} already; next: phalanx nodes, on the head")
+        print(f"{known.node_id} has already joined {known.url}; next: phalanx nodes, on the head")
         return
     if known is not None and known.url != where.url and records.keeper(folder):
-        raise Conflict(f"this server belongs to {known.url}", hint="phalanx down here leaves it")
+        raise Conflict(f"this server has joined {known.url}", hint="leave it first with phalanx down on this server")
     began_s = time.monotonic()
-    joined, reply = _ask(where, folder, known, token=token, name=name, address=address, virtual=virtual)
+    joined, reply = _request_join(where, folder, known, token=token, name=name, address=address, virtual=virtual)
     if reply.ray is not None:
         from phalanx.engines.ray.member import check_alike, write_ray_files
 
@@ -96,83 +102,108 @@ def join(
     if foreground:
         os.execv(sys.executable, _command(folder))  # noqa: S606  # no shell is wanted
     _start(folder)
-    _await_up(where, folder, joined, began_s)
+    _wait_until_up(where, folder, joined, began_s)
 
 
 def _refuse_beside_head() -> None:
-    """Nothing, unless a head of this user runs here.
+    """Check that no head of this user runs here: the GPUs of this machine can belong to one head only.
 
     Raises:
-        Conflict: one does, and brings this machine's GPUs up itself: another's node cannot have them too.
+        Conflict: a head runs here.
     """
     record = running(home_folder())
     if record is not None and alive(record.pid):
         raise Conflict(
-            f"a head runs on this machine ({record.url}), and its GPUs are its own",
-            hint="phalanx join is for the other servers, and --print shows their line; phalanx down ends this head",
+            f"a head runs on this machine ({record.url}) and uses its GPUs",
+            hint="run phalanx join on the other servers (--print shows the command), or stop this head with phalanx down",
         )
 
 
-def _head_of(head: str | None, wanted: str | None, known: Joined | None) -> _Head:
-    """The head that was named, or the one this server joined; proven by its fingerprint.
+def _verified_head(head: str | None, wanted: str | None, known: Joined | None) -> _Head:
+    """Return the named head, or the one that this server joined, with its CA verified by the fingerprint.
 
     Raises:
-        PhalanxError: none is known, or it is not who it should be.
+        PhalanxError: no head is known, or its fingerprint differs.
     """
     if head is None:
         if known is None:
-            raise BadRequest("which head? this server has joined none", hint="`phalanx up` on the head prints the line to paste")  # fmt: skip
+            raise BadRequest(
+                "HEAD is missing: this server has not joined a head before",
+                hint="`phalanx join --print` on the head prints the command",
+            )
         head = known.url
     name, named_port = split_address(head.removeprefix("https://").rstrip("/"))
     port = str(PORT_DEFAULT) if named_port is None else named_port
     if not name or not port.isdecimal() or "/" in name or head.startswith("http://"):
-        raise BadRequest(f"{head!r} is no address of a head", hint="HEAD:PORT, as `phalanx up --listen` prints it")
+        raise BadRequest(
+            f"{head!r} is not the address of a head", hint="write HEAD:PORT, as `phalanx up --listen` prints it"
+        )
     fingerprint = wanted or (known.fingerprint if known is not None else "")
     if not fingerprint:
-        raise BadRequest("--fingerprint is missing: it proves that the head is the one you mean",
-                         hint="`phalanx up` on the head prints the whole line")  # fmt: skip
+        raise BadRequest(
+            "--fingerprint is missing: it proves the identity of the head",
+            hint="`phalanx join --print` on the head prints the command",
+        )
     ca_pem = fetch_ca(name, int(port), fingerprint)
     return _Head(name=name, port=int(port), ca_pem=ca_pem, fingerprint=fingerprint)
 
 
-def _ask(
-    where: _Head, folder: str, known: Joined | None, *, token: str | None, name: str | None, address: str | None,
+def _request_join(
+    where: _Head,
+    folder: str,
+    known: Joined | None,
+    *,
+    token: str | None,
+    name: str | None,
+    address: str | None,
     virtual: int | None,
-) -> tuple[Joined, JoinReply]:  # fmt: skip
-    """Ask the head to take this server in; nothing is written here.
+) -> tuple[Joined, JoinReply]:
+    """Ask the head to accept this server; nothing is written here.
 
     Raises:
-        PhalanxError: it does not, or this server has nothing to bring.
+        PhalanxError: the head refuses, or this server has no GPU.
     """
     ours = known if known is not None and known.url == where.url else None
     node_id = NodeId(name or (ours.node_id if ours is not None else socket.gethostname().split(".")[0]))
     own = records.token(folder) if ours is not None and ours.node_id == node_id else ""
     if not (own or token):
-        raise NotSignedIn("--token is missing", hint="`phalanx up` on the head prints the whole line")
+        raise NotSignedIn("--token is missing", hint="`phalanx join --print` on the head prints the command")
     if virtual is None and ours is not None and ours.virtual:
         virtual = ours.devices
-    devices = virtual if virtual is not None else _gpus()
+    devices = virtual if virtual is not None else _count_gpus()
     if not devices and virtual is None:
-        raise BadRequest("NVML finds no GPU on this server", hint="--virtual 4 brings 4 virtual devices, --virtual 0 CPUs alone")  # fmt: skip
-    wish = JoinRequest(
-        node_id=node_id, hostname=socket.gethostname(), address=address or _own_address(where), devices=devices,
+        raise BadRequest(
+            "NVML finds no GPU on this server", hint="--virtual 4 adds 4 virtual devices, --virtual 0 only the CPUs"
+        )
+    request = JoinRequest(
+        node_id=node_id,
+        hostname=socket.gethostname(),
+        address=address or _own_address(where),
+        devices=devices,
         virtual=virtual is not None,
-    )  # fmt: skip
+    )
     try:
-        reply = _post(where, wish, own or token or "")
+        reply = _post(where, request, own or token or "")
     except NotSignedIn:
         if not (own and token):
             raise
-        reply = _post(where, wish, token)  # the head lost its secret since: the line just pasted counts
+        reply = _post(where, request, token)  # the head no longer knows the node's token: use the join token
     joined = Joined(
-        url=where.url, fingerprint=where.fingerprint, node_id=node_id, engine=reply.engine, address=wish.address, devices=devices,
-        virtual=wish.virtual, ray_address="" if reply.ray is None else reply.ray.address,
-        ray_reconnect_s=RAY_RECONNECT_S if reply.ray is None else reply.ray.reconnect_s, heads=",".join(reply.heads),
-    )  # fmt: skip
+        url=where.url,
+        fingerprint=where.fingerprint,
+        node_id=node_id,
+        engine=reply.engine,
+        address=request.address,
+        devices=devices,
+        virtual=request.virtual,
+        ray_address="" if reply.ray is None else reply.ray.address,
+        ray_reconnect_s=RAY_RECONNECT_S if reply.ray is None else reply.ray.reconnect_s,
+        heads=",".join(reply.heads),
+    )
     return joined, reply
 
 
-def _gpus() -> int:
+def _count_gpus() -> int:
     from phalanx.node.shell.nvml import open_nvml
 
     probe = open_nvml()
@@ -185,7 +216,7 @@ def _gpus() -> int:
 
 
 def _own_address(where: _Head) -> str:
-    """The address by which this server reaches the head."""
+    """Return the local address of a connection to the head."""
     try:
         with socket.create_connection((where.name, where.port), timeout=ANSWER_S) as probe:
             address: str = probe.getsockname()[0]
@@ -194,11 +225,11 @@ def _own_address(where: _Head) -> str:
         raise Unreachable(f"no head at {where.name}:{where.port}: {error.strerror or error}") from error
 
 
-def _post(where: _Head, wish: JoinRequest, token: str) -> JoinReply:
+def _post(where: _Head, request: JoinRequest, token: str) -> JoinReply:
     connection = http.client.HTTPSConnection(where.name, where.port, timeout=ANSWER_S, context=trusting(where.ca_pem))
     try:
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-        connection.request("POST", "/v1/join", msgspec.json.encode(wish), headers)
+        connection.request("POST", "/v1/join", msgspec.json.encode(request), headers)
         reply = connection.getresponse()
         body = reply.read()
     except ssl.SSLCertVerificationError as error:
@@ -212,7 +243,7 @@ def _post(where: _Head, wish: JoinRequest, token: str) -> JoinReply:
     return msgspec.json.decode(body, type=JoinReply)
 
 
-# ------------------------------------------------------------------------------------------------------------- the keeper
+# ---- the keeper process ---------------------------------------------------------------------------------------------
 
 
 def _command(folder: str) -> list[str]:
@@ -226,32 +257,37 @@ def _start(folder: str) -> None:
         )
 
 
-def _await_up(where: _Head, folder: str, joined: Joined, began_s: float) -> None:
-    """Until the head says that the node is up. If it does not come, nothing is left behind.
+def _wait_until_up(where: _Head, folder: str, joined: Joined, began_s: float) -> None:
+    """Wait until the head reports that the node is up. On a timeout, leave the cluster again.
 
     Raises:
-        TryLater: it did not come in time.
+        TryLater: the node did not come up in time.
     """
-    wish = JoinRequest(node_id=joined.node_id, address=joined.address, devices=joined.devices, virtual=joined.virtual)
+    request = JoinRequest(
+        node_id=joined.node_id, address=joined.address, devices=joined.devices, virtual=joined.virtual
+    )
     limit_s = UP_ON_RAY_S if joined.ray_address else UP_S
     until = time.monotonic() + limit_s
     while time.monotonic() < until:
         with contextlib.suppress(Unreachable, TryLater):
-            if _post(where, wish, records.token(folder)).up:
+            if _post(where, request, records.token(folder)).up:
                 kind = "virtual devices" if joined.virtual else "GPUs"
-                print(f"{joined.node_id} has joined {joined.url}: {joined.devices} {kind}, at {joined.address}, "
-                      f"in {time.monotonic() - began_s:.1f} s")  # fmt: skip
-                print("next: phalanx nodes, on the head; phalanx down here leaves the cluster")
+                print(
+                    f"{joined.node_id} has joined {joined.url}: {joined.devices} {kind}, at {joined.address}, "
+                    f"in {time.monotonic() - began_s:.1f} s"
+                )
+                print("next: phalanx nodes, on the head; phalanx down on this server leaves the cluster")
                 return
         time.sleep(_POLL_S)
-    words = _last_words(folder)
+    reason = _last_log_line(folder)
     leave(folder)
     raise TryLater(
-        f"{joined.node_id} did not come up in {limit_s:.0f} s{words}; it has left again", hint="phalanx doctor"
+        f"{joined.node_id} did not come up within {limit_s:.0f} s{reason} and has left the cluster",
+        hint="run phalanx doctor",
     )
 
 
-def _last_words(folder: str) -> str:
+def _last_log_line(folder: str) -> str:
     for name in ("keeper.out", "keeper.log"):
         with contextlib.suppress(OSError), open(os.path.join(folder, name), encoding="utf-8", errors="replace") as file:
             lines = [line.strip() for line in file.read()[-4096:].splitlines() if line.strip()]
@@ -261,10 +297,10 @@ def _last_words(folder: str) -> str:
 
 
 def leave(folder: str) -> None:
-    """End the keeper and what it keeps, and forget the membership.
+    """Stop the keeper and its supervisor, and remove the record of the membership.
 
     Raises:
-        TryLater: it does not end.
+        TryLater: the keeper does not stop.
     """
     pid = records.keeper(folder)
     if pid is not None:
@@ -273,6 +309,8 @@ def leave(folder: str) -> None:
         until = time.monotonic() + STOP_S
         while records.keeper(folder) is not None:
             if time.monotonic() > until:
-                raise TryLater(f"the keeper (pid {pid}) has not ended in {STOP_S:.0f} s", hint="ask again in a moment")
+                raise TryLater(
+                    f"the keeper (pid {pid}) has not stopped within {STOP_S:.0f} s", hint="try again in a moment"
+                )
             time.sleep(_POLL_S)
     records.forget(folder)

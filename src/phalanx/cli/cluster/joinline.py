@@ -1,4 +1,4 @@
-"""The line that brings the next server in, as the head here says it: printed by `up` and by `join --print`, renewed by `join --new-token`."""
+"""The `phalanx join` command for the next server: printed by `up` and `join --print`; `join --new-token` replaces its token."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ PATH: Final = "/v1/join"
 
 
 def line_of(head: Client) -> str | None:
-    """What to paste on the next server; None where this head takes none in, or this user may not know.
+    """Return the command for the next server; None if servers cannot join this head, or the user may not see the join token.
 
     Raises:
         PhalanxError: the head does not answer.
     """
     try:
-        return _words(head.transport.json("GET", PATH))
-    except (NotFound, NotPermitted):  # a head of the release before, or a token that may not know
+        return _command(head.transport.json("GET", PATH))
+    except (NotFound, NotPermitted):  # an older head, or a user without the permission
         return None
 
 
 def print_line(head: Client, *, renew: bool) -> None:
-    """Print the line alone on standard output; with `renew` all that were printed before are good no more.
+    """Print only the command on standard output; with `renew` revoke all earlier join tokens.
 
     Raises:
-        PhalanxError: the head takes none in, or this user may not know.
+        PhalanxError: servers cannot join this head, or the user may not see the join token.
     """
-    words = _words(head.transport.json("POST", f"{PATH}/renew") if renew else head.transport.json("GET", PATH))
-    if words is None:
+    command = _command(head.transport.json("POST", f"{PATH}/renew") if renew else head.transport.json("GET", PATH))
+    if command is None:
         raise Conflict(
-            "this head listens on loopback alone: no other server can join it",
-            hint="phalanx down, then phalanx up --listen ADDRESS",
+            "this head listens on loopback only: no other server can join it",
+            hint="run phalanx down, then phalanx up --listen ADDRESS",
         )
-    print(words)
+    print(command)
 
 
-def _words(reply: bytes) -> str | None:
+def _command(reply: bytes) -> str | None:
     line = msgspec.json.decode(reply, type=JoinLine)
     if not line.address:
         return None

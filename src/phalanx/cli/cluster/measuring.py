@@ -1,4 +1,4 @@
-"""`phalanx topology --measure`: every pair of nodes by one ordinary job, the tree that their rates tell of, and what falls short in it."""
+"""`phalanx topology --measure`: measures every pair of nodes with a job, and derives the topology and its slow links."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _INTERRUPTED: Final = 130  # 128 + SIGINT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """The command's options."""
+    """Options of the command."""
 
     listed: str | None = None
     quick: bool = False
@@ -42,7 +42,7 @@ class Wish:
 
 
 def measured(wish: Wish) -> int:
-    """Measure, show, and where asked draw and keep it; the exit code."""
+    """Measure and print the topology; on request draw it and apply it. Return the exit code."""
     from phalanx.cli.plan.calibration_job import CalibrationFailed
 
     if wish.plot is not None:
@@ -64,7 +64,7 @@ def measured(wish: Wish) -> int:
     applied, by_hand = _apply(head, nodes, found) if wish.apply else ([], [])
     _print(found, pairs, wish, applied)
     if by_hand:
-        warn(f"placed by hand, and left there: {fold(sorted(by_hand))}; `phalanx nodes label` takes labels away")
+        warn(f"unchanged, because labelled by hand: {fold(sorted(by_hand))}; remove labels with `phalanx nodes label`")
     return 0
 
 
@@ -73,18 +73,18 @@ def _check_permitted(head: Client, wish: Wish) -> None:
         return
     me = head.me()
     if Action.OPERATE not in me.actions:
-        what = "label nodes" if wish.apply else "set nodes aside"
-        raise NotPermitted(f"{me.user} may not {what}", hint="an operator may; without --apply and --nodes anybody")
+        what = "label nodes" if wish.apply else "reserve nodes"
+        raise NotPermitted(f"{me.user} may not {what}", hint="only operators may use --apply and --nodes")
 
 
 def _pairs(head: Client, nodes: Sequence[NodeView], wish: Wish) -> Sequence[PairFound]:
-    """Run the job. It is cancelled, and nodes set aside for it are given back, however this ends."""
+    """Run the job. In any case the job is cancelled and its reservation ended afterwards."""
     from phalanx.cli.plan.calibration_job import run_calibration, set_aside
     from phalanx.cli.plan.calibration_nodes import check_idle, chosen_nodes
 
     chosen = chosen_nodes(nodes, None if wish.listed is None else expand(wish.listed), time.time(), links=True)
     if len(chosen.nodes) < 2:
-        raise BadRequest(f"{chosen.names[0]} is the only node: it has no links", hint="phalanx join adds a server")
+        raise BadRequest(f"{chosen.names[0]} is the only node: it has no links", hint="add a server with phalanx join")
     check_idle(chosen, wait=False, links=True)
     for line in chosen.left_out:
         warn(line)
@@ -101,7 +101,7 @@ def _pairs(head: Client, nodes: Sequence[NodeView], wish: Wish) -> Sequence[Pair
 
 
 def _apply(head: Client, nodes: Sequence[NodeView], found: Measure) -> tuple[list[str], list[str]]:
-    """Label the nodes measured with their places; those whose place a person said stay. Who was labelled, and who not."""
+    """Label the measured nodes, except those labelled by hand. Return the names of the labelled nodes and of the skipped ones."""
     by_hand = [
         str(node.id)
         for node in nodes
@@ -122,11 +122,15 @@ def _draw(path: str, found: Measure) -> None:
     from phalanx.cli.cluster.treeview import tree_sheet
     from phalanx.cli.plan.picture import write_picture
 
-    lead = "Boxes are domains; the rate is that of a sound link inside one, from node to node, each way at once."
+    lead = "Boxes are domains. The rate is that of a healthy link inside the domain, node to node, in each direction at once."
     write_picture(
-        path, [tree_sheet(found)], title=f"{count(len(found.nodes), 'node')} by measured bandwidth", lead=lead,
-        command=f"phalanx topology --measure --plot {path}", version=__version__,
-    )  # fmt: skip
+        path,
+        [tree_sheet(found)],
+        title=f"{count(len(found.nodes), 'node')} by measured bandwidth",
+        lead=lead,
+        command=f"phalanx topology --measure --plot {path}",
+        version=__version__,
+    )
 
 
 def _print(found: Measure, pairs: Sequence[PairFound], wish: Wish, applied: Sequence[str]) -> None:
@@ -134,7 +138,8 @@ def _print(found: Measure, pairs: Sequence[PairFound], wish: Wish, applied: Sequ
         from phalanx.cli.lists import encoded
         from phalanx.core.performance.plain import to_plain
 
-        value = {**to_plain(found), "pairs": [to_plain(pair) for pair in pairs], "labels": found.labels(), "applied": list(applied)}  # fmt: skip
+        plain = [to_plain(pair) for pair in pairs]
+        value = {**to_plain(found), "pairs": plain, "labels": found.labels(), "applied": list(applied)}
         print(encoded(value, indent=2))
         return
     screen = terminal(sys.stdout)
@@ -142,6 +147,6 @@ def _print(found: Measure, pairs: Sequence[PairFound], wish: Wish, applied: Sequ
     if wish.plot is not None:
         print(f"drawn: {wish.plot}")
     if applied:
-        print(f"{count(len(applied), 'node')} placed in the tree as measured")
-    following = "phalanx topology" if applied else "phalanx topology --measure --apply" if found.levels else "phalanx nodes"  # fmt: skip
-    print(screen.paint(f"next: {following}", "dim"))
+        print(f"{count(len(applied), 'node')} labelled with the measured topology")
+    unapplied = "phalanx topology --measure --apply" if found.levels else "phalanx nodes"
+    print(screen.paint(f"next: {'phalanx topology' if applied else unapplied}", "dim"))

@@ -1,4 +1,4 @@
-"""`phalanx nodes`: the fleet, device by device; and keeping work off a node."""
+"""`phalanx nodes`: lists, drains, labels, reserves and removes nodes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NODES = click.argument("names", metavar="NODES", type=HOSTS)
 @list_options
 @click.pass_context
 def nodes(context: click.Context, as_json: bool, watch: bool) -> None:
-    """List nodes with every device's use; show, drain, undrain, label, reserve or forget them. NODES is a host list: n0, gpu[001-004,007]."""
+    """List nodes with the use of every device; show, drain, undrain, label, reserve or remove them. NODES is a host list: n0, gpu[001-004,007]."""
     if context.invoked_subcommand is None:
         _list(as_json=as_json, watch=watch)
 
@@ -50,7 +50,7 @@ def list_(as_json: bool, watch: bool) -> None:
 @_NODES
 @list_options
 def show_(names: str, as_json: bool, watch: bool) -> None:
-    """Every device of the nodes, and who uses it."""
+    """Show every device of the nodes, and the job that uses it."""
     head = connect()
     wanted = expand(names)
 
@@ -58,7 +58,7 @@ def show_(names: str, as_json: bool, watch: bool) -> None:
         found = {node.id: node for node in head.nodes()}
         missing = [name for name in wanted if name not in found]
         if missing:
-            raise NotFound(f"no node is called {missing[0]!r}", hint=f"there are {', '.join(found) or 'none'}")
+            raise NotFound(f"no node {missing[0]!r}", hint=f"known nodes: {', '.join(found) or 'none'}")
         chosen = [found[name] for name in wanted]  # type: ignore[index]  # names as typed are ids or absent
         now_s = time.time()
         lines = lambda screen: [line for node in chosen for line in node_page(node, screen, now_s)]  # noqa: E731
@@ -69,25 +69,25 @@ def show_(names: str, as_json: bool, watch: bool) -> None:
 
 @nodes.command()
 @_NODES
-@click.option("--why", default="", metavar="TEXT", help="A reason, for those who ask later.")
-@click.option("--cordon", is_flag=True, help="Keep new work off, leave running jobs where they are.")
+@click.option("--why", default="", metavar="TEXT", help="Reason, shown in the list of nodes.")
+@click.option("--cordon", is_flag=True, help="Only block new work; running jobs stay.")
 def drain(names: str, why: str, cordon: bool) -> int:
-    """Keep new work off nodes, and move what runs there (after saving)."""
+    """Block new work on nodes, and move their jobs after a checkpoint."""
     verb = "is cordoned" if cordon else "is draining"
-    return _each(names, lambda head, name: _said(head.drain(name, why, cordon_only=cordon), verb))
+    return _each(names, lambda head, name: _summary(head.drain(name, why, cordon_only=cordon), verb))
 
 
 @nodes.command()
 @_NODES
 def undrain(names: str) -> int:
-    """Let work onto nodes again."""
-    return _each(names, lambda head, name: _said(head.undrain(name), "takes work again"))
+    """Make nodes available for work again."""
+    return _each(names, lambda head, name: _summary(head.undrain(name), "is available for work again"))
 
 
 @nodes.command()
 @_NODES
 def forget(names: str) -> int:
-    """Remove nodes that are down and hold nothing."""
+    """Remove nodes that are down and hold no allocation."""
     return _each(names, _forget)
 
 
@@ -100,11 +100,11 @@ nodes.add_command(reservations.reservations)
 
 def _forget(head: Client, name: str) -> str:
     head.forget_node(name)
-    return f"node {name} is forgotten"
+    return f"node {name} removed"
 
 
 def _each(names: str, act: Callable[[Client, str], str]) -> int:
-    """Do it for every node, also when one refuses; the exit code is that of the first refusal."""
+    """Apply the action to every node, also after an error; return the exit code of the first error."""
     head, code = connect(), 0
     for name in expand(names):
         try:
@@ -118,7 +118,7 @@ def _each(names: str, act: Callable[[Client, str], str]) -> int:
     return code
 
 
-def _said(node: NodeView, verb: str) -> str:
+def _summary(node: NodeView, verb: str) -> str:
     jobs = f"; {cells.count(len(node.jobs), 'job')} on it: {', '.join(node.jobs)}" if node.jobs else ""
     return f"node {node.id} {verb}{jobs}"
 
@@ -135,7 +135,7 @@ def _list(*, as_json: bool, watch: bool) -> None:
 
 
 def state_of(node: NodeView) -> str:
-    """What keeps work off it, or up."""
+    """Return the state of a node for tables: `up`, or why it takes no new work."""
     if node.state is NodeState.DOWN:
         return "down"
     if node.cordon is None:
@@ -146,16 +146,24 @@ def state_of(node: NodeView) -> str:
 
 
 def node_lines(found: Sequence[NodeView], screen: Terminal, now_s: float) -> list[str]:
-    """The table of nodes; one character for each device's use, `·` for a free one."""
+    """Return the table of nodes, with one character for the use of each device; `·` is free."""
     if not found:
-        return ["no node is here yet"]
+        return ["no node has joined yet"]
     columns = (
-        Column(title="NODE"), Column(title="STATE"), Column(title="USED", right=True), Column(title="MODEL", least=8),
-        Column(title="DEVICES", least=8), Column(title="UTIL", right=True, hide_empty=True),
-        Column(title="MEMORY", right=True, hide_empty=True, drop=2), Column(title="POWER", right=True, hide_empty=True, drop=3),
-        Column(title="TEMP", right=True, hide_empty=True, drop=4), Column(title="LOAD", right=True, hide_empty=True, drop=5),
-        Column(title="JOBS", least=4, hide_empty=True), Column(title="SINCE", right=True, drop=6), Column(title="WHY", least=12, hide_empty=True),
-    )  # fmt: skip
+        Column(title="NODE"),
+        Column(title="STATE"),
+        Column(title="USED", right=True),
+        Column(title="MODEL", least=8),
+        Column(title="DEVICES", least=8),
+        Column(title="UTIL", right=True, hide_empty=True),
+        Column(title="MEMORY", right=True, hide_empty=True, drop=2),
+        Column(title="POWER", right=True, hide_empty=True, drop=3),
+        Column(title="TEMP", right=True, hide_empty=True, drop=4),
+        Column(title="LOAD", right=True, hide_empty=True, drop=5),
+        Column(title="JOBS", least=4, hide_empty=True),
+        Column(title="SINCE", right=True, drop=6),
+        Column(title="WHY", least=12, hide_empty=True),
+    )
     lines = table(columns, [_row(node, screen, now_s) for node in found], screen)
     devices = [device for node in found for device in node.devices if node.state is NodeState.UP]
     held = sum(device.job_id is not None for device in devices)
@@ -193,13 +201,13 @@ def _why(node: NodeView, now_s: float) -> str:
         return node.down_cause
     cordon = "" if node.cordon is None else f"{node.cordon.why or 'no reason given'} ({node.cordon.by})"
     slow = f"slow: {node.slow}" if node.slow else ""
-    lemon = f"used last: {node.lemon}" if node.lemon and node.cordon is None else ""
-    outside = f"outside: {', '.join(node.outside)}" if node.outside else ""
-    return "; ".join(filter(None, [cordon, slow, lemon, outside, reservations.reserved_words(node.reserved, now_s)]))
+    bad = f"used last: {node.lemon}" if node.lemon and node.cordon is None else ""
+    outside = f"other processes: {', '.join(node.outside)}" if node.outside else ""
+    return "; ".join(filter(None, [cordon, slow, bad, outside, reservations.reserved_words(node.reserved, now_s)]))
 
 
 def device_mark(device: DeviceView, screen: Terminal) -> str:
-    """One character: broken, held by others, free, or how busy."""
+    """Return one character for a device: `!` broken, `x` used by other processes, `·` free, else its utilisation."""
     if not device.healthy:
         return "!"
     if device.outside:
@@ -210,24 +218,32 @@ def device_mark(device: DeviceView, screen: Terminal) -> str:
 
 
 def node_page(node: NodeView, screen: Terminal, now_s: float) -> list[str]:
-    """All of one node."""
+    """Return the page of one node."""
     state = cells.state(state_of(node))
     head = f"{screen.paint(f'node {node.id}', 'bold')}: {screen.paint(state.text, state.style)}"
     facts = [
         f"{node.cpus} CPUs, {format_bytes(node.memory_bytes)} memory, engine {node.engine}, at {node.address or 'no address'}",
         f"joined {cells.ago(node.joined_s, now_s)} ago, failed {cells.count(node.failures, 'time')}"
-        + (f", {node.marks:.1f} marks against it" if node.marks else ""),
+        + (f", fault score {node.marks:.1f}" if node.marks else ""),
         *([f"why: {why}"] if (why := _why(node, now_s)) else []),
         *([f"ports: {', '.join(_nic(nic) for nic in node.nics)}"] if node.nics else []),
         *nvlink_lines(node.devices),
     ]
     columns = (
-        Column(title="DEVICE", right=True), Column(title="MODEL", least=21), Column(title="STATE"), Column(title="JOB", hide_empty=True),
-        Column(title="RANKS", hide_empty=True), Column(title="USED", hide_empty=True), Column(title="MEMORY", right=True, hide_empty=True, drop=1),
-        Column(title="POWER", right=True, hide_empty=True, drop=2), Column(title="TEMP", right=True, hide_empty=True, drop=3),
-        Column(title="THROTTLE", hide_empty=True, least=8), Column(title="COUNTER", hide_empty=True, least=8, drop=4),
-        Column(title="PCIE", hide_empty=True, drop=6), Column(title="NUMA", right=True, hide_empty=True, drop=5),
-    )  # fmt: skip
+        Column(title="DEVICE", right=True),
+        Column(title="MODEL", least=21),
+        Column(title="STATE"),
+        Column(title="JOB", hide_empty=True),
+        Column(title="RANKS", hide_empty=True),
+        Column(title="USED", hide_empty=True),
+        Column(title="MEMORY", right=True, hide_empty=True, drop=1),
+        Column(title="POWER", right=True, hide_empty=True, drop=2),
+        Column(title="TEMP", right=True, hide_empty=True, drop=3),
+        Column(title="THROTTLE", hide_empty=True, least=8),
+        Column(title="COUNTER", hide_empty=True, least=8, drop=4),
+        Column(title="PCIE", hide_empty=True, drop=6),
+        Column(title="NUMA", right=True, hide_empty=True, drop=5),
+    )
     rows = [_device_row(device, screen) for device in node.devices]
     return [head, *(f"  {clean(fact)}" for fact in facts), *table(columns, rows, screen), ""]
 
@@ -248,23 +264,32 @@ def _device_row(device: DeviceView, screen: Terminal) -> list[Cell | str]:
         else f"{format_bytes(device.memory_used_bytes)} of {format_bytes(device.memory_bytes)}"
     )
     return [
-        str(device.index), device.model + (" (virtual)" if device.virtual and "virtual" not in device.model else ""),
-        Cell(state, {"broken": "red", "held": "green", "outside": "yellow", "free": "dim"}[state]), device.job_id or "", ", ".join(map(str, device.ranks)),
-        "" if device.utilization is None else f"{cells.bar(device.utilization, 10, screen)} {cells.percent(device.utilization)}",
-        memory, "" if device.power_w is None else f"{device.power_w:.0f} W",
-        "" if device.temperature_c is None else f"{device.temperature_c:.0f} C", ", ".join(device.throttle), device.counter,
-        device.pcie, "" if device.numa is None else str(device.numa),
-    ]  # fmt: skip
+        str(device.index),
+        device.model + (" (virtual)" if device.virtual and "virtual" not in device.model else ""),
+        Cell(state, {"broken": "red", "held": "green", "outside": "yellow", "free": "dim"}[state]),
+        device.job_id or "",
+        ", ".join(map(str, device.ranks)),
+        ""
+        if device.utilization is None
+        else f"{cells.bar(device.utilization, 10, screen)} {cells.percent(device.utilization)}",
+        memory,
+        "" if device.power_w is None else f"{device.power_w:.0f} W",
+        "" if device.temperature_c is None else f"{device.temperature_c:.0f} C",
+        ", ".join(device.throttle),
+        device.counter,
+        device.pcie,
+        "" if device.numa is None else str(device.numa),
+    ]
 
 
 def _nic(nic: NicView) -> str:
-    """`mlx5_0/1 400 Gbit/s NUMA 1`, or what is the matter with it."""
+    """Format a network port: `mlx5_0/1 400 Gbit/s NUMA 1`, or `mlx5_0/1 down`."""
     rate = "" if nic.bits_per_s is None else f" {nic.bits_per_s / 1e9:g} Gbit/s"
     return f"{nic.name}{rate if nic.up else ' down'}{'' if nic.numa is None else f' NUMA {nic.numa}'}"
 
 
 def nvlink_lines(devices: Sequence[DeviceView]) -> list[str]:
-    """The matrix of NVLinks, or one line where each device has as many to every other; nothing without any."""
+    """Return the NVLink matrix; one line if all pairs have the same number of links, none without NVLinks."""
     rows = {device.index: device.nvlinks for device in devices if any(device.nvlinks)}
     if not rows:
         return []
@@ -281,8 +306,8 @@ def nvlink_lines(devices: Sequence[DeviceView]) -> list[str]:
 def _next(found: Sequence[NodeView]) -> str:
     if not found:
         return "phalanx doctor"
-    odd = next((node for node in found if node.state is NodeState.DOWN), None)
-    if odd is not None:
-        return f"phalanx nodes show {odd.id}"
-    shut = next((node for node in found if node.cordon is not None), None)
-    return f"phalanx nodes undrain {shut.id}" if shut is not None else "phalanx ps"
+    down = next((node for node in found if node.state is NodeState.DOWN), None)
+    if down is not None:
+        return f"phalanx nodes show {down.id}"
+    cordoned = next((node for node in found if node.cordon is not None), None)
+    return f"phalanx nodes undrain {cordoned.id}" if cordoned is not None else "phalanx ps"

@@ -1,4 +1,4 @@
-"""`phalanx nodes reserve|unreserve|reservations`: nodes set aside for some, or for maintenance."""
+"""`phalanx nodes reserve|unreserve|reservations`: nodes reserved for users, queues or maintenance."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from phalanx.core.units import format_duration
 from phalanx.core.work.begin import parse_begin_s
 from phalanx.wire.api.nodes import ReservationView, ReservedView
 
-NAMES_TRIED: Final = 100  # "maintenance-1201-2200", then with -2 ... -100: more windows do not begin in one minute
+# "maintenance-1201-2200", then with -2 ... -100; no more reservations start in the same minute
+NAMES_TRIED: Final = 100
 
 
 @click.command()
@@ -33,11 +34,13 @@ NAMES_TRIED: Final = 100  # "maintenance-1201-2200", then with -2 ... -100: more
     help="now, 2h (from now), 22:00, 2026-12-01T22:00, with +01:00 for another zone. [now]",
 )
 @click.option("--for", "lasting", required=True, type=DURATION, metavar="TIME", help="How long: 4h.")
-@click.option("--user", "users", multiple=True, metavar="USER", help="Who may use them meanwhile; may be repeated.")
-@click.option("--queue", "queues", multiple=True, metavar="QUEUE", help="The same, by queue.")
-@click.option("--maintenance", is_flag=True, help="Nobody may use them.")
-@click.option("--why", required=True, metavar="TEXT", help="A reason, for those who ask later.")
-@click.option("--name", default="", metavar="NAME", help="For --reservation and unreserve; else made from the start.")
+@click.option("--user", "users", multiple=True, metavar="USER", help="User of the reserved nodes; repeatable.")
+@click.option("--queue", "queues", multiple=True, metavar="QUEUE", help="Queue that may use the nodes; repeatable.")
+@click.option("--maintenance", is_flag=True, help="No job may use the nodes.")
+@click.option("--why", required=True, metavar="TEXT", help="Reason, shown in the lists.")
+@click.option(
+    "--name", default="", metavar="NAME", help="Name of the reservation; default: made from user and start time."
+)
 def reserve(
     nodes: str,
     start: str,
@@ -48,18 +51,24 @@ def reserve(
     why: str,
     name: str,
 ) -> None:
-    """Set nodes aside for users or queues, or for maintenance. Who else runs there then saves and moves as it begins."""
+    """Reserve nodes for users, queues or maintenance. At the start, other jobs on the nodes are saved and moved."""
     if maintenance == bool(users or queues):
-        raise BadRequest("who are the nodes for?", hint="--maintenance for nobody, or --user and --queue")
+        raise BadRequest("give either --maintenance, or --user and --queue")
     now_s = time.time()
     start_s = _start_s(start, now_s)
     head = connect()
     begins_now = start.strip().lower() == "now"
     made = head.reserve(
         name or _name((users or queues or ("maintenance",))[0], start_s, {one.id for one in head.reservations()}),
-        expand(nodes), lasting, start_s=None if begins_now else start_s, users=users, queues=queues, maintenance=maintenance, why=why,
-    )  # fmt: skip
-    print(clean(f"reservation {made.id}: {_said(made)}"))
+        expand(nodes),
+        lasting,
+        start_s=None if begins_now else start_s,
+        users=users,
+        queues=queues,
+        maintenance=maintenance,
+        why=why,
+    )
+    print(clean(f"reservation {made.id}: {_summary(made)}"))
     print(
         f"next: phalanx nodes unreserve {made.id}"
         if maintenance
@@ -70,17 +79,17 @@ def reserve(
 @click.command()
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 def unreserve(names: Sequence[str]) -> None:
-    """Give the nodes of reservations back, also before they begin."""
+    """End reservations, also before they begin."""
     head = connect()
     for name in names:
         head.unreserve(name)
-        print(clean(f"reservation {name} is over"))
+        print(clean(f"reservation {name} ended"))
 
 
 @click.command()
 @list_options
 def reservations(as_json: bool, watch: bool) -> None:
-    """List what is reserved, first to begin first."""
+    """List reservations by start time."""
     head = connect()
 
     def fetch() -> Shown:
@@ -93,13 +102,15 @@ def reservations(as_json: bool, watch: bool) -> None:
 
 
 def reserved_words(reserved: Sequence[ReservedView], now_s: float) -> str:
-    """`reserved from 22:00 for 4h00m for ada (exam)`, of the first; and how many there are beside it. Empty for none."""
+    """Describe the first reservation, `reserved from 22:00 for 4h00m for ada (exam)`, and count the others. Empty for none."""
     if not reserved:
         return ""
     first = reserved[0]
-    begins = "until " + shown(first.end_s, now_s) if first.begun else (
-        f"from {shown(first.start_s, now_s)} for {format_duration(first.end_s - first.start_s)}"
-    )  # fmt: skip
+    begins = (
+        f"until {shown(first.end_s, now_s)}"
+        if first.begun
+        else f"from {shown(first.start_s, now_s)} for {format_duration(first.end_s - first.start_s)}"
+    )
     why = f": {first.why}" if first.why else ""
     more = f"; and {len(reserved) - 1} more" if len(reserved) > 1 else ""
     return f"reserved {begins} for {first.holders} ({first.id}){why}{more}"
@@ -114,31 +125,43 @@ def _start_s(text: str, now_s: float) -> float:
 
 def _lines(found: Sequence[ReservationView], screen: Terminal, now_s: float) -> list[str]:
     if not found:
-        return ["nothing is reserved"]
+        return ["no reservations"]
     columns = (
-        Column(title="NAME"), Column(title="STATE"), Column(title="NODES", least=12), Column(title="FOR", least=12),
-        Column(title="FROM"), Column(title="TIME", right=True), Column(title="LEFT", right=True, hide_empty=True),
-        Column(title="WHY", least=12, drop=2), Column(title="BY", drop=1),
-    )  # fmt: skip
+        Column(title="NAME"),
+        Column(title="STATE"),
+        Column(title="NODES", least=12),
+        Column(title="FOR", least=12),
+        Column(title="FROM"),
+        Column(title="TIME", right=True),
+        Column(title="LEFT", right=True, hide_empty=True),
+        Column(title="WHY", least=12, drop=2),
+        Column(title="BY", drop=1),
+    )
     return table(columns, [_row(one, now_s) for one in found], screen)
 
 
 def _row(one: ReservationView, now_s: float) -> list[Cell | str]:
     return [
-        Cell(one.id, "bold"), Cell("open", "green") if one.begun else Cell("planned", "yellow"), fold(sorted(one.nodes)), _holders(one),
-        shown(one.start_s, now_s), format_duration(one.end_s - one.start_s),
-        format_duration(max(0.0, one.end_s - now_s)) if one.begun else "", one.why, one.by,
-    ]  # fmt: skip
+        Cell(one.id, "bold"),
+        Cell("open", "green") if one.begun else Cell("planned", "yellow"),
+        fold(sorted(one.nodes)),
+        _holders(one),
+        shown(one.start_s, now_s),
+        format_duration(one.end_s - one.start_s),
+        format_duration(max(0.0, one.end_s - now_s)) if one.begun else "",
+        one.why,
+        one.by,
+    ]
 
 
-def _said(one: ReservationView) -> str:
+def _summary(one: ReservationView) -> str:
     nodes = f"{fold(sorted(one.nodes))} ({cells.count(len(one.nodes), 'node')})"
     lasting = f"from {_moment(one.start_s)} to {_moment(one.end_s)}"
-    return f"{nodes} set aside for {_holders(one)} {lasting}"
+    return f"{nodes} reserved for {_holders(one)} {lasting}"
 
 
 def _moment(at_s: float) -> str:
-    """`Tue 2026-12-01 22:00 CET`: whole and with its zone, for what people agree on."""
+    """Format a time with date and zone: `Tue 2026-12-01 22:00 CET`."""
     return time.strftime("%a %Y-%m-%d %H:%M %Z", time.localtime(at_s))
 
 
@@ -146,10 +169,12 @@ def _holders(one: ReservationView) -> str:
     return " and ".join([*one.users, *(f"queue {queue}" for queue in one.queues)]) or "maintenance"
 
 
-def _name(whom: str, start_s: float, taken: Collection[str]) -> str:
-    base = f"{whom[:40]}-{time.strftime('%m%d-%H%M', time.localtime(start_s))}"
+def _name(holder: str, start_s: float, taken: Collection[str]) -> str:
+    base = f"{holder[:40]}-{time.strftime('%m%d-%H%M', time.localtime(start_s))}"
     names = [base, *(f"{base}-{number}" for number in range(2, NAMES_TRIED + 1))]
     free = next((name for name in names if name not in taken), None)
     if free is None:
-        raise BadRequest(f"{len(names)} reservations are called {base} already", hint="give it a --name")
+        raise BadRequest(
+            f"{len(names)} reservations already have the name {base}", hint="choose another one with --name"
+        )
     return free

@@ -1,8 +1,8 @@
-"""Rule files: YAML 1.2, a list of failure rules, to what the head is told. Every refusal names the line.
+"""Parses rule files (YAML 1.2, a list of failure rules) into the rules sent to the head. Errors name the line.
 
 rules:
-  - name: spot                    # must differ from the others; that of a shipped rule replaces it
-    codes: [117]                  # signs: codes, signals, xids, pattern, oom, cause; all that are given must be there
+  - name: spot                    # unique; the name of a built-in rule replaces that rule
+    codes: [117]                  # conditions: codes, signals, xids, pattern, oom, cause; all given ones must match
     blame: preempted              # user, infrastructure, preempted, echo
     remedy: elsewhere             # here, elsewhere, drain, stop
     says: the spot market took it
@@ -17,17 +17,17 @@ from phalanx.core.errors import BadFile, BadRequest
 from phalanx.core.recovery.rules import KEYS, RULES_MAX, rule_from
 from phalanx.core.work.nearest import nearest
 
-FILE_BYTES_MAX: Final = 1 << 20  # as for every file that people write
-_DEPTH_MAX: Final = 4  # the table, the list, a rule, a list of numbers
+FILE_BYTES_MAX: Final = 1 << 20  # the same for every file that users write
+_DEPTH_MAX: Final = 4  # the mapping, the list, a rule, a list of numbers
 _EVENTS_MAX: Final = RULES_MAX * 64  # eleven keys with their values, and lists of numbers
 
 
 def read_rule_file(path: str) -> list[dict[str, Any]]:
-    """The rules of the file at `path`, checked; `-` reads standard input.
+    """Return the checked rules of the file at `path`; `-` reads standard input.
 
     Raises:
-        BadFile: it cannot be read, is no YAML, or a key or value in it is wrong; says the line.
-        TooLarge: over 1 MiB.
+        BadFile: the file cannot be read, is not YAML, or has a wrong key or value; the message names the line.
+        TooLarge: the file is larger than 1 MiB.
     """
     raw = bytes_of(path, FILE_BYTES_MAX, "rule file")
     try:
@@ -38,7 +38,7 @@ def read_rule_file(path: str) -> list[dict[str, Any]]:
 
 
 def parse_rule_file(text: str, *, path: str) -> list[dict[str, Any]]:
-    """The rules of a text; `path` is for messages.
+    """Return the rules of a text; `path` is for messages.
 
     Raises:
         BadFile: as for `read_rule_file`.
@@ -51,15 +51,16 @@ def parse_rule_file(text: str, *, path: str) -> list[dict[str, Any]]:
         value = YAML(typ="safe", pure=True).load(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        _refuse(path, 1 if mark is None else mark.line + 1, f"not YAML: {error.problem or error.context}")
+        _fail(path, 1 if mark is None else mark.line + 1, f"not YAML: {error.problem or error.context}")
     except (YAMLError, ValueError, RecursionError) as error:
         raise BadFile(f"{path}: not YAML: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(value, dict) or not isinstance(value.get("rules", []), list):
-        _refuse(path, 1, "a rule file begins with rules: and a list of them below it")
+        _fail(path, 1, "a rule file begins with rules: and a list of them below it")
     for key in value:
         if key != "rules":
             near = nearest(str(key), ("rules",))
-            _refuse(path, 1, f"unknown key {str(key)[:40]!r}", "did you mean 'rules'?" if near else f"rules: and below it {', '.join(KEYS)}")  # fmt: skip
+            hint = "did you mean 'rules'?" if near else f"write rules: and below it {', '.join(KEYS)}"
+            _fail(path, 1, f"unknown key {str(key)[:40]!r}", hint)
     rules: list[Any] = value.get("rules", [])
     names: dict[str, int] = {}
     for number, one in enumerate(rules):
@@ -67,29 +68,29 @@ def parse_rule_file(text: str, *, path: str) -> list[dict[str, Any]]:
         try:
             rule = rule_from(one, f"rule {number + 1}")
         except BadRequest as error:
-            _refuse(path, line, error.message, error.hint)
+            _fail(path, line, error.message, error.hint)
         if rule.name in names:
-            _refuse(path, line, f"{rule.name} stands here and on line {names[rule.name]}")
+            _fail(path, line, f"{rule.name} is defined twice, here and on line {names[rule.name]}")
         names[rule.name] = line
     return rules
 
 
 def _lines(events: Any, path: str) -> list[int]:
-    """Where each rule begins. Refused: what a table of rules has no use for, and what could grow without end (anchors, aliases, tags)."""
+    """Return the line of each rule. Rejects anchors, aliases and tags, which could expand without limit."""
     depth, found = 0, []
     for count, event in enumerate(events):
         kind = type(event).__name__.removesuffix("Event")
         line = int(event.start_mark.line) + 1
         container = kind in ("MappingStart", "SequenceStart")
         if kind == "Alias" or getattr(event, "anchor", None) or getattr(event, "tag", None):
-            _refuse(path, line, "a rule file holds names, values and lists alone: no anchors, aliases or tags")
+            _fail(path, line, "a rule file has only keys, values and lists: no anchors, aliases or tags")
         if container and depth == 2:
             found.append(line)
         depth += container - (kind in ("MappingEnd", "SequenceEnd"))
         if depth > _DEPTH_MAX or count > _EVENTS_MAX:
-            _refuse(path, line, "nested too deep" if depth > _DEPTH_MAX else f"more than {_EVENTS_MAX} values")
+            _fail(path, line, "nested too deep" if depth > _DEPTH_MAX else f"more than {_EVENTS_MAX} values")
     return found
 
 
-def _refuse(path: str, line: int, why: str, hint: str = "") -> NoReturn:
+def _fail(path: str, line: int, why: str, hint: str = "") -> NoReturn:
     raise BadFile(f"{path}:{line}: {why}", hint=hint)

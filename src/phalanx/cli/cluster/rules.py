@@ -1,4 +1,4 @@
-"""`phalanx rules`: what a failure means and what is done about it; and putting the operators' own."""
+"""`phalanx rules`: shows the failure rules, and replaces the operators' own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STYLES = {"user": "yellow", "infrastructure": "red", "preempted": "blue", "echo
 @list_options
 @click.pass_context
 def rules(context: click.Context, as_json: bool, watch: bool) -> None:
-    """Show the failure rules; check a file of your own, and put it in force."""
+    """Show the failure rules; check and apply a file with your own."""
     if context.invoked_subcommand is None:
         _list(as_json=as_json, watch=watch)
 
@@ -31,29 +31,29 @@ def rules(context: click.Context, as_json: bool, watch: bool) -> None:
 @rules.command(name="show")
 @list_options
 def show_(as_json: bool, watch: bool) -> None:
-    """Show the rules in force, in the order in which they are tried."""
+    """Show the active rules, in the order of evaluation."""
     _list(as_json=as_json, watch=watch)
 
 
 @rules.command()
 @click.argument("file", type=str)
 def check(file: str) -> None:
-    """Check a rule file, here alone: no head is asked."""
+    """Check a rule file locally, without a head."""
     from phalanx.cli.cluster.rulefile import read_rule_file
 
     found = read_rule_file(file)
-    print(f"{file}: {cells.count(len(found), 'rule')}, all well; phalanx rules apply {file} puts them in force")
+    print(f"{file}: {cells.count(len(found), 'rule')}, valid; next: phalanx rules apply {file}")
 
 
 @rules.command()
 @click.argument("file", type=str)
 def apply(file: str) -> None:
-    """Put the rules of a file in force, in place of those put before; they go before the shipped ones (docs/recovery.md)."""
+    """Apply the rules of a file in place of those applied before. They precede the built-in rules (docs/recovery.md)."""
     from phalanx.cli.cluster.rulefile import read_rule_file
 
     reply = connect().put_rules(read_rule_file(file))
     own = sum(rule.own for rule in reply.rules)
-    print(clean(f"{cells.count(own, 'rule')} of your own in force, before {len(reply.rules) - own} shipped"))
+    print(clean(f"{cells.count(own, 'rule')} of your own active, before {len(reply.rules) - own} built-in rules"))
 
 
 def _list(*, as_json: bool, watch: bool) -> None:
@@ -68,26 +68,36 @@ def _list(*, as_json: bool, watch: bool) -> None:
 
 def _lines(found: RulesReply, screen: Terminal) -> list[str]:
     columns = (
-        Column(title="RULE", least=12), Column(title="SIGNS", least=20), Column(title="BLAME"), Column(title="REMEDY"),
-        Column(title="CHARGED"), Column(title="MEANS", least=16, hide_empty=True, drop=2), Column(title="FROM", hide_empty=True, drop=1, least=12),
-    )  # fmt: skip
+        Column(title="RULE", least=12),
+        Column(title="CONDITIONS", least=20),
+        Column(title="BLAME"),
+        Column(title="REMEDY"),
+        Column(title="CHARGED"),
+        Column(title="MEANS", least=16, hide_empty=True, drop=2),
+        Column(title="FROM", hide_empty=True, drop=1, least=12),
+    )
     return table(columns, [_row(rule) for rule in found.rules], screen)
 
 
 def _row(rule: RuleView) -> Sequence[Cell | str]:
     return [
-        rule.name, signs(rule), Cell(rule.blame.value, _STYLES[rule.blame.value]), rule.remedy.value,
-        "retry" if rule.charge.value == "retry" else "no progress", rule.says, "yours" if rule.own else rule.source,
-    ]  # fmt: skip
+        rule.name,
+        signs(rule),
+        Cell(rule.blame.value, _STYLES[rule.blame.value]),
+        rule.remedy.value,
+        "retry" if rule.charge.value == "retry" else "no progress",
+        rule.says,
+        "yours" if rule.own else rule.source,
+    ]
 
 
 def signs(rule: RuleView) -> str:
-    """What a rule looks for, in a line."""
+    """Describe the conditions of a rule in one line."""
     found = [
         f"code {', '.join(map(str, rule.codes))}" if rule.codes else "",
         ", ".join(_NAMES.get(number, f"signal {number}") for number in rule.signals),
         f"XID {', '.join(map(str, rule.xids))}" if rule.xids else "",
-        "killed for want of memory" if rule.oom else "",
+        "out of memory" if rule.oom else "",
         rule.cause,
         f'"{rule.pattern}"' if rule.pattern else "",
     ]

@@ -1,4 +1,4 @@
-"""`phalanx nodes spares`: how many nodes to keep spare, from how often this fleet's nodes fail and how long a repair takes."""
+"""`phalanx nodes spares`: computes the number of spare nodes from the failure rate of this fleet and the repair time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DAY_S = 86_400.0
 
 
 class SparesFound(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--json` prints."""
+    """Output of `--json`."""
 
     nodes: int
     failures: int
@@ -32,17 +32,17 @@ class SparesFound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command(name="spares")
-@click.option("--repair", type=DURATION, metavar="TIME", help="From a failure until the node is back; 3d.")
+@click.option("--repair", type=DURATION, metavar="TIME", help="Time from a failure until the node is back; default 3d.")
 @click.option(
     "--nodes",
     "wanted",
     type=click.IntRange(1, 1_000_000),
     metavar="N",
-    help="For so many working nodes; all there are.",
+    help="Number of working nodes; default: all of this fleet.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def spares_(repair: str | None, wanted: int | None, as_json: bool) -> None:
-    """How many nodes to keep spare so that work lacks one for less than 1 % of the time."""
+    """Compute how many spare nodes keep a shortage of nodes below 1 % of the time."""
     now_s, nodes = time.time(), connect().nodes()
     failures = sum(node.failures for node in nodes)
     exposure_s = sum(max(0.0, now_s - node.joined_s) for node in nodes)
@@ -53,16 +53,21 @@ def spares_(repair: str | None, wanted: int | None, as_json: bool) -> None:
     except ValueError as error:
         raise BadRequest(f"--repair {format_duration(repair_s)}: {error}") from None
     found = SparesFound(
-        nodes=number, failures=failures, node_days=exposure_s / _DAY_S, node_mtbf_s=mtbf_s, repair_s=repair_s,
-        under_repair=under_repair(number, node_mtbf_s=mtbf_s, repair_s=repair_s), spares=needed,
-    )  # fmt: skip
+        nodes=number,
+        failures=failures,
+        node_days=exposure_s / _DAY_S,
+        node_mtbf_s=mtbf_s,
+        repair_s=repair_s,
+        under_repair=under_repair(number, node_mtbf_s=mtbf_s, repair_s=repair_s),
+        spares=needed,
+    )
     if as_json:
         sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
         return
     print(
-        f"{count(found.spares, 'spare')} for {count(number, 'node')}: with fewer, work lacks a node for more than {SHORT_MAX:.0%} of the time"
+        f"{count(found.spares, 'spare')} for {count(number, 'node')}: with fewer, nodes are short for more than {SHORT_MAX:.0%} of the time"
     )
     print(
-        f"  a node fails once in {mtbf_s / _DAY_S:.0f} days: {count(failures, 'failure')} in {found.node_days:.1f} node-days here, beside what published fleets saw"
+        f"  a node fails once in {mtbf_s / _DAY_S:.0f} days: {count(failures, 'failure')} in {found.node_days:.1f} node-days here, combined with published failure rates"
     )
     print(f"  a repair takes {format_duration(repair_s)}: {found.under_repair:.2f} nodes are under repair on average")

@@ -1,4 +1,4 @@
-"""A measured tree as a table and in sentences. Pure."""
+"""Formats a measured topology as a table, and its slow links. Pure."""
 
 from __future__ import annotations
 
@@ -14,32 +14,40 @@ _SLOW_SHOWN: Final = 12  # lines; --json has all
 
 
 def measure_lines(found: Measure, screen: Terminal) -> list[str]:
-    """The tree as a table, and below it what is slow."""
+    """Return the tree as a table, and the slow links below it."""
     columns = (
-        Column(title="DOMAIN"), Column(title="NODES", right=True), Column(title="LINK", right=True), Column(title="HOSTS", least=12),
-    )  # fmt: skip
+        Column(title="DOMAIN"),
+        Column(title="NODES", right=True),
+        Column(title="LINK", right=True),
+        Column(title="HOSTS", least=12),
+    )
     rows: list[list[Cell | str]] = [
-        ["all" if found.levels else "no levels: all are equally near", str(len(found.nodes)), gbit(found.bytes_per_s), "" if found.levels else fold(list(found.nodes))]
-    ]  # fmt: skip
+        [
+            "all" if found.levels else "no levels: all nodes are equally near",
+            str(len(found.nodes)),
+            gbit(found.bytes_per_s),
+            "" if found.levels else fold(list(found.nodes)),
+        ]
+    ]
     rows += _rows(found, 0, found.nodes)
     return [*table(columns, rows, screen), *slow_lines(found.slow)]
 
 
 def slow_lines(slow: Sequence[SlowLink]) -> list[str]:
-    """`slow: n3 - n7: 1.1 Gbit/s where its level has 9.4`."""
+    """List slow links: `slow: n3 - n7: 1.1 Gbit/s, its level has 9.4`."""
     lines = [f"slow: {slow_words(one)}" for one in slow[:_SLOW_SHOWN]]
     more = len(slow) - _SLOW_SHOWN
-    return [*lines, f"and {more} more; --json has all"] if more > 0 else lines
+    return [*lines, f"and {more} more; --json prints all"] if more > 0 else lines
 
 
 def slow_words(one: SlowLink) -> str:
-    """One sentence's worth."""
-    who = f"{one.first} - {one.second}" if one.second else f"all links of {one.first}"
-    return f"{who}: {gbit(one.bytes_per_s)} where its level has {gbit(one.level_bytes_per_s).removesuffix(' Gbit/s')}"
+    """Describe one slow link."""
+    link = f"{one.first} - {one.second}" if one.second else f"all links of {one.first}"
+    return f"{link}: {gbit(one.bytes_per_s)}, its level has {gbit(one.level_bytes_per_s).removesuffix(' Gbit/s')}"
 
 
 def gbit(bytes_per_s: float | None) -> str:
-    """`9.4 Gbit/s`; nothing when unknown."""
+    """Format a rate: `9.4 Gbit/s`; empty if unknown."""
     if bytes_per_s is None:
         return ""
     value = bytes_per_s * 8 / 1e9
@@ -47,7 +55,7 @@ def gbit(bytes_per_s: float | None) -> str:
 
 
 def _rows(found: Measure, depth: int, inside: Sequence[str]) -> list[list[Cell | str]]:
-    """The domains of this level that lie within, each followed by those within it; nodes in none at their end."""
+    """Return the rows of the domains within `inside`, each followed by its subdomains; then the nodes in no domain."""
     if depth == len(found.levels):
         return []
     level, seen = found.levels[depth], set[str]()

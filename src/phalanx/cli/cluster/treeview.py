@@ -1,6 +1,6 @@
-"""A measured tree as shapes: domains as boxes around boxes, nodes as cells, slow ones marked. Pure.
+"""Draws a measured topology: domains as nested boxes, nodes as cells, slow nodes marked. Pure.
 
-Units as in `cli.simulate.charts`: a sheet 1000 wide, y growing downwards. A colour is a level.
+Units as in `cli.simulate.charts`: a sheet 1000 wide, y downwards. Each level has a colour.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _CELL_WIDTH, _CELL_HEIGHT = 74.0, 28.0
 _COLOURS: Final = ("s0", "s2", "s1")
 _BAD: Final = "s3"
 _CHARACTERS: Final = 9  # of a node's name in a cell
-_SLOW_SHOWN: Final = 20  # sentences; the colour marks the others
+_SLOW_SHOWN: Final = 20  # lines of text; the others are only coloured
 
 
 def tree_sheet(found: Measure) -> Sheet:
-    """The whole tree, outermost domains first, and in words what is slow."""
+    """Return the drawing of the whole tree, and a text line for each slow link."""
     shapes: list[Shape] = []
     slow = {name for one in found.slow for name in (one.first, one.second) if name}
-    title = f"all, from domain to domain: {gbit(found.bytes_per_s)}" if found.levels else f"no levels: all are equally near, {gbit(found.bytes_per_s)}"  # fmt: skip
-    bottom = _box(shapes, found, found.nodes, 0, title, (1.0, 0.0, WIDTH - 2), slow)
+    lead = "all nodes, between domains: " if found.levels else "no levels, all nodes are equally near: "
+    bottom = _box(shapes, found, found.nodes, 0, lead + gbit(found.bytes_per_s), (1.0, 0.0, WIDTH - 2), slow)
     for one in found.slow[:_SLOW_SHOWN]:
         bottom += 20.0
         shapes.append(Words(4, bottom, f"slow: {slow_words(one)}", _BAD))
@@ -42,7 +42,7 @@ def _box(
     place: tuple[float, float, float],
     slow: set[str],
 ) -> float:
-    """Draw a domain at (x, y, width) with all within it; where it ends below. Domains go below each other until they are narrow: side by side."""
+    """Draw a domain with its content at (x, y, width); return its bottom. Subdomains are side by side where they fit, else below each other."""
     x, y, width = place
     at = len(shapes)
     shapes.append(Words(x + _PAD, y + 17, title, "ink", strong=depth == 0))
@@ -70,13 +70,13 @@ def _box(
 
 
 def _across(found: Measure, depth: int, width: float) -> int:
-    """How many domains stand side by side: as many as leave three cells of room to each at every level further in."""
+    """Return how many domains fit side by side if each has room for three cells at every inner level."""
     least = 3 * _CELL_WIDTH + 2 * _PAD * (len(found.levels) - depth)
     return max(1, int((width - 2 * _PAD + _GAP) // (least + _GAP)))
 
 
 def _cells(shapes: list[Shape], nodes: Sequence[str], place: tuple[float, float, float], slow: set[str]) -> float:
-    """Nodes in rows; where the last row ends."""
+    """Draw nodes in rows; return the bottom of the last row."""
     x, y, width = place
     across = max(1, int(width // _CELL_WIDTH))
     for index, node in enumerate(nodes):

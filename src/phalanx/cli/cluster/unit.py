@@ -1,4 +1,4 @@
-"""The systemd unit that `phalanx up --systemd` prints: pure, from a few paths to a text."""
+"""The systemd unit that `phalanx up --systemd` prints. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def unit(*, python: str, home: str, arguments: Sequence[str]) -> str:
-    """A unit for `systemctl --user` (or the system's, with a User= line) that runs the head and brings it back when it dies."""
+    """Return a unit for `systemctl --user` (or a system unit, with a User= line) that runs the head and restarts it after a failure."""
     command = " ".join(_quoted(word) for word in (python, "-P", "-m", "phalanx.app.head", *arguments))
     return f"""[Unit]
 Description=Phalanx head
@@ -17,10 +17,10 @@ Environment={_quoted("PHALANX_HOME=" + home)}
 ExecStart={command}
 Restart=on-failure
 RestartSec=1
-# Jobs outlive their head: only the head itself is stopped, and it grants long leases first.
+# Jobs continue without the head: only the head is stopped, after it has granted long leases.
 KillMode=process
 TimeoutStopSec=30
-# Ranks are kept in cgroups of their own below this unit's.
+# Ranks run in their own cgroups below the cgroup of this unit.
 Delegate=yes
 LimitNOFILE=65536
 OOMPolicy=continue
@@ -31,6 +31,6 @@ WantedBy=default.target
 
 
 def _quoted(word: str) -> str:
-    """As systemd reads a word; see systemd.syntax(7) and systemd.service(5)."""
+    """Quote a word for systemd; see systemd.syntax(7) and systemd.service(5)."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return f'"{escaped}"' if escaped != word or any(char.isspace() or char in "';" for char in word) else word

@@ -1,4 +1,4 @@
-"""`phalanx up`: a head on this machine, in a session of its own; back when it is ready."""
+"""`phalanx up`: starts a head on this machine, in its own session, and waits until it is ready."""
 
 from __future__ import annotations
 
@@ -27,12 +27,14 @@ from phalanx.wire.api.nodes import NodeView
 if TYPE_CHECKING:
     from phalanx.client import Client
 
-_REFUSALS: Final = {int(kind.exit_code): kind for kind in (BadRequest, BadFile)}  # ours to say as they are
-_READY_S: Final = 60.0  # a head with 10,000 jobs loads in 2 s; a busy machine gets thirty times that
-_ANSWER_S: Final = 5.0  # for a head that runs to answer: it may be starting, or busy for a moment
-_NODES_S: Final = 10.0  # for the nodes to say hello; the head is ready without them
-_NODES_OF_S: Final = {"ray": 60.0}  # Ray's own processes take 5 to 10 s a machine before ours begin
-_LEADER_S: Final = 30.0  # for one of several heads to lead: the one before may have left its term without a word
+_REFUSALS: Final = {
+    int(kind.exit_code): kind for kind in (BadRequest, BadFile)
+}  # errors of the head that are reported unchanged
+_READY_S: Final = 60.0  # a head with 10,000 jobs loads in 2 s; thirty times that for a busy machine
+_ANSWER_S: Final = 5.0  # for the answer of a running head, which may be starting or busy
+_NODES_S: Final = 10.0  # for the nodes to register; the head is ready without them
+_NODES_OF_S: Final = {"ray": 60.0}  # Ray's own processes take 5 to 10 s on each machine before ours start
+_LEADER_S: Final = 30.0  # for a leader election: the last leader may have died without ending its term
 _POLL_S: Final = 0.03
 _PORT_DEFAULT: Final = 7600  # DESIGN 4
 
@@ -42,56 +44,63 @@ _PORT_DEFAULT: Final = 7600  # DESIGN 4
     "--port",
     type=click.IntRange(0, 65535),
     metavar="PORT",
-    help=f"On 127.0.0.1; {_PORT_DEFAULT}, or that of the last time.",
+    help=f"Port on 127.0.0.1. Default: that of the last start, or {_PORT_DEFAULT}.",
 )
 @click.option(
     "--listen",
     metavar="ADDR[:PORT]",
-    help="Let other servers join, with TLS, at this address of the machine; off: no longer.",
+    help="Address of this machine at which other servers can join, with TLS; off: none.",
 )
 @click.option(
     "--store",
     metavar="URL",
-    help="postgresql://USER@HOST/DB that several heads share: one leads, the others stand by. @FILE reads it from there; off: alone again.",
+    help="postgresql://USER@HOST/DB shared by several heads, a leader and standbys; @FILE reads the URL from FILE; off: SQLite.",
 )
-@click.option("--files", metavar="DIR", help="For what jobs write, shared by those heads; off: each head's own folder.")
-@click.option("--virtual", metavar="NxD", help="N virtual nodes of D devices: ranks run on CPUs, all else is real.")
 @click.option(
-    "--engine", type=click.Choice(["local", "ray", "slurm"]), help="What brings the nodes: this machine, Ray, or Slurm."
+    "--files", metavar="DIR", help="Directory shared by those heads for the files of jobs; off: a folder of each head."
+)
+@click.option("--virtual", metavar="NxD", help="N virtual nodes of D devices; ranks run on CPUs.")
+@click.option(
+    "--engine", type=click.Choice(["local", "ray", "slurm"]), help="Source of the nodes: this machine, Ray or Slurm."
 )
 @click.option(
     "--jobs-as",
     type=click.Choice(["owner", "head"]),
-    help="Started by root: jobs run as their owner's account, or all as root.  [owner]",
+    help="For a head of root: jobs run as the account of their owner, or as root.  [owner]",
 )
-@click.option("--ray-address", metavar="HOST:PORT", help="The Ray cluster that is there; own: one of our own again.")
-@click.option(
-    "--ray-redis", metavar="HOST:PORT", help="Of our own Ray: its head keeps what it knows there; off: no longer."
-)
-@click.option("--partition", metavar="NAME", help="Of Slurm; its default one otherwise.")
-@click.option("--account", metavar="NAME", help="Who pays in Slurm.")
+@click.option("--ray-address", metavar="HOST:PORT", help="Existing Ray cluster to use; own: start one.")
+@click.option("--ray-redis", metavar="HOST:PORT", help="Redis that stores the state of our own Ray head; off: none.")
+@click.option("--partition", metavar="NAME", help="Slurm partition. Default: that of Slurm.")
+@click.option("--account", metavar="NAME", help="Slurm account to charge.")
 @click.option("--qos", metavar="NAME", help="Slurm's quality of service.")
-@click.option("--foreground", is_flag=True, help="Stay; Ctrl-C stops the head.")
-@click.option("--systemd", is_flag=True, help="Print a unit for systemd and do nothing.")
-@click.option("--lease", type=float, metavar="SECONDS", help="How long a node may be silent before its jobs freeze.")
-@click.option("--token-life-max", metavar="TIME", help="Longest life that a token may be given, as 30d; off: no bound.")
-@click.option("--policy", metavar="NAME", help="Who goes first: default, fifo, skip, backfill, las or fair.")
-@click.option("--min-run", type=DURATION, help="A job that started runs so long before its equals may stop it.  [30m]")
+@click.option("--foreground", is_flag=True, help="Run in the foreground; Ctrl-C stops the head.")
+@click.option("--systemd", is_flag=True, help="Only print a systemd unit.")
 @click.option(
-    "--min-run-by-right", type=DURATION, help="The same against a higher priority and the owner of its quota.  [1m]"
+    "--lease",
+    type=float,
+    metavar="SECONDS",
+    help="Time without contact to the head after which a node freezes its jobs.",
 )
-@click.option("--min-stay", type=DURATION, help="Least time between two moves or sizes of a job.  [5m]")
+@click.option("--token-life-max", metavar="TIME", help="Maximum lifetime of tokens, for example 30d; off: no limit.")
+@click.option("--policy", metavar="NAME", help="Scheduling policy: default, fifo, skip, backfill, las or fair.")
+@click.option("--min-run", type=DURATION, help="Minimum run time before preemption by jobs of equal rank.  [30m]")
 @click.option(
-    "--preemption/--no-preemption", default=None, help="Whether jobs that run are stopped or moved for others."
+    "--min-run-by-right", type=DURATION, help="The same for a higher priority, or the owner of the quota.  [1m]"
+)
+@click.option("--min-stay", type=DURATION, help="Minimum time between two moves or resizes of a job.  [5m]")
+@click.option(
+    "--preemption/--no-preemption", default=None, help="Whether running jobs are stopped or moved for others."
 )
 def up(foreground: bool, systemd: bool, **given: Any) -> None:
-    """Bring a cluster up on this machine: its GPUs, or virtual devices where it has none. Harmless when it is up already."""
+    """Start a cluster on this machine, with its GPUs, or with virtual devices if it has none. Idempotent."""
     home = home_folder()
-    _hand_on_store(given.pop("store"))
+    _export_store_url(given.pop("store"))
     arguments = _arguments(given)
     if systemd:
         if os.environ.get("PHALANX_STORE"):
-            warn("--store is a secret and not in the unit: phalanx up once by hand, and the folder remembers it")
+            warn(
+                "--store is a secret and not in the unit: run phalanx up --store once, which saves it in the state folder"
+            )
         print(unit(python=sys.executable, home=home, arguments=arguments), end="")
         print(
             "next: save it as ~/.config/systemd/user/phalanx.service, then systemctl --user enable --now phalanx",
@@ -101,53 +110,53 @@ def up(foreground: bool, systemd: bool, **given: Any) -> None:
     url = _running(home)
     if url is not None:
         if arguments:
-            warn("it is up already, so the options count for nothing; phalanx down first")
-        _tell(connect(), url, "is up already")
+            warn("the head is already up, and the options were ignored; run phalanx down first")
+        _print_summary(connect(), url, "is up already")
         return
     _refuse_if_joined(home)
     if foreground:
-        print("the head stays in the foreground; Ctrl-C stops it", file=sys.stderr, flush=True)
+        print("the head runs in the foreground; Ctrl-C stops it", file=sys.stderr, flush=True)
         os.environ["PHALANX_HOME"] = home
         os.execv(sys.executable, _command(arguments))  # noqa: S606  # no shell is wanted
     url = _start(home, arguments)
     head = connect(patience_s=_LEADER_S)
-    _await_place(head, home)
-    _await_nodes(head, fleet(home), _NODES_OF_S.get(given["engine"] or "", _NODES_S))
-    _tell(head, url, "is up")
+    _wait_for_membership(head, home)
+    _wait_for_nodes(head, fleet(home), _NODES_OF_S.get(given["engine"] or "", _NODES_S))
+    _print_summary(head, url, "is up")
 
 
-def _hand_on_store(given: str | None) -> None:
-    """The database's address goes to the head by its environment: arguments are for all of the machine to read.
+def _export_store_url(given: str | None) -> None:
+    """Pass the database URL to the head in its environment: every user of the machine can read arguments.
 
     Raises:
-        BadFile: the file that holds it cannot be read.
-        BadRequest: it holds a password, and stands in the command.
+        BadFile: the file with the URL cannot be read.
+        BadRequest: the URL in the command has a password.
     """
     if given is None:
         return
-    if _says_password(given):
+    if _has_password(given):
         raise BadRequest(
-            "--store with a password: all of this machine can read the words of a command",
-            hint="put the address into a file (mode 0600) and say --store @FILE, or into PHALANX_STORE",
+            "--store contains a password, which every user of this machine can read in the process list",
+            hint="put the URL into a file (mode 0600) and use --store @FILE, or set PHALANX_STORE",
         )
     if given.startswith("@"):
         given = address_in(given[1:])
     os.environ["PHALANX_STORE"] = given
 
 
-def _says_password(given: str) -> bool:
+def _has_password(given: str) -> bool:
     try:
         from phalanx.store.sql.postgres.address import has_password
-    except ImportError:  # psycopg is not here: the head says so
+    except ImportError:  # psycopg is missing: the head reports it
         return False
     return given.startswith(("postgresql://", "postgres://")) and has_password(given)
 
 
 def _refuse_if_joined(home: str) -> None:
-    """Nothing, unless this server is a node of a head elsewhere.
+    """Check that this server is not a node of another head: two heads would allocate the same GPUs.
 
     Raises:
-        Conflict: it is, and two heads would each believe its GPUs to be their own.
+        Conflict: it is one.
     """
     from phalanx.engines.joined import records
 
@@ -155,13 +164,13 @@ def _refuse_if_joined(home: str) -> None:
     joined = records.read(folder)
     if joined is not None and records.keeper(folder) is not None:
         raise Conflict(
-            f"this server is node {joined.node_id} of the head at {joined.url}, and its GPUs are that head's",
-            hint="phalanx down here leaves it",
+            f"this server is node {joined.node_id} of the head at {joined.url}, which uses its GPUs",
+            hint="leave that head with phalanx down on this server",
         )
 
 
 def _arguments(given: Mapping[str, Any]) -> list[str]:
-    """What was given, as the head's own arguments; what is left out it remembers."""
+    """Convert the options to arguments of the head. For missing options, the head uses the stored values."""
     if given["policy"] is not None:
         from phalanx.core.scheduling.live import check_live
 
@@ -177,12 +186,12 @@ def _arguments(given: Mapping[str, Any]) -> list[str]:
 
 
 def _command(arguments: list[str]) -> list[str]:
-    # -P: no module of the folder we stand in may take the place of one of ours.
+    # -P: modules in the current folder must not shadow ours.
     return [sys.executable, "-P", "-m", "phalanx.app.head", *arguments]
 
 
 def _running(home: str) -> str | None:
-    """The URL of this folder's head, if it runs and answers.
+    """Return the URL of this folder's head if it runs and answers, else None.
 
     Raises:
         TryLater: its process runs but does not answer.
@@ -198,12 +207,10 @@ def _running(home: str) -> str | None:
         if not alive(record.pid):
             return None
         time.sleep(0.1)
-    # The number may have gone to another process since: then the head's lock is free, and a new head may start.
+    # The pid may belong to another process by now: then the lock is free, and a new head may start.
     if _lock_is_free(home):
         return None
-    raise TryLater(
-        f"the head (pid {record.pid}) runs but does not answer at {record.url}", hint=f"look into {home}/head.log"
-    )
+    raise TryLater(f"the head (pid {record.pid}) runs but does not answer at {record.url}", hint=f"see {home}/head.log")
 
 
 def _lock_is_free(home: str) -> bool:
@@ -222,20 +229,25 @@ def _lock_is_free(home: str) -> bool:
 
 
 def _start(home: str, arguments: list[str]) -> str:
-    """Start the head and wait until it is ready; its URL.
+    """Start the head, wait until it is ready, and return its URL.
 
     Raises:
-        PhalanxError: it ended instead; says its last words.
-        TryLater: it is not ready in time; it is left alone.
+        PhalanxError: the head exited; the message has its last line of output.
+        TryLater: the head is not ready in time; it continues to start.
     """
     fresh = not os.path.isdir(home)
     os.makedirs(home, mode=0o700, exist_ok=True)
-    words = os.path.join(home, "head.out")
-    with open(os.open(words, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "rb+") as out:
+    output = os.path.join(home, "head.out")
+    with open(os.open(output, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "rb+") as out:
         child = subprocess.Popen(
-            _command(arguments), stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, cwd=home,
+            _command(arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+            cwd=home,
             env={**os.environ, "PHALANX_HOME": home},
-        )  # fmt: skip
+        )
     until = time.monotonic() + _READY_S
     while time.monotonic() < until:
         record = recorded(home)
@@ -243,21 +255,21 @@ def _start(home: str, arguments: list[str]) -> str:
             return record.url
         code = child.poll()
         if code is not None:
-            refusal = _ended(words, code)
-            # Refused before it knew anything: nothing stays. Unless another `phalanx up` came at the same time, and its head has the folder.
+            refusal = _exit_error(output, code)
+            # The head exited before it stored anything: remove the new folder, unless a head of a concurrent `phalanx up` uses it.
             if fresh and _lock_is_free(home) and not os.path.exists(os.path.join(home, "phalanx.db")):
                 shutil.rmtree(home, ignore_errors=True)
             raise refusal
         time.sleep(_POLL_S)
     raise TryLater(
         f"the head (pid {child.pid}) is not ready after {_READY_S:.0f} s; it is still starting",
-        hint=f"look into {home}/head.log",
+        hint=f"see {home}/head.log",
     )
 
 
-def _ended(words: str, code: int) -> PhalanxError:
-    """The head's refusal as our own: it has said it in our manner already."""
-    with open(words, encoding="utf-8", errors="replace") as file:
+def _exit_error(output: str, code: int) -> PhalanxError:
+    """Return the error that the head printed last, in the format of this command."""
+    with open(output, encoding="utf-8", errors="replace") as file:
         lines = [line.strip() for line in file.read()[-65536:].splitlines() if line.strip()]
     last = lines[-1] if lines else f"exit code {code}"
     message, _, hint = last.removeprefix("phalanx: error: ").partition(" (")
@@ -265,14 +277,14 @@ def _ended(words: str, code: int) -> PhalanxError:
     kind = _REFUSALS.get(code)
     if kind is not None:
         return kind(message, hint=hint)
-    return Unreachable(f"the head did not start: {message}", hint=hint or f"its last words are in {words}")
+    return Unreachable(f"the head did not start: {message}", hint=hint or f"its output is in {output}")
 
 
-def _await_place(head: Client, home: str) -> None:
-    """Of several heads: until the one that leads has seen this one, and lets this folder's token in.
+def _wait_for_membership(head: Client, home: str) -> None:
+    """With several heads: wait until the leader lists this head and accepts this folder's token.
 
     Raises:
-        PhalanxError: none leads.
+        PhalanxError: no head leads.
     """
     record = recorded(home)
     if record is None or not record.role:
@@ -291,8 +303,8 @@ def _await_place(head: Client, home: str) -> None:
         time.sleep(_POLL_S * 4)
 
 
-def _await_nodes(head: Client, names: set[str], limit_s: float = _NODES_S) -> None:
-    """Until the nodes that this head brings up said hello. Others that it remembers may be gone for good."""
+def _wait_for_nodes(head: Client, names: set[str], limit_s: float = _NODES_S) -> None:
+    """Wait until the nodes that this head starts have registered. Other known nodes may never return."""
     until = time.monotonic() + limit_s
     while time.monotonic() < until:
         nodes = head.nodes()
@@ -303,12 +315,12 @@ def _await_nodes(head: Client, names: set[str], limit_s: float = _NODES_S) -> No
         time.sleep(_POLL_S * 2)
 
 
-def _tell(head: Client, url: str, what: str) -> None:
+def _print_summary(head: Client, url: str, what: str) -> None:
     nodes = head.nodes()
     print(f"Phalanx {what}: {url}")
-    _tell_heads(head)
+    _print_heads(head)
     for node in nodes:
-        print(clean(f"  {_node(node)}"))
+        print(clean(f"  {_node_line(node)}"))
     if not nodes:
         print("  no node has joined yet")
     line = line_of(head)
@@ -317,25 +329,25 @@ def _tell(head: Client, url: str, what: str) -> None:
     print("next: phalanx run --gpus 1 -- python train.py")
 
 
-def _tell_heads(head: Client) -> None:
-    """Of several heads: who leads, and what would not follow a takeover."""
+def _print_heads(head: Client) -> None:
+    """With several heads: print the leader, and which files a takeover would not have."""
     known = head.heads().heads
     if not known:
         return
     leader = next((one for one in known if one.role == "leader"), None)
     others = sum(one.role == "standby" for one in known)
-    where = "nobody yet" if leader is None else f"{leader.url}, with {others} more standing by"
-    print(clean(f"  of {len(known)} head{'s' if len(known) > 1 else ''} that share its store leads {where}"))
+    which = "none yet" if leader is None else leader.url
+    print(clean(f"  heads that share its store: {len(known)}; leader: {which}; standbys: {others}"))
     home = home_folder()
     if not shares_files(home):
         print(
-            "  logs, outputs, uploads and kept checkpoints stay with the head that led when they came; --files DIR shares them"
+            "  logs, outputs, uploads and stored checkpoints stay with the head that received them; --files DIR shares them"
         )
     if not listens(home):
-        print("  without --listen, only heads and nodes of this machine reach this head")
+        print("  without --listen, only heads and nodes on this machine can reach this head")
 
 
-def _node(node: NodeView) -> str:
+def _node_line(node: NodeView) -> str:
     model = node.devices[0].model if node.devices else ""
     count = len(node.devices)
     devices = (

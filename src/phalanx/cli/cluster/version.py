@@ -1,4 +1,4 @@
-"""`phalanx version`: ours, and the head's where one answers."""
+"""`phalanx version`: the versions of this command and of the head."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from phalanx.core.errors import Unreachable
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def version(as_json: bool) -> None:
     """Print the version of this command, and of the head."""
     try:

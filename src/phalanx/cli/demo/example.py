@@ -43,9 +43,7 @@ def check_torch() -> None:
         BadFile: torch is not installed beside this Phalanx.
     """
     if find_spec("torch") is None:
-        raise BadFile(
-            "the demo trains with torch, and this Python has none", hint="pip install 'phalanx[torch]', or make install"
-        )
+        raise BadFile("the demo trains with torch, and this Python has none", hint="make install in the checkout")
 
 
 def job_of(folder: str, *, shape: str, steps: int, name: str = "train-gpt") -> dict[str, object]:

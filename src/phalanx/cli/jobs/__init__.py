@@ -1,1 +1,1 @@
-"""Verbs about jobs: asking for one, watching it, changing it, fetching what it made."""
+"""Commands for jobs: submit, follow, inspect, change, download outputs."""

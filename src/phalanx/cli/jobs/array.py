@@ -1,4 +1,4 @@
-"""An array on one screen: how many elements are in each state, and which of them to look at."""
+"""The page of a job array: the number of elements in each state."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _COLUMNS: Final = (Column(title="STATE"), Column(title="ELEMENTS", right=True), 
 
 
 def array_shown(array: JobView) -> Shown:
-    """The page of a whole array."""
+    """Return the page of a whole array."""
     return Shown(value={"job": array}, lines=lambda screen: array_page(array, screen), next=_next(array))
 
 
 def array_page(array: JobView, screen: Terminal) -> list[str]:
-    """The lines of the page: a headline, what was asked for, and a line for each state that some element is in."""
+    """Return the lines of the page: headline, request, and a row for each state with its number of elements."""
     at_once = "" if array.array_max is None else f", at most {array.array_max} at once"
     rows: list[list[Cell | str]] = [
         [
@@ -32,14 +32,14 @@ def array_page(array: JobView, screen: Terminal) -> list[str]:
         for state in JobState
         if (count := array.states.get(state, 0))
     ]
-    without = array.detail.partition("; ")[2]
+    remark = array.detail.partition("; ")[2]
     return [
         f"{screen.paint(f'array {array.id}', 'bold')} {clean(array.name)}: {array.array_size} elements, {array.id}_[{array.elements}]{at_once}",
         f"  {clean(array.user)}, project {clean(array.project)}, queue {clean(array.queue)}, {clean(array.gpus)} GPUs each",
         *([f"  {clean(array.command)}"] if array.command else []),
         *table(_COLUMNS, rows, screen),
-        *([clean(without)] if without else []),
-    ]  # fmt: skip
+        *([clean(remark)] if remark else []),
+    ]
 
 
 def _next(array: JobView) -> str:

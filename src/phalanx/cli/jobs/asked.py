@@ -1,4 +1,4 @@
-"""From a command line (a job file, options, words after `--`) to the mapping that the head gets."""
+"""Converts a command line (job file, options, words after `--`) into the mapping that is sent to the head."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 
 from phalanx.cli.words import DURATION, GPUS, MEMORY, NODES, PAIR
 from phalanx.core.errors import BadFile, BadRequest
-from phalanx.core.work.keys import BadKey
+from phalanx.core.work.keys import KEYS, BadKey
 from phalanx.core.work.request import spec_from_mapping
 from phalanx.core.work.requirements import NONE
 from phalanx.core.work.spec import JobSpec
@@ -24,22 +24,16 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 _AFTER_DASHES: Final = "phalanx.command"
 _FILE_ENDINGS: Final = (".yaml", ".yml", ".json")
-# Options that are keys of the job file under the same name.
-_KEYS: Final = (
-    "name", "gpus", "nodes", "gpus_per_node", "cpus", "memory", "workdir", "time", "priority", "queue", "project", "retry",
-    "warm", "checkpoint", "tasks_per_node", "hold", "depends_on", "array", "begin", "grace", "collective_timeout", "setup", "within", "prefer", "slice", "slice_within",
-    "preemptible", "reservation", "saves_on_stop", "plan", "requirements", "image",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A job as it goes to the head, checked here with the head's own rules.
+    """A job to submit, validated with the same rules as on the head.
 
     Attributes:
-        copy: the working directory travels with it.
-        named: of an `#SBATCH` script, what only the head can say of its words.
-        to_plan: of a file whose `plan:` is a mapping: planned by `plan_now` before the job is handed in; the mapping is without it.
+        copy: whether the working directory is uploaded with the job.
+        named: partition and account of an `#SBATCH` script, which only the head can resolve.
+        to_plan: planning request of a file whose `plan:` is a mapping. `plan_now` plans it before submission; `mapping` has no `plan` then.
     """
 
     mapping: dict[str, object]
@@ -50,10 +44,10 @@ class Asked:
 
 
 class CommandAfterDashes(click.Command):
-    """Keeps what stands after `--` for the job, so that no option of the job is taken for one of ours."""
+    """A command that passes everything after `--` to the job, so that options of the job are not parsed here."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Split at the first `--`, then parse what is ours."""
+        """Split at the first `--`, then parse the first part."""
         if "--" in args:
             cut = args.index("--")
             ctx.meta[_AFTER_DASHES] = args[cut + 1 :]
@@ -61,32 +55,33 @@ class CommandAfterDashes(click.Command):
         return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """`[OPTIONS] [FILE] [-- COMMAND...]`."""
+        """Return `[OPTIONS] [FILE] [-- COMMAND...]`."""
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
 
 
 def job_options(command: F) -> F:
-    """Add every option that asks for something, and the job file as an argument."""
+    """Add the job file argument and every option that describes a job."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 def asked(context: click.Context, given: Mapping[str, Any]) -> Asked:
-    """The job that the command line asks for.
+    """Return the job that a command line describes.
 
     Args:
-        context: of the command; holds the words after `--`.
-        given: the values of `job_options`.
+        context: of the command; has the words after `--`.
+        given: values of `job_options`.
 
     Raises:
-        BadFile: the job file, or a script it plainly names, is missing or wrong.
-        BadRequest: options are wrong, or contradict each other.
+        BadFile: the job file is missing or wrong.
+        BadRequest: options are wrong or contradict each other.
     """
     words = context.meta.get(_AFTER_DASHES)
     script = _batch_script(given["file"], words)
     path = None if script is not None else _job_file(given["file"], words, context.command_path)
-    options = {key: given[key] for key in _KEYS if given[key] is not None}
+    # Options have the names of the keys of a job file, except FILE, --copy and --env.
+    options = {key: value for key, value in given.items() if key in KEYS and key != "env" and value is not None}
     here = os.getcwd()
     named = None
     where: Callable[[str], str]
@@ -94,7 +89,7 @@ def asked(context: click.Context, given: Mapping[str, Any]) -> Asked:
         from phalanx.cli.jobs.batch import batch_mapping
 
         mapping, named = batch_mapping(script, given["file"][1:])
-        where = lambda key: _flag(key) if key in options else script or key  # noqa: E731  # one line says it best
+        where = lambda key: _flag(key) if key in options else script or key  # noqa: E731  # shorter than a function
     elif path is None:
         mapping, where = {}, _flag
     else:
@@ -103,45 +98,50 @@ def asked(context: click.Context, given: Mapping[str, Any]) -> Asked:
         file = read_job_file(path)
         mapping = dict(file.mapping)
         here = os.path.dirname(os.path.abspath(path)) if mapping.get("workdir") and path != "-" else here
-        where = lambda key: _flag(key) if key in options else file.at(key)  # noqa: E731  # one line says it best
+        where = lambda key: _flag(key) if key in options else file.at(key)  # noqa: E731  # shorter than a function
     mapping.update(options)
     if words is not None:
         mapping["run"] = list(words)
     if given["env"]:
-        mapping["env"] = {**_table(mapping.get("env")), **dict(given["env"])}
+        mapping["env"] = {**_env_mapping(mapping.get("env")), **dict(given["env"])}
     mapping["workdir"] = _workdir(mapping.get("workdir"), here, typed="workdir" in options)
     now_s = time.time()
     to_plan = None
     try:
         if mapping.get("plan") is not None:
-            to_plan = _planned(mapping, os.getcwd() if "plan" in options or path in {None, "-"} else _folder_of(path))
+            to_plan = _take_plan(mapping, os.getcwd() if "plan" in options or path in {None, "-"} else _folder_of(path))
         if mapping.get("begin") is not None:
-            mapping["begin"] = _begin(mapping["begin"], now_s)
+            mapping["begin"] = _begin_time(mapping["begin"], now_s)
         spec = spec_from_mapping(mapping, workdir=here, now_s=now_s)
     except BadKey as error:
-        raise _placed(error, where(error.key), from_file=path is not None and error.key not in options) from None
+        raise _with_location(error, where(error.key), from_file=path is not None and error.key not in options) from None
     mapping = {key: value for key, value in mapping.items() if value is not None}
     return Asked(mapping=mapping, spec=spec, copy=bool(given["copy"]), to_plan=to_plan, named=named)
 
 
 def check_script(spec: JobSpec) -> None:
-    """Refuse a script that is plainly missing: named by a path, looked for in a folder that is here.
+    """Check that the working directory and the files named in the command exist on this machine.
 
     Raises:
-        BadFile: there is no such folder or file.
+        BadFile: the folder or a file is missing.
     """
     if not os.path.isdir(spec.workdir):
-        raise BadFile(f"{spec.workdir}: no such folder", hint="--workdir names the folder the job runs in")
+        raise BadFile(f"{spec.workdir}: no such folder", hint="--workdir sets the folder in which the job runs")
     if spec.requirements not in {"", NONE} and not os.path.exists(os.path.join(spec.workdir, spec.requirements)):
-        raise BadFile(f"{spec.requirements}: no such file in {spec.workdir}", hint="--requirements names a file in it")
+        raise BadFile(
+            f"{spec.requirements}: no such file in {spec.workdir}",
+            hint="--requirements must name a file in that folder",
+        )
     for word in _scripts(spec.role.argv):
         path = os.path.join(spec.workdir, os.path.expanduser(word))
         if not os.path.exists(path):
-            raise BadFile(f"{word}: no such file in {spec.workdir}", hint="--workdir names the folder the job runs in")
+            raise BadFile(
+                f"{word}: no such file in {spec.workdir}", hint="--workdir sets the folder in which the job runs"
+            )
 
 
 def _scripts(argv: Sequence[str]) -> list[str]:
-    """Words of a command that must be files: the program if it has a slash, and the first `*.py` or `*.sh` after an interpreter."""
+    """Return the words of a command that must be files: a program with a slash, and the first `*.py` or `*.sh` after an interpreter."""
     if not argv:
         return []
     found = [argv[0]] if "/" in argv[0] else []
@@ -158,7 +158,7 @@ def _scripts(argv: Sequence[str]) -> list[str]:
 
 
 def _batch_script(files: Sequence[str], words: Sequence[str] | None) -> str | None:
-    """The first word, where it is a script with `#SBATCH` lines."""
+    """Return the first word if it is a script with `#SBATCH` lines, else None."""
     if words is not None or not files or files[0].lower().endswith(_FILE_ENDINGS) or not os.path.isfile(files[0]):
         return None
     from phalanx.cli.jobs.batch import is_batch_script
@@ -168,15 +168,13 @@ def _batch_script(files: Sequence[str], words: Sequence[str] | None) -> str | No
 
 def _job_file(files: Sequence[str], words: Sequence[str] | None, command: str) -> str | None:
     if words is not None and files:
-        raise BadRequest(f"a job file ({files[0]}) and a command after -- at once", hint="give one of the two")
+        raise BadRequest(f"both a job file ({files[0]}) and a command after --", hint="give one of the two")
     if words is not None:
         if not words:
             raise BadRequest("there is no command after --", hint=f"{command} -- python train.py")
         return None
     if not files:
-        raise BadRequest(
-            "there is nothing to run", hint=f"{command} --gpus 1 -- python train.py, or {command} job.yaml"
-        )
+        raise BadRequest("nothing to run", hint=f"{command} --gpus 1 -- python train.py, or {command} job.yaml")
     first = files[0]
     looks_like_one = first == "-" or first.lower().endswith(_FILE_ENDINGS) or os.path.isdir(first)
     if len(files) > 1 or not (
@@ -184,12 +182,12 @@ def _job_file(files: Sequence[str], words: Sequence[str] | None, command: str) -
         or (os.path.isfile(first) and not first.endswith((".py", ".sh")) and not os.access(first, os.X_OK))
     ):
         shown = " ".join(["python", *files] if first.endswith(".py") else files)
-        raise BadRequest(f"{first!r} is no job file (*.yaml)", hint=f"a command goes after --: {command} -- {shown}")
+        raise BadRequest(f"{first!r} is not a job file (*.yaml)", hint=f"a command goes after --: {command} -- {shown}")
     return first
 
 
 def _workdir(named: object, here: str, *, typed: bool) -> str:
-    """Absolute. From a job file it is meant from that file's folder, from an option from where the user stands."""
+    """Return the absolute path. It is relative to the job file, or to the current folder if `typed` as an option."""
     text = os.path.expanduser(str(named)) if named else ""
     return os.path.normpath(os.path.join(os.getcwd() if typed else here, text)) if text else here
 
@@ -198,8 +196,8 @@ def _folder_of(path: str | None) -> str:
     return os.path.dirname(os.path.abspath(path or ""))
 
 
-def _planned(mapping: dict[str, object], folder: str) -> PlanWish | None:
-    """Put the words for the head into the mapping; take a wish to plan first out of it."""
+def _take_plan(mapping: dict[str, object], folder: str) -> PlanWish | None:
+    """Resolve the key `plan` of the mapping. A planning request is removed from the mapping and returned."""
     from phalanx.cli.plan.given import plan_given  # most jobs have no plan
 
     found = plan_given(mapping.pop("plan"), folder)
@@ -209,8 +207,8 @@ def _planned(mapping: dict[str, object], folder: str) -> PlanWish | None:
     return None
 
 
-def _begin(value: object, now_s: float) -> str:
-    from phalanx.cli.jobs.begin import with_zone  # datetime is not needed on the way of most jobs
+def _begin_time(value: object, now_s: float) -> str:
+    from phalanx.cli.jobs.begin import with_zone  # most jobs have no begin time
 
     try:
         return with_zone(str(value), now_s)
@@ -218,7 +216,7 @@ def _begin(value: object, now_s: float) -> str:
         raise BadKey(error.message, key="begin", hint=error.hint) from None
 
 
-def _table(value: object) -> dict[str, object]:
+def _env_mapping(value: object) -> dict[str, object]:
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -230,7 +228,7 @@ def _flag(key: str) -> str:
     return "" if key == "run" else "--" + key.replace("_", "-")
 
 
-def _placed(error: BadKey, where: str, *, from_file: bool) -> BadFile | BadRequest:
+def _with_location(error: BadKey, where: str, *, from_file: bool) -> BadFile | BadRequest:
     if from_file:
         return BadFile(f"{where}: {error.message}", hint=error.hint)
     words = error.message.removeprefix(f"{error.key}: ")
@@ -239,38 +237,38 @@ def _placed(error: BadKey, where: str, *, from_file: bool) -> BadFile | BadReque
 
 _OPTIONS: Final = (
     click.argument("file", nargs=-1, metavar="[FILE]"),
-    click.option("--name", metavar="NAME", help="What to call it; the command's first word otherwise."),
-    click.option("-g", "--gpus", type=GPUS, metavar="GPUS", help="GPUs of the whole job: 8, 2x8, h200:8, a100-80gb:8, 4xh200:8; h200,h100:8 takes either."),
+    click.option("--name", metavar="NAME", help="Name of the job; default: the first word of the command."),
+    click.option("-g", "--gpus", type=GPUS, metavar="GPUS", help="GPUs of the whole job: 8, 2x8, h200:8, a100-80gb:8, 4xh200:8; h200,h100:8 accepts either."),
     click.option("-N", "--nodes", type=NODES, metavar="N", help="Number of nodes; 2..8 for an elastic job."),
     click.option("--gpus-per-node", type=int, metavar="N", help="GPUs on each node."),
-    click.option("--tasks-per-node", type=int, metavar="N", help="Starts of the command on each node; otherwise one per GPU."),
+    click.option("--tasks-per-node", type=int, metavar="N", help="Tasks on each node; default: one per GPU."),
     click.option("--cpus", type=int, metavar="N", help="CPUs on each node."),
     click.option("--memory", type=MEMORY, metavar="MEM", help="Memory on each node: 64 (GiB), 512M."),
-    click.option("-e", "--env", multiple=True, type=PAIR, metavar="K=V", help="A variable for every task; K alone takes its value here."),
+    click.option("-e", "--env", multiple=True, type=PAIR, metavar="K=V", help="Environment variable of every task; K alone copies its value from here."),
     click.option("-t", "--time", type=DURATION, metavar="TIME", help="Time limit: 90m, 2h, HH:MM:SS, D-HH:MM:SS."),
-    click.option("--priority", type=int, metavar="N", help="Higher goes first."),
-    click.option("-q", "--queue", metavar="QUEUE", help="Where it waits."),
-    click.option("-p", "--project", metavar="PROJECT", help="Who pays."),
+    click.option("--priority", type=int, metavar="N", help="Higher starts first."),
+    click.option("-q", "--queue", metavar="QUEUE", help="Queue of the job."),
+    click.option("-p", "--project", metavar="PROJECT", help="Project to charge."),
     click.option("--retry", type=int, metavar="N", help="Restarts after a non-zero exit; lost nodes have their own budget."),
-    click.option("--warm", is_flag=True, default=None, help="Start Python ranks from a process that has imported torch."),
-    click.option("--checkpoint", metavar="FOLDER", help="Where checkpoints go; under the head's state otherwise."),
-    click.option("--setup", metavar="SHELL", help="Run once on each node before the tasks."),
-    click.option("--requirements", metavar="FILE", help="Install the packages that it names once on each node: requirements.txt or pyproject.toml; none."),
-    click.option("--image", metavar="IMAGE", help="Run it in this image, by podman or apptainer as the node has it."),
-    click.option("-C", "--workdir", metavar="FOLDER", help="Where the job runs; here otherwise."),
-    click.option("--within", metavar="LEVEL", help="All nodes inside one domain: spine, leaf, rack, nvlink or node."),
-    click.option("--prefer", metavar="LEVEL", help="The same as a wish: wider rather than wait."),
+    click.option("--warm", is_flag=True, default=None, help="Fork Python ranks from a process that has imported torch."),
+    click.option("--checkpoint", metavar="FOLDER", help="Folder of checkpoints; default: in the head's state folder."),
+    click.option("--setup", metavar="SHELL", help="Shell command to run once on each node before the tasks."),
+    click.option("--requirements", metavar="FILE", help="Packages to install once on each node: requirements.txt or pyproject.toml; or none."),
+    click.option("--image", metavar="IMAGE", help="Container image to run in, with podman or apptainer."),
+    click.option("-C", "--workdir", metavar="FOLDER", help="Working directory; default: the current one."),
+    click.option("--within", metavar="LEVEL", help="All nodes inside one domain of this level: spine, leaf, rack, nvlink or node."),
+    click.option("--prefer", metavar="LEVEL", help="The same if possible; a wider placement rather than wait."),
     click.option("--slice", type=int, metavar="N", help="Every N nodes, in rank order, inside one domain of --slice-within."),
-    click.option("--slice-within", metavar="LEVEL", help="The level of the slices."),
-    click.option("--no-preempt", "preemptible", is_flag=True, flag_value=False, default=None, help="Never stopped for another job's sake."),
-    click.option("--saves-on-stop", is_flag=True, default=None, help="It saves when asked to stop, so that stopping it costs little."),
-    click.option("--reservation", metavar="NAME", help="Start inside this reservation only."),
-    click.option("--plan", metavar="PLAN", help="How the model is split: auto, tp=2,pp=2,fsdp=2, or FILE.json of `phalanx plan --save`."),
-    click.option("--copy", is_flag=True, help="Send a copy of the working directory (.gitignore obeyed, at most 100 MB)."),
-    click.option("--depends-on", "--dependency", "depends_on", metavar="JOBS", help="Wait for others: 17, afterok:17:18, afterany:17, singleton."),
+    click.option("--slice-within", metavar="LEVEL", help="Level of the slices."),
+    click.option("--no-preempt", "preemptible", is_flag=True, flag_value=False, default=None, help="Never preempt this job."),
+    click.option("--saves-on-stop", is_flag=True, default=None, help="The job saves a checkpoint when asked to stop, so that stopping it is cheap."),
+    click.option("--reservation", metavar="NAME", help="Run only on the nodes of this reservation."),
+    click.option("--plan", metavar="PLAN", help="Layout of the model: auto, tp=2,pp=2,fsdp=2, or FILE.json of `phalanx plan --save`."),
+    click.option("--copy", is_flag=True, help="Upload a copy of the working directory (honours .gitignore, at most 100 MB)."),
+    click.option("--depends-on", "--dependency", "depends_on", metavar="JOBS", help="Start after other jobs: 17, afterok:17:18, afterany:17, singleton."),
     click.option("-a", "--array", metavar="NUMBERS", help="One job for each number: 0-99, 1,3,7-20:2; 0-99%8 for at most 8 at once."),
-    click.option("-b", "--begin", metavar="WHEN", help="Not before: 2h from now, 16:00, 2026-12-01T08:00."),
-    click.option("--hold", is_flag=True, default=None, help="Wait until `phalanx release`."),
-    click.option("--grace", type=DURATION, metavar="TIME", help="From SIGTERM to SIGKILL; 30s otherwise."),
-    click.option("--collective-timeout", type=DURATION, metavar="TIME", help="How long its collectives wait; 10m otherwise."),
-)  # fmt: skip
+    click.option("-b", "--begin", metavar="WHEN", help="Earliest start: 2h (from now), 16:00, 2026-12-01T08:00."),
+    click.option("--hold", is_flag=True, default=None, help="Hold until `phalanx release`."),
+    click.option("--grace", type=DURATION, metavar="TIME", help="Time from SIGTERM to SIGKILL; default 30s."),
+    click.option("--collective-timeout", type=DURATION, metavar="TIME", help="Timeout of collectives; default 10m."),
+)  # fmt: skip  # a table: one option a line

@@ -1,4 +1,4 @@
-"""`phalanx attach`: come back to a job."""
+"""`phalanx attach`: follows the output of a running job."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from phalanx.cli.words import RANK
     default=10,
     show_default=True,
     metavar="N",
-    help="Lines of each rank to begin with.",
+    help="Number of earlier lines of each rank to print first.",
 )
 def attach(job: str, rank: str | None, tail: int) -> int:
-    """Come back to a job: its output from here on, and its exit code at the end."""
+    """Follow the output of a job, and exit with its exit code."""
     head = connect()
     job_id = job_named(head, job)
     try:

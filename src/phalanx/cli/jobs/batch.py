@@ -1,4 +1,4 @@
-"""`phalanx submit script.sh`: an unchanged `#SBATCH` script, with what Slurm's own sbatch takes from where it is typed."""
+"""`phalanx submit script.sh`: an unchanged `#SBATCH` script, with the environment that Slurm's sbatch would export."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ if TYPE_CHECKING:
 
 _SCRIPT_BYTES_MAX: Final = TEXT_BYTES_MAX
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_STAYS: Final = re.compile(
+# Variables of this shell or machine, or set by Phalanx itself: not exported.
+_NOT_EXPORTED: Final = re.compile(
     r"(PHALANX|SLURM|SBATCH|SSH|TMUX|DBUS|XDG|GPG|WINDOW|DISPLAY|XAUTHORITY|STY|BASH_FUNC)[A-Z0-9_]*"
     r"|PWD|OLDPWD|SHLVL|_|HOSTNAME|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK"
 )
-"""Of this shell or this machine, or Phalanx's own to set."""
-_ENVIRONMENT_BYTES_MAX: Final = 512 << 10  # half of what a job may hold in all
+_ENVIRONMENT_BYTES_MAX: Final = 512 << 10  # half of the limit of a job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Named:
-    """What the script names and only the head knows."""
+    """Slurm names in the script that only the head can resolve."""
 
     partition: str
     account: str
 
 
 def is_batch_script(path: str) -> bool:
-    """Whether the file is a script with `#SBATCH` lines."""
+    """Return whether the file is a script with `#SBATCH` lines."""
     try:
         head = bytes_of(path, _SCRIPT_BYTES_MAX, "batch script")
-    except (BadFile, TooLarge):  # whoever reads it as a job file says so
+    except (BadFile, TooLarge):  # reported when it is read as a job file
         return False
     try:
         return looks_like_script(head.decode("utf-8", "replace"))
     except BadFile as error:
-        return isinstance(error, BadFile)  # its lines are wrong, which is to be said by line
+        return isinstance(error, BadFile)  # malformed #SBATCH lines: reported later with the line
 
 
 def batch_mapping(path: str, args: Sequence[str]) -> tuple[dict[str, object], Named]:
-    """The job of a script, as a job file would hold it; says what is not honoured.
+    """Return the job of a script as the mapping of a job file; warn about ignored options.
 
     Raises:
-        BadFile: the script cannot be read, or an option is wrong, with its line.
+        BadFile: the script cannot be read, or an option is wrong; the message names the line.
     """
     data = bytes_of(path, _SCRIPT_BYTES_MAX, "batch script")
     try:
@@ -72,11 +72,13 @@ def batch_mapping(path: str, args: Sequence[str]) -> tuple[dict[str, object], Na
 
 
 def exported(words: str, here: Mapping[str, str]) -> dict[str, str]:
-    """The environment that travels, as `--export` says: ALL of it, NONE, or names and NAME=value."""
+    """Return the environment to send, as `--export` selects it: ALL, NONE, or names and NAME=value."""
     parts = [part.strip() for part in words.split(",") if part.strip()]
     found: dict[str, str] = {}
     if any(part.upper() == "ALL" for part in parts):
-        found = {name: value for name, value in here.items() if _NAME.fullmatch(name) and not _STAYS.fullmatch(name)}
+        found = {
+            name: value for name, value in here.items() if _NAME.fullmatch(name) and not _NOT_EXPORTED.fullmatch(name)
+        }
     for part in parts:
         name, equals, value = part.partition("=")
         if equals:
@@ -87,23 +89,23 @@ def exported(words: str, here: Mapping[str, str]) -> dict[str, str]:
     for name, value in sorted(found.items(), key=lambda pair: len(pair[1])):
         left -= len(name) + len(value.encode(errors="replace")) + 1
         if left < 0 or len(value) > TEXT_BYTES_MAX // 2 or any("\ud800" <= char <= "\udfff" for char in value):
-            warn(f"the variable {name} does not travel: it is too long, or not UTF-8")
+            warn(f"variable {name} is not exported: it is too long, or not UTF-8")
         else:
             kept[name] = value
     return kept
 
 
 def with_names(head: Client, mapping: dict[str, object], named: Named) -> dict[str, object]:
-    """The mapping with a partition that is a queue here, and an account that is a project; says so where they are none."""
+    """Add the queue named like the partition and the project named like the account; warn if they do not exist."""
     found = dict(mapping)
     if named.partition and "queue" not in found:
         if any(queue.id == named.partition for queue in head.queues()):
             found["queue"] = named.partition
         else:
-            warn(f"--partition={named.partition} is not honoured: there is no queue of that name (phalanx queues)")
+            warn(f"--partition={named.partition} is ignored: there is no queue of that name (see phalanx queues)")
     if named.account and "project" not in found:
         if any(project.id == named.account for project in head.projects()):
             found["project"] = named.account
         else:
-            warn(f"--account={named.account} is not honoured: there is no project of that name (phalanx projects)")
+            warn(f"--account={named.account} is ignored: there is no project of that name (see phalanx projects)")
     return found

@@ -1,4 +1,4 @@
-"""`--begin` as people write it at their own clock. The head takes a moment with its zone; the zone of the wall clock is known here alone."""
+"""Parses begin times in local time. The head needs a time with a zone, and only this side knows the local one."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _HINT: Final = "write 2h for two hours from now, 16:00, or 2026-12-01T08:00"
 
 
 def with_zone(text: str, now_s: float) -> str:
-    """Unix seconds, where the moment is one of the local clock; what needs no zone as it is.
+    """Convert a local time to Unix seconds; return other texts unchanged.
 
-    `16:00` is the next time the clock shows it, as sbatch has it; a date alone is its midnight.
+    `16:00` is the next time the clock shows it, as in sbatch; a date alone is its midnight.
 
     Raises:
-        BadRequest: no moment.
+        BadRequest: the text is not a time.
     """
     words = text.strip()
     try:
         local_s = _local_s(words, now_s)
-    except (ValueError, OverflowError):  # the 30th of February, or a year that the C library does not know
-        raise BadRequest(f"begin: {words[:40]!r} names no day or time", hint=_HINT) from None
+    except (ValueError, OverflowError):  # 30 February, or a year outside the range of the C library
+        raise BadRequest(f"begin: {words[:40]!r} is not a valid day or time", hint=_HINT) from None
     if local_s is not None:
         return f"{local_s:.0f}"
     try:
@@ -37,7 +37,7 @@ def with_zone(text: str, now_s: float) -> str:
 
 
 def shown(at_s: float, now_s: float) -> str:
-    """A moment on the local clock, with the date where it is not today's."""
+    """Format a local time, with the date unless it is today."""
     then, now = time.localtime(at_s), time.localtime(now_s)
     return time.strftime("%H:%M" if then[:3] == now[:3] else "%Y-%m-%d %H:%M", then)
 
@@ -48,17 +48,15 @@ def _local_s(words: str, now_s: float) -> float | None:
         at_s = _unix_s(today, clock[0])
         if at_s > now_s:
             return at_s
-        tomorrow = time.strftime(
-            "%Y-%m-%d", time.localtime(_unix_s(today, "12:00") + 86400)
-        )  # noon: a day may have 23 hours
-        return _unix_s(tomorrow, clock[0])
+        noon_s = _unix_s(today, "12:00")  # a day may have 23 hours
+        return _unix_s(time.strftime("%Y-%m-%d", time.localtime(noon_s + 86400)), clock[0])
     if (date := _DATE.fullmatch(words)) is not None:
         return _unix_s(date[1], date[2] or "00:00")
     return None
 
 
 def _unix_s(day: str, clock: str) -> float:
-    """Of a day and time on the local clock, summer time as the system knows it."""
+    """Return the Unix seconds of a local day and time, with daylight saving time of the system."""
     return time.mktime(
         time.strptime(f"{day} {clock}", "%Y-%m-%d %H:%M:%S" if clock.count(":") == 2 else "%Y-%m-%d %H:%M")
     )

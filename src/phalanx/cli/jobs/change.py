@@ -1,4 +1,4 @@
-"""`phalanx update|cancel|hold|release|requeue`: one word to the head for each job named."""
+"""`phalanx update|cancel|hold|release|requeue`: changes one or several jobs."""
 
 from __future__ import annotations
 
@@ -27,19 +27,17 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print the jobs as 
 
 @click.command()
 @click.argument("job", metavar="JOB")
-@click.option("--name", metavar="NAME", help="Its new name.")
-@click.option("--priority", type=int, metavar="N", help="Higher goes first.")
-@click.option("-t", "--time", type=DURATION, metavar="TIME", help="Its new time limit, from its start.")
-@click.option("-q", "--queue", metavar="QUEUE", help="Where it waits.")
-@click.option(
-    "-b", "--begin", metavar="WHEN", help="Not before: 2h from now, 16:00, 2026-12-01T08:00; now for at once."
-)
+@click.option("--name", metavar="NAME", help="New name.")
+@click.option("--priority", type=int, metavar="N", help="Higher starts first.")
+@click.option("-t", "--time", type=DURATION, metavar="TIME", help="New time limit, counted from the start.")
+@click.option("-q", "--queue", metavar="QUEUE", help="New queue.")
+@click.option("-b", "--begin", metavar="WHEN", help="Earliest start: 2h (from now), 16:00, 2026-12-01T08:00, now.")
 @_JSON
 def update(job: str, as_json: bool, **changes: Any) -> None:
-    """Change what may change of a job, or of all elements of an array that are not over."""
+    """Change a job, or all elements of an array that have not ended."""
     body = {key: value for key, value in changes.items() if value is not None}
     if not body:
-        raise BadRequest("there is nothing to change", hint="--name, --priority, --time, --queue or --begin")
+        raise BadRequest("nothing to change", hint="give --name, --priority, --time, --queue or --begin")
     if "begin" in body:
         from phalanx.cli.jobs.begin import with_zone
 
@@ -51,10 +49,10 @@ def update(job: str, as_json: bool, **changes: Any) -> None:
 
 @click.command()
 @_JOBS
-@click.option("--why", metavar="TEXT", default="", help="A reason, kept in the story.")
+@click.option("--why", metavar="TEXT", default="", help="Reason, stored in the history of the job.")
 @_JSON
 def cancel(jobs: tuple[str, ...], why: str, as_json: bool) -> int:
-    """End jobs for good: SIGTERM, the grace, SIGKILL. A job that ended stays as it is."""
+    """Cancel jobs: SIGTERM, then SIGKILL after the grace. Ended jobs are unchanged."""
     return _each(jobs, "cancel", lambda head, job_id: head.cancel(job_id, why), as_json=as_json)
 
 
@@ -62,7 +60,7 @@ def cancel(jobs: tuple[str, ...], why: str, as_json: bool) -> int:
 @_JOBS
 @_JSON
 def hold(jobs: tuple[str, ...], as_json: bool) -> int:
-    """Keep waiting jobs from starting until `phalanx release`."""
+    """Hold waiting jobs until `phalanx release`."""
     return _each(jobs, "hold", lambda head, job_id: head.hold(job_id), as_json=as_json)
 
 
@@ -70,7 +68,7 @@ def hold(jobs: tuple[str, ...], as_json: bool) -> int:
 @_JOBS
 @_JSON
 def release(jobs: tuple[str, ...], as_json: bool) -> int:
-    """Let held jobs start."""
+    """Release held jobs."""
     return _each(jobs, "release", lambda head, job_id: head.release(job_id), as_json=as_json)
 
 
@@ -78,12 +76,12 @@ def release(jobs: tuple[str, ...], as_json: bool) -> int:
 @_JOBS
 @_JSON
 def requeue(jobs: tuple[str, ...], as_json: bool) -> int:
-    """Stop running jobs, after they saved, and let them wait again."""
+    """Stop running jobs after a checkpoint, and queue them again."""
     return _each(jobs, "requeue", lambda head, job_id: head.requeue(job_id), as_json=as_json)
 
 
 def _each(words: tuple[str, ...], verb: str, change: Callable[[Client, str], JobView], *, as_json: bool) -> int:
-    """Do it for every job, also when one refuses; the exit code is that of the first refusal."""
+    """Change every job, also after an error; return the exit code of the first error."""
     head = connect()
     code, done = 0, []
     for word in words:
@@ -97,29 +95,28 @@ def _each(words: tuple[str, ...], verb: str, change: Callable[[Client, str], Job
             continue
         done.append(job)
         if not as_json:
-            print(clean(_said(job, verb)))
+            print(clean(_summary(job, verb)))
     if as_json:
         print(encoded(done, indent=2))
     return code
 
 
-def _said(job: JobView, verb: str) -> str:
+def _summary(job: JobView, verb: str) -> str:
     if job.states:
-        done = {"cancel": "cancelled", "hold": "held", "release": "let go", "requeue": "stopped, to wait again"}[verb]
-        what = f"array {job.id}: its elements are {done}, as far as they can be"
-        return f"{what} ({job.detail}); phalanx show {job.id}"
+        done = {"cancel": "cancelled", "hold": "held", "release": "released", "requeue": "requeued"}[verb]
+        return f"array {job.id}: all elements that allow it are {done} ({job.detail}); next: phalanx show {job.id}"
     match verb:
         case "cancel":
             if job.state is JobState.CANCELLED:
                 return f"job {job.id} is cancelled"
             return (
-                f"job {job.id} has ended before: {job.state}"
+                f"job {job.id} has already ended: {job.state}"
                 if job.state.terminal
                 else f"job {job.id} is being cancelled"
             )
         case "hold":
-            return f"job {job.id} is held; phalanx release {job.id} lets it start"
+            return f"job {job.id} is held; release it with phalanx release {job.id}"
         case "release":
-            return f"job {job.id} may start"
+            return f"job {job.id} is released"
         case _:
-            return f"job {job.id} is stopping and will wait again"
+            return f"job {job.id} is being stopped and requeued"

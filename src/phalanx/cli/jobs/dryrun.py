@@ -1,4 +1,4 @@
-"""`submit --dry-run`, `run --dry-run`: what a job would meet if it were handed in now. Nothing is written, and no files are sent."""
+"""`submit --dry-run`, `run --dry-run`: prints what would happen to a job now. Nothing is written, no files are sent."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def show_dry_run(head: Client, wanted: Asked, *, as_json: bool) -> None:
-    """Ask and print.
+    """Request and print the forecast.
 
     Raises:
-        PhalanxError: the head would refuse the job.
+        PhalanxError: the head would reject the job.
     """
     found = head.dry_run(wanted.mapping)
     if as_json:
@@ -30,8 +30,8 @@ def show_dry_run(head: Client, wanted: Asked, *, as_json: bool) -> None:
 
 
 def dry_run_page(found: DryRunReply, name: str, screen: Terminal) -> list[str]:
-    """The lines of the answer."""
-    many = f"{found.jobs} jobs, of each: " if found.jobs > 1 else ""
+    """Return the lines of the forecast."""
+    many = f"{found.jobs} jobs, each: " if found.jobs > 1 else ""
     lines = [
         f"{screen.paint('dry run', 'bold')} {clean(name)}: nothing was submitted",
         f"  {many}{'; '.join(map(clean, found.notes))}",
@@ -45,24 +45,22 @@ def dry_run_page(found: DryRunReply, name: str, screen: Terminal) -> list[str]:
         if found.start is not None:
             why = f": {found.start.unknown}" if found.start.unknown else ""
             lines.append(clean(f"  expected to start {span(found.start, found.now_s)}{why}"))
-    lines.append(f"  {_run(found)}")
+    lines.append(f"  {_usage(found)}")
     lines += in_the_way(found.blockers, found.blockers_more, found.now_s, screen)
     return lines + what_helps(found.changes, screen)
 
 
-def _run(found: DryRunReply) -> str:
+def _usage(found: DryRunReply) -> str:
     run = found.run
     if run is None or (run.high_s is None and not run.ends):
-        return "GPU-hours unknown: no time limit, and no job like it has ended yet"
+        return "GPU-hours unknown: no time limit, and no similar job has finished yet"
     if not run.ends and run.high_s is not None and found.gpu_hours_high is not None:
-        return (
-            f"runs at most {format_duration(run.high_s)}, {_hours(found.gpu_hours_high)} GPU-hours, by its time limit"
-        )
-    known = f"from {run.ends} ended jobs {clean(run.likes)}"
+        return f"runs at most {format_duration(run.high_s)}, {_hours(found.gpu_hours_high)} GPU-hours (its time limit)"
+    basis = f"estimated from {run.ends} finished jobs {clean(run.likes)}"
     if run.high_s is None or found.gpu_hours_high is None:
-        return f"GPU-hours unknown: only {run.ends} ended jobs {clean(run.likes)}, and no time limit"
+        return f"GPU-hours unknown: no time limit, and only {run.ends} finished jobs {clean(run.likes)}"
     hours = f"{_hours(found.gpu_hours_low or 0.0)} to {_hours(found.gpu_hours_high)} GPU-hours"
-    return f"runs {format_duration(run.low_s)} to {format_duration(run.high_s)}, {hours}, {known}"
+    return f"runs {format_duration(run.low_s)} to {format_duration(run.high_s)}, {hours}, {basis}"
 
 
 def _hours(hours: float) -> str:

@@ -1,4 +1,4 @@
-"""`phalanx exec` and `phalanx shell`: a command beside a job's ranks, with this terminal as its terminal."""
+"""`phalanx exec` and `phalanx shell`: run a command next to a job's ranks, connected to this terminal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NODE_RANK = click.option(
     type=click.IntRange(0),
     default=0,
     metavar="N",
-    help="On which of the job's nodes; the first otherwise.",
+    help="Which node of the job; default: the first.",
 )
 
 
@@ -37,33 +37,33 @@ _NODE_RANK = click.option(
 @click.argument("command", metavar="[--] COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 @_NODE_RANK
 @click.option(
-    "-t", "--tty/--no-tty", default=None, help="Give it a terminal; so by itself when both ends here are one."
+    "-t", "--tty/--no-tty", default=None, help="Allocate a terminal; default: if stdin and stdout are terminals."
 )
 def exec_(job: str, command: tuple[str, ...], node_rank: int, tty: bool | None) -> int:
-    """Run a command in the surroundings of a job's ranks, and give its exit code."""
+    """Run a command in the environment of a job's ranks, and exit with its exit code."""
     words = command[1:] if command[:1] == ("--",) else command
     if not words:
-        raise BadRequest("there is no command", hint=f"phalanx exec {job} -- nvidia-smi")
-    ours = sys.stdin.isatty() and sys.stdout.isatty()
+        raise BadRequest("the command is missing", hint=f"phalanx exec {job} -- nvidia-smi")
+    interactive = sys.stdin.isatty() and sys.stdout.isatty()
     head = connect()
-    return Session(head, job_named(head, job), words, node_rank=node_rank, tty=ours if tty is None else tty).run()
+    return Session(
+        head, job_named(head, job), words, node_rank=node_rank, tty=interactive if tty is None else tty
+    ).run()
 
 
 @click.command()
 @click.argument("job", metavar="JOB")
 @_NODE_RANK
 def shell(job: str, node_rank: int) -> int:
-    """Open a shell in the surroundings of a job's ranks."""
+    """Open a shell in the environment of a job's ranks."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise BadRequest(
-            "a shell needs a terminal on both ends", hint=f"phalanx exec {job} -- COMMAND runs one command"
-        )
+        raise BadRequest("shell needs a terminal", hint=f"run one command with phalanx exec {job} -- COMMAND")
     head = connect()
     return Session(head, job_named(head, job), _SHELL, node_rank=node_rank, tty=True).run()
 
 
 class Session:
-    """One command on a node. Two flows, each by offsets: what is typed goes out on a thread, what is printed comes in here."""
+    """One command on a node. A thread sends the input, `run` prints the output; both count byte offsets."""
 
     def __init__(self, head: Client, job_id: str, argv: Sequence[str], *, node_rank: int, tty: bool) -> None:
         self._head = head
@@ -75,7 +75,7 @@ class Session:
         self._resized = False
 
     def run(self) -> int:
-        """Until the command is over; its exit code."""
+        """Run until the command ends; return its exit code."""
         with _raw_terminal(self._tty), self._watching_size():
             threading.Thread(target=self._send_input, name="exec-input", daemon=True).start()
             return self._print_output()
@@ -83,7 +83,7 @@ class Session:
     def _print_output(self) -> int:
         after = 0
         while True:
-            self._tell_size()
+            self._send_size()
             reply = self._head.exec_output(self._name, after, wait_s=_WAIT_S)
             fresh = reply.data[max(0, after - (reply.end - len(reply.data))) :]
             if fresh:
@@ -92,11 +92,11 @@ class Session:
             after = reply.end
             if reply.done:
                 if reply.error:
-                    raise Conflict(reply.error, hint="phalanx show tells where the job is")
+                    raise Conflict(reply.error, hint="see phalanx show for the state of the job")
                 return 0 if reply.exit_code is None else reply.exit_code
 
     def _send_input(self) -> None:
-        """Send what is typed until its end."""
+        """Send the input until its end."""
         offset = 0
         try:
             while True:
@@ -105,7 +105,7 @@ class Session:
                 if not data:
                     return
         except (PhalanxError, OSError):
-            return  # the command is over, or the head is gone: the other flow says which
+            return  # the command has ended or the head is unreachable: _print_output reports it
 
     @contextmanager
     def _watching_size(self) -> Iterator[None]:
@@ -123,7 +123,7 @@ class Session:
         finally:
             signal.signal(signal.SIGWINCH, before)
 
-    def _tell_size(self) -> None:
+    def _send_size(self) -> None:
         if self._resized:
             self._resized = False
             screen = terminal()
@@ -132,7 +132,7 @@ class Session:
 
 @contextmanager
 def _raw_terminal(wanted: bool) -> Iterator[None]:
-    """Every key goes to the command, Ctrl-C too; put back whatever happens."""
+    """Pass every key to the command, Ctrl-C too; always restore the terminal."""
     if not wanted or not sys.stdin.isatty():
         yield
         return

@@ -1,4 +1,4 @@
-"""Staying with a job: its output on standard output, its states on standard error, until it ends or the user leaves."""
+"""Follows a job: output on standard output, states on standard error, until the job ends or the user detaches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class StatusLine:
-    """One line on standard error that says what is waited for; on a terminal it is drawn over, elsewhere printed when it changes."""
+    """A status line on standard error: updated in place on a terminal, else printed when it changes."""
 
     def __init__(self) -> None:
         self._screen = terminal(sys.stderr)
@@ -39,39 +39,39 @@ class StatusLine:
         self._shown = text
 
     def clear(self) -> None:
-        """Take the line away, so that something else can be printed."""
+        """Remove the line, so that other text can be printed."""
         if self._shown and self._screen.interactive:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
         self._shown = ""
 
     def say(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a permanent line."""
         self.clear()
         print(self._screen.paint(clean(text), "dim"), file=sys.stderr, flush=True)
 
 
 def follow(head: Client, job_id: str, *, rank: str | None, cursor: str = "", tasks: int | None = None) -> int:
-    """Stream until the job ends and give its exit code. Ctrl-C passes through: see `leaving`.
+    """Stream the output until the job ends; return its exit code. KeyboardInterrupt is left to the caller: see `leaving`.
 
     Args:
-        head: where the job is.
+        head: client.
         job_id: the job.
-        rank: "3", "all", or None for all with a prefix only where there is more than one task.
-        cursor: go on from here; "" from the start.
-        tasks: how many tasks it has, where that is known already.
+        rank: "3", "all", or None for all, with a prefix only if there is more than one task.
+        cursor: resume after this; "" is the start.
+        tasks: number of tasks, if known.
     """
     status = StatusLine()
     output = Output(prefix=rank == "all" or (rank is None and tasks != 1))
     try:
         return _stream(head, job_id, rank=rank or "all", cursor=cursor, output=output, status=status)
-    finally:  # at its end, a fault or Ctrl-C alike
+    finally:  # also after an error or Ctrl-C
         output.finish()
         status.clear()
 
 
 def _stream(head: Client, job_id: str, *, rank: str, cursor: str, output: Output, status: StatusLine) -> int:
-    seen = _Seen(status)
+    printer = _StatePrinter(status)
     for event in head.follow_logs(job_id, rank=rank, cursor=cursor):
         match event.kind:
             case "log":
@@ -79,43 +79,42 @@ def _stream(head: Client, job_id: str, *, rank: str, cursor: str, output: Output
                 output.write(event.fields["epoch"], event.fields["stream"], event.fields["text"])
                 output.flush()
             case "state":
-                seen.state(msgspec.convert(event.fields, StateEvent), head, job_id)
+                printer.show(msgspec.convert(event.fields, StateEvent), head, job_id)
             case "end":
                 output.finish()
                 status.clear()
                 return _end(head, job_id, msgspec.convert(event.fields, EndEvent))
-            case _:  # a later release may say more
+            case _:  # event kinds of later releases
                 pass
     return _end(head, job_id, None)
 
 
-class _Seen:
-    """States as they come, told once each."""
+class _StatePrinter:
+    """Prints each state of the job once."""
 
     def __init__(self, status: StatusLine) -> None:
         self._status = status
         self._placed: tuple[int, int] | None = None
 
-    def state(self, event: StateEvent, head: Client, job_id: str) -> None:
+    def show(self, event: StateEvent, head: Client, job_id: str) -> None:
         if event.state is JobState.PENDING:
-            self._status.show(f"waiting: {event.detail or event.reason or 'not judged yet'}")
+            self._status.show(f"waiting: {event.detail or event.reason or 'not scheduled yet'}")
         elif event.state is JobState.RUNNING and event.attempt_state is AttemptState.RUNNING:
-            life = (event.epoch, event.generation)
-            if self._placed != life:
-                self._placed = life
-                self._tell_placement(event, head, job_id)
+            started = (event.epoch, event.generation)
+            if self._placed != started:
+                self._placed = started
+                self._show_placement(event, head, job_id)
         elif event.state is JobState.RUNNING and event.attempt_state is not None:
             self._status.show(f"{event.attempt_state} on {', '.join(event.nodes)}")
 
-    def _tell_placement(self, event: StateEvent, head: Client, job_id: str) -> None:
+    def _show_placement(self, event: StateEvent, head: Client, job_id: str) -> None:
         attempts = head.job(job_id).attempts
         grants = next((attempt.grants for attempt in attempts if attempt.epoch == event.epoch), [])
-        again = "" if event.epoch == 1 and event.generation == 0 else f", attempt {event.epoch}" + (
-            f" restarted in place ({event.generation})" if event.generation else ""
-        )  # fmt: skip
+        restarted = f" restarted in place ({event.generation})" if event.generation else ""
+        attempt = f", attempt {event.epoch}{restarted}" if event.epoch > 1 or restarted else ""
         where = ", ".join(event.nodes) or "its nodes"
         shape = f": {shape_note([len(grant.devices) for grant in grants])}" if grants else ""
-        self._status.say(f"running on {where}{shape}{again}")
+        self._status.say(f"running on {where}{shape}{attempt}")
 
 
 def _end(head: Client, job_id: str, event: EndEvent | None) -> int:

@@ -1,4 +1,4 @@
-"""`phalanx get`: fetch what a job put into PHALANX_OUTPUT_DIR, without trusting a name in the archive."""
+"""`phalanx get`: downloads the files that a job wrote to PHALANX_OUTPUT_DIR. The archive is untrusted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from phalanx.client import Client
 
 _CHUNK_BYTES: Final = 1 << 20
-_PROGRESS_AFTER_S: Final = 0.7  # small fetches show nothing but their result
+_PROGRESS_AFTER_S: Final = 0.7  # short downloads print no progress
 
 
 @click.command()
@@ -30,81 +30,81 @@ _PROGRESS_AFTER_S: Final = 0.7  # small fetches show nothing but their result
 @click.argument("dest", metavar="[DEST]", required=False, type=click.Path(file_okay=False))
 @click.option("--path", default="", metavar="PATH", help="Only this file or folder of the outputs.")
 def get(job: str, dest: str | None, path: str) -> None:
-    """Fetch a job's outputs into DEST (job-N here otherwise); files of the same name are replaced."""
+    """Download the outputs of a job into DEST (default: job-N). Replaces files of the same name."""
     head = connect()
     job_id = job_named(head, job)
     folder = dest or f"job-{job_id}"
     fetched = _fetch(head, job_id, path, folder)
     if not fetched.files:
-        print(f"job {job_id} put nothing into PHALANX_OUTPUT_DIR")
+        print(f"job {job_id} wrote no files to PHALANX_OUTPUT_DIR")
         return
     print(f"{fetched.files} {'file' if fetched.files == 1 else 'files'}, {format_bytes(fetched.bytes)}, in {folder}")
     print(f"next: ls {folder}")
 
 
 def _fetch(head: Client, job_id: str, path: str, folder: str) -> Extraction:
-    """Unpack while it comes: the client writes into one end of a pipe, on a thread, and the archive is read from the other."""
-    ours, theirs = os.pipe()
-    trouble: list[PhalanxError] = []
+    """Unpack during the download: a thread writes the archive into a pipe, and it is read from the other end."""
+    read_end, write_end = os.pipe()
+    errors: list[PhalanxError] = []
 
     def receive() -> None:
-        with open(theirs, "wb", buffering=0) as out:
+        with open(write_end, "wb", buffering=0) as out:
             try:
                 head.fetch_archive(job_id, out, path)
             except PhalanxError as error:
-                trouble.append(error)
+                errors.append(error)
             except BrokenPipeError:
-                pass  # the reader gave up, and says why
+                pass  # the reader stopped, and reports why
 
     thread = threading.Thread(target=receive, name="fetch", daemon=True)
     thread.start()
-    with open(ours, "rb", buffering=0) as source:
+    with open(read_end, "rb", buffering=0) as source:
         fetched = Extraction(folder, Meter(source))
         try:
             fetched.run()
         except BadFile:
-            if not trouble:
+            if not errors:
                 raise
     thread.join()
-    if trouble:
-        raise trouble[0]
+    if errors:
+        raise errors[0]
     return fetched
 
 
 class Meter:
-    """Reads through and shows how much came, on a terminal and only when it takes a while."""
+    """A reader that shows progress on a terminal if the download takes long."""
 
     def __init__(self, source: IO[bytes]) -> None:
         self._source = source
         self._screen = terminal(sys.stderr)
-        self._begun = self._told = time.monotonic()
+        self._begun = self._drawn = time.monotonic()
         self._bytes = 0
         self._shown = False
 
     def read(self, size: int = -1) -> bytes:
-        """As the source; may draw."""
+        """Read from the source; may draw the progress."""
         data = self._source.read(size)
         self._bytes += len(data)
         now = time.monotonic()
-        if self._screen.interactive and now - self._begun > _PROGRESS_AFTER_S and now - self._told > 0.1:
+        if self._screen.interactive and now - self._begun > _PROGRESS_AFTER_S and now - self._drawn > 0.1:
             rate = self._bytes / (now - self._begun)
-            sys.stderr.write(f"\r\x1b[K{format_bytes(self._bytes)} fetched, {format_bytes(rate)}/s")
+            sys.stderr.write(f"\r\x1b[K{format_bytes(self._bytes)} downloaded, {format_bytes(rate)}/s")
             sys.stderr.flush()
-            self._told, self._shown = now, True
+            self._drawn, self._shown = now, True
         return data
 
     def clear(self) -> None:
-        """Take the line away."""
+        """Remove the progress line."""
         if self._shown:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
 
 
 class Extraction:
-    """Unpacks a tar stream into a folder. Nothing lands outside it: no `..`, no absolute name, no way through a link.
+    """Unpacks a tar stream into a folder. Nothing is written outside: no `..`, no absolute names, no links to the outside.
 
-    Python 3.11.2 has no extraction filters yet, so the rule is ours: folders, files and links that stay inside, nothing else; a file
-    is written beside its place and renamed, so that a broken fetch leaves no half file.
+    Python 3.11.2 has no extraction filters yet, so they are implemented here: only folders, files and links within the folder. A file is
+    written under a temporary name and renamed, so that an interrupted download leaves no partial file.
     """
 
     def __init__(self, folder: str, source: Meter) -> None:
@@ -115,40 +115,40 @@ class Extraction:
         self._links: list[tuple[str, str]] = []
 
     def run(self) -> None:
-        """Unpack all of it.
+        """Unpack the whole stream.
 
         Raises:
-            BadFile: the stream is no tar, or ended early.
+            BadFile: the stream is not a tar archive, or ended early.
         """
         try:
             with tarfile.open(fileobj=self._source, mode="r|") as archive:  # type: ignore[call-overload]  # has read(), all it needs
                 for member in archive:
                     self._member(archive, member)
         except tarfile.ReadError as error:
-            raise BadFile(f"the outputs did not come whole: {error}", hint="run the same command again") from None
+            raise BadFile(f"the download is incomplete: {error}", hint="run the same command again") from None
         except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
-            raise BadFile(f"what came are no outputs: {clean(str(error))[:200]}") from None
+            raise BadFile(f"the download is not a valid archive: {clean(str(error))[:200]}") from None
         finally:
             self._source.clear()
-        for name, target in self._links:  # last, so that no file is written through one
+        for name, target in self._links:  # last, so that no file is written through a link
             self._link(name, target)
-        for name, target in self._links:  # one through another may climb higher than its words do
+        for name, target in self._links:  # a chain of links may lead further than the text of each
             place = os.path.join(self._root, name)
             if os.path.islink(place) and not (os.path.realpath(place) + os.sep).startswith(self._root + os.sep):
                 _unlink(place)
                 self.files -= 1
-                warn(f"left out: {clean(name)} (a link that leads outside, to {clean(target)})")
+                warn(f"left out: {clean(name)} (a link to {clean(target)}, outside the folder)")
 
     def _member(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         name = os.path.normpath(member.name)
         if name == ".":
             return
         if os.path.isabs(name) or name.split(os.sep)[0] == ".." or "\0" in name + member.linkname:
-            warn(f"left out: {clean(member.name)} (a name that leads outside)")
+            warn(f"left out: {clean(member.name)} (a name outside the folder)")
         elif member.issparse():
-            warn(f"left out: {clean(member.name)} (no head sends this kind: its size is a word and not bytes)")
+            warn(f"left out: {clean(member.name)} (a sparse file, which a head never sends)")
         elif member.isdir():
-            self._place(os.path.join(name, "any"))  # makes its folder
+            self._place(os.path.join(name, "any"))  # creates its folder
         elif member.isreg():
             self._file(archive, member, name)
         elif member.issym():
@@ -165,7 +165,7 @@ class Extraction:
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb") as file:
             while chunk := source.read(_CHUNK_BYTES):
                 if chunk.count(0) == len(chunk):
-                    file.seek(len(chunk), os.SEEK_CUR)  # what was a hole there need not fill the disk here
+                    file.seek(len(chunk), os.SEEK_CUR)  # keep holes of sparse files
                 else:
                     file.write(chunk)
             file.truncate()
@@ -177,7 +177,7 @@ class Extraction:
         except IsADirectoryError:
             _unlink(part)
             raise BadFile(
-                f"{clean(place)}: is a folder here, and a file there", hint="fetch into a fresh folder"
+                f"{clean(place)} is a folder here and a file in the outputs", hint="use an empty folder"
             ) from None
         self.files += 1
         self.bytes += member.size
@@ -185,7 +185,7 @@ class Extraction:
     def _link(self, name: str, target: str) -> None:
         inside = os.path.normpath(os.path.join(os.path.dirname(name), target))
         if os.path.isabs(target) or inside.split(os.sep)[0] == "..":
-            warn(f"left out: {clean(name)} (a link that leads outside, to {clean(target)})")
+            warn(f"left out: {clean(name)} (a link to {clean(target)}, outside the folder)")
             return
         place = self._place(name)
         _unlink(place)
@@ -193,10 +193,10 @@ class Extraction:
         self.files += 1
 
     def _place(self, name: str) -> str:
-        """The path of a name, its folder made; refused where a link that was here already would lead it outside.
+        """Return the path of a name, and create its folder.
 
         Raises:
-            BadFile: it does.
+            BadFile: the folder is a file, or an existing link leads outside.
         """
         place = os.path.join(self._root, name)
         parent = os.path.dirname(place)
@@ -204,10 +204,10 @@ class Extraction:
             os.makedirs(parent, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             raise BadFile(
-                f"{clean(parent)}: is a file here, and a folder there", hint="fetch into a fresh folder"
+                f"{clean(parent)} is a file here and a folder in the outputs", hint="use an empty folder"
             ) from None
         if os.path.realpath(parent) != parent:
-            raise BadFile(f"{parent}: is reached through a link", hint="fetch into a fresh folder")
+            raise BadFile(f"{parent} contains a link", hint="use an empty folder")
         return place
 
 
@@ -217,7 +217,7 @@ def _unlink(path: str) -> None:
     except FileNotFoundError:
         return
     except IsADirectoryError:
-        raise BadFile(f"{clean(path)}: is a folder here, and a link there", hint="fetch into a fresh folder") from None
+        raise BadFile(f"{clean(path)} is a folder here and a link in the outputs", hint="use an empty folder") from None
 
 
 def _umask() -> int:

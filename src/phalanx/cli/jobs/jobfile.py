@@ -1,7 +1,7 @@
-"""Job files: YAML 1.2 to the mapping of `core.work.request`, with the line of every key.
+"""Parses job files (YAML 1.2) into the mapping of `core.work.request`, with the line of every key.
 
-Built on ruamel's event stream rather than its constructors: a scalar keeps the words the user typed (`time: 2:00:00`, `A: 1.10`,
-`name: 007`), keys are judged as they come, and depth, count and aliases are bounded before anything is built.
+Uses ruamel's event stream instead of its constructors: scalars keep the text that the user typed (`time: 2:00:00`, `A: 1.10`,
+`name: 007`), keys are checked in order, and depth, count and aliases are limited before anything is built.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from phalanx.core.work.keys import KEYS, BadKey, Kind, refuse_key
 if TYPE_CHECKING:
     from ruamel.yaml.events import Event, ScalarEvent
 
-_MISSING: Final = "a command goes after --: phalanx run -- python train.py"
-FILE_BYTES_MAX: Final = 256 << 10  # a script of 5,000 lines; the scanner needs half a second for this much of the worst
-_NODES_MAX: Final = 10_000  # scalars and collections, aliases counted as often as they are used
+_MISSING: Final = "for a command, write -- before it: phalanx run -- python train.py"
+FILE_BYTES_MAX: Final = 256 << 10  # a script of 5,000 lines; the worst case takes the scanner half a second
+_NODES_MAX: Final = 10_000  # scalars and collections; each use of an alias counts
 _DEPTH_MAX: Final = 8  # a job file is two deep; ruamel's scanner is quadratic in depth
 
 # YAML 1.2 core schema, for the few keys that hold numbers and flags.
@@ -32,29 +32,29 @@ _YES_NO: Final = frozenset({"yes", "no", "on", "off", "y", "n"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFile:
-    """What a file says. `lines` holds the line, from 1, of each key."""
+    """Content of a job file. `lines` has the line of each key, from 1."""
 
     path: str
     mapping: dict[str, object]
     lines: dict[str, int] = field(default_factory=dict)
 
     def at(self, key: str) -> str:
-        """`job.yaml:3` for a key that stands in the file, else the path."""
+        """Return `job.yaml:3` for a key in the file, else the path."""
         return f"{self.path}:{self.lines[key]}" if key in self.lines else self.path
 
 
 def read_job_file(path: str) -> JobFile:
-    """The job file at `path`; `-` reads standard input.
+    """Return the job file at `path`; `-` reads standard input.
 
     Raises:
-        BadFile: missing, a folder, not UTF-8, not YAML, an unknown or doubled key; says the line.
-        TooLarge: over 256 KiB, told before a byte is parsed.
+        BadFile: the file is missing, a folder, not UTF-8 or not YAML, or has an unknown or duplicate key; the message names the line.
+        TooLarge: the file is larger than 256 KiB; checked before parsing.
     """
     return parse_job_file(_text_of(bytes_of(path, FILE_BYTES_MAX, "job file", missing=_MISSING), path), path=path)
 
 
 def parse_job_file(text: str, *, path: str) -> JobFile:
-    """The job in a text. `path` is for messages.
+    """Return the job file of a text. `path` is for messages.
 
     Raises:
         BadFile: as for `read_job_file`.
@@ -77,14 +77,14 @@ def parse_job_file(text: str, *, path: str) -> JobFile:
 
 def _text_of(raw: bytes, path: str) -> str:
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise BadFile(f"{path}: is UTF-16, a job file is UTF-8", hint=f"iconv -f UTF-16 -t UTF-8 {path}")
+        raise BadFile(f"{path}: is UTF-16; a job file must be UTF-8", hint=f"iconv -f UTF-16 -t UTF-8 {path}")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise BadFile(
             f"{path}:{line}: not UTF-8: byte 0x{raw[error.start]:02x} at offset {error.start}",
-            hint="save it as UTF-8; iconv -f LATIN1 -t UTF-8 converts most",
+            hint="save it as UTF-8, for example with iconv -f LATIN1 -t UTF-8",
         ) from None
 
 
@@ -92,7 +92,7 @@ def _text_of(raw: bytes, path: str) -> str:
 
 
 class _Reader:
-    """Walks the events of one document and builds the mapping."""
+    """Builds the mapping from the events of one document."""
 
     def __init__(self, events: Iterator[Event], path: str) -> None:
         self._events = self._counted(events)
@@ -103,21 +103,21 @@ class _Reader:
         self._skip_to_document()
         root = next(self._events)
         if _kind(root) == "DocumentEnd" or (_kind(root) == "Scalar" and _scalar(root).value in _NULL):
-            raise BadFile(f"{self._path}: holds nothing", hint="write at least run: and the command")
+            raise BadFile(f"{self._path}: empty file", hint="write at least run: and the command")
         if _kind(root) != "MappingStart":
-            self._refuse(root, "a job file holds keys and values, as in run: python train.py")
+            self._fail(root, "a job file has keys and values, for example run: python train.py")
         mapping: dict[str, object] = {}
         lines: dict[str, int] = {}
         while _kind(event := next(self._events)) != "MappingEnd":
             key = self._key(event)
             if key in lines:
-                self._refuse(event, f"{key} stands here and on line {lines[key]}")
+                self._fail(event, f"{key} is defined twice, here and on line {lines[key]}")
             lines[key] = _line(event)
-            self._known(event, key)
+            self._check_key(event, key)
             mapping[key] = self._value(key)
         for event in self._events:
             if _kind(event) == "DocumentStart":
-                self._refuse(event, "a job file holds one job, and here a second document begins")
+                self._fail(event, "a job file has one job, and here a second document begins")
         return JobFile(path=self._path, mapping=mapping, lines=lines)
 
     def _counted(self, events: Iterator[Event]) -> Iterator[Event]:
@@ -125,20 +125,20 @@ class _Reader:
         for count, event in enumerate(events):
             depth += _kind(event).endswith("Start") - _kind(event).endswith("End")
             if depth > _DEPTH_MAX or count > _NODES_MAX:
-                self._refuse(
+                self._fail(
                     event,
                     f"nested more than {_DEPTH_MAX} deep" if depth > _DEPTH_MAX else f"more than {_NODES_MAX} values",
                 )
             if getattr(event, "tag", None) is not None:
-                self._refuse(event, f"the tag {event.tag} has no meaning in a job file")  # type: ignore[attr-defined]
+                self._fail(event, f"the tag {event.tag} is not allowed in a job file")  # type: ignore[attr-defined]
             yield event
 
     def _skip_to_document(self) -> None:
         while _kind(event := next(self._events)) != "DocumentStart":
             if _kind(event) == "StreamEnd":
-                raise BadFile(f"{self._path}: holds nothing", hint="write at least run: and the command")
+                raise BadFile(f"{self._path}: empty file", hint="write at least run: and the command")
 
-    def _known(self, event: Event, key: str) -> None:
+    def _check_key(self, event: Event, key: str) -> None:
         try:
             if key == "<<":
                 raise BadKey("merge keys (<<) are not YAML 1.2", key=key, hint="write the values out")
@@ -148,29 +148,29 @@ class _Reader:
 
     def _key(self, event: Event) -> str:
         if _kind(event) != "Scalar":
-            self._refuse(event, "a key must be a word")
+            self._fail(event, "a key must be a word")
         return str(_scalar(event).value)
 
-    def _value(self, key: str) -> object:  # noqa: RET503  # _refuse never returns
+    def _value(self, key: str) -> object:  # noqa: RET503  # _fail never returns
         event = next(self._events)
         match KEYS[key], _kind(event):
             case _, "Alias":
                 return self._alias(event)
             case ((Kind.NUMBER | Kind.FLAG | Kind.TEXT | Kind.WORDS | Kind.LIST | Kind.MAYBE_TABLE), "Scalar"):
-                return self._keep(event, self._resolved(event, KEYS[key]))
+                return self._remember(event, self._resolved(event, KEYS[key]))
             case ((Kind.WORDS | Kind.LIST | Kind.TABLE), "SequenceStart"):
-                return self._keep(event, self._words(key))
+                return self._remember(event, self._words(key))
             case ((Kind.TABLE | Kind.MAYBE_TABLE), "MappingStart"):
-                return self._keep(event, self._table(key))
+                return self._remember(event, self._table(key))
             case Kind.TABLE, "Scalar" if _is_null(event):
                 return None
             case _:
-                self._refuse(event, f"{key}: {_WANTED[KEYS[key]]}")
+                self._fail(event, f"{key}: {_WANTED[KEYS[key]]}")
 
     def _words(self, key: str) -> list[str]:
         words: list[str] = []
         while _kind(event := next(self._events)) != "SequenceEnd":
-            words.append(self._text(event, f"{key}: a list of words, and this is none"))
+            words.append(self._text(event, f"{key}: expected a list of words"))
         return words
 
     def _table(self, key: str) -> dict[str, object]:
@@ -178,9 +178,9 @@ class _Reader:
         while _kind(event := next(self._events)) != "MappingEnd":
             name = self._key(event)
             if name in table:
-                self._refuse(event, f"{key}: {name} stands here twice")
+                self._fail(event, f"{key}: {name} is defined twice")
             if name == "<<":
-                self._refuse(event, "merge keys (<<) are not YAML 1.2; write the values out")
+                self._fail(event, "merge keys (<<) are not YAML 1.2; write the values out")
             value = next(self._events)
             table[name] = None if _is_null(value) else self._text(value, f"{key}: {name} must be text")
         return table
@@ -191,20 +191,22 @@ class _Reader:
             if isinstance(value, str):
                 return value
         elif _kind(event) == "Scalar":
-            return str(self._keep(event, _scalar(event).value))
-        self._refuse(event, otherwise)
+            return str(self._remember(event, _scalar(event).value))
+        self._fail(event, otherwise)
 
-    def _keep(self, event: Any, value: object) -> object:
+    def _remember(self, event: Any, value: object) -> object:
         if event.anchor is not None:
             self._anchors[event.anchor] = value
         return value
 
     def _alias(self, event: Any) -> object:
-        """What an anchor before holds. An anchor counts only when whole, so that nothing can hold itself, and since no list holds a
-        list, aliases multiply at most once.
+        """Return the value of an earlier anchor.
+
+        An anchor is stored only when its value is complete, so that no value can contain itself. Lists cannot be nested, so aliases
+        multiply the size at most once.
         """
         if event.anchor not in self._anchors:
-            self._refuse(event, f"*{event.anchor} names nothing above it")
+            self._fail(event, f"*{event.anchor} is not defined above")
         return self._anchors[event.anchor]
 
     def _resolved(self, event: Event, kind: Kind) -> object:
@@ -218,21 +220,21 @@ class _Reader:
             if text in _BOOL:
                 return _BOOL[text]
             if text.lower() in _YES_NO:
-                self._refuse(event, f"{text} is text in YAML 1.2; write true or false")
+                self._fail(event, f"{text} is a text in YAML 1.2; write true or false")
         return text
 
-    def _refuse(self, event: Event, why: str) -> NoReturn:
+    def _fail(self, event: Event, why: str) -> NoReturn:
         raise BadFile(f"{self._path}:{_line(event)}: {why}")
 
 
 _WANTED: Final = {
-    Kind.TEXT: "one value, not a list or table",
-    Kind.WORDS: "a command, or a list of its words",
-    Kind.LIST: "one of them, or a list",
-    Kind.NUMBER: "a whole number",
-    Kind.FLAG: "true or false",
-    Kind.TABLE: "names and values",
-    Kind.MAYBE_TABLE: "one value, or names and values",
+    Kind.TEXT: "expected one value, not a list or mapping",
+    Kind.WORDS: "expected a command, or a list of its words",
+    Kind.LIST: "expected one value, or a list",
+    Kind.NUMBER: "expected a whole number",
+    Kind.FLAG: "expected true or false",
+    Kind.TABLE: "expected keys and values",
+    Kind.MAYBE_TABLE: "expected one value, or keys and values",
 }
 
 
@@ -241,7 +243,7 @@ def _kind(event: Event) -> str:
 
 
 def _scalar(event: Event) -> ScalarEvent:
-    return event  # type: ignore[return-value]  # asked only where _kind said so
+    return event  # type: ignore[return-value]  # called only if _kind is Scalar
 
 
 def _is_null(event: Event) -> bool:

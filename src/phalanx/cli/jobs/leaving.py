@@ -1,4 +1,4 @@
-"""Ctrl-C while staying with a job (DESIGN 4): the first detaches and says how to come back, a second within 2 s cancels."""
+"""Ctrl-C while following a job (DESIGN 4): the first detaches, a second one within 2 s cancels the job."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from phalanx.client import Client
 
 SECOND_CTRL_C_S: Final = 2.0  # DESIGN 4
-_INTERRUPTED: Final = 130  # 128 + SIGINT: the job's outcome is unknown here, so it is never 0
+_INTERRUPTED: Final = 130  # 128 + SIGINT; not 0, because the outcome of the job is unknown
 
 
 def leave(head: Client, job_id: str) -> int:
-    """What follows the first Ctrl-C; our exit code."""
+    """Handle the first Ctrl-C; return the exit code of this command."""
     try:
-        print(f"\ndetached, job {job_id} goes on; next: phalanx attach {job_id}", file=sys.stderr)
+        print(f"\ndetached, job {job_id} continues; next: phalanx attach {job_id}", file=sys.stderr)
         print(f"(Ctrl-C again within {SECOND_CTRL_C_S:.0f} s cancels it)", file=sys.stderr, flush=True)
         time.sleep(SECOND_CTRL_C_S)
     except KeyboardInterrupt:

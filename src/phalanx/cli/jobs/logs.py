@@ -1,4 +1,4 @@
-"""`phalanx logs`: what tasks wrote, all of it, the end of it, or as it comes."""
+"""`phalanx logs`: prints the output of tasks: all, the last lines, or as it arrives."""
 
 from __future__ import annotations
 
@@ -21,40 +21,42 @@ from phalanx.wire.api.output import LogChunk, LogsReply
 if TYPE_CHECKING:
     from phalanx.client import Client
 
-_TAIL_BYTES_A_LINE: Final = 256  # first guess at a line's length; doubled until there are enough
+_TAIL_BYTES_A_LINE: Final = 256  # first estimate; increased until there are enough lines
 _TAIL_BYTES_MAX: Final = 16 << 20
 
 
 @click.command()
 @click.argument("job", metavar="JOB")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job ends; Ctrl-C leaves it alone.")
+@click.option("-f", "--follow", is_flag=True, help="Follow until the job ends; Ctrl-C stops following.")
 @click.option(
     "--rank",
     type=RANK,
     metavar="RANK",
-    help="One rank, `all`, or `supervisor`; all with a prefix unless there is one task only.",
+    help="One rank, `all`, or `supervisor`. Default: all, with a prefix if there are several tasks.",
 )
-@click.option("--stacks", is_flag=True, help="Where each rank stood when the job hung, in place of its output.")
+@click.option(
+    "--stacks", is_flag=True, help="Print the stacks of all ranks from when the job hung, instead of its output."
+)
 @click.option("-n", "--tail", type=click.IntRange(0, 100_000), metavar="N", help="Only the last lines of each rank.")
-@click.option("--attempt", type=click.IntRange(1), metavar="N", help="Of one attempt; of all otherwise.")
-@click.option("--json", "as_json", is_flag=True, help="Print chunks as JSON, one a line.")
+@click.option("--attempt", type=click.IntRange(1), metavar="N", help="Only of this attempt.")
+@click.option("--json", "as_json", is_flag=True, help="Print chunks as JSON, one per line.")
 def logs(
     job: str, follow: bool, rank: str | None, stacks: bool, tail: int | None, attempt: int | None, as_json: bool
 ) -> int:
     """Print the output of a job's tasks; -f follows it."""
     if stacks and rank is not None:
-        raise BadRequest("--stacks prints those of every rank", hint="leave --rank out")
+        raise BadRequest("--stacks prints the stacks of every rank", hint="leave --rank out")
     rank = "stacks" if stacks else rank
     head = connect()
     job_id = job_named(head, job)
-    lives = head.job(job_id).attempts
-    check_rank(job_id, rank, [life for life in lives if attempt in (None, life.epoch)])
-    printer = _Json() if as_json else Output(prefix=_prefixed(lives, rank))
+    attempts = head.job(job_id).attempts
+    check_rank(job_id, rank, [one for one in attempts if attempt in (None, one.epoch)])
+    printer = _JsonPrinter() if as_json else Output(prefix=_prefixed(attempts, rank))
     cursor = ""
     pages = (
-        _all_of(head, job_id, rank or "all", attempt)
+        _all_pages(head, job_id, rank or "all", attempt)
         if tail is None
-        else iter([_tail_of(head, job_id, rank or "all", attempt, tail)])
+        else iter([_tail(head, job_id, rank or "all", attempt, tail)])
     )
     try:
         for page in pages:
@@ -77,9 +79,9 @@ def logs(
 
 
 def print_tail(head: Client, job_id: str, *, rank: str | None, tail: int, tasks: int | None) -> str:
-    """Print the last `tail` lines of each rank; the cursor to go on from."""
+    """Print the last `tail` lines of each rank; return the cursor after them."""
     output = Output(prefix=rank == "all" or (rank is None and tasks != 1))
-    reply = _tail_of(head, job_id, rank or "all", None, tail)
+    reply = _tail(head, job_id, rank or "all", None, tail)
     for chunk in reply.chunks:
         output.write(chunk.epoch, chunk.stream, chunk.text)
     output.finish()
@@ -87,16 +89,16 @@ def print_tail(head: Client, job_id: str, *, rank: str | None, tail: int, tasks:
 
 
 def check_rank(job_id: str, rank: str | None, attempts: Sequence[AttemptView]) -> None:
-    """Whether a job that was placed has such a rank.
+    """Check that a job with attempts has this rank.
 
     Raises:
-        BadRequest: it has not; says which there are.
+        BadRequest: it has not; the message has the range of its ranks.
     """
     tasks = max((sum(grant.tasks for grant in attempt.grants) for attempt in attempts), default=0)
     if rank is None or not rank.isdigit() or not tasks or int(rank) < tasks:
         return
-    has = f"ranks 0-{tasks - 1}" if tasks > 1 else "rank 0 only"
-    raise BadRequest(f"job {job_id} has {has}", hint=f"there is no rank {rank}; --rank all prints every one")
+    ranks = f"ranks 0-{tasks - 1}" if tasks > 1 else "rank 0 only"
+    raise BadRequest(f"job {job_id} has {ranks}, no rank {rank}", hint="--rank all prints all ranks")
 
 
 def _prefixed(attempts: Sequence[AttemptView], rank: str | None) -> bool:
@@ -105,7 +107,7 @@ def _prefixed(attempts: Sequence[AttemptView], rank: str | None) -> bool:
     return not attempts or sum(grant.tasks for grant in attempts[-1].grants) != 1
 
 
-def _all_of(head: Client, job_id: str, rank: str, epoch: int | None) -> Iterator[LogsReply]:
+def _all_pages(head: Client, job_id: str, rank: str, epoch: int | None) -> Iterator[LogsReply]:
     page = head.logs(job_id, rank=rank, epoch=epoch)
     yield page
     while page.more:
@@ -113,8 +115,8 @@ def _all_of(head: Client, job_id: str, rank: str, epoch: int | None) -> Iterator
         yield page
 
 
-def _tail_of(head: Client, job_id: str, rank: str, epoch: int | None, tail: int) -> LogsReply:
-    """The last `tail` whole lines of every stream: asks for more bytes until each stream has them or is there from its start."""
+def _tail(head: Client, job_id: str, rank: str, epoch: int | None, tail: int) -> LogsReply:
+    """Return the last `tail` whole lines of every stream. Requests more bytes until each stream has enough lines or is complete."""
     size = min(_TAIL_BYTES_MAX, max(4096, tail * _TAIL_BYTES_A_LINE))
     while True:
         chunks, page = [], head.logs(job_id, rank=rank, epoch=epoch, tail_bytes=size)
@@ -132,14 +134,15 @@ def _tail_of(head: Client, job_id: str, rank: str, epoch: int | None, tail: int)
             break
         size = min(_TAIL_BYTES_MAX, size * 4)
     return LogsReply(
-        chunks=[cut for parts in streams.values() if (cut := _last_lines(parts, tail)) is not None], cursor=page.cursor,
+        chunks=[cut for parts in streams.values() if (cut := _last_lines(parts, tail)) is not None],
+        cursor=page.cursor,
         note=page.note,
-    )  # fmt: skip
+    )
 
 
 def _last_lines(chunks: list[LogChunk], tail: int) -> LogChunk | None:
     text = "".join(chunk.text for chunk in chunks)
-    # Split at line ends alone: a progress bar's \r stays inside its line.
+    # Split at \n only: the \r of a progress bar is part of its line.
     lines = [line for line in text.split("\n")[-tail - 1 :] if tail]
     kept = (
         "\n".join(lines if lines and lines[-1] else lines[-tail - 1 :])
@@ -151,17 +154,17 @@ def _last_lines(chunks: list[LogChunk], tail: int) -> LogChunk | None:
     return msgspec.structs.replace(chunks[0], offset=chunks[-1].end - len(kept.encode()), end=chunks[-1].end, text=kept)
 
 
-class _Json:
-    """Prints pieces of streams as JSON, one a line."""
+class _JsonPrinter:
+    """Prints chunks of streams as JSON, one per line."""
 
     def write(self, epoch: int, stream: str, text: str) -> None:
-        """Print one piece."""
+        """Print one chunk."""
         print(msgspec.json.encode({"epoch": epoch, "stream": stream, "text": text}).decode())
 
     def flush(self) -> None:
-        """Hand it on now."""
+        """Flush standard output."""
         sys.stdout.flush()
 
     def finish(self) -> None:
-        """Nothing is held back."""
+        """Flush standard output."""
         sys.stdout.flush()

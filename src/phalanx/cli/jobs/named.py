@@ -1,4 +1,4 @@
-"""Which job a word means: its number, an array's or one element's (17, 17_3), or the name of one's newest job of that name."""
+"""Resolves a job argument: the id of a job, array or element (17, 17_3), or a name: then the newest job of that name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def job_named(head: Client, word: str) -> str:
-    """The job's number. A number is taken as it is; the head knows whether there is such a job. A name of an array gives the array.
+    """Return the id of a job. An id is returned unchecked; the name of an array element gives the array.
 
     Raises:
         NotFound: no job has this name.
@@ -21,5 +21,5 @@ def job_named(head: Client, word: str) -> str:
         return text
     found = head.jobs(name=text, limit=1).jobs if text else []
     if not found:
-        raise NotFound(f"no job is called {word!r}", hint="phalanx ps -a lists all")
+        raise NotFound(f"no job {word!r}", hint="list all jobs with phalanx ps -a")
     return found[0].array_id or found[0].id

@@ -1,4 +1,4 @@
-"""`phalanx ps`: jobs, how far they are, and why one waits."""
+"""`phalanx ps`: lists jobs with their progress, and why they wait."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from phalanx.client import Client
 
 _LIMIT: Final = 100  # jobs on a page
-_RECENT_S: Final = 600.0  # an ended job stays on the short list this long
+_RECENT_S: Final = 600.0  # ended jobs stay in the short list for this long
 _RECENT_MAX: Final = 5
 _NUMBERS_MAX: Final = 24  # characters of element numbers in one line
-_REASONS_MAX: Final = 3  # told in full below the table
+_REASONS_MAX: Final = 3  # printed in full below the table
 _STATES: Final = tuple(state.value for state in JobState)
 
 
 @click.command()
-@click.option("-a", "--all", "everything", is_flag=True, help="Ended jobs too.")
+@click.option("-a", "--all", "everything", is_flag=True, help="Include ended jobs.")
 @click.option("-s", "--state", "states", multiple=True, metavar="STATE", help=f"Only these: {', '.join(_STATES)}.")
-@click.option("-u", "--user", metavar="USER", help="Only this user's.")
-@click.option("-p", "--project", metavar="PROJECT", help="Only this project's.")
-@click.option("-q", "--queue", metavar="QUEUE", help="Only this queue's.")
+@click.option("-u", "--user", metavar="USER", help="Only jobs of this user.")
+@click.option("-p", "--project", metavar="PROJECT", help="Only jobs of this project.")
+@click.option("-q", "--queue", metavar="QUEUE", help="Only jobs of this queue.")
 @click.option("--name", metavar="NAME", help="Only jobs of this name.")
 @click.option(
     "-n",
@@ -44,22 +44,20 @@ _STATES: Final = tuple(state.value for state in JobState)
     default=_LIMIT,
     show_default=True,
     metavar="N",
-    help="At most so many.",
+    help="Maximum number of jobs.",
 )
-@click.option(
-    "-1", "--no-fold", "no_fold", is_flag=True, help="One line for each waiting element of an array; JSON has them so."
-)
+@click.option("-1", "--no-fold", "no_fold", is_flag=True, help="List each waiting element of an array, as --json does.")
 @list_options
 def ps(
     everything: bool, states: tuple[str, ...], limit: int, no_fold: bool, as_json: bool, watch: bool, **only: str | None
 ) -> None:
-    """List jobs: those that run or wait, and the newest that ended; -a all of them."""
+    """List running and waiting jobs, and those that ended last; -a lists all."""
     head = connect()
     for word in states:
         if word not in _STATES:
             near = nearest(word, _STATES)
             raise BadRequest(
-                f"--state: no state is called {word!r}",
+                f"--state: no state {word!r}",
                 hint=f"did you mean {near}?" if near else f"one of {', '.join(_STATES)}",
             )
     filters: dict[str, Any] = {key: value for key, value in only.items() if value is not None}
@@ -77,13 +75,13 @@ def _shown(head: Client, *, everything: bool, states: Sequence[str], limit: int,
         found = head.jobs(state=states, limit=limit, **filters)
         jobs, more = found.jobs, found.next is not None
     else:
-        alive = head.jobs(state=["pending", "running"], limit=limit, **filters)
+        active = head.jobs(state=["pending", "running"], limit=limit, **filters)
         ended = head.jobs(state=_ENDED, limit=_RECENT_MAX, **filters)
         recent = [job for job in ended.jobs if now_s - (job.ended_s or 0.0) < _RECENT_S]
-        both = [*alive.jobs, *recent]
-        jobs, more = both[:limit], alive.next is not None or len(both) > limit
+        both = [*active.jobs, *recent]
+        jobs, more = both[:limit], active.next is not None or len(both) > limit
     jobs = sorted(jobs, key=lambda job: job.seq)
-    extra = (f"the newest {limit} only; -n shows more",) if more else ()
+    extra = (f"only the newest {limit} jobs; -n lists more",) if more else ()
     return Shown(value=jobs, lines=lambda screen: job_lines(jobs, screen, now_s), next=_next(jobs), extra=extra)
 
 
@@ -106,9 +104,9 @@ _COLUMNS: Final = (
 
 
 def job_lines(jobs: Sequence[JobView], screen: Terminal, now_s: float) -> list[str]:
-    """The table of jobs. One queue is not worth a column."""
+    """Return the table of jobs. The column QUEUE is shown only if there are several queues."""
     if not jobs:
-        return ["no jobs run or wait"]
+        return ["no running or waiting jobs"]
     several_queues = len({job.queue for job in jobs}) > 1
     columns = [column for column in _COLUMNS if several_queues or column.title != "QUEUE"]
     rows = []
@@ -120,25 +118,23 @@ def job_lines(jobs: Sequence[JobView], screen: Terminal, now_s: float) -> list[s
             else [cell for cell, column in zip(row, _COLUMNS, strict=True) if column.title != "QUEUE"]
         )
     lines = table(columns, rows, screen)
-    return [*lines, *_reasons_cut(jobs, lines)]
+    return [*lines, *_truncated_reasons(jobs, lines)]
 
 
-def _reasons_cut(jobs: Sequence[JobView], lines: Sequence[str]) -> list[str]:
-    """Why jobs wait, in full, where the table had no room for it: the line a waiting user came for."""
+def _truncated_reasons(jobs: Sequence[JobView], lines: Sequence[str]) -> list[str]:
+    """Return in full the reasons of waiting jobs that are truncated in the table."""
     waiting = [job for job in jobs if job.state is JobState.PENDING and job.detail]
     cut = [job for job in waiting if not any(clean(job.detail) in line for line in lines)]
-    told = [f"job {_called(job)} waits: {clean(job.detail)}" for job in cut[:_REASONS_MAX]]
-    return [
-        *told,
-        *([f"and {len(cut) - _REASONS_MAX} more; phalanx show JOB tells"] if len(cut) > _REASONS_MAX else []),
-    ]
+    reasons = [f"job {_display_id(job)} waits: {clean(job.detail)}" for job in cut[:_REASONS_MAX]]
+    more = len(cut) - _REASONS_MAX
+    return [*reasons, *([f"and {more} more; see phalanx show JOB"] if more > 0 else [])]
 
 
 def _row(job: JobView, screen: Terminal, now_s: float) -> list[Cell | str]:
     progress = job.progress
     shape = job.shape.replace(" ", "") if job.gpu_count else "cpu"
     return [
-        Cell(_called(job), "bold"),
+        Cell(_display_id(job), "bold"),
         job.name,
         cells.state(_state(job)),
         shape or job.gpus,
@@ -156,8 +152,8 @@ def _row(job: JobView, screen: Terminal, now_s: float) -> list[Cell | str]:
     ]
 
 
-def _called(job: JobView) -> str:
-    """`17`, `17_3`, or `17_[40-99]%8` of waiting elements."""
+def _display_id(job: JobView) -> str:
+    """Return the id for tables: `17`, `17_3`, or `17_[40-99]%8` for waiting elements."""
     if not job.elements:
         return job.id
     at_once = "" if job.array_max is None else f"%{job.array_max}"
@@ -176,13 +172,13 @@ def _state(job: JobView) -> str:
 
 
 def _time(job: JobView, now_s: float) -> str:
-    """How long it ran, runs, or has waited."""
+    """Return how long the job ran, has been running, or has waited."""
     begun = job.started_s if job.started_s is not None and job.state is not JobState.PENDING else job.submit_s
     return format_duration(max(0.0, (job.ended_s or now_s) - begun))
 
 
 def why_waits(job: JobView, now_s: float) -> str:
-    """Why it waits: the head's sentence, or from when on it may start by the clock here."""
+    """Return why the job waits: the reason of the head, or its begin time in local time."""
     if job.reason == Reason.BEGIN_TIME and job.begin_s is not None:
         from phalanx.cli.jobs.begin import shown
 
@@ -202,7 +198,7 @@ def _where_or_why(job: JobView, now_s: float) -> Cell | str:
 
 
 def _next(jobs: Sequence[JobView]) -> str:
-    """What to type next: about a running job first, then a waiting one, then a failed one."""
+    """Return the next command: for a running job first, then a waiting, a failed, a succeeded one."""
     for state, command in (
         (JobState.RUNNING, "logs -f"),
         (JobState.PENDING, "show"),

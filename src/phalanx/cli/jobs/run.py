@@ -1,4 +1,4 @@
-"""`phalanx run`: hand a job in and stay with it."""
+"""`phalanx run`: submits a job and follows it."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from phalanx.core.errors import BadRequest
 
 @click.command(cls=CommandAfterDashes)
 @job_options
-@click.option("-d", "--detach", is_flag=True, help="Do not stay; print how to come back.")
+@click.option("-d", "--detach", is_flag=True, help="Do not follow the job.")
 @click.option(
     "--rank",
     type=RANK,
     metavar="RANK",
-    help="Output of one rank, or `all`; all with a prefix unless there is one task only.",
+    help="Output of one rank, or `all`. Default: all, with a prefix if there are several tasks.",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what the job would meet: nodes, start, GPU-hours.")
+@click.option("--dry-run", is_flag=True, help="Submit nothing; print expected nodes, start and GPU-hours.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: print JSON.")
 @click.pass_context
 def run(context: click.Context, /, detach: bool, rank: str | None, dry_run: bool, as_json: bool, **given: Any) -> int:
-    """Run a command or a job file and stay with it: its output here, its exit code ours.
+    """Run a command or a job file, print its output, and exit with its exit code.
 
-    The first Ctrl-C detaches and says how to come back, a second within 2 s cancels the job.
+    The first Ctrl-C detaches, a second one within 2 s cancels the job.
 
     \b
     phalanx run --gpus 16 -- python train.py
@@ -47,11 +47,9 @@ def run(context: click.Context, /, detach: bool, rank: str | None, dry_run: bool
         show_dry_run(connect(), wanted, as_json=as_json)
         return 0
     if as_json:
-        raise BadRequest("--json goes with --dry-run", hint="phalanx submit --json prints the job")
+        raise BadRequest("--json needs --dry-run", hint="phalanx submit --json prints the job")
     if wanted.spec.array and not detach:
-        raise BadRequest(
-            "--array: an array has no one output to stay with", hint="phalanx submit --wait waits for all elements"
-        )
+        raise BadRequest("--array: run cannot follow the output of an array", hint="use phalanx submit --wait")
     head = connect()
     taken = hand_in(head, wanted)
     print(clean(f"job {taken.id} ({wanted.spec.name}): {'; '.join(taken.notes)}"), file=sys.stderr, flush=True)
@@ -59,7 +57,7 @@ def run(context: click.Context, /, detach: bool, rank: str | None, dry_run: bool
         print(f"next: phalanx {'show' if wanted.spec.array else 'attach'} {taken.id}", file=sys.stderr)
         return 0
     try:
-        # Imported while the head already works on the job.
+        # Imported after the submission, to start the job sooner.
         from phalanx.cli.jobs.follow import follow
         from phalanx.core.work.launchers import tasks_known
 

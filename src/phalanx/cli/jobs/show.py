@@ -1,4 +1,4 @@
-"""`phalanx show`: all about one job on one screen."""
+"""`phalanx show`: everything about one job on one page."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from phalanx.wire.api.jobs import AttemptView, JobView
 if TYPE_CHECKING:
     from phalanx.client import Client
 
-_STORY_MAX: Final = 12  # newest lines shown; --story shows all
+_STORY_MAX: Final = 12  # newest lines; --story prints all
 _STORY_PAGE: Final = 1000
-_ATTEMPTS_MAX: Final = 6  # newest ones shown
+_ATTEMPTS_MAX: Final = 6  # newest ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """What `--json` prints: everything on the screen, whole."""
+    """Output of `--json`: the content of the page, complete."""
 
     job: JobView
     attempts: list[AttemptView]
@@ -45,10 +45,10 @@ class _Job:
 
 @click.command(name="show")
 @click.argument("job", metavar="JOB")
-@click.option("--story", "whole_story", is_flag=True, help="All of the story, not the newest lines alone.")
+@click.option("--story", "whole_story", is_flag=True, help="Print the whole history, not only the newest lines.")
 @list_options
 def show_(job: str, whole_story: bool, as_json: bool, watch: bool) -> None:
-    """All about a job: story, attempts, where each rank sits, checkpoints, receipt."""
+    """Show one job: history, attempts, nodes of the ranks, checkpoints, usage."""
     head = connect()
     job_id = job_named(head, job)
     show(lambda: _shown(head, job_id, whole_story=whole_story), as_json=as_json, watch=watch)
@@ -80,17 +80,17 @@ def _story(head: Client, job_id: str) -> list[StoryLine]:
 
 
 def job_page(value: _Job, screen: Terminal, now_s: float, *, whole_story: bool) -> list[str]:
-    """The lines of the page."""
+    """Return the lines of the page."""
     job = value.job
     lines = [_headline(job, screen), *_facts(job, value.attempts, screen, now_s)]
     if value.attempts:
-        lines += _titled("attempts", _attempts(value.attempts, screen, now_s), screen)
-        lines += _titled("ranks", _ranks(value.attempts[-1], screen), screen)
+        lines += _section("attempts", _attempts(value.attempts, screen, now_s), screen)
+        lines += _section("ranks", _ranks(value.attempts[-1], screen), screen)
     if job.checkpoints:
-        lines += _titled("checkpoints", _checkpoints(job, screen, now_s), screen)
-    lines += _titled("story", _told(value.story, screen, whole=whole_story), screen)
+        lines += _section("checkpoints", _checkpoints(job, screen, now_s), screen)
+    lines += _section("history", _history(value.story, screen, whole=whole_story), screen)
     if value.receipt is not None:
-        lines += _titled("receipt", _receipt(value.receipt), screen)
+        lines += _section("usage", _receipt(value.receipt), screen)
     return lines
 
 
@@ -108,7 +108,7 @@ def _facts(job: JobView, attempts: Sequence[AttemptView], screen: Terminal, now_
     shape = (
         shape_note([len(grant.devices) for grant in attempts[-1].grants])
         if attempts and attempts[-1].grants
-        else f"{job.gpus} {'GPU' if job.gpus == '1' else 'GPUs'} asked"
+        else f"{job.gpus} {'GPU' if job.gpus == '1' else 'GPUs'} requested"
     )
     progress = job.progress
     facts = {
@@ -131,22 +131,22 @@ def _facts(job: JobView, attempts: Sequence[AttemptView], screen: Terminal, now_
 
 
 def _layout(job: JobView) -> str:
-    """`tp=2,fsdp=4 (8 ranks)`."""
+    """Format the layout: `tp=2,fsdp=4 (8 ranks)`."""
     if job.plan in {"", "auto"}:
-        return job.plan and "auto: the ranks choose it when the script gives its model"
+        return job.plan and "auto: chosen by the ranks when the script defines its model"
     from phalanx.core.work.layout import parse_layout
 
     return f"{job.plan} ({parse_layout(job.plan).ranks} ranks)"
 
 
 def screen_label(name: str) -> str:
-    """A fact's name in its column."""
+    """Pad the name of a fact to its column."""
     return f"{name:<10}"
 
 
 def _progress(job: JobView, screen: Terminal) -> str:
     progress = job.progress
-    assert progress is not None  # asked only where there is some
+    assert progress is not None  # called only with progress
     parts = [f"step {cells.step(progress.step, progress.steps_total)}"]
     if progress.steps_total:
         parts.insert(0, cells.bar(progress.step / progress.steps_total, 10, screen))
@@ -166,10 +166,15 @@ def _progress(job: JobView, screen: Terminal) -> str:
 
 def _attempts(attempts: Sequence[AttemptView], screen: Terminal, now_s: float) -> list[str]:
     columns = (
-        Column(title="TRY", right=True), Column(title="STATE"), Column(title="CAUSE", hide_empty=True),
-        Column(title="FROM STEP", right=True, hide_empty=True), Column(title="RESTARTS", right=True, hide_empty=True),
-        Column(title="TIME", right=True), Column(title="NODES", least=6), Column(title="WHY", least=16, hide_empty=True),
-    )  # fmt: skip
+        Column(title="TRY", right=True),
+        Column(title="STATE"),
+        Column(title="CAUSE", hide_empty=True),
+        Column(title="FROM STEP", right=True, hide_empty=True),
+        Column(title="RESTARTS", right=True, hide_empty=True),
+        Column(title="TIME", right=True),
+        Column(title="NODES", least=6),
+        Column(title="WHY", least=16, hide_empty=True),
+    )
     rows: list[list[Cell | str]] = [
         [
             str(attempt.epoch),
@@ -184,11 +189,11 @@ def _attempts(attempts: Sequence[AttemptView], screen: Terminal, now_s: float) -
         for attempt in attempts[-_ATTEMPTS_MAX:]
     ]
     older = len(attempts) - _ATTEMPTS_MAX
-    return [*table(columns, rows, screen), *([f"and {older} before"] if older > 0 else [])]
+    return [*table(columns, rows, screen), *([f"and {older} earlier ones"] if older > 0 else [])]
 
 
 def _ranks(attempt: AttemptView, screen: Terminal) -> list[str]:
-    """Where each rank sits, one line a node, and how tasks of this attempt ended."""
+    """Return the table of nodes with their ranks, and how tasks of this attempt ended."""
     columns = (
         Column(title="NODE"),
         Column(title="NODE RANK", right=True),
@@ -202,14 +207,19 @@ def _ranks(attempt: AttemptView, screen: Terminal) -> list[str]:
         ends = [
             f"rank {end.rank}: "
             + (f"signal {end.signal}" if end.signal else f"code {end.code}")
-            + (" (asked to)" if end.by_us else "")
+            + (" (requested)" if end.by_us else "")
             for end in attempt.exits
             if end.node_id == grant.node_id
         ]
-        rows.append([
-            grant.node_id, str(grant.node_rank), str(last) if grant.tasks == 1 else f"{grant.first_rank}-{last}",
-            " ".join(map(str, grant.devices)) or "none", "; ".join(ends),
-        ])  # fmt: skip
+        rows.append(
+            [
+                grant.node_id,
+                str(grant.node_rank),
+                str(last) if grant.tasks == 1 else f"{grant.first_rank}-{last}",
+                " ".join(map(str, grant.devices)) or "none",
+                "; ".join(ends),
+            ]
+        )
     return table(columns, rows, screen)
 
 
@@ -228,9 +238,9 @@ def _checkpoints(job: JobView, screen: Terminal, now_s: float) -> list[str]:
     return table(columns, rows, screen)
 
 
-def _told(story: Sequence[StoryLine], screen: Terminal, *, whole: bool) -> list[str]:
+def _history(story: Sequence[StoryLine], screen: Terminal, *, whole: bool) -> list[str]:
     shown = story if whole else story[-_STORY_MAX:]
-    lines = [] if len(shown) == len(story) else [f"... {len(story) - len(shown)} lines before; --story shows all"]
+    lines = [] if len(shown) == len(story) else [f"... {len(story) - len(shown)} earlier lines; --story prints all"]
     for line in shown:
         by = f" (by {line.by})" if line.by else ""
         lines.append(cut(f"{_clock(line.at_s)}  {clean(line.text)}{by}", screen.width - 2))
@@ -251,20 +261,20 @@ def _receipt(receipt: Receipt) -> list[str]:
         goodput = "" if receipt.goodput is None else f", goodput {cells.percent(receipt.goodput)}"
         lines.append(f"{spent.total:.1f} GPU-seconds{goodput}")
         lines.append("  " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items()))
-    lines.append(f"{format_duration(receipt.wall_s)} in all, {format_duration(receipt.queued_s)} of it waiting")
+    lines.append(f"{format_duration(receipt.wall_s)} in total, {format_duration(receipt.queued_s)} of it waiting")
     if receipt.steps_kept or receipt.steps_lost:
         lines.append(
             f"{cells.count(receipt.steps_kept, 'step')} kept, {receipt.steps_lost} lost, {receipt.steps_redone} redone,"
-            f" {receipt.overlapping_steps} made by two attempts at once"
+            f" {receipt.overlapping_steps} computed by two attempts"
         )
     if receipt.loss_first is not None and receipt.loss_last is not None:
-        lines.append(f"loss {receipt.loss_first:.4f} at first, {receipt.loss_last:.4f} at last")
+        lines.append(f"loss {receipt.loss_first:.4f} first, {receipt.loss_last:.4f} last")
     if receipt.unread_bytes:
-        lines.append(f"without its last {format_bytes(receipt.unread_bytes)} of reports, which are too many to be read")
+        lines.append(f"the last {format_bytes(receipt.unread_bytes)} of reports are not included: too many to read")
     return lines
 
 
-def _titled(title: str, lines: Sequence[str], screen: Terminal) -> list[str]:
+def _section(title: str, lines: Sequence[str], screen: Terminal) -> list[str]:
     return [
         "",
         screen.paint(title, "bold"),
@@ -273,7 +283,7 @@ def _titled(title: str, lines: Sequence[str], screen: Terminal) -> list[str]:
 
 
 def _clock(at_s: float) -> str:
-    """Local time; with the date where it is not today's."""
+    """Format local time, with the date unless it is today."""
     then, now = time.localtime(at_s), time.localtime()
     return time.strftime("%H:%M:%S" if then[:3] == now[:3] else "%Y-%m-%d %H:%M:%S", then)
 

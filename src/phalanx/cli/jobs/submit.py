@@ -1,4 +1,4 @@
-"""`phalanx submit`: hand a job in. Nothing here imports more than the request needs; the whole command is done in about 0.1 s."""
+"""`phalanx submit`: submits a job. Imports only what the request needs; the whole command takes about 0.1 s."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 
 @click.command(cls=CommandAfterDashes)
 @job_options
-@click.option("--wait", is_flag=True, help="Stay until it ended, and give its exit code.")
+@click.option("--wait", is_flag=True, help="Wait until the job ends, and exit with its exit code.")
 @click.option(
     "--timeout",
     type=DURATION,
     metavar="TIME",
-    help="With --wait: leave with code 124 after this long; the job goes on.",
+    help="With --wait: exit with 124 after this time; the job continues.",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what the job would meet: nodes, start, GPU-hours.")
+@click.option("--dry-run", is_flag=True, help="Submit nothing; print expected nodes, start and GPU-hours.")
 @click.option("--json", "as_json", is_flag=True, help="Print the job as JSON.")
-@click.option("--quiet", is_flag=True, help="Print the job's number alone.")
+@click.option("--quiet", is_flag=True, help="Print only the id of the job.")
 @click.pass_context
 def submit(
     context: click.Context, /, wait: bool, timeout: str | None, dry_run: bool, as_json: bool, quiet: bool, **given: Any
 ) -> int:
-    """Hand in a command or a job file, and go on.
+    """Submit a command or a job file, and return.
 
     \b
     phalanx submit --gpus 2x8 -- python train.py --lr 3e-4
@@ -78,12 +78,12 @@ def submit(
 
 
 def hand_in(head: Client, wanted: Asked) -> Submission:
-    """Send a job, with a copy of its working directory where it needs one; the job as taken.
+    """Submit a job, with a copy of its working directory if needed.
 
-    The idempotency key is drawn once: however often the request is repeated, there is one job.
+    All retries use one idempotency key, so that there is only one job.
 
     Raises:
-        PhalanxError: the head refuses, or nobody answers.
+        PhalanxError: the head rejects the job, or does not answer.
     """
     mapping = wanted.mapping
     if wanted.named is not None:
@@ -98,7 +98,7 @@ def hand_in(head: Client, wanted: Asked) -> Submission:
 
 
 def _send_copy(head: Client, spec: JobSpec) -> dict[str, object]:
-    """Send a copy of the working directory; the keys that name it, and the packages that it asks for."""
+    """Upload a copy of the working directory; return the job keys for the copy and its requirements."""
     from phalanx.client.pack import contents, pack
     from phalanx.node.logic.requirements import used_by_itself
 
@@ -107,10 +107,12 @@ def _send_copy(head: Client, spec: JobSpec) -> dict[str, object]:
         for name in packed.left_out:
             warn(f"left out of the copy: {name}")
         if spec.requirements not in {"", NONE} and contents(packed, spec.requirements) is None:
-            raise BadFile(f"{spec.requirements}: not in the copy of {spec.workdir}", hint="does a .gitignore name it?")
+            raise BadFile(
+                f"{spec.requirements}: not in the copy of {spec.workdir}", hint="check whether a .gitignore excludes it"
+            )
         if not head.has_blob(packed.sha256):
             head.upload(packed.file, packed.sha256, packed.bytes)
-            warn(f"sent a copy of {spec.workdir}: {count(packed.files, 'file')}, {format_bytes(packed.bytes)}")
+            warn(f"uploaded a copy of {spec.workdir}: {count(packed.files, 'file')}, {format_bytes(packed.bytes)}")
         found = spec.requirements or ("" if spec.image else used_by_itself(lambda name: contents(packed, name)))
         return {"upload": packed.sha256, **({"requirements": found} if found else {})}
     finally:

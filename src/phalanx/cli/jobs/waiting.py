@@ -1,4 +1,4 @@
-"""Waiting for a job's end, without its output."""
+"""Waits for the end of a job, without its output."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 _POLL_FIRST_S: Final = 0.05
 _POLL_LAST_S: Final = 1.0
-_KILLED: Final = 143  # 128 + SIGTERM: what ends a job that is cancelled or over its time
+_KILLED: Final = 143  # 128 + SIGTERM, for a cancelled or timed-out job
 
 
 def wait_for_end(head: Client, job_id: str, timeout_s: float | None) -> int:
-    """Poll until the job is over; say how it ended on standard error and give its exit code.
+    """Poll until the job has ended; print how on standard error and return its exit code.
 
     Raises:
-        WaitTimedOut: `timeout_s` passed first.
+        WaitTimedOut: the job has not ended within `timeout_s`.
     """
     until = None if timeout_s is None else time.monotonic() + timeout_s
-    pause, told = _POLL_FIRST_S, ""
+    pause, printed = _POLL_FIRST_S, ""
     while True:
         job = head.job(job_id).job
         if job.state.terminal:
@@ -46,16 +46,16 @@ def wait_for_end(head: Client, job_id: str, timeout_s: float | None) -> int:
             if job.state is JobState.PENDING
             else f"job {job_id} runs on {', '.join(job.nodes)}"
         )
-        if line != told:
+        if line != printed:
             print(clean(line), file=sys.stderr)
-            told = line
+            printed = line
         time.sleep(pause if left is None else min(pause, left))
         pause = min(_POLL_LAST_S, pause * 1.5)
 
 
 def ended(job: JobView) -> str:
-    """One line about a job that is over: `job 12 failed with exit code 3 after 2m10s (2 attempts)`."""
-    word = {JobState.TIMEOUT: "was over its time limit", JobState.CANCELLED: "was cancelled"}.get(
+    """Describe the end of a job in one line: `job 12 failed with exit code 3 after 2m10s (2 attempts)`."""
+    word = {JobState.TIMEOUT: "exceeded its time limit", JobState.CANCELLED: "was cancelled"}.get(
         job.state, str(job.state)
     )
     code = f" with exit code {job.exit_code}" if job.state is JobState.FAILED and job.exit_code is not None else ""
@@ -69,7 +69,7 @@ def ended(job: JobView) -> str:
 
 
 def exit_code(state: JobState, code: int | None) -> int:
-    """What our own process ends with: the job's code. An end that is no success never gives 0."""
+    """Return the exit code of this command: that of the job. It is 0 only if the job succeeded."""
     if state is JobState.SUCCEEDED:
         return 0
     if code:

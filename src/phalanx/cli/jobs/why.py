@@ -1,4 +1,4 @@
-"""`phalanx why`: why a job waits, who is in the way, when it is expected to start, and what to type to start it sooner."""
+"""`phalanx why`: explains why a job waits, which jobs block it, its expected start, and how to start it sooner."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.argument("job", metavar="JOB")
 @list_options
 def why(job: str, as_json: bool, watch: bool) -> None:
-    """Why a job waits, who is in the way, when it is expected to start, and what would start it now.
+    """Explain why a job waits, which jobs block it, its expected start, and what would start it now.
 
     \b
     phalanx why 17
@@ -42,7 +42,7 @@ def _shown(head: Client, job_id: str) -> Shown:
 
 
 def why_page(found: WhyReply, screen: Terminal) -> list[str]:
-    """The lines of the answer."""
+    """Return the lines of the explanation."""
     lines = [clean(f"{screen.paint(f'job {found.job_id}', 'bold')} {found.headline}")]
     if not found.reason:
         return lines
@@ -52,27 +52,27 @@ def why_page(found: WhyReply, screen: Terminal) -> list[str]:
 
 
 def start_lines(start: StartView | None, now_s: float) -> list[str]:
-    """When it is expected to start, and why no later bound is known."""
+    """Return the expected start, and why it has no upper bound."""
     if start is None:
         return []
-    told = f"expected to start {span(start, now_s)}"
+    expected = f"expected to start {span(start, now_s)}"
     if start.latest_s is None and start.unknown:
-        return [clean(f"{told}: {start.unknown}")]
-    return [f"{told}, if nothing goes before it that is not in line yet"]
+        return [clean(f"{expected}: {start.unknown}")]
+    return [f"{expected}, unless jobs submitted later go first"]
 
 
 def span(start: StartView, now_s: float) -> str:
-    """A range of moments as people say it: `in 20m to 3h05m (14:20 to 17:05)`."""
+    """Format a range of times: `in 20m to 3h05m (14:20 to 17:05)`."""
     early, late = start.earliest_s, start.latest_s
     soon = early is None or early - now_s < 1.0
     if late is None:
         return (
-            "at a time unknown"
+            "at an unknown time"
             if early is None or soon
-            else f"not before {_about(early - now_s)} from now, up to a time unknown"
+            else f"not before {_about(early - now_s)} from now; latest time unknown"
         )
     if late - now_s < 1.0:
-        return "at once"
+        return "now"
     if soon:
         return f"within {_about(late - now_s)} ({_clock(late, now_s)} at the latest)"
     assert early is not None
@@ -82,21 +82,35 @@ def span(start: StartView, now_s: float) -> str:
 
 
 def in_the_way(blockers: Sequence[BlockerView], more: int, now_s: float, screen: Terminal) -> list[str]:
-    """Who is in the way, one line each."""
+    """Return the table of blocking jobs."""
     if not blockers:
         return []
     columns = (
-        Column(title="JOB"), Column(title="USER"), Column(title="NAME", least=8), Column(title="STATE"), Column(title="GPUS", right=True),
-        Column(title="SINCE", right=True), Column(title="EXPECTED TO END", least=12, hide_empty=True),
-    )  # fmt: skip
+        Column(title="JOB"),
+        Column(title="USER"),
+        Column(title="NAME", least=8),
+        Column(title="STATE"),
+        Column(title="GPUS", right=True),
+        Column(title="SINCE", right=True),
+        Column(title="EXPECTED TO END", least=12, hide_empty=True),
+    )
     rows: list[list[Cell | str]] = [
         [
-            one.id, one.user, clean(one.name), cells.state(one.state.value), str(one.gpus), cells.ago(one.since_s, now_s),
-            "" if one.end is None else "unknown" if one.end.latest_s is None else span(one.end, now_s).partition(" (")[0],
+            one.id,
+            one.user,
+            clean(one.name),
+            cells.state(one.state.value),
+            str(one.gpus),
+            cells.ago(one.since_s, now_s),
+            ""
+            if one.end is None
+            else "unknown"
+            if one.end.latest_s is None
+            else span(one.end, now_s).partition(" (")[0],
         ]
         for one in blockers
-    ]  # fmt: skip
-    title = screen.paint("in the way", "bold")
+    ]
+    title = screen.paint("blocked by", "bold")
     return [
         "",
         title,
@@ -106,12 +120,12 @@ def in_the_way(blockers: Sequence[BlockerView], more: int, now_s: float, screen:
 
 
 def what_helps(changes: Sequence[ChangeView], screen: Terminal) -> list[str]:
-    """Changes that start it now, with what to type."""
+    """Return the changes that would start the job now, with their commands."""
     if not changes:
         return []
-    lines = ["", screen.paint("it would start now with", "bold")]
+    lines = ["", screen.paint("to start sooner", "bold")]
     for one in changes:
-        who = " (an operator)" if one.operator else ""
+        who = " (needs an operator)" if one.operator else ""
         lines.append(clean(f"  {one.text}{who}"))
         if one.command:
             lines.append(f"      {clean(one.command)}")
@@ -119,7 +133,7 @@ def what_helps(changes: Sequence[ChangeView], screen: Terminal) -> list[str]:
 
 
 def _about(seconds: float) -> str:
-    """A length as far as a forecast may claim to know it."""
+    """Round a duration to the precision of a forecast."""
     seconds = max(0.0, seconds)
     if seconds < 60.0:
         return "a minute"
@@ -129,7 +143,7 @@ def _about(seconds: float) -> str:
 
 
 def _clock(at_s: float, now_s: float) -> str:
-    """Local time; with the day where it is not within twelve hours."""
+    """Format local time, with the day if it is more than twelve hours ahead."""
     return time.strftime("%H:%M" if at_s - now_s < 43_200.0 else "%a %d %b %H:%M", time.localtime(at_s))
 
 

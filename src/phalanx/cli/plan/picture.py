@@ -38,7 +38,7 @@ def check_picture(path: str) -> str:
         raise BadRequest(f"--plot {path}: ends in none of {', '.join(KINDS)}", hint="--plot plan.html")
     if kind == "png" and find_spec("matplotlib") is None:
         raise BadRequest("--plot: a PNG needs matplotlib, which is not installed",
-                         hint="pip install 'phalanx[plot]', or write plan.svg or plan.html")  # fmt: skip
+                         hint="pip install '.[plot]' in the checkout, or write plan.svg or plan.html")  # fmt: skip
     if not Path(path).absolute().parent.is_dir():
         raise BadRequest(f"--plot {path}: there is no folder {Path(path).parent}", hint="make it first")
     if Path(path).is_dir():

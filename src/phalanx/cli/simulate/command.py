@@ -66,7 +66,7 @@ _CURVE_POINTS: Final = 4000  # of the fleet's curve: about nine for each step th
     "--plot",
     "plot_path",
     metavar="OUT.png",
-    help="Draw utilisation, queue depth and wait by size (needs phalanx[plot]).",
+    help="Draw utilisation, queue depth and wait by size (needs matplotlib).",
 )
 @click.option("--html", "html_path", metavar="OUT.html", help="Write the same as a page.")
 def simulate(**asked: Any) -> None:

@@ -45,7 +45,7 @@ def check_plot(path: str) -> str:
     """
     if find_spec("matplotlib") is None:
         raise BadRequest("--plot draws with matplotlib, and this Python has none",
-                         hint="pip install 'phalanx[plot]'; --html needs nothing")  # fmt: skip
+                         hint="pip install '.[plot]' in the checkout; --html needs nothing")  # fmt: skip
     kind = PurePath(path).suffix.lower().removeprefix(".")
     if kind not in KINDS:
         raise BadRequest(

@@ -1,1 +1,1 @@
-"""`phalanx top`: devices and jobs, live."""
+"""`phalanx top`: a live view of devices and jobs."""

@@ -1,4 +1,4 @@
-"""`phalanx top`: hands a terminal to the live screen; refuses where there is none."""
+"""`phalanx top`: starts the live view; needs a terminal."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from phalanx.core.errors import BadRequest
 
 @click.command()
 def top() -> None:
-    """Watch devices and jobs, live. q quits, l opens a job's log, c cancels it (asks first)."""
+    """Show devices and jobs live. q quits, l opens the log of a job, c cancels it (asks first)."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise BadRequest("top needs a terminal", hint="phalanx ps --watch, or phalanx nodes --json --watch")
+        raise BadRequest("top needs a terminal", hint="use phalanx ps --watch, or phalanx nodes --json --watch")
     head = connect()
-    first = head.overview()  # a head that is not there is told on one line, not on a screen
+    first = head.overview()  # an unreachable head is reported before the screen opens
     from phalanx.cli.top.screen import Top
 
     Top(head, first).run()

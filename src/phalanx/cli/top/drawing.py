@@ -1,4 +1,4 @@
-"""What `top` draws, as rich text: pure, from one Overview to lines."""
+"""Formats one Overview for `top` as rich text. Pure."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from phalanx.wire.api.head import Overview
 from phalanx.wire.api.jobs import JobView
 from phalanx.wire.api.nodes import DeviceView, NodeView
 
-SCREEN = Terminal(
-    width=10_000, height=24, interactive=True, colour=False, blocks=True
-)  # textual draws blocks everywhere
+# Textual can draw block characters on every terminal.
+SCREEN = Terminal(width=10_000, height=24, interactive=True, colour=False, blocks=True)
 _TITLES = ("JOB", "NAME", "STATE", "GPUS", "UTIL", "STEP", "LOSS", "TOKENS", "TIME", "WHERE OR WHY")
-_WIDE = {"LOSS": 100, "TOKENS": 110, "UTIL": 70}  # columns of the terminal from which a column is shown
-_DEVICE_COLUMNS = 14  # of one device, its gap included
+_WIDE = {"LOSS": 100, "TOKENS": 110, "UTIL": 70}  # minimum width of the terminal for a column
+_DEVICE_COLUMNS = 14  # width of one device, with its gap
 _STYLE = {
     "pending": "yellow",
     "held": "yellow",
@@ -35,7 +34,7 @@ _STYLE = {
 
 
 def headline(seen: Overview, width: int) -> Text:
-    """One line over all; its less needed parts go first when it is narrow."""
+    """Return the summary line; drops less important parts on a narrow terminal."""
     up = [node for node in seen.nodes if node.state is NodeState.UP]
     devices = [device for node in up for device in node.devices]
     held = [device for device in devices if device.job_id is not None]
@@ -58,11 +57,11 @@ def headline(seen: Overview, width: int) -> Text:
 
 
 def fleet(nodes: Sequence[NodeView], width: int) -> Text:
-    """Every device of every node; as many a line as fit."""
+    """Return every device of every node, as many on a line as fit."""
     if not nodes:
         return Text("no node has joined yet", style="dim")
     label = max(len(node.id) for node in nodes) + 11
-    a_line = max(1, (width - label) // _DEVICE_COLUMNS)
+    per_line = max(1, (width - label) // _DEVICE_COLUMNS)
     text = Text(no_wrap=True)
     for node in nodes:
         state = state_of(node)
@@ -71,7 +70,7 @@ def fleet(nodes: Sequence[NodeView], width: int) -> Text:
         if node.state is NodeState.DOWN:
             text.append(clean(node.down_cause)[: max(0, width - label)], style="red")
         for place, device in enumerate(node.devices if node.state is NodeState.UP else []):
-            if place and place % a_line == 0:
+            if place and place % per_line == 0:
                 text.append("\n" + " " * (label - 1))
             text.append_text(_device(device))
         text.append("\n")
@@ -80,7 +79,7 @@ def fleet(nodes: Sequence[NodeView], width: int) -> Text:
 
 
 def _device(device: DeviceView) -> Text:
-    """`3 ████▌  87% `: its index, a bar in its colour, its use or what else there is to say."""
+    """Format a device, `3 ████▌  87% `: its index, a bar, and its utilisation or state."""
     index = f"{device.index:>2} "
     if not device.healthy:
         return Text(f"{index}broken     ", style="red")
@@ -93,24 +92,25 @@ def _device(device: DeviceView) -> Text:
 
 
 def job_titles(width: int) -> list[str]:
-    """The columns of the job table that `width` has room for."""
+    """Return the columns of the job table that fit into `width`."""
     return [title for title in _TITLES if width >= _WIDE.get(title, 0)]
 
 
 def job_line(job: JobView) -> str:
-    """One job in a line: why it waits, where it runs or how it ended, and its command."""
+    """Describe a job in one line: why it waits, where it runs or how it ended, and its command."""
     match job.state:
         case JobState.PENDING:
-            said = f"waits: {job.detail or job.reason}"
+            status = f"waits: {job.detail or job.reason}"
         case JobState.RUNNING:
-            said = f"runs on {', '.join(job.nodes)}"
+            status = f"runs on {', '.join(job.nodes)}"
         case _:
-            said = f"{job.state}{f' with exit code {job.exit_code}' if job.exit_code else ''}{f': {job.detail}' if job.detail else ''}"
-    return clean(f"job {job.id} {said}   {job.command}")
+            code = f" with exit code {job.exit_code}" if job.exit_code else ""
+            status = f"{job.state}{code}{f': {job.detail}' if job.detail else ''}"
+    return clean(f"job {job.id} {status}   {job.command}")
 
 
 def job_row(job: JobView, now_s: float, titles: Sequence[str]) -> list[Text]:
-    """One job as cells under `titles`."""
+    """Return the cells of one job for the columns in `titles`."""
     state = (
         "held"
         if job.held and job.state is JobState.PENDING
@@ -125,14 +125,21 @@ def job_row(job: JobView, now_s: float, titles: Sequence[str]) -> list[Text]:
         step = cells.step(progress.step, progress.steps_total)
         if progress.steps_total:
             step = f"{cells.bar(progress.step / progress.steps_total, 8, SCREEN)} {step}"
+    used = ""
+    if job.utilization is not None and running:
+        used = f"{cells.bar(job.utilization, 5, SCREEN)} {cells.percent(job.utilization)}"
     begun = job.started_s if job.started_s is not None and job.state is not JobState.PENDING else job.submit_s
     where = ", ".join(job.nodes) if running else job.detail or (job.reason if job.state is JobState.PENDING else "")
     cells_of = [
-        Text(job.id, justify="right"), Text(cut(clean(job.name), 24)), Text(state, style=_STYLE.get(str(job.state), "")),
+        Text(job.id, justify="right"),
+        Text(cut(clean(job.name), 24)),
+        Text(state, style=_STYLE.get(str(job.state), "")),
         Text((job.shape or job.gpus).replace(" ", "") if job.gpu_count else "cpu"),
-        Text("" if job.utilization is None or not running else f"{cells.bar(job.utilization, 5, SCREEN)} {cells.percent(job.utilization)}"),
-        Text(step), Text("" if progress is None or progress.loss is None else f"{progress.loss:.3f}"),
+        Text(used),
+        Text(step),
+        Text("" if progress is None or progress.loss is None else f"{progress.loss:.3f}"),
         Text("" if progress is None or not running else cells.rate(progress.tokens_per_s)),
-        Text(format_duration(max(0.0, (job.ended_s or now_s) - begun))), Text(clean(where), style="yellow" if job.state is JobState.PENDING else ""),
-    ]  # fmt: skip
+        Text(format_duration(max(0.0, (job.ended_s or now_s) - begun))),
+        Text(clean(where), style="yellow" if job.state is JobState.PENDING else ""),
+    ]
     return [cell for cell, title in zip(cells_of, _TITLES, strict=True) if title in titles]

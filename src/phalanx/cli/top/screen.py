@@ -1,4 +1,4 @@
-"""The live screen of `phalanx top`. One thread asks the head once a second; everything drawn comes from its newest answer."""
+"""The live screen of `phalanx top`. A thread polls the head once a second; the screen shows the newest reply."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _INTERVAL_S: Final = 1.0
 
 
 class Confirm(ModalScreen[bool]):
-    """Asks before something cannot be undone."""
+    """Confirmation dialog for an action that cannot be undone."""
 
     CSS: ClassVar[str] = """
     Confirm { align: center middle; }
@@ -47,16 +47,16 @@ class Confirm(ModalScreen[bool]):
         self._question = question
 
     def compose(self) -> ComposeResult:
-        """The question and its keys."""
+        """Create the question and its keys."""
         yield Vertical(Label(Text(self._question)), Label(Text("y: yes   n: no", style="dim")))
 
     def action_answer(self, answer: bool) -> None:
-        """Close with the answer."""
+        """Close the dialog with the answer."""
         self.dismiss(answer)
 
 
 class Top(App[None]):
-    """Nodes above, jobs below, keys at the foot."""
+    """The application: nodes above, jobs below, keys in the footer."""
 
     CSS: ClassVar[str] = """
     Screen { layout: vertical; }
@@ -77,13 +77,13 @@ class Top(App[None]):
     def __init__(self, head: Client, first: Overview) -> None:
         super().__init__()
         self._head = head
-        self._seen = first
+        self._overview = first
         self._jobs: list[JobView] = []
         self._ended = True
         self._titles: list[str] = []
 
     def compose(self) -> ComposeResult:
-        """The parts of the screen."""
+        """Create the widgets."""
         yield Static(id="headline")
         yield VerticalScroll(Static(id="fleet_lines"), id="fleet")
         yield DataTable(id="jobs", cursor_type="row", zebra_stripes=True)
@@ -92,25 +92,25 @@ class Top(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Draw what is known, then keep asking."""
-        self._lay_out()
+        """Draw the first overview, then start polling."""
+        self._layout_table()
         self._table().focus()
         self.run_worker(self._watch, thread=True, exclusive=True)
 
     def on_resize(self) -> None:
-        """Columns and devices are laid out anew."""
-        self._lay_out()
+        """Lay out columns and devices again."""
+        self._layout_table()
 
-    def _lay_out(self) -> None:
-        chosen = self._chosen()
+    def _layout_table(self) -> None:
+        chosen = self._selected()
         table = self._table()
         table.clear(columns=True)
         self._titles = job_titles(self.size.width)
         for title in self._titles:
             table.add_column(title, key=title)
-        self._draw(self._seen, chosen)
+        self._draw(self._overview, chosen)
 
-    # ---- asking -----------------------------------------------------------------------------------------------------
+    # ---- polling ----------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         worker = get_current_worker()
@@ -118,12 +118,12 @@ class Top(App[None]):
             try:
                 seen = self._head.overview()
             except PhalanxError as error:
-                self.call_from_thread(self._trouble, f"{error.message} {f'({error.hint})' if error.hint else ''}")
+                self.call_from_thread(self._show_error, f"{error.message} {f'({error.hint})' if error.hint else ''}")
             else:
                 self.call_from_thread(self._draw, seen)
             time.sleep(_INTERVAL_S)
 
-    def _trouble(self, text: str) -> None:
+    def _show_error(self, text: str) -> None:
         line = self.query_one("#trouble", Static)
         line.update(Text(clean(text)))
         line.display = bool(text)
@@ -131,11 +131,11 @@ class Top(App[None]):
     # ---- drawing ----------------------------------------------------------------------------------------------------
 
     def _draw(self, seen: Overview, chosen: JobView | None = None) -> None:
-        self._seen = seen
-        self._trouble("")
+        self._overview = seen
+        self._show_error("")
         self.query_one("#headline", Static).update(headline(seen, self.size.width - 2))
         self.query_one("#fleet_lines", Static).update(fleet(seen.nodes, self.size.width - 4))
-        chosen = chosen or self._chosen()
+        chosen = chosen or self._selected()
         self._jobs = [*seen.running, *seen.pending, *(seen.recent if self._ended else [])]
         table = self._table()
         table.clear()
@@ -144,53 +144,53 @@ class Top(App[None]):
         place = next((place for place, job in enumerate(self._jobs) if chosen is not None and job.id == chosen.id), 0)
         if self._jobs:
             table.move_cursor(row=place)
-        self._tell_chosen()
+        self._show_selected()
 
-    def _tell_chosen(self) -> None:
-        job = self._chosen()
+    def _show_selected(self) -> None:
+        job = self._selected()
         self.query_one("#chosen", Static).update(Text("" if job is None else cut(job_line(job), self.size.width - 2)))
 
     def _table(self) -> DataTable[Text]:
         return self.query_one("#jobs", DataTable)
 
-    def _chosen(self) -> JobView | None:
+    def _selected(self) -> JobView | None:
         row = self._table().cursor_row
         return self._jobs[row] if 0 <= row < len(self._jobs) else None
 
     # ---- keys -------------------------------------------------------------------------------------------------------
 
     def on_data_table_row_highlighted(self) -> None:
-        """The line at the foot speaks of the chosen job."""
-        self._tell_chosen()
+        """Show the selected job in the line below the table."""
+        self._show_selected()
 
     def on_data_table_row_selected(self) -> None:
-        """Enter on a job opens its log."""
+        """Open the log of the job."""
         self.action_logs()
 
     def action_logs(self) -> None:
-        """Leave the screen to the job's log; Ctrl-C or its end comes back."""
-        job = self._chosen()
+        """Suspend the screen and show the log of the job until it ends or Ctrl-C."""
+        job = self._selected()
         if job is None:
             return
         follow = [] if job.state.terminal else ["-f"]
         with self.suspend():
-            # A handler, not SIG_IGN: what is ignored here would be ignored by the child too.
+            # A handler, not SIG_IGN: the child would inherit an ignored signal.
             before = signal.signal(signal.SIGINT, lambda *_: None)
             try:
-                print(f"log of job {job.id} ({clean(job.name)}); Ctrl-C comes back", flush=True)
+                print(f"log of job {job.id} ({clean(job.name)}); Ctrl-C returns to top", flush=True)
                 subprocess.run(
                     [sys.executable, "-P", "-m", "phalanx.app.cli", "logs", "--tail", "200", *follow, job.id],
                     check=False,
                 )
                 if not follow:
-                    input("Enter comes back ")
+                    input("Enter returns to top ")
             finally:
                 signal.signal(signal.SIGINT, before)
         self.refresh()
 
     def action_cancel(self) -> None:
-        """Cancel the chosen job, once confirmed."""
-        job = self._chosen()
+        """Cancel the selected job after confirmation."""
+        job = self._selected()
         if job is None or job.state not in (JobState.RUNNING, JobState.PENDING):
             return
 
@@ -198,15 +198,15 @@ class Top(App[None]):
             if yes:
                 self.run_worker(lambda: self._cancel(job.id), thread=True)
 
-        self.push_screen(Confirm(f"Cancel job {job.id} ({clean(job.name)})? It cannot be undone."), answered)
+        self.push_screen(Confirm(f"Cancel job {job.id} ({clean(job.name)})? This cannot be undone."), answered)
 
     def action_toggle_ended(self) -> None:
-        """Show or hide jobs that ended."""
+        """Show or hide ended jobs."""
         self._ended = not self._ended
-        self._draw(self._seen)
+        self._draw(self._overview)
 
     def _cancel(self, job_id: str) -> None:
         try:
             self._head.cancel(job_id, "cancelled in phalanx top")
         except PhalanxError as error:
-            self.call_from_thread(self._trouble, error.message)
+            self.call_from_thread(self._show_error, error.message)

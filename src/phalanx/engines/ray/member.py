@@ -29,7 +29,7 @@ def ray_version() -> str:
         BadRequest: it is not installed.
     """
     if importlib.util.find_spec("ray") is None:
-        raise BadRequest("Ray is not installed here", hint="pip install 'phalanx[ray]' in the environment of phalanx")
+        raise BadRequest("Ray is not installed here", hint="pip install '.[ray]' in the checkout")
     return importlib.metadata.version("ray")
 
 
