@@ -68,17 +68,25 @@ class Cluster:
         queues: Sequence[Queue] = (),
     ) -> None:
         self.controller = Controller(
-            world=World(), leases=LeaseBook(lease_s=_LEASE_S), policy=policy,
+            world=World(),
+            leases=LeaseBook(lease_s=_LEASE_S),
+            policy=policy,
             settings=Settings(checkpoint_root="/simulated/checkpoints", output_root="/simulated/output"),
-        )  # fmt: skip
+        )
         self.supervisors = Supervisors()
         now = Now(wall_s=start_s, boot_s=start_s)
         self.controller.begin(now)
-        self.instant(start_s, [
-            PutProject(project=Project(id=PROJECT)), PutQueues(queues=(*(() if any(queue.id == QUEUE for queue in queues) else (Queue(id=QUEUE),)), *queues)),
-            *(PutUser(user=User(id=user, role=UserRole.USER)) for user in users),
-            *(Hello(node=_node(node), supervisor_id=SupervisorId(node.name)) for node in nodes),
-        ])  # fmt: skip
+        self.instant(
+            start_s,
+            [
+                PutProject(project=Project(id=PROJECT)),
+                PutQueues(
+                    queues=(*(() if any(queue.id == QUEUE for queue in queues) else (Queue(id=QUEUE),)), *queues)
+                ),
+                *(PutUser(user=User(id=user, role=UserRole.USER)) for user in users),
+                *(Hello(node=_node(node), supervisor_id=SupervisorId(node.name)) for node in nodes),
+            ],
+        )
 
     def instant(self, now_s: float, inbox: Sequence[Event]) -> Turned:
         """Turn until nobody has anything more to say at this instant."""
@@ -102,10 +110,14 @@ class Cluster:
 
 def _node(node: SimNode) -> Node:
     return Node(
-        id=NodeId(node.name), engine="simulated", cpus=_NODE_CPUS, memory_bytes=_NODE_BYTES, state=NodeState.UP,
+        id=NodeId(node.name),
+        engine="simulated",
+        cpus=_NODE_CPUS,
+        memory_bytes=_NODE_BYTES,
+        state=NodeState.UP,
         devices=tuple(
             Device(index=index, uuid=f"{node.name}/{index}", model=model_word(node.model), memory_bytes=_DEVICE_BYTES)
             for index in range(node.gpus)
         ),
         sees_head_files=True,
-    )  # fmt: skip
+    )

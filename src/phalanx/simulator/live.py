@@ -87,16 +87,28 @@ def replay_live(
 class _Replay:
     """The event loop: arrivals, ends, and what the controller itself has due."""
 
-    def __init__(self, jobs: Sequence[TraceJob], nodes: Sequence[SimNode], policy: Policy,
-                 restart_cost_s: Callable[[int], float] | float, *, skip_never: bool,
-                 on_end: Callable[[TraceJob], None] | None = None, queues: Sequence[Queue] = ()) -> None:  # fmt: skip
+    def __init__(
+        self,
+        jobs: Sequence[TraceJob],
+        nodes: Sequence[SimNode],
+        policy: Policy,
+        restart_cost_s: Callable[[int], float] | float,
+        *,
+        skip_never: bool,
+        on_end: Callable[[TraceJob], None] | None = None,
+        queues: Sequence[Queue] = (),
+    ) -> None:
         self.jobs = jobs
         self.on_end = on_end
         self.skip_never = skip_never
         self.cost = restart_cost_s if callable(restart_cost_s) else (lambda _gpus: restart_cost_s)
         self.cluster = Cluster(
-            nodes, policy, users=sorted({_user_of(job) for job in jobs}), start_s=jobs[0].submit_s if jobs else 0.0, queues=queues,
-        )  # fmt: skip
+            nodes,
+            policy,
+            users=sorted({_user_of(job) for job in jobs}),
+            start_s=jobs[0].submit_s if jobs else 0.0,
+            queues=queues,
+        )
         self.submits = _submits(jobs, nodes, queues)
         if not skip_never:
             self._refuse_never()
@@ -127,8 +139,10 @@ class _Replay:
             now_s = min(jobs[arrived].submit_s if arrived < total else _FOREVER, self._next_end_s(), wake_s)
             if now_s == _FOREVER:
                 waiting = next(life.outcome.job for life in self.lives.values() if life.due_s < 0.0)
-                raise NeverFits(f"job {waiting.id} (line {waiting.line}) waits for ever on an idle fleet",
-                                hint="simulate a larger fleet or another policy")  # fmt: skip
+                raise NeverFits(
+                    f"job {waiting.id} (line {waiting.line}) waits for ever on an idle fleet",
+                    hint="simulate a larger fleet or another policy",
+                )
             inbox = self._ending(now_s)
             ends = len(inbox)
             first = arrived
@@ -239,8 +253,10 @@ class _Replay:
 
 
 def _never(job: TraceJob, error: PhalanxError) -> NeverFits:
-    return NeverFits(f"job {job.id} (line {job.line}): {error.message}",
-                     hint=f"{error.hint or 'simulate a larger fleet'}; --skip-bad leaves such jobs out")  # fmt: skip
+    return NeverFits(
+        f"job {job.id} (line {job.line}): {error.message}",
+        hint=f"{error.hint or 'simulate a larger fleet'}; --skip-bad leaves such jobs out",
+    )
 
 
 def _submits(jobs: Sequence[TraceJob], nodes: Sequence[SimNode], queues: Sequence[Queue] = ()) -> list[Submit]:

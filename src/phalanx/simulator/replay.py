@@ -49,8 +49,14 @@ def replay(
 class _Machine:
     """The event loop's state: remaining work and the end each running job is due at."""
 
-    def __init__(self, jobs: Sequence[TraceJob], nodes: Sequence[SimNode], make_policy: Callable[[Board], Listener],
-                 restart_cost_s: Callable[[int], float] | float, size_of: Callable[[TraceJob], float] | None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        jobs: Sequence[TraceJob],
+        nodes: Sequence[SimNode],
+        make_policy: Callable[[Board], Listener],
+        restart_cost_s: Callable[[int], float] | float,
+        size_of: Callable[[TraceJob], float] | None,
+    ) -> None:
         flat = restart_cost_s if not callable(restart_cost_s) else restart_cost_s(1)
         self.board = Board([node.gpus for node in nodes], restart_cost_s=flat)
         self.policy = make_policy(self.board)
@@ -59,10 +65,16 @@ class _Machine:
         self.jobs = jobs
         labels: dict[str, int] = {}
         self.entries = [
-            Entry(seq=seq, klass=self.board.klass((self.board.need_of(job.gpus),), label=labels.setdefault(job.label, len(labels))),
-                  submit_s=job.submit_s, size_s=size_of(job) if size_of is not None else job.duration_s)
+            Entry(
+                seq=seq,
+                klass=self.board.klass(
+                    (self.board.need_of(job.gpus),), label=labels.setdefault(job.label, len(labels))
+                ),
+                submit_s=job.submit_s,
+                size_s=size_of(job) if size_of is not None else job.duration_s,
+            )
             for seq, job in enumerate(jobs)
-        ]  # fmt: skip
+        ]
         self._refuse_never()
         self.left = [job.duration_s for job in jobs]  # work still to do
         self.began = [0.0] * len(jobs)
@@ -74,8 +86,10 @@ class _Machine:
         for gpus in sorted({job.gpus for job in self.jobs}):
             if not self.board.pools[0].fits_ever(self.board.need_of(gpus)):
                 job = next(job for job in self.jobs if job.gpus == gpus)
-                raise NeverFits(f"job {job.id} (line {job.line}) wants {gpus} GPUs; this fleet of {len(self.board.size)} nodes can never hold it",
-                                hint="simulate a larger fleet, or leave such jobs out with --skip-bad")  # fmt: skip
+                raise NeverFits(
+                    f"job {job.id} (line {job.line}) wants {gpus} GPUs; this fleet of {len(self.board.size)} nodes can never hold it",
+                    hint="simulate a larger fleet, or leave such jobs out with --skip-bad",
+                )
 
     def run(self, curve_step_s: float, on_progress: Callable[[int, int], None] | None) -> None:
         """Until the last job has ended."""

@@ -45,12 +45,22 @@ def report(replayed: Sequence[Replayed], *, wall_s: float) -> Report:
     lost = sum(part.lost_gpu_s for part in replayed)
     used = sum(outcome.job.duration_s * outcome.job.gpus for outcome in outcomes) + lost
     return Report(
-        jobs=len(outcomes), avg_jct_s=sum(jcts) / len(jcts), median_jct_s=quantile(jcts, 0.5), p99_jct_s=quantile(jcts, 0.99),
-        avg_wait_s=sum(waits) / len(waits), p99_wait_s=quantile(waits, 0.99), avg_wait_large_s=sum(large) / len(large) if large else 0.0,
-        max_wait_s=waits[-1], max_unbroken_wait_s=max(outcome.wait_max_s for outcome in outcomes), makespan_s=makespan_s,
+        jobs=len(outcomes),
+        avg_jct_s=sum(jcts) / len(jcts),
+        median_jct_s=quantile(jcts, 0.5),
+        p99_jct_s=quantile(jcts, 0.99),
+        avg_wait_s=sum(waits) / len(waits),
+        p99_wait_s=quantile(waits, 0.99),
+        avg_wait_large_s=sum(large) / len(large) if large else 0.0,
+        max_wait_s=waits[-1],
+        max_unbroken_wait_s=max(outcome.wait_max_s for outcome in outcomes),
+        makespan_s=makespan_s,
         utilization=used / (sum(part.gpus for part in replayed) * makespan_s) if makespan_s else 0.0,
-        preemptions=sum(part.preemptions for part in replayed), moves=sum(part.moves for part in replayed), lost_gpu_s=lost, wall_s=wall_s,
-    )  # fmt: skip
+        preemptions=sum(part.preemptions for part in replayed),
+        moves=sum(part.moves for part in replayed),
+        lost_gpu_s=lost,
+        wall_s=wall_s,
+    )
 
 
 def quantile(ascending: Sequence[float], share: float) -> float:

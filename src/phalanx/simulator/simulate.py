@@ -71,13 +71,21 @@ def simulate_live(
         # Anew for each pool: the replays of virtual clusters follow each other here and happen at one time there.
         known = known_of(jobs, setting.durations) if setting.policy in LOOKING else None
         policy = Policy(
-            name=setting.policy, restart_cost_s=setting.restart_cost_s, size_of=None if known is None else known.size_s,
-        )  # fmt: skip
-        parts.append(replay_live(
-            jobs, own, policy, restart_cost_s=setting.restart_cost_s, skip_never=setting.skip_never,
-            curve_step_s=span_s / setting.curve_points if setting.curve_points else 0.0,
-            on_progress=_shifted(on_progress, done, total), on_end=None if known is None else known.ended, queues=setting.queues,
-        ))  # fmt: skip
+            name=setting.policy, restart_cost_s=setting.restart_cost_s, size_of=None if known is None else known.size_s
+        )
+        parts.append(
+            replay_live(
+                jobs,
+                own,
+                policy,
+                restart_cost_s=setting.restart_cost_s,
+                skip_never=setting.skip_never,
+                curve_step_s=span_s / setting.curve_points if setting.curve_points else 0.0,
+                on_progress=_shifted(on_progress, done, total),
+                on_end=None if known is None else known.ended,
+                queues=setting.queues,
+            )
+        )
         done += len(jobs)
     return tuple(parts)
 

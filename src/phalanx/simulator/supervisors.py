@@ -103,9 +103,13 @@ class Supervisors:
         first = gang.allocation.grants[0].node_id == command.node_id
         resume = command.candidates[0] if first and command.candidates else None
         return MemberReady(
-            job_id=command.job_id, epoch=command.epoch, generation=command.generation, node_id=command.node_id,
-            port=_PORT if first else None, resume=resume,
-        )  # fmt: skip
+            job_id=command.job_id,
+            epoch=command.epoch,
+            generation=command.generation,
+            node_id=command.node_id,
+            port=_PORT if first else None,
+            resume=resume,
+        )
 
     def _start(self, command: StartTasks, now_s: float, heard: Heard) -> None:
         gang = self.gangs[command.job_id]
@@ -113,9 +117,15 @@ class Supervisors:
         if gang.started == len(gang.allocation.grants):
             gang.runs = gang.ran = True
             heard.courses.append((Course.STARTED, command.job_id))
-        heard.reports.append(MemberStarted(
-            job_id=command.job_id, epoch=command.epoch, generation=command.generation, node_id=command.node_id, at_s=now_s,
-        ))  # fmt: skip
+        heard.reports.append(
+            MemberStarted(
+                job_id=command.job_id,
+                epoch=command.epoch,
+                generation=command.generation,
+                node_id=command.node_id,
+                at_s=now_s,
+            )
+        )
 
     def _stop(self, command: StopTasks, now_s: float, heard: Heard) -> None:
         """The first command to a gang stops it whole: each node's save waits for all ranks, so that they leave together."""
@@ -134,11 +144,13 @@ class Supervisors:
 def _exits(job_id: JobId, gang: Gang, grant: Grant, now_s: float, *, by_us: bool) -> Sequence[Report]:
     return [
         TaskExited(
-            job_id=job_id, epoch=gang.epoch, generation=gang.generation,
+            job_id=job_id,
+            epoch=gang.epoch,
+            generation=gang.generation,
             exit=TaskExit(rank=rank, node_id=grant.node_id, code=0, signal=None, by_us=by_us, at_s=now_s),
         )
         for rank in range(grant.first_rank, grant.first_rank + grant.tasks)
-    ]  # fmt: skip
+    ]
 
 
 def _stopped(job_id: JobId, gang: Gang, grant: Grant, now_s: float) -> Report:

@@ -88,8 +88,10 @@ def _csv(rows: list[str], name: str) -> tuple[list[TraceJob], list[BadRow]]:
     header = [cell.strip() for cell in next(reader, [])]
     missing = [column for column in COLUMNS if column not in header]
     if missing:
-        raise BadFile(f"{name}: line 1 lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}",
-                      hint=f"the header is {','.join(COLUMNS)}, then what else there is")  # fmt: skip
+        raise BadFile(
+            f"{name}: line 1 lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}",
+            hint=f"the header is {','.join(COLUMNS)}, then what else there is",
+        )
     at = {column: header.index(column) for column in header}
     jobs: list[TraceJob] = []
     bad: list[BadRow] = []
@@ -119,10 +121,15 @@ def _job(cells: list[str], at: dict[str, int], line: int) -> TraceJob:
         raise ValueError("job_id is blank")
     limit = cell("limit_s")
     return TraceJob(
-        id=name, submit_s=_number(cells[at["submit_s"]], "submit_s", low=0.0), duration_s=_number(cells[at["duration_s"]], "duration_s", low=0.0),
-        gpus=_count(cells[at["num_gpus"]]), models=_models(cell("gpu_type")), label=cell("vc"),
-        limit_s=_number(limit, "limit_s", low=0.0) if limit else None, line=line,
-    )  # fmt: skip
+        id=name,
+        submit_s=_number(cells[at["submit_s"]], "submit_s", low=0.0),
+        duration_s=_number(cells[at["duration_s"]], "duration_s", low=0.0),
+        gpus=_count(cells[at["num_gpus"]]),
+        models=_models(cell("gpu_type")),
+        label=cell("vc"),
+        limit_s=_number(limit, "limit_s", low=0.0) if limit else None,
+        line=line,
+    )
 
 
 def model_word(text: str) -> str:
@@ -175,11 +182,17 @@ def _swf(rows: list[str]) -> tuple[list[TraceJob], list[BadRow]]:
             limit = float(text[8])
             if float(text[3]) < 0:
                 raise ValueError("its run time is not known")
-            jobs.append(TraceJob(
-                id=text[0], submit_s=_number(text[1], "submit time", low=0.0), duration_s=_number(text[3], "run time", low=0.0),
-                gpus=_count(str(asked if asked > 0 else used)), label="" if text[14] == "-1" else text[14],
-                limit_s=limit if limit > 0 else None, line=line,
-            ))  # fmt: skip
+            jobs.append(
+                TraceJob(
+                    id=text[0],
+                    submit_s=_number(text[1], "submit time", low=0.0),
+                    duration_s=_number(text[3], "run time", low=0.0),
+                    gpus=_count(str(asked if asked > 0 else used)),
+                    label="" if text[14] == "-1" else text[14],
+                    limit_s=limit if limit > 0 else None,
+                    line=line,
+                )
+            )
         except ValueError as error:
             bad.append(BadRow(line=line, why=str(error)))
     return jobs, bad

@@ -59,9 +59,14 @@ class Cluster:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PHALANX_")}
         with open(self._output_path, "wb") as output:
             self._process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-                env={**environment, "PHALANX_HOME": self.home}, cwd=self.home,
-            )  # fmt: skip
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env={**environment, "PHALANX_HOME": self.home},
+                cwd=self.home,
+            )
         record = self._await(self._told, _UP_S, "did not say where it is")
         with open(os.path.join(self.home, "token"), encoding="utf-8") as file:
             self._client = Client(str(record["url"]), file.read().strip())

@@ -73,9 +73,12 @@ def again_chart(redone: Sequence[Redone]) -> str:
     values = [loss for each in redone for loss in (each.first, each.again)]
     margin = (max(values) - min(values)) * 0.08 or 0.01
     frame = Frame(
-        x_low=redone[0].step, x_high=max(redone[-1].step, redone[0].step + 1), y_low=min(values) - margin, y_high=max(values) + margin,
+        x_low=redone[0].step,
+        x_high=max(redone[-1].step, redone[0].step + 1),
+        y_low=min(values) - margin,
+        y_high=max(values) + margin,
         height=230,
-    )  # fmt: skip
+    )
     return _svg(frame.height, [_axes(frame, "step"), *_redone(frame, redone, radius=4.0)])
 
 

@@ -15,8 +15,12 @@ from phalanx.cli.demo.scene import Scene
 from phalanx.cli.demo.screen import plain_text
 from phalanx.cli.demo.stopwatch import PEERS, SOURCES, shown
 
-_LOSS_KEY: Final = (("kept", "loss of the steps that were kept"), ("lost", "first loss of a step made twice"), ("again", "its second loss"),
-                    ("saving", "checkpoint published"))  # fmt: skip
+_LOSS_KEY: Final = (
+    ("kept", "loss of the steps that were kept"),
+    ("lost", "first loss of a step made twice"),
+    ("again", "its second loss"),
+    ("saving", "checkpoint published"),
+)
 _TIME_KEY: Final = (
     ("restarting", "starting, loading"),
     ("kept", "training, kept"),

@@ -26,15 +26,27 @@ _CHART_ROWS_MIN: Final = 6
 _DEVICE_COLUMNS_MIN: Final = 12
 _BAR_AND_FIGURE_COLUMNS: Final = 7
 _STATE_STYLES: Final = {
-    JobState.PENDING: "bold yellow", JobState.RUNNING: "bold green", JobState.SUCCEEDED: "bold blue", JobState.FAILED: "bold red",
-    JobState.CANCELLED: "bold red", JobState.TIMEOUT: "bold red",
-}  # fmt: skip
+    JobState.PENDING: "bold yellow",
+    JobState.RUNNING: "bold green",
+    JobState.SUCCEEDED: "bold blue",
+    JobState.FAILED: "bold red",
+    JobState.CANCELLED: "bold red",
+    JobState.TIMEOUT: "bold red",
+}
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉"
 FIRST_STYLE, LOST_STYLE, AGAIN_STYLE, KILL_STYLE = "cyan", "red", "bold yellow", "red"
 _LOUD: Final = {
-    "node_lost": "bold red", "task_failed": "red", "refused": "red", "overdue": "red", "froze": "red", "failed": "bold red",
-    "checkpoint": "green", "restart": "yellow", "running": "bold", "succeeded": "bold blue",
-}  # fmt: skip
+    "node_lost": "bold red",
+    "task_failed": "red",
+    "refused": "red",
+    "overdue": "red",
+    "froze": "red",
+    "failed": "bold red",
+    "checkpoint": "green",
+    "restart": "yellow",
+    "running": "bold",
+    "succeeded": "bold blue",
+}
 
 
 def compose(scene: Scene, *, width: int, height: int) -> list[Text]:

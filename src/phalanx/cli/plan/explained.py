@@ -64,8 +64,9 @@ def _model(case: Case) -> Iterator[Formula]:
     yield Formula(
         name="parameters",
         symbols=f"N = L (2 d h k + 2 d g k + {model.mlp_matrices} d f{' E' if model.mixture else ''}) + embeddings + norms",
-        numbers=numbers, source=_KAPLAN,
-    )  # fmt: skip
+        numbers=numbers,
+        source=_KAPLAN,
+    )
     yield Formula(
         name="work of one token",
         symbols=f"C = {'4' if frozen else '6'} N' + 6 L s h k, with N' the parameters in matrix products; forward and backward, "
@@ -89,7 +90,7 @@ def _memory(case: Case) -> Iterator[Formula]:
             f"{_sum(items, 'parameters', 'gradients', 'optimizer states', 'gathered parameters')}"
         ),
         source=_ZERO,
-    )  # fmt: skip
+    )
     yield Formula(
         name="activations",
         symbols="in flight x L/p, rounded up, x (kept for the backward pass of one layer), and the layer in hand",
@@ -98,7 +99,7 @@ def _memory(case: Case) -> Iterator[Formula]:
             f"(micro-batch {layout.micro_batch}, recompute {layout.recompute}): {_sum(items, 'activations', 'logits and loss')}"
         ),
         source=_KEPT,
-    )  # fmt: skip
+    )
     yield Formula(
         name="room",
         symbols="memory of the GPU less 1 %, less all items and what the allocator wastes",
@@ -127,20 +128,26 @@ def _step(case: Case) -> Iterator[Formula]:
     )
     if layout.tensor > 1:
         yield _exchange(
-            "tensor parallel", "four all-reduces (or gather and scatter) of T d per layer and micro-batch: 2 (t-1)/t n / B",
-            f"t {layout.tensor}: {_seconds(items, Item.TENSOR)}", case,
-        )  # fmt: skip
+            "tensor parallel",
+            "four all-reduces (or gather and scatter) of T d per layer and micro-batch: 2 (t-1)/t n / B",
+            f"t {layout.tensor}: {_seconds(items, Item.TENSOR)}",
+            case,
+        )
     if layout.zero == 3 and layout.shard > 1:
         layer = layer_parameters(case.task.model, layout)
         yield _exchange(
-            "sharded parameters", "per layer (F-1)/F n / B to gather, again backward, and to reduce; what computing hides counts little",
-            f"F {layout.shard}, n {gb_shown(layer.total * gathered_bytes(case.task, layout, case.stack))} a layer: {_seconds(items, Item.SHARD)}", case,
-        )  # fmt: skip
+            "sharded parameters",
+            "per layer (F-1)/F n / B to gather, again backward, and to reduce; what computing hides counts little",
+            f"F {layout.shard}, n {gb_shown(layer.total * gathered_bytes(case.task, layout, case.stack))} a layer: {_seconds(items, Item.SHARD)}",
+            case,
+        )
     if items.get(Item.GRADIENTS.value):
         yield _exchange(
-            "gradients", "once a step: reduce and, where states are sharded, gather; hidden behind the last backward pass as far as it goes",
-            f"{layout.data} data parallel ranks: {_seconds(items, Item.GRADIENTS)}", case,
-        )  # fmt: skip
+            "gradients",
+            "once a step: reduce and, where states are sharded, gather; hidden behind the last backward pass as far as it goes",
+            f"{layout.data} data parallel ranks: {_seconds(items, Item.GRADIENTS)}",
+            case,
+        )
     if layout.pipeline > 1:
         yield Formula(
             name="pipeline bubble",
@@ -169,7 +176,7 @@ def _training(case: Case) -> Iterator[Formula]:
             f"({machine.gpus} x {peak / 1e12:.4g} TFLOP/s) = {figures.mfu:.1%}"
         ),
         source=_PALM,
-    )  # fmt: skip
+    )
     if case.tokens is None or figures.train_s is None:
         return
     yield Formula(
@@ -195,7 +202,7 @@ def _checkpoint(case: Case) -> Iterator[Formula]:
             f"{seconds_shown(saving.write_s)}; tau {span_shown(saving.interval_s)}, kept {saving.goodput:.1%}"
         ),
         source=f"{_DALY}; storage: {storage}",
-    )  # fmt: skip
+    )
 
 
 def _exchange(name: str, symbols: str, numbers: str, case: Case) -> Formula:

@@ -134,13 +134,19 @@ def as_json(told: Told) -> dict[str, Any]:
         "model": {"name": told.model, "layers": told.layers},
         "machine": {"nodes": told.nodes, "gpus_per_node": told.gpus_per_node, "gpus": told.gpus, "gpu": told.gpu},
         "asked": {
-            "seq": told.seq, "global_batch": told.global_batch, "tokens": told.tokens, "method": told.method, "stack": told.stack,
-            "price": told.price, "text": told.asked,
+            "seq": told.seq,
+            "global_batch": told.global_batch,
+            "tokens": told.tokens,
+            "method": told.method,
+            "stack": told.stack,
+            "price": told.price,
+            "text": told.asked,
         },
         "formulas": [
-            {"name": one.name, "formula": one.symbols, "numbers": one.numbers, "source": one.source} for one in told.formulas
+            {"name": one.name, "formula": one.symbols, "numbers": one.numbers, "source": one.source}
+            for one in told.formulas
         ],
-    }  # fmt: skip
+    }
 
 
 def _layout(one: Figures) -> dict[str, Any]:
@@ -149,7 +155,10 @@ def _layout(one: Figures) -> dict[str, Any]:
         "text": layout_text(one.layout),
         "ranks": one.layout.ranks,
         "memory": {
-            "total_bytes": one.used_bytes, "usable_bytes": one.usable_bytes, "room_bytes": one.room_bytes, "items": dict(one.memory_bytes),
+            "total_bytes": one.used_bytes,
+            "usable_bytes": one.usable_bytes,
+            "room_bytes": one.room_bytes,
+            "items": dict(one.memory_bytes),
         },
         "step": {**_range(one.step_s, "_s"), "items": dict(one.step_items_s)},
         "tokens_per_s": one.tokens_per_s,
@@ -159,7 +168,7 @@ def _layout(one: Figures) -> dict[str, Any]:
         "usd": None if one.usd is None else _range(one.usd, ""),
         "checkpoint": None if one.saving is None else _saving(one.saving),
         "why": one.why,
-    }  # fmt: skip
+    }
 
 
 def _range(one: Range, unit: str) -> Mapping[str, float]:

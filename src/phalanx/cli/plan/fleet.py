@@ -39,9 +39,13 @@ def machine_asked(given: Mapping[str, Any], tables: Tables, notes: list[str]) ->
     if not given["gpus"]:
         raise BadRequest("on which GPUs?", hint="--gpus 4xh100:8, or --fleet here for the fleet of your head")
     return machine_for(
-        parse_gpus(given["gpus"]), instance=given["instance"], **_network(given["network"]), **_price(given), tables=tables,
+        parse_gpus(given["gpus"]),
+        instance=given["instance"],
+        **_network(given["network"]),
+        **_price(given),
+        tables=tables,
         notes=notes,
-    )  # fmt: skip
+    )
 
 
 def machine_here(head: Client, given: Mapping[str, Any], tables: Tables, notes: list[str]) -> Machine:

@@ -19,9 +19,22 @@ if TYPE_CHECKING:
 
 # Every option of `phalanx plan` that a job file has no word for.
 _UNSAID: Final[Mapping[str, Any]] = {
-    "seq": None, "global_batch": None, "tokens": None, "method": "full", "precision": None, "stack": None, "instance": None,
-    "network": None, "price": None, "price_date": None, "price_kind": None, "prices": (), "layout": None, "top": 1, "explain": False,
-}  # fmt: skip
+    "seq": None,
+    "global_batch": None,
+    "tokens": None,
+    "method": "full",
+    "precision": None,
+    "stack": None,
+    "instance": None,
+    "network": None,
+    "price": None,
+    "price_date": None,
+    "price_kind": None,
+    "prices": (),
+    "layout": None,
+    "top": 1,
+    "explain": False,
+}
 
 
 def plan_now(head: Client, wanted: Asked) -> Asked:

@@ -65,20 +65,32 @@ def headline(told: Told) -> str:
 
 def _layouts(told: Told, screen: Terminal) -> list[str]:
     columns = (
-        Column(title="", right=True), Column(title="LAYOUT"), Column(title="STEP", right=True),
-        Column(title="80 %", right=True, drop=5), Column(title="TOKENS/S", right=True, drop=6), Column(title="MFU", right=True),
-        Column(title="MEMORY", right=True, drop=2), Column(title="ROOM", right=True, drop=7),
-        Column(title="TRAINS", right=True, drop=1, hide_empty=True), Column(title="COST", right=True, drop=3, hide_empty=True),
-    )  # fmt: skip
+        Column(title="", right=True),
+        Column(title="LAYOUT"),
+        Column(title="STEP", right=True),
+        Column(title="80 %", right=True, drop=5),
+        Column(title="TOKENS/S", right=True, drop=6),
+        Column(title="MFU", right=True),
+        Column(title="MEMORY", right=True, drop=2),
+        Column(title="ROOM", right=True, drop=7),
+        Column(title="TRAINS", right=True, drop=1, hide_empty=True),
+        Column(title="COST", right=True, drop=3, hide_empty=True),
+    )
     rows: list[list[Cell | str]] = [
         [
-            f"{number}", Cell(layout_text(one.layout), "bold" if number == 1 else ""), seconds_shown(one.step_s.mid),
-            _ends(one.step_s, seconds_shown), round_shown(one.tokens_per_s), f"{one.mfu:.0%}", gb_shown(one.used_bytes),
-            gb_shown(one.room_bytes), "" if one.train_s is None else span_shown(one.train_s.mid),
-            "" if one.usd is None else usd_shown(one.usd.mid)
+            f"{number}",
+            Cell(layout_text(one.layout), "bold" if number == 1 else ""),
+            seconds_shown(one.step_s.mid),
+            _ends(one.step_s, seconds_shown),
+            round_shown(one.tokens_per_s),
+            f"{one.mfu:.0%}",
+            gb_shown(one.used_bytes),
+            gb_shown(one.room_bytes),
+            "" if one.train_s is None else span_shown(one.train_s.mid),
+            "" if one.usd is None else usd_shown(one.usd.mid),
         ]
         for number, one in enumerate(told.layouts, 1)
-    ]  # fmt: skip
+    ]
     return table(columns, rows, _narrower(screen))
 
 

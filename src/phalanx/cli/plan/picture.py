@@ -22,9 +22,19 @@ _GAP: Final = 22.0  # between sheets
 _MARGIN: Final = 20.0
 # The colours of cli/simulate/page.html, light: a picture alone has no reader's theme.
 _THEME: Final = {
-    "ink": "#16181d", "soft": "#5c626d", "line": "#c9cdd4", "grid": "#ebecef", "s0": "#2a6fd0", "s1": "#e0930a", "s2": "#2e9c6a",
-    "s3": "#d8433d", "s4": "#8b63d1", "s5": "#14a3b8", "s6": "#b0578d", "s7": "#7a7f32",
-}  # fmt: skip
+    "ink": "#16181d",
+    "soft": "#5c626d",
+    "line": "#c9cdd4",
+    "grid": "#ebecef",
+    "s0": "#2a6fd0",
+    "s1": "#e0930a",
+    "s2": "#2e9c6a",
+    "s3": "#d8433d",
+    "s4": "#8b63d1",
+    "s5": "#14a3b8",
+    "s6": "#b0578d",
+    "s7": "#7a7f32",
+}
 
 
 def check_picture(path: str) -> str:
@@ -37,8 +47,10 @@ def check_picture(path: str) -> str:
     if kind not in KINDS:
         raise BadRequest(f"--plot {path}: ends in none of {', '.join(KINDS)}", hint="--plot plan.html")
     if kind == "png" and find_spec("matplotlib") is None:
-        raise BadRequest("--plot: a PNG needs matplotlib, which is not installed",
-                         hint="pip install 'phalanx[plot]', or write plan.svg or plan.html")  # fmt: skip
+        raise BadRequest(
+            "--plot: a PNG needs matplotlib, which is not installed",
+            hint="pip install 'phalanx[plot]', or write plan.svg or plan.html",
+        )
     if not Path(path).absolute().parent.is_dir():
         raise BadRequest(f"--plot {path}: there is no folder {Path(path).parent}", hint="make it first")
     if Path(path).is_dir():
@@ -87,10 +99,12 @@ def stacked(sheets: Sequence[Sheet], title: str, lead: str) -> Sheet:
 def _page(sheets: Sequence[Sheet], *, title: str, lead: str, command: str, version: str) -> str:
     template = Template(files("phalanx.cli.simulate").joinpath("page.html").read_text(encoding="utf-8"))
     page = template.substitute(
-        title=escape(title), lead=escape(lead), table="",
+        title=escape(title),
+        lead=escape(lead),
+        table="",
         charts="".join(f"<section>{svg(sheet.shapes, title, sheet.height)}</section>" for sheet in sheets),
         footer=f"Phalanx {escape(version)}. Again: <code>{escape(command)}</code>",
-    )  # fmt: skip
+    )
     return page.replace("<section><table></table></section>", "")  # a plan's table is its picture
 
 

@@ -41,9 +41,15 @@ def png(sheet: Sheet, theme: Mapping[str, str]) -> bytes:
                     axes.fill(*zip(*corners, strict=True), color=theme[colour], alpha=opacity, linewidth=0)
                 case Words(x, y, text, colour, anchor, strong):
                     axes.text(
-                        x, y, text, color=theme[colour], ha=_ANCHORS[anchor], va="baseline",
-                        fontsize=(15 if strong else 12) * _POINTS, fontweight="bold" if strong else "normal",
-                    )  # fmt: skip
+                        x,
+                        y,
+                        text,
+                        color=theme[colour],
+                        ha=_ANCHORS[anchor],
+                        va="baseline",
+                        fontsize=(15 if strong else 12) * _POINTS,
+                        fontweight="bold" if strong else "normal",
+                    )
                 case _:
                     assert_never(shape)
         file = io.BytesIO()

@@ -29,10 +29,17 @@ def told_of(given: Mapping[str, Any], head: Client | None = None) -> Told:
 
     question = question_of(given, head)
     asked = Asked(
-        model=question.model, machine=question.machine, physics=physics(), stack=question.stack, seq=question.seq,
-        global_batch=question.global_batch, tokens=question.tokens, method=question.method, precision=question.precision,
+        model=question.model,
+        machine=question.machine,
+        physics=physics(),
+        stack=question.stack,
+        seq=question.seq,
+        global_batch=question.global_batch,
+        tokens=question.tokens,
+        method=question.method,
+        precision=question.precision,
         layout=question.layout,
-    )  # fmt: skip
+    )
     return told(question, asked, plan(asked, top=given["top"]))
 
 
@@ -74,9 +81,15 @@ def told(question: Question, asked: Asked, answer: Answer) -> Told:
 
 def _case(asked: Asked, figures: Figures) -> Case:
     return Case(
-        task=task_of(asked), layout=figures.layout, machine=asked.machine, physics=asked.physics, stack=asked.stack,
-        global_batch=asked.global_batch, tokens=asked.tokens, figures=figures,
-    )  # fmt: skip
+        task=task_of(asked),
+        layout=figures.layout,
+        machine=asked.machine,
+        physics=asked.physics,
+        stack=asked.stack,
+        global_batch=asked.global_batch,
+        tokens=asked.tokens,
+        figures=figures,
+    )
 
 
 def _figures(one: Judged) -> Figures:

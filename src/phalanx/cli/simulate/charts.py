@@ -62,15 +62,27 @@ def charts(runs: Sequence[Run]) -> list[list[Shape]]:
     courses = [course(run, start_s=start_s, end_s=end_s, steps=_STEPS) for run in runs]
     return [
         _over_time("GPUs held", runs, courses, [each.held for each in courses], top=1.0, percent=True),
-        _over_time("Jobs waiting", runs, courses, [each.waiting for each in courses],
-                   top=max(1.0, *(value for each in courses for value in each.waiting)) * 1.04, percent=False),
+        _over_time(
+            "Jobs waiting",
+            runs,
+            courses,
+            [each.waiting for each in courses],
+            top=max(1.0, *(value for each in courses for value in each.waiting)) * 1.04,
+            percent=False,
+        ),
         _waits(runs),
-    ]  # fmt: skip
+    ]
 
 
 def _over_time(
-    title: str, runs: Sequence[Run], courses: Sequence[Course], values: Sequence[Sequence[float]], *, top: float, percent: bool
-) -> list[Shape]:  # fmt: skip
+    title: str,
+    runs: Sequence[Run],
+    courses: Sequence[Course],
+    values: Sequence[Sequence[float]],
+    *,
+    top: float,
+    percent: bool,
+) -> list[Shape]:
     start_s = courses[0].times_s[0] - (courses[0].times_s[1] - courses[0].times_s[0]) / 2
     days = (courses[0].times_s[-1] + courses[0].times_s[0] - 2 * start_s) / _DAY_S
 

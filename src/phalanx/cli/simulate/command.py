@@ -53,12 +53,29 @@ _CURVE_POINTS: Final = 4000  # of the fleet's curve: about nine for each step th
     help="default fifo skip backfill sjf las srtf fair.",
 )
 @click.option("--compare", metavar="NAMES", help="Several policies side by side: fifo,las,default.")
-@click.option("--durations", type=click.Choice(["exact", "limit", "predicted"]), default="exact", show_default=True,
-              help="What policies that look at run times may know of them.")  # fmt: skip
-@click.option("--restart-cost", type=click.FloatRange(min=0), default=60.0, show_default=True, metavar="S",
-              help="Seconds of work done twice for each preemption or move.")  # fmt: skip
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="S",
-              help="Order of jobs submitted at one instant; 0 is the trace's own.")  # fmt: skip
+@click.option(
+    "--durations",
+    type=click.Choice(["exact", "limit", "predicted"]),
+    default="exact",
+    show_default=True,
+    help="What policies that look at run times may know of them.",
+)
+@click.option(
+    "--restart-cost",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds of work done twice for each preemption or move.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="S",
+    help="Order of jobs submitted at one instant; 0 is the trace's own.",
+)
 @click.option("--skip-bad", is_flag=True, help="Leave out rows that are no job, and jobs that fit no empty fleet.")
 @click.option("--limit-jobs", type=click.IntRange(min=1), metavar="N", help="Only the first N jobs.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
@@ -96,10 +113,16 @@ def simulate(**asked: Any) -> None:
     if len(refused) > _SHOWN_MAX:
         warn(f"left out: {len(refused) - _SHOWN_MAX} more jobs that fit no empty fleet")
     about = {
-        "trace": asked["trace_path"], "nodes": len(nodes), "gpus": sum(node.gpus for node in nodes), "per_vc": asked["per_vc"],
-        "durations": asked["durations"], "restart_cost_s": asked["restart_cost"], "seed": asked["seed"],
-        "bad_rows": len(trace.bad), "jobs_left_out": len(refused),
-    }  # fmt: skip
+        "trace": asked["trace_path"],
+        "nodes": len(nodes),
+        "gpus": sum(node.gpus for node in nodes),
+        "per_vc": asked["per_vc"],
+        "durations": asked["durations"],
+        "restart_cost_s": asked["restart_cost"],
+        "seed": asked["seed"],
+        "bad_rows": len(trace.bad),
+        "jobs_left_out": len(refused),
+    }
     _write(runs, asked, about)  # first: a reader that goes away (`| head`) must not cost the files
     if asked["as_json"]:
         found = [{"policy": run.policy, **run.report.as_dict(), **about} for run in runs]
@@ -193,10 +216,14 @@ def _setting(asked: dict[str, Any], policy: str, trace: Any) -> Any:
     from phalanx.simulator.simulate import Setting, check
 
     setting = Setting(
-        policy=policy, durations=Durations(asked["durations"]), per_label=asked["per_vc"], restart_cost_s=asked["restart_cost"],
-        seed=asked["seed"], skip_never=asked["skip_bad"],
+        policy=policy,
+        durations=Durations(asked["durations"]),
+        per_label=asked["per_vc"],
+        restart_cost_s=asked["restart_cost"],
+        seed=asked["seed"],
+        skip_never=asked["skip_bad"],
         curve_points=_CURVE_POINTS if asked["plot_path"] or asked["html_path"] else 0,
-    )  # fmt: skip
+    )
     check(setting, trace)
     return setting
 
@@ -247,8 +274,10 @@ def _print(runs: list[Any], about: dict[str, Any]) -> None:
     from phalanx.cli.tables import Cell, Column, table
 
     screen = terminal()
-    print(f"{runs[0].report.jobs:,} jobs on {about['nodes']} node{'' if about['nodes'] == 1 else 's'}, {about['gpus']:,} GPUs"
-          f"{', each virtual cluster by itself' if about['per_vc'] else ''}; a preemption or move costs {about['restart_cost_s']:g} s")  # fmt: skip
+    print(
+        f"{runs[0].report.jobs:,} jobs on {about['nodes']} node{'' if about['nodes'] == 1 else 's'}, {about['gpus']:,} GPUs"
+        f"{', each virtual cluster by itself' if about['per_vc'] else ''}; a preemption or move costs {about['restart_cost_s']:g} s"
+    )
     columns = [Column(title="", least=24), *(Column(title=run.policy, right=True) for run in runs)]
     rows: list[list[Cell | str]] = []
     for row in ROWS[1:]:

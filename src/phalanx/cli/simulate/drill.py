@@ -19,8 +19,14 @@ _SEEDS_SPAN: Final = 1 << 40  # fresh seeds are drawn below this: short enough t
 @click.command()
 @click.option("--seeds", type=click.IntRange(min=1), metavar="N", help=f"How many seeds; {_SEEDS}, or 1 with --seed.")
 @click.option("--seed", type=click.IntRange(min=0), metavar="S", help="The first of them; drawn afresh unless said.")
-@click.option("--events", type=click.IntRange(min=1), default=2000, show_default=True, metavar="E",
-              help="Events that changed something, before the faults heal.")  # fmt: skip
+@click.option(
+    "--events",
+    type=click.IntRange(min=1),
+    default=2000,
+    show_default=True,
+    metavar="E",
+    help="Events that changed something, before the faults heal.",
+)
 @click.option("--processes", type=click.IntRange(min=1), metavar="K", help="How many seeds at once; as many as cores.")
 @click.option("--coverage", "with_coverage", is_flag=True, help="Which edges and faults were met, and which were not.")
 @click.option("--story", is_flag=True, help="The last lines told of each seed that broke something.")

@@ -64,8 +64,9 @@ def course(run: Run, *, start_s: float, end_s: float, steps: int) -> Course:
             _spread(waiting, jobs, (from_s - start_s) / step_s, (to_s - start_s) / step_s)
     return Course(
         times_s=tuple(start_s + (step + 0.5) * step_s for step in range(steps)),
-        held=tuple(value / run.gpus for value in held), waiting=tuple(waiting),
-    )  # fmt: skip
+        held=tuple(value / run.gpus for value in held),
+        waiting=tuple(waiting),
+    )
 
 
 def _spread(steps: list[float], value: int, start: float, end: float) -> None:
@@ -91,9 +92,14 @@ def waits_by_size(run: Run) -> list[Waits]:
     for power, waits in sorted(groups.items()):
         waits.sort()
         low, high = 1 << power, (2 << power) - 1
-        found.append(Waits(
-            sizes=f"{low}" if low == high else f"{low}-{high}", jobs=len(waits), mean_s=sum(waits) / len(waits), p99_s=quantile(waits, 0.99),
-        ))  # fmt: skip
+        found.append(
+            Waits(
+                sizes=f"{low}" if low == high else f"{low}-{high}",
+                jobs=len(waits),
+                mean_s=sum(waits) / len(waits),
+                p99_s=quantile(waits, 0.99),
+            )
+        )
     return found
 
 

@@ -19,10 +19,14 @@ def build_page(runs: Sequence[Run], *, title: str, lead: str, version: str, comm
     """The page as text."""
     template = Template(files("phalanx.cli.simulate").joinpath("page.html").read_text(encoding="utf-8"))
     return template.substitute(
-        title=escape(title), lead=escape(lead), table=_table(runs),
-        charts="".join(f"<section>{svg(shapes, name)}</section>" for shapes, name in zip(charts(runs), _CHARTS, strict=True)),
+        title=escape(title),
+        lead=escape(lead),
+        table=_table(runs),
+        charts="".join(
+            f"<section>{svg(shapes, name)}</section>" for shapes, name in zip(charts(runs), _CHARTS, strict=True)
+        ),
         footer=f"Phalanx {escape(version)}. Again: <code>{escape(command)}</code>",
-    )  # fmt: skip
+    )
 
 
 def _table(runs: Sequence[Run]) -> str:

@@ -71,8 +71,9 @@ def past_of(head: Client, since_s: float, *, jobs_max: int, page: int) -> Past:
     found.sort(key=lambda job: (job.submit_s, job.line))
     nodes = tuple(
         SimNode(name=node.id, gpus=len(node.devices), model=model_word(node.devices[0].model))
-        for node in head.nodes() if node.devices
-    )  # fmt: skip
+        for node in head.nodes()
+        if node.devices
+    )
     names = {field.name for field in fields(Queue)} - {"open"}
     queues = tuple(Queue(**{name: getattr(queue, name) for name in names}) for queue in head.queues())
     return Past(trace=Trace(jobs=tuple(found)), nodes=nodes, queues=queues, notes=tuple(notes))
@@ -82,9 +83,15 @@ def _trace_job(view: JobView, run_s: float) -> TraceJob:
     asked = parse_gpus(view.gpus)
     models = tuple(model_word(model) for model, _ in asked.kinds if model is not None)
     return TraceJob(
-        id=view.id, submit_s=view.submit_s, duration_s=run_s, gpus=view.gpu_count, models=models, label=view.queue,
-        limit_s=view.time_limit_s, line=view.seq,
-    )  # fmt: skip
+        id=view.id,
+        submit_s=view.submit_s,
+        duration_s=run_s,
+        gpus=view.gpu_count,
+        models=models,
+        label=view.queue,
+        limit_s=view.time_limit_s,
+        line=view.seq,
+    )
 
 
 def _run_s(head: Client, view: JobView) -> float | None:

@@ -44,8 +44,10 @@ def check_plot(path: str) -> str:
         BadRequest: matplotlib is not installed, or the name ends in no known kind.
     """
     if find_spec("matplotlib") is None:
-        raise BadRequest("--plot draws with matplotlib, and this Python has none",
-                         hint="pip install 'phalanx[plot]'; --html needs nothing")  # fmt: skip
+        raise BadRequest(
+            "--plot draws with matplotlib, and this Python has none",
+            hint="pip install 'phalanx[plot]'; --html needs nothing",
+        )
     kind = PurePath(path).suffix.lower().removeprefix(".")
     if kind not in KINDS:
         raise BadRequest(

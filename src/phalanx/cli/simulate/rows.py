@@ -54,4 +54,4 @@ ROWS: Final = (
     Row("moves", lambda report: report.moves, _count),
     Row("GPU-hours done twice", lambda report: report.lost_gpu_s / 3600.0, lambda value: f"{value:,.1f}"),
     Row("replayed in", lambda report: report.wall_s, lambda value: f"{value:.1f} s", None),
-)  # fmt: skip
+)

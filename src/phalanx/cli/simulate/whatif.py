@@ -44,8 +44,14 @@ _LEFT_OUT_SHOWN: Final = 3
     metavar="TIME",
     help="Instead of --trace: the head's own jobs that ended within 30d, on its own nodes.",
 )
-@click.option("--restart-cost", type=click.FloatRange(min=0), default=60.0, show_default=True, metavar="S",
-              help="Seconds of work done twice for each preemption or move.")  # fmt: skip
+@click.option(
+    "--restart-cost",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds of work done twice for each preemption or move.",
+)
 @click.option("--skip-bad", is_flag=True, help="Leave out rows that are no job.")
 @click.option("--limit-jobs", type=click.IntRange(min=1), metavar="N", help="Only the first N jobs.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
@@ -225,10 +231,17 @@ def _figures(side: dict[str, Any]) -> dict[str, Any]:
     used = report.utilization * hours
     cost = None if side["per_hour"] is None else side["per_hour"] * report.makespan_s / 3600.0
     return {
-        "nodes": len(side["nodes"]), "gpus": gpus, "policy": side["policy"], **report.as_dict(), "jobs_left_out": side["left_out"],
-        "gpu_hours": hours, "gpu_hours_used": used, "cost": cost, "cost_per_day": None if side["per_hour"] is None else 24.0 * side["per_hour"],
+        "nodes": len(side["nodes"]),
+        "gpus": gpus,
+        "policy": side["policy"],
+        **report.as_dict(),
+        "jobs_left_out": side["left_out"],
+        "gpu_hours": hours,
+        "gpu_hours_used": used,
+        "cost": cost,
+        "cost_per_day": None if side["per_hour"] is None else 24.0 * side["per_hour"],
         "cost_per_gpu_hour_used": None if cost is None or not used else cost / used,
-    }  # fmt: skip
+    }
 
 
 def _print(sides: list[dict[str, Any]], told: list[dict[str, Any]]) -> None:
@@ -245,9 +258,12 @@ def _print(sides: list[dict[str, Any]], told: list[dict[str, Any]]) -> None:
         best = row.best(values)
         rows.append([row.name, *(Cell(row.brief(value), "green" if value == best else "") for value in values)])
     for name, key, digits in (
-        ("GPU-hours of the fleet, over that time", "gpu_hours", 0), ("GPU-hours used", "gpu_hours_used", 0), ("cost, over that time", "cost", 0),
-        ("cost a day", "cost_per_day", 0), ("cost for each GPU-hour used", "cost_per_gpu_hour_used", 2),
-    ):  # fmt: skip
+        ("GPU-hours of the fleet, over that time", "gpu_hours", 0),
+        ("GPU-hours used", "gpu_hours_used", 0),
+        ("cost, over that time", "cost", 0),
+        ("cost a day", "cost_per_day", 0),
+        ("cost for each GPU-hour used", "cost_per_gpu_hour_used", 2),
+    ):
         if told[0][key] is not None and told[1][key] is not None:
             rows.append([name, *(f"{figures[key]:,.{digits}f}" for figures in told)])
     print("\n".join(table(columns, rows, screen, titles=True)))

@@ -59,8 +59,7 @@ class Calls:
         def heard() -> None:
             answer = ask()
             self._cluster.after(
-                self._cluster.answer_s(),
-                lambda: network.send(node.link.down, lambda: once(answer), lambda: once(None)),
+                self._cluster.answer_s(), lambda: network.send(node.link.down, lambda: once(answer), lambda: once(None))
             )
 
         network.send(node.link.up, arrive, lambda: once(None))

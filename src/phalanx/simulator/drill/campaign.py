@@ -65,14 +65,18 @@ class Report:
     def as_dict(self) -> dict[str, object]:
         """For programs."""
         return {
-            "seeds": self.seeds, "events": self.events, "faults": self.faults, "by_kind": self.by_kind,
-            "violations": sum(len(one.violations) for one in self.broken), "seconds": round(self.seconds, 3),
-        }  # fmt: skip
+            "seeds": self.seeds,
+            "events": self.events,
+            "faults": self.faults,
+            "by_kind": self.by_kind,
+            "violations": sum(len(one.violations) for one in self.broken),
+            "seconds": round(self.seconds, 3),
+        }
 
 
 def run_campaign(
     first: int, seeds: int, *, events: int = EVENTS, processes: int = 1, done: Callable[[Result], None] = lambda _: None
-) -> Report:  # fmt: skip
+) -> Report:
     """Drill so many seeds from `first` on; `done` is called as each ends. Interrupted, it ends its processes and raises KeyboardInterrupt."""
     report, begun_s = Report(), time.monotonic()
     if processes <= 1 or seeds == 1:

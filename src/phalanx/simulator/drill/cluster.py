@@ -62,8 +62,14 @@ class Cluster:
     """
 
     def __init__(
-        self, fleet: Iterable[Node], *, policy: Policy | None = None, lease_s: float = 6.0, store: MemoryDisk | None = None, dice: Random | None = None
-    ) -> None:  # fmt: skip
+        self,
+        fleet: Iterable[Node],
+        *,
+        policy: Policy | None = None,
+        lease_s: float = 6.0,
+        store: MemoryDisk | None = None,
+        dice: Random | None = None,
+    ) -> None:
         self.clock = Clock()
         self.dice = dice or Random(0)
         self.network = Network(self.clock, self.dice)
@@ -198,9 +204,12 @@ class Cluster:
             self.count("head starts")
         self._lives += 1
         controller = Controller(
-            world=self.store.load(), leases=LeaseBook(lease_s=self.lease_s), policy=self.policy, head_id=str(self._lives),
+            world=self.store.load(),
+            leases=LeaseBook(lease_s=self.lease_s),
+            policy=self.policy,
+            head_id=str(self._lives),
             settings=Settings(checkpoint_root="/ckpt", output_root="/out", rules=shipped_rules()),
-        )  # fmt: skip
+        )
         self.head = Head(number=self._lives, controller=controller)
         controller.begin(self.now, leases_until_s=max(leases_until_s, self.leases_until_s))
         self._wake_head(self.head, 0.0)

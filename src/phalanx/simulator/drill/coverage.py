@@ -29,11 +29,20 @@ def glance(members: Iterable[Member]) -> Glance:
     """What of each member is its state: a timer alone is not, nor is the lease."""
     return {
         one.key.job_id: (
-            one.phase, bool(one.frozen_ns), one.key, one.ended, one.held, one.ready, one.start, one.refusal, one.superseded,
-            one.forgotten, one.asked_ns,
+            one.phase,
+            bool(one.frozen_ns),
+            one.key,
+            one.ended,
+            one.held,
+            one.ready,
+            one.start,
+            one.refusal,
+            one.superseded,
+            one.forgotten,
+            one.asked_ns,
         )
         for one in members
-    }  # fmt: skip
+    }
 
 
 @dataclass(slots=True)

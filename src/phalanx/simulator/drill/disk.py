@@ -22,9 +22,18 @@ from phalanx.store.sql.sqlite.virtual_disk import VirtualDisk
 
 _RAM_DISK: Final = "/dev/shm"  # noqa: S108  # a folder of our own is made in it
 _COMPARED: Final = (
-    "jobs", "attempts", "nodes", "queues", "spent", "users", "projects", "reservations", "idempotency", "next_job_seq",
+    "jobs",
+    "attempts",
+    "nodes",
+    "queues",
+    "spent",
+    "users",
+    "projects",
+    "reservations",
+    "idempotency",
+    "next_job_seq",
     "next_story_seq",
-)  # fmt: skip
+)
 
 _ALL: Final = 1_000_000  # records; no seed makes so many
 

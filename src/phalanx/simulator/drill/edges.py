@@ -19,7 +19,7 @@ _STATES: Final = (AttemptState.PLACED, AttemptState.STARTING, AttemptState.RUNNI
 
 
 UNREACHED: Final[dict[str, str]] = {
-    "placed MemberFroze": "a supervisor tells of a freeze only of ranks that begin or run, and those of this generation do so past the barrier",
+    "placed MemberFroze": "a supervisor tells of a freeze only of ranks that begin or run, and those of this generation do so past the barrier"
 }
 """Pairs of the attempt machine's table that no drill meets, and why they stand there: reports of older releases and of odd timing end safely."""
 RARE_PAIRS: Final = frozenset(

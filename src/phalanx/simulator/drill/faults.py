@@ -457,5 +457,11 @@ class Faults:
 
 _COUNTED_LATER: Final = frozenset({"head_crash_before_write", "head_crash_after_write", "torn_write"})
 _OF_THE_HEAD: Final = _COUNTED_LATER | {
-    "head_crash", "head_stop", "disk_full", "slow_disk", "clock_jump", "reports_again", "commands_lost",
-}  # fmt: skip
+    "head_crash",
+    "head_stop",
+    "disk_full",
+    "slow_disk",
+    "clock_jump",
+    "reports_again",
+    "commands_lost",
+}

@@ -103,12 +103,7 @@ JOBS: Final[frozenset[str]] = frozenset(
 )
 """Of jobs: state, the cause of the attempt that ended in the same commit, state."""
 RARE_JOBS: Final[frozenset[str]] = frozenset(
-    (
-        "running hang failed",
-        "running contended pending",
-        "running moved pending",
-        "running unfit failed",
-    )
+    ("running hang failed", "running contended pending", "running moved pending", "running unfit failed")
 )
 """The same, seldom."""
 MEMBERS: Final[frozenset[str]] = frozenset(

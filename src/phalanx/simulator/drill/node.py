@@ -11,15 +11,7 @@ from phalanx.core.ids import SupervisorId
 from phalanx.core.state.commands import Prepare
 from phalanx.core.state.events import MemberStopped, Report
 from phalanx.node.logic import actions
-from phalanx.node.logic.happenings import (
-    FreezeDone,
-    Happening,
-    MemberKey,
-    Prepared,
-    Terminated,
-    Unfit,
-    WoundUp,
-)  # fmt: skip
+from phalanx.node.logic.happenings import FreezeDone, Happening, MemberKey, Prepared, Terminated, Unfit, WoundUp
 from phalanx.node.logic.supervisor import Supervisor
 from phalanx.simulator.drill.behaviour import CANARY, Behaviour, Task
 from phalanx.simulator.drill.calls import Calls

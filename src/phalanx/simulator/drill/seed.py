@@ -86,10 +86,17 @@ def run_seed(seed: int, *, events: int = EVENTS, sqlite: bool | None = None) -> 
     at_s, counted = (0.0, 0) if drill is None else (drill.cluster.clock.boot_s - BEGIN_BOOT_S, drill.cluster.counted)
     violations = () if broken is None else (Violation(invariant=broken[0], text=broken[1], at_s=at_s, event=counted),)
     return Result(
-        seed=seed, asked=events, events=counted, faults=sum(sum(counts.values()) for counts in coverage.faults.values()),
-        violations=violations, trace=coverage.trace, store="sqlite" if on_sqlite else "memory",
-        seconds=time.process_time() - begun_s, coverage=coverage.sealed(), story=told,
-    )  # fmt: skip
+        seed=seed,
+        asked=events,
+        events=counted,
+        faults=sum(sum(counts.values()) for counts in coverage.faults.values()),
+        violations=violations,
+        trace=coverage.trace,
+        store="sqlite" if on_sqlite else "memory",
+        seconds=time.process_time() - begun_s,
+        coverage=coverage.sealed(),
+        story=told,
+    )
 
 
 def replay_command(seed: int, events: int) -> str:

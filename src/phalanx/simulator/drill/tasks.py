@@ -60,9 +60,16 @@ class Tasks:
                 odd = (0.6, None, 11)
             left_s, code, signal = odd or (max(0.1, behaviour.run_s - begun), 0, None)
             task = Task(
-                key=key, rank=rank, devices=grant.devices, left_s=left_s, code=code, signal=signal, done_s=float(begun),
-                save_every_s=behaviour.save_every_s if rank == 0 else None, checkpoint_dir=prepare.checkpoint_dir,
-            )  # fmt: skip
+                key=key,
+                rank=rank,
+                devices=grant.devices,
+                left_s=left_s,
+                code=code,
+                signal=signal,
+                done_s=float(begun),
+                save_every_s=behaviour.save_every_s if rank == 0 else None,
+                checkpoint_dir=prepare.checkpoint_dir,
+            )
             self.all[key, rank] = task
             self.go(task)
         self._cluster.touched = True
@@ -191,10 +198,16 @@ class Tasks:
         self._node.put_steps(Progressed(job_id=key.job_id, epoch=key.epoch, generation=key.generation, step=step))
         self._node.hear(
             CheckpointReported(
-                key=key, step=step, path=path, digest=f"{path}@{key.generation}", size_bytes=1, stall_s=0.0,
-                write_s=0.0, at_s=self._node.wall_s,
+                key=key,
+                step=step,
+                path=path,
+                digest=f"{path}@{key.generation}",
+                size_bytes=1,
+                stall_s=0.0,
+                write_s=0.0,
+                at_s=self._node.wall_s,
             )
-        )  # fmt: skip
+        )
 
     def _end(self, task: Task, code: int | None, signal: int | None, *, lost: bool = False) -> None:
         task.ended = True
@@ -203,11 +216,16 @@ class Tasks:
         self._cluster.touched = True
         self._node.hear(
             TaskEnded(
-                key=task.key, rank=task.rank, code=code, signal=signal, ended_ns=self._cluster.clock.ns,
-                at_s=self._node.wall_s, lost=lost,
+                key=task.key,
+                rank=task.rank,
+                code=code,
+                signal=signal,
+                ended_ns=self._cluster.clock.ns,
+                at_s=self._node.wall_s,
+                lost=lost,
                 evidence=None if code == 0 else self._node.behaviour_of(task.key).evidence(task.key, task.rank),
             )
-        )  # fmt: skip
+        )
 
 
 def newest_whole(checkpoints: tuple[Resume, ...], corrupt: set[str]) -> Resume | None:

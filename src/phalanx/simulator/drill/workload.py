@@ -27,7 +27,7 @@ from phalanx.core.state.events import (
     Submit,
     UncordonNode,
     Update,
-)  # fmt: skip
+)
 from phalanx.core.units import GIB
 from phalanx.core.work.dependency import parse_dependencies
 from phalanx.core.work.gpus import parse_gpus
@@ -99,12 +99,21 @@ def fleet(devices: int = 4) -> list[Node]:
     """Three nodes of a rack."""
     return [
         Node(
-            id=NodeId(name), engine="local", cpus=32, memory_bytes=256 * GIB, state=NodeState.UP,
-            devices=tuple(Device(index=at, uuid=f"{name}-{at}", model="virtual", memory_bytes=16 * GIB) for at in range(devices)),
-            labels={"rack": "r"}, joined_s=BEGIN_UNIX_S, supervisor_id=SupervisorId(f"{name}-life1"), sees_head_files=True,
+            id=NodeId(name),
+            engine="local",
+            cpus=32,
+            memory_bytes=256 * GIB,
+            state=NodeState.UP,
+            devices=tuple(
+                Device(index=at, uuid=f"{name}-{at}", model="virtual", memory_bytes=16 * GIB) for at in range(devices)
+            ),
+            labels={"rack": "r"},
+            joined_s=BEGIN_UNIX_S,
+            supervisor_id=SupervisorId(f"{name}-life1"),
+            sees_head_files=True,
         )
         for name in ("n0", "n1", "n2")
-    ]  # fmt: skip
+    ]
 
 
 class Users:
@@ -130,9 +139,20 @@ class Users:
             dice.choice((self.submit, self.submit, self.submit, self.submit_after, self.submit_array))()
         else:
             dice.choice(
-                (self.cancel, self.requeue, self.hold, self.hold, self.cordon, self.uncordon, self.uncordon, self.reserve, self.unreserve,
-                 self.change_quota, self.update)
-            )()  # fmt: skip
+                (
+                    self.cancel,
+                    self.requeue,
+                    self.hold,
+                    self.hold,
+                    self.cordon,
+                    self.uncordon,
+                    self.uncordon,
+                    self.reserve,
+                    self.unreserve,
+                    self.change_quota,
+                    self.update,
+                )
+            )()
 
     def _live(self) -> int:
         if self._cluster.head is None:
@@ -152,9 +172,17 @@ class Users:
         kind = "glacial" if dice.random() < 0.02 else dice.choice(KINDS)
         role = Role(argv=("python", "train.py"), gpus=parse_gpus(fields.pop("gpus", None) or dice.choice(SHAPES)))
         return JobSpec(
-            name=kind, role=role, workdir="/work", retry=dice.randint(0, 1), priority=dice.randint(0, 2), grace_s=dice.choice((1.0, 30.0)),
-            time_limit_s=dice.choice((None, None, None, 9.0)), collective_timeout_s=20.0, env=(("API_KEY", CANARY),), **fields,
-        )  # fmt: skip
+            name=kind,
+            role=role,
+            workdir="/work",
+            retry=dice.randint(0, 1),
+            priority=dice.randint(0, 2),
+            grace_s=dice.choice((1.0, 30.0)),
+            time_limit_s=dice.choice((None, None, None, 9.0)),
+            collective_timeout_s=20.0,
+            env=(("API_KEY", CANARY),),
+            **fields,
+        )
 
     def _job(self) -> JobId | None:
         """One that may still be alive, rather than not."""
