@@ -84,7 +84,7 @@ def test_a_job_outlives_its_node_and_nothing_is_left(tmp_path):
     held = [(attempt["ended_s"] - attempt["placed_s"]) * attempt["gpus"] for attempt in record["attempts"]]
     assert spent["total"] == pytest.approx(sum(held), abs=1e-3)
     assert record["sample"]
-    assert "Receipt of job 1" in printed
+    assert "Usage summary of job 1" in printed
     assert "<svg" in (tmp_path / "out.html").read_text()
     assert left_behind(tmp_path) == []
     assert list(tmp_path.glob("phalanx-demo-*")) == []
