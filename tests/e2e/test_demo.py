@@ -122,7 +122,7 @@ def test_the_visitor_kills_a_node_by_its_number(tmp_path):
         os.write(terminal, b"k")
         screen.until("kill which node")
         os.write(terminal, b"0")
-        screen.until("The job ended after|demo failed")
+        screen.until("The job finished after|demo failed")
         screen.to_the_end()
     finally:
         os.kill(pid, signal.SIGTERM)
