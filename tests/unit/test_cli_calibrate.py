@@ -75,7 +75,7 @@ def test_two_kinds_of_node_are_measured_one_after_the_other():
     fleet = node("a0", model="a100"), node("h0"), node("h1"), node("h2", gpus=4)
     with pytest.raises(BadRequest, match="nodes are of 3 kinds") as refused:
         chosen(*fleet)
-    assert refused.value.hint == "one kind at a time: phalanx calibrate --nodes h2"
+    assert refused.value.hint == "measure one kind at a time: phalanx calibrate --nodes h2"
     assert chosen(*fleet, wanted=["h0", "h1"]).names == ["h0", "h1"]
 
 

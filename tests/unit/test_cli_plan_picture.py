@@ -69,7 +69,7 @@ def test_all_of_a_large_fleet_is_on_its_map():
     assert "..." in words(sheet)
     assert "and 124 more equal nodes" in words(fleet("dp=1024", nodes=128, gpus_per_node=8))
     beyond = fleet("pp=8,dp=1024", nodes=1024, gpus_per_node=8)
-    assert any("512 more go on in the same way" in text for text in words(beyond))
+    assert any("512 more continue the pattern" in text for text in words(beyond))
 
 
 @pytest.mark.parametrize(
