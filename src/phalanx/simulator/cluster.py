@@ -1,7 +1,7 @@
-"""A whole cluster in virtual time: the head's controller as it runs live, and every supervisor, without a network or a store between.
+"""A whole cluster in virtual time: the production controller and simulated supervisors, without network and store.
 
-`turn` is one turn of the live driver (`controller.driver`): step, commit, hand over the commands. Here a commit cannot be refused, and
-what the supervisors answer is heard in the next turn of the same instant.
+`_turn` is one turn of `controller.driver`: step, commit, deliver the commands. A commit cannot fail here. The next turn at the same
+instant processes the supervisors' reports.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from phalanx.simulator.trace import model_word
 
 PROJECT: Final = ProjectId("trace")
 QUEUE: Final = QueueId("default")
-_LEASE_S: Final = float("inf")  # no node of a replay falls silent
-_DEVICE_BYTES: Final = 80 * GIB  # jobs of a trace ask for no memory; a plausible device
-_NODE_CPUS: Final = 1 << 20  # traces are about GPUs: CPUs and memory never bind
+_LEASE_S: Final = float("inf")  # no node of a replay fails
+_DEVICE_BYTES: Final = 80 * GIB  # jobs of a trace request no memory; a plausible device
+_NODE_CPUS: Final = 1 << 20  # traces only contain GPUs: CPUs and memory never limit
 _NODE_BYTES: Final = _NODE_CPUS * GIB
 
 
 @dataclass(slots=True)
 class Turned:
-    """What one instant brought.
+    """The results of one instant.
 
     Attributes:
-        answers: to the events it began with.
-        courses: as `supervisors.Heard`, over all turns of the instant.
-        due_in_s: how long nothing happens by itself; infinite when only an event can change anything.
+        answers: answers to the inbox.
+        courses: gang events as in `supervisors.Heard`, over all turns of the instant.
+        due_in_s: time until the controller's next timer; infinite without one.
     """
 
     answers: Sequence[Answer | PhalanxError] = ()
@@ -52,10 +52,10 @@ class Turned:
 
 
 class Cluster:
-    """The head and its nodes.
+    """The controller and its nodes.
 
     Attributes:
-        controller: as live, with its world.
+        controller: the production controller with its world.
     """
 
     def __init__(
@@ -89,16 +89,16 @@ class Cluster:
         )
 
     def instant(self, now_s: float, inbox: Sequence[Event]) -> Turned:
-        """Turn until nobody has anything more to say at this instant."""
+        """Run turns until neither controller nor supervisors have anything left to process at this instant."""
         now = Now(wall_s=now_s, boot_s=now_s)
         outbox = self._turn(now, inbox)
         turned = Turned(answers=outbox.answers, due_in_s=outbox.due_in_s)
         while outbox.commands:
-            heard = self.supervisors.hear(outbox.commands, now_s)
-            turned.courses += heard.courses
-            if not heard.reports:
+            replies = self.supervisors.hear(outbox.commands, now_s)
+            turned.courses += replies.courses
+            if not replies.reports:
                 break
-            outbox = self._turn(now, heard.reports)
+            outbox = self._turn(now, replies.reports)
             turned.due_in_s = outbox.due_in_s
         return turned
 

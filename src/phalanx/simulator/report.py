@@ -1,4 +1,4 @@
-"""The figures of a replay, as the issue and the documentation name them."""
+"""The report of a replay: completion times, waits, utilisation, preemptions."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 
 from phalanx.simulator.outcome import Outcome, Replayed
 
-LARGE_GPUS = 8  # "large" in every published table: a whole node and more
+LARGE_GPUS = 8  # "large" as in published tables: at least a whole node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Seconds throughout; a job's wait is everything that was not its own run, work done twice included."""
+    """Times in seconds. A job's wait is its completion time minus its run time, so it includes lost work."""
 
     jobs: int
     avg_jct_s: float
@@ -31,12 +31,12 @@ class Report:
     wall_s: float
 
     def as_dict(self) -> dict[str, float]:
-        """For `--json`."""
+        """Return the fields for `--json`."""
         return asdict(self)
 
 
 def report(replayed: Sequence[Replayed], *, wall_s: float) -> Report:
-    """One report over one replay, or over one per virtual cluster."""
+    """Build one report over one replay, or over one per virtual cluster."""
     outcomes: list[Outcome] = [outcome for part in replayed for outcome in part.outcomes]
     jcts = sorted(outcome.jct_s for outcome in outcomes)
     waits = sorted(outcome.wait_s for outcome in outcomes)
@@ -64,7 +64,7 @@ def report(replayed: Sequence[Replayed], *, wall_s: float) -> Report:
 
 
 def quantile(ascending: Sequence[float], share: float) -> float:
-    """Linear between the neighbours, as NumPy's default; 0 for an empty list."""
+    """Interpolate linearly, as NumPy's default; return 0 for an empty list."""
     if not ascending:
         return 0.0
     place = share * (len(ascending) - 1)

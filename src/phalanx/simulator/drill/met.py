@@ -1,6 +1,6 @@
-"""Edges that drills met, found by drilling: what `edges` compares a campaign with. Written as "before event after"; a star: frozen.
+"""State transitions recorded from drills; `edges` compares a campaign with them. Format: "before event after"; a star marks frozen.
 
-From seeds of 2,000 events. Rare ones were met by fewer than one seed in five, and a short campaign may miss them.
+From seeds of 2,000 events. Fewer than one seed in five covered the rare ones; a short campaign may miss them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ ATTEMPTS: Final[frozenset[str]] = frozenset(
         "stopping TaskExited stopping",
     )
 )
-"""Of the attempt machine: state, event, state."""
+"""Attempt machine: state, event, state."""
 RARE_ATTEMPTS: Final[frozenset[str]] = frozenset(
     (
         "running MemberHung stopping",
@@ -78,7 +78,7 @@ RARE_ATTEMPTS: Final[frozenset[str]] = frozenset(
         "stopping Withdrawn ended",
     )
 )
-"""The same, seldom."""
+"""Rare ones."""
 JOBS: Final[frozenset[str]] = frozenset(
     (
         "none none pending",
@@ -101,11 +101,11 @@ JOBS: Final[frozenset[str]] = frozenset(
         "running unfit pending",
     )
 )
-"""Of jobs: state, the cause of the attempt that ended in the same commit, state."""
+"""Jobs: state, cause of the attempt that ended in the same commit, state."""
 RARE_JOBS: Final[frozenset[str]] = frozenset(
     ("running hang failed", "running contended pending", "running moved pending", "running unfit failed")
 )
-"""The same, seldom."""
+"""Rare ones."""
 MEMBERS: Final[frozenset[str]] = frozenset(
     (
         "closing WoundUp next:preparing",
@@ -165,7 +165,7 @@ MEMBERS: Final[frozenset[str]] = frozenset(
         "stopping* Renewed stopping",
     )
 )
-"""Of a supervisor's members: phase, what was heard, phase; "next:" where a later generation took the place."""
+"""A supervisor's members: phase, event, phase; "next:" marks a later generation."""
 RARE_MEMBERS: Final[frozenset[str]] = frozenset(
     (
         "ready Prepare killing",
@@ -205,4 +205,4 @@ RARE_MEMBERS: Final[frozenset[str]] = frozenset(
         "stopping* time killing*",
     )
 )
-"""The same, seldom."""
+"""Rare ones."""
