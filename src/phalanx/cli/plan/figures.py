@@ -23,10 +23,6 @@ class Range:
     low: float
     high: float
 
-    def times(self, factor: float) -> Range:
-        """Scale the estimate."""
-        return Range(mid=self.mid * factor, low=self.low * factor, high=self.high * factor)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saving:
@@ -122,29 +118,34 @@ class Told:
         return self.nodes * self.gpus_per_node
 
 
-def as_json(told: Told) -> dict[str, Any]:
+def as_json(answer: Told) -> dict[str, Any]:
     """Build the document of `--json` and `--save`: `fits`, `reason` and `layouts` first."""
     return {
-        "fits": told.fits,
-        "reason": told.reason,
-        "layouts": [_layout(one) for one in told.layouts],
-        "losers": [_layout(one) for one in told.losers],
-        "smallest": list(told.smallest),
-        "notes": list(told.notes),
-        "model": {"name": told.model, "layers": told.layers},
-        "machine": {"nodes": told.nodes, "gpus_per_node": told.gpus_per_node, "gpus": told.gpus, "gpu": told.gpu},
+        "fits": answer.fits,
+        "reason": answer.reason,
+        "layouts": [_layout(one) for one in answer.layouts],
+        "losers": [_layout(one) for one in answer.losers],
+        "smallest": list(answer.smallest),
+        "notes": list(answer.notes),
+        "model": {"name": answer.model, "layers": answer.layers},
+        "machine": {
+            "nodes": answer.nodes,
+            "gpus_per_node": answer.gpus_per_node,
+            "gpus": answer.gpus,
+            "gpu": answer.gpu,
+        },
         "asked": {
-            "seq": told.seq,
-            "global_batch": told.global_batch,
-            "tokens": told.tokens,
-            "method": told.method,
-            "stack": told.stack,
-            "price": told.price,
-            "text": told.asked,
+            "seq": answer.seq,
+            "global_batch": answer.global_batch,
+            "tokens": answer.tokens,
+            "method": answer.method,
+            "stack": answer.stack,
+            "price": answer.price,
+            "text": answer.asked,
         },
         "formulas": [
             {"name": one.name, "formula": one.symbols, "numbers": one.numbers, "source": one.source}
-            for one in told.formulas
+            for one in answer.formulas
         ],
     }
 

@@ -272,10 +272,12 @@ class Users:
         node_id, drain = self._node(), self._dice.random() < 0.5
         shut = CordonNode(node_id=node_id, by=_OP, why="disk", drain=drain)
         once = self._ask(shut)
-        told = self._cluster.world.next_story_seq - 1 if isinstance(once, Node) else 0
+        last_seq = self._cluster.world.next_story_seq - 1 if isinstance(once, Node) else 0
         again = self._ask(shut)
         if isinstance(once, Node) and isinstance(again, Node):
-            repeated = [line.text for line in self._cluster.store.story(node_id=node_id, after=told) if line.by == _OP]
+            repeated = [
+                line.text for line in self._cluster.store.story(node_id=node_id, after=last_seq) if line.by == _OP
+            ]
             gone = again.state is not once.state  # its lease ended in the same step, independently of the drain
             same = again.cordon == once.cordon if gone else again == once
             demand(same and not repeated, 11, f"a second drain changed {once} to {again}, with events {repeated}")
