@@ -70,4 +70,4 @@ def test_what_ended_here_is_replayed_on_another_fleet(phalanx):
     assert (found["now"]["nodes"], found["then"]["nodes"], found["now"]["gpus"]) == (2, 4, 4)
     assert found["jobs"] >= 2
     assert (found["now"]["cost_per_day"], found["then"]["cost_per_day"]) == (192.0, 384.0)
-    assert "nothing is changed" in phalanx("whatif", "--since", "1h", code=64).stderr
+    assert "no change given" in phalanx("whatif", "--since", "1h", code=64).stderr

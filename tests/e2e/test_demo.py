@@ -84,7 +84,7 @@ def test_a_job_outlives_its_node_and_nothing_is_left(tmp_path):
     held = [(attempt["ended_s"] - attempt["placed_s"]) * attempt["gpus"] for attempt in record["attempts"]]
     assert spent["total"] == pytest.approx(sum(held), abs=1e-3)
     assert record["sample"]
-    assert "Receipt of job 1" in printed
+    assert "Usage summary of job 1" in printed
     assert "<svg" in (tmp_path / "out.html").read_text()
     assert left_behind(tmp_path) == []
     assert list(tmp_path.glob("phalanx-demo-*")) == []
@@ -122,7 +122,7 @@ def test_the_visitor_kills_a_node_by_its_number(tmp_path):
         os.write(terminal, b"k")
         screen.until("kill which node")
         os.write(terminal, b"0")
-        screen.until("The job ended after|demo failed")
+        screen.until("The job finished after|demo failed")
         screen.to_the_end()
     finally:
         os.kill(pid, signal.SIGTERM)

@@ -65,7 +65,10 @@ def test_every_node_keeps_stacks_before_it_ends_its_ranks(cluster):
     done: dict[str, list[type]] = {}
     for name in ("n0", "n1"):
         node, seen = cluster.nodes[NodeId(name)], done.setdefault(name, [])
-        node._do = lambda action, node=node, seen=seen: (seen.append(type(action)), type(node)._do(node, action))
+        node._perform = lambda action, node=node, seen=seen: (
+            seen.append(type(action)),
+            type(node)._perform(node, action),
+        )
     hang(cluster, job)
     cluster.until(lambda: cluster.live(job).generation == 1)
     for seen in done.values():

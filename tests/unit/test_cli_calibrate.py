@@ -49,11 +49,11 @@ def test_all_nodes_that_are_up_are_measured_and_the_others_named():
     )  # fmt: skip
     assert found.names == ["n0", "n3"]
     assert found.left_out == (
-        "n1 is left out: it is down",
-        "n2 is left out: it is drained: fan",
-        "n4 is left out: device 5 is sick",
-        "n5 is left out: it is reserved for maintenance",
-        "n6 is left out: it has no devices",
+        "n1 is excluded: it is down",
+        "n2 is excluded: it is drained: fan",
+        "n4 is excluded: device 5 is unhealthy",
+        "n5 is excluded: it is reserved for maintenance",
+        "n6 is excluded: it has no devices",
     )
 
 
@@ -73,9 +73,9 @@ def test_a_named_node_that_cannot_be_measured_is_refused_not_left_out():
 
 def test_two_kinds_of_node_are_measured_one_after_the_other():
     fleet = node("a0", model="a100"), node("h0"), node("h1"), node("h2", gpus=4)
-    with pytest.raises(BadRequest, match="nodes of 3 kinds") as refused:
+    with pytest.raises(BadRequest, match="nodes are of 3 kinds") as refused:
         chosen(*fleet)
-    assert refused.value.hint == "one kind at a time: phalanx calibrate --nodes h2"
+    assert refused.value.hint == "measure one kind at a time: phalanx calibrate --nodes h2"
     assert chosen(*fleet, wanted=["h0", "h1"]).names == ["h0", "h1"]
 
 
@@ -194,7 +194,7 @@ def test_a_healthy_fleet_is_said_to_be_one_and_a_stale_profile_why():
 
 
 def test_a_quick_measurement_accuses_nobody_for_sure():
-    assert "calibrate without --quick to be sure" in "\n".join(
+    assert "calibrate without --quick to confirm" in "\n".join(
         profile_lines(profile(40e9, 40e9, 20e9, quick=True), [], SCREEN)
     )
 
@@ -241,11 +241,11 @@ def head(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["calibrate"], 75, "1 of 2 nodes is busy with job 12 (--wait waits for them; --nodes measures the others)"),
+        (["calibrate"], 75, "1 of 2 nodes is busy with job 12 (wait with --wait, or measure the others with --nodes)"),
         (["calibrate", "--nodes", "n7"], 64, "no node 'n7'"),
         (["calibrate", "--nodes", "n["], 64, "--nodes"),
         (["calibrate", "--nodes", "n1", "--wait"], 64, "--wait and --nodes"),
-        (["calibrate", "--show"], 64, "this fleet was never calibrated"),
+        (["calibrate", "--show"], 64, "this fleet has no calibration"),
     ],
 )
 def test_what_cannot_be_is_one_line_and_submits_nothing(head, capsys, words, code, said):

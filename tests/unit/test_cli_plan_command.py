@@ -6,7 +6,7 @@ import re
 import pytest
 
 from phalanx.cli.plan.given import plan_given
-from phalanx.cli.plan.now import _UNSAID
+from phalanx.cli.plan.now import _DEFAULTS
 from phalanx.cli.plan.told import told_of
 from phalanx.cli.root import main
 from phalanx.core.work.layout import layout_from_json, parse_layout
@@ -32,7 +32,7 @@ def typed(capsys):
 
 
 def told(model, gpus, **options):
-    return told_of({**_UNSAID, "fleet": None, "model": model, "gpus": gpus, "top": 5, **options})
+    return told_of({**_DEFAULTS, "fleet": None, "model": model, "gpus": gpus, "top": 5, **options})
 
 
 def test_full_training_of_70b_on_eight_a100_is_refused_with_what_would_fit(typed):
@@ -128,7 +128,7 @@ def test_picture_is_drawn_of_what_fits_and_of_what_does_not(typed, tmp_path):
             "a global batch of 7 does not divide into 32 data parallel ranks",
         ),
         (("--layout", "pp=32,accumulate=1024,vpp=3"), "80 layers are fewer than the 96 chunks"),
-        (("--layout", "fsdp=32,precision=bf16", "--precision", "fp8"), "fp8 is asked for, and bf16 in the layout"),
+        (("--layout", "fsdp=32,precision=bf16", "--precision", "fp8"), "fp8 contradicts bf16 in the layout"),
     ],
 )
 def test_layout_that_cannot_be_is_one_line(typed, words, told):

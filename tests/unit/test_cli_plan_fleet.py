@@ -52,7 +52,7 @@ def profile(model):
 def test_most_devices_of_one_kind_are_the_fleet():
     machine, notes = here(head(node("a", A100, 8), node("b", H100, 8), node("c", H100, 8)))
     assert (machine.gpu.name, machine.nodes, machine.gpus_per_node) == ("h100-sxm5-80gb", 2, 8)
-    assert any("never measured" in note for note in notes)
+    assert any("no calibration" in note for note in notes)
 
 
 def test_gpus_name_a_part_of_it():
@@ -74,14 +74,14 @@ def test_cordoned_nodes_are_left_out():
 def test_what_the_fleet_lacks_is_said_with_what_it_has():
     with pytest.raises(NeverFits) as caught:
         here(head(node("a", A100, 8)), gpus="h100:8")
-    assert (caught.value.message, caught.value.hint) == ("no node of this fleet has h100 GPUs", f"it has: {A100}")
+    assert (caught.value.message, caught.value.hint) == ("no node of this fleet has h100 GPUs", f"available: {A100}")
 
 
 def test_calibrated_rates_go_before_the_tables():
     machine, notes = here(head(node("n0", H100, 8), node("n1", H100, 8), profile=profile(H100)))
     assert machine.measured.flops["bf16"] == 6.1e14
     assert machine.measured.between_bytes_per_s == 4.2e10
-    assert any("as calibrated on 2026-11-01" in note for note in notes)
+    assert any("calibrated on 2026-11-01" in note for note in notes)
     assert any("it is 40 days old" in note for note in notes)
     assert not any("not stated" in note for note in notes)
 
@@ -89,7 +89,7 @@ def test_calibrated_rates_go_before_the_tables():
 def test_profile_of_other_devices_counts_for_nothing():
     machine, notes = here(head(node("n0", H100, 8), profile=profile(A100)))
     assert machine.measured is None
-    assert any("never measured" in note for note in notes)
+    assert any("no calibration" in note for note in notes)
 
 
 def test_head_without_a_profile_is_no_hindrance():

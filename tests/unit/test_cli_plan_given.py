@@ -69,7 +69,7 @@ def test_mapping_is_a_wish_to_plan_first(tmp_path):
     file = parse_job_file("plan:\n  model: llama-3-8b\n  seq: 8192\n  global_batch:\n", path="job.yaml")
     assert plan_given(file.mapping["plan"], "/w") == PlanWish(model="llama-3-8b", options={"seq": "8192"}, folder="/w")
     assert refused({"modle": "x"}, tmp_path).hint == "did you mean 'model'?"
-    assert "names no model" in refused({"seq": "1"}, tmp_path).message
+    assert "has no model" in refused({"seq": "1"}, tmp_path).message
 
 
 def test_list_is_no_plan():
@@ -83,11 +83,11 @@ def test_list_is_no_plan():
         (None, "best.json", "no such file"),
         ("{", "best.json", "not JSON"),
         ("[" * 100_000, "best.json", "not JSON"),
-        ("[]", "best.json", "holds no plan"),
+        ("[]", "best.json", "contains no plan"),
         ('{"fits": false, "reason": "1.1 TB of states", "layouts": []}', "best.json", "1.1 TB of states"),
-        (json.dumps(SAVED), "best.json#3", "has 2 layouts, and number 3"),
+        (json.dumps(SAVED), "best.json#3", "layout 3 does not exist"),
         (json.dumps(SAVED), "best.json#0", "from 1"),
-        ('{"layouts": [7]}', "best.json", "is no layout"),
+        ('{"layouts": [7]}', "best.json", "is invalid"),
         ('{"layouts": [{"layout": {"tensor": -2}}]}', "best.json", "tensor is -2"),
     ],
 )
@@ -103,7 +103,7 @@ def test_file_that_will_not_do_says_why(tmp_path, written, asked, words):
         (("--plan", "fast", "--gpus", "2"), "--plan: 'fast' is neither auto nor a layout (write auto, or a layout as"),
         (("--plan", "tp=2", "--gpus", "8"), "plan tp=2 is for 2 ranks, and 8 GPUs are asked for (ask for 2 GPUs, or write dp=4)"),
         (("--plan", "tp=8,tp=4"), "--plan: layout 'tp=8,tp=4': tensor is given twice"),
-        (("--plan", "gone.json"), "--plan: gone.json: no such file (phalanx plan MODEL --save FILE.json"),
+        (("--plan", "gone.json"), "--plan: gone.json: no such file (create one with phalanx plan MODEL --save FILE.json"),
     ],
 )  # fmt: skip
 def test_wrong_plan_is_one_line(head, capsys, words, told):

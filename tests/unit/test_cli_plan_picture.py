@@ -44,7 +44,7 @@ def test_layers_are_named_for_each_stage():
     assert [text for _, text in holdings(parse_layout("pp=2,dp=2"), 7)] == [
         "P0: layers 0 to 3, the embedding",
         "P1: layers 4 to 6, the output and the loss",
-        "D0..D1: other samples, a whole copy of what the others hold",
+        "D0..D1: other samples, a full replica",
     ]
     interleaved = [text for _, text in holdings(parse_layout("pp=2,vpp=2,tp=2,sp=1"), 8)]
     assert interleaved[0] == "P0: layers 0 to 1, 4 to 5, the embedding"
@@ -65,11 +65,11 @@ def test_all_of_a_large_fleet_is_on_its_map():
     sheet = fleet("tp=8,pp=16,dp=8", nodes=128, gpus_per_node=8, layers=80)
     squares = [shape for shape in sheet.shapes if isinstance(shape, Area) and shape.opacity == 0.8]
     assert len(squares) == 1024
-    assert "nodes 0 to 127, the colour is the stage of the pipeline" in words(sheet)
+    assert "nodes 0 to 127, coloured by pipeline stage" in words(sheet)
     assert "..." in words(sheet)
-    assert "and 124 more nodes like these" in words(fleet("dp=1024", nodes=128, gpus_per_node=8))
+    assert "and 124 more equal nodes" in words(fleet("dp=1024", nodes=128, gpus_per_node=8))
     beyond = fleet("pp=8,dp=1024", nodes=1024, gpus_per_node=8)
-    assert any("512 more go on in the same way" in text for text in words(beyond))
+    assert any("512 more continue the pattern" in text for text in words(beyond))
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,7 @@ def test_time_line_ends_with_the_step():
 
 def test_long_step_shows_its_first_micro_batches_and_says_so():
     sheet = schedule_sheet(parse_layout("pp=16,accumulate=1024"), step_s=30.0, after_s=0.5)
-    assert (
-        words(sheet)[0] == "One step of 30.0 s, stage by stage: 96 of 1024 micro-batches, the others repeat the middle"
-    )
+    assert words(sheet)[0] == "One step of 30.0 s, stage by stage: 96 of 1024 micro-batches, the rest repeat the middle"
 
 
 def test_items_stand_largest_first_with_their_share():
@@ -154,8 +152,8 @@ def test_sheets_stand_below_each_other():
 @pytest.mark.parametrize(
     ("path", "told"),
     [
-        ("plan.gif", "ends in none of svg, png, html"),
-        ("nowhere/plan.svg", "there is no folder"),
+        ("plan.gif", "must end in one of svg, png, html"),
+        ("nowhere/plan.svg", "does not exist"),
         ("folder.svg", "is a folder"),
     ],
 )

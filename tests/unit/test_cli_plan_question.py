@@ -12,7 +12,7 @@ from phalanx.cli.plan.amounts import (
     tokens_shown,
     usd_shown,
 )
-from phalanx.cli.plan.now import _UNSAID
+from phalanx.cli.plan.now import _DEFAULTS
 from phalanx.cli.plan.question import price_line, question_of
 from phalanx.cli.root import main
 from phalanx.core.errors import BadRequest
@@ -27,7 +27,7 @@ def _own_home(monkeypatch, tmp_path):
 
 
 def question(model="llama-3-8b", gpus="h100:8", **options):
-    return question_of({**_UNSAID, "fleet": None, "model": model, "gpus": gpus, **options})
+    return question_of({**_DEFAULTS, "fleet": None, "model": model, "gpus": gpus, **options})
 
 
 def test_machine_and_model_are_what_the_names_mean():
@@ -78,25 +78,28 @@ def test_adapters_are_a_method():
     ("words", "told"),
     [
         (("llama-9-8b", "--gpus", "h100:8"), "model: unknown model 'llama-9-8b'"),
-        (("llama-3-8b",), "on which GPUs? (--gpus 4xh100:8, or --fleet here"),
+        (("llama-3-8b",), "no GPUs given (add --gpus 4xh100:8, or --fleet here"),
         (("llama-3-8b", "--gpus", "8"), "names no GPU"),
         (("llama-3-8b", "--gpus", "h1000:8"), "unknown GPU"),
         (("llama-3-8b", "--gpus", "h100:0"), "at least one GPU"),
-        (("llama-3-8b", "--gpus", "h100:8", "--seq", "-1"), "--seq: '-1' is no whole number from 1 on"),
-        (("llama-3-8b", "--gpus", "h100:8", "--global-batch", "0"), "--global-batch: '0' is no whole number from 1 on"),
-        (("llama-3-8b", "--gpus", "h100:8", "--tokens", "-3B"), "--tokens: '-3B' is no number of tokens"),
-        (("llama-3-8b", "--gpus", "h100:8", "--price", "cheap"), "--price: 'cheap' is no amount in US dollars"),
-        (("llama-3-8b", "--gpus", "h100:8", "--price-date", "2026-11"), "--price-date is of --price"),
-        (("llama-3-8b", "--gpus", "v100:8", "--precision", "fp8"), "has no fp8 products"),
+        (("llama-3-8b", "--gpus", "h100:8", "--seq", "-1"), "--seq: '-1' is not a positive integer"),
+        (("llama-3-8b", "--gpus", "h100:8", "--global-batch", "0"), "--global-batch: '0' is not a positive integer"),
+        (("llama-3-8b", "--gpus", "h100:8", "--tokens", "-3B"), "--tokens: '-3B' is not a number of tokens"),
+        (("llama-3-8b", "--gpus", "h100:8", "--price", "cheap"), "--price: 'cheap' is not an amount in US dollars"),
+        (("llama-3-8b", "--gpus", "h100:8", "--price-date", "2026-11"), "--price-date needs --price"),
+        (("llama-3-8b", "--gpus", "v100:8", "--precision", "fp8"), "does not support fp8"),
         (("llama-3-8b", "--gpus", "h100:8", "--precision", "bf61"), "did you mean bf16?"),
         (("llama-3-8b", "--gpus", "h100:8", "--stack", "megatronn-core"), "unknown stack"),
-        (("llama-3-8b", "--gpus", "h100:8", "--network", "0gbit"), "joins nothing"),
+        (("llama-3-8b", "--gpus", "h100:8", "--network", "0gbit"), "has no bandwidth"),
         (("llama-3-8b", "--gpus", "h100:8", "--network", "string"), "string"),
         (("llama-3-8b", "--gpus", "h100:8", "--layout", "tp=2,tp=2"), "given twice"),
-        (("llama-3-8b", "--gpus", "h100:8", "--save", "plan.txt"), "--plan reads files that end in .json"),
-        (("llama-3-8b", "--gpus", "h100:8", "--plot", "plan.gif"), "ends in none of svg, png, html"),
+        (("llama-3-8b", "--gpus", "h100:8", "--save", "plan.txt"), "the name must end in .json"),
+        (("llama-3-8b", "--gpus", "h100:8", "--plot", "plan.gif"), "must end in one of svg, png, html"),
         (("layers=-2,hidden=64,heads=4,vocab=100", "--gpus", "h100:8"), "layers"),
-        (("--fleet", "here", "--instance", "p5.48xlarge", "llama-3-8b"), "--fleet here and --instance at once"),
+        (
+            ("--fleet", "here", "--instance", "p5.48xlarge", "llama-3-8b"),
+            "--fleet here and --instance exclude each other",
+        ),
     ],
 )
 def test_wrong_words_are_one_line(capsys, words, told):

@@ -86,31 +86,31 @@ def test_compare_sets_policies_side_by_side(typed):
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("--trace", "t.csv"), 64, "the fleet is missing"),
-        (("--trace", "t.csv", "--nodes", "2"), 64, "the fleet is missing"),
-        (("--trace", "t.csv", *FLEET, "--fleet", "n.csv"), 64, "contradict"),
-        (("--trace", "t.csv", *FLEET, "--per-vc"), 64, "which node is whose"),
+        (("--trace", "t.csv"), 64, "no fleet given"),
+        (("--trace", "t.csv", "--nodes", "2"), 64, "no fleet given"),
+        (("--trace", "t.csv", *FLEET, "--fleet", "n.csv"), 64, "exclude each other"),
+        (("--trace", "t.csv", *FLEET, "--per-vc"), 64, "needs the virtual cluster of each node"),
         (("--trace", "t.csv", *FLEET, "--policy", "fofo"), 64, "no policy 'fofo'"),
         (("--trace", "t.csv", *FLEET, "--compare", "fifo,fofo"), 64, "no policy 'fofo'"),
         (("--trace", "t.csv", *FLEET, "--policy", "sjf", "--durations", "limit"), 64, "job a (line 2) has no time limit"),
         (("--trace", "t.csv", *FLEET, "--compare", "fifo,backfill", "--durations", "limit"), 64, "job a (line 2) has no time limit"),
-        (("--trace", "t.csv", *FLEET, "--policy", "srtf", "--durations", "predicted"), 64, "srtf is a yardstick"),
+        (("--trace", "t.csv", *FLEET, "--policy", "srtf", "--durations", "predicted"), 64, "srtf needs exact durations"),
         (("--trace", "t.csv", *FLEET, "--policy", "backfill", "--durations", "limit"), 64, "job a (line 2) has no time limit"),
         (("--trace", "none.csv", *FLEET), 78, "none.csv: no such file"),
         (("--trace", ".", *FLEET), 78, "is a folder"),
-        (("--trace", "bad.csv", *FLEET), 78, "bad.csv: 2 bad rows: line 3: num_gpus 0 asks for no device; line 4: duration_s 'x' is not a number"),
+        (("--trace", "bad.csv", *FLEET), 78, "bad.csv: 2 bad rows: line 3: num_gpus must be at least 1; line 4: duration_s 'x' is not a number"),
         (("--trace", "big.csv", *FLEET), 64, "job b (line 3)"),
         (("--trace", "empty.csv", *FLEET), 78, "empty.csv is empty"),
         (("--trace", "t.csv", "--fleet", "empty.csv"), 78, "empty.csv is empty"),
         (("--trace", "few.csv", *FLEET), 78, "few.csv: line 1 lacks the columns duration_s, num_gpus"),
-        (("--trace", "noise.csv", *FLEET), 78, "noise.csv: byte 0 is no UTF-8 text"),
-        (("--trace", "cut.csv.gz", *FLEET), 78, "cut.csv.gz: begins as gzip does and cannot be unpacked"),
-        (("--trace", "t.csv", "--nodes", "99999999", "--gpus-per-node", "8"), 64, "more than any fleet has"),
-        (("--trace", "t.csv", *FLEET, "--restart-cost", "nan"), 64, "no number of seconds"),
-        (("--trace", "t.csv", *FLEET, "--plot", "nowhere/out.png"), 64, "there is no folder nowhere"),
-        (("--trace", "t.csv", *FLEET, "--plot", "out.jpg"), 64, "out.png, out.svg or out.pdf"),
+        (("--trace", "noise.csv", *FLEET), 78, "noise.csv: byte 0 is not UTF-8 text"),
+        (("--trace", "cut.csv.gz", *FLEET), 78, "cut.csv.gz: invalid gzip file"),
+        (("--trace", "t.csv", "--nodes", "99999999", "--gpus-per-node", "8"), 64, "exceed the limit"),
+        (("--trace", "t.csv", *FLEET, "--restart-cost", "nan"), 64, "is not a number of seconds"),
+        (("--trace", "t.csv", *FLEET, "--plot", "nowhere/out.png"), 64, "folder nowhere does not exist"),
+        (("--trace", "t.csv", *FLEET, "--plot", "out.jpg"), 64, "must end in .png, .svg or .pdf"),
         (("--trace", "t.csv", *FLEET, "--html", "."), 64, "--html . is a folder"),
-        (("--trace", "t.csv", *FLEET, "--nodes", "0"), 64, "is no fleet"),
+        (("--trace", "t.csv", *FLEET, "--nodes", "0"), 64, "is not a fleet"),
     ],
 )  # fmt: skip
 def test_refusals_name_what_and_where(typed, words, code, said):
@@ -131,7 +131,7 @@ def test_skip_bad_leaves_out_rows_and_jobs_that_fit_nowhere_and_names_them(typed
     code, out, err = typed("--trace", "bad.csv", *FLEET, "--skip-bad", "--json")
     figures = json.loads(out)
     assert (code, figures["jobs"], figures["bad_rows"], figures["jobs_left_out"]) == (0, 1, 1, 1)
-    assert "bad.csv: line 3: num_gpus 0 asks for no device" in err
+    assert "skipped line 3 of bad.csv: num_gpus must be at least 1" in err
     assert "job c (line 4)" in err
 
 
@@ -223,7 +223,7 @@ def test_fractions_of_a_gpu_are_refused_by_line_and_left_out_on_demand(typed):
     rows = trace("a,0,10,0.46,,,", "b,0,10,1,,,")
     code, _, err = typed("--trace", rows, *FLEET)
     assert code == 78
-    assert "line 2: num_gpus 0.46 is a fraction" in err
+    assert "line 2: num_gpus 0.46 is not an integer" in err
     code, out, _ = typed("--trace", rows, *FLEET, "--skip-bad", "--policy", "fifo", "--json")
     assert (code, json.loads(out)["jobs"], json.loads(out)["bad_rows"]) == (0, 1, 1)
 

@@ -136,14 +136,14 @@ def test_another_policy_stands_beside_the_default_one(typed):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "nothing is changed"),
-        (("--add", "8"), "say how many nodes of how many GPUs"),
-        (("--remove", "n9"), "there is no node 'n9'"),
-        (("--remove", "n0"), "--remove leaves no node"),
-        (("--quota", "red"), "is no quota"),
+        ((), "no change given"),
+        (("--add", "8"), "needs a number of nodes and of GPUs per node"),
+        (("--remove", "n9"), "no node 'n9'"),
+        (("--remove", "n0"), "--remove removes every node"),
+        (("--quota", "red"), "is not a quota"),
         (("--add", "1x8", "--price", "h200=cheap"), "'cheap' is not a price"),
         (("--add", "1x8", "--price", "h200=3"), "no price for GPUs without a model"),
-        (("--since", "1h"), "whose past?"),
+        (("--since", "1h"), "no jobs given"),
         (("--policy", "best"), "there is no policy 'best'"),
     ],
 )

@@ -26,7 +26,7 @@ class RecordedCluster:
 
     def kill(self, node):
         if node in self.killed:
-            raise Conflict(f"{node} does not run")
+            raise Conflict(f"{node} is not running")
         self.killed.append(node)
         return 7
 
@@ -113,7 +113,7 @@ def test_killing_a_dead_node_is_told_and_starts_no_stopwatch():
     led.kill("n1", by="visitor")
     led.kill("n1", by="visitor")
     assert len(led.scene.kills) == 1
-    assert led.audience.said[-1] == "n1 does not run"
+    assert led.audience.said[-1] == "n1 is not running"
 
 
 def test_q_quits():
@@ -148,7 +148,7 @@ def test_the_example_is_found_wherever_one_stands(tmp_path, monkeypatch):
 
 
 def test_a_missing_example_names_the_places(monkeypatch):
-    with pytest.raises(BadFile, match="nowhere; looked in"):
+    with pytest.raises(BadFile, match="was not found in"):
         example.find_example("no_such_example")
 
 
@@ -188,7 +188,7 @@ def test_a_killed_node_leaves_no_process(tmp_path, orphan):
         root.wait(timeout=30)
         assert not alive(living)
         assert kill_marked([key]) == 0
-        with pytest.raises(Conflict, match="does not run"):
+        with pytest.raises(Conflict, match="is not running"):
             kill_node(str(tmp_path), "n0")
 
 

@@ -84,7 +84,7 @@ def test_steps_made_by_two_attempts_at_once_fail_the_demo():
     late = [replace_step(step_views(END_S)[0], step=150, at_s=END_S)]
     _, outcome = finished(extra_steps=late)
     assert outcome.receipt.overlapping_steps == 1
-    assert "two attempts at once" in outcome.faults[0]
+    assert "two attempts computed 1 steps" in outcome.faults[0]
 
 
 def replace_step(view, *, step, at_s):
@@ -159,7 +159,7 @@ def test_a_demo_without_a_kill_prints_no_stopwatch_and_no_second_losses():
     scene = make_scene(17.0)
     outcome = judge(scene, make_receipt(scene), sample="", kill_wanted=False)
     printed = text_of(ending(scene, outcome, width=80))
-    assert "made twice" not in printed
+    assert "Repeated steps" not in printed
     assert "Slurm" not in printed
 
 

@@ -26,11 +26,11 @@ FRAME = """\
  n0   up   0 r0  ██▌···  42 1 r1  ███▏··  52 2 free           3 free
  n1   DOWN  killed
  n2   up   0 r2  ██▌···  42 1 r3  ███▏··  52 2 free           3 free
-── from a killed node to the next step ─────────────────────────────────────────
+── time from node failure to the next step ─────────────────────────────────────
  Phalanx       1.6 s ▎
  Slurm         300 s ████████████████████████████████████████████████········
  Kubernetes    350 s ████████████████████████████████████████████████████████
-── story ───────────────────────────────────────────────────────────────────────
+── events ──────────────────────────────────────────────────────────────────────
    5.1 s all 4 tasks run
   17.6 s n1 is lost: its supervisor died and nothing of it is left
   17.7 s attempt 2 placed on n0 and n2, from the checkpoint of step 111

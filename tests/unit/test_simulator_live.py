@@ -165,7 +165,7 @@ def test_every_job_ends_under_predictions(policy):
 
 
 def test_srtf_knows_no_predictions_for_a_job_outlives_its_own():
-    with pytest.raises(BadRequest, match="srtf is a yardstick"):
+    with pytest.raises(BadRequest, match="srtf needs exact durations"):
         check(Setting(policy="srtf", durations=Durations.PREDICTED), Trace(jobs=tuple(crowd(3))))
 
 
@@ -185,7 +185,7 @@ def test_curve_keeps_the_last_point_of_each_step():
 
 def test_jobs_that_wait_for_ever_end_the_replay_by_name(monkeypatch):
     monkeypatch.setattr("phalanx.core.scheduling.policies.lines.Strict.decide", lambda *_: None)
-    with pytest.raises(NeverFits, match=r"job j0 \(line 2\) waits for ever"):
+    with pytest.raises(NeverFits, match=r"job j0 \(line 2\) waits forever"):
         replay_live(jobs_of((0, 10, 1)), equal_nodes(1, 8), Policy(name="fifo"))
 
 

@@ -1,1 +1,1 @@
-"""Traces replayed in virtual time through the policies that run live, and what comes out of it."""
+"""Replays of workload traces in virtual time with the production policies, and their reports."""

@@ -1,7 +1,7 @@
-"""A whole cluster in virtual time: the head's controller as it runs live, and every supervisor, without a network or a store between.
+"""A whole cluster in virtual time: the production controller and simulated supervisors, without network and store.
 
-`turn` is one turn of the live driver (`controller.driver`): step, commit, hand over the commands. Here a commit cannot be refused, and
-what the supervisors answer is heard in the next turn of the same instant.
+`_turn` is one turn of `controller.driver`: step, commit, deliver the commands. A commit cannot fail here. The next turn at the same
+instant processes the supervisors' reports.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from phalanx.simulator.trace import model_word
 
 PROJECT: Final = ProjectId("trace")
 QUEUE: Final = QueueId("default")
-_LEASE_S: Final = float("inf")  # no node of a replay falls silent
-_DEVICE_BYTES: Final = 80 * GIB  # jobs of a trace ask for no memory; a plausible device
-_NODE_CPUS: Final = 1 << 20  # traces are about GPUs: CPUs and memory never bind
+_LEASE_S: Final = float("inf")  # no node of a replay fails
+_DEVICE_BYTES: Final = 80 * GIB  # jobs of a trace request no memory; a plausible device
+_NODE_CPUS: Final = 1 << 20  # traces only contain GPUs: CPUs and memory never limit
 _NODE_BYTES: Final = _NODE_CPUS * GIB
 
 
 @dataclass(slots=True)
 class Turned:
-    """What one instant brought.
+    """The results of one instant.
 
     Attributes:
-        answers: to the events it began with.
-        courses: as `supervisors.Heard`, over all turns of the instant.
-        due_in_s: how long nothing happens by itself; infinite when only an event can change anything.
+        answers: answers to the inbox.
+        courses: gang events as in `supervisors.Heard`, over all turns of the instant.
+        due_in_s: time until the controller's next timer; infinite without one.
     """
 
     answers: Sequence[Answer | PhalanxError] = ()
@@ -52,10 +52,10 @@ class Turned:
 
 
 class Cluster:
-    """The head and its nodes.
+    """The controller and its nodes.
 
     Attributes:
-        controller: as live, with its world.
+        controller: the production controller with its world.
     """
 
     def __init__(
@@ -68,29 +68,37 @@ class Cluster:
         queues: Sequence[Queue] = (),
     ) -> None:
         self.controller = Controller(
-            world=World(), leases=LeaseBook(lease_s=_LEASE_S), policy=policy,
+            world=World(),
+            leases=LeaseBook(lease_s=_LEASE_S),
+            policy=policy,
             settings=Settings(checkpoint_root="/simulated/checkpoints", output_root="/simulated/output"),
-        )  # fmt: skip
+        )
         self.supervisors = Supervisors()
         now = Now(wall_s=start_s, boot_s=start_s)
         self.controller.begin(now)
-        self.instant(start_s, [
-            PutProject(project=Project(id=PROJECT)), PutQueues(queues=(*(() if any(queue.id == QUEUE for queue in queues) else (Queue(id=QUEUE),)), *queues)),
-            *(PutUser(user=User(id=user, role=UserRole.USER)) for user in users),
-            *(Hello(node=_node(node), supervisor_id=SupervisorId(node.name)) for node in nodes),
-        ])  # fmt: skip
+        self.instant(
+            start_s,
+            [
+                PutProject(project=Project(id=PROJECT)),
+                PutQueues(
+                    queues=(*(() if any(queue.id == QUEUE for queue in queues) else (Queue(id=QUEUE),)), *queues)
+                ),
+                *(PutUser(user=User(id=user, role=UserRole.USER)) for user in users),
+                *(Hello(node=_node(node), supervisor_id=SupervisorId(node.name)) for node in nodes),
+            ],
+        )
 
     def instant(self, now_s: float, inbox: Sequence[Event]) -> Turned:
-        """Turn until nobody has anything more to say at this instant."""
+        """Run turns until neither controller nor supervisors have anything left to process at this instant."""
         now = Now(wall_s=now_s, boot_s=now_s)
         outbox = self._turn(now, inbox)
         turned = Turned(answers=outbox.answers, due_in_s=outbox.due_in_s)
         while outbox.commands:
-            heard = self.supervisors.hear(outbox.commands, now_s)
-            turned.courses += heard.courses
-            if not heard.reports:
+            replies = self.supervisors.hear(outbox.commands, now_s)
+            turned.courses += replies.courses
+            if not replies.reports:
                 break
-            outbox = self._turn(now, heard.reports)
+            outbox = self._turn(now, replies.reports)
             turned.due_in_s = outbox.due_in_s
         return turned
 
@@ -102,10 +110,14 @@ class Cluster:
 
 def _node(node: SimNode) -> Node:
     return Node(
-        id=NodeId(node.name), engine="simulated", cpus=_NODE_CPUS, memory_bytes=_NODE_BYTES, state=NodeState.UP,
+        id=NodeId(node.name),
+        engine="simulated",
+        cpus=_NODE_CPUS,
+        memory_bytes=_NODE_BYTES,
+        state=NodeState.UP,
         devices=tuple(
             Device(index=index, uuid=f"{node.name}/{index}", model=model_word(node.model), memory_bytes=_DEVICE_BYTES)
             for index in range(node.gpus)
         ),
         sees_head_files=True,
-    )  # fmt: skip
+    )

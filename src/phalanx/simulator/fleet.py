@@ -1,4 +1,4 @@
-"""The fleet of a simulation: nodes from a CSV (`node, gpu_type, gpus[, vc]`), or so many equal ones."""
+"""The fleet of a simulation: nodes from a CSV (`node, gpu_type, gpus[, vc]`), or a number of equal nodes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Final
 from phalanx.core.errors import BadFile, BadRequest
 from phalanx.core.work.gpus import GPUS_MAX
 
-GPUS_PER_NODE_MAX: Final = 4096  # past any server; bounds a typo
+GPUS_PER_NODE_MAX: Final = 4096  # more than any server has; bounds a typo
 _HEADER: Final = "the header is node,gpu_type,gpus and, for --per-vc, vc"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimNode:
-    """A node: its devices, and the virtual cluster it belongs to ("" for none)."""
+    """A node: its devices, and its virtual cluster in `label` ("" for none)."""
 
     name: str
     gpus: int
@@ -25,31 +25,29 @@ class SimNode:
 
 
 def equal_nodes(nodes: int, gpus_per_node: int) -> tuple[SimNode, ...]:
-    """`nodes` nodes of `gpus_per_node` devices.
+    """Build `nodes` nodes of `gpus_per_node` devices.
 
     Raises:
-        BadRequest: either is below 1, or the GPUs are more than `GPUS_MAX`.
+        BadRequest: either is below 1, or the total exceeds `GPUS_MAX`.
     """
     if nodes < 1 or gpus_per_node < 1:
-        raise BadRequest(f"{nodes} nodes x {gpus_per_node} GPUs is no fleet", hint="--nodes 80 --gpus-per-node 8")
+        raise BadRequest(f"{nodes} nodes x {gpus_per_node} GPUs is not a fleet", hint="--nodes 80 --gpus-per-node 8")
     if nodes * gpus_per_node > GPUS_MAX:
-        raise BadRequest(
-            f"{nodes} nodes x {gpus_per_node} GPUs are more than any fleet has", hint=f"{GPUS_MAX:,} GPUs at most"
-        )
+        raise BadRequest(f"{nodes} nodes x {gpus_per_node} GPUs exceed the limit", hint=f"at most {GPUS_MAX:,} GPUs")
     return tuple(SimNode(name=f"n{number}", gpus=gpus_per_node) for number in range(nodes))
 
 
 def read_fleet(lines: Iterable[str], *, name: str = "fleet") -> tuple[SimNode, ...]:
-    """Nodes in file order. Nodes without devices are left out: nothing here runs on them.
+    """Read nodes in file order; skip nodes without devices.
 
     Raises:
-        BadFile: empty, no CSV, a column is missing, a row is no node or its node stands twice, or no node has a device.
+        BadFile: empty, not CSV, a column is missing, a row is invalid or repeats a node, or no node has a device.
     """
     try:
         reader = csv.reader(list(lines))
         rows = [(reader.line_num, [cell.strip() for cell in cells]) for cells in reader if cells]
     except csv.Error as error:
-        raise BadFile(f"{name} is no CSV: {error}") from None
+        raise BadFile(f"{name} is not CSV: {error}") from None
     if not rows:
         raise BadFile(f"{name} is empty", hint=_HEADER)
     header = rows[0][1]
@@ -60,7 +58,7 @@ def read_fleet(lines: Iterable[str], *, name: str = "fleet") -> tuple[SimNode, .
     for line, cells in rows[1:]:
         node = _node(dict(zip(header, cells, strict=False)), f"{name}: line {line}")
         if node.name in nodes:
-            raise BadFile(f"{name}: line {line}: node {node.name} stands twice")
+            raise BadFile(f"{name}: line {line}: duplicate node {node.name}")
         nodes[node.name] = node
     found = tuple(node for node in nodes.values() if node.gpus)
     if not found:

@@ -1,7 +1,7 @@
-"""What policies that look at run times may know of them: the trace's own, the users' limits, or a forecast from what has ended before.
+"""Sources of run times for policies that use them: the trace itself, the users' time limits, or a forecast from earlier jobs.
 
-A forecast is made at the submit and never again. It is the median that `core.scheduling.predict` tells of jobs that ended by then; a trace
-names no users, so that a job's likes are those of its virtual cluster and of its size.
+The forecast is made once, at submit. It is the median of `core.scheduling.predict` over similar jobs that have ended. A trace names no
+users, so similar jobs have the same virtual cluster and size.
 """
 
 from __future__ import annotations
@@ -16,46 +16,46 @@ from phalanx.core.scheduling.predict import Predictor, Traits
 from phalanx.core.work.job import Job
 from phalanx.simulator.trace import TraceJob
 
-LOOKING: Final = ("sjf", "srtf", "backfill")  # policies that look at run times; what others know is their own affair
-_UNKNOWN_S: Final = float("inf")  # nothing has ended yet: the job counts as the longest
+LOOKING: Final = ("sjf", "srtf", "backfill")  # policies that use run times
+_UNKNOWN_S: Final = float("inf")  # no similar job has ended yet: assume the longest
 
 
 class Durations(enum.StrEnum):
-    """What policies that look at run times may know of them."""
+    """Source of run times for policies that use them."""
 
-    EXACT = "exact"  # the trace's own: nobody knows them; for yardsticks
-    LIMIT = "limit"  # the time limit that the user gave
-    PREDICTED = "predicted"  # from what has ended before
+    EXACT = "exact"  # those of the trace, unknown in practice; for reference policies
+    LIMIT = "limit"  # the user's time limit
+    PREDICTED = "predicted"  # a forecast from earlier jobs
 
 
 class Known(Protocol):
-    """What one replay's policy may know."""
+    """The run times that one replay's policy uses."""
 
     def size_s(self, job: Job) -> float:
-        """How long the job will run, asked once, at its submit. Its name is the trace's id."""
+        """Return the run time of a job, called once at submit. The job's name is its id in the trace."""
 
     def ended(self, job: TraceJob) -> None:
-        """The job's work is done; told in the order of virtual time."""
+        """Record the end of a job; called in the order of virtual time."""
 
 
 def known_of(jobs: Sequence[TraceJob], durations: Durations) -> Known:
-    """What may be known of `jobs`, for one replay.
+    """Return the run times of `jobs` for one replay.
 
     Raises:
-        BadRequest: limits are asked for and a job has none.
+        BadRequest: a job lacks the time limit.
     """
     match durations:
         case Durations.EXACT:
-            return _Stated({job.id: job.duration_s for job in jobs})
+            return _TraceDurations({job.id: job.duration_s for job in jobs})
         case Durations.LIMIT:
             check_limits(jobs)
-            return _Stated({job.id: job.limit_s or 0.0 for job in jobs})
+            return _TraceDurations({job.id: job.limit_s or 0.0 for job in jobs})
         case Durations.PREDICTED:
-            return _Foretold(jobs)
+            return _ForecastDurations(jobs)
 
 
 def check_limits(jobs: Sequence[TraceJob]) -> None:
-    """Refuse a trace whose jobs have no time limit.
+    """Check that all jobs have time limits.
 
     Raises:
         BadRequest: a job has none.
@@ -64,12 +64,12 @@ def check_limits(jobs: Sequence[TraceJob]) -> None:
     if without is not None:
         raise BadRequest(
             f"--durations limit: job {without.id} (line {without.line}) has no time limit",
-            hint="the column limit_s of a CSV, or field 9 of an SWF file, gives it",
+            hint="set column limit_s of a CSV, or field 9 of an SWF file",
         )
 
 
-class _Stated:
-    """Numbers that the trace states."""
+class _TraceDurations:
+    """Run times from the trace."""
 
     def __init__(self, sizes_s: dict[str, float]) -> None:
         self.sizes_s = sizes_s
@@ -81,8 +81,8 @@ class _Stated:
         pass
 
 
-class _Foretold:
-    """Medians of jobs that have ended in this replay."""
+class _ForecastDurations:
+    """Medians of the jobs that have ended in this replay."""
 
     def __init__(self, jobs: Sequence[TraceJob]) -> None:
         self.jobs = {job.id: job for job in jobs}

@@ -1,8 +1,7 @@
-"""Replay through the whole lifecycle: every transition is one that `Controller.step` makes, as it does live, in virtual time.
+"""Replay through the whole job lifecycle: `Controller.step` makes every transition, as in production, but in virtual time.
 
-Each job is submitted, placed, prepared, started, perhaps stopped and started again, and ends, by the same events and commands that cross
-the network of a live cluster. A job runs exactly its duration, plus the restart cost for each preemption and move. What happens at one
-instant is told in one step, ends before arrivals.
+Jobs go through the same events and commands as on a production cluster. A job runs exactly its duration, plus the restart cost for each
+preemption and move. Events at one instant go into one step, ends before arrivals.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ _PROGRESS_EVERY = 1024  # ends
 
 
 @dataclass(slots=True)
-class _Life:
-    """One job on its way: what its user cannot know and its processes would.
+class _JobProgress:
+    """Progress of one job.
 
     Attributes:
-        left_s: work still to do.
-        began_s: since when its tasks run; below 0 while they do not.
-        due_s: when they will be done; below 0 while they do not run.
-        waits_from_s: since when it waits without a break.
+        left_s: remaining work.
+        began_s: when its tasks started; negative while they do not run.
+        due_s: when they will finish; negative while they do not run.
+        waits_from_s: start of the current wait.
     """
 
     outcome: Outcome
@@ -65,16 +64,16 @@ def replay_live(
     Args:
         jobs: by submit time.
         nodes: the fleet.
-        policy: the controller's.
-        restart_cost_s: extra work per preemption or move; by GPUs when it differs.
-        curve_step_s: least time between points of the curve; 0 draws none.
-        skip_never: leave out jobs that the empty fleet could not hold, and name them in the result, instead of refusing.
-        on_progress: told (ended, all) now and then.
-        on_end: told each job whose work is done, before what else happens at that instant.
-        queues: with their quotas; a job waits in the one that its label names, else in the default one.
+        policy: the controller's policy.
+        restart_cost_s: extra work per preemption or move; a function of the job's GPUs, or a constant.
+        curve_step_s: minimum time between points of the curve; 0 records none.
+        skip_never: skip jobs that do not fit the empty fleet and list them in the result, instead of raising.
+        on_progress: called with (ended, total) at intervals.
+        on_end: called for each job that finishes, before other events of that instant.
+        queues: queues with quotas; a job's label names its queue, else it uses the default queue.
 
     Raises:
-        NeverFits: a job does not fit the empty fleet, or jobs wait on an idle fleet with nothing left to happen.
+        NeverFits: a job does not fit the empty fleet, or jobs wait on an idle fleet without further events.
     """
     replay = _Replay(jobs, nodes, policy, restart_cost_s, skip_never=skip_never, on_end=on_end, queues=queues)
     replay.run(curve_step_s, on_progress)
@@ -85,51 +84,65 @@ def replay_live(
 
 
 class _Replay:
-    """The event loop: arrivals, ends, and what the controller itself has due."""
+    """The event loop: arrivals, ends, and the controller's timers."""
 
-    def __init__(self, jobs: Sequence[TraceJob], nodes: Sequence[SimNode], policy: Policy,
-                 restart_cost_s: Callable[[int], float] | float, *, skip_never: bool,
-                 on_end: Callable[[TraceJob], None] | None = None, queues: Sequence[Queue] = ()) -> None:  # fmt: skip
+    def __init__(
+        self,
+        jobs: Sequence[TraceJob],
+        nodes: Sequence[SimNode],
+        policy: Policy,
+        restart_cost_s: Callable[[int], float] | float,
+        *,
+        skip_never: bool,
+        on_end: Callable[[TraceJob], None] | None = None,
+        queues: Sequence[Queue] = (),
+    ) -> None:
         self.jobs = jobs
         self.on_end = on_end
         self.skip_never = skip_never
         self.cost = restart_cost_s if callable(restart_cost_s) else (lambda _gpus: restart_cost_s)
         self.cluster = Cluster(
-            nodes, policy, users=sorted({_user_of(job) for job in jobs}), start_s=jobs[0].submit_s if jobs else 0.0, queues=queues,
-        )  # fmt: skip
+            nodes,
+            policy,
+            users=sorted({_user_of(job) for job in jobs}),
+            start_s=jobs[0].submit_s if jobs else 0.0,
+            queues=queues,
+        )
         self.submits = _submits(jobs, nodes, queues)
         if not skip_never:
-            self._refuse_never()
-        self.lives: dict[JobId, _Life] = {}
+            self._check_fits()
+        self.states: dict[JobId, _JobProgress] = {}
         self.ends: list[tuple[float, int, JobId]] = []
         self.held = 0
         self.ended = 0
         self.result = Replayed(outcomes=[Outcome(job=job) for job in jobs], gpus=sum(node.gpus for node in nodes))
 
-    def _refuse_never(self) -> None:
-        """As the controller will, but now, not after minutes: each request is judged once."""
+    def _check_fits(self) -> None:
+        """Check each distinct request before the replay, as the controller would during it."""
         fleet = self.cluster.controller.world.fleet()
         judged: set[int] = set()
         for job, submit in zip(self.jobs, self.submits, strict=True):
-            role = submit.spec.role  # one object for equal requests
+            role = submit.spec.role  # equal requests share one object
             if id(role) not in judged:
                 judged.add(id(role))
                 try:
                     shapes_of(role, fleet)
                 except NeverFits as error:
-                    raise _never(job, error) from None
+                    raise _never_fits(job, error) from None
 
     def run(self, curve_step_s: float, on_progress: Callable[[int, int], None] | None) -> None:
-        """Until the last job has ended."""
+        """Run until the last job has ended."""
         jobs, total = self.jobs, len(self.jobs)
-        arrived, told, wake_s = 0, 0, _FOREVER
+        arrived, reported, wake_s = 0, 0, _FOREVER
         while self.ended < total:
             now_s = min(jobs[arrived].submit_s if arrived < total else _FOREVER, self._next_end_s(), wake_s)
             if now_s == _FOREVER:
-                waiting = next(life.outcome.job for life in self.lives.values() if life.due_s < 0.0)
-                raise NeverFits(f"job {waiting.id} (line {waiting.line}) waits for ever on an idle fleet",
-                                hint="simulate a larger fleet or another policy")  # fmt: skip
-            inbox = self._ending(now_s)
+                waiting = next(state.outcome.job for state in self.states.values() if state.due_s < 0.0)
+                raise NeverFits(
+                    f"job {waiting.id} (line {waiting.line}) waits forever on an idle fleet",
+                    hint="use a larger fleet or another policy",
+                )
+            inbox = self._finish_jobs(now_s)
             ends = len(inbox)
             first = arrived
             while arrived < total and jobs[arrived].submit_s <= now_s:
@@ -140,30 +153,30 @@ class _Replay:
             self._follow(turned, now_s)
             wake_s = now_s + turned.due_in_s
             if curve_step_s:
-                self._draw(now_s, arrived, curve_step_s)
-            if on_progress is not None and self.ended - told >= _PROGRESS_EVERY:
-                told = self.ended
-                on_progress(told, total)
+                self._record_curve(now_s, arrived, curve_step_s)
+            if on_progress is not None and self.ended - reported >= _PROGRESS_EVERY:
+                reported = self.ended
+                on_progress(reported, total)
 
     def _next_end_s(self) -> float:
         ends = self.ends
         while ends:
             due_s, _, job_id = ends[0]
-            life = self.lives.get(job_id)
-            if life is not None and life.due_s == due_s:
+            state = self.states.get(job_id)
+            if state is not None and state.due_s == due_s:
                 return due_s
-            heapq.heappop(ends)  # it was stopped meanwhile
+            heapq.heappop(ends)  # the job was stopped meanwhile
         return _FOREVER
 
-    def _ending(self, now_s: float) -> list[Event]:
-        """What the supervisors report of the jobs whose work is done."""
+    def _finish_jobs(self, now_s: float) -> list[Event]:
+        """Return the supervisors' reports for the jobs that finish now."""
         inbox: list[Event] = []
         while self._next_end_s() <= now_s:
             _, _, job_id = heapq.heappop(self.ends)
-            life = self.lives[job_id]
-            life.due_s = -1.0
+            state = self.states[job_id]
+            state.due_s = -1.0
             if self.on_end is not None:
-                self.on_end(life.outcome.job)
+                self.on_end(state.outcome.job)
             inbox += self.cluster.supervisors.finish(job_id, now_s)
         return inbox
 
@@ -175,61 +188,61 @@ class _Replay:
                     self.result.refused.append((job, answer.message))
                     self.ended += 1
                     continue
-                raise _never(job, answer)
+                raise _never_fits(job, answer)
             assert isinstance(answer, Job)
-            self.lives[answer.id] = _Life(
+            self.states[answer.id] = _JobProgress(
                 outcome=self.result.outcomes[number], left_s=self.jobs[number].duration_s, waits_from_s=now_s
             )
 
     def _follow(self, turned: Turned, now_s: float) -> None:
-        """Bring the lives up to what happened in the instant."""
+        """Update the jobs by the gang events of the instant."""
         for course, job_id in turned.courses:
-            life = self.lives[job_id]
+            state = self.states[job_id]
             match course:
                 case Course.STARTED:
-                    self._started(job_id, life, now_s)
+                    self._started(job_id, state, now_s)
                 case Course.STOPPED:
-                    self._stopped(life, now_s)
+                    self._stopped(state, now_s)
                 case Course.OVER:
-                    self._over(job_id, life, now_s)
+                    self._over(job_id, state, now_s)
 
-    def _started(self, job_id: JobId, life: _Life, now_s: float) -> None:
-        outcome = life.outcome
+    def _started(self, job_id: JobId, state: _JobProgress, now_s: float) -> None:
+        outcome = state.outcome
         if outcome.first_start_s < 0.0:
             outcome.first_start_s = now_s
-        outcome.wait_max_s = max(outcome.wait_max_s, now_s - life.waits_from_s)
-        life.began_s = now_s
-        life.due_s = now_s + life.left_s
+        outcome.wait_max_s = max(outcome.wait_max_s, now_s - state.waits_from_s)
+        state.began_s = now_s
+        state.due_s = now_s + state.left_s
         self.held += outcome.job.gpus
         self.result.decisions += 1
-        heapq.heappush(self.ends, (life.due_s, self.result.decisions, job_id))
+        heapq.heappush(self.ends, (state.due_s, self.result.decisions, job_id))
 
-    def _stopped(self, life: _Life, now_s: float) -> None:
-        gpus = life.outcome.job.gpus
+    def _stopped(self, state: _JobProgress, now_s: float) -> None:
+        gpus = state.outcome.job.gpus
         cost_s = self.cost(gpus)
-        life.left_s += cost_s - (now_s - life.began_s)
-        life.began_s = life.due_s = -1.0
-        life.waits_from_s = now_s
+        state.left_s += cost_s - (now_s - state.began_s)
+        state.began_s = state.due_s = -1.0
+        state.waits_from_s = now_s
         self.held -= gpus
         self.result.lost_gpu_s += cost_s * gpus
 
-    def _over(self, job_id: JobId, life: _Life, now_s: float) -> None:
+    def _over(self, job_id: JobId, state: _JobProgress, now_s: float) -> None:
         job = self.cluster.controller.world.jobs.get(
             job_id
-        )  # None: so many ended at once that the head forgot this one
-        outcome = life.outcome
+        )  # None: the controller has already dropped it, because many jobs ended at once
+        outcome = state.outcome
         if job is not None:
             self.result.preemptions += job.preemptions - outcome.stops
             self.result.moves += job.moves - outcome.moves
             outcome.stops, outcome.moves = job.preemptions, job.moves
         if job is None or job.state.terminal:
-            del self.lives[job_id]
+            del self.states[job_id]
             outcome.end_s = now_s
             self.held -= outcome.job.gpus
             self.ended += 1
 
-    def _draw(self, now_s: float, arrived: int, step_s: float) -> None:
-        """Note the curve's newest point; of those within one step the last stays, since it holds on."""
+    def _record_curve(self, now_s: float, arrived: int, step_s: float) -> None:
+        """Record the curve's newest point; within one step the last point replaces earlier ones."""
         curve = self.result.curve
         point = (now_s, self.held, arrived - self.ended - len(self.cluster.controller.world.attempts))
         if len(curve) > 1 and now_s - curve[-2][0] < step_s:
@@ -238,13 +251,15 @@ class _Replay:
             curve.append(point)
 
 
-def _never(job: TraceJob, error: PhalanxError) -> NeverFits:
-    return NeverFits(f"job {job.id} (line {job.line}): {error.message}",
-                     hint=f"{error.hint or 'simulate a larger fleet'}; --skip-bad leaves such jobs out")  # fmt: skip
+def _never_fits(job: TraceJob, error: PhalanxError) -> NeverFits:
+    return NeverFits(
+        f"job {job.id} (line {job.line}): {error.message}",
+        hint=f"{error.hint or 'use a larger fleet'}; or skip such jobs with --skip-bad",
+    )
 
 
 def _submits(jobs: Sequence[TraceJob], nodes: Sequence[SimNode], queues: Sequence[Queue] = ()) -> list[Submit]:
-    """What each job's user hands in. Equal requests share one role. Models count where the fleet names any."""
+    """Build the submits of all jobs. Equal requests share one role. GPU models apply only if the fleet names any."""
     largest = max((node.gpus for node in nodes), default=0)
     known = {queue.id for queue in queues}
     named = any(node.model for node in nodes)
@@ -266,5 +281,5 @@ def _submits(jobs: Sequence[TraceJob], nodes: Sequence[SimNode], queues: Sequenc
 
 
 def _user_of(job: TraceJob) -> UserId:
-    """A trace tells no users: its virtual cluster stands for them, in what is learned and in fair share."""
+    """Use the virtual cluster as user, since a trace names no users; affects forecasts and fair share."""
     return UserId(job.label or "trace")

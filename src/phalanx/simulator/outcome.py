@@ -1,4 +1,4 @@
-"""What became of each job of a replay, and of the fleet: filled by the replays, read by the report and the drawings."""
+"""The results of a replay, per job and for the fleet: filled by the replays, read by report and charts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from phalanx.simulator.trace import TraceJob
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one job."""
+    """The result of one job. Negative times are not known yet."""
 
     job: TraceJob
     first_start_s: float = -1.0
@@ -20,18 +20,18 @@ class Outcome:
 
     @property
     def jct_s(self) -> float:
-        """From submit to end."""
+        """Job completion time, from submit to end."""
         return self.end_s - self.job.submit_s
 
     @property
     def wait_s(self) -> float:
-        """Everything that was not its own run: waiting, and work done twice."""
+        """Completion time minus the run time: waiting and lost work."""
         return self.end_s - self.job.submit_s - self.job.duration_s
 
 
 @dataclass(slots=True)
 class Replayed:
-    """One replay's outcomes by submit order, and the fleet's curve."""
+    """The result of one replay: jobs in submit order, and fleet use over time."""
 
     outcomes: list[Outcome]
     gpus: int
@@ -40,4 +40,6 @@ class Replayed:
     lost_gpu_s: float = 0.0
     decisions: int = 0
     curve: list[tuple[float, int, int]] = field(default_factory=list)  # (time, GPUs held, jobs waiting)
-    refused: list[tuple[TraceJob, str]] = field(default_factory=list)  # jobs no empty fleet could hold, and why
+    refused: list[tuple[TraceJob, str]] = field(
+        default_factory=list
+    )  # jobs that do not fit the empty fleet, with the reason

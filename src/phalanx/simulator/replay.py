@@ -1,7 +1,9 @@
-"""Replay in virtual time: arrivals, ends and rounds, each followed by one `decide` of the policy on its board.
+"""Replay on the policy's board alone, in virtual time: after arrivals, ends and rounds the policy decides once.
 
-The policy is the live one; only the clock and what carries decisions out differ. Jobs run exactly their duration, plus the restart cost for
-each preemption and move. Changes at one instant are told together, ends before arrivals, and decided once.
+It uses the production policy without controller, records and supervisors: only the clock and the execution of decisions differ.
+`simulate.simulate` calls it. Today only tests use it; it will become the default of `phalanx simulate`.
+Jobs run exactly their duration, plus the restart cost for each preemption and move. Changes at one instant are applied together, ends
+before arrivals.
 """
 
 from __future__ import annotations
@@ -33,24 +35,30 @@ def replay(
         jobs: by submit time.
         nodes: the fleet.
         make_policy: builds the policy on its board.
-        restart_cost_s: extra work per preemption or move; by GPUs when it differs.
-        size_of: what yardstick policies may know of a job's run time; exact when None.
-        curve_step_s: least time between points of the curve; 0 draws none.
-        on_progress: told (ended, all) now and then.
+        restart_cost_s: extra work per preemption or move; a function of the job's GPUs, or a constant.
+        size_of: run time that reference policies may use; None for the exact one.
+        curve_step_s: minimum time between points of the curve; 0 records none.
+        on_progress: called with (ended, total) at intervals.
 
     Raises:
         NeverFits: a job does not fit the empty fleet, or the policy leaves jobs waiting on an idle fleet.
     """
-    machine = _Machine(jobs, nodes, make_policy, restart_cost_s, size_of)
+    machine = _BoardReplay(jobs, nodes, make_policy, restart_cost_s, size_of)
     machine.run(curve_step_s, on_progress)
     return machine.result
 
 
-class _Machine:
-    """The event loop's state: remaining work and the end each running job is due at."""
+class _BoardReplay:
+    """State of the event loop: remaining work and due end of each job."""
 
-    def __init__(self, jobs: Sequence[TraceJob], nodes: Sequence[SimNode], make_policy: Callable[[Board], Listener],
-                 restart_cost_s: Callable[[int], float] | float, size_of: Callable[[TraceJob], float] | None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        jobs: Sequence[TraceJob],
+        nodes: Sequence[SimNode],
+        make_policy: Callable[[Board], Listener],
+        restart_cost_s: Callable[[int], float] | float,
+        size_of: Callable[[TraceJob], float] | None,
+    ) -> None:
         flat = restart_cost_s if not callable(restart_cost_s) else restart_cost_s(1)
         self.board = Board([node.gpus for node in nodes], restart_cost_s=flat)
         self.policy = make_policy(self.board)
@@ -59,26 +67,34 @@ class _Machine:
         self.jobs = jobs
         labels: dict[str, int] = {}
         self.entries = [
-            Entry(seq=seq, klass=self.board.klass((self.board.need_of(job.gpus),), label=labels.setdefault(job.label, len(labels))),
-                  submit_s=job.submit_s, size_s=size_of(job) if size_of is not None else job.duration_s)
+            Entry(
+                seq=seq,
+                klass=self.board.klass(
+                    (self.board.need_of(job.gpus),), label=labels.setdefault(job.label, len(labels))
+                ),
+                submit_s=job.submit_s,
+                size_s=size_of(job) if size_of is not None else job.duration_s,
+            )
             for seq, job in enumerate(jobs)
-        ]  # fmt: skip
-        self._refuse_never()
-        self.left = [job.duration_s for job in jobs]  # work still to do
+        ]
+        self._check_fits()
+        self.left = [job.duration_s for job in jobs]  # remaining work
         self.began = [0.0] * len(jobs)
         self.due = [-1.0] * len(jobs)
         self.ends: list[tuple[float, int]] = []
         self.result = Replayed(outcomes=[Outcome(job=job) for job in jobs], gpus=sum(node.gpus for node in nodes))
 
-    def _refuse_never(self) -> None:
+    def _check_fits(self) -> None:
         for gpus in sorted({job.gpus for job in self.jobs}):
             if not self.board.pools[0].fits_ever(self.board.need_of(gpus)):
                 job = next(job for job in self.jobs if job.gpus == gpus)
-                raise NeverFits(f"job {job.id} (line {job.line}) wants {gpus} GPUs; this fleet of {len(self.board.size)} nodes can never hold it",
-                                hint="simulate a larger fleet, or leave such jobs out with --skip-bad")  # fmt: skip
+                raise NeverFits(
+                    f"job {job.id} (line {job.line}) requests {gpus} GPUs and never fits the fleet of {len(self.board.size)} nodes",
+                    hint="use a larger fleet, or skip such jobs with --skip-bad",
+                )
 
     def run(self, curve_step_s: float, on_progress: Callable[[int, int], None] | None) -> None:
-        """Until the last job has ended."""
+        """Run until the last job has ended."""
         board, entries, ends, due, outcomes = self.board, self.entries, self.ends, self.due, self.result.outcomes
         decide = self.policy.decide
         total, arrived, ended = len(entries), 0, 0
@@ -93,7 +109,7 @@ class _Machine:
             now_s = min(now_s, wake_s)
             if now_s == forever:
                 raise NeverFits(
-                    f"{len(board.waiting)} jobs wait for ever on an idle fleet, the first is {self.jobs[min(board.waiting)].id}"
+                    f"{len(board.waiting)} jobs wait forever on an idle fleet, the first is {self.jobs[min(board.waiting)].id}"
                 )
             while ends and ends[0][0] <= now_s:
                 at_s, seq = heapq.heappop(ends)
@@ -109,14 +125,14 @@ class _Machine:
             wake_s = forever if again_s is None else again_s
             if board.decisions:
                 for decision in board.drain():
-                    self._carry_out(decision, now_s)
+                    self._apply(decision, now_s)
             if curve_step_s and now_s - drawn_s >= curve_step_s:
                 drawn_s = now_s
                 self.result.curve.append((now_s, self.result.gpus - board.free_total, len(board.waiting)))
             if on_progress is not None and not ended & 1023:
                 on_progress(ended, total)
 
-    def _carry_out(self, decision: Decision, now_s: float) -> None:
+    def _apply(self, decision: Decision, now_s: float) -> None:
         entry = decision.entry
         seq = entry.seq
         outcome = self.result.outcomes[seq]

@@ -1,4 +1,4 @@
-"""The figures of a replay, as the issue and the documentation name them."""
+"""The report of a replay: completion times, waits, utilisation, preemptions."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 
 from phalanx.simulator.outcome import Outcome, Replayed
 
-LARGE_GPUS = 8  # "large" in every published table: a whole node and more
+LARGE_GPUS = 8  # "large" as in published tables: at least a whole node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Seconds throughout; a job's wait is everything that was not its own run, work done twice included."""
+    """Times in seconds. A job's wait is its completion time minus its run time, so it includes lost work."""
 
     jobs: int
     avg_jct_s: float
@@ -31,12 +31,12 @@ class Report:
     wall_s: float
 
     def as_dict(self) -> dict[str, float]:
-        """For `--json`."""
+        """Return the fields for `--json`."""
         return asdict(self)
 
 
 def report(replayed: Sequence[Replayed], *, wall_s: float) -> Report:
-    """One report over one replay, or over one per virtual cluster."""
+    """Build one report over one replay, or over one per virtual cluster."""
     outcomes: list[Outcome] = [outcome for part in replayed for outcome in part.outcomes]
     jcts = sorted(outcome.jct_s for outcome in outcomes)
     waits = sorted(outcome.wait_s for outcome in outcomes)
@@ -45,16 +45,26 @@ def report(replayed: Sequence[Replayed], *, wall_s: float) -> Report:
     lost = sum(part.lost_gpu_s for part in replayed)
     used = sum(outcome.job.duration_s * outcome.job.gpus for outcome in outcomes) + lost
     return Report(
-        jobs=len(outcomes), avg_jct_s=sum(jcts) / len(jcts), median_jct_s=quantile(jcts, 0.5), p99_jct_s=quantile(jcts, 0.99),
-        avg_wait_s=sum(waits) / len(waits), p99_wait_s=quantile(waits, 0.99), avg_wait_large_s=sum(large) / len(large) if large else 0.0,
-        max_wait_s=waits[-1], max_unbroken_wait_s=max(outcome.wait_max_s for outcome in outcomes), makespan_s=makespan_s,
+        jobs=len(outcomes),
+        avg_jct_s=sum(jcts) / len(jcts),
+        median_jct_s=quantile(jcts, 0.5),
+        p99_jct_s=quantile(jcts, 0.99),
+        avg_wait_s=sum(waits) / len(waits),
+        p99_wait_s=quantile(waits, 0.99),
+        avg_wait_large_s=sum(large) / len(large) if large else 0.0,
+        max_wait_s=waits[-1],
+        max_unbroken_wait_s=max(outcome.wait_max_s for outcome in outcomes),
+        makespan_s=makespan_s,
         utilization=used / (sum(part.gpus for part in replayed) * makespan_s) if makespan_s else 0.0,
-        preemptions=sum(part.preemptions for part in replayed), moves=sum(part.moves for part in replayed), lost_gpu_s=lost, wall_s=wall_s,
-    )  # fmt: skip
+        preemptions=sum(part.preemptions for part in replayed),
+        moves=sum(part.moves for part in replayed),
+        lost_gpu_s=lost,
+        wall_s=wall_s,
+    )
 
 
 def quantile(ascending: Sequence[float], share: float) -> float:
-    """Linear between the neighbours, as NumPy's default; 0 for an empty list."""
+    """Interpolate linearly, as NumPy's default; return 0 for an empty list."""
     if not ascending:
         return 0.0
     place = share * (len(ascending) - 1)

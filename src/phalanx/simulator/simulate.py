@@ -1,7 +1,7 @@
-"""One simulation: a trace, a fleet and a policy's name in, replays out. Called by the command line and the benchmarks.
+"""Run a simulation from a trace, a fleet and a policy name. Called by the command line and the benchmarks.
 
-`simulate_live` goes through the whole lifecycle (`live`); `simulate` replays on the policy's board alone (`replay`): the same decisions
-without the records, for tuning and for the calibration.
+`simulate_live` uses the whole job lifecycle (`live`). `simulate` uses the policy's board alone (`replay`): the same decisions without
+records, for tuning and calibration.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from phalanx.simulator.trace import Trace, TraceJob
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """How to replay.
+    """Settings of a replay.
 
     Attributes:
-        per_label: each virtual cluster's jobs on its own nodes, instead of all on one pool.
-        restart_cost_s: work done twice for each preemption and move.
-        seed: orders jobs of one submit time; 0 keeps the trace's order.
-        curve_points: points of the fleet's curve to keep, about; 0 keeps none.
-        skip_never: leave out jobs that the empty fleet could not hold.
-        queues: with their quotas; a job waits in the one that its virtual cluster names, else in the default one.
+        per_label: run each virtual cluster's jobs on its own nodes instead of one pool.
+        restart_cost_s: lost work for each preemption and move.
+        seed: shuffles jobs of equal submit time; 0 keeps the trace's order.
+        curve_points: approximate number of curve points to record; 0 records none.
+        skip_never: skip jobs that do not fit the empty fleet.
+        queues: queues with quotas; a job's virtual cluster names its queue, else it uses the default queue.
     """
 
     policy: str = "default"
@@ -50,17 +50,17 @@ class Setting:
 def simulate_live(
     trace: Trace, nodes: Sequence[SimNode], setting: Setting, *, on_progress: Callable[[int, int], None] | None = None
 ) -> tuple[Replayed, ...]:
-    """Replay through the lifecycle; one replay, or one per virtual cluster.
+    """Replay through the lifecycle; return one replay, or one per virtual cluster.
 
     Args:
         trace: the jobs.
         nodes: the fleet.
-        setting: how.
-        on_progress: told (ended, all) now and then, over all replays.
+        setting: policy and options.
+        on_progress: called with (ended, total) over all replays, at intervals.
 
     Raises:
-        BadRequest: no such policy, one that cannot know what `setting` says, or a virtual cluster without a node.
-        NeverFits: a job fits no empty pool of its own.
+        BadRequest: unknown policy, contradictory settings, or a virtual cluster without nodes.
+        NeverFits: a job does not fit its empty pool.
     """
     check(setting, trace)
     trace = shuffled(trace, setting.seed)
@@ -68,16 +68,24 @@ def simulate_live(
     span_s = trace.jobs[-1].submit_s - trace.jobs[0].submit_s
     parts = []
     for jobs, own in pools(trace, nodes, per_label=setting.per_label):
-        # Anew for each pool: the replays of virtual clusters follow each other here and happen at one time there.
+        # One forecast per pool: the pools are replayed one after the other but share the same virtual time.
         known = known_of(jobs, setting.durations) if setting.policy in LOOKING else None
         policy = Policy(
-            name=setting.policy, restart_cost_s=setting.restart_cost_s, size_of=None if known is None else known.size_s,
-        )  # fmt: skip
-        parts.append(replay_live(
-            jobs, own, policy, restart_cost_s=setting.restart_cost_s, skip_never=setting.skip_never,
-            curve_step_s=span_s / setting.curve_points if setting.curve_points else 0.0,
-            on_progress=_shifted(on_progress, done, total), on_end=None if known is None else known.ended, queues=setting.queues,
-        ))  # fmt: skip
+            name=setting.policy, restart_cost_s=setting.restart_cost_s, size_of=None if known is None else known.size_s
+        )
+        parts.append(
+            replay_live(
+                jobs,
+                own,
+                policy,
+                restart_cost_s=setting.restart_cost_s,
+                skip_never=setting.skip_never,
+                curve_step_s=span_s / setting.curve_points if setting.curve_points else 0.0,
+                on_progress=_shifted(on_progress, done, total),
+                on_end=None if known is None else known.ended,
+                queues=setting.queues,
+            )
+        )
         done += len(jobs)
     return tuple(parts)
 
@@ -93,11 +101,11 @@ def simulate(
     curve_step_s: float = 0.0,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Replayed, ...]:
-    """Replay on the policy's board alone: on one pool, or with `per_label` each virtual cluster's jobs on its own nodes.
+    """Replay on the policy's board alone; with `per_label` each virtual cluster's jobs on its own nodes.
 
     Raises:
-        BadRequest: no such policy, or a virtual cluster of the trace has no node.
-        NeverFits: a job fits no empty pool of its own.
+        BadRequest: unknown policy, or a virtual cluster without nodes.
+        NeverFits: a job does not fit its empty pool.
     """
     make = policy_named(policy) if isinstance(policy, str) else policy
     return tuple(
@@ -117,7 +125,7 @@ def simulate(
 def pools(
     trace: Trace, nodes: Sequence[SimNode], *, per_label: bool
 ) -> list[tuple[Sequence[TraceJob], Sequence[SimNode]]]:
-    """The jobs and nodes that meet each other: all, or those of each virtual cluster.
+    """Split jobs and nodes into pools: one, or one per virtual cluster.
 
     Raises:
         BadRequest: a virtual cluster of the trace has no node.
@@ -129,38 +137,40 @@ def pools(
         own = [node for node in nodes if node.label == label]
         if not own:
             raise BadRequest(
-                f"virtual cluster {label!r} of the trace has no node",
-                hint="the node file's column vc names it; without --per-vc all share one pool",
+                f"virtual cluster {label!r} of the trace has no nodes",
+                hint="set column vc of the node file, or omit --per-vc to share one pool",
             )
         found.append(([job for job in trace.jobs if job.label == label], own))
     return found
 
 
 def shuffled(trace: Trace, seed: int) -> Trace:
-    """The trace with jobs of one submit time in another order; 0 leaves it as it is. Equal seeds give equal orders."""
+    """Shuffle jobs of equal submit time; 0 keeps the order. Equal seeds give equal orders."""
     if not seed:
         return trace
-    chance = random.Random(seed)  # a seed, no secret
+    chance = random.Random(seed)  # not used for security
     keyed = sorted(((job.submit_s, chance.random(), job.line, job) for job in trace.jobs), key=lambda each: each[:3])
     return replace(trace, jobs=tuple(job for *_, job in keyed))
 
 
 def check(setting: Setting, trace: Trace) -> None:
-    """Refuse what contradicts itself, before anything is replayed.
+    """Check the settings before the replay.
 
     Raises:
-        BadRequest: no such policy, or one that cannot know what `setting` says.
+        BadRequest: unknown policy, or a policy that does not support the source of run times.
     """
     policy_named(setting.policy)
     if setting.policy == "srtf" and setting.durations is not Durations.EXACT:
         raise BadRequest(
-            f"srtf is a yardstick and knows every duration: it cannot be replayed with --durations {setting.durations.value}",
-            hint="what is left of a job that outlived its forecast, only exact durations tell; default and las need none",
+            f"srtf needs exact durations and does not support --durations {setting.durations.value}",
+            hint="use --durations exact, or a policy without durations, such as default or las",
         )
     if setting.policy in LOOKING and setting.durations is Durations.LIMIT:
         check_limits(trace.jobs)
 
 
-def _shifted(told: Callable[[int, int], None] | None, before: int, total: int) -> Callable[[int, int], None] | None:
-    """Progress of one replay as progress of all."""
-    return None if told is None else lambda ended, _: told(before + ended, total)
+def _shifted(
+    on_progress: Callable[[int, int], None] | None, before: int, total: int
+) -> Callable[[int, int], None] | None:
+    """Convert the progress of one replay to progress over all replays."""
+    return None if on_progress is None else lambda ended, _: on_progress(before + ended, total)

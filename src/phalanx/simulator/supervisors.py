@@ -1,7 +1,7 @@
-"""Every supervisor of the simulated fleet: hears the controller's commands and answers as a healthy node would, at once.
+"""All supervisors of the simulated fleet: they answer the controller's commands at once, as healthy nodes would.
 
-One object speaks for all nodes. What a node does in between (proving devices, starting and ending processes) takes no time here, so that
-the replay shows waiting and scheduling alone; what a stop costs a job is the replay's affair.
+One object stands for all nodes. Preparing, starting and stopping processes takes no time here, so a replay only shows waiting and
+scheduling; the replay itself adds the cost of a stop.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from phalanx.core.work.allocation import Allocation, Grant
 from phalanx.core.work.attempt import TaskExit
 from phalanx.core.work.job import Resume
 
-_PORT: Final = 29500  # torchrun's own default; here nobody binds it
+_PORT: Final = 29500  # torchrun's default; never bound here
 
 
 @dataclass(slots=True)
 class Gang:
-    """One live attempt as its supervisors carry it.
+    """One live attempt as seen by its supervisors.
 
     Attributes:
-        started: nodes on which its tasks have been started.
-        runs: its tasks run on every node.
-        ran: they did at some time.
+        started: number of nodes on which its tasks have started.
+        runs: whether its tasks run on every node.
+        ran: whether they ever did.
     """
 
     epoch: Epoch
@@ -40,20 +40,20 @@ class Gang:
 
 
 class Course(enum.Enum):
-    """What became of a gang."""
+    """An event of a gang."""
 
-    STARTED = "started"  # all its tasks now run
-    STOPPED = "stopped"  # asked to stop while it ran; it has saved and left
-    OVER = "over"  # the head has settled its attempt
+    STARTED = "started"  # all tasks run
+    STOPPED = "stopped"  # stopped on request while it ran, after a save
+    OVER = "over"  # the controller has ended its attempt
 
 
 @dataclass(slots=True)
 class Heard:
-    """What the supervisors make of one outbox.
+    """The supervisors' replies to one outbox.
 
     Attributes:
-        reports: their answers, in the order of the commands.
-        courses: what became of which job, in order.
+        reports: reports in the order of the commands.
+        courses: gang events in order.
     """
 
     reports: list[Report] = field(default_factory=list)
@@ -71,22 +71,22 @@ class Supervisors:
         self.gangs: dict[JobId, Gang] = {}
 
     def hear(self, commands: Iterable[Command], now_s: float) -> Heard:
-        """Carry out the commands of one step, now."""
-        heard = Heard()
+        """Execute the commands of one step at once."""
+        replies = Heard()
         for command in commands:
             if isinstance(command, Prepare):
-                heard.reports.append(self._prepare(command))
+                replies.reports.append(self._prepare(command))
             elif isinstance(command, StartTasks):
-                self._start(command, now_s, heard)
+                self._start(command, now_s, replies)
             elif isinstance(command, StopTasks):
-                self._stop(command, now_s, heard)
+                self._stop(command, now_s, replies)
             elif isinstance(command, Forget) and command.job_id in self.gangs:
                 del self.gangs[command.job_id]
-                heard.courses.append((Course.OVER, command.job_id))
-        return heard
+                replies.courses.append((Course.OVER, command.job_id))
+        return replies
 
     def finish(self, job_id: JobId, now_s: float) -> list[Report]:
-        """The job's work is done: every task ends well, and nothing is left on any node."""
+        """Report that every task of the job exited with code 0."""
         gang = self.gangs[job_id]
         reports: list[Report] = []
         for grant in gang.allocation.grants:
@@ -103,42 +103,54 @@ class Supervisors:
         first = gang.allocation.grants[0].node_id == command.node_id
         resume = command.candidates[0] if first and command.candidates else None
         return MemberReady(
-            job_id=command.job_id, epoch=command.epoch, generation=command.generation, node_id=command.node_id,
-            port=_PORT if first else None, resume=resume,
-        )  # fmt: skip
+            job_id=command.job_id,
+            epoch=command.epoch,
+            generation=command.generation,
+            node_id=command.node_id,
+            port=_PORT if first else None,
+            resume=resume,
+        )
 
-    def _start(self, command: StartTasks, now_s: float, heard: Heard) -> None:
+    def _start(self, command: StartTasks, now_s: float, replies: Heard) -> None:
         gang = self.gangs[command.job_id]
         gang.started += 1
         if gang.started == len(gang.allocation.grants):
             gang.runs = gang.ran = True
-            heard.courses.append((Course.STARTED, command.job_id))
-        heard.reports.append(MemberStarted(
-            job_id=command.job_id, epoch=command.epoch, generation=command.generation, node_id=command.node_id, at_s=now_s,
-        ))  # fmt: skip
+            replies.courses.append((Course.STARTED, command.job_id))
+        replies.reports.append(
+            MemberStarted(
+                job_id=command.job_id,
+                epoch=command.epoch,
+                generation=command.generation,
+                node_id=command.node_id,
+                at_s=now_s,
+            )
+        )
 
-    def _stop(self, command: StopTasks, now_s: float, heard: Heard) -> None:
-        """The first command to a gang stops it whole: each node's save waits for all ranks, so that they leave together."""
+    def _stop(self, command: StopTasks, now_s: float, replies: Heard) -> None:
+        """Stop the whole gang at the first command: a save needs all ranks, so all nodes stop together."""
         gang = self.gangs[command.job_id]
         grant = gang.allocation.on(command.node_id)
         assert grant is not None, command
         if gang.runs:
             gang.runs = False
-            heard.courses.append((Course.STOPPED, command.job_id))
-            heard.reports.append(_saved(command, gang, now_s))
+            replies.courses.append((Course.STOPPED, command.job_id))
+            replies.reports.append(_saved(command, gang, now_s))
         if gang.ran:
-            heard.reports += _exits(command.job_id, gang, grant, now_s, by_us=True)
-        heard.reports.append(_stopped(command.job_id, gang, grant, now_s))
+            replies.reports += _exits(command.job_id, gang, grant, now_s, by_us=True)
+        replies.reports.append(_stopped(command.job_id, gang, grant, now_s))
 
 
 def _exits(job_id: JobId, gang: Gang, grant: Grant, now_s: float, *, by_us: bool) -> Sequence[Report]:
     return [
         TaskExited(
-            job_id=job_id, epoch=gang.epoch, generation=gang.generation,
+            job_id=job_id,
+            epoch=gang.epoch,
+            generation=gang.generation,
             exit=TaskExit(rank=rank, node_id=grant.node_id, code=0, signal=None, by_us=by_us, at_s=now_s),
         )
         for rank in range(grant.first_rank, grant.first_rank + grant.tasks)
-    ]  # fmt: skip
+    ]
 
 
 def _stopped(job_id: JobId, gang: Gang, grant: Grant, now_s: float) -> Report:
@@ -146,7 +158,7 @@ def _stopped(job_id: JobId, gang: Gang, grant: Grant, now_s: float) -> Report:
 
 
 def _saved(command: StopTasks, gang: Gang, now_s: float) -> Report:
-    """The checkpoint made on the way out; its step is the attempt's number, which only grows."""
+    """Report the checkpoint saved at the stop; its step is the attempt's epoch, which only grows."""
     path = f"/simulated/{command.job_id}/epoch-{gang.epoch}"
     resume = Resume(epoch=gang.epoch, step=int(gang.epoch), path=path, digest=path, saved_s=now_s)
     return CheckpointSaved(

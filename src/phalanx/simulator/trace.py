@@ -1,6 +1,6 @@
-"""Workload traces: CSV with the columns of the public traces, and SWF (Standard Workload Format 2.2). Bad rows are named by line.
+"""Workload traces: CSV with the columns of public traces, and SWF (Standard Workload Format 2.2). Errors name the line.
 
-Reads text, not files: whoever opens the file passes its lines.
+It parses lines; the caller reads the file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from phalanx.core.work.gpus import KINDS_MAX
 
 COLUMNS: Final = ("job_id", "submit_s", "duration_s", "num_gpus")
 _SWF_FIELDS: Final = 18
-_SHOWN_MAX: Final = 5  # bad rows spelled out in one error
+_SHOWN_MAX: Final = 5  # bad rows listed in one error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,10 +24,10 @@ class TraceJob:
     """One job of a trace.
 
     Attributes:
-        models: GPU models that will do, best first, as `model_word` writes them; none for any.
+        models: acceptable GPU models, best first, as `model_word` formats them; empty for any.
         label: its virtual cluster; "" for none.
         limit_s: its time limit, or None when none was published.
-        line: where it stands in the file.
+        line: its line in the file.
     """
 
     id: str
@@ -42,7 +42,7 @@ class TraceJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadRow:
-    """A row that is no job, and why."""
+    """An invalid row, with the reason."""
 
     line: int
     why: str
@@ -50,17 +50,17 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """Jobs by submit time, ties in file order; and the rows left out."""
+    """Jobs by submit time, ties in file order; and the skipped rows."""
 
     jobs: tuple[TraceJob, ...]
     bad: tuple[BadRow, ...] = ()
 
 
 def read_trace(lines: Iterable[str], *, name: str = "trace", skip_bad: bool = False) -> Trace:
-    """The trace in `lines`; SWF when `name` ends in .swf or the first line is one of SWF's comments, else CSV.
+    """Parse a trace: SWF if `name` ends in .swf or the first line is an SWF comment, else CSV.
 
     Raises:
-        BadFile: empty, no CSV, a column is missing, no job at all, or bad rows without `skip_bad`.
+        BadFile: empty, not CSV, a column is missing, no jobs, or bad rows without `skip_bad`.
     """
     rows = list(lines)
     first = next((row for row in rows if row.strip()), None)
@@ -70,15 +70,15 @@ def read_trace(lines: Iterable[str], *, name: str = "trace", skip_bad: bool = Fa
     try:
         jobs, bad = _swf(rows) if swf else _csv(rows, name)
     except csv.Error as error:
-        raise BadFile(f"{name} is no CSV: {error}") from None
+        raise BadFile(f"{name} is not CSV: {error}") from None
     if bad and not skip_bad:
         shown = "; ".join(f"line {row.line}: {row.why}" for row in bad[:_SHOWN_MAX])
         more = f"; and {len(bad) - _SHOWN_MAX} more" if len(bad) > _SHOWN_MAX else ""
         raise BadFile(
-            f"{name}: {len(bad)} bad row{'s' if len(bad) > 1 else ''}: {shown}{more}", hint="--skip-bad leaves them out"
+            f"{name}: {len(bad)} bad row{'s' if len(bad) > 1 else ''}: {shown}{more}", hint="skip them with --skip-bad"
         )
     if not jobs:
-        raise BadFile(f"{name}: holds no job", hint=f"a CSV with the columns {', '.join(COLUMNS)}, or an SWF file")
+        raise BadFile(f"{name}: contains no jobs", hint=f"a CSV with the columns {', '.join(COLUMNS)}, or an SWF file")
     jobs.sort(key=lambda job: (job.submit_s, job.line))
     return Trace(jobs=tuple(jobs), bad=tuple(bad))
 
@@ -88,8 +88,10 @@ def _csv(rows: list[str], name: str) -> tuple[list[TraceJob], list[BadRow]]:
     header = [cell.strip() for cell in next(reader, [])]
     missing = [column for column in COLUMNS if column not in header]
     if missing:
-        raise BadFile(f"{name}: line 1 lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}",
-                      hint=f"the header is {','.join(COLUMNS)}, then what else there is")  # fmt: skip
+        raise BadFile(
+            f"{name}: line 1 lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}",
+            hint=f"the header must contain {','.join(COLUMNS)}",
+        )
     at = {column: header.index(column) for column in header}
     jobs: list[TraceJob] = []
     bad: list[BadRow] = []
@@ -101,7 +103,7 @@ def _csv(rows: list[str], name: str) -> tuple[list[TraceJob], list[BadRow]]:
         try:
             job = _job(cells, at, line)
             if job.id in seen:
-                raise ValueError(f"job_id {job.id} stands twice")
+                raise ValueError(f"duplicate job_id {job.id}")
             seen.add(job.id)
             jobs.append(job)
         except (ValueError, IndexError) as error:
@@ -119,16 +121,21 @@ def _job(cells: list[str], at: dict[str, int], line: int) -> TraceJob:
         raise ValueError("job_id is blank")
     limit = cell("limit_s")
     return TraceJob(
-        id=name, submit_s=_number(cells[at["submit_s"]], "submit_s", low=0.0), duration_s=_number(cells[at["duration_s"]], "duration_s", low=0.0),
-        gpus=_count(cells[at["num_gpus"]]), models=_models(cell("gpu_type")), label=cell("vc"),
-        limit_s=_number(limit, "limit_s", low=0.0) if limit else None, line=line,
-    )  # fmt: skip
+        id=name,
+        submit_s=_number(cells[at["submit_s"]], "submit_s", low=0.0),
+        duration_s=_number(cells[at["duration_s"]], "duration_s", low=0.0),
+        gpus=_count(cells[at["num_gpus"]]),
+        models=_models(cell("gpu_type")),
+        label=cell("vc"),
+        limit_s=_number(limit, "limit_s", low=0.0) if limit else None,
+        line=line,
+    )
 
 
 def model_word(text: str) -> str:
-    """A GPU's model as one lower-case word of the request grammar: "Tesla V100-SXM2" is tesla_v100_sxm2. "" for none.
+    """Convert a GPU model to one lower-case word of the request grammar: "Tesla V100-SXM2" to tesla_v100_sxm2; "" for none.
 
-    Jobs and nodes pass through this alike, so that "v100" still names it, as it does live.
+    It applies to jobs and nodes alike, so that "v100" matches as in production.
     """
     words = re.findall(r"[a-z0-9.]+", text.lower())
     word = "_".join(words)
@@ -136,7 +143,7 @@ def model_word(text: str) -> str:
 
 
 def _models(text: str) -> tuple[str, ...]:
-    """`v100|p100`: any of them, in this order."""
+    """Split `v100|p100` into acceptable models in this order."""
     return tuple(dict.fromkeys(filter(None, map(model_word, text.split("|")))))[:KINDS_MAX]
 
 
@@ -153,14 +160,14 @@ def _number(text: str, column: str, *, low: float) -> float:
 def _count(text: str) -> int:
     value = _number(text, "num_gpus", low=0.0)
     if value != int(value):
-        raise ValueError(f"num_gpus {text.strip()} is a fraction; whole devices only")
+        raise ValueError(f"num_gpus {text.strip()} is not an integer")
     if value < 1:
-        raise ValueError("num_gpus 0 asks for no device")
+        raise ValueError("num_gpus must be at least 1")
     return int(value)
 
 
 def _swf(rows: list[str]) -> tuple[list[TraceJob], list[BadRow]]:
-    """SWF fields: 1 id, 2 submit, 4 run time, 5 processors used, 8 processors asked, 9 time asked, 15 queue. -1 is "not known"."""
+    """SWF fields: 1 id, 2 submit, 4 run time, 5 processors used, 8 processors asked, 9 time asked, 15 queue. -1 is "unknown"."""
     jobs: list[TraceJob] = []
     bad: list[BadRow] = []
     for line, row in enumerate(rows, start=1):
@@ -174,12 +181,18 @@ def _swf(rows: list[str]) -> tuple[list[TraceJob], list[BadRow]]:
             asked, used = float(text[7]), float(text[4])
             limit = float(text[8])
             if float(text[3]) < 0:
-                raise ValueError("its run time is not known")
-            jobs.append(TraceJob(
-                id=text[0], submit_s=_number(text[1], "submit time", low=0.0), duration_s=_number(text[3], "run time", low=0.0),
-                gpus=_count(str(asked if asked > 0 else used)), label="" if text[14] == "-1" else text[14],
-                limit_s=limit if limit > 0 else None, line=line,
-            ))  # fmt: skip
+                raise ValueError("its run time is unknown")
+            jobs.append(
+                TraceJob(
+                    id=text[0],
+                    submit_s=_number(text[1], "submit time", low=0.0),
+                    duration_s=_number(text[3], "run time", low=0.0),
+                    gpus=_count(str(asked if asked > 0 else used)),
+                    label="" if text[14] == "-1" else text[14],
+                    limit_s=limit if limit > 0 else None,
+                    line=line,
+                )
+            )
         except ValueError as error:
             bad.append(BadRow(line=line, why=str(error)))
     return jobs, bad

@@ -7,13 +7,17 @@ MEMORY = (("parameters", 17.6e9), ("gradients", 8.8e9), ("optimizer states", 13.
 STEP = (("matmul", 4.91), ("attention", 0.82), ("small kernels", 0.61), ("tensor parallel", 0.74), ("pipeline bubble", 0.47), ("gradients", 0.18), ("optimizer", 0.08), ("per step", 0.001))  # fmt: skip
 
 
+def scaled(one, factor):
+    return Range(mid=one.mid * factor, low=one.low * factor, high=one.high * factor)
+
+
 def figures(layout, step_s, *, why="", room=0.0):
     mid = Range(mid=step_s, low=step_s / 1.11, high=step_s * 1.11)
-    days = mid.times(300e9 / 4194304)
+    days = scaled(mid, 300e9 / 4194304)
     return Figures(
         layout=parse_layout(layout), memory_bytes=MEMORY, used_bytes=sum(value for _, value in MEMORY) - room, usable_bytes=84.6e9,
         step_items_s=STEP, step_s=mid, tokens_per_s=4194304 / step_s, mfu=0.43 * 7.81 / step_s, train_s=days,
-        gpu_hours=days.times(32 / 3600), usd=days.times(32 / 3600 * 2.69),
+        gpu_hours=scaled(days, 32 / 3600), usd=scaled(days, 32 / 3600 * 2.69),
         saving=Saving(bytes=988e9, write_s=123.0, interval_s=2310.0, goodput=0.957), why=why,
     )  # fmt: skip
 

@@ -1,1 +1,1 @@
-"""`phalanx demo`: a cluster of its own, a real training job, a killed node, and the bill."""
+"""`phalanx demo`: start a temporary cluster, train a real model, kill a node, and report the cost."""

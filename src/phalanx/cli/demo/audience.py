@@ -1,4 +1,4 @@
-"""Who watches: a person at a terminal with the live view, or a log that gets plain lines."""
+"""The two outputs of the demo: the live view on a terminal, and plain log lines."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from phalanx.core.state.story import StoryLine
 _FRAME_S: Final = 0.2
 _PROGRESS_EVERY_S: Final = 2.0
 _GONE_KINDS: Final = ("node_down", "node_lost")
-_LEAST_COLUMNS, _LEAST_ROWS = 60, 18  # below it the live view shows too little
+_COLUMNS_MIN, _ROWS_MIN = 60, 18  # a smaller terminal gets plain lines
 
 
 class Audience(Protocol):
-    """One that watches."""
+    """An output of the demo; a context manager that restores the terminal on exit."""
 
     def __enter__(self) -> Self:
-        """Begin."""
+        """Start the output."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End; the terminal is as before."""
+        """Stop the output and restore the terminal."""
 
     def show(self, scene: Scene) -> None:
-        """The scene as it is now."""
+        """Show the current state."""
 
     def tell(self, line: StoryLine, scene: Scene) -> None:
-        """A new line of the story."""
+        """Show a new event of the cluster."""
 
     def say(self, text: str, scene: Scene) -> None:
-        """Something of the demo's own."""
+        """Show a message of the demo itself."""
 
     def key(self) -> str:
-        """A key, or nothing after a moment."""
+        """Wait up to one frame for a key; return "" if none was pressed."""
 
 
 class LiveAudience:
-    """The live view on the alternate screen, and the keyboard."""
+    """The live view on the alternate screen, with keyboard input."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -72,25 +72,25 @@ class LiveAudience:
         self._live.update(Group(*(Text.assemble(line, no_wrap=True, overflow="crop") for line in lines)), refresh=True)
 
     def tell(self, line: StoryLine, scene: Scene) -> None:
-        """The frame shows the story."""
+        """Do nothing: each frame already shows the events."""
 
     def say(self, text: str, scene: Scene) -> None:
-        """Shown in the header."""
+        """Show the text in the header."""
         scene.stage = text
 
     def key(self) -> str:
-        """A key, or nothing until the next frame."""
+        """Wait up to one frame for a key; return "" if none was pressed."""
         return self._keyboard.key(_FRAME_S)
 
 
 class PlainAudience:
-    """One line for each event, and every two seconds how far training is."""
+    """One line per event, and the training progress every two seconds."""
 
     def __init__(self) -> None:
         self._progress_s = 0.0
         self._step = -1
-        self._when_s = 0.0  # of the last line, since the demo began
-        self._gone: set[tuple[str | None, float]] = set()  # (node, moment) of each loss told
+        self._when_s = 0.0  # time of the last line, since the demo started
+        self._lost: set[tuple[str | None, float]] = set()  # (node, time) of each reported loss
 
     def __enter__(self) -> Self:
         return self
@@ -101,7 +101,7 @@ class PlainAudience:
         pass
 
     def show(self, scene: Scene) -> None:
-        """Print progress when it is time and there is some."""
+        """Print the progress if it has changed and the interval has passed."""
         if scene.now_s - self._progress_s < _PROGRESS_EVERY_S or scene.step == self._step:
             return
         self._progress_s, self._step = scene.now_s, scene.step
@@ -109,31 +109,31 @@ class PlainAudience:
             self._print(progress_line(scene), scene)
 
     def tell(self, line: StoryLine, scene: Scene) -> None:
-        """Print it under its own time. A node's loss is told twice, of the node and of its job, and printed once."""
+        """Print the event with its own time. A node's loss arrives as two events (node and job) and is printed once."""
         if line.kind in _GONE_KINDS:
-            if (line.node_id, line.at_s) in self._gone:
+            if (line.node_id, line.at_s) in self._lost:
                 return
-            self._gone.add((line.node_id, line.at_s))
+            self._lost.add((line.node_id, line.at_s))
         self._print(plain_text(line.text), scene, at_s=line.at_s)
 
     def say(self, text: str, scene: Scene) -> None:
-        """Print it."""
+        """Print the text."""
         self._print(text, scene)
 
     def key(self) -> str:
-        """Nobody is there; waits as long as a frame."""
+        """Wait one frame; there is no keyboard."""
         time.sleep(_FRAME_S)
         return ""
 
     def _print(self, text: str, scene: Scene, *, at_s: float | None = None) -> None:
-        # The story arrives a moment after progress was printed: what is read from top to bottom never goes back in time.
+        # Events arrive slightly after the progress that they precede; printed times never decrease.
         self._when_s = max(self._when_s, (scene.now_s if at_s is None else at_s) - scene.started_s)
         sys.stdout.write(f"{self._when_s:6.1f} s  {text}\n")
         sys.stdout.flush()
 
 
 def progress_line(scene: Scene) -> str:
-    """How far training is, in one line."""
+    """Return the training progress as one line."""
     words = [f"step {scene.step}/{scene.steps_total}"]
     progress = scene.progress
     if progress is not None and progress.loss is not None:
@@ -158,7 +158,7 @@ def progress_line(scene: Scene) -> str:
 
 
 def audience_for(console: Console, *, plain: bool) -> Audience:
-    """The live view where it can be drawn: a terminal of some size that knows block characters."""
+    """Choose the live view if the terminal is large enough and supports block characters, else plain lines."""
     shows = console.is_terminal and not console.is_dumb_terminal and console.encoding.lower().startswith("utf")
-    large = console.width >= _LEAST_COLUMNS and console.height >= _LEAST_ROWS
+    large = console.width >= _COLUMNS_MIN and console.height >= _ROWS_MIN
     return LiveAudience(console) if shows and large and not plain else PlainAudience()

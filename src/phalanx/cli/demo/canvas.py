@@ -1,4 +1,4 @@
-"""A chart in a terminal: points on a grid of braille dots, each cell in the style of the series drawn last. Pure."""
+"""Terminal line charts: points on a grid of braille dots. A cell has the style of the series drawn last. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LABEL_COLUMNS: Final = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Points in rising x; `joined` draws lines between them. With `glyph`, cells show it in place of dots."""
+    """Points in ascending x. `joined` connects them with lines; `glyph` replaces the dots of a cell."""
 
     points: Sequence[tuple[float, float]]
     style: str
@@ -30,7 +30,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A vertical line at x, with a word above it."""
+    """A vertical line at x with a label above it."""
 
     x: float
     style: str
@@ -39,7 +39,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """What part of the plane is shown."""
+    """The visible range of both axes."""
 
     x_low: float
     x_high: float
@@ -48,7 +48,7 @@ class Window:
 
 
 class Canvas:
-    """A grid of cells, 2 x 4 dots each."""
+    """A grid of cells with 2 x 4 dots each."""
 
     def __init__(self, width: int, height: int) -> None:
         self.width, self.height = width, height
@@ -57,7 +57,7 @@ class Canvas:
         self._styles = [[""] * width for _ in range(height)]
 
     def dot(self, x: int, y: int, style: str, glyph: str = "") -> None:
-        """Set one dot; outside the grid nothing happens."""
+        """Set one dot; ignore positions outside the grid."""
         if 0 <= x < self.width * 2 and 0 <= y < self.height * 4:
             row, column = y // 4, x // 2
             self._dots[row][column] |= _DOTS[y % 4][x % 2]
@@ -65,13 +65,13 @@ class Canvas:
             self._glyphs[row][column] = glyph or self._glyphs[row][column]
 
     def line(self, x0: int, y0: int, x1: int, y1: int, style: str) -> None:
-        """Dots from one point to another."""
+        """Draw a line between two points."""
         count = max(abs(x1 - x0), abs(y1 - y0), 1)
         for i in range(count + 1):
             self.dot(x0 + round((x1 - x0) * i / count), y0 + round((y1 - y0) * i / count), style)
 
     def row(self, number: int, *, braille: bool) -> Text:
-        """One row of cells as text."""
+        """Return one row of cells as text."""
         text = Text()
         for dots, glyph, style in zip(self._dots[number], self._glyphs[number], self._styles[number], strict=True):
             plain = "*" if dots else " "
@@ -89,7 +89,7 @@ def plot(
     marks: Sequence[Mark] = (),
     braille: bool = True,
 ) -> list[Text]:
-    """Lines of a chart, `width` columns and `height` rows in all, axes and labels included. Later series lie on top."""
+    """Draw a chart of `width` columns and `height` rows, axes and labels included. Later series lie on top."""
     columns, rows = max(4, width - _LABEL_COLUMNS - 1), max(2, height - 1 - bool(marks))
     canvas = Canvas(columns, rows)
 
@@ -103,21 +103,21 @@ def plot(
         for y in range(0, rows * 4, 2):
             canvas.dot(x, y, mark.style)
     for each in series:
-        spots = [(*place(x, y), each) for x, y in each.points if math.isfinite(y)]
-        for i, (x, y, _) in enumerate(spots):
+        dots = [(*place(x, y), each) for x, y in each.points if math.isfinite(y)]
+        for i, (x, y, _) in enumerate(dots):
             if each.joined and i:
-                canvas.line(spots[i - 1][0], spots[i - 1][1], x, y, each.style)
+                canvas.line(dots[i - 1][0], dots[i - 1][1], x, y, each.style)
             canvas.dot(x, y, each.style, each.glyph)
-    lines = [_words_above(marks, place, columns)] if marks else []
+    lines = [_marker_labels(marks, place, columns)] if marks else []
     for number in range(rows):
         label = {0: window.y_high, rows // 2: (window.y_high + window.y_low) / 2, rows - 1: window.y_low}.get(number)
         axis = ("" if label is None else f"{label:.2f}").rjust(_LABEL_COLUMNS - 1) + (" │" if braille else " |")
         lines.append(Text().append(axis, "dim").append_text(canvas.row(number, braille=braille)))
-    lines.append(_below(window, columns))
+    lines.append(_x_labels(window, columns))
     return lines
 
 
-def _words_above(marks: Sequence[Mark], place: object, columns: int) -> Text:
+def _marker_labels(marks: Sequence[Mark], place: object, columns: int) -> Text:
     assert callable(place)
     text = Text(" " * (_LABEL_COLUMNS + 1))
     used = 0
@@ -129,7 +129,7 @@ def _words_above(marks: Sequence[Mark], place: object, columns: int) -> Text:
     return text
 
 
-def _below(window: Window, columns: int) -> Text:
+def _x_labels(window: Window, columns: int) -> Text:
     low, middle, high = (f"{value:.0f}" for value in (window.x_low, (window.x_low + window.x_high) / 2, window.x_high))
     left = columns // 2 - len(low) - len(middle) // 2
     right = columns - len(low) - left - len(middle) - len(high)

@@ -1,4 +1,4 @@
-"""The demo's own cluster: a head in a temporary state folder, started as `phalanx up` starts one, and taken down without a trace."""
+"""The demo's cluster: a head in a temporary state folder, started as by `phalanx up` and removed completely at the end."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from phalanx.cli.demo.fault import kill_marked, kill_node
 from phalanx.client import Client
 from phalanx.core.errors import PhalanxError, Unreachable
 
-_UP_S: Final = 30.0  # a head is up in a second; a machine under load needs patience
+_UP_S: Final = 30.0  # a head usually starts within 1 s; a loaded machine needs longer
 _DOWN_S: Final = 20.0
 _SIGNAL_S: Final = 5.0
 _POLL_S: Final = 0.05
 
 
 class Cluster:
-    """One head and its nodes. Open it, and close it whatever happened in between.
+    """One head and its nodes. Call `close` after `open`, also after errors.
 
     Args:
         virtual: NODESxDEVICES, or None for this machine's GPUs.
-        revive_s: seconds until a killed node comes back, as a server that was switched on again.
+        revive_s: seconds until a killed node restarts.
     """
 
     def __init__(self, *, virtual: str | None, revive_s: float) -> None:
@@ -42,7 +42,7 @@ class Cluster:
 
     @property
     def client(self) -> Client:
-        """Speaks to the head; there is one once `open` has returned."""
+        """The client of the head; available once `open` has returned."""
         assert self._client is not None
         return self._client
 
@@ -50,7 +50,7 @@ class Cluster:
         """Start the head and wait until it answers.
 
         Raises:
-            Unreachable: it ended, or does not answer; with what it printed last.
+            Unreachable: the head exited or does not answer; the message contains its last output line.
         """
         words = [sys.executable, "-m", "phalanx.app.head", "--home", self.home, "--port", "0"]
         words += ["--revive", str(self._revive_s)]
@@ -59,32 +59,37 @@ class Cluster:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PHALANX_")}
         with open(self._output_path, "wb") as output:
             self._process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-                env={**environment, "PHALANX_HOME": self.home}, cwd=self.home,
-            )  # fmt: skip
-        record = self._await(self._told, _UP_S, "did not say where it is")
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env={**environment, "PHALANX_HOME": self.home},
+                cwd=self.home,
+            )
+        record = self._await(self._read_head_record, _UP_S, "did not write its address")
         with open(os.path.join(self.home, "token"), encoding="utf-8") as file:
             self._client = Client(str(record["url"]), file.read().strip())
 
     def kill(self, node: str) -> int:
-        """Kill a node; returns how many processes died.
+        """Kill a node and return the number of killed processes.
 
         Raises:
-            Conflict: it does not run.
+            Conflict: the node is not running.
         """
-        self._remember_keys()
+        self._collect_node_keys()
         return kill_node(self.home, node)
 
     def close(self) -> None:
-        """Cancel what runs, stop head and nodes, kill what is left, and remove the folder. Harmless twice.
+        """Cancel jobs, stop head and nodes, kill remaining processes, and remove the folder. Idempotent.
 
         Raises:
             Conflict: a process cannot be killed.
         """
-        self._remember_keys()
+        self._collect_node_keys()
         process = self._process
         if process is not None:
-            self._stop_politely(process)
+            self._stop_gracefully(process)
             for number in (signal.SIGTERM, signal.SIGKILL):
                 if process.poll() is None:
                     process.send_signal(number)
@@ -95,8 +100,8 @@ class Cluster:
         finally:
             shutil.rmtree(self.home, ignore_errors=True)
 
-    def _stop_politely(self, process: subprocess.Popen[bytes]) -> None:
-        """As `phalanx down --cancel-jobs`: asked again until the head says that it stops."""
+    def _stop_gracefully(self, process: subprocess.Popen[bytes]) -> None:
+        """Stop as `phalanx down --cancel-jobs` does; repeat until the head confirms."""
 
         def stopping() -> bool:
             if process.poll() is not None or self._client is None:
@@ -107,9 +112,9 @@ class Cluster:
             if self._client is not None and self._wait(stopping, _DOWN_S):
                 self._wait(lambda: process.poll() is not None, _DOWN_S)
         except (PhalanxError, OSError):
-            pass  # it is gone, or does not listen: signals follow
+            pass  # the head is gone or does not answer: signals follow
 
-    def _told(self) -> dict[str, object] | None:
+    def _read_head_record(self) -> dict[str, object] | None:
         try:
             with open(os.path.join(self.home, "head.json"), encoding="utf-8") as file:
                 record: dict[str, object] = json.load(file)
@@ -117,7 +122,7 @@ class Cluster:
             return None
         return record if os.path.exists(os.path.join(self.home, "token")) else None
 
-    def _await(self, ask: Callable[[], dict[str, object] | None], limit_s: float, what: str) -> dict[str, object]:
+    def _await(self, ask: Callable[[], dict[str, object] | None], limit_s: float, problem: str) -> dict[str, object]:
         until_s = time.monotonic() + limit_s
         while time.monotonic() < until_s:
             found = ask()
@@ -127,10 +132,10 @@ class Cluster:
                 break
             time.sleep(_POLL_S)
         with open(self._output_path, encoding="utf-8", errors="replace") as file:
-            said = file.read().strip().splitlines()
+            output = file.read().strip().splitlines()
         raise Unreachable(
-            f"the demo's head {what}: {said[-1] if said else 'it printed nothing'}",
-            hint="phalanx doctor checks this machine",
+            f"the demo's head {problem}: {output[-1] if output else 'it printed nothing'}",
+            hint="run phalanx doctor to check this machine",
         )
 
     def _wait(self, done: Callable[[], bool], limit_s: float) -> bool:
@@ -141,14 +146,14 @@ class Cluster:
             time.sleep(_POLL_S)
         return True
 
-    def _remember_keys(self) -> None:
-        """Keys of the nodes that run now: they mark every process of a node, also one that left its parents."""
+    def _collect_node_keys(self) -> None:
+        """Store the keys of the running nodes: they mark every process of a node, also reparented ones."""
         for path in glob.glob(os.path.join(self.home, "nodes", "*", "engine.json")):
             try:
                 with open(path, encoding="utf-8") as file:
                     self._marks.add(str(json.load(file)["node_key"]))
             except (OSError, ValueError, KeyError):
-                continue  # the node ended meanwhile
+                continue  # the node has exited meanwhile
 
     @property
     def _output_path(self) -> str:
@@ -156,7 +161,7 @@ class Cluster:
 
 
 def gpu_count() -> int:
-    """Devices that NVML finds; 0 without a driver."""
+    """Return the number of devices that NVML finds; 0 without a driver."""
     from phalanx.node.shell.nvml import open_nvml
 
     probe = open_nvml()

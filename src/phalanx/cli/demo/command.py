@@ -1,4 +1,4 @@
-"""`phalanx demo`: puts the parts together and decides the exit code."""
+"""`phalanx demo`: connect the parts and choose the exit code."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
     from phalanx.cli.demo.scene import Scene
 
 _FLEET: Final = re.compile(r"([1-9]\d{0,2})x([1-9]\d{0,2})")
-_STEPS_MIN: Final = 40  # fewer leave no room for a checkpoint, a kill and an end
-_REVIVE_S: Final = 20.0  # a killed virtual node is back then, so that the visitor may kill more
-_REVIVE_ALONE_S: Final = 0.5  # without a spare node the job can only go on where it was, so that one is back at once
+_STEPS_MIN: Final = 40  # fewer steps leave no time for a checkpoint, a kill and a resume
+_REVIVE_S: Final = 20.0  # a killed virtual node restarts after this time, so that users can kill more
+_REVIVE_ALONE_S: Final = 0.5  # without a spare node the job can only continue on the killed one
 _NODES_USED: Final = 2
 _SAMPLE_BYTES_MAX: Final = 4096
-_INTERRUPTED: Final = 130  # 128 + SIGINT, as shells have it
+_INTERRUPTED: Final = 130  # 128 + SIGINT, as in shells
 
 
 @click.command()
-@click.option("--json", "json_path", metavar="FILE", help="Write the receipt and the demo's figures.")
+@click.option("--json", "json_path", metavar="FILE", help="Write the usage summary and measurements as JSON.")
 @click.option(
     "--html",
     "html_path",
     metavar="FILE",
     default="demo.html",
     show_default=True,
-    help="Write the page that keeps it all.",
+    help="Write the report page.",
 )
 @click.option(
     "--nodes",
@@ -48,15 +48,15 @@ _INTERRUPTED: Final = 130  # 128 + SIGINT, as shells have it
     help="N virtual nodes of M devices, even where there are GPUs.  [default: 3x4, or the GPUs here]",
 )
 @click.option("--steps", type=click.IntRange(min=_STEPS_MIN), default=300, show_default=True, help="Training steps.")
-@click.option("--no-kill", is_flag=True, help="Let all nodes live, unless you kill one.")
-@click.option("--keep", is_flag=True, help="Leave the cluster up at the end and say how to use it.")
-@click.option("--plain", is_flag=True, help="Plain lines instead of the live view.")
+@click.option("--no-kill", is_flag=True, help="Kill no node automatically.")
+@click.option("--keep", is_flag=True, help="Keep the cluster running at the end and print how to use it.")
+@click.option("--plain", is_flag=True, help="Print plain lines instead of the live view.")
 def demo(
     json_path: str | None, html_path: str, fleet: str | None, steps: int, no_kill: bool, keep: bool, plain: bool
 ) -> int:
-    """Bring up a cluster, train a real model on it, kill a node, and show what it cost.
+    """Start a cluster, train a real model on it, kill a node, and report the cost.
 
-    Everything lives in a temporary folder and on a free port: a cluster you already run is not touched.
+    The demo uses a temporary folder and a free port: clusters that already run are not affected.
     """
     from rich.console import Console
 
@@ -74,7 +74,7 @@ def demo(
     words, shape, nodes = _fleet_of(fleet or "3x4", gpus)
     console = Console(highlight=False)
     scene = Scene(
-        started_s=time.time(), now_s=time.time(), fleet=words, steps_total=steps, stage="the cluster is coming up"
+        started_s=time.time(), now_s=time.time(), fleet=words, steps_total=steps, stage="starting the cluster"
     )
     cluster = Cluster(
         virtual=None if gpus else fleet or "3x4", revive_s=_REVIVE_S if nodes > _NODES_USED else _REVIVE_ALONE_S
@@ -85,29 +85,29 @@ def demo(
         try:
             with audience_for(console, plain=plain) as audience:
                 conductor = Conductor(cluster, scene, audience, kill_step=None if no_kill else kill_step(steps))
-                _conduct(conductor, cluster, scene, audience, nodes=nodes, job=job)
-            outcome = _conclude(
+                _run(conductor, cluster, scene, audience, nodes=nodes, job=job)
+            outcome = _finish(
                 conductor, console, scene, job, json_path=json_path, html_path=html_path, kill_wanted=not no_kill
             )
             kept = keep
             return 1 if outcome.faults else 0
         except Quit:
-            sys.stderr.write("phalanx: the demo was left early\n")
+            sys.stderr.write("phalanx: you quit the demo before its end\n")
             return _INTERRUPTED
         except KeyboardInterrupt:
-            sys.stderr.write("phalanx: stopped; taking the demo's cluster down\n")
+            sys.stderr.write("phalanx: interrupted; stopping the demo's cluster\n")
             return _INTERRUPTED
         finally:
             if kept:
-                _tell_how_to_use(cluster)
+                _print_usage_hint(cluster)
             else:
-                _take_down(cluster)
+                _close_cluster(cluster)
 
 
-def _conduct(
+def _run(
     conductor: Conductor, cluster: Cluster, scene: Scene, audience: Audience, *, nodes: int, job: dict[str, object]
 ) -> None:
-    audience.say(f"bringing up a head and {scene.fleet}", scene)
+    audience.say(f"starting a head and {scene.fleet}", scene)
     audience.show(scene)
     cluster.open()
     conductor.await_nodes(nodes)
@@ -116,7 +116,7 @@ def _conduct(
     conductor.watch()
 
 
-def _conclude(
+def _finish(
     conductor: Conductor,
     console: object,
     scene: Scene,
@@ -126,7 +126,7 @@ def _conclude(
     html_path: str,
     kill_wanted: bool,
 ) -> Outcome:
-    """Print the end and write the files."""
+    """Print the summary and write the files."""
     from rich.console import Console
 
     from phalanx import __version__
@@ -149,15 +149,15 @@ def _conclude(
         console.print(conductor.last_words(), markup=False, soft_wrap=True)
     for line in verdict(outcome):
         console.print(line, soft_wrap=True)
-    console.print(f"Kept in {html_path}" + (f" and {json_path}" if json_path else ""), soft_wrap=True)
+    console.print(f"Report: {html_path}" + (f", JSON: {json_path}" if json_path else ""), soft_wrap=True)
     return outcome
 
 
 def _fleet_of(virtual: str, gpus: int) -> tuple[str, str, int]:
-    """The fleet in words, the job's shape, and how many nodes there are.
+    """Return the description of the fleet, the job's shape, and the number of nodes.
 
     Raises:
-        BadRequest: not of the form NxM.
+        BadRequest: `virtual` is not of the form NxM.
     """
     if gpus:
         return f"this machine with {gpus} GPU{'s' if gpus > 1 else ''}", f"1x{min(gpus, 4)}", 1
@@ -175,7 +175,7 @@ def _fleet_of(virtual: str, gpus: int) -> tuple[str, str, int]:
 
 
 def _sample_of(scene: Scene) -> str:
-    """The text that the trained model wrote; empty if it wrote none."""
+    """Return the text that the trained model generated, or ""."""
     if scene.job is None or not scene.job.output_dir:
         return ""
     try:
@@ -186,14 +186,14 @@ def _sample_of(scene: Scene) -> str:
 
 
 def _check_writable(path: str) -> None:
-    """Refuse now rather than after a minute.
+    """Check an output path before the demo starts.
 
     Raises:
-        BadFile: nothing can be written there.
+        BadFile: the path cannot be written.
     """
     folder = os.path.dirname(os.path.abspath(path))
     if os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):
-        raise BadFile(f"{path}: cannot be written", hint="name a file in a folder of yours: --html FILE, --json FILE")
+        raise BadFile(f"{path} cannot be written", hint="choose a file in a writable folder: --html FILE, --json FILE")
 
 
 def _write(path: str, content: bytes) -> None:
@@ -201,14 +201,14 @@ def _write(path: str, content: bytes) -> None:
         file.write(content)
 
 
-def _tell_how_to_use(cluster: Cluster) -> None:
+def _print_usage_hint(cluster: Cluster) -> None:
     sys.stdout.write(
-        f"The cluster stays up. Use it: export PHALANX_HOME={cluster.home}\nStop it: phalanx down, then remove that folder\n"
+        f"The cluster keeps running. To use it: export PHALANX_HOME={cluster.home}\nTo stop it: phalanx down, then remove that folder\n"
     )
 
 
-def _take_down(cluster: Cluster) -> None:
-    """Nothing interrupts this: a second Ctrl-C must not leave processes behind."""
+def _close_cluster(cluster: Cluster) -> None:
+    """Close the cluster with signals ignored: a second Ctrl-C must not leave processes behind."""
     before = {
         number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     }
@@ -223,7 +223,7 @@ def _take_down(cluster: Cluster) -> None:
 
 @contextmanager
 def _signals_as_interrupts() -> Iterator[None]:
-    """SIGTERM and a closed terminal end the demo as Ctrl-C does, so that it still takes everything down."""
+    """Turn SIGTERM and SIGHUP into KeyboardInterrupt, so that the demo always stops its cluster."""
 
     def interrupt(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""The course of the demo: watch, kill a node when it is time, listen to the visitor, until the job is over."""
+"""Drive the demo: poll the head, kill a node at the chosen step, and handle keys until the job has ended."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from phalanx.core.errors import Conflict, WaitTimedOut
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import JobState
 
-_WATCH_S: Final = 600.0  # a demo that takes longer hangs
+_WATCH_S: Final = 600.0  # a longer demo counts as hung
 _NODES_S: Final = 30.0
-_SLOW_POLL_S: Final = 0.5  # steps and story; the overview comes with every frame
-_LAST_CALLS: Final = 20  # until the end of the last stream has arrived
-_LAST_WORDS_BYTES: Final = 3000
+_SLOW_POLL_S: Final = 0.5  # for steps and events; the overview is polled with every frame
+_FINAL_POLLS: Final = 20  # until the last streams have arrived
+_LOG_TAIL_BYTES: Final = 3000
 _HOLDING: Final = (AttemptState.STARTING, AttemptState.RUNNING)
 
 
 class Quit(Exception):
-    """The visitor pressed q."""
+    """The user pressed q."""
 
 
 @dataclass(slots=True)
 class Conductor:
-    """Leads one demo on an open cluster. `kill_step` None kills nothing by itself."""
+    """Runs one demo on an open cluster. With `kill_step` None it kills no node by itself."""
 
     cluster: Cluster
     scene: Scene
@@ -40,13 +40,13 @@ class Conductor:
     job_id: str = ""
     _cursor: str = ""
     _slow_s: float = 0.0
-    _asked: bool = False
+    _choosing_node: bool = False
 
     def await_nodes(self, count: int) -> None:
-        """Until so many nodes are up.
+        """Wait until `count` nodes are up.
 
         Raises:
-            WaitTimedOut: they do not come up.
+            WaitTimedOut: fewer nodes came up in time.
         """
         until_s = time.monotonic() + _NODES_S
         while True:
@@ -62,7 +62,7 @@ class Conductor:
                 raise Quit
 
     def submit(self, job: dict[str, object]) -> None:
-        """Hand in the job."""
+        """Submit the job."""
         reply = self.cluster.client.submit(job)
         self.job_id = reply.id
         self.scene.see_job(reply.job)
@@ -70,10 +70,10 @@ class Conductor:
             self.audience.say(note, self.scene)
 
     def watch(self) -> None:
-        """Until the job is over.
+        """Poll until the job has ended.
 
         Raises:
-            Quit: the visitor has seen enough.
+            Quit: the user pressed q.
             WaitTimedOut: the job hangs.
         """
         until_s = time.monotonic() + _WATCH_S
@@ -84,14 +84,14 @@ class Conductor:
                 break
             if time.monotonic() > until_s:
                 raise WaitTimedOut(
-                    f"job {self.job_id} is not over after {_WATCH_S:.0f} s: {self.scene.job and self.scene.job.detail}"
+                    f"job {self.job_id} has not ended after {_WATCH_S:.0f} s: {self.scene.job and self.scene.job.detail}"
                 )
             self.kill_if_due()
             self.heed(self.audience.key())
         self.read_to_the_end()
 
     def poll(self) -> None:
-        """Take over what the head shows now."""
+        """Update the scene from the head."""
         scene = self.scene
         scene.now_s = time.time()
         scene.see(self.cluster.client.overview(), self.job_id)
@@ -105,9 +105,9 @@ class Conductor:
             )
 
     def kill_if_due(self) -> None:
-        """Kill the job's last node once training is past the chosen step and a checkpoint of this attempt is published.
+        """Kill the job's last node once training has passed `kill_step` and a checkpoint of this attempt is published.
 
-        The last one, not the first: what rank 0 reported up to its end is then shipped whole, and the curve has no gap.
+        The last node, not the first: then all steps that rank 0 reported reach the head, and the curve has no gap.
         """
         job, scene = self.scene.job, self.scene
         if (
@@ -123,29 +123,29 @@ class Conductor:
             self.kill(job.nodes[-1], by="demo")
 
     def heed(self, key: str) -> None:
-        """Answer a key: k asks for a node, its number kills it, anything else takes the question back; q quits.
+        """Handle a key: k asks for a node, its number kills it, any other key cancels; q quits.
 
         Raises:
             Quit: on q.
         """
         scene = self.scene
-        if self._asked:
-            self._asked, scene.question = False, ""
+        if self._choosing_node:
+            self._choosing_node, scene.question = False, ""
             if key.isdigit() and int(key) < len(scene.nodes):
                 self.kill(scene.nodes[int(key)].id, by="visitor")
             elif not key:
-                self._ask()
+                self._ask_for_node()
         elif key == "k":
-            self._ask()
+            self._ask_for_node()
         elif key == "q":
             raise Quit
 
-    def _ask(self) -> None:
+    def _ask_for_node(self) -> None:
         names = "   ".join(f"{number} {node.id}" for number, node in enumerate(self.scene.nodes[:10]))
-        self._asked, self.scene.question = True, f"kill which node?   {names}   (any other key: none)"
+        self._choosing_node, self.scene.question = True, f"kill which node?   {names}   (any other key: cancel)"
 
     def kill(self, node: str, *, by: str) -> None:
-        """Kill a node now, and start the stopwatch if the job is on it."""
+        """Kill a node now; start measuring the recovery if the job uses it."""
         scene = self.scene
         newest = scene.curve.newest
         job = scene.job
@@ -165,13 +165,13 @@ class Conductor:
             return
         scene.kills.append(kill)
         self.audience.say(
-            f"{node} killed: SIGKILL to all {count} of its processes" + ("" if held else "; the job was not on it"),
+            f"{node} killed: SIGKILL to its {count} processes" + ("" if held else "; the job did not use it"),
             scene,
         )
 
     def read_to_the_end(self) -> None:
-        """The last steps and story lines arrive a moment after the job's end."""
-        for _ in range(_LAST_CALLS):
+        """Poll for the last steps and events, which arrive shortly after the job's end."""
+        for _ in range(_FINAL_POLLS):
             before = len(self.scene.curve.steps), len(self.scene.story)
             self.poll()
             self.audience.show(self.scene)
@@ -183,7 +183,7 @@ class Conductor:
             time.sleep(0.1)
 
     def receipt(self) -> Receipt:
-        """The job's receipt, as the head computes it."""
+        """Fetch the job's usage summary."""
         return msgspec.convert(self.cluster.client.receipt(self.job_id), Receipt)
 
     def _read_steps(self) -> None:
@@ -194,12 +194,12 @@ class Conductor:
             self._cursor, more = reply.cursor, reply.more
 
     def last_words(self) -> str:
-        """The end of the job's output."""
-        chunks = self.cluster.client.logs(self.job_id, tail_bytes=_LAST_WORDS_BYTES).chunks
+        """Fetch the end of the job's output."""
+        chunks = self.cluster.client.logs(self.job_id, tail_bytes=_LOG_TAIL_BYTES).chunks
         return "".join(chunk.text for chunk in chunks)
 
     def _read_story(self) -> None:
-        """What happened to the job and to the nodes."""
+        """Fetch new events of the job and the nodes."""
         last = self.scene.story[-1].seq if self.scene.story else 0
         for line in self.scene.hear(self.cluster.client.whole_story(after=last).story):
             self.audience.tell(line, self.scene)

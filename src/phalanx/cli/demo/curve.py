@@ -1,4 +1,4 @@
-"""The steps of the demo's job as they were made, and which of them were made twice. Pure."""
+"""The training steps of the demo's job, and which of them ran repeated. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from phalanx.wire.api.output import StepView
 
 
 class Point(NamedTuple):
-    """One step with its loss."""
+    """A step and its loss."""
 
     step: int
     loss: float
 
 
 class Redone(NamedTuple):
-    """A step that a later life of the gang made again."""
+    """A step that a later attempt or generation repeated, with both losses."""
 
     step: int
     first: float
@@ -26,13 +26,13 @@ class Redone(NamedTuple):
 
 @dataclass(slots=True)
 class Curve:
-    """Grows by what the head tells; a step told twice counts once."""
+    """The steps that the head has reported; duplicates are dropped."""
 
     steps: list[StepView] = field(default_factory=list)
     _known: set[tuple[int, int, int]] = field(default_factory=set)
 
     def add(self, steps: Iterable[StepView]) -> None:
-        """Append steps in the order reported."""
+        """Append steps in the reported order."""
         for step in steps:
             key = (step.epoch, step.generation, step.step)
             if step.rank == 0 and key not in self._known:
@@ -41,11 +41,11 @@ class Curve:
 
     @property
     def newest(self) -> StepView | None:
-        """The step made last."""
+        """The latest step."""
         return max(self.steps, key=lambda step: (step.epoch, step.generation, step.step), default=None)
 
     def newest_of(self, epoch: int) -> StepView | None:
-        """The last step that an attempt made."""
+        """Return the latest step of an attempt."""
         return max(
             (step for step in self.steps if step.epoch == epoch),
             key=lambda step: (step.generation, step.step),
@@ -53,17 +53,17 @@ class Curve:
         )
 
     def first_after(self, epoch: int) -> StepView | None:
-        """The first step that a later attempt made."""
+        """Return the first step of any later attempt."""
         later = [step for step in self.steps if step.epoch > epoch]
         return min(later, key=lambda step: (step.epoch, step.generation, step.step), default=None)
 
     def split(self) -> tuple[list[Point], list[Point]]:
-        """Kept and lost points. Lost is what an older life made from where a newer one began."""
+        """Return kept and lost points. A point is lost if a newer attempt or generation started at or before its step."""
         kept: list[Point] = []
         lost: list[Point] = []
         limit: int | None = None
-        for life in sorted({(step.epoch, step.generation) for step in self.steps}, reverse=True):
-            own = [step for step in self.steps if (step.epoch, step.generation) == life]
+        for run in sorted({(step.epoch, step.generation) for step in self.steps}, reverse=True):
+            own = [step for step in self.steps if (step.epoch, step.generation) == run]
             for step in own:
                 if step.loss is not None:
                     (kept if limit is None or step.step < limit else lost).append(Point(step.step, step.loss))
@@ -72,17 +72,17 @@ class Curve:
         return sorted(kept), sorted(lost)
 
     def redone(self) -> list[Redone]:
-        """Steps made twice, with the losses of the first and the last time, by step."""
+        """Return repeated steps with their first and last loss, by step."""
         first: dict[int, float] = {}
         last: dict[int, float] = {}
-        twice: set[int] = set()
+        repeated: set[int] = set()
         for step in sorted(self.steps, key=lambda step: (step.epoch, step.generation)):
             if step.loss is not None:
-                twice.update({step.step} & first.keys())
+                repeated.update({step.step} & first.keys())
                 first.setdefault(step.step, step.loss)
                 last[step.step] = step.loss
-        return [Redone(step, first[step], last[step]) for step in sorted(twice)]
+        return [Redone(step, first[step], last[step]) for step in sorted(repeated)]
 
     def largest_difference(self) -> float | None:
-        """Between first and redone losses; 0 means that the run repeated itself exactly. None when nothing was redone."""
+        """Return the largest difference between first and repeated losses; None if no step was repeated."""
         return max((abs(each.again - each.first) for each in self.redone()), default=None)

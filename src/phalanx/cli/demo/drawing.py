@@ -1,4 +1,4 @@
-"""The charts of demo.html as inline SVG. Pure; colours come from the page's style sheet by class, so that both themes hold."""
+"""The charts of demo.html as inline SVG. Pure; the page's style sheet colours them by class, for light and dark themes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LANE: Final = 15  # height of one device's lane
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """Maps values to the drawing's units."""
+    """Maps values to drawing units."""
 
     x_low: float
     x_high: float
@@ -28,12 +28,12 @@ class Frame:
     height: int
 
     def x(self, value: float) -> float:
-        """Across."""
+        """Map a value to a horizontal position."""
         share = (value - self.x_low) / (self.x_high - self.x_low or 1.0)
         return round(_LEFT + share * (_WIDTH - _LEFT - _RIGHT), 2)
 
     def y(self, value: float) -> float:
-        """Down."""
+        """Map a value to a vertical position."""
         share = (self.y_high - value) / (self.y_high - self.y_low or 1.0)
         return round(_TOP + share * (self.height - _TOP - _BOTTOM), 2)
 
@@ -46,7 +46,7 @@ def loss_chart(
     kills: Sequence[tuple[float, str]],
     published: Sequence[int],
 ) -> str:
-    """The whole run: kept losses, first losses of what was redone, the second ones as dots on them."""
+    """Draw the whole run: kept losses as a line, first losses of repeated steps, and second losses as dots on them."""
     losses = [point.loss for point in kept] + [each.first for each in redone]
     if not losses:
         return ""
@@ -69,13 +69,16 @@ def loss_chart(
 
 
 def again_chart(redone: Sequence[Redone]) -> str:
-    """The redone steps alone."""
+    """Draw the repeated steps alone."""
     values = [loss for each in redone for loss in (each.first, each.again)]
     margin = (max(values) - min(values)) * 0.08 or 0.01
     frame = Frame(
-        x_low=redone[0].step, x_high=max(redone[-1].step, redone[0].step + 1), y_low=min(values) - margin, y_high=max(values) + margin,
+        x_low=redone[0].step,
+        x_high=max(redone[-1].step, redone[0].step + 1),
+        y_low=min(values) - margin,
+        y_high=max(values) + margin,
         height=230,
-    )  # fmt: skip
+    )
     return _svg(frame.height, [_axes(frame, "step"), *_redone(frame, redone, radius=4.0)])
 
 
@@ -87,7 +90,7 @@ def timeline(
     end_s: float,
     kills: Sequence[tuple[float, str]],
 ) -> str:
-    """Lanes of devices over time, grouped by node, with what each attempt did on them."""
+    """Draw one lane per device over time, grouped by node, with the activity of each attempt."""
     lanes: dict[tuple[NodeId, int], int] = {}
     parts: list[str] = []
     y = _TOP
@@ -121,13 +124,13 @@ def timeline(
 _SPAN_WORDS: Final = {
     "restarting": "starting",
     "kept": "training, kept",
-    "lost": "training, made again later",
+    "lost": "training, repeated later",
     "idle": "after its last step",
 }
 
 
 def spans(attempt: AttemptLine, *, end_s: float) -> list[tuple[str, float, float]]:
-    """What an attempt did when: (class, begin, end), without gaps from its placement to its end."""
+    """Return the activities of an attempt as (class, begin, end), without gaps from placement to end."""
     found: list[tuple[str, float, float]] = []
     ended_s = end_s if attempt.ended_s is None else attempt.ended_s
     at_s = attempt.placed_s
@@ -143,7 +146,7 @@ def spans(attempt: AttemptLine, *, end_s: float) -> list[tuple[str, float, float
 
 
 def stopwatch_bars(figures: Sequence[tuple[str, float, str]]) -> str:
-    """Horizontal bars of (name, seconds, words), on one linear scale; the first is ours."""
+    """Draw horizontal bars of (name, seconds, note) on one linear scale; the first is Phalanx."""
     longest = max(seconds for _, seconds, _ in figures)
     parts = []
     for i, (name, seconds, words) in enumerate(figures):
@@ -158,7 +161,7 @@ def stopwatch_bars(figures: Sequence[tuple[str, float, str]]) -> str:
 
 
 def ledger_bar(spent: GpuSeconds) -> str:
-    """GPU-seconds as one bar, a part for each category."""
+    """Draw GPU-seconds as one stacked bar by category."""
     parts, x = [], 0.0
     names = (
         ("kept", spent.productive),
@@ -223,7 +226,7 @@ def _killed(x: float, name: str, height: int) -> str:
 
 
 def _ticks(low: float, high: float, count: int) -> list[float]:
-    """Round values within the range, about `count` of them."""
+    """Return about `count` round values within the range."""
     raw = (high - low) / max(1, count)
     power = 10.0 ** (len(f"{raw:.0f}") - 1) if raw >= 1 else 10.0 ** -(len(f"{1 / raw:.0f}")) if raw > 0 else 1.0
     step = next((power * factor for factor in (1, 2, 5, 10, 20, 50) if power * factor >= raw), power * 50)

@@ -1,4 +1,4 @@
-"""Where the demo's training script lies: in the checkout this package runs from, or among the files that the wheel installed."""
+"""Locate the demo's training script (in the checkout or the wheel's data files) and build its job."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import phalanx
 from phalanx.core.errors import BadFile
 
 _SCRIPT: Final = "train.py"
-SAVES_A_RUN: Final = 8  # checkpoints in one run: often enough to see one published before the kill at 40 %
+SAVES_A_RUN: Final = 8  # checkpoints in one run: one is published before the kill at 40 %
 
 
 def find_example(name: str = "train_gpt") -> str:
-    """The folder of an example.
+    """Return the folder of an example.
 
     Raises:
-        BadFile: it is in none of the places where it may be; names them.
+        BadFile: the example is in none of the searched places; the message lists them.
     """
     package = os.path.dirname(os.path.abspath(phalanx.__file__))
     places = [
@@ -32,22 +32,24 @@ def find_example(name: str = "train_gpt") -> str:
             return os.path.realpath(place)
     tried = ", ".join(os.path.normpath(place) for place in places)
     raise BadFile(
-        f"the demo's example {name}/{_SCRIPT} is nowhere; looked in {tried}", hint="run it from a checkout: make demo"
+        f"the demo's example {name}/{_SCRIPT} was not found in {tried}", hint="run the demo from a checkout: make demo"
     )
 
 
 def check_torch() -> None:
-    """Refuse before anything starts.
+    """Check for torch before anything starts.
 
     Raises:
-        BadFile: torch is not installed beside this Phalanx.
+        BadFile: torch is not installed in this Python.
     """
     if find_spec("torch") is None:
-        raise BadFile("the demo trains with torch, and this Python has none", hint="make install in the checkout")
+        raise BadFile(
+            "the demo needs torch, which is not installed", hint="make install in the checkout"
+        )
 
 
 def job_of(folder: str, *, shape: str, steps: int, name: str = "train-gpt") -> dict[str, object]:
-    """The job mapping that the demo submits: the example as it is, with a checkpoint every eighth of the run."""
+    """Return the job that the demo submits: the unchanged example with `SAVES_A_RUN` checkpoints."""
     return {
         "name": name,
         "gpus": shape,
@@ -59,19 +61,19 @@ def job_of(folder: str, *, shape: str, steps: int, name: str = "train-gpt") -> d
 
 
 def save_every(steps: int) -> int:
-    """Steps between two checkpoints."""
+    """Return the number of steps between two checkpoints."""
     return max(5, steps // SAVES_A_RUN)
 
 
 def kill_step(steps: int) -> int:
-    """Past 40 % of the steps and past the middle between two checkpoints, so that some steps are made again."""
+    """Return the kill step: after 40 % of the steps and between two checkpoints, so that some steps are repeated."""
     every = save_every(steps)
     last = max(every, (2 * steps // 5) // every * every)
     return last + every * 3 // 5
 
 
 def command_line(job: dict[str, object]) -> str:
-    """What runs, for people."""
+    """Return the job's command for display."""
     run = job["run"]
     assert isinstance(run, Sequence)
     return " ".join(["python", *map(str, run[1:])])

@@ -1,4 +1,4 @@
-"""The death of a node, as abrupt as a pulled plug: SIGKILL to its supervisor and to everything below it at once."""
+"""Kill a node abruptly: SIGKILL to its supervisor and to all processes below it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from phalanx.core.errors import Conflict
 from phalanx.engines.local import records
 from phalanx.node.shell.proctable import ProcessIdentity, alive, descendants, environment, read_table, send
 
-_PASSES_MAX: Final = 20  # what forks faster than this is not a training job
+_PASSES_MAX: Final = 20  # bounds the race against a forking process tree
 _NODE_KEY: Final = b"PHALANX_NODE_KEY"
 
 
 def kill_node(home: str, node: str) -> int:
-    """Kill all processes of a local node; returns how many.
+    """Kill all processes of a local node and return their number.
 
     Raises:
-        Conflict: no such node runs here.
+        Conflict: no such node is running here.
     """
     living = records.read(os.path.join(home, "nodes", node))
     if living is None or not alive(living.identity):
-        raise Conflict(f"{node} does not run", hint="phalanx nodes lists those that do")
+        raise Conflict(f"{node} is not running", hint="list running nodes with phalanx nodes")
     killed: set[ProcessIdentity] = set()
     for _ in range(_PASSES_MAX):
         found = _tree(living.identity.pid, living.node_key.encode()) - killed
@@ -36,10 +36,10 @@ def kill_node(home: str, node: str) -> int:
 
 
 def kill_marked(marks: Iterable[str]) -> int:
-    """Kill every process with one of the marks (a path, a key) in its environment, but not this one; returns how many.
+    """Kill every other process whose environment contains one of the marks (a path or a key); return their number.
 
     Raises:
-        Conflict: some could not be killed.
+        Conflict: some processes could not be killed.
     """
     wanted = [mark.encode() for mark in marks if mark]
     killed: set[ProcessIdentity] = set()
@@ -49,25 +49,25 @@ def kill_marked(marks: Iterable[str]) -> int:
         found = {
             row.identity
             for row in table.values()
-            if row.pid != os.getpid() and not row.dead and _bears(row.pid, wanted)
+            if row.pid != os.getpid() and not row.dead and _has_mark(row.pid, wanted)
         }
         if not found:
             return len(killed)
         killed |= found
         _kill(found)
-        time.sleep(0.02)  # a killed process is dead a moment later
+        time.sleep(0.02)  # SIGKILL takes effect with a delay
     raise Conflict(f"processes {sorted(process.pid for process in found)} cannot be killed")
 
 
 def _tree(root: int, key: bytes) -> set[ProcessIdentity]:
-    """Descendants by parent, and by the node's key those that were orphaned on purpose."""
+    """Return all descendants by parent, plus reparented processes by the node's key."""
     table = read_table()
     below = {root, *descendants(table, [root])}
     keyed = {pid for pid in table if environment(pid).get(_NODE_KEY) == key}
     return {table[pid].identity for pid in below | keyed if pid in table and not table[pid].dead}
 
 
-def _bears(pid: int, marks: list[bytes]) -> bool:
+def _has_mark(pid: int, marks: list[bytes]) -> bool:
     return any(mark in value for value in environment(pid).values() for mark in marks)
 
 

@@ -1,4 +1,4 @@
-"""Single keys from a terminal, without Enter and without echo."""
+"""Read single keys from a terminal, without Enter and echo."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Self
 
 
 class Keyboard:
-    """Keys while it is open; the terminal is as before afterwards, however it ends. Not a terminal: no key ever comes."""
+    """A context manager that restores the terminal on exit. Without a terminal it never returns a key."""
 
     def __init__(self) -> None:
         self._fd = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else -1
@@ -21,7 +21,7 @@ class Keyboard:
 
     @property
     def works(self) -> bool:
-        """Whether there is a keyboard at all."""
+        """Whether standard input is a terminal."""
         return self._fd >= 0
 
     def __enter__(self) -> Self:
@@ -34,10 +34,10 @@ class Keyboard:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._before is not None:
-            termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)  # type: ignore[arg-type]  # as tcgetattr gave it
+            termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)  # type: ignore[arg-type]  # the value returned by tcgetattr
 
     def key(self, wait_s: float) -> str:
-        """The next key, or nothing after `wait_s`. Arrows and other sequences count as nothing."""
+        """Return the next key, or "" after `wait_s`. Escape sequences such as arrow keys are ignored."""
         if not self.works:
             time.sleep(wait_s)
             return ""

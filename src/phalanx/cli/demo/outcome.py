@@ -1,4 +1,4 @@
-"""What came of the demo: the verdict, and the receipt as `--json` writes it. Pure."""
+"""The result of the demo: failures, measurements, and the `--json` document. Pure."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from phalanx.core.work.job import JobState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The end of a demo.
+    """The result of a demo.
 
     Attributes:
-        faults: what did not go as it must, as sentences; empty when all is well.
-        killed_at_step: the last step of the attempt whose node was killed; None when none was.
-        resumed_from_step: where the attempt after it began; None for a fresh start.
-        kill_to_first_step_s: what the stopwatch showed.
-        kill_to_running_s: the part of it until all ranks were exec'd again.
+        faults: failed expectations as sentences; empty after success.
+        killed_at_step: the last step of the attempt whose node was killed; None without a kill.
+        resumed_from_step: the checkpoint from which the next attempt resumed; None for a fresh start.
+        kill_to_first_step_s: seconds from the kill to the first step of the next attempt.
+        kill_to_running_s: seconds from the kill until all ranks were started again.
     """
 
     receipt: Receipt
@@ -37,26 +37,26 @@ class Outcome:
 
 
 def judge(scene: Scene, receipt: Receipt, *, sample: str, kill_wanted: bool) -> Outcome:
-    """The outcome of a demo whose job is over."""
+    """Build the outcome of a demo whose job has ended."""
     kill = shown(scene.kills)
-    struck = _attempt(receipt, kill.epoch) if kill is not None else None
+    killed = _attempt(receipt, kill.epoch) if kill is not None else None
     after = _attempt(receipt, kill.epoch + 1) if kill is not None else None
     faults = []
     if receipt.state != JobState.SUCCEEDED:
         why = next(
-            (line.text for line in reversed(scene.story) if line.job_id == receipt.job_id), "see the story above"
+            (line.text for line in reversed(scene.story) if line.job_id == receipt.job_id), "see the events above"
         )
         faults.append(f"job {receipt.job_id} ended as {receipt.state}: {why}")
     if receipt.overlapping_steps:
-        faults.append(f"{receipt.overlapping_steps} steps were made by two attempts at once: the fence failed")
+        faults.append(f"two attempts computed {receipt.overlapping_steps} steps at the same time: fencing failed")
     if kill_wanted and kill is None:
-        faults.append("no node was killed: no checkpoint was published before the end of training")
+        faults.append("no node was killed because no checkpoint was published before training ended")
     if kill is not None and not faults and (after is None or kill.open):
-        faults.append(f"{kill.node} was killed and no later attempt made a step")
+        faults.append(f"no later attempt made a step after {kill.node} was killed")
     return Outcome(
         receipt=receipt,
         faults=tuple(faults),
-        killed_at_step=None if struck is None else struck.last_step,
+        killed_at_step=None if killed is None else killed.last_step,
         resumed_from_step=None if after is None else after.resumed_from_step,
         kill_to_first_step_s=None if kill is None or kill.open else kill.seconds(scene.now_s),
         kill_to_running_s=None if kill is None else kill.to_running_s,
@@ -66,7 +66,7 @@ def judge(scene: Scene, receipt: Receipt, *, sample: str, kill_wanted: bool) -> 
 
 
 def as_json(outcome: Outcome, scene: Scene) -> bytes:
-    """The receipt and the demo's own figures in one object; ends with a newline."""
+    """Encode the usage summary and the demo's measurements as one JSON object with a final newline."""
     receipt: dict[str, Any] = msgspec.to_builtins(outcome.receipt)
     record = {
         **receipt,
@@ -88,7 +88,7 @@ def as_json(outcome: Outcome, scene: Scene) -> bytes:
 
 
 def rows(outcome: Outcome) -> list[tuple[str, str]]:
-    """The receipt as label and value, in the order in which people read a bill."""
+    """Return the usage summary as (label, value) rows."""
     receipt = outcome.receipt
     spent = receipt.gpu_seconds
     unit = "virtual GPU-seconds" if receipt.virtual else "GPU-seconds"
@@ -100,22 +100,22 @@ def rows(outcome: Outcome) -> list[tuple[str, str]]:
     goodput = "unknown" if receipt.goodput is None else f"{100 * receipt.goodput:.1f} %"
     return [
         (f"{unit} used", f"{spent.total:8.1f}"),
-        ("  training that was kept", part(spent.productive)),
+        ("  kept training", part(spent.productive)),
         ("  lost to the failure", part(spent.lost)),
         ("  saving", part(spent.saving)),
         ("  starting and restarting", part(spent.restarting)),
-        ("  idle: held, none of the above", part(spent.idle)),
+        ("  idle: allocated, none of the above", part(spent.idle)),
         ("goodput", goodput),
         ("steps kept", f"{receipt.steps_kept}" + (f" of {receipt.steps_total}" if receipt.steps_total else "")),
         ("steps redone", f"{receipt.steps_redone}"),
-        ("steps made by two attempts at once", f"{receipt.overlapping_steps}"),
+        ("steps computed by two attempts at once", f"{receipt.overlapping_steps}"),
         ("loss", f"{_loss(receipt.loss_first)} to {_loss(receipt.loss_last)}"),
-        ("job, submitted to ended", f"{receipt.wall_s:.1f} s"),
+        ("job, from submit to end", f"{receipt.wall_s:.1f} s"),
     ]
 
 
 def attempt_line(attempt: AttemptLine) -> str:
-    """One attempt in one line."""
+    """Describe one attempt in one line."""
     where = ", ".join(f"{share.node}[{','.join(map(str, share.devices))}]" for share in attempt.nodes)
     steps = "no step" if attempt.first_step is None else f"steps {attempt.first_step} to {attempt.last_step}"
     source = f", from the checkpoint of step {attempt.resumed_from_step}" if attempt.resumed_from_step else ""
@@ -125,7 +125,7 @@ def attempt_line(attempt: AttemptLine) -> str:
 
 CAUSES: Mapping[str, str] = {
     "succeeded": "succeeded",
-    "failed": "failed by its own doing",
+    "failed": "failed",
     "crash": "a task crashed",
     "node_fail": "a node died",
     "start_fail": "could not start",
@@ -133,7 +133,7 @@ CAUSES: Mapping[str, str] = {
     "drained": "drained",
     "cancelled": "cancelled",
     "requeued": "requeued",
-    "timeout": "out of time",
+    "timeout": "reached its time limit",
     "freeze": "frozen too long",
 }
 

@@ -1,4 +1,4 @@
-"""demo.html: the whole demo in one file that needs nothing else, light or dark as the reader's system is. Pure."""
+"""demo.html: the report of the demo in one self-contained file, in the reader's light or dark theme. Pure."""
 
 from __future__ import annotations
 
@@ -15,15 +15,19 @@ from phalanx.cli.demo.scene import Scene
 from phalanx.cli.demo.screen import plain_text
 from phalanx.cli.demo.stopwatch import PEERS, SOURCES, shown
 
-_LOSS_KEY: Final = (("kept", "loss of the steps that were kept"), ("lost", "first loss of a step made twice"), ("again", "its second loss"),
-                    ("saving", "checkpoint published"))  # fmt: skip
-_TIME_KEY: Final = (
+_LOSS_LEGEND: Final = (
+    ("kept", "loss of kept steps"),
+    ("lost", "first loss of a repeated step"),
+    ("again", "its second loss"),
+    ("saving", "checkpoint published"),
+)
+_TIME_LEGEND: Final = (
     ("restarting", "starting, loading"),
     ("kept", "training, kept"),
-    ("lost", "training, made again later"),
+    ("lost", "training, repeated later"),
     ("idle", "after its last step"),
 )
-_LEDGER_KEY: Final = (
+_USAGE_LEGEND: Final = (
     ("kept", "kept"),
     ("lost", "lost"),
     ("saving", "saving"),
@@ -33,12 +37,12 @@ _LEDGER_KEY: Final = (
 
 
 def build_page(scene: Scene, outcome: Outcome, *, version: str, command: str) -> str:
-    """The page as text."""
+    """Return the page as HTML."""
     receipt = outcome.receipt
     kept, _ = scene.curve.split()
     redone = scene.curve.redone()
     hits = [kill for kill in scene.kills if kill.held]
-    struck = [(float(kill.step), kill.node) for kill in hits if kill.step]
+    killed = [(float(kill.step), kill.node) for kill in hits if kill.step]
     template = Template(files("phalanx.cli.demo").joinpath("page.html").read_text(encoding="utf-8"))
     return template.substitute(
         title=escape(_title(scene, outcome)),
@@ -46,15 +50,15 @@ def build_page(scene: Scene, outcome: Outcome, *, version: str, command: str) ->
         faults="".join(f'<p class="fault">{escape(fault)}</p>' for fault in outcome.faults),
         tiles=_tiles(outcome),
         loss_words=escape(_loss_words(outcome)),
-        loss_key=_key(_LOSS_KEY if redone else (_LOSS_KEY[0], _LOSS_KEY[3])),
+        loss_key=_legend(_LOSS_LEGEND if redone else (_LOSS_LEGEND[0], _LOSS_LEGEND[3])),
         loss_chart=loss_chart(
-            kept, redone, steps=scene.steps_total, kills=struck, published=[step for _, step in scene.checkpoints]
+            kept, redone, steps=scene.steps_total, kills=killed, published=[step for _, step in scene.checkpoints]
         ),
-        again_section=_again(scene),
+        again_section=_repeated_section(scene),
         timeline_words=escape(
             "; ".join(f"attempt {each.epoch}: {CAUSES.get(each.cause, each.cause)}" for each in receipt.attempts) + "."
         ),
-        timeline_key=_key(_TIME_KEY),
+        timeline_key=_legend(_TIME_LEGEND),
         timeline=timeline(
             scene.nodes,
             receipt.attempts,
@@ -62,21 +66,21 @@ def build_page(scene: Scene, outcome: Outcome, *, version: str, command: str) ->
             end_s=scene.now_s,
             kills=[(kill.at_s, kill.node) for kill in scene.kills],
         ),
-        stopwatch_section=_stopwatch(scene),
+        stopwatch_section=_recovery_section(scene),
         job_id=escape(receipt.job_id),
         receipt_words=escape(
-            "Devices were slots on CPUs: the seconds are real, the GPUs are not."
+            "The devices were virtual slots on CPUs."
             if receipt.virtual
-            else "All devices held, from placement to release."
+            else "All allocated devices, from placement to release."
         ),
-        ledger=ledger_bar(receipt.gpu_seconds) + _key(_LEDGER_KEY),
+        ledger=ledger_bar(receipt.gpu_seconds) + _legend(_USAGE_LEGEND),
         receipt="".join(_row(label, value) for label, value in rows(outcome)),
         sample_words=escape(
-            f'A continuation of "def " by the model after {receipt.steps_kept} steps on Python\'s own sources.'
+            f'A continuation of "def " by the model after {receipt.steps_kept} training steps on Python source code.'
         ),
-        sample=escape(outcome.sample) or "no sample was written",
+        sample=escape(outcome.sample) or "The job wrote no sample.",
         attempts=_attempts(outcome),
-        story="".join(_story_row(scene)),
+        story="".join(_event_rows(scene)),
         footer=f"Phalanx {escape(version)}. Run it again: <code>phalanx demo</code>. {escape(SOURCES)}.",
     )
 
@@ -87,20 +91,20 @@ def _title(scene: Scene, outcome: Outcome) -> str:
         return "The demo failed"
     if kill is None or outcome.kill_to_first_step_s is None:
         return f"A model trained in {outcome.wall_s:.0f} s"
-    return f"A node died, and training went on {outcome.kill_to_first_step_s:.1f} s later"
+    return f"A node died; training continued {outcome.kill_to_first_step_s:.1f} s later"
 
 
 def _tiles(outcome: Outcome) -> str:
     receipt = outcome.receipt
     watch = outcome.kill_to_first_step_s
     tiles = [
-        ("–" if watch is None else f"{watch:.1f} s", "from the dead node to the next step"),
+        ("–" if watch is None else f"{watch:.1f} s", "from node failure to the next step"),
         (
             "–" if receipt.goodput is None else f"{100 * receipt.goodput:.0f} %",
-            "goodput: held time that became kept steps",
+            "goodput: allocated time that became kept steps",
         ),
-        (f"{receipt.steps_redone}", "steps made twice"),
-        (f"{receipt.overlapping_steps}", "steps made by two attempts at once"),
+        (f"{receipt.steps_redone}", "repeated steps"),
+        (f"{receipt.overlapping_steps}", "steps computed by two attempts at once"),
         (f"{outcome.wall_s:.0f} s", "the whole demo"),
     ]
     return "".join(
@@ -112,34 +116,29 @@ def _loss_words(outcome: Outcome) -> str:
     text = f"{outcome.receipt.steps_kept} steps of a byte-level GPT."
     if outcome.killed_at_step is not None:
         source = f"the checkpoint of step {outcome.resumed_from_step}" if outcome.resumed_from_step else "the start"
-        text += f" The node died after step {outcome.killed_at_step}; the next attempt went on from {source}."
+        text += f" The node died after step {outcome.killed_at_step}; the next attempt resumed from {source}."
     return text
 
 
-def _again(scene: Scene) -> str:
+def _repeated_section(scene: Scene) -> str:
     redone = scene.curve.redone()
     if not redone:
         return ""
-    words = (
-        told(redone)
-        + " Equal bytes, equal weights, equal optimizer state: a resume that was not exact would show here."
-    )
-    return f"<section><h2>The steps made twice</h2><p>{escape(words)}</p>{again_chart(redone)}</section>"
+    words = told(redone) + " A resume with different data, weights or optimizer state would show here."
+    return f"<section><h2>Repeated steps</h2><p>{escape(words)}</p>{again_chart(redone)}</section>"
 
 
-def _stopwatch(scene: Scene) -> str:
+def _recovery_section(scene: Scene) -> str:
     kill = shown(scene.kills)
     if kill is None or kill.open:
         return ""
-    words = "" if kill.to_running_s is None else f"all ranks ran again after {kill.to_running_s:.1f} s"
+    words = "" if kill.to_running_s is None else f"all ranks restarted after {kill.to_running_s:.1f} s"
     figures = [("Phalanx", kill.seconds(scene.now_s), words), *((peer.name, peer.seconds, "") for peer in PEERS)]
-    return f"<section><h2>From the dead node to the next step</h2><p>{escape(SOURCES)}.</p>{stopwatch_bars(figures)}</section>"
+    return f"<section><h2>Time from node failure to the next step</h2><p>{escape(SOURCES)}.</p>{stopwatch_bars(figures)}</section>"
 
 
 def _attempts(outcome: Outcome) -> str:
-    head = (
-        "<tr><th>attempt</th><th>nodes and devices</th><th>steps</th><th>began from</th><th>held</th><th>end</th></tr>"
-    )
+    head = "<tr><th>attempt</th><th>nodes and devices</th><th>steps</th><th>started from</th><th>allocated</th><th>end</th></tr>"
     body = []
     for each in outcome.receipt.attempts:
         where = ", ".join(f"{share.node} [{', '.join(map(str, share.devices))}]" for share in each.nodes)
@@ -151,24 +150,28 @@ def _attempts(outcome: Outcome) -> str:
     return head + "".join(body)
 
 
-def _story_row(scene: Scene) -> Iterable[str]:
-    told_lines = [(line.at_s, plain_text(line.text), False) for line in scene.story]
-    told_lines += [
-        (kill.at_s, f"{kill.node} killed by the {kill.by}: SIGKILL to all of its processes", True)
+def _event_rows(scene: Scene) -> Iterable[str]:
+    events = [(line.at_s, plain_text(line.text), False) for line in scene.story]
+    events += [
+        (
+            kill.at_s,
+            f"{kill.node} killed by the {'user' if kill.by == 'visitor' else kill.by}: SIGKILL to all of its processes",
+            True,
+        )
         for kill in scene.kills
     ]
-    for at_s, text, loud in sorted(told_lines, key=lambda each: each[0]):
+    for at_s, text, loud in sorted(events, key=lambda each: each[0]):
         yield f"<tr{' class=loud' if loud else ''}><td>{at_s - scene.started_s:.1f} s</td><td>{escape(text)}</td></tr>"
 
 
 def _row(label: str, value: str) -> str:
-    """Label, amount, and for a part its share."""
+    """Format label, amount and share as a table row."""
     amount, _, share = value.strip().partition("  ")
     kind = " class=sub" if label.startswith(" ") else ""
     return f'<tr{kind}><td>{escape(label.strip())}</td><td class="n">{escape(amount)}</td><td class="n">{escape(share.strip())}</td></tr>'
 
 
-def _key(entries: Iterable[tuple[str, str]]) -> str:
+def _legend(entries: Iterable[tuple[str, str]]) -> str:
     return (
         '<div class="key">'
         + "".join(f'<span><i style="background:var(--{name})"></i>{escape(word)}</span>' for name, word in entries)

@@ -1,4 +1,4 @@
-"""Everything the demo shows at one moment. The conductor fills it, the drawing reads it; it knows no clock and no screen."""
+"""The state that the demo displays. `conductor` fills it, the drawing modules read it; it uses no clock and no screen."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from phalanx.wire.api.nodes import NodeView
 
 @dataclass(slots=True, kw_only=True)
 class Scene:
-    """The demo at `now_s`. Times are Unix seconds.
+    """The state of the demo at `now_s`. Times are Unix seconds.
 
     Attributes:
-        fleet: in words: "3 nodes x 4 virtual devices".
-        stage: what the demo does now, as a sentence.
-        question: what the visitor is asked; empty mostly.
-        keys: whether keys are heard.
-        story: lines of this cluster, oldest first.
+        fleet: description, as "3 nodes x 4 virtual devices".
+        stage: current activity of the demo, as a sentence.
+        question: prompt for the user; usually empty.
+        keys: whether key presses are read.
+        story: events of this cluster, oldest first.
     """
 
     started_s: float
@@ -43,33 +43,33 @@ class Scene:
 
     @property
     def elapsed_s(self) -> float:
-        """Since the demo began."""
+        """Seconds since the demo started."""
         return max(0.0, self.now_s - self.started_s)
 
     def see(self, overview: Overview, job_id: str) -> None:
-        """Take over what the head shows."""
+        """Update nodes and job from the head's overview."""
         self.nodes = list(overview.nodes)
         for job in (*overview.running, *overview.pending, *overview.recent):
             if job.id == job_id:
                 self.see_job(job)
 
     def see_job(self, job: JobView) -> None:
-        """Take over the job, and remember its checkpoints past the two that are kept."""
+        """Update the job; record all its checkpoints, as the head retains only two."""
         self.job = job
         for checkpoint in job.checkpoints:
             if (checkpoint.epoch, checkpoint.step) not in self.checkpoints:
                 self.checkpoints.append((checkpoint.epoch, checkpoint.step))
 
     def hear(self, lines: Iterable[StoryLine]) -> list[StoryLine]:
-        """Add story lines; gives back those that are new."""
+        """Add events; return the new ones."""
         last = self.story[-1].seq if self.story else 0
         fresh = [line for line in lines if line.seq > last]
         self.story.extend(fresh)
         return fresh
 
     def settle(self) -> list[Kill]:
-        """Stop the watches of kills whose next step is made; gives back those that were stopped now."""
-        stopped = []
+        """Complete kills after which the job has made a step; return those completed by this call."""
+        completed = []
         for kill in self.kills:
             if kill.held and kill.running_s is None:
                 kill.running_s = next(
@@ -79,20 +79,20 @@ class Scene:
             after = self.curve.first_after(kill.epoch) if kill.open else None
             if after is not None:
                 kill.next_step_s = after.at_s
-                stopped.append(kill)
-        return stopped
+                completed.append(kill)
+        return completed
 
     def on_job(self, node: str) -> bool:
-        """Whether the job has tasks on the node now."""
+        """Whether the job currently has tasks on the node."""
         return self.job is not None and self.job.attempt_state is not None and node in self.job.nodes
 
     def up(self) -> list[str]:
-        """Names of the nodes that are up."""
+        """Return the names of the nodes that are up."""
         return [node.id for node in self.nodes if node.state is NodeState.UP]
 
     @property
     def step(self) -> int:
-        """The step the job stands at: after a restart it goes back."""
+        """The job's current step; it decreases after a resume."""
         newest = self.curve.newest
         if self.job is None or newest is None or (self.job.epoch > newest.epoch and self.job.resume_step is None):
             return newest.step if newest is not None else 0
@@ -100,11 +100,11 @@ class Scene:
 
     @property
     def progress(self) -> Progress | None:
-        """How training goes; None while the present attempt has made no step."""
+        """Training progress; None until the current attempt has made a step."""
         found = None if self.job is None else self.job.progress
         return found if found is not None and self.job is not None and found.epoch == self.job.epoch else None
 
     @property
     def published_step(self) -> int | None:
-        """The newest published checkpoint."""
+        """Step of the newest published checkpoint."""
         return self.checkpoints[-1][1] if self.checkpoints else None

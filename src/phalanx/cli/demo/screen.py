@@ -1,6 +1,6 @@
-"""The live view: a scene becomes lines of exactly the terminal's width. Pure, so that a golden text can hold it.
+"""The live view: render a scene as lines of the terminal's width. Pure, so that golden files can check it.
 
-From 110 columns on there are two columns: training to the left, the fleet, the stopwatch and the story to the right.
+From 110 columns on it has two columns: training on the left; nodes, recovery time and events on the right.
 """
 
 from __future__ import annotations
@@ -26,19 +26,31 @@ _CHART_ROWS_MIN: Final = 6
 _DEVICE_COLUMNS_MIN: Final = 12
 _BAR_AND_FIGURE_COLUMNS: Final = 7
 _STATE_STYLES: Final = {
-    JobState.PENDING: "bold yellow", JobState.RUNNING: "bold green", JobState.SUCCEEDED: "bold blue", JobState.FAILED: "bold red",
-    JobState.CANCELLED: "bold red", JobState.TIMEOUT: "bold red",
-}  # fmt: skip
+    JobState.PENDING: "bold yellow",
+    JobState.RUNNING: "bold green",
+    JobState.SUCCEEDED: "bold blue",
+    JobState.FAILED: "bold red",
+    JobState.CANCELLED: "bold red",
+    JobState.TIMEOUT: "bold red",
+}
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉"
 FIRST_STYLE, LOST_STYLE, AGAIN_STYLE, KILL_STYLE = "cyan", "red", "bold yellow", "red"
-_LOUD: Final = {
-    "node_lost": "bold red", "task_failed": "red", "refused": "red", "overdue": "red", "froze": "red", "failed": "bold red",
-    "checkpoint": "green", "restart": "yellow", "running": "bold", "succeeded": "bold blue",
-}  # fmt: skip
+_EVENT_STYLES: Final = {
+    "node_lost": "bold red",
+    "task_failed": "red",
+    "refused": "red",
+    "overdue": "red",
+    "froze": "red",
+    "failed": "bold red",
+    "checkpoint": "green",
+    "restart": "yellow",
+    "running": "bold",
+    "succeeded": "bold blue",
+}
 
 
 def compose(scene: Scene, *, width: int, height: int) -> list[Text]:
-    """Exactly `height` lines, each at most `width` columns."""
+    """Return exactly `height` lines of at most `width` columns."""
     room = height - 3  # header, a blank line, footer
     body = _two_columns(scene, width, room) if width >= _TWO_COLUMNS_FROM else _one_column(scene, width, room)
     body = body[:room] + [Text("")] * (room - len(body))
@@ -50,23 +62,23 @@ def _two_columns(scene: Scene, width: int, room: int) -> list[Text]:
     right_width = width - _GAP - left_width
     left = _job(scene, left_width)
     left += _section("loss", chart_of(scene, left_width, max(_CHART_ROWS_MIN, room - len(left) - 1)), left_width)
-    right = _fleet_and_watch(scene, right_width)
-    right += _section("story", _story(scene, right_width, max(1, room - len(right) - 1)), right_width)
+    right = _fleet_and_recovery(scene, right_width)
+    right += _section("events", _events(scene, right_width, max(1, room - len(right) - 1)), right_width)
     return _side_by_side(left, right, left_width)
 
 
 def _one_column(scene: Scene, width: int, room: int) -> list[Text]:
-    """The chart gets what the story leaves, and nothing on a terminal too low for it."""
-    job, fixed = _job(scene, width), _fleet_and_watch(scene, width)
+    """Give the chart the rows that the events leave; omit it on a terminal that is too low."""
+    job, fixed = _job(scene, width), _fleet_and_recovery(scene, width)
     free = room - len(job) - len(fixed)
     story_rows = max(2, min(6, free - 2 - _CHART_ROWS_MIN))
     chart_rows = free - story_rows - 2
     chart = _section("loss", chart_of(scene, width, chart_rows), width) if chart_rows >= _CHART_ROWS_MIN else []
-    return [*job, *chart, *fixed, *_section("story", _story(scene, width, story_rows), width)]
+    return [*job, *chart, *fixed, *_section("events", _events(scene, width, story_rows), width)]
 
 
-def _fleet_and_watch(scene: Scene, width: int) -> list[Text]:
-    watch = _section("from a killed node to the next step", _watch(scene, width), width)
+def _fleet_and_recovery(scene: Scene, width: int) -> list[Text]:
+    watch = _section("time from node failure to the next step", _recovery(scene, width), width)
     return [*_section("nodes", _fleet(scene, width), width), *watch]
 
 
@@ -87,7 +99,7 @@ def _side_by_side(left: Sequence[Text], right: Sequence[Text], left_width: int) 
 
 
 def cut(line: Text, width: int) -> Text:
-    """The line in at most `width` columns, a copy."""
+    """Return a copy of the line cut to `width` columns."""
     copy = line.copy()
     copy.truncate(width, overflow="ellipsis")
     return copy
@@ -109,7 +121,7 @@ def _footer(scene: Scene, width: int) -> Text:
     if scene.question:
         return Text(" " + scene.question, "bold yellow")
     if not scene.keys:
-        return Text(" Ctrl-C stops everything", "dim")
+        return Text(" Ctrl-C stops the demo", "dim")
     text = Text(" ").append("k", "bold").append(" kill a node   ", "dim").append("q", "bold").append(" quit", "dim")
     return cut(text, width)
 
@@ -117,7 +129,7 @@ def _footer(scene: Scene, width: int) -> Text:
 def _job(scene: Scene, width: int) -> list[Text]:
     job = scene.job
     if job is None:
-        return [Text(" " + (scene.stage or "the cluster is coming up"), "dim"), Text("")]
+        return [Text(" " + (scene.stage or "starting the cluster"), "dim"), Text("")]
     first = Text().append(f" {job.name}  ", "bold").append(job.state.value.upper(), _STATE_STYLES[job.state])
     if job.epoch:
         first.append(f"  attempt {job.epoch}", "bold" if job.epoch > 1 else "")
@@ -145,7 +157,7 @@ def _progress(scene: Scene, width: int) -> Text:
 
 
 def chart_of(scene: Scene, width: int, rows: int, *, braille: bool = True) -> list[Text]:
-    """The loss so far, with the steps that were made again on top of their first losses."""
+    """Chart the loss so far, with repeated steps on top of their first losses."""
     kept, lost = scene.curve.split()
     redone = scene.curve.redone()
     if not kept and not lost:
@@ -171,7 +183,7 @@ def _fleet(scene: Scene, width: int) -> list[Text]:
     lines: list[Text] = []
     for node in scene.nodes:
         lines += _node(scene, node, width)
-    return lines or [Text(" no node has said hello yet", "dim")]
+    return lines or [Text(" no node has registered yet", "dim")]
 
 
 def _node(scene: Scene, node: NodeView, width: int) -> list[Text]:
@@ -193,7 +205,7 @@ def _node(scene: Scene, node: NodeView, width: int) -> list[Text]:
 
 
 def _device(device: DeviceView, width: int) -> Text:
-    """One device: its index, the ranks on it, a bar of its utilisation."""
+    """Show one device: index, ranks, and a utilisation bar."""
     if device.job_id is None:
         return _pad(Text().append(f"{device.index} ", "dim").append("free", "dim"), width)
     ranks = "r" + "+".join(map(str, device.ranks)) if device.ranks else f"#{device.job_id}"
@@ -209,13 +221,13 @@ def _device(device: DeviceView, width: int) -> Text:
 
 
 def bar(share: float, columns: int, style: str = "green") -> Text:
-    """A bar, filled to `share` of its columns."""
+    """Return a bar filled to `share` of its columns."""
     full = filled(share, columns) if share > 0 else ""
     return Text().append(full, style).append("·" * (columns - cell_len(full)), "dim")
 
 
 def filled(share: float, columns: int) -> str:
-    """The filled part of a bar, in steps of an eighth and never nothing."""
+    """Return the filled part of a bar in steps of 1/8 column, at least one step."""
     whole, part = divmod(max(1, round(min(max(share, 0.0), 1.0) * columns * 8)), 8)
     return "█" * whole + (_EIGHTHS[part] if part else "")
 
@@ -225,19 +237,19 @@ def _pad(text: Text, width: int) -> Text:
     return text.append(" " * (width - text.cell_len))
 
 
-def _watch(scene: Scene, width: int) -> list[Text]:
+def _recovery(scene: Scene, width: int) -> list[Text]:
     kill = shown(scene.kills)
     longest = max(peer.seconds for peer in PEERS)
     columns = max(8, width - 24)
     first = Text().append(f" {'Phalanx':<11}", "bold")
     if kill is None:
-        first.append("    nobody was killed yet", "dim")
+        first.append("    no node was killed yet", "dim")
     else:
         style = "bold yellow" if kill.open else "bold green"
         seconds = kill.seconds(scene.now_s)
         first.append(f"{seconds:6.1f} s {filled(seconds / longest, columns)}", style)
         if kill.to_running_s is not None:
-            first.append(f" all ranks ran again after {kill.to_running_s:.1f} s", "dim")
+            first.append(f" all ranks restarted after {kill.to_running_s:.1f} s", "dim")
     others = [
         Text(f" {peer.name:<11}")
         .append(f"{peer.seconds:6.0f} s ", "")
@@ -247,11 +259,11 @@ def _watch(scene: Scene, width: int) -> list[Text]:
     return [first, *others]
 
 
-def _story(scene: Scene, width: int, rows: int) -> list[Text]:
-    """The newest lines that fit, wrapped under their time."""
+def _events(scene: Scene, width: int, rows: int) -> list[Text]:
+    """Return the newest events that fit, wrapped beside their time."""
     lines: list[Text] = []
     for line in scene.story[-rows:]:
-        style = _LOUD.get(line.kind, "")
+        style = _EVENT_STYLES.get(line.kind, "")
         pieces = textwrap.wrap(plain_text(line.text), max(20, width - _TIME_COLUMNS)) or [""]
         when = f" {line.at_s - scene.started_s:5.1f} s ".ljust(_TIME_COLUMNS)
         lines.append(Text().append(when, "dim").append(pieces[0], style))
@@ -260,12 +272,12 @@ def _story(scene: Scene, width: int, rows: int) -> list[Text]:
 
 
 def plain_text(text: str) -> str:
-    """One line without control characters."""
+    """Replace control characters by spaces."""
     return "".join(char if char.isprintable() else " " for char in text)
 
 
 def rate(per_s: float | None) -> str:
-    """`950`, `12.1k`, `3.4M`."""
+    """Format a rate as `950`, `12.1k` or `3.4M`."""
     if per_s is None:
         return "?"
     for size, unit in ((1e6, "M"), (1e3, "k")):

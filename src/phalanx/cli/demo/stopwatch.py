@@ -1,6 +1,6 @@
-"""The stopwatch from a killed node to the next step, beside what others need before they even begin. Pure.
+"""The time from a killed node to the next step, compared with the default detection times of other systems. Pure.
 
-The figures of the others are those of DESIGN 6: their defaults, not measurements of ours.
+The other systems' numbers are documented defaults (DESIGN 6), not measurements.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 
 class Peer(NamedTuple):
-    """Another system, and the time after which its defaults let a dead node's job start elsewhere."""
+    """Another system, and the default time after which it lets a dead node's job start elsewhere."""
 
     name: str
     seconds: float
@@ -25,22 +25,22 @@ PEERS: Final = (
         "kubernetes.io, Taints and Tolerations: default toleration 300 s, after node-monitor-grace-period 50 s",
     ),
 )
-SOURCES: Final = "Others: defaults until the job may start elsewhere. " + "; ".join(
+SOURCES: Final = "Other systems: default time until the job may start elsewhere. " + "; ".join(
     f"{peer.name}: {peer.source}" for peer in PEERS
 )
 
 
 @dataclass(slots=True, kw_only=True)
 class Kill:
-    """A node that was killed. Times are Unix seconds.
+    """A killed node. Times are Unix seconds.
 
     Attributes:
-        by: "demo" or "visitor".
-        held: the job had tasks on it.
-        epoch: the job's attempt at that moment.
-        step: the last step known then.
-        running_s: when all ranks of the next attempt were exec'd.
-        next_step_s: when the next attempt had made its first step.
+        by: "demo", or "visitor" for the user.
+        held: the job had tasks on the node.
+        epoch: the job's attempt at the time of the kill.
+        step: the last known step.
+        running_s: when all ranks of the next attempt had started.
+        next_step_s: when the next attempt completed its first step.
     """
 
     node: str
@@ -54,19 +54,19 @@ class Kill:
 
     @property
     def open(self) -> bool:
-        """Whether the stopwatch runs."""
+        """Whether the job has not made a step since the kill."""
         return self.held and self.next_step_s is None
 
     def seconds(self, now_s: float) -> float:
-        """What the stopwatch shows."""
+        """Return the seconds from the kill to the next step, or to `now_s`."""
         return max(0.0, (now_s if self.next_step_s is None else self.next_step_s) - self.at_s)
 
     @property
     def to_running_s(self) -> float | None:
-        """Seconds until all ranks ran again; None before."""
+        """Seconds until all ranks ran again; None before that."""
         return None if self.running_s is None else max(0.0, self.running_s - self.at_s)
 
 
 def shown(kills: list[Kill]) -> Kill | None:
-    """The kill whose stopwatch is shown: the newest that hit the job."""
+    """Return the newest kill that hit the job."""
     return next((kill for kill in reversed(kills) if kill.held), None)

@@ -1,1 +1,1 @@
-"""`phalanx plan` and `phalanx calibrate`: how a model is split on a fleet, what that costs, and what the fleet is able to."""
+"""`phalanx plan` and `phalanx calibrate`: plan how to split a model on a fleet, and measure the fleet."""

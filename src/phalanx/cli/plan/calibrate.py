@@ -1,4 +1,4 @@
-"""`phalanx calibrate`: measure this fleet with one ordinary job, show what it gives beside what the tables say, and keep it."""
+"""`phalanx calibrate`: measure this fleet with one ordinary job, compare it with the fact tables, and store the profile."""
 
 from __future__ import annotations
 
@@ -27,21 +27,30 @@ _INTERRUPTED: Final = 130  # 128 + SIGINT
 
 
 @click.command()
-@click.option("--nodes", "listed", type=HOSTS, metavar="NODES", help="Only these: gpu[001-004]. [all that are up]")
-@click.option("--quick", is_flag=True, help="Fewer sizes and repeats: a first look, in half a minute.")
-@click.option("--wait", is_flag=True, help="Wait for a busy fleet instead of refusing.")
 @click.option(
-    "--python", default="", metavar="PATH", help="Python with Phalanx and torch on the nodes. [this one, or python]"
+    "--nodes",
+    "listed",
+    type=HOSTS,
+    metavar="NODES",
+    help="Measure only these nodes: gpu[001-004]. [default: all nodes that are up]",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would be measured, and where.")
-@click.option("--show", "show_kept", is_flag=True, help="Show what the last calibration found; nothing runs.")
+@click.option("--quick", is_flag=True, help="Measure fewer sizes and repeats, in about 30 s.")
+@click.option("--wait", is_flag=True, help="Wait until the fleet is idle instead of failing.")
+@click.option(
+    "--python",
+    default="",
+    metavar="PATH",
+    help="Python with Phalanx and torch on the nodes. [default: this one, or python]",
+)
+@click.option("--dry-run", is_flag=True, help="Only print what would be measured, and where.")
+@click.option("--show", "show_kept", is_flag=True, help="Show the stored calibration without measuring.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def calibrate(
     listed: str | None, quick: bool, wait: bool, python: str, dry_run: bool, show_kept: bool, as_json: bool
 ) -> int:
-    """Measure this fleet: matrix products, memory, links within and between nodes, storage, three short trainings.
+    """Measure this fleet: matrix multiplications, memory, links within and between nodes, storage, three short trainings.
 
-    It runs as one job on all nodes at once, so the fleet must be idle. Later plans count with what it finds. Ctrl-C cancels it.
+    One job measures all nodes at once, so the fleet must be idle. Later plans use the measurements. Ctrl-C cancels the job.
 
     \b
     phalanx calibrate --quick
@@ -53,37 +62,37 @@ def calibrate(
 
     if wait and listed is not None:
         raise BadRequest(
-            "--wait and --nodes: named nodes are set aside, which would move whoever runs there",
-            hint="leave one of them out",
+            "--wait and --nodes exclude each other: --nodes reserves nodes, which would move the jobs on them",
+            hint="use one of the two",
         )
     head = connect()
     if show_kept:
-        return _show_kept(head, as_json=as_json)
+        return _show_stored(head, as_json=as_json)
     chosen = chosen_nodes(head.nodes(), None if listed is None else expand(listed), time.time())
     if dry_run:
         return _show_plan(chosen, quick=quick, as_json=as_json)
     me = head.me()
     if Action.OPERATE not in me.actions:
         raise NotPermitted(
-            f"{me.user} may not store the fleet's profile", hint="an operator may; --show shows the last"
+            f"{me.user} may not store the fleet's profile", hint="ask an operator; --show prints the stored profile"
         )
     check_idle(chosen, wait=wait)
     for line in chosen.left_out:
         warn(line)
     try:
-        profile, reply = _measured(head, chosen, only=listed is not None, quick=quick, python=python)
+        profile, reply = _measure(head, chosen, only=listed is not None, quick=quick, python=python)
     except KeyboardInterrupt:
         return _INTERRUPTED
-    except CalibrationFailed as failed:  # as `run` does: the job's code is ours
+    except CalibrationFailed as failed:  # as `run` does: exit with the job's code
         return told(failed.message, failed.hint, failed.job_code)
     _print(profile, reply, as_json=as_json)
     return 0
 
 
-def _measured(head: Client, chosen: Chosen, *, only: bool, quick: bool, python: str) -> tuple[Profile, ProfileReply]:
-    """Run the job, keep what it found beside what is known already; what it found, and what is kept now.
+def _measure(head: Client, chosen: Chosen, *, only: bool, quick: bool, python: str) -> tuple[Profile, ProfileReply]:
+    """Run the job and merge its profile into the stored one; return the new profile and the stored one.
 
-    The job is cancelled, and nodes set aside for it are given back, however this ends.
+    On every error the job is cancelled and its nodes are released.
     """
     from phalanx.cli.plan.calibration_job import run_calibration, set_aside
     from phalanx.core.performance.plain import to_plain
@@ -111,21 +120,21 @@ def _show_plan(chosen: Chosen, *, quick: bool, as_json: bool) -> int:
     for line in chosen.left_out:
         print(f"  {clean(line)}")
     several, many = chosen.devices > 1, len(chosen.nodes) > 1
-    parts = ["matrix products", "memory"]
+    parts = ["matrix multiplications", "memory"]
     parts += ["all-reduce and all-to-all within nodes"] * several
     parts += ["the same between nodes", "every pair of nodes"] * many
     parts += ["storage", "short trainings"]
     print(f"measures {', '.join(parts)}")
-    print("nothing was submitted; next: phalanx calibrate" + (" --quick" if quick else ""))
+    print("Dry run: nothing was submitted. Next: phalanx calibrate" + (" --quick" if quick else ""))
     return 0
 
 
-def _show_kept(head: Client, *, as_json: bool) -> int:
+def _show_stored(head: Client, *, as_json: bool) -> int:
     from phalanx.core.performance.profile import profile_from
 
     reply = head.profile()
     if reply.profile is None:
-        raise NotFound("this fleet was never calibrated", hint="phalanx calibrate measures it")
+        raise NotFound("this fleet has no calibration", hint="run phalanx calibrate to measure it")
     _print(profile_from(reply.profile), reply, as_json=as_json)
     return 0
 

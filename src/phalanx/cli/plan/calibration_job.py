@@ -1,4 +1,4 @@
-"""The job of a calibration: hand it in, draw how far it is, fetch what it found. However we leave, it does not go on without us."""
+"""The calibration job: submit it, show its progress, and fetch its samples. It is cancelled if the command stops early."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from phalanx.wire.api.output import StateEvent
 if TYPE_CHECKING:
     from phalanx.client import Client
 
-SAMPLES_FILE: Final = "calibration.json"  # as phalanx.torch.calibrate.program writes it
-STAGE: Final = re.compile(r"calibrate: (\d+)/(\d+) (.+)")  # and its line before each measurement
-_SAMPLES_BYTES_MAX: Final = 64 << 20  # 8,192 ranks hand in some 10 MB
+SAMPLES_FILE: Final = "calibration.json"  # written by phalanx.torch.calibrate.program
+STAGE: Final = re.compile(r"calibrate: (\d+)/(\d+) (.+)")  # its progress line before each measurement
+_SAMPLES_BYTES_MAX: Final = 64 << 20  # 8,192 ranks write about 10 MB
 _BAR: Final = 20
-_HELD: Final = "40m"  # nodes are kept at most so long for a job: its own limit and some
-_TOLD_OF_FAILURE: Final = 12  # last lines of a job that failed
+_RESERVATION_TIME: Final = "40m"  # maximum length of the reservation: the job's time limit plus margin
+_FAILURE_LINES: Final = 12  # last output lines to print after a failure
 
 
 class CalibrationFailed(PhalanxError):
-    """The job ended otherwise than well, or left no samples. `job_code` is what the command ends with."""
+    """The job failed or left no samples. `job_code` is the exit code of the command."""
 
     code = "calibration_failed"
 
@@ -52,11 +52,11 @@ class CalibrationFailed(PhalanxError):
 def job_of(
     chosen: Chosen, *, reservation: str, quick: bool, python: str, here: bool, links: bool = False
 ) -> dict[str, Any]:
-    """The job as a user would write it. `here`: the nodes see this machine's files, and so this Python; `links`: pairs of nodes alone."""
+    """Build the job. `here`: nodes share this machine's files, so use this Python; `links`: measure only pairs of nodes."""
     interpreter = python or (sys.executable if here else "python")
     return {
         "name": "measure-links" if links else "calibrate",
-        # -P: whatever lies in the working directory must not pass for torch
+        # -P: a module in the working directory must not shadow torch
         "run": [interpreter, "-P", "-m", "phalanx.torch.calibrate", *["--quick"] * quick, *["--links"] * links],
         "gpus": f"{len(chosen.nodes)}x{1 if links else chosen.devices}",
         "workdir": "/",
@@ -67,12 +67,12 @@ def job_of(
 
 @contextlib.contextmanager
 def set_aside(head: Client, chosen: Chosen, *, only: bool, name: str, why: str) -> Iterator[str]:
-    """The reservation that the job runs in, for a job cannot name its nodes; given back at the end. "" where not `only` these are meant."""
+    """Reserve the nodes, since a job cannot name its nodes; release them at the end. Yields "" unless `only` these are wanted."""
     if not only:
         yield ""
         return
     reservation = f"{name}-{time.time():.0f}"
-    head.reserve(reservation, chosen.names, _HELD, users=[head.me().user], why=why)
+    head.reserve(reservation, chosen.names, _RESERVATION_TIME, users=[head.me().user], why=why)
     try:
         yield reservation
     finally:
@@ -82,11 +82,11 @@ def set_aside(head: Client, chosen: Chosen, *, only: bool, name: str, why: str) 
 def run_calibration(
     head: Client, chosen: Chosen, *, reservation: str, quick: bool, python: str, links: bool = False
 ) -> Profile:
-    """Run it to its end.
+    """Run the job to its end and return its profile.
 
     Raises:
-        CalibrationFailed: it ended otherwise than well.
-        KeyboardInterrupt: Ctrl-C; the job is cancelled.
+        CalibrationFailed: the job failed.
+        KeyboardInterrupt: on Ctrl-C, after cancelling the job.
     """
     job = job_of(chosen, reservation=reservation, quick=quick, python=python, here=sees_our_files(head), links=links)
     job_id = head.submit(job).id
@@ -97,45 +97,45 @@ def run_calibration(
     except CalibrationFailed:
         raise
     except BaseException:
-        head.cancel(job_id, "whoever wanted the measurement left")
+        head.cancel(job_id, "the calibration command was interrupted")
         print(f"\ncancelled job {job_id}", file=sys.stderr, flush=True)
         raise
     return profile_of(_fetch(head, job_id), _members(head, job_id, chosen), job=job_id)
 
 
 def _follow(head: Client, job_id: str) -> None:
-    """Draw a bar by measurement until the job is over.
+    """Show progress until the job has ended.
 
     Raises:
-        CalibrationFailed: it did not succeed; its last lines were printed.
+        CalibrationFailed: the job failed; its last output lines were printed.
     """
-    status, said = StatusLine(), deque[str](maxlen=_TOLD_OF_FAILURE)
-    begun: dict[str, str] = {}  # lines that have not ended yet, by stream: ranks speak across each other
+    status, last_lines = StatusLine(), deque[str](maxlen=_FAILURE_LINES)
+    partial_lines: dict[str, str] = {}  # incomplete lines by stream: ranks interleave their output
     try:
         for event in head.follow_logs(job_id, rank="all"):
             if event.kind == "log":
                 stream = event.fields["stream"]
-                *lines, begun[stream] = (begun.get(stream, "") + event.fields["text"]).split("\n")
+                *lines, partial_lines[stream] = (partial_lines.get(stream, "") + event.fields["text"]).split("\n")
                 for line in lines:
-                    _draw(line, status, said)
+                    _draw(line, status, last_lines)
             elif event.kind == "state":
                 state = msgspec.convert(event.fields, StateEvent)
                 if state.state is JobState.PENDING:
-                    status.show(f"waiting: {state.detail or state.reason or 'not judged yet'}")
+                    status.show(f"waiting: {state.detail or state.reason or 'not scheduled yet'}")
     finally:
         status.clear()
     job = head.job(job_id).job
     if job.state is not JobState.SUCCEEDED:
-        for line in said:
+        for line in last_lines:
             print(clean(line), file=sys.stderr)
         raise CalibrationFailed(ended(job), hint=f"phalanx logs {job_id}", job_code=exit_code(job.state, job.exit_code))
 
 
-def _draw(line: str, status: StatusLine, said: deque[str]) -> None:
+def _draw(line: str, status: StatusLine, last_lines: deque[str]) -> None:
     found = STAGE.fullmatch(line.strip())
     if found is None:
         if line.strip():
-            said.append(line)
+            last_lines.append(line)
         return
     number, total = int(found[1]), int(found[2])
     screen = terminal(sys.stderr)
@@ -144,12 +144,12 @@ def _draw(line: str, status: StatusLine, said: deque[str]) -> None:
 
 
 def _fetch(head: Client, job_id: str) -> Samples:
-    """The samples that rank 0 left.
+    """Fetch the samples that rank 0 wrote.
 
     Raises:
-        CalibrationFailed: there are none, or they are no samples.
+        CalibrationFailed: the samples are missing or invalid.
     """
-    archive = _Bounded()
+    archive = _BoundedFile()
     head.fetch_archive(job_id, archive, SAMPLES_FILE)
     archive.seek(0)
     try:
@@ -161,28 +161,31 @@ def _fetch(head: Client, job_id: str) -> Samples:
         raise CalibrationFailed(f"job {job_id} left no samples: {error}", hint=f"phalanx logs {job_id}") from None
 
 
-class _Bounded(io.BytesIO):
-    """A file in memory that does not grow past what samples can be."""
+class _BoundedFile(io.BytesIO):
+    """An in-memory file with a size limit."""
 
     def write(self, data: Any, /) -> int:
-        """As a file.
+        """Append data.
 
         Raises:
-            TooLarge: more than samples ever are.
+            TooLarge: the limit is exceeded.
         """
         if self.tell() + len(data) > _SAMPLES_BYTES_MAX:
-            raise TooLarge(f"the samples are over {_SAMPLES_BYTES_MAX >> 20} MiB", hint="is it the right job?")
+            raise TooLarge(
+                f"the samples exceed {_SAMPLES_BYTES_MAX >> 20} MiB", hint="check that the job is a calibration"
+            )
         return super().write(data)
 
 
 def _members(head: Client, job_id: str, chosen: Chosen) -> list[Member]:
-    """The job's nodes by node rank."""
+    """Return the job's nodes by node rank."""
     known = {node.id: node for node in chosen.nodes}
     grants = sorted(head.job(job_id).attempts[-1].grants, key=lambda grant: grant.node_rank)
-    strange = [grant.node_id for grant in grants if grant.node_id not in known]
-    if strange:
+    unexpected = [grant.node_id for grant in grants if grant.node_id not in known]
+    if unexpected:
         raise CalibrationFailed(
-            f"job {job_id} came to {strange[0]}, which was not chosen", hint="nodes changed meanwhile; calibrate again"
+            f"job {job_id} ran on {unexpected[0]}, which was not selected",
+            hint="the nodes have changed; calibrate again",
         )
     return [
         Member(node=grant.node_id, gpu=gpu_of(known[grant.node_id]), virtual=known[grant.node_id].virtual)

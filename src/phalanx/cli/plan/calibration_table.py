@@ -1,5 +1,6 @@
-"""What a calibration found, beside what was to be expected: of parts what the tables of facts say, of steps what the measured parts
-promise. Pure, from a profile to rows and lines.
+"""A calibration as a table: measured beside expected. Fact tables give the expected values of parts, the measured parts those of steps.
+
+Pure, from a profile to rows and lines.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One figure. `unit` is FLOP/s, B/s or s; `expected` is None where nobody says."""
+    """One measurement. `unit` is FLOP/s, B/s or s; `expected` is None if unknown."""
 
     what: str
     measured: float
@@ -43,13 +44,13 @@ class Row:
 
 
 def compared(profile: Profile) -> list[Row]:
-    """All figures of the profile, accelerator by accelerator."""
+    """Return all measurements of the profile, by accelerator."""
     gpus = sorted({node.gpu for node in profile.nodes})
     return [row for gpu in gpus for row in _of_gpu(profile, gpu, f"{gpu}: " if len(gpus) > 1 else "")]
 
 
 def profile_lines(profile: Profile, stale: Sequence[str], screen: Terminal) -> list[str]:
-    """The table, and what to know of it."""
+    """Return the table and its notes as lines."""
     rows = [
         (
             row.what,
@@ -64,29 +65,25 @@ def profile_lines(profile: Profile, stale: Sequence[str], screen: Terminal) -> l
     slow = slow_parts(profile)
     lines += [screen.paint(clean(slow_line(part)), "yellow") for part in slow[:_SLOW_SHOWN]]
     if len(slow) > _SLOW_SHOWN:
-        lines.append(f"and {len(slow) - _SLOW_SHOWN} more slow parts; --json lists them")
+        lines.append(f"and {len(slow) - _SLOW_SHOWN} more slow parts; see --json")
     if not slow and len(profile.nodes) > 1:
         lines.append(f"no node and no link is more than {100 * SLOW_SHARE:.0f} % below the median")
     if slow and profile.quick:
-        lines.append(
-            "measured quickly, so it may have been a moment's work of others: calibrate without --quick to be sure"
-        )
+        lines.append("a quick measurement can be disturbed by other work; calibrate without --quick to confirm")
     if any(node.virtual for node in profile.nodes):
-        lines.append(
-            "virtual nodes share this machine's cores: the figures hold for them, and for as long as it does nothing else"
-        )
+        lines.append("virtual nodes share this machine's cores; the values are valid only while it is otherwise idle")
     lines += [clean(f"calibrate again: {reason}") for reason in stale]
     return lines
 
 
 def slow_line(slow: Slow) -> str:
-    """`slow: n3, matmul bf16: 312 TFLOP/s, 21 % below the median`."""
+    """Format a slow part: `slow: n3, matmul bf16: 312 TFLOP/s, 21 % below the median`."""
     unit = _FLOPS if slow.what.startswith("matmul") else _BYTES
     return f"slow: {slow.part}, {slow.what}: {amount(slow.value, unit)}, {100 * slow.share:.0f} % below the median"
 
 
 def amount(value: float, unit: str) -> str:
-    """Three digits and a decimal prefix: `312 TFLOP/s`, `1.25 GB/s`, `24.1 us`."""
+    """Format three digits and a decimal prefix: `312 TFLOP/s`, `1.25 GB/s`, `24.1 us`."""
     if value == 0.0:
         return f"0 {unit}"
     for prefix, size in (
@@ -107,16 +104,16 @@ def amount(value: float, unit: str) -> str:
 
 
 def _of_gpu(profile: Profile, gpu: str, mark: str) -> list[Row]:
-    """Its devices, the links within and between its nodes, and what ran on it."""
-    entry = _known(gpu)
+    """Return the rows of one accelerator: devices, links within and between nodes, and steps."""
+    entry = _table_entry(gpu)
     found = measured_of(profile, gpu=gpu)
     peak = {} if entry is None else entry.gpu.flops
     figures = [(f"matmul {precision}", flops, _FLOPS, peak.get(precision)) for precision, flops in found.flops.items()]
     link = network = memory = None
-    if entry is not None:  # where no links join devices they speak over the host's bus
+    if entry is not None:  # devices without links communicate over PCIe
         link = entry.gpu.link_bytes_per_s or entry.gpu.pcie_bytes_per_s
         network, memory = entry.network_bytes_per_s, entry.gpu.memory_bytes_per_s
-    runs = [(run, _promised_s(run, profile, entry)) for run in profile.runs if run.gpu == gpu]
+    runs = [(run, _predicted_s(run, profile, entry)) for run in profile.runs if run.gpu == gpu]
     rows: list[tuple[str, float | None, str, float | None]] = [
         *figures,
         ("memory", found.memory_bytes_per_s, _BYTES, memory),
@@ -126,10 +123,10 @@ def _of_gpu(profile: Profile, gpu: str, mark: str) -> list[Row]:
         ("all-reduce between nodes", found.between_bytes_per_s, _BYTES, network),
         ("all-to-all between nodes", found.all_to_all_between_bytes_per_s, _BYTES, network),
         ("latency between nodes", found.between_latency_s, "s", None),
-        ("storage write, per node", found.storage_bytes_per_s, _BYTES, _storage()),
+        ("storage write, per node", found.storage_bytes_per_s, _BYTES, _assumed_storage()),
         *(
-            (f"step on {run.nodes}x{run.gpus_per_node}: {_words(run)}", run.step_s, "s", promised_s)
-            for run, promised_s in runs
+            (f"step on {run.nodes}x{run.gpus_per_node}: {_layout_text(run)}", run.step_s, "s", predicted_step_s)
+            for run, predicted_step_s in runs
         ),
     ]
     return [
@@ -139,8 +136,8 @@ def _of_gpu(profile: Profile, gpu: str, mark: str) -> list[Row]:
     ]
 
 
-def _promised_s(run: RunFound, profile: Profile, entry: GpuEntry | None) -> float | None:
-    """The step that the measured parts promise; None for an accelerator of which only they are known."""
+def _predicted_s(run: RunFound, profile: Profile, entry: GpuEntry | None) -> float | None:
+    """Return the step time predicted from the measured parts; None for an accelerator without table entry."""
     from phalanx.core.performance.machine import Machine
     from phalanx.core.performance.slowdown import CALIBRATION_STACK, predicted_s
     from phalanx.facts.coefficients import physics, stack_named
@@ -153,16 +150,16 @@ def _promised_s(run: RunFound, profile: Profile, entry: GpuEntry | None) -> floa
     return predicted_s(run, profile, machine, physics(), stack_named(CALIBRATION_STACK))
 
 
-def _storage() -> float:
-    """What plans count with where nothing was measured."""
+def _assumed_storage() -> float:
+    """Return the storage rate that plans assume without measurement."""
     from phalanx.facts.machines import assumed
 
     gb_per_s, _ = assumed("storage_gb_per_s")
     return gb_per_s * 1e9
 
 
-def _known(gpu: str) -> GpuEntry | None:
-    """The table's row; None for an accelerator that it does not have."""
+def _table_entry(gpu: str) -> GpuEntry | None:
+    """Return the accelerator's table entry; None if there is none."""
     from phalanx.facts.gpus import gpu_named
 
     try:
@@ -171,8 +168,8 @@ def _known(gpu: str) -> GpuEntry | None:
         return None
 
 
-def _words(run: RunFound) -> str:
-    """`2 tensor x 2 data parallel`."""
+def _layout_text(run: RunFound) -> str:
+    """Describe a layout: `2 tensor x 2 data parallel`."""
     degrees = {"tensor": run.layout.tensor, "pipeline": run.layout.pipeline, "data": run.layout.data}
-    said = " x ".join(f"{degree} {kind}" for kind, degree in degrees.items() if degree > 1)
-    return f"{said} parallel" if said else "one rank"
+    text = " x ".join(f"{degree} {kind}" for kind, degree in degrees.items() if degree > 1)
+    return f"{text} parallel" if text else "one rank"

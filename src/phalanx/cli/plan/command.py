@@ -1,6 +1,4 @@
-"""`phalanx plan`: will it fit, how is it split, how long does it take, what does it cost, and how to run exactly that. Needs no head,
-but for `--fleet here`.
-"""
+"""`phalanx plan`: memory fit, best layout, training time, cost, and the command to run it. Only `--fleet here` needs a head."""
 
 from __future__ import annotations
 
@@ -27,51 +25,56 @@ TOP_DEFAULT: Final = 5
     "--gpus",
     type=GPUS,
     metavar="GPUS",
-    help="4xh100:8, a100-80gb:8, h200:64; with --fleet here which part of it.",
+    help="4xh100:8, a100-80gb:8, h200:64; with --fleet here the part of it to use.",
 )
 @click.option(
     "--fleet",
     type=click.Choice(["here"]),
-    help="On the fleet of your head, as it was calibrated, instead of on GPUs by name.",
+    help="Plan on the calibrated fleet of your head instead of named GPUs.",
 )
-@click.option("--seq", type=SEQ, metavar="N", help="Positions of a sequence; 4096 otherwise.")
+@click.option("--seq", type=SEQ, metavar="N", help="Sequence length. [default: 4096]")
 @click.option(
     "--global-batch",
     type=BATCH,
     metavar="N",
-    help="Sequences per step over all ranks; otherwise about 4M tokens, 64 with adapters.",
+    help="Sequences per step over all ranks. [default: about 4M tokens, 64 with adapters]",
 )
-@click.option("--tokens", type=TOKENS, metavar="N", help="To train on, 300B: then days, GPU-hours and cost are said.")
+@click.option("--tokens", type=TOKENS, metavar="N", help="Training tokens (300B), to compute days, GPU-hours and cost.")
 @click.option(
     "--method",
     type=click.Choice(METHODS),
     default="full",
     show_default=True,
-    help="All weights, adapters, or adapters beside 4-bit weights.",
+    help="Train all weights, adapters, or adapters on 4-bit weights.",
 )
 @click.option(
     "--precision",
     metavar="NAME",
-    help="Of the products: bf16, fp16, fp8 or fp32; the best that the GPU has otherwise, but fp8.",
+    help="Precision of matrix products: bf16, fp16, fp8 or fp32. [default: the fastest of the GPU except fp8]",
 )
 @click.option(
-    "--stack", metavar="NAME", help="Training program whose habits count: fsdp2-compile, megatron-core, deepspeed, ..."
+    "--stack", metavar="NAME", help="Training program to plan for: fsdp2-compile, megatron-core, deepspeed, ..."
 )
 @click.option(
     "--instance",
     metavar="NAME",
-    help="A rented server: p5.48xlarge, a3-highgpu-8g; GPU, network, storage and price are its own.",
+    help="Cloud instance with its GPU, network, storage and price: p5.48xlarge, a3-highgpu-8g.",
 )
 @click.option(
-    "--network", metavar="RATE", help="Between nodes, for each GPU and direction: 400gbit, or a name as ib-ndr."
+    "--network", metavar="RATE", help="Rate between nodes per GPU and direction: 400gbit, or a name such as ib-ndr."
 )
-@click.option("--price", type=USD, metavar="USD", help="Of one GPU-hour, as of today or --price-date.")
-@click.option("--price-date", metavar="DATE", help="As of when --price was true: 2026-11.")
-@click.option("--price-kind", metavar="KIND", help="Of listed prices: on-demand, spot, capacity block.")
 @click.option(
-    "--prices", multiple=True, metavar="FILE", help="A price list of your own (docs/facts.md); its rows go before ours."
+    "--price", type=USD, metavar="USD", help="Price of one GPU-hour, dated today unless --price-date is given."
 )
-@click.option("--layout", metavar="LAYOUT", help="Judge this one alone: tp=8,pp=2,fsdp=2,mbs=1,recompute=full.")
+@click.option("--price-date", metavar="DATE", help="Date of --price: 2026-11.")
+@click.option("--price-kind", metavar="KIND", help="Kind of listed price: on-demand, spot, capacity block.")
+@click.option(
+    "--prices",
+    multiple=True,
+    metavar="FILE",
+    help="Your own price list (docs/facts.md); it overrides the built-in prices.",
+)
+@click.option("--layout", metavar="LAYOUT", help="Evaluate only this layout: tp=8,pp=2,fsdp=2,mbs=1,recompute=full.")
 @click.option(
     "--top",
     type=click.IntRange(min=1, max=100),
@@ -80,55 +83,61 @@ TOP_DEFAULT: Final = 5
     metavar="N",
     help="Layouts to show.",
 )
-@click.option("--explain", is_flag=True, help="Every formula, with this plan's numbers and its source.")
+@click.option("--explain", is_flag=True, help="Print every formula with this plan's numbers and its source.")
 @click.option(
-    "--plot", "plot_path", metavar="FILE", help="Draw who holds what, and the step in time: FILE.html, .svg or .png."
+    "--plot",
+    "plot_path",
+    metavar="FILE",
+    help="Draw the placement and the timeline of a step: FILE.html, .svg or .png.",
 )
-@click.option("--save", "save_path", metavar="FILE.json", help="Keep the answer for `phalanx run --plan FILE.json`.")
+@click.option("--save", "save_path", metavar="FILE.json", help="Save the plan for `phalanx run --plan FILE.json`.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-def plan(**given: Any) -> int:
-    """Say whether MODEL fits, how it is best split, how long that takes and what it costs.
+def plan(**options: Any) -> int:
+    """Compute whether MODEL fits, its best layout, the training time and the cost.
 
     MODEL is a name (llama-3-70b, mixtral-8x7b), a config.json, or sizes (layers=32,hidden=4096,heads=32,vocab=32000).
-    Gives exit code 1 where it does not fit.
+    Exits with code 1 if the model does not fit.
 
     \b
     phalanx plan llama-3-70b --gpus 4xh100:8 --tokens 300B
     phalanx plan llama-3-70b --gpus a100-80gb:8 --method lora --explain
     phalanx plan config.json --fleet here --save best.json
-    """  # noqa: D301  # \b is click's
+    """  # noqa: D301  # \b is a click marker
     from phalanx.cli.lists import encoded
     from phalanx.cli.plan.figures import as_json
     from phalanx.cli.plan.told import told_of
 
-    _check_outputs(given)
-    told = told_of(given)
-    text = encoded(as_json(told), indent=2) if given["as_json"] or given["save_path"] else ""
-    if given["save_path"]:
-        Path(given["save_path"]).write_text(text + "\n", encoding="utf-8")
-    if given["plot_path"]:
+    _check_outputs(options)
+    answer = told_of(options)
+    text = encoded(as_json(answer), indent=2) if options["as_json"] or options["save_path"] else ""
+    if options["save_path"]:
+        Path(options["save_path"]).write_text(text + "\n", encoding="utf-8")
+    if options["plot_path"]:
         from phalanx.cli.plan.picture import draw
 
-        draw(given["plot_path"], told, command=shlex.join(["phalanx", *sys.argv[1:]]))
-    if given["as_json"]:
+        draw(options["plot_path"], answer, command=shlex.join(["phalanx", *sys.argv[1:]]))
+    if options["as_json"]:
         print(text)
     else:
         from phalanx.cli.plan.page import plan_page
 
-        print("\n".join(plan_page(told, terminal(), explain=given["explain"])))
-    return 0 if told.fits else 1
+        print("\n".join(plan_page(answer, terminal(), explain=options["explain"])))
+    return 0 if answer.fits else 1
 
 
-def _check_outputs(given: dict[str, Any]) -> None:
-    """Refuse now what could not be written after the search."""
-    if given["plot_path"]:
+def _check_outputs(options: dict[str, Any]) -> None:
+    """Check the output paths before the search."""
+    if options["plot_path"]:
         from phalanx.cli.plan.picture import check_picture
 
-        check_picture(given["plot_path"])
-    path = given["save_path"]
+        check_picture(options["plot_path"])
+    path = options["save_path"]
     if path and not path.lower().endswith(".json"):
-        raise BadRequest(f"--save {path}: --plan reads files that end in .json", hint=f"--save {path}.json")
+        raise BadRequest(f"--save {path}: the name must end in .json", hint=f"--save {path}.json")
     if path and not Path(path).absolute().parent.is_dir():
-        raise BadRequest(f"--save {path}: there is no folder {Path(path).parent}", hint="make it first")
-    if given["fleet"] and given["instance"]:
-        raise BadRequest("--fleet here and --instance at once", hint="the first is your fleet, the second a rented one")
+        raise BadRequest(f"--save {path}: folder {Path(path).parent} does not exist", hint="create it first")
+    if options["fleet"] and options["instance"]:
+        raise BadRequest(
+            "--fleet here and --instance exclude each other",
+            hint="use --fleet here for your fleet, --instance for a rented one",
+        )

@@ -1,6 +1,6 @@
-"""`phalanx plan --explain`: the formulas behind an answer, in symbols and in this plan's numbers, each with its source. Pure.
+"""`phalanx plan --explain`: each formula in symbols and in this plan's numbers, with its source. Pure.
 
-The numbers are asked of `core.performance` again where it has them, so that what is printed is what was counted with.
+Numbers come from `core.performance` where possible, so that printed and computed values agree.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DALY: Final = 'J. T. Daly, "A higher order estimate of the optimum checkpoint i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One judged layout with all that it was judged by."""
+    """One evaluated layout with all inputs of the evaluation."""
 
     task: Task
     layout: Layout
@@ -49,7 +49,7 @@ class Case:
 
 
 def formulas_of(case: Case) -> tuple[Formula, ...]:
-    """Every formula that this answer rests on, in the order in which the answer is read."""
+    """Return every formula behind this plan, in the order of the printed plan."""
     return (*_model(case), *_memory(case), *_step(case), *_training(case), *_checkpoint(case))
 
 
@@ -60,16 +60,17 @@ def _model(case: Case) -> Iterator[Formula]:
         f"V {model.vocab}: N = {model.parameters:,}"
     )
     if model.mixture is not None:
-        numbers += f", of which one token visits {model.active_parameters:,}"
+        numbers += f", of which one token uses {model.active_parameters:,}"
     yield Formula(
         name="parameters",
         symbols=f"N = L (2 d h k + 2 d g k + {model.mlp_matrices} d f{' E' if model.mixture else ''}) + embeddings + norms",
-        numbers=numbers, source=_KAPLAN,
-    )  # fmt: skip
+        numbers=numbers,
+        source=_KAPLAN,
+    )
     yield Formula(
-        name="work of one token",
+        name="FLOPs per token",
         symbols=f"C = {'4' if frozen else '6'} N' + 6 L s h k, with N' the parameters in matrix products; forward and backward, "
-        f"nothing computed again{', frozen weights without gradients of their own' if frozen else ''}",
+        f"no recomputation{', no weight gradients for frozen weights' if frozen else ''}",
         numbers=f"s {seq}: C = {model.flops_per_token(seq, frozen=frozen) / 1e9:,.4g} GFLOP",
         source=_PALM,
     )
@@ -79,32 +80,32 @@ def _memory(case: Case) -> Iterator[Formula]:
     layout, stack, task = case.layout, case.stack, case.task
     items = dict(case.figures.memory_bytes)
     here = rank_parameters(task.model, layout)
-    trained = "" if task.method is Method.FULL else f"; trained of them {task.adapter_share:.2%}"
+    trained = "" if task.method is Method.FULL else f"; {task.adapter_share:.2%} of them trained"
     yield Formula(
         name="weights, gradients and optimizer states",
-        symbols="n (w + g + o) bytes, n = parameters of one rank; ZeRO 1, 2, 3 shares o, g, w among the sharded ranks",
+        symbols="n (w + g + o) bytes, n = parameters of one rank; ZeRO 1, 2, 3 shards o, g, w over the data parallel ranks",
         numbers=(
             f"n {here.total / 1e9:.4g}B over tp {layout.tensor} and pp {layout.pipeline}, w {stack.parameter_bytes:g} "
             f"g {stack.gradient_bytes:g} o {stack.state_bytes:g} ({stack.name}), zero {layout.zero} over {layout.shard} ranks{trained}: "
             f"{_sum(items, 'parameters', 'gradients', 'optimizer states', 'gathered parameters')}"
         ),
         source=_ZERO,
-    )  # fmt: skip
+    )
     yield Formula(
         name="activations",
-        symbols="in flight x L/p, rounded up, x (kept for the backward pass of one layer), and the layer in hand",
+        symbols="in flight x L/p, rounded up, x (kept for the backward pass of one layer), plus the current layer",
         numbers=(
             f"{in_flight(layout):.3g} x {task.model.layers}/{layout.pipeline} x {gb_shown(kept_bytes(task, layout, stack))} "
             f"(micro-batch {layout.micro_batch}, recompute {layout.recompute}): {_sum(items, 'activations', 'logits and loss')}"
         ),
         source=_KEPT,
-    )  # fmt: skip
+    )
     yield Formula(
-        name="room",
-        symbols="memory of the GPU less 1 %, less all items and what the allocator wastes",
+        name="free memory",
+        symbols="GPU memory less 1 %, less all items and allocator waste",
         numbers=f"waste {SLACK - 1:.0%}: {gb_shown(case.figures.usable_bytes)} - {gb_shown(case.figures.used_bytes)} = "
         f"{gb_shown(case.figures.room_bytes)}",
-        source=_said(case.machine.gpu.fact),
+        source=_fact_source(case.machine.gpu.fact),
     )
 
 
@@ -114,33 +115,39 @@ def _step(case: Case) -> Iterator[Formula]:
     top = best(machine.gpu, physics, layout.precision)
     rate = sustained(machine, physics, layout.precision)
     measured = machine.measured is not None and layout.precision in machine.measured.flops
-    told = (
+    source_text = (
         "measured by phalanx calibrate"
         if measured
-        else f"{physics.matmul_share:.0%} of the best that is known, {top / 1e12:.4g}"
+        else f"{physics.matmul_share:.0%} of the best known rate, {top / 1e12:.4g}"
     )
     yield Formula(
         name="matrix products",
-        symbols="2 M K N / R for each, and the memory traffic that this does not hide",
-        numbers=f"R {rate / 1e12:.4g} TFLOP/s {layout.precision} ({told}): {_seconds(items, Item.MATMUL)}",
-        source=f"roofline, S. Williams et al., CACM 52(4), 2009; rate: {_said(machine.gpu.fact)}",
+        symbols="2 M K N / R each, plus memory traffic that is not overlapped",
+        numbers=f"R {rate / 1e12:.4g} TFLOP/s {layout.precision} ({source_text}): {_seconds(items, Item.MATMUL)}",
+        source=f"roofline, S. Williams et al., CACM 52(4), 2009; rate: {_fact_source(machine.gpu.fact)}",
     )
     if layout.tensor > 1:
         yield _exchange(
-            "tensor parallel", "four all-reduces (or gather and scatter) of T d per layer and micro-batch: 2 (t-1)/t n / B",
-            f"t {layout.tensor}: {_seconds(items, Item.TENSOR)}", case,
-        )  # fmt: skip
+            "tensor parallel",
+            "four all-reduces (or gather and scatter) of T d per layer and micro-batch: 2 (t-1)/t n / B",
+            f"t {layout.tensor}: {_seconds(items, Item.TENSOR)}",
+            case,
+        )
     if layout.zero == 3 and layout.shard > 1:
         layer = layer_parameters(case.task.model, layout)
         yield _exchange(
-            "sharded parameters", "per layer (F-1)/F n / B to gather, again backward, and to reduce; what computing hides counts little",
-            f"F {layout.shard}, n {gb_shown(layer.total * gathered_bytes(case.task, layout, case.stack))} a layer: {_seconds(items, Item.SHARD)}", case,
-        )  # fmt: skip
+            "sharded parameters",
+            "per layer (F-1)/F n / B to gather, again backward, and to reduce; little of it counts where it overlaps with compute",
+            f"F {layout.shard}, n {gb_shown(layer.total * gathered_bytes(case.task, layout, case.stack))} a layer: {_seconds(items, Item.SHARD)}",
+            case,
+        )
     if items.get(Item.GRADIENTS.value):
         yield _exchange(
-            "gradients", "once a step: reduce and, where states are sharded, gather; hidden behind the last backward pass as far as it goes",
-            f"{layout.data} data parallel ranks: {_seconds(items, Item.GRADIENTS)}", case,
-        )  # fmt: skip
+            "gradients",
+            "once a step: reduce and, if states are sharded, gather; overlapped with the last backward pass",
+            f"{layout.data} data parallel ranks: {_seconds(items, Item.GRADIENTS)}",
+            case,
+        )
     if layout.pipeline > 1:
         yield Formula(
             name="pipeline bubble",
@@ -152,8 +159,8 @@ def _step(case: Case) -> Iterator[Formula]:
     yield Formula(
         name="interval of the step",
         symbols="exp(+-1.28 sigma), sigma^2 = sum over items (share x spread of the item)^2 + spread of the stack^2",
-        numbers=f"{seconds_shown(low)} to {seconds_shown(high)}; four of five steps lie inside",
-        source="the spreads were set on published runs that the fit had not seen: benchmarks/planner.py",
+        numbers=f"{seconds_shown(low)} to {seconds_shown(high)}; 80 % of steps lie inside",
+        source="spreads set on published runs that were not used for the fit: benchmarks/planner.py",
     )
 
 
@@ -163,13 +170,13 @@ def _training(case: Case) -> Iterator[Formula]:
     batch = case.global_batch * task.seq
     yield Formula(
         name="MFU",
-        symbols="C x tokens per second / (GPUs x dense peak of 16-bit products, whatever the precision)",
+        symbols="C x tokens per second / (GPUs x dense peak of 16-bit products, for every precision)",
         numbers=(
             f"{task.model.flops_per_token(task.seq, frozen=task.method is not Method.FULL) / 1e9:,.4g} GFLOP x {round_shown(figures.tokens_per_s)} / "
             f"({machine.gpus} x {peak / 1e12:.4g} TFLOP/s) = {figures.mfu:.1%}"
         ),
         source=_PALM,
-    )  # fmt: skip
+    )
     if case.tokens is None or figures.train_s is None:
         return
     yield Formula(
@@ -177,7 +184,7 @@ def _training(case: Case) -> Iterator[Formula]:
         symbols="steps x time of a step = tokens / (tokens per step) x time of a step; GPU-hours x price",
         numbers=f"{tokens_shown(case.tokens)} / {tokens_shown(batch)} x {seconds_shown(figures.step_s.mid)} = "
         f"{span_shown(figures.train_s.mid)}",
-        source="" if machine.price is None else f"price: {machine.price.offer}, {_said(machine.price.fact)}",
+        source="" if machine.price is None else f"price: {machine.price.offer}, {_fact_source(machine.price.fact)}",
     )
 
 
@@ -186,23 +193,23 @@ def _checkpoint(case: Case) -> Iterator[Formula]:
     if saving is None:
         return
     measured = None if machine.measured is None else machine.measured.storage_bytes_per_s
-    storage = "measured by phalanx calibrate" if measured else _said(machine.storage_fact)
+    storage = "measured by phalanx calibrate" if measured else _fact_source(machine.storage_fact)
     yield Formula(
         name="checkpoint",
-        symbols="D / (nodes x W) to write; one every tau = sqrt(2 delta M) (1 + ...) - delta loses least",
+        symbols="D / (nodes x W) to write; tau = sqrt(2 delta M) (1 + ...) - delta loses the least time",
         numbers=(
             f"{gb_shown(saving.bytes)} over {machine.nodes} x {(measured or machine.storage_bytes_per_s) / 1e9:.3g} GB/s = "
             f"{seconds_shown(saving.write_s)}; tau {span_shown(saving.interval_s)}, kept {saving.goodput:.1%}"
         ),
         source=f"{_DALY}; storage: {storage}",
-    )  # fmt: skip
+    )
 
 
 def _exchange(name: str, symbols: str, numbers: str, case: Case) -> Formula:
     machine, network = case.machine, Network(case.machine, case.physics)
-    link = f"B kept up within a node {network.near_bytes_per_s / 1e9:.3g} GB/s"
+    link = f"sustained B within a node {network.near_bytes_per_s / 1e9:.3g} GB/s"
     far = f", between nodes {network.far_bytes_per_s / 1e9:.3g} GB/s a GPU" if machine.nodes > 1 else ""
-    source = f"{_RING}; network: {_said(machine.network_fact)}" if machine.nodes > 1 else _RING
+    source = f"{_RING}; network: {_fact_source(machine.network_fact)}" if machine.nodes > 1 else _RING
     return Formula(name=name, symbols=symbols, numbers=f"{numbers}; {link}{far}", source=source)
 
 
@@ -214,11 +221,11 @@ def _seconds(items: Mapping[str, float], item: Item) -> str:
     return f"{seconds_shown(items.get(item.value, 0.0))} a step"
 
 
-def _said(fact: Fact) -> str:
+def _fact_source(fact: Fact) -> str:
     return f"{fact.source} ({fact.date})" if fact.date else fact.source or "not stated"
 
 
 def model_line(model: Model) -> str:
-    """`llama-3-70b (70.6B parameters)`, of a mixture with those that a token visits."""
+    """Format `llama-3-70b (70.6B parameters)`; for a mixture also the active parameters."""
     active = f", {parameters_shown(model.active_parameters)} active" if model.mixture is not None else ""
     return f"{model.name} ({parameters_shown(model.parameters)} parameters{active})"

@@ -1,6 +1,6 @@
-"""An answer of the planner as plain figures: what the page, `--json` and the picture show alike. Records alone.
+"""The planner's answer as plain records, for page, `--json` and picture.
 
-Units are in the names; a `Range` is the middle and the two ends of the 80 % interval.
+Names contain units; a `Range` is an estimate with its 80 % interval.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from phalanx.core.work.layout import Layout, layout_to_json
 from phalanx.core.work.planned import layout_text
 
-Named = tuple[tuple[str, float], ...]  # items of a whole, in the planner's order
+Named = tuple[tuple[str, float], ...]  # parts of a total, in the planner's order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,14 +23,10 @@ class Range:
     low: float
     high: float
 
-    def times(self, factor: float) -> Range:
-        """The same of so many."""
-        return Range(mid=self.mid * factor, low=self.low * factor, high=self.high * factor)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saving:
-    """Checkpoints of one layout's training. `interval_s` loses least; `goodput` is then the share of time that is kept."""
+    """Checkpoint cost of a layout. `interval_s` is the optimal interval; `goodput` is the remaining share of time."""
 
     bytes: float
     write_s: float
@@ -40,13 +36,13 @@ class Saving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """One layout judged.
+    """One evaluated layout.
 
     Attributes:
-        memory_bytes: items on the fullest GPU; `used_bytes` is their sum, `usable_bytes` what the GPU gives to a program.
-        step_items_s: what one step is spent on; `step_s` is the whole.
-        train_s, gpu_hours, usd: of all tokens; None where no number of tokens, or no price, was given.
-        why: what speaks for or against it beside the best, in words.
+        memory_bytes: items on the fullest GPU; `used_bytes` is their sum, `usable_bytes` the limit for a program.
+        step_items_s: parts of one step; `step_s` is the total.
+        train_s, gpu_hours, usd: for all tokens; None without a number of tokens or a price.
+        why: comparison with the best layout, as text.
     """
 
     layout: Layout
@@ -65,13 +61,13 @@ class Figures:
 
     @property
     def room_bytes(self) -> float:
-        """Left over; negative where it does not fit."""
+        """Free memory; negative if the layout does not fit."""
         return self.usable_bytes - self.used_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formula:
-    """One line of `--explain`: what is computed, the formula in symbols, with this plan's numbers, and where it is from."""
+    """One entry of `--explain`: name, symbolic formula, numbers of this plan, and source."""
 
     name: str
     symbols: str
@@ -81,17 +77,17 @@ class Formula:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """The whole answer.
+    """The planner's whole answer.
 
     Attributes:
-        asked: what was planned, in one line: model, method, GPUs, batch.
-        model: its name; `layers` of it are what the picture cuts.
-        price: what a GPU-hour costs and as of when, in words; "" where nobody knows.
-        layouts: best first, all of them fit; `losers` did not win or do not fit, with the reason.
-        smallest: what would fit, where this does not.
-        judged_alone: one layout was given, and nothing searched.
-        formulas: of the best layout, or of the one that was judged.
-        next: what to type now.
+        asked: the request in one line: model, method, GPUs, batch.
+        model: its name; the picture divides its `layers`.
+        price: price of a GPU-hour with its date, as text; "" if unknown.
+        layouts: layouts that fit, best first; `losers` are worse or do not fit, with the reason.
+        smallest: alternatives that fit, if nothing fits.
+        judged_alone: only the given layout was evaluated.
+        formulas: those of the best or the given layout.
+        next: the suggested next command.
     """
 
     asked: str
@@ -118,29 +114,40 @@ class Told:
 
     @property
     def gpus(self) -> int:
-        """Devices in all."""
+        """Total number of devices."""
         return self.nodes * self.gpus_per_node
 
 
-def as_json(told: Told) -> dict[str, Any]:
-    """What `--json` prints and `--save` keeps: `fits`, `reason` and `layouts` first."""
+def as_json(answer: Told) -> dict[str, Any]:
+    """Build the document of `--json` and `--save`: `fits`, `reason` and `layouts` first."""
     return {
-        "fits": told.fits,
-        "reason": told.reason,
-        "layouts": [_layout(one) for one in told.layouts],
-        "losers": [_layout(one) for one in told.losers],
-        "smallest": list(told.smallest),
-        "notes": list(told.notes),
-        "model": {"name": told.model, "layers": told.layers},
-        "machine": {"nodes": told.nodes, "gpus_per_node": told.gpus_per_node, "gpus": told.gpus, "gpu": told.gpu},
+        "fits": answer.fits,
+        "reason": answer.reason,
+        "layouts": [_layout(one) for one in answer.layouts],
+        "losers": [_layout(one) for one in answer.losers],
+        "smallest": list(answer.smallest),
+        "notes": list(answer.notes),
+        "model": {"name": answer.model, "layers": answer.layers},
+        "machine": {
+            "nodes": answer.nodes,
+            "gpus_per_node": answer.gpus_per_node,
+            "gpus": answer.gpus,
+            "gpu": answer.gpu,
+        },
         "asked": {
-            "seq": told.seq, "global_batch": told.global_batch, "tokens": told.tokens, "method": told.method, "stack": told.stack,
-            "price": told.price, "text": told.asked,
+            "seq": answer.seq,
+            "global_batch": answer.global_batch,
+            "tokens": answer.tokens,
+            "method": answer.method,
+            "stack": answer.stack,
+            "price": answer.price,
+            "text": answer.asked,
         },
         "formulas": [
-            {"name": one.name, "formula": one.symbols, "numbers": one.numbers, "source": one.source} for one in told.formulas
+            {"name": one.name, "formula": one.symbols, "numbers": one.numbers, "source": one.source}
+            for one in answer.formulas
         ],
-    }  # fmt: skip
+    }
 
 
 def _layout(one: Figures) -> dict[str, Any]:
@@ -149,7 +156,10 @@ def _layout(one: Figures) -> dict[str, Any]:
         "text": layout_text(one.layout),
         "ranks": one.layout.ranks,
         "memory": {
-            "total_bytes": one.used_bytes, "usable_bytes": one.usable_bytes, "room_bytes": one.room_bytes, "items": dict(one.memory_bytes),
+            "total_bytes": one.used_bytes,
+            "usable_bytes": one.usable_bytes,
+            "room_bytes": one.room_bytes,
+            "items": dict(one.memory_bytes),
         },
         "step": {**_range(one.step_s, "_s"), "items": dict(one.step_items_s)},
         "tokens_per_s": one.tokens_per_s,
@@ -159,7 +169,7 @@ def _layout(one: Figures) -> dict[str, Any]:
         "usd": None if one.usd is None else _range(one.usd, ""),
         "checkpoint": None if one.saving is None else _saving(one.saving),
         "why": one.why,
-    }  # fmt: skip
+    }
 
 
 def _range(one: Range, unit: str) -> Mapping[str, float]:

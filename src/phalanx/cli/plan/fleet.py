@@ -1,6 +1,6 @@
-"""The machine to plan on: as the words of the command state it, or as the fleet of this user's head is (`--fleet here`).
+"""The machine to plan on: from the command's options, or from the fleet of the user's head (`--fleet here`).
 
-Facts come from `phalanx.facts`; what `phalanx calibrate` measured goes before them.
+Facts come from `phalanx.facts`; measurements of `phalanx calibrate` override them.
 """
 
 from __future__ import annotations
@@ -20,46 +20,50 @@ if TYPE_CHECKING:
     from phalanx.facts.machines import Tables
     from phalanx.wire.api.nodes import NodeView
 
-Kind = tuple[str, int]  # model of a node's devices, and how many it has
+Kind = tuple[str, int]  # device model and number of devices of a node
 
 
-def machine_asked(given: Mapping[str, Any], tables: Tables, notes: list[str]) -> Machine:
-    """The machine that the options state.
+def machine_asked(options: Mapping[str, Any], tables: Tables, notes: list[str]) -> Machine:
+    """Build the machine from the options.
 
     Args:
-        given: the command's options.
-        tables: of facts.
-        notes: is told what was assumed.
+        options: the command's options.
+        tables: fact tables.
+        notes: assumptions are appended to it.
 
     Raises:
-        BadRequest: no GPUs, unknown ones, or what contradicts.
+        BadRequest: missing, unknown or contradictory GPUs.
     """
     from phalanx.facts.machines import machine_for
 
-    if not given["gpus"]:
-        raise BadRequest("on which GPUs?", hint="--gpus 4xh100:8, or --fleet here for the fleet of your head")
+    if not options["gpus"]:
+        raise BadRequest("no GPUs given", hint="add --gpus 4xh100:8, or --fleet here for the fleet of your head")
     return machine_for(
-        parse_gpus(given["gpus"]), instance=given["instance"], **_network(given["network"]), **_price(given), tables=tables,
+        parse_gpus(options["gpus"]),
+        instance=options["instance"],
+        **_network(options["network"]),
+        **_price(options),
+        tables=tables,
         notes=notes,
-    )  # fmt: skip
+    )
 
 
-def machine_here(head: Client, given: Mapping[str, Any], tables: Tables, notes: list[str]) -> Machine:
-    """The machine that the head's fleet is, or the part of it that `--gpus` names: equal nodes of one model, the most there are.
+def machine_here(head: Client, options: Mapping[str, Any], tables: Tables, notes: list[str]) -> Machine:
+    """Build the machine from the head's fleet, or the part that `--gpus` names: the largest group of equal nodes of one model.
 
     Raises:
         NeverFits: the fleet has no such devices.
-        PhalanxError: nobody answers.
+        PhalanxError: the head does not answer.
     """
     from phalanx.facts.machines import machine_for
 
     nodes = [node for node in head.nodes() if node.cordon is None and node.devices and node.down_cause == ""]
-    request = parse_gpus(given["gpus"]) if given["gpus"] else None
+    request = parse_gpus(options["gpus"]) if options["gpus"] else None
     chosen, asked = _chosen(nodes, request)
     model, _ = _kind(chosen[0])
-    stated = given["network"] or network_of(node.labels for node in chosen)
+    stated = options["network"] or network_of(node.labels for node in chosen)
     assumed: list[str] = []
-    machine = machine_for(asked, **_network(stated), **_price(given), tables=tables, notes=assumed)
+    machine = machine_for(asked, **_network(stated), **_price(options), tables=tables, notes=assumed)
     machine = with_measured(machine, head, model, notes)
     measured = machine.measured is not None and machine.measured.between_bytes_per_s is not None
     notes += [note for note in assumed if not (measured and note.startswith("network between nodes not stated"))]
@@ -67,7 +71,7 @@ def machine_here(head: Client, given: Mapping[str, Any], tables: Tables, notes: 
 
 
 def with_measured(machine: Machine, head: Client, model: str, notes: list[str]) -> Machine:
-    """The machine with what was calibrated of devices of that model; as it was where nothing was. `notes` is told what to doubt."""
+    """Add the measurements for this device model, if any; append doubts about them to `notes`."""
     from phalanx.core.performance.profile import measured_of, profile_from
     from phalanx.core.performance.slowdown import CALIBRATION_STACK, slowdown_of
     from phalanx.facts.coefficients import physics, stack_named
@@ -79,16 +83,16 @@ def with_measured(machine: Machine, head: Client, model: str, notes: list[str]) 
         return machine
     profile = None if found.profile is None else profile_from(found.profile)
     if profile is None or all(node.gpu != model for node in profile.nodes):
-        notes.append("these devices were never measured: `phalanx calibrate` makes plans on them sharper")
+        notes.append("these devices have no calibration; run `phalanx calibrate` for more accurate plans")
         return machine
     notes.extend(f"profile of {profile.at[:10]}: {doubt}" for doubt in found.stale)
     slowdown = slowdown_of(profile, model, machine, physics(), stack_named(CALIBRATION_STACK))
-    notes.append(f"as calibrated on {profile.at[:10]}; whole steps took {slowdown:.2f} times what their parts promise")
+    notes.append(f"calibrated on {profile.at[:10]}; measured steps took {slowdown:.2f} times the sum of their parts")
     return replace(machine, measured=measured_of(profile, gpu=model, slowdown=slowdown))
 
 
 def _chosen(nodes: Sequence[NodeView], request: GpuRequest | None) -> tuple[list[NodeView], GpuRequest]:
-    """Nodes that are alike, and the request in numbers of them."""
+    """Select equal nodes, and express the request in numbers of them."""
     from phalanx.core.fleet.summary import kind_fits
 
     alike: dict[Kind, list[NodeView]] = {}
@@ -101,7 +105,7 @@ def _chosen(nodes: Sequence[NodeView], request: GpuRequest | None) -> tuple[list
     if not alike:
         has = ", ".join(sorted({_kind(node)[0] for node in nodes})) or "no GPUs"
         wanted = "" if request is None else f" {request.kind}"
-        raise NeverFits(f"no node of this fleet has{wanted} GPUs", hint=f"it has: {has}")
+        raise NeverFits(f"no node of this fleet has{wanted} GPUs", hint=f"available: {has}")
     (model, per_node), chosen = max(alike.items(), key=lambda one: (len(one[1]) * one[0][1], one[0]))
     word = "-".join(model.lower().split())
     if request is None or request.nodes is not None:
@@ -116,21 +120,21 @@ def _kind(node: NodeView) -> Kind:
 
 
 def _network(text: str | None) -> dict[str, Any]:
-    """`--network 400gbit` or a name of the table of networks, as `machine_for` takes them."""
+    """Convert `--network 400gbit` or a name from the table of networks to arguments of `machine_for`."""
     if not text:
         return {}
     gbit = gbit_of(text)
     if gbit == 0:
-        raise BadRequest(f"network: {text!r} joins nothing", hint="write 400gbit, for each GPU and direction")
+        raise BadRequest(f"network: {text!r} has no bandwidth", hint="example: 400gbit per GPU and direction")
     return {"network": text} if gbit is None else {"network_gbit_per_gpu": gbit}
 
 
-def _price(given: Mapping[str, Any]) -> dict[str, Any]:
-    """`--price 2.69`: as of today, unless the user says another day."""
-    if given["price"] is None and given.get("price_date"):
-        raise BadRequest("--price-date is of --price, which is not given", hint="--price 2.69")
-    if given["price"] is None:
-        return {"price_kind": given["price_kind"]} if given.get("price_kind") else {}
+def _price(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert `--price 2.69` to arguments of `machine_for`; the date defaults to today."""
+    if options["price"] is None and options.get("price_date"):
+        raise BadRequest("--price-date needs --price", hint="--price 2.69")
+    if options["price"] is None:
+        return {"price_kind": options["price_kind"]} if options.get("price_kind") else {}
     from phalanx.cli.plan.amounts import parse_usd
 
-    return {"price": parse_usd(given["price"]), "price_date": given["price_date"] or time.strftime("%Y-%m-%d")}
+    return {"price": parse_usd(options["price"]), "price_date": options["price_date"] or time.strftime("%Y-%m-%d")}

@@ -1,6 +1,6 @@
-"""Who holds what, as shapes: nodes as boxes, their devices as cells in rank order, and what each stage and axis means. Pure.
+"""The placement of a layout as shapes: nodes as boxes, devices as cells in rank order, and a legend of stages and axes. Pure.
 
-Units as in `cli.simulate.charts`: a sheet 1000 wide, y growing downwards. A colour is a stage of the pipeline.
+Units as in `cli.simulate.charts`: a sheet 1000 wide, y grows downwards. Colours show the pipeline stage.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from phalanx.cli.simulate.charts import SERIES, WIDTH, Area, Line, Shape, Words
 from phalanx.core.work.layout import Axis, Layout
 from phalanx.core.work.split import spread
 
-DETAILED_MAX: Final = 8  # nodes drawn rank by rank; of a larger fleet the first four, and all as a map
+DETAILED_MAX: Final = 8  # nodes drawn with every rank; a larger fleet shows the first four, plus a map of all
 FIRST: Final = 4
-MAP_MAX: Final = 512  # nodes on the map; further ones go on in the same way
-CELL_WIDTH, CELL_HEIGHT = 104.0, 46.0  # the least width; cells are widened to fill the sheet
+MAP_MAX: Final = 512  # nodes on the map
+CELL_WIDTH, CELL_HEIGHT = 104.0, 46.0  # minimum width; cells are widened to fill the sheet
 _PAD, _GAP, _TITLE = 10.0, 14.0, 24.0
 _LETTERS: Final = {Axis.TENSOR: "T", Axis.CONTEXT: "C", Axis.SHARD: "F", Axis.REPLICATE: "D", Axis.PIPELINE: "P"}
 _LINE_HEIGHT: Final = 20.0
@@ -25,30 +25,28 @@ _DOT: Final = 11.0  # a device on the map
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """Shapes and the height that they take."""
+    """Shapes and their total height."""
 
     shapes: tuple[Shape, ...]
     height: float
 
 
 def fleet_sheet(layout: Layout, *, layers: int, nodes: int, gpus_per_node: int, gpu: str) -> Sheet:
-    """The layout on its nodes, ranks in order, and in words below what each rank holds."""
-    title = (
-        f"{layout.ranks} ranks on {nodes} {'node' if nodes == 1 else 'nodes'} x {gpus_per_node} {gpu}: who holds what"
-    )
+    """Draw the layout on its nodes in rank order, with a legend of what each rank holds."""
+    title = f"{layout.ranks} ranks on {nodes} {'node' if nodes == 1 else 'nodes'} x {gpus_per_node} {gpu}"
     shapes: list[Shape] = [Words(4, 18, title, "ink", strong=True)]
     detailed = nodes if nodes <= DETAILED_MAX else FIRST
     bottom = _rank_by_rank(shapes, 34.0, layout, detailed, gpus_per_node)
     if detailed < nodes and layout.pipeline == 1:
-        shapes.append(Words(4, bottom + 12, f"and {nodes - detailed} more nodes like these"))
+        shapes.append(Words(4, bottom + 12, f"and {nodes - detailed} more equal nodes"))
         bottom += _LINE_HEIGHT
     elif detailed < nodes:
         bottom = _map(shapes, bottom + 18.0, layout, nodes, gpus_per_node)
-    return _with_words(shapes, bottom, layout, layers)
+    return _with_legend(shapes, bottom, layout, layers)
 
 
 def _rank_by_rank(shapes: list[Shape], top: float, layout: Layout, nodes: int, gpus_per_node: int) -> float:
-    """Add the first nodes with every rank's place along the axes; the height below them."""
+    """Add the first nodes with every rank's coordinates; return the y below them."""
     across = min(gpus_per_node, 4)
     down = -(-gpus_per_node // across)
     per_row = max(1, int((WIDTH + _GAP) // (across * CELL_WIDTH + 2 * _PAD + _GAP)))
@@ -69,10 +67,10 @@ def _rank_by_rank(shapes: list[Shape], top: float, layout: Layout, nodes: int, g
 
 
 def _map(shapes: list[Shape], top: float, layout: Layout, nodes: int, gpus_per_node: int) -> float:
-    """Add all nodes as small boxes in the colours of their ranks' stages; the height below them."""
+    """Add all nodes as small boxes coloured by stage; return the y below them."""
     shown = min(nodes, MAP_MAX)
-    rest = f"; {nodes - shown} more go on in the same way" if shown < nodes else ""
-    shapes.append(Words(4, top, f"nodes 0 to {shown - 1}, the colour is the stage of the pipeline{rest}"))
+    rest = f"; {nodes - shown} more continue the pattern" if shown < nodes else ""
+    shapes.append(Words(4, top, f"nodes 0 to {shown - 1}, coloured by pipeline stage{rest}"))
     across = min(gpus_per_node, 4)
     width, height = across * _DOT + 8, -(-gpus_per_node // across) * _DOT + 8
     per_row = int((WIDTH + 6) // (width + 6))
@@ -91,7 +89,7 @@ def _map(shapes: list[Shape], top: float, layout: Layout, nodes: int, gpus_per_n
 
 
 def holdings(layout: Layout, layers: int) -> Iterator[tuple[str, str]]:
-    """What the axes mean, as a colour and a line each: stages first, then what is cut among the ranks of one stage."""
+    """Return the legend as (colour, text): pipeline stages first, then the other axes."""
     chunks = spread(layers, layout.pipeline * layout.interleave)
     starts = [sum(chunks[:number]) for number in range(len(chunks) + 1)]
     for stage in range(layout.pipeline):
@@ -108,26 +106,26 @@ def holdings(layout: Layout, layers: int) -> Iterator[tuple[str, str]]:
     if layout.context > 1:
         yield "", f"C0..C{layout.context - 1}: 1/{layout.context} of every sequence"
     if layout.expert > 1:
-        yield "", f"experts: 1/{layout.expert} of them on each of {layout.expert} neighbours"
+        yield "", f"experts: 1/{layout.expert} of them on each of {layout.expert} neighbouring ranks"
     shards = layout.shard * layout.context if layout.zero else 1
-    what = ("", "optimizer states", "gradients and optimizer states", "parameters, gradients and optimizer states")
-    held = f"1/{shards} of the {what[layout.zero]}" if shards > 1 else "all of the states"
+    sharded = ("", "optimizer states", "gradients and optimizer states", "parameters, gradients and optimizer states")
+    held = f"1/{shards} of the {sharded[layout.zero]}" if shards > 1 else "all states"
     if layout.shard > 1:
         yield "", f"F0..F{layout.shard - 1}: other samples" + (f", {held}" if layout.context == 1 else "")
     if layout.context > 1 and shards > 1:
         yield "", f"{'C and F' if layout.shard > 1 else 'C'} together: each {held}"
     if layout.replicate > 1:
-        yield "", f"D0..D{layout.replicate - 1}: other samples, a whole copy of what the others hold"
+        yield "", f"D0..D{layout.replicate - 1}: other samples, a full replica"
 
 
 def _layers(start: int, end: int) -> str:
     return f"{start}" if end - start == 1 else f"{start} to {end - 1}"
 
 
-def _with_words(shapes: list[Shape], bottom: float, layout: Layout, layers: int) -> Sheet:
+def _with_legend(shapes: list[Shape], bottom: float, layout: Layout, layers: int) -> Sheet:
     y = bottom + 16
     lines = list(holdings(layout, layers))
-    most = 12  # stages told one by one; the others follow the pattern
+    most = 12  # stages listed individually
     if layout.pipeline > most:
         lines = [*lines[: most - 1], ("", "..."), *lines[layout.pipeline - 1 :]]
     for colour, text in lines:

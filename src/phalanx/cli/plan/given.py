@@ -1,4 +1,4 @@
-"""What stands after `--plan` or under `plan:`: words that the head reads, a file that `phalanx plan --save` wrote, or a wish to plan now."""
+"""Read the value of `--plan` or `plan:`: layout text for the head, a file of `phalanx plan --save`, or a request to plan now."""
 
 from __future__ import annotations
 
@@ -15,37 +15,38 @@ from phalanx.core.work.layout import layout_from_json
 from phalanx.core.work.nearest import nearest
 from phalanx.core.work.planned import layout_text
 
-FILE_BYTES_MAX: Final = 4 << 20  # a saved answer has some hundred KiB; more is another file
+FILE_BYTES_MAX: Final = 4 << 20  # a saved plan has a few hundred KiB
+_SAVE_HINT: Final = "create one with phalanx plan MODEL --save FILE.json"
 WISH_KEYS: Final = ("model", "seq", "global_batch", "method", "precision", "stack", "tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanWish:
-    """A mapping under `plan:`: planned when the job is handed in, on the GPUs that it asks for. Values are as written."""
+    """A mapping under `plan:`, to be planned at submit on the job's GPUs. Values are unparsed."""
 
     model: str
     options: Mapping[str, str]
-    folder: str  # from which a model's file is meant
+    folder: str  # base folder of a model file
 
 
 def plan_given(value: object, folder: str) -> str | PlanWish:
-    """The words for the head, or what is to be planned first. `folder`: from which a file is meant.
+    """Return the layout text for the head, or a request to plan first. `folder` is the base of relative paths.
 
     Raises:
-        BadKey: a file that cannot be read or holds no such layout, or a mapping without a model.
+        BadKey: the file cannot be read or lacks the layout, or the mapping has no model.
     """
     if isinstance(value, Mapping):
-        return _wish(value, folder)
+        return _request(value, folder)
     text = str(value).strip()
     path, mark, number = text.partition("#")
     if not path.lower().endswith(".json"):
         return text
     if mark and not (number.isdigit() and int(number)):
-        raise _bad(f"{text}: after # stands the number of a layout, from 1", f"{path}#1")
+        raise _bad(f"{text}: the part after # must be a layout number from 1", f"{path}#1")
     return _from_file(os.path.join(folder, os.path.expanduser(path)), path, int(number or 1))
 
 
-def _wish(value: Mapping[Any, Any], folder: str) -> PlanWish:
+def _request(value: Mapping[Any, Any], folder: str) -> PlanWish:
     for key in value:
         if key not in WISH_KEYS:
             near = nearest(str(key), WISH_KEYS)
@@ -53,7 +54,7 @@ def _wish(value: Mapping[Any, Any], folder: str) -> PlanWish:
     options = {str(key): str(text) for key, text in value.items() if text is not None}
     model = options.pop("model", "")
     if not model:
-        raise _bad("the mapping names no model", "write plan: {model: llama-3-8b, seq: 4096, global_batch: 512}")
+        raise _bad("the mapping has no model", "example: plan: {model: llama-3-8b, seq: 4096, global_batch: 512}")
     return PlanWish(model=model, options=options, folder=folder)
 
 
@@ -61,11 +62,11 @@ def _from_file(full: str, path: str, number: int) -> str:
     try:
         raw = bytes_of(full, FILE_BYTES_MAX, "saved plan")
     except (BadFile, TooLarge) as error:
-        raise _bad(error.message.replace(full, path), "phalanx plan MODEL --save FILE.json writes one") from None
+        raise _bad(error.message.replace(full, path), _SAVE_HINT) from None
     try:
         found = json.loads(raw)
-    except (ValueError, RecursionError) as error:  # brackets within brackets
-        raise _bad(f"{path}: not JSON: {error}", "phalanx plan MODEL --save FILE.json writes one") from None
+    except (ValueError, RecursionError) as error:  # RecursionError: deeply nested brackets
+        raise _bad(f"{path}: not JSON: {error}", _SAVE_HINT) from None
     layout = _chosen(found, path, number)
     try:
         return layout_text(layout_from_json(layout))
@@ -74,19 +75,19 @@ def _from_file(full: str, path: str, number: int) -> str:
 
 
 def _chosen(found: object, path: str, number: int) -> Mapping[str, Any]:
-    """The n-th layout of a saved answer, or the only one of a file that is a layout itself."""
+    """Return the n-th layout of a saved plan, or the layout of a file that contains only one."""
     if not isinstance(found, Mapping):
-        raise _bad(f"{path}: holds no plan", "phalanx plan MODEL --save FILE.json writes one")
+        raise _bad(f"{path}: contains no plan", _SAVE_HINT)
     layouts = found.get("layouts", [found])
     if not isinstance(layouts, list) or not layouts:
-        why = str(found.get("reason", "") or "it holds no layout")
-        raise _bad(f"{path}: {why[:200]}", "phalanx plan says what would fit")
+        why = str(found.get("reason", "") or "contains no layout")
+        raise _bad(f"{path}: {why[:200]}", "phalanx plan shows what fits")
     if number > len(layouts):
-        raise _bad(f"{path}: has {len(layouts)} layouts, and number {number} is asked for", f"{path}#{len(layouts)}")
+        raise _bad(f"{path}: layout {number} does not exist; the file has {len(layouts)}", f"{path}#{len(layouts)}")
     one = layouts[number - 1]
     layout = one.get("layout", one) if isinstance(one, Mapping) else None
     if not isinstance(layout, Mapping):
-        raise _bad(f"{path}: layout {number} is no layout", "phalanx plan MODEL --save FILE.json writes one")
+        raise _bad(f"{path}: layout {number} is invalid", _SAVE_HINT)
     return layout
 
 

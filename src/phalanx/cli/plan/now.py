@@ -1,4 +1,4 @@
-"""A job file whose `plan:` is a mapping: planned on the head's own fleet when the job is handed in, and sent as the layout that won."""
+"""Plan a job whose `plan:` is a mapping: search on the head's fleet at submit, and send the best layout."""
 
 from __future__ import annotations
 
@@ -17,45 +17,59 @@ if TYPE_CHECKING:
     from phalanx.cli.plan.given import PlanWish
     from phalanx.client import Client
 
-# Every option of `phalanx plan` that a job file has no word for.
-_UNSAID: Final[Mapping[str, Any]] = {
-    "seq": None, "global_batch": None, "tokens": None, "method": "full", "precision": None, "stack": None, "instance": None,
-    "network": None, "price": None, "price_date": None, "price_kind": None, "prices": (), "layout": None, "top": 1, "explain": False,
-}  # fmt: skip
+# Options of `phalanx plan` that a job file cannot set, with their defaults.
+_DEFAULTS: Final[Mapping[str, Any]] = {
+    "seq": None,
+    "global_batch": None,
+    "tokens": None,
+    "method": "full",
+    "precision": None,
+    "stack": None,
+    "instance": None,
+    "network": None,
+    "price": None,
+    "price_date": None,
+    "price_kind": None,
+    "prices": (),
+    "layout": None,
+    "top": 1,
+    "explain": False,
+}
 
 
 def plan_now(head: Client, wanted: Asked) -> Asked:
-    """The job with its layout; as it was where it holds no wish to plan. Says on standard error what won.
+    """Return the job with its layout; unchanged without a plan request. Prints the best layout on standard error.
 
     Raises:
-        BadRequest: it asks for no GPUs, or names no model that we know.
-        NeverFits: no layout of that model fits on what it asks for.
+        BadRequest: the job requests no GPUs or names an unknown model.
+        NeverFits: no layout of that model fits on the requested GPUs.
     """
     if wanted.to_plan is None:
         return wanted
-    told = _planned(head, wanted.to_plan, str(wanted.spec.role.gpus) if wanted.spec.role.gpus.total else "")
-    best = told.layouts[0]
+    answer = _planned(head, wanted.to_plan, str(wanted.spec.role.gpus) if wanted.spec.role.gpus.total else "")
+    best = answer.layouts[0]
     text = layout_text(best.layout)
-    print(f"plan of {told.model}: {text}, {best.step_s.mid:.3g} s a step expected", file=sys.stderr)
+    print(f"plan of {answer.model}: {text}, expected {best.step_s.mid:.3g} s per step", file=sys.stderr)
     return replace(wanted, mapping={**wanted.mapping, "plan": text}, to_plan=None)
 
 
-def _planned(head: Client, wish: PlanWish, gpus: str) -> Told:
+def _planned(head: Client, request: PlanWish, gpus: str) -> Told:
     from phalanx.cli.plan.told import told_of
 
     if not gpus:
-        raise BadRequest("plan: on how many GPUs?", hint="add gpus: 8 to the job, or --gpus 8")
-    model = os.path.join(wish.folder, wish.model)
-    given = {
-        **_UNSAID,
-        **wish.options,
-        "model": model if os.path.exists(model) else wish.model,
+        raise BadRequest("plan: the job requests no GPUs", hint="add gpus: 8 to the job, or --gpus 8")
+    model = os.path.join(request.folder, request.model)
+    options = {
+        **_DEFAULTS,
+        **request.options,
+        "model": model if os.path.exists(model) else request.model,
         "gpus": gpus,
         "fleet": "here",
     }
-    told = told_of(given, head=head)
-    if not told.fits:
+    answer = told_of(options, head=head)
+    if not answer.fits:
         raise NeverFits(
-            f"plan: {told.model} does not fit: {told.reason}", hint=told.smallest[0] if told.smallest else told.next
+            f"plan: {answer.model} does not fit: {answer.reason}",
+            hint=answer.smallest[0] if answer.smallest else answer.next,
         )
-    return told
+    return answer

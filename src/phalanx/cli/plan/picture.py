@@ -1,4 +1,4 @@
-"""The picture of a plan as a file: SVG and PNG alone, or a page. Decides the kind by the file's ending; the sheets are given."""
+"""Write the picture of a plan as SVG, PNG or HTML page, by the file's ending."""
 
 from __future__ import annotations
 
@@ -20,34 +20,46 @@ from phalanx.core.errors import BadRequest
 KINDS: Final = ("svg", "png", "html")
 _GAP: Final = 22.0  # between sheets
 _MARGIN: Final = 20.0
-# The colours of cli/simulate/page.html, light: a picture alone has no reader's theme.
+# The light colours of cli/simulate/page.html: a picture file cannot follow the reader's theme.
 _THEME: Final = {
-    "ink": "#16181d", "soft": "#5c626d", "line": "#c9cdd4", "grid": "#ebecef", "s0": "#2a6fd0", "s1": "#e0930a", "s2": "#2e9c6a",
-    "s3": "#d8433d", "s4": "#8b63d1", "s5": "#14a3b8", "s6": "#b0578d", "s7": "#7a7f32",
-}  # fmt: skip
+    "ink": "#16181d",
+    "soft": "#5c626d",
+    "line": "#c9cdd4",
+    "grid": "#ebecef",
+    "s0": "#2a6fd0",
+    "s1": "#e0930a",
+    "s2": "#2e9c6a",
+    "s3": "#d8433d",
+    "s4": "#8b63d1",
+    "s5": "#14a3b8",
+    "s6": "#b0578d",
+    "s7": "#7a7f32",
+}
 
 
 def check_picture(path: str) -> str:
-    """The kind of picture that the path asks for.
+    """Return the picture format of the path.
 
     Raises:
-        BadRequest: none that can be drawn here, or nowhere to put it.
+        BadRequest: the format is unknown or unavailable, or the path cannot be written.
     """
     kind = PurePath(path).suffix.lower().removeprefix(".")
     if kind not in KINDS:
-        raise BadRequest(f"--plot {path}: ends in none of {', '.join(KINDS)}", hint="--plot plan.html")
+        raise BadRequest(f"--plot {path}: the name must end in one of {', '.join(KINDS)}", hint="--plot plan.html")
     if kind == "png" and find_spec("matplotlib") is None:
-        raise BadRequest("--plot: a PNG needs matplotlib, which is not installed",
-                         hint="pip install '.[plot]' in the checkout, or write plan.svg or plan.html")  # fmt: skip
+        raise BadRequest(
+            "--plot: PNG needs matplotlib, which is not installed",
+            hint="pip install '.[plot]' in the checkout, or use plan.svg or plan.html",
+        )
     if not Path(path).absolute().parent.is_dir():
-        raise BadRequest(f"--plot {path}: there is no folder {Path(path).parent}", hint="make it first")
+        raise BadRequest(f"--plot {path}: folder {Path(path).parent} does not exist", hint="create it first")
     if Path(path).is_dir():
         raise BadRequest(f"--plot {path} is a folder, not a file")
     return kind
 
 
 def write_picture(path: str, sheets: Sequence[Sheet], *, title: str, lead: str, command: str, version: str) -> None:
-    """Draw the sheets one below the other.
+    """Draw the sheets below each other.
 
     Raises:
         OSError: the file cannot be written.
@@ -67,7 +79,7 @@ def write_picture(path: str, sheets: Sequence[Sheet], *, title: str, lead: str, 
 
 
 def stacked(sheets: Sequence[Sheet], title: str, lead: str) -> Sheet:
-    """One sheet of them all, with title and lead above."""
+    """Combine all sheets into one, below title and lead."""
     shapes: list[Shape] = []
     y = 2.0
     for line in _wrapped(title, 110):
@@ -87,15 +99,17 @@ def stacked(sheets: Sequence[Sheet], title: str, lead: str) -> Sheet:
 def _page(sheets: Sequence[Sheet], *, title: str, lead: str, command: str, version: str) -> str:
     template = Template(files("phalanx.cli.simulate").joinpath("page.html").read_text(encoding="utf-8"))
     page = template.substitute(
-        title=escape(title), lead=escape(lead), table="",
+        title=escape(title),
+        lead=escape(lead),
+        table="",
         charts="".join(f"<section>{svg(sheet.shapes, title, sheet.height)}</section>" for sheet in sheets),
-        footer=f"Phalanx {escape(version)}. Again: <code>{escape(command)}</code>",
-    )  # fmt: skip
-    return page.replace("<section><table></table></section>", "")  # a plan's table is its picture
+        footer=f"Phalanx {escape(version)}. Command: <code>{escape(command)}</code>",
+    )
+    return page.replace("<section><table></table></section>", "")  # a plan has no table
 
 
 def _alone(sheet: Sheet, title: str) -> str:
-    """An SVG that needs no page: its colours and font come with it."""
+    """Return a standalone SVG with its own colours and font."""
     drawn = svg(sheet.shapes, title, sheet.height)
     for name, colour in _THEME.items():
         drawn = drawn.replace(f"var(--{name})", colour)
@@ -125,39 +139,41 @@ def _wrapped(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width)
 
 
-def draw(path: str, told: Told, *, command: str) -> None:
-    """Write the picture of the best layout, or of the first that does not fit.
+def draw(path: str, answer: Told, *, command: str) -> None:
+    """Write the picture of the best layout, or of the first one that does not fit.
 
     Raises:
-        BadRequest: there is no layout to draw.
+        BadRequest: there is no layout.
         OSError: the file cannot be written.
     """
     from phalanx import __version__
     from phalanx.cli.plan.page import headline
 
-    shown = (*told.layouts, *told.losers)
+    shown = (*answer.layouts, *answer.losers)
     if not shown:
-        raise BadRequest(f"--plot {path}: there is no layout to draw", hint="--json says why")
+        raise BadRequest(f"--plot {path}: there is no layout to draw", hint="see the reason with --json")
     write_picture(
         path,
-        list(sheets_of(told, shown[0])),
-        title=told.asked,
-        lead=headline(told),
+        list(sheets_of(answer, shown[0])),
+        title=answer.asked,
+        lead=headline(answer),
         command=command,
         version=__version__,
     )
 
 
-def sheets_of(told: Told, one: Figures) -> Iterator[Sheet]:
-    """Who holds what, the step in time, and what memory and step are made of."""
+def sheets_of(answer: Told, one: Figures) -> Iterator[Sheet]:
+    """Draw the placement, the timeline of a step, and the parts of step and memory."""
     from phalanx.cli.plan.timeline import AFTER, items_sheet, schedule_sheet
 
-    yield fleet_sheet(one.layout, layers=told.layers, nodes=told.nodes, gpus_per_node=told.gpus_per_node, gpu=told.gpu)
-    if told.fits:
+    yield fleet_sheet(
+        one.layout, layers=answer.layers, nodes=answer.nodes, gpus_per_node=answer.gpus_per_node, gpu=answer.gpu
+    )
+    if answer.fits:
         after_s = sum(seconds for name, seconds in one.step_items_s if name in AFTER)
         yield schedule_sheet(one.layout, step_s=one.step_s.mid, after_s=after_s)
-        yield items_sheet(f"What the step's {seconds_shown(one.step_s.mid)} go to", one.step_items_s, "s")
-    title = f"What the fullest GPU's memory holds: {gb_shown(one.used_bytes)} of {gb_shown(one.usable_bytes)}"
+        yield items_sheet(f"Parts of the step: {seconds_shown(one.step_s.mid)}", one.step_items_s, "s")
+    title = f"Memory of the fullest GPU: {gb_shown(one.used_bytes)} of {gb_shown(one.usable_bytes)}"
     yield items_sheet(
         title, [(name, value / 1e9) for name, value in one.memory_bytes], "GB", whole=one.usable_bytes / 1e9
     )

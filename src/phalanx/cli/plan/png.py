@@ -1,4 +1,4 @@
-"""A sheet of shapes as a PNG, drawn by matplotlib: an extra that only `--plot FILE.png` needs. No window and no global state."""
+"""Draw a sheet of shapes as PNG with matplotlib, an extra that only `--plot FILE.png` needs. No window, no global state."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from phalanx.cli.simulate.charts import WIDTH, Area, Line, Words
 _MARGIN: Final = 20.0
 _UNITS_PER_INCH: Final = 96.0  # a unit is a CSS pixel
 _DOTS_PER_INCH: Final = 192  # two dots a unit: sharp on a wide screen
-_POINTS: Final = 72.0 / _UNITS_PER_INCH  # a unit in the points that fonts and lines are measured in
+_POINTS: Final = 72.0 / _UNITS_PER_INCH  # one unit in points, the unit of fonts and lines
 _ANCHORS: Final = {"start": "left", "middle": "center", "end": "right"}
 
 
 def png(sheet: Sheet, theme: Mapping[str, str]) -> bytes:
-    """The picture's bytes. `theme`: a colour for each name that the shapes use."""
+    """Return the PNG. `theme` maps the colour names of the shapes to colours."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     width, height = WIDTH + 2 * _MARGIN, sheet.height + 2 * _MARGIN
-    # Dollar signs in a text are prices, not mathematics.
+    # Dollar signs are prices, not mathematics.
     with rc_context({"font.family": "DejaVu Sans", "text.parse_math": False}):
         size = (width / _UNITS_PER_INCH, height / _UNITS_PER_INCH)
         figure = Figure(figsize=size, dpi=_DOTS_PER_INCH, facecolor="white")
@@ -41,9 +41,15 @@ def png(sheet: Sheet, theme: Mapping[str, str]) -> bytes:
                     axes.fill(*zip(*corners, strict=True), color=theme[colour], alpha=opacity, linewidth=0)
                 case Words(x, y, text, colour, anchor, strong):
                     axes.text(
-                        x, y, text, color=theme[colour], ha=_ANCHORS[anchor], va="baseline",
-                        fontsize=(15 if strong else 12) * _POINTS, fontweight="bold" if strong else "normal",
-                    )  # fmt: skip
+                        x,
+                        y,
+                        text,
+                        color=theme[colour],
+                        ha=_ANCHORS[anchor],
+                        va="baseline",
+                        fontsize=(15 if strong else 12) * _POINTS,
+                        fontweight="bold" if strong else "normal",
+                    )
                 case _:
                     assert_never(shape)
         file = io.BytesIO()

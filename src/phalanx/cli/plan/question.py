@@ -1,4 +1,4 @@
-"""From the words of `phalanx plan` to what the planner is asked: a model, a machine, a task. Every refusal is one line."""
+"""Parse the options of `phalanx plan` into a planner request: model, machine, task. Every error is one line."""
 
 from __future__ import annotations
 
@@ -18,19 +18,16 @@ from phalanx.core.work.nearest import nearest
 if TYPE_CHECKING:
     from phalanx.client import Client
 
-SEQ_DEFAULT: Final = 4096  # positions: what Llama 2 was trained on, H. Touvron et al., 2023
+SEQ_DEFAULT: Final = 4096  # positions: as Llama 2, H. Touvron et al., 2023
 BATCH_DEFAULT_TOKENS: Final = 4_194_304  # per step in full training: as Llama 1 and 2
-ADAPTER_BATCH_DEFAULT: Final = 64  # sequences per step where adapters are trained: published recipes have 16 to 128
-_PRECISION_ORDER: Final = (
-    "bf16",
-    "fp16",
-    "fp32",
-)  # fp8 is taken when asked for: not every training keeps its loss in it
+ADAPTER_BATCH_DEFAULT: Final = 64  # sequences per step for adapters: published recipes use 16 to 128
+# without fp8, which does not preserve the loss of every training and is used on request only
+_PRECISION_ORDER: Final = ("bf16", "fp16", "fp32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is planned. `notes`: what was assumed on the way; `name` and `words`: model, and model with GPUs, as they were typed."""
+    """A planner request. `notes`: assumptions; `name` and `words`: the model, and model with GPUs, as typed."""
 
     model: Model
     machine: Machine
@@ -47,7 +44,7 @@ class Question:
 
     @property
     def line(self) -> str:
-        """The question in one line, for people."""
+        """The request in one line."""
         from phalanx.cli.plan.explained import model_line
 
         machine = self.machine
@@ -57,16 +54,16 @@ class Question:
         return f"{model_line(self.model)}, {method}{on}: {whole}, sequence {self.seq}, global batch {self.global_batch}, {self.precision}"
 
 
-def question_of(given: Mapping[str, Any], head: Client | None = None) -> Question:
-    """What the options ask.
+def question_of(options: Mapping[str, Any], head: Client | None = None) -> Question:
+    """Parse the options.
 
     Args:
-        given: the command's options, as typed.
-        head: for `--fleet here`; connected to when needed and None.
+        options: the command's options, as typed.
+        head: for `--fleet here`; None connects when needed.
 
     Raises:
-        BadRequest: unknown names, sizes that cannot be, or what contradicts.
-        BadFile: a config or price list that cannot be read.
+        BadRequest: unknown names, impossible sizes, or contradictions.
+        BadFile: a config or price list cannot be read.
         PhalanxError: the head does not answer.
     """
     from phalanx.cli.cluster.home import home_folder
@@ -77,34 +74,34 @@ def question_of(given: Mapping[str, Any], head: Client | None = None) -> Questio
 
     home = home_folder()
     notes: list[str] = []
-    tables = read_tables(home, tuple(given["prices"]))
-    method = _method(given["method"])
-    model = model_from(given["model"], home=home, notes=notes)
-    seq = _seq(given["seq"], model)
-    if given["fleet"] == "here":
+    tables = read_tables(home, tuple(options["prices"]))
+    method = _method(options["method"])
+    model = model_from(options["model"], home=home, notes=notes)
+    seq = _seq(options["seq"], model)
+    if options["fleet"] == "here":
         from phalanx.cli.connect import connect
 
-        machine = machine_here(head or connect(), given, tables, notes)
+        machine = machine_here(head or connect(), options, tables, notes)
     else:
-        machine = machine_asked(given, tables, notes)
-    layout = None if given["layout"] is None else parse_layout(given["layout"])
-    precision = _precision(given["precision"], layout, given["layout"], machine)
+        machine = machine_asked(options, tables, notes)
+    layout = None if options["layout"] is None else parse_layout(options["layout"])
+    precision = _precision(options["precision"], layout, options["layout"], machine)
     return Question(
         model=model,
         machine=machine,
         seq=seq,
-        global_batch=_batch(given["global_batch"], seq, method, layout, notes),
-        tokens=None if given["tokens"] is None else parse_tokens(given["tokens"]),
+        global_batch=_batch(options["global_batch"], seq, method, layout, notes),
+        tokens=None if options["tokens"] is None else parse_tokens(options["tokens"]),
         method=method,
         precision=precision,
-        stack=stack_named(given["stack"]) if given["stack"] else stack_for(model, precision, notes),
+        stack=stack_named(options["stack"]) if options["stack"] else stack_for(model, precision, notes),
         layout=layout,
-        name=given["model"],
+        name=options["model"],
         words=" ".join(
             [
-                given["model"],
-                *(["--gpus", given["gpus"]] if given["gpus"] else []),
-                *(["--fleet", "here"] if given["fleet"] else []),
+                options["model"],
+                *(["--gpus", options["gpus"]] if options["gpus"] else []),
+                *(["--fleet", "here"] if options["fleet"] else []),
             ]
         ),
         notes=tuple(notes),
@@ -112,7 +109,7 @@ def question_of(given: Mapping[str, Any], head: Client | None = None) -> Questio
 
 
 def price_line(price: Price | None) -> str:
-    """`$2.69 a GPU-hour (RunPod, on-demand, 2026-11-09)`."""
+    """Format `$2.69 a GPU-hour (RunPod, on-demand, 2026-11-09)`."""
     if price is None:
         return ""
     region = f", {price.region}" if price.region else ""
@@ -122,12 +119,12 @@ def price_line(price: Price | None) -> str:
 def _method(text: object) -> Method:
     word = str(text).strip().lower()
     if word not in set(Method):
-        raise BadRequest(f"method: {text!r} is none of {', '.join(Method)}")
+        raise BadRequest(f"method: {text!r} must be one of {', '.join(Method)}")
     return Method(word)
 
 
 def _seq(text: object, model: Model) -> int:
-    """Positions, as asked; else the usual, or as many as the model has vectors for."""
+    """Return the given sequence length, else the default, at most the model's number of position vectors."""
     if text is None:
         return min(SEQ_DEFAULT, model.positions or SEQ_DEFAULT)
     seq = parse_count(text, what="seq")
@@ -140,13 +137,13 @@ def _seq(text: object, model: Model) -> int:
 
 
 def _batch(text: object, seq: int, method: Method, layout: Layout | None, notes: list[str]) -> int:
-    """Sequences per step, as asked; else as the layout to be judged has them; else the usual."""
+    """Return the given sequences per step, else those of the given layout, else the default."""
     if text is not None:
         return parse_count(text, what="global-batch")
     if layout is not None and (layout.micro_batches > 1 or layout.micro_batch > 1):
         return layout.global_batch
     batch = ADAPTER_BATCH_DEFAULT if method is not Method.FULL else max(1, BATCH_DEFAULT_TOKENS // seq)
-    notes.append(f"global batch not stated: {batch} sequences = {tokens_shown(batch * seq)} tokens a step")
+    notes.append(f"global batch not stated: {batch} sequences = {tokens_shown(batch * seq)} tokens per step")
     return batch
 
 
@@ -157,12 +154,12 @@ def _precision(text: object, layout: Layout | None, layout_words: object, machin
         return next((name for name in _PRECISION_ORDER if name in has), "bf16")
     word = str(stated if text is None else text).strip().lower()
     if stated not in (None, word):
-        raise BadRequest(f"precision: {word} is asked for, and {stated} in the layout", hint="give one of the two")
+        raise BadRequest(f"precision: {word} contradicts {stated} in the layout", hint="give one of the two")
     if word not in PRECISIONS:
         near = nearest(word, PRECISIONS)
         raise BadRequest(
-            f"precision: {text!r} is none of {', '.join(PRECISIONS)}", hint=f"did you mean {near}?" if near else ""
+            f"precision: {text!r} must be one of {', '.join(PRECISIONS)}", hint=f"did you mean {near}?" if near else ""
         )
     if word not in has:
-        raise BadRequest(f"precision: {machine.gpu.name} has no {word} products", hint=f"it has {', '.join(has)}")
+        raise BadRequest(f"precision: {machine.gpu.name} does not support {word}", hint=f"supported: {', '.join(has)}")
     return word

@@ -1,8 +1,8 @@
-"""When each stage of a pipeline computes which micro-batch: the time line that a plan's picture shows. Pure; times in seconds.
+"""The timeline of a pipeline: when each stage computes which micro-batch. Pure; times in seconds.
 
 1F1B after D. Narayanan et al., "PipeDream", 2019, and interleaved after D. Narayanan et al., "Efficient Large-Scale Language Model
-Training on GPU Clusters Using Megatron-LM", 2021, section 2.2. Activations travel at once here: what a step really takes is said by
-`core.performance`, and the picture is scaled to it.
+Training on GPU Clusters Using Megatron-LM", 2021, section 2.2. Transfers take no time here: `core.performance` computes the real
+step time, and the picture is scaled to it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Work(NamedTuple):
-    """One pass of one micro-batch through one run of layers."""
+    """One pass of one micro-batch through one chunk of layers."""
 
     micro_batch: int
     chunk: int
@@ -23,7 +23,7 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """A piece of a stage's time."""
+    """One pass on a stage, with its time."""
 
     stage: int
     work: Work
@@ -32,14 +32,14 @@ class Slot:
 
 
 def schedule(stages: int, chunks: int, micro_batches: int, *, forward_s: float, backward_s: float) -> list[Slot]:
-    """Every slot, stage by stage in the order of time.
+    """Return every slot by stage and time.
 
     Args:
-        stages: of the pipeline.
-        chunks: runs of layers per stage (`Layout.interleave`); plain 1F1B where the micro-batches do not fill whole rounds of them.
-        micro_batches: how many go through it in a step.
-        forward_s: of one micro-batch through one run of layers.
-        backward_s: the same on the way back.
+        stages: pipeline stages.
+        chunks: chunks of layers per stage (`Layout.interleave`); plain 1F1B if the micro-batches do not fill whole rounds.
+        micro_batches: number per step.
+        forward_s: time of one micro-batch through one chunk.
+        backward_s: the same for the backward pass.
     """
     if chunks > 1 and micro_batches % stages:
         chunks, forward_s, backward_s = 1, forward_s * chunks, backward_s * chunks
@@ -55,12 +55,12 @@ def schedule(stages: int, chunks: int, micro_batches: int, *, forward_s: float, 
                 start_s = max(free_s[stage], ready_s)
                 free_s[stage] = done[stage, work] = start_s + (forward_s if work.forward else backward_s)
                 slots[stage].append(Slot(stage=stage, work=work, start_s=start_s, end_s=free_s[stage]))
-        assert len(done) > before, "a pipeline's order never waits for itself"
+        assert len(done) > before, "the pipeline order has a deadlock"
     return [slot for stage in slots for slot in stage]
 
 
 def _ready_s(stage: int, work: Work, stages: int, chunks: int, done: dict[tuple[int, Work], float]) -> float | None:
-    """When what the work needs is there; None while that is not known yet."""
+    """Return when the inputs of the pass are ready; None while unknown."""
     first, last = stage == 0, stage == stages - 1
     if work.forward:
         if first and work.chunk == 0:
@@ -72,7 +72,7 @@ def _ready_s(stage: int, work: Work, stages: int, chunks: int, done: dict[tuple[
 
 
 def _order(stage: int, stages: int, chunks: int, micro_batches: int) -> Iterator[Work]:
-    """What the stage does, one after the other: some forward passes to fill the pipeline, then one forward and one backward in turn."""
+    """Yield the passes of a stage in order: forward passes that fill the pipeline, then alternating forward and backward."""
     total = micro_batches * chunks
     ahead = stages - stage - 1 if chunks == 1 else 2 * (stages - stage - 1) + (chunks - 1) * stages
     ahead = min(ahead, total)
@@ -86,7 +86,7 @@ def _order(stage: int, stages: int, chunks: int, micro_batches: int) -> Iterator
 
 
 def _work(number: int, stages: int, chunks: int, *, forward: bool) -> Work:
-    """The n-th pass of its kind: rounds of as many micro-batches as there are stages go through one run of layers after the other."""
+    """Return the n-th pass: rounds of `stages` micro-batches go through one chunk after the other."""
     if chunks == 1:
         return Work(number, 0, forward)
     turn, place = divmod(number, stages * chunks)

@@ -1,4 +1,4 @@
-"""A step in time, as shapes: which stage computes which micro-batch, and what the whole step is spent on. Pure; units as in `fleetview`."""
+"""A step as shapes: the pipeline timeline and the parts of the step. Pure; units as in `fleetview`."""
 
 from __future__ import annotations
 
@@ -12,40 +12,38 @@ from phalanx.cli.simulate.charts import SERIES, WIDTH, Area, Line, Shape, Words
 from phalanx.cli.simulate.figures import ticks
 from phalanx.core.work.layout import Layout, Recompute
 
-SLOTS_MAX: Final = (
-    192  # of one stage: about five units each; the picture shows as many micro-batches as that allows, and says so
-)
-SHARE_MIN: Final = 0.001  # of a whole, below which an item is not named
-STAGES_MAX: Final = 16  # lanes; of more, the first and the last half
+SLOTS_MAX: Final = 192  # of one stage, about five units wide each; limits the number of drawn micro-batches
+SHARE_MIN: Final = 0.001  # share of the total below which an item is omitted
+STAGES_MAX: Final = 16  # lanes; with more stages, the first and the last half
 FORWARD_SHARE: Final = 1 / 3
-"""Of a micro-batch's time where nothing is computed again: backward has two products for each of forward. Source: J. Kaplan et al., 2020."""
+"""Forward share of a micro-batch's time without recomputation: backward has two products for each forward one. Source: J. Kaplan et al., 2020."""
 _LEFT, _RIGHT, _LANE = 64.0, 16.0, 26.0
 _LEGEND_ROW: Final = 20.0
 
-AFTER: Final = frozenset({"gradients", "optimizer", "per step"})  # items of a step that follow its last micro-batch
-Spent = tuple[str, float]  # a name and seconds, or bytes
-Across = Callable[[float], float]  # seconds to the place on the sheet
+AFTER: Final = frozenset({"gradients", "optimizer", "per step"})  # parts of a step after its last micro-batch
+Spent = tuple[str, float]  # name and seconds or bytes
+Across = Callable[[float], float]  # maps seconds to x on the sheet
 
 
 def schedule_sheet(layout: Layout, *, step_s: float, after_s: float) -> Sheet:
-    """The lanes of the stages over one step.
+    """Draw the stages as lanes over one step.
 
     Args:
-        layout: whose pipeline and micro-batches these are.
-        step_s: all of it.
-        after_s: of that, what follows the pipeline: the exchange of gradients and the optimizer.
+        layout: pipeline and micro-batches.
+        step_s: total time of the step.
+        after_s: the part after the pipeline: gradient exchange and optimizer.
     """
     stages, chunks = layout.pipeline, layout.interleave
     most = max(4 * stages, SLOTS_MAX // (2 * chunks) // stages * stages)
     shown = min(layout.micro_batches, most)
     forward = FORWARD_SHARE if layout.recompute is not Recompute.FULL else 1 / 4
     slots = schedule(stages, chunks, shown, forward_s=forward, backward_s=1.0 - forward)
-    end = max(slot.end_s for slot in slots)  # in passes of one micro-batch through one run of layers, both ways
+    end = max(slot.end_s for slot in slots)  # in units of one forward and backward pass through one chunk
     scale = (step_s - after_s) / (end + (layout.micro_batches - shown) * chunks)
     width_s = end * scale + after_s
     title = f"One step of {seconds_shown(step_s)}" + (", stage by stage" if stages > 1 else "")
     if shown < layout.micro_batches:
-        title += f": {shown} of {layout.micro_batches} micro-batches, the others repeat the middle"
+        title += f": {shown} of {layout.micro_batches} micro-batches, the rest repeat the middle"
     shapes: list[Shape] = [Words(4, 18, title, "ink", strong=True)]
 
     def x(seconds: float) -> float:
@@ -67,9 +65,9 @@ def schedule_sheet(layout: Layout, *, step_s: float, after_s: float) -> Sheet:
 
 
 def items_sheet(title: str, items: Sequence[Spent], unit: str, *, whole: float = 0.0) -> Sheet:
-    """One bar cut into items, the largest first, with a line for each that counts; `unit` is printed behind the numbers.
+    """Draw one bar of items, the largest first, with a legend; `unit` follows the numbers.
 
-    `whole` is what they are parts of where that is more than their sum: the rest of the bar stays empty.
+    `whole` is the total if it exceeds the sum of the items; the rest of the bar stays empty.
     """
     total = max(whole, sum(value for _, value in items)) or 1.0
     ordered = sorted((item for item in items if item[1] >= SHARE_MIN * total), key=lambda item: (-item[1], item[0]))
@@ -92,7 +90,7 @@ def items_sheet(title: str, items: Sequence[Spent], unit: str, *, whole: float =
 
 
 def _shade(number: int) -> float:
-    """Colours repeat after eight: then paler."""
+    """Return the opacity: colours repeat after eight, then paler."""
     return 0.9 if number < SERIES else 0.45
 
 

@@ -1,4 +1,4 @@
-"""The planner's answer, asked and read: from the words of the command to the figures that page, JSON and picture show."""
+"""Run the planner: from the command's options to the records for page, JSON and picture."""
 
 from __future__ import annotations
 
@@ -19,34 +19,41 @@ if TYPE_CHECKING:
     from phalanx.client import Client
 
 
-def told_of(given: Mapping[str, Any], head: Client | None = None) -> Told:
-    """Ask the planner.
+def told_of(options: Mapping[str, Any], head: Client | None = None) -> Told:
+    """Run the planner with these options.
 
     Raises:
-        PhalanxError: as `question_of`, and a layout that cannot split the model or the batch.
+        PhalanxError: as `question_of`, or the layout cannot split the model or the batch.
     """
     from phalanx.facts.coefficients import physics
 
-    question = question_of(given, head)
+    question = question_of(options, head)
     asked = Asked(
-        model=question.model, machine=question.machine, physics=physics(), stack=question.stack, seq=question.seq,
-        global_batch=question.global_batch, tokens=question.tokens, method=question.method, precision=question.precision,
+        model=question.model,
+        machine=question.machine,
+        physics=physics(),
+        stack=question.stack,
+        seq=question.seq,
+        global_batch=question.global_batch,
+        tokens=question.tokens,
+        method=question.method,
+        precision=question.precision,
         layout=question.layout,
-    )  # fmt: skip
-    return told(question, asked, plan(asked, top=given["top"]))
+    )
+    return told(question, asked, plan(asked, top=options["top"]))
 
 
 def told(question: Question, asked: Asked, answer: Answer) -> Told:
-    """The answer in figures."""
+    """Convert the planner's answer to plain records."""
     layouts = tuple(_figures(one) for one in answer.layouts)
     losers = tuple(_figures(one) for one in answer.losers)
     shown = (*layouts, *losers)
     machine = question.machine
     notes = list(question.notes)
     if machine.price is None and question.tokens is not None:
-        notes.append("no cost: no dated price of these GPUs is known; --price USD states one")
+        notes.append("no cost: no dated price of these GPUs is known; set one with --price USD")
     if answer.judged > 1:
-        notes.append(f"{answer.judged:,} layouts were judged, for the habits of {question.stack.name}")
+        notes.append(f"Compared {answer.judged:,} layouts for the {question.stack.name} stack.")
     return Told(
         asked=question.line,
         model=question.model.name,
@@ -74,9 +81,15 @@ def told(question: Question, asked: Asked, answer: Answer) -> Told:
 
 def _case(asked: Asked, figures: Figures) -> Case:
     return Case(
-        task=task_of(asked), layout=figures.layout, machine=asked.machine, physics=asked.physics, stack=asked.stack,
-        global_batch=asked.global_batch, tokens=asked.tokens, figures=figures,
-    )  # fmt: skip
+        task=task_of(asked),
+        layout=figures.layout,
+        machine=asked.machine,
+        physics=asked.physics,
+        stack=asked.stack,
+        global_batch=asked.global_batch,
+        tokens=asked.tokens,
+        figures=figures,
+    )
 
 
 def _figures(one: Judged) -> Figures:
@@ -113,17 +126,15 @@ def _smaller(one: Smaller, question: Question) -> str:
 
 
 def _next(question: Question, answer: Answer) -> str:
-    """What to type now."""
+    """Return the suggested next command."""
     if answer.fits and question.stack.name != DEFAULT_STACK:
-        # phalanx.torch may refuse it; a script of that program reads PHALANX_LAYOUT.
+        # phalanx.torch may not support the layout; a script of that stack reads PHALANX_LAYOUT.
         layout = layout_text(answer.layouts[0].layout)
-        return f"phalanx run --plan {layout} -- python train.py, with a script of {question.stack.name} that reads PHALANX_LAYOUT"
+        return f"phalanx run --plan {layout} -- python train.py, with a {question.stack.name} script that reads PHALANX_LAYOUT"
     if answer.fits:
         return f"phalanx run --plan {layout_text(answer.layouts[0].layout)} -- python train.py"
     if not answer.smallest and answer.judged:
-        return (
-            "phalanx plan --help"  # past adapters in 4 bits and hundreds of times the GPUs there is nothing to propose
-        )
+        return "phalanx plan --help"  # not even 4-bit adapters on hundreds of times the GPUs fit
     if not answer.smallest:
         return f"phalanx plan {question.words} --global-batch {_divisible(question)}"
     one = answer.smallest[0]
@@ -139,5 +150,5 @@ def _method(question: Question) -> str:
 
 
 def _divisible(question: Question) -> int:
-    """The global batch upwards of the one asked that divides over all GPUs."""
+    """Return the next larger global batch that is divisible by the number of GPUs."""
     return -(-question.global_batch // question.machine.gpus) * question.machine.gpus

@@ -1,1 +1,1 @@
-"""`phalanx simulate`: a trace replayed in virtual time, as figures, a plot or a page."""
+"""`phalanx simulate`, `whatif` and `drill`: replay traces and test the control plane in virtual time."""

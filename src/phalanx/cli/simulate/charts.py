@@ -1,6 +1,6 @@
-"""The charts of a replay as shapes: what `svg` and `png` draw alike. Pure; colours are names, a theme gives them.
+"""The charts of a replay as shapes, for `svg` and `png`. Pure; colours are names that a theme defines.
 
-Units are those of a sheet 1000 wide; y grows downwards.
+The sheet is 1000 units wide; y grows downwards.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from phalanx.cli.simulate.figures import Course, Run, course, lasts, ticks, wait
 
 WIDTH: Final = 1000.0
 HEIGHT: Final = 300.0
-SERIES: Final = 8  # colours; more policies than that share them
+SERIES: Final = 8  # colours; more policies than this share them
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 16.0, 44.0, 34.0
-_STEPS: Final = 460  # about two units each: finer is not seen
+_STEPS: Final = 460  # about two units each; more detail is not visible
 _DAY_S: Final = 86_400.0
 
 Point = tuple[float, float]
@@ -33,7 +33,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """What lies between a polyline, ascending in x, and the height `base`."""
+    """The area between a polyline, ascending in x, and the height `base`."""
 
     points: tuple[Point, ...]
     base: float
@@ -57,20 +57,32 @@ Shape = Line | Area | Words
 
 
 def charts(runs: Sequence[Run]) -> list[list[Shape]]:
-    """Utilisation, queue depth, and waits by size."""
+    """Draw utilisation, queue depth, and waits by size."""
     start_s, end_s = min(run.start_s for run in runs), max(run.end_s for run in runs)
     courses = [course(run, start_s=start_s, end_s=end_s, steps=_STEPS) for run in runs]
     return [
         _over_time("GPUs held", runs, courses, [each.held for each in courses], top=1.0, percent=True),
-        _over_time("Jobs waiting", runs, courses, [each.waiting for each in courses],
-                   top=max(1.0, *(value for each in courses for value in each.waiting)) * 1.04, percent=False),
+        _over_time(
+            "Jobs waiting",
+            runs,
+            courses,
+            [each.waiting for each in courses],
+            top=max(1.0, *(value for each in courses for value in each.waiting)) * 1.04,
+            percent=False,
+        ),
         _waits(runs),
-    ]  # fmt: skip
+    ]
 
 
 def _over_time(
-    title: str, runs: Sequence[Run], courses: Sequence[Course], values: Sequence[Sequence[float]], *, top: float, percent: bool
-) -> list[Shape]:  # fmt: skip
+    title: str,
+    runs: Sequence[Run],
+    courses: Sequence[Course],
+    values: Sequence[Sequence[float]],
+    *,
+    top: float,
+    percent: bool,
+) -> list[Shape]:
     start_s = courses[0].times_s[0] - (courses[0].times_s[1] - courses[0].times_s[0]) / 2
     days = (courses[0].times_s[-1] + courses[0].times_s[0] - 2 * start_s) / _DAY_S
 
@@ -104,12 +116,12 @@ def _over_time(
 
 
 def _waits(runs: Sequence[Run]) -> list[Shape]:
-    """Bars on a logarithmic axis: mean and 99th percentile of one policy, or the means of several."""
+    """Draw bars on a logarithmic axis: mean and 99th percentile of one policy, or the means of several."""
     tables = [waits_by_size(run) for run in runs]
     names = [waits.sizes for waits in max(tables, key=len)]
     if len(runs) == 1:
         bars = [([waits.mean_s for waits in tables[0]], "s0"), ([waits.p99_s for waits in tables[0]], "s1")]
-        key = [("mean", "s0"), ("99 % waited less", "s1")]
+        key = [("mean", "s0"), ("99th percentile", "s1")]
     else:
         bars = [([waits.mean_s for waits in table], _colour(number)) for number, table in enumerate(tables)]
         key = [(run.policy, _colour(number)) for number, run in enumerate(runs)]
@@ -151,7 +163,7 @@ def _title(title: str, key: Sequence[tuple[str, str]]) -> list[Shape]:
 
 
 def short(seconds: float) -> str:
-    """A time in at most six characters: 45 s, 10 min, 6 h, 7 d."""
+    """Format a time in at most six characters: 45 s, 10 min, 6 h, 7 d."""
     for size, unit in ((_DAY_S, "d"), (3600.0, "h"), (60.0, "min")):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""`phalanx drill`: the real control plane through thousands of faults, in virtual time. Needs no head and touches none."""
+"""`phalanx drill`: run the real control plane through seeded faults in virtual time. Needs no head and contacts none."""
 
 from __future__ import annotations
 
@@ -13,47 +13,62 @@ import click
 from phalanx.cli.faults import warn
 
 _SEEDS: Final = 100  # about a minute of two cores
-_SEEDS_SPAN: Final = 1 << 40  # fresh seeds are drawn below this: short enough to type
+_SEEDS_SPAN: Final = 1 << 40  # random seeds stay below this, short enough to type
 
 
 @click.command()
-@click.option("--seeds", type=click.IntRange(min=1), metavar="N", help=f"How many seeds; {_SEEDS}, or 1 with --seed.")
-@click.option("--seed", type=click.IntRange(min=0), metavar="S", help="The first of them; drawn afresh unless said.")
-@click.option("--events", type=click.IntRange(min=1), default=2000, show_default=True, metavar="E",
-              help="Events that changed something, before the faults heal.")  # fmt: skip
-@click.option("--processes", type=click.IntRange(min=1), metavar="K", help="How many seeds at once; as many as cores.")
-@click.option("--coverage", "with_coverage", is_flag=True, help="Which edges and faults were met, and which were not.")
-@click.option("--story", is_flag=True, help="The last lines told of each seed that broke something.")
+@click.option(
+    "--seeds", type=click.IntRange(min=1), metavar="N", help=f"Number of seeds. [default: {_SEEDS}, or 1 with --seed]"
+)
+@click.option("--seed", type=click.IntRange(min=0), metavar="S", help="First seed. [default: random]")
+@click.option(
+    "--events",
+    type=click.IntRange(min=1),
+    default=2000,
+    show_default=True,
+    metavar="E",
+    help="State changes before the faults are healed.",
+)
+@click.option(
+    "--processes", type=click.IntRange(min=1), metavar="K", help="Seeds to run in parallel. [default: number of cores]"
+)
+@click.option(
+    "--coverage",
+    "with_coverage",
+    is_flag=True,
+    help="Show which state transitions and faults occurred, and which did not.",
+)
+@click.option("--story", is_flag=True, help="Show the last events of each failed seed.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-def drill(**asked: Any) -> None:
-    """Drill the real controller, supervisors and store with seeded faults, and check every invariant after each event.
+def drill(**options: Any) -> None:
+    """Run the real controller, supervisors and store with seeded faults, and check every invariant after each event.
 
     \b
     phalanx drill --seeds 500
     phalanx drill --seed 4711 --story
-    """  # noqa: D301  # \b is click's
+    """  # noqa: D301  # \b is a click marker
     from phalanx.simulator.drill.campaign import run_campaign
 
-    first = secrets.randbelow(_SEEDS_SPAN) if asked["seed"] is None else asked["seed"]
-    seeds = asked["seeds"] or (_SEEDS if asked["seed"] is None else 1)
-    processes = asked["processes"] or os.cpu_count() or 1
-    with _progress(seeds, shown=not asked["as_json"]) as done:
-        report = run_campaign(first, seeds, events=asked["events"], processes=processes, done=done)
-    if asked["as_json"]:
+    first = secrets.randbelow(_SEEDS_SPAN) if options["seed"] is None else options["seed"]
+    seeds = options["seeds"] or (_SEEDS if options["seed"] is None else 1)
+    processes = options["processes"] or os.cpu_count() or 1
+    with _SeedProgress(seeds, shown=not options["as_json"]) as done:
+        report = run_campaign(first, seeds, events=options["events"], processes=processes, done=done)
+    if options["as_json"]:
         from phalanx.cli.lists import encoded
 
-        found = report.as_dict() | ({"coverage": report.coverage.as_dict()} if asked["with_coverage"] else {})
+        found = report.as_dict() | ({"coverage": report.coverage.as_dict()} if options["with_coverage"] else {})
         print(encoded(found, indent=2))
     else:
-        _print(report, first, with_coverage=asked["with_coverage"])
+        _print(report, first, with_coverage=options["with_coverage"])
     for result in report.broken:
-        _tell(result, story=asked["story"])
+        _print_violations(result, story=options["story"])
     if report.broken:
         sys.exit(1)
 
 
-class _progress:  # noqa: N801  # a context manager reads as a verb
-    """A bar on standard error, where that is a terminal."""
+class _SeedProgress:
+    """A progress bar on standard error if it is a terminal."""
 
     def __init__(self, seeds: int, *, shown: bool) -> None:
         self._seeds, self._shown = seeds, shown and sys.stderr.isatty()
@@ -73,7 +88,7 @@ class _progress:  # noqa: N801  # a context manager reads as a verb
         def done(result: Any) -> None:
             nonlocal broken
             broken += bool(result.violations)
-            self._bar.update(task, advance=1, description=f"seeds, {broken} broken" if broken else "seeds")
+            self._bar.update(task, advance=1, description=f"seeds, {broken} failed" if broken else "seeds")
 
         return done
 
@@ -90,21 +105,23 @@ def _print(report: Any, first: int, *, with_coverage: bool) -> None:
         f"{report.seeds} seeds ({first} to {last}), {report.events:,} events, {report.faults:,} faults of {len(report.by_kind)} kinds"
     )
     print(
-        f"{report.on_sqlite} seeds on SQLite and a virtual disk, the others on the memory store; trace {report.trace}"
+        f"{report.on_sqlite} seeds on SQLite and a virtual disk, the rest on the memory store; trace hash {report.trace}"
     )
     print()
     for line in table_of_faults(report.coverage):
         print(line)
     print()
-    lacking = missing(report.coverage)
-    for kind, (met, names) in lacking.items():
-        print(f"{kind}: {met} of {met + len(names)} met" + (f"; not met: {', '.join(names[:6])}" if names else ""))
+    uncovered = missing(report.coverage)
+    for kind, (met, names) in uncovered.items():
+        print(
+            f"{kind}: {met} of {met + len(names)} covered" + (f"; not covered: {', '.join(names[:6])}" if names else "")
+        )
         for name in names[6:] if with_coverage else ():
-            print(f"  not met: {name}")
+            print(f"  not covered: {name}")
     for kind, names in unlisted(report.coverage).items() if with_coverage else ():
-        print(f"{kind}, met and not listed: {', '.join(names)}")
+        print(f"{kind}, covered but not listed: {', '.join(names)}")
     for pair, why in UNREACHED.items() if with_coverage else ():
-        print(f"never met: {pair}: {why}")
+        print(f"unreachable: {pair}: {why}")
     print()
     broken = sum(len(one.violations) for one in report.broken)
     print(
@@ -112,7 +129,7 @@ def _print(report: Any, first: int, *, with_coverage: bool) -> None:
     )
 
 
-def _tell(result: Any, *, story: bool) -> None:
+def _print_violations(result: Any, *, story: bool) -> None:
     from phalanx.simulator.drill.seed import replay_command
     from phalanx.simulator.drill.violation import INVARIANTS
 
@@ -122,4 +139,4 @@ def _tell(result: Any, *, story: bool) -> None:
         )
     if story and result.story:
         print(result.story, file=sys.stderr)
-    print(f"replay it: {replay_command(result.seed, result.asked)} --story", file=sys.stderr)
+    print(f"reproduce with: {replay_command(result.seed, result.asked)} --story", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What is drawn of a replay: the fleet's curve in equal steps, and waits by the size of jobs. Pure."""
+"""The data of a replay's charts: fleet use in equal time steps, and waits by job size. Pure."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ class Run:
 
     @property
     def start_s(self) -> float:
-        """The first submit."""
+        """Time of the first submit."""
         return min(outcome.job.submit_s for part in self.parts for outcome in part.outcomes)
 
     @property
     def end_s(self) -> float:
-        """The last end."""
+        """Time of the last end."""
         return max(outcome.end_s for part in self.parts for outcome in part.outcomes)
 
     @property
     def gpus(self) -> int:
-        """Of the whole fleet."""
+        """GPUs of the whole fleet."""
         return sum(part.gpus for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """The fleet over time, averaged over each of equal steps: share of GPUs held, and jobs waiting."""
+    """The fleet over time, averaged over equal steps: share of GPUs in use, and waiting jobs."""
 
     times_s: tuple[float, ...]  # middle of each step
     held: tuple[float, ...]
@@ -45,7 +45,7 @@ class Course:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """Jobs of one range of sizes: how long they waited, in seconds."""
+    """Waits of the jobs in one range of sizes, in seconds."""
 
     sizes: str
     jobs: int
@@ -54,7 +54,7 @@ class Waits:
 
 
 def course(run: Run, *, start_s: float, end_s: float, steps: int) -> Course:
-    """The run from `start_s` to `end_s` in so many steps. Cost: linear in the points of its curves."""
+    """Average the run from `start_s` to `end_s` over `steps` steps. Cost: linear in the points of its curves."""
     step_s = (end_s - start_s) / steps or 1.0
     held, waiting = [0.0] * steps, [0.0] * steps
     for part in run.parts:
@@ -64,12 +64,13 @@ def course(run: Run, *, start_s: float, end_s: float, steps: int) -> Course:
             _spread(waiting, jobs, (from_s - start_s) / step_s, (to_s - start_s) / step_s)
     return Course(
         times_s=tuple(start_s + (step + 0.5) * step_s for step in range(steps)),
-        held=tuple(value / run.gpus for value in held), waiting=tuple(waiting),
-    )  # fmt: skip
+        held=tuple(value / run.gpus for value in held),
+        waiting=tuple(waiting),
+    )
 
 
 def _spread(steps: list[float], value: int, start: float, end: float) -> None:
-    """Add a value that held from `start` to `end`, counted in steps."""
+    """Add a value that lasts from `start` to `end`, in units of steps."""
     if not value:
         return
     end = min(end, float(len(steps)))
@@ -82,7 +83,7 @@ def _spread(steps: list[float], value: int, start: float, end: float) -> None:
 
 
 def waits_by_size(run: Run) -> list[Waits]:
-    """By powers of two of the GPUs asked; sizes nobody asked are left out."""
+    """Group waits by powers of two of the requested GPUs; omit empty groups."""
     groups: dict[int, list[float]] = {}
     for part in run.parts:
         for outcome in part.outcomes:
@@ -91,14 +92,19 @@ def waits_by_size(run: Run) -> list[Waits]:
     for power, waits in sorted(groups.items()):
         waits.sort()
         low, high = 1 << power, (2 << power) - 1
-        found.append(Waits(
-            sizes=f"{low}" if low == high else f"{low}-{high}", jobs=len(waits), mean_s=sum(waits) / len(waits), p99_s=quantile(waits, 0.99),
-        ))  # fmt: skip
+        found.append(
+            Waits(
+                sizes=f"{low}" if low == high else f"{low}-{high}",
+                jobs=len(waits),
+                mean_s=sum(waits) / len(waits),
+                p99_s=quantile(waits, 0.99),
+            )
+        )
     return found
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
-    """Round values within the range, about `count` of them."""
+    """Return about `count` round values within the range."""
     raw = (high - low) / max(1, count)
     if raw <= 0.0:
         return [low]
@@ -109,7 +115,7 @@ def ticks(low: float, high: float, count: int) -> list[float]:
 
 
 def lasts(seconds: Sequence[float]) -> list[float]:
-    """Times that people read off a logarithmic axis, up to the first past all of `seconds`."""
+    """Return tick values of a logarithmic time axis, up to the first that is not below all `seconds`."""
     known = [1.0, 10.0, 60.0, 600.0, 3600.0, 6 * 3600.0, 86_400.0, 7 * 86_400.0, 30 * 86_400.0, 365 * 86_400.0]
     most = max(seconds, default=1.0)
     return known[: next((at + 1 for at, value in enumerate(known) if value >= most), len(known))]

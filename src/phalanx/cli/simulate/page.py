@@ -1,4 +1,4 @@
-"""The report of a simulation as one page that needs nothing else, light or dark as the reader's system is. Pure."""
+"""The report of a simulation as one self-contained HTML page, in the reader's light or dark theme. Pure."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from phalanx.cli.simulate.figures import Run
 from phalanx.cli.simulate.rows import ROWS
 from phalanx.cli.simulate.svg import svg
 
-_CHARTS = ("GPUs held over time", "jobs waiting over time", "wait by size")
+_CHARTS = ("GPU utilisation over time", "jobs waiting over time", "wait by size")
 
 
 def build_page(runs: Sequence[Run], *, title: str, lead: str, version: str, command: str) -> str:
-    """The page as text."""
+    """Return the page as HTML."""
     template = Template(files("phalanx.cli.simulate").joinpath("page.html").read_text(encoding="utf-8"))
     return template.substitute(
-        title=escape(title), lead=escape(lead), table=_table(runs),
-        charts="".join(f"<section>{svg(shapes, name)}</section>" for shapes, name in zip(charts(runs), _CHARTS, strict=True)),
-        footer=f"Phalanx {escape(version)}. Again: <code>{escape(command)}</code>",
-    )  # fmt: skip
+        title=escape(title),
+        lead=escape(lead),
+        table=_table(runs),
+        charts="".join(
+            f"<section>{svg(shapes, name)}</section>" for shapes, name in zip(charts(runs), _CHARTS, strict=True)
+        ),
+        footer=f"Phalanx {escape(version)}. Command: <code>{escape(command)}</code>",
+    )
 
 
 def _table(runs: Sequence[Run]) -> str:

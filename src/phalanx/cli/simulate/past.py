@@ -1,4 +1,4 @@
-"""The head's own past as a trace: jobs that ended, how long they ran, the nodes and queues there are."""
+"""The head's job history as a trace: ended jobs with their run times, and the current nodes and queues."""
 
 from __future__ import annotations
 
@@ -18,14 +18,12 @@ from phalanx.wire.api.jobs import JobView
 if TYPE_CHECKING:
     from phalanx.client import Client
 
-_BARREN_MAX: Final = (
-    3  # pages in a row with no job that ended late enough: what was submitted before them ended before them, too
-)
+_EMPTY_PAGES_MAX: Final = 3  # consecutive pages without a recent job; older pages are unlikely to contain one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """What there was. `notes`: what is left out, for people."""
+    """The history. `notes` describes omitted jobs."""
 
     trace: Trace
     nodes: tuple[SimNode, ...]
@@ -34,7 +32,7 @@ class Past:
 
 
 def past_of(head: Client, since_s: float, *, jobs_max: int, page: int) -> Past:
-    """Jobs with GPUs that ended within the last `since_s` seconds and ran, newest first until `jobs_max`; all nodes and queues.
+    """Fetch GPU jobs that ran and ended within the last `since_s` seconds, at most the newest `jobs_max`; and all nodes and queues.
 
     Raises:
         NotFound: there is no such job.
@@ -44,8 +42,8 @@ def past_of(head: Client, since_s: float, *, jobs_max: int, page: int) -> Past:
     notes: list[str] = []
     without = 0
     before: int | None = None
-    barren = 0
-    while len(found) < jobs_max and barren < _BARREN_MAX:
+    empty_pages = 0
+    while len(found) < jobs_max and empty_pages < _EMPTY_PAGES_MAX:
         seen_before = len(found) + without
         reply = head.jobs(state=sorted(state.value for state in TERMINAL), before_seq=before, limit=page)
         for view in reply.jobs:
@@ -56,23 +54,24 @@ def past_of(head: Client, since_s: float, *, jobs_max: int, page: int) -> Past:
                 without += 1
             elif len(found) < jobs_max:
                 found.append(_trace_job(view, run_s))
-        barren = 0 if len(found) + without > seen_before else barren + 1
+        empty_pages = 0 if len(found) + without > seen_before else empty_pages + 1
         if reply.next is None:
             break
         before = reply.next
     if len(found) >= jobs_max:
         notes.append(f"only the newest {jobs_max:,} jobs are replayed")
     if without:
-        notes.append(f"left out: {without:,} jobs without GPUs")
+        notes.append(f"skipped {without:,} jobs without GPUs")
     if not found:
         raise NotFound(
-            f"no job with GPUs ended within {format_duration(since_s)}", hint="--trace takes the jobs from a file"
+            f"no job with GPUs ended in the last {format_duration(since_s)}", hint="read jobs from a file with --trace"
         )
     found.sort(key=lambda job: (job.submit_s, job.line))
     nodes = tuple(
         SimNode(name=node.id, gpus=len(node.devices), model=model_word(node.devices[0].model))
-        for node in head.nodes() if node.devices
-    )  # fmt: skip
+        for node in head.nodes()
+        if node.devices
+    )
     names = {field.name for field in fields(Queue)} - {"open"}
     queues = tuple(Queue(**{name: getattr(queue, name) for name in names}) for queue in head.queues())
     return Past(trace=Trace(jobs=tuple(found)), nodes=nodes, queues=queues, notes=tuple(notes))
@@ -82,13 +81,19 @@ def _trace_job(view: JobView, run_s: float) -> TraceJob:
     asked = parse_gpus(view.gpus)
     models = tuple(model_word(model) for model, _ in asked.kinds if model is not None)
     return TraceJob(
-        id=view.id, submit_s=view.submit_s, duration_s=run_s, gpus=view.gpu_count, models=models, label=view.queue,
-        limit_s=view.time_limit_s, line=view.seq,
-    )  # fmt: skip
+        id=view.id,
+        submit_s=view.submit_s,
+        duration_s=run_s,
+        gpus=view.gpu_count,
+        models=models,
+        label=view.queue,
+        limit_s=view.time_limit_s,
+        line=view.seq,
+    )
 
 
 def _run_s(head: Client, view: JobView) -> float | None:
-    """How long it ran, waits between its attempts left out; None for one that never did."""
+    """Return the run time without waits between attempts; None if the job never ran."""
     if view.started_s is None or view.ended_s is None:
         return None
     if view.attempts <= 1:

@@ -1,6 +1,6 @@
-"""The charts of a replay as a picture file, drawn by matplotlib: the one place that imports it, an extra that only `--plot` needs.
+"""Draw the charts of a replay as a picture file with matplotlib, an extra that only `--plot` needs.
 
-No window and no global state: a figure and the Agg canvas, as matplotlib advises for programs without a screen.
+It uses no window and no global state: a figure and the Agg canvas, as matplotlib recommends without a display.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ _COLOURS: Final = (
 _INK, _SOFT, _LINE, _GRID = "#16181d", "#4a505b", "#b9bec7", "#e4e6ea"
 _INCHES: Final = (11.0, 10.5)
 _DOTS_PER_INCH: Final = 150  # 1,650 x 1,575 pixels: sharp on a page and on a wide screen
-_ROOM: Final = (0.015, 0.012, 0.965, 0.972)  # left, bottom, width, height: of the figure
-_STEPS: Final = 460  # as the page's charts: finer is not seen
+_ROOM: Final = (0.015, 0.012, 0.965, 0.972)  # left, bottom, width, height within the figure
+_STEPS: Final = 460  # as in the page's charts
 _DAY_S: Final = 86_400.0
 
 
 def check_plot(path: str) -> str:
-    """What kind of file `path` asks for; refused before anything is replayed.
+    """Return the picture format of `path`; called before the replay.
 
     Raises:
-        BadRequest: matplotlib is not installed, or the name ends in no known kind.
+        BadRequest: matplotlib is not installed, or the format is unknown.
     """
     if find_spec("matplotlib") is None:
-        raise BadRequest("--plot draws with matplotlib, and this Python has none",
-                         hint="pip install '.[plot]' in the checkout; --html needs nothing")  # fmt: skip
+        raise BadRequest(
+            "--plot needs matplotlib, which is not installed",
+            hint="pip install '.[plot]' in the checkout, or use --html",
+        )
     kind = PurePath(path).suffix.lower().removeprefix(".")
     if kind not in KINDS:
-        raise BadRequest(
-            f"--plot {path}: the name says no kind of picture that is drawn", hint="out.png, out.svg or out.pdf"
-        )
+        raise BadRequest(f"--plot {path}: the name must end in .png, .svg or .pdf", hint="--plot out.png")
     return kind
 
 
 def plot(runs: Sequence[Run], *, kind: str, title: str, lines: Sequence[str]) -> bytes:
-    """Utilisation, queue depth and waits by size, one below the other, under a title and lines of text. `kind`: one of `KINDS`."""
+    """Draw utilisation, queue depth and waits by size below a title and lines of text. `kind` is one of `KINDS`."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -63,7 +63,7 @@ def plot(runs: Sequence[Run], *, kind: str, title: str, lines: Sequence[str]) ->
 
     start_s, end_s = min(run.start_s for run in runs), max(run.end_s for run in runs)
     courses = [course(run, start_s=start_s, end_s=end_s, steps=_STEPS) for run in runs]
-    # The user's own matplotlibrc must not change what the command draws.
+    # Ignore the user's matplotlibrc.
     with rc_context({"font.family": "DejaVu Sans", "font.size": 10.5, "text.parse_math": False}):
         layout = ConstrainedLayoutEngine(rect=_ROOM, h_pad=0.1)
         figure = Figure(figsize=_INCHES, dpi=_DOTS_PER_INCH, facecolor="white", layout=layout)
@@ -74,7 +74,7 @@ def plot(runs: Sequence[Run], *, kind: str, title: str, lines: Sequence[str]) ->
         head.text(0.0, 0.42, "\n".join(lines), transform=head.transAxes, color=_SOFT, va="top", linespacing=1.5)
         _over_time(
             held,
-            "GPUs held",
+            "GPU utilisation",
             "% of all GPUs",
             runs,
             courses,
@@ -104,18 +104,18 @@ def _over_time(
             axes.fill_between(times, series, color=_colour(number), alpha=0.16, linewidth=0)
     axes.set_xlim(0.0, (end_s - start_s) / unit_s or 1.0)
     axes.set_xlabel(f"{scale} since the first submit", color=_SOFT)
-    _dressed(axes, title, unit, key=len(runs) > 1)
+    _style_axes(axes, title, unit, key=len(runs) > 1)
 
 
 def _waits(axes: Axes, runs: Sequence[Run]) -> None:
-    """Bars on a logarithmic axis: mean and 99th percentile of one policy, or the means of several."""
+    """Draw bars on a logarithmic axis: mean and 99th percentile of one policy, or the means of several."""
     tables = [{waits.sizes: waits for waits in waits_by_size(run)} for run in runs]
-    names = list(tables[0])  # the same for all: every policy ends the same jobs
+    names = list(tables[0])  # every policy completes the same jobs
     if len(runs) == 1:
         one = tables[0]
         bars = [
             ("mean", [one[name].mean_s for name in names]),
-            ("99 % waited less", [one[name].p99_s for name in names]),
+            ("99th percentile", [one[name].p99_s for name in names]),
         ]
     else:
         bars = [(run.policy, [table[name].mean_s for name in names]) for run, table in zip(runs, tables, strict=True)]
@@ -123,7 +123,7 @@ def _waits(axes: Axes, runs: Sequence[Run]) -> None:
     axes.set_yscale("log")
     for number, (label, values) in enumerate(bars):
         places = [place + (number - (len(bars) - 1) / 2) * width for place in range(len(names))]
-        # From one second up: on a logarithmic axis nothing less has a place.
+        # Bars start at 1 s, the lower end of the logarithmic axis.
         axes.bar(
             places,
             [max(0.0, value - 1.0) for value in values],
@@ -138,10 +138,10 @@ def _waits(axes: Axes, runs: Sequence[Run]) -> None:
     axes.minorticks_off()
     axes.set_xticks(range(len(names)), [f"{name}\n{_jobs(tables[0][name].jobs)}" for name in names])
     axes.set_xlabel("GPUs of the job", color=_SOFT)
-    _dressed(axes, "Wait by size" if len(runs) == 1 else "Mean wait by size", "wait (logarithmic)", key=True)
+    _style_axes(axes, "Wait by size" if len(runs) == 1 else "Mean wait by size", "wait (logarithmic)", key=True)
 
 
-def _dressed(axes: Axes, title: str, unit: str, *, key: bool) -> None:
+def _style_axes(axes: Axes, title: str, unit: str, *, key: bool) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.set_title(title, loc="left", fontweight="bold", color=_INK)

@@ -1,4 +1,4 @@
-"""The figures of a simulation as people read them: one row each, in tables and on the page."""
+"""The rows of a simulation report, for tables and the page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _seconds(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure. `less`: the smaller the better; None where neither is."""
+    """One row. `less`: lower is better; None if neither is."""
 
     name: str
     value: Callable[[Report], float]
@@ -24,11 +24,11 @@ class Row:
     less: bool | None = True
 
     def brief(self, value: float) -> str:
-        """Shorter, for several columns: a time in one unit."""
+        """Format shorter, for several columns: a time in one unit."""
         return short(value) if self.shown is _seconds else self.shown(value)
 
     def best(self, values: Sequence[float]) -> float | None:
-        """The best of the values; None where there is none, or all are alike."""
+        """Return the best value; None if the row has no order or all values are equal."""
         if self.less is None or min(values) == max(values):
             return None
         return min(values) if self.less else max(values)
@@ -47,11 +47,13 @@ ROWS: Final = (
     Row("99th percentile of waits", lambda report: report.p99_wait_s, _seconds),
     Row("mean wait of jobs with 8 or more GPUs", lambda report: report.avg_wait_large_s, _seconds),
     Row("longest wait", lambda report: report.max_wait_s, _seconds),
-    Row("longest wait without a break", lambda report: report.max_unbroken_wait_s, _seconds),
-    Row("from first submit to last end", lambda report: report.makespan_s, _seconds),
-    Row("GPUs held, over that time", lambda report: report.utilization, lambda value: f"{value:.1%}", less=False),
+    Row("longest uninterrupted wait", lambda report: report.max_unbroken_wait_s, _seconds),
+    Row("makespan, first submit to last end", lambda report: report.makespan_s, _seconds),
+    Row(
+        "GPU utilisation over the makespan", lambda report: report.utilization, lambda value: f"{value:.1%}", less=False
+    ),
     Row("preemptions", lambda report: report.preemptions, _count),
     Row("moves", lambda report: report.moves, _count),
-    Row("GPU-hours done twice", lambda report: report.lost_gpu_s / 3600.0, lambda value: f"{value:,.1f}"),
-    Row("replayed in", lambda report: report.wall_s, lambda value: f"{value:.1f} s", None),
-)  # fmt: skip
+    Row("lost GPU-hours", lambda report: report.lost_gpu_s / 3600.0, lambda value: f"{value:,.1f}"),
+    Row("replay time", lambda report: report.wall_s, lambda value: f"{value:.1f} s", None),
+)

@@ -1,4 +1,4 @@
-"""Charts as inline SVG. Pure; colours come from the page's style sheet, so that both themes hold."""
+"""Render chart shapes as inline SVG. Pure; the page's style sheet defines the colours for both themes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from phalanx.cli.simulate.charts import HEIGHT, WIDTH, Area, Line, Shape, Words
 
 
 def svg(shapes: Sequence[Shape], title: str, height: float = HEIGHT) -> str:
-    """One chart."""
+    """Render one chart."""
     drawn = "".join(_drawn(shape) for shape in shapes)
     return f'<svg role="img" aria-label="{escape(title)}" viewBox="0 0 {WIDTH:g} {height:g}">{drawn}</svg>'
 

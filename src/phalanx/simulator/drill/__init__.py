@@ -1,6 +1,6 @@
-"""A deterministic drill of the real control plane: a seeded cluster in virtual time, faults of every kind, and every invariant checked.
+"""A deterministic test of the real control plane: a seeded cluster in virtual time, injected faults, and checked invariants.
 
-`run_seed(seed)` drills one seed in this process. See docs/drill.md.
+`run_seed(seed)` runs one seed in this process. See docs/drill.md.
 """
 
 from phalanx.simulator.drill.seed import EVENTS, Result, run_seed

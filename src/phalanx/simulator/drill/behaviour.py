@@ -1,4 +1,4 @@
-"""How the tasks of a job behave in a drill, and one of them: what users, nodes and invariants say to each other about processes."""
+"""The scripted behaviour of a job's tasks, and the state of one simulated task."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Final
 from phalanx.core.work.failure import Evidence
 from phalanx.node.logic.happenings import MemberKey
 
-CANARY: Final = "canary-8f2e61"  # what a variable of every job holds; nobody but its ranks may ever read it
+CANARY: Final = "canary-8f2e61"  # value of a variable of every job; only the job's ranks may read it
 
 
 @dataclass(frozen=True)
 class Behaviour:
-    """How the tasks of a job behave.
+    """The behaviour of a job's tasks.
 
     Attributes:
-        run_s: work of one task from the beginning; a step is a second of it, and a checkpoint saves the steps.
-        save_every_s: rank 0 saves so often; None never.
-        ends: (key, rank) -> (after seconds, code, signal), or None for the usual end.
-        refuses: node -> why it cannot prepare, "!" before it for the job's own fault, "?" for the node's.
-        prepare_s: how long preparing takes.
-        stubborn: SIGTERM does nothing.
-        saves: asked to stop, rank 0 saves before it ends.
-        port_taken: how many generations find the rendezvous port taken.
-        bad_save: which of its saves fails; 0 for none.
-        leaves_s: how long something its tasks started lives on after them.
-        unspawnable: generations whose tasks cannot be exec'd on node rank 0.
-        evidence: (key, rank) -> what its supervisor finds when it fails.
+        run_s: work of one task; one second is one step, and a checkpoint saves the steps.
+        save_every_s: checkpoint interval of rank 0; None for no checkpoints.
+        ends: (key, rank) -> (after seconds, code, signal), or None for the normal end.
+        refuses: node -> why it cannot prepare; a leading "!" blames the job, "?" the node.
+        prepare_s: duration of preparing.
+        stubborn: ignores SIGTERM.
+        saves: rank 0 saves when it is asked to stop.
+        port_taken: number of generations that find the rendezvous port in use.
+        bad_save: number of the save that fails; 0 for none.
+        leaves_s: how long child processes outlive the tasks.
+        unspawnable: number of generations whose tasks cannot be exec'd on node rank 0.
+        evidence: (key, rank) -> evidence that the supervisor finds after a failure.
     """
 
     run_s: float = 5.0
@@ -47,7 +47,7 @@ class Behaviour:
 
 @dataclass
 class Task:
-    """A process: works while its node does and nobody froze it."""
+    """A process; it works while its node is running and it is not frozen."""
 
     key: MemberKey
     rank: int
@@ -59,7 +59,7 @@ class Task:
     save_every_s: float | None = None
     checkpoint_dir: str = ""
     frozen: bool = False
-    since_s: float | None = None  # it works since then
+    since_s: float | None = None  # start of the current work period
     token: int = 0
     ended: bool = False
     saved: int = 0

@@ -1,4 +1,4 @@
-"""Invariant 18: what attempts are billed, what queues are charged, and that a job's ledger sums to its span. Part of `invariants`."""
+"""Invariant 18: attempts are billed, queues charged, and ledgers summed correctly. Called by `invariants`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from phalanx.core.work.queue import Spent
 from phalanx.simulator.drill.stage import Watched
 from phalanx.simulator.drill.violation import Broken
 
-CLOSE_S: Final = 1e-3  # GPU-seconds; sums of floats of 1e9 carry some 1e-6 each
+CLOSE_S: Final = 1e-3  # GPU-seconds; sums of floats near 1e9 have errors of about 1e-6
 
 
 class Books:
-    """Keeps the accounts a second time, from attempts alone."""
+    """Computes the charges a second time, from attempts alone."""
 
     def __init__(self, cluster: Watched) -> None:
         self._cluster = cluster
@@ -28,7 +28,7 @@ class Books:
         self._periods: dict[QueueId, float] = {}
 
     def look(self, records: Sequence[Record], now: Now) -> None:
-        """After each commit, made at `now`, at its records in order."""
+        """Check the records of a commit made at `now`, in order."""
         charged: dict[QueueId, list[tuple[float, float]]] = {}
         newest: dict[QueueId, Spent] = {}
         for record in records:
@@ -43,7 +43,7 @@ class Books:
             if queue in newest:
                 self._spent(newest[queue], fresh)
             elif sum(gpu_s for _, gpu_s in fresh) > CLOSE_S:
-                raise Broken(18, f"queue {queue} is not charged for what its attempts held: {fresh}")
+                raise Broken(18, f"queue {queue} is not charged for its attempts: {fresh}")
 
     def _attempt(self, attempt: Attempt, charged: dict[QueueId, list[tuple[float, float]]], now: Now) -> None:
         place, offset_s = (attempt.job_id, attempt.epoch), now.wall_s - now.boot_s
@@ -52,7 +52,7 @@ class Books:
             return
         begun = self._begun.pop(place, None)
         if begun is None or attempt.ended_s is None:
-            raise Broken(18, f"attempt {attempt.epoch} of job {attempt.job_id} ends without a beginning or a time")
+            raise Broken(18, f"attempt {attempt.epoch} of job {attempt.job_id} ends without start or end time")
         if abs(begun[1] - offset_s) < CLOSE_S:
             span_s, held_s = attempt.ended_s - attempt.placed_s, now.boot_s - begun[0]
             if abs(span_s - held_s) > CLOSE_S:
@@ -70,15 +70,15 @@ class Books:
             at = parents.get(at)
 
     def _spent(self, spent: Spent, fresh: list[tuple[float, float]]) -> None:
-        """`fresh`: when each attempt that ended in this commit began, and what it is due. A new period begins at nothing."""
+        """Check a queue's charge. `fresh`: start and charge of each attempt that ended in this commit. A new period starts at 0."""
         same = self._periods.get(spent.queue, spent.period_s) == spent.period_s
         known = self._charged.get(spent.queue, 0.0) if same else 0.0
         self._periods[spent.queue], self._charged[spent.queue] = spent.period_s, spent.gpu_s
         if any(begun_s < spent.period_s for begun_s, _ in fresh):
-            return  # some of it was another period's
+            return  # part of it belongs to another period
         due = known + sum(gpu_s for _, gpu_s in fresh)
         if abs(due - spent.gpu_s) > CLOSE_S:
-            raise Broken(18, f"queue {spent.queue} is charged {spent.gpu_s:.3f} GPU-s; its attempts make {due:.3f}")
+            raise Broken(18, f"queue {spent.queue} is charged {spent.gpu_s:.3f} GPU-s; its attempts sum to {due:.3f}")
 
     def _ended(self, job: Job) -> None:
         attempts = [one for one in self._cluster.store.attempts(job.id) if not one.live]

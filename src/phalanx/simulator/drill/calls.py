@@ -1,7 +1,7 @@
-"""What a node's supervisor says to the head, over a network that fails: hello, renewals, events, and the poll for commands.
+"""A supervisor's requests to the head over an unreliable network: registration, lease renewals, events, and polls for commands.
 
-It does what `node.shell.link` and its neighbours do: one request of each kind at a time, each tried again after a while, events kept
-until the head has them, commands taken after the number last seen. Requests that arrive late or twice are heard late or twice.
+It follows `node.shell.link`: one request of each kind at a time, retries after a delay, events stored until acknowledged, commands read
+after the last seen number. Delayed and duplicated requests are processed late or twice.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ POLL_S: Final = 1.0
 
 
 class Calls:
-    """See the module."""
+    """The requests of one node's supervisor; see the module."""
 
     def __init__(self, node: StagedNode) -> None:
         self._node, self._cluster = node, node.cluster
@@ -37,36 +37,36 @@ class Calls:
         self._renewal = 0
 
     def put(self, event: Report) -> None:
-        """Keep an event until the head has it. Through the wire and back: what cannot travel fails here."""
+        """Store an event until the head has acknowledged it. Encodes and decodes it, so that encoding errors appear here."""
         self._outgoing.put(event_of(frame(0, event)))
         self.send()
 
     # ---- requests ------------------------------------------------------------------------------------------------------
 
     def _call(self, ask: Callable[[], Any], answered: Callable[[Any], None]) -> None:
-        """A request there, an answer back; either may be lost, then the answer is None. Answered once, however often it is heard."""
+        """Send a request and pass the answer on, answer_once even for duplicates; None if request or answer is lost."""
         node, network, done = self._node, self._cluster.network, False
 
-        def once(answer: Any) -> None:
+        def answer_once(answer: Any) -> None:
             nonlocal done
             if not done and node.alive:
                 done = True
                 answered(answer)
 
         def arrive() -> None:
-            self._cluster.when_free(heard)
+            self._cluster.when_free(process)
 
-        def heard() -> None:
+        def process() -> None:
             answer = ask()
             self._cluster.after(
                 self._cluster.answer_s(),
-                lambda: network.send(node.link.down, lambda: once(answer), lambda: once(None)),
+                lambda: network.send(node.link.down, lambda: answer_once(answer), lambda: answer_once(None)),
             )
 
-        network.send(node.link.up, arrive, lambda: once(None))
+        network.send(node.link.up, arrive, lambda: answer_once(None))
 
     def hello(self) -> None:
-        """Present itself, until the head has heard it."""
+        """Register with the head; retry until it succeeds."""
         node = self._node
         if not node.alive or self._greeting:
             return
@@ -74,12 +74,12 @@ class Calls:
             self._cluster.after(RETRY_S, self.hello)
             return
         self._greeting = True
-        said = replace(self._cluster.hello_of(node), challenge=self._challenge)
+        hello_event = replace(self._cluster.hello_of(node), challenge=self._challenge)
         self._challenge = ""
         head: list[int] = []
 
         def ask() -> int | str | None:
-            after, number = self._cluster.hear_hello(node.id, said)
+            after, number = self._cluster.hear_hello(node.id, hello_event)
             head.append(number)
             return after
 
@@ -100,7 +100,7 @@ class Calls:
         self._call(ask, answered)
 
     def renew(self) -> None:
-        """Renew now, and then again when it is due."""
+        """Renew the lease now, and again when due."""
         node, clock = self._node, self._cluster.clock
         self._renewal += 1
         number = self._renewal
@@ -135,7 +135,7 @@ class Calls:
         self._call(lambda: self._cluster.hear_renewal(node.id, node.supervisor_id, epochs, held_s), answered)
 
     def send(self) -> None:
-        """Send what the head has not acknowledged."""
+        """Send the events that the head has not acknowledged."""
         node = self._node
         if self._sending or not self._outgoing or not node.alive:
             return
@@ -155,11 +155,11 @@ class Calls:
         self._call(lambda: self._cluster.hear_events(node.id, node.supervisor_id, batch), answered)
 
     def put_steps(self, report: Report) -> None:
-        """What the head reads out of a step stream: said until it has it, so that it may come late, and in another order than events."""
+        """Send a report from a step stream; retries can deliver it late and out of order with events."""
         node = self._node
 
-        def again(heard: bool | None) -> None:
-            if not heard:
+        def again(process: bool | None) -> None:
+            if not process:
                 self._cluster.after(RETRY_S, lambda: self.put_steps(report) if node.alive else None)
 
         self._call(lambda: self._cluster.hear_steps(node.id, node.supervisor_id, report), again)
@@ -167,7 +167,7 @@ class Calls:
     # ---- commands ------------------------------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Take what lies in the mailbox: the answer to a poll that has waited there."""
+        """Read the commands in the mailbox, as the answer to a waiting poll."""
         head, node = self._cluster.head, self._node
         if head is None or not node.reachable or head.greeted.get(node.id) != node.supervisor_id:
             return
@@ -183,15 +183,15 @@ class Calls:
         def arrive() -> None:
             if self._greeted_by == number:
                 self._after = max(self._after, last)
-            node.hear(*(Commanded(command=command) for command in commands))  # type: ignore[arg-type]  # no exec is opened here
+            node.hear(*(Commanded(command=command) for command in commands))  # type: ignore[arg-type]  # exec commands do not occur here
 
         if node.link.down.well:
-            arrive()  # the way there was counted when the mailbox called
+            arrive()  # the latency was applied when the command was posted
         else:
             self._cluster.network.send(node.link.down, arrive)
 
     def poll_on(self) -> None:
-        """Poll for as long as it lives."""
+        """Poll until the supervisor ends."""
         if self._node.alive:
             self.poll()
             self._cluster.after(POLL_S, self.poll_on)

@@ -1,4 +1,4 @@
-"""Many seeds on several processes, and what they came to together."""
+"""Run many seeds on several processes and add up their results."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from phalanx.simulator.drill.seed import EVENTS, Result, run_seed
 
 @dataclass(slots=True)
 class Report:
-    """Seeds added up.
+    """The sum of many seeds.
 
     Attributes:
-        events: counted, over all seeds.
-        on_sqlite: seeds that lay on the real store.
-        broken: seeds that broke something.
-        cpu_s: of all processes.
-        seconds: on the wall.
+        events: counted events of all seeds.
+        on_sqlite: seeds that used the SQLite store.
+        broken: seeds with violations.
+        cpu_s: CPU time of all processes.
+        seconds: wall time.
     """
 
     seeds: int = 0
@@ -40,7 +40,7 @@ class Report:
     traces: dict[int, str] = field(default_factory=dict)
 
     def add(self, result: Result) -> None:
-        """One more seed."""
+        """Add one seed."""
         self.seeds += 1
         self.events += result.events
         self.faults += result.faults
@@ -53,85 +53,89 @@ class Report:
 
     @property
     def by_kind(self) -> dict[str, int]:
-        """How often each kind of fault was done."""
+        """Number of injected faults by kind."""
         return {kind: sum(counts.values()) for kind, counts in sorted(self.coverage.faults.items())}
 
     @property
     def trace(self) -> str:
-        """One hash of all seeds' traces, in their order."""
+        """Hash of all seeds' traces in order."""
         lines = "".join(f"{seed} {self.traces[seed]}\n" for seed in sorted(self.traces))
         return hashlib.blake2b(lines.encode(), digest_size=16).hexdigest()
 
     def as_dict(self) -> dict[str, object]:
-        """For programs."""
+        """Return the summary for `--json`."""
         return {
-            "seeds": self.seeds, "events": self.events, "faults": self.faults, "by_kind": self.by_kind,
-            "violations": sum(len(one.violations) for one in self.broken), "seconds": round(self.seconds, 3),
-        }  # fmt: skip
+            "seeds": self.seeds,
+            "events": self.events,
+            "faults": self.faults,
+            "by_kind": self.by_kind,
+            "violations": sum(len(one.violations) for one in self.broken),
+            "seconds": round(self.seconds, 3),
+        }
 
 
 def run_campaign(
     first: int, seeds: int, *, events: int = EVENTS, processes: int = 1, done: Callable[[Result], None] = lambda _: None
-) -> Report:  # fmt: skip
-    """Drill so many seeds from `first` on; `done` is called as each ends. Interrupted, it ends its processes and raises KeyboardInterrupt."""
+) -> Report:
+    """Run `seeds` seeds from `first`; call `done` after each. On SIGINT it stops its processes and raises KeyboardInterrupt."""
     report, begun_s = Report(), time.monotonic()
     if processes <= 1 or seeds == 1:
         for seed in range(first, first + seeds):
-            _heard(report, run_seed(seed, events=events), done)
+            _add_result(report, run_seed(seed, events=events), done)
     else:
-        _spread(report, range(first, first + seeds), events, min(processes, seeds), done)
+        _run_parallel(report, range(first, first + seeds), events, min(processes, seeds), done)
     report.broken.sort(key=lambda one: one.seed)
     report.seconds = time.monotonic() - begun_s
     return report
 
 
-def _heard(report: Report, result: Result, done: Callable[[Result], None]) -> None:
+def _add_result(report: Report, result: Result, done: Callable[[Result], None]) -> None:
     report.add(result)
     done(result)
 
 
-def _spread(report: Report, seeds: range, events: int, processes: int, done: Callable[[Result], None]) -> None:
-    spawned = multiprocessing.get_context("spawn")  # a fork would take along whatever threads the caller has
-    with _interrupts_told() as interrupted:
+def _run_parallel(report: Report, seeds: range, events: int, processes: int, done: Callable[[Result], None]) -> None:
+    spawned = multiprocessing.get_context("spawn")  # fork is unsafe with the caller's threads
+    with _interrupt_flag() as interrupted:
         pool = ProcessPoolExecutor(processes, mp_context=spawned)
         try:
-            with _begun_deaf():  # processes are begun as work is handed in
+            with _sigint_blocked():  # `submit` starts the processes
                 futures: list[Future[Result]] = [pool.submit(run_seed, seed, events=events) for seed in seeds]
             for future in as_completed(futures):
                 if interrupted():
                     raise KeyboardInterrupt
-                _heard(report, future.result(), done)
+                _add_result(report, future.result(), done)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
 @contextmanager
-def _interrupts_told() -> Iterator[Callable[[], bool]]:
-    """Within it an interrupt is told by what this gives, and raised by whoever asks: raised anywhere, it would leave a lock of the pool taken.
+def _interrupt_flag() -> Iterator[Callable[[], bool]]:
+    """Record SIGINT in a flag instead of raising, since KeyboardInterrupt at any point could leave a lock of the pool taken.
 
-    A mask alone does not keep it off: another thread (numpy's) takes the signal, and Python raises it here. The second is raised at once.
+    A signal mask is not enough: another thread (of NumPy) receives the signal, and Python raises it here. A second SIGINT raises at once.
     """
-    told = threading.Event()
+    received = threading.Event()
 
-    def tell(number: int, frame: FrameType | None) -> None:
+    def record(number: int, frame: FrameType | None) -> None:
         del number, frame
-        if told.is_set():
+        if received.is_set():
             raise KeyboardInterrupt
-        told.set()
+        received.set()
 
-    if threading.current_thread() is not threading.main_thread():  # which alone hears of signals
-        yield told.is_set
+    if threading.current_thread() is not threading.main_thread():  # only the main thread handles signals
+        yield received.is_set
         return
-    before = signal.signal(signal.SIGINT, tell)
+    before = signal.signal(signal.SIGINT, record)
     try:
-        yield told.is_set
+        yield received.is_set
     finally:
         signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
-def _begun_deaf() -> Iterator[None]:
-    """Processes begun within it never see an interrupt."""
+def _sigint_blocked() -> Iterator[None]:
+    """Block SIGINT for processes started within the context."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

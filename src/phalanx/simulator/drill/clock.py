@@ -1,4 +1,4 @@
-"""Virtual time: what falls due, in order, and two clocks that tell it. Everything in a drill happens in `pop`."""
+"""Virtual time: a queue of timers and two clocks. `pop` advances the time."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Final
 
 from phalanx.controller.outbox import Now
 
-BEGIN_UNIX_S: Final = 1_700_000_000.0  # Unix seconds at which every history starts; any moment would do
-BEGIN_BOOT_S: Final = 1000.0  # CLOCK_BOOTTIME of the same moment: not 0, so that mixing the two up shows
+BEGIN_UNIX_S: Final = 1_700_000_000.0  # Unix seconds at which every run starts; arbitrary
+BEGIN_BOOT_S: Final = 1000.0  # CLOCK_BOOTTIME at the start: not 0, so that confusing the clocks becomes visible
 
 
 class Clock:
-    """One time for all nodes; the wall clock can be set, CLOCK_BOOTTIME only goes on."""
+    """One time for all nodes; the wall clock can be set, CLOCK_BOOTTIME only advances."""
 
     def __init__(self) -> None:
         self.boot_s = BEGIN_BOOT_S
@@ -28,20 +28,20 @@ class Clock:
 
     @property
     def ns(self) -> int:
-        """CLOCK_BOOTTIME as a supervisor reads it."""
+        """CLOCK_BOOTTIME in nanoseconds, as a supervisor reads it."""
         return round(self.boot_s * 1e9)
 
     def after(self, delay_s: float, what: Callable[[], None]) -> None:
-        """Let something happen; what is due at the same instant happens in the order of asking."""
+        """Schedule a call; calls due at the same instant run in the order of scheduling."""
         self._order += 1
         heapq.heappush(self._due, (self.boot_s + max(0.0, delay_s), self._order, what))
 
     def next_s(self) -> float | None:
-        """When the next thing falls due; None for never."""
+        """Return the time of the next call; None without one."""
         return self._due[0][0] if self._due else None
 
     def pop(self) -> Callable[[], None]:
-        """Go on to the next thing that falls due, and take it."""
+        """Advance to the next call and return it."""
         at_s, _, what = heapq.heappop(self._due)
         self.boot_s = max(self.boot_s, at_s)
         return what

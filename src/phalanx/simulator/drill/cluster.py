@@ -1,7 +1,7 @@
-"""A whole cluster in virtual time: the real controller, the real supervisor logic, a store, and a network that can fail.
+"""A whole cluster in virtual time: the real controller, the real supervisor logic, a store, and an unreliable network.
 
-What is simulated is what the shells do: clocks, messages, processes, the disk. Everything is deterministic for a seed; whoever drives it
-moves time with `run`, `until` or `events`. After every event the invariants are checked (`invariants`).
+Clocks, messages, processes and the disk are simulated. Everything is deterministic for a seed. Callers advance time with `run`, `until`
+or `events`. `invariants` checks the invariants after every event.
 """
 
 from __future__ import annotations
@@ -38,32 +38,38 @@ from phalanx.simulator.drill.stage import StagedNode
 from phalanx.simulator.drill.violation import demand
 
 RETRY_S: Final = 0.5
-TOLD_S: Final = 0.1  # an engine sees a death and has swept within so long
-STANDSTILL: Final = 20_000  # things that happen at one instant; past it nobody lets time pass any more
+TOLD_S: Final = 0.1  # time until an engine has noticed a death and swept the node
+STANDSTILL: Final = 20_000  # events at one instant; more means that time does not advance
 
 
 class Cluster:
-    """See the module.
+    """The cluster; see the module.
 
     Attributes:
-        head: the present life of the head; None while there is none.
-        behaviours: how jobs behave, by name; the others run for 5 s and end well.
-        heard: every report that was committed, oldest first.
-        drop_command: decides which commands are lost on their way.
-        bad_links: pairs of nodes that do not reach each other.
-        flaws: nodes that refuse whatever comes, with why ("?" before it: the node's own fault).
-        commit_s: how long a commit takes on this disk.
-        counted: events that changed something, so far.
-        touched: something executes otherwise than at the last look.
-        told_of, head_died: called after each turn, and when a head dies in one.
-        cursed: jobs whose rank 0 dies within a second, whenever it starts.
-        leases_until_s: up to when a planned stop has granted leases; survives the head, as a file of its does.
-        whole: each node as it was at first, with all its devices.
+        head: the current incarnation of the head; None while it is down.
+        behaviours: behaviour of jobs by name; other jobs run for 5 s and succeed.
+        heard: every committed event, oldest first.
+        drop_command: decides which commands are lost.
+        bad_links: pairs of nodes that cannot connect.
+        flaws: nodes that refuse every member, with the reason (a leading "?" blames the node).
+        commit_s: duration of a commit.
+        counted: number of state changes so far.
+        touched: whether the set of executing processes has changed since the last check.
+        told_of, head_died: called after each turn, and when a head dies during one.
+        cursed: jobs whose rank 0 crashes within a second of every start.
+        leases_until_s: end of the leases granted by a planned stop; survives the head, as its file does.
+        whole: the original record of each node, with all devices.
     """
 
     def __init__(
-        self, fleet: Iterable[Node], *, policy: Policy | None = None, lease_s: float = 6.0, store: MemoryDisk | None = None, dice: Random | None = None
-    ) -> None:  # fmt: skip
+        self,
+        fleet: Iterable[Node],
+        *,
+        policy: Policy | None = None,
+        lease_s: float = 6.0,
+        store: MemoryDisk | None = None,
+        dice: Random | None = None,
+    ) -> None:
         self.clock = Clock()
         self.dice = dice or Random(0)
         self.network = Network(self.clock, self.dice)
@@ -89,7 +95,7 @@ class Cluster:
         self.watch = Watch(self)
         self.engine_watches = True
         self.engine_late_s = 0.0
-        self._lives = self._at_once = 0
+        self._incarnations = self._at_once = 0
         self._in_doubt: tuple[Head, Outbox, Now] | None = None
         self.head: Head | None = None
         self.nodes: dict[NodeId, SimNode] = {}
@@ -117,18 +123,18 @@ class Cluster:
         return self.clock.boot_s
 
     def after(self, delay_s: float, what: Callable[[], None]) -> None:
-        """Let something happen later."""
+        """Schedule a call."""
         self.clock.after(delay_s, what)
 
     def run(self, seconds: float) -> None:
-        """Let so much time pass."""
+        """Advance time by `seconds`."""
         end_s = self.clock.boot_s + seconds
         while (next_s := self.clock.next_s()) is not None and next_s <= end_s:
             self.run_one()
         self.clock.boot_s = end_s
 
     def events(self, while_: Callable[[], bool], limit_s: float = 200.0) -> Iterator[None]:
-        """One event after the other while it holds, for a look in between. Fails past the limit."""
+        """Run one event at a time while the condition holds; yield before each. Fails after the limit."""
         start_s = self.clock.boot_s
         while while_():
             assert self.clock.boot_s - start_s <= limit_s, f"not within {limit_s} s\n{self.told()}"
@@ -136,48 +142,48 @@ class Cluster:
             self.run_one()
 
     def until(self, what: Callable[[], bool], limit_s: float = 120.0) -> float:
-        """Let time pass until it holds; answers how long that took. Fails past the limit."""
+        """Advance time until the condition holds; return the elapsed time. Fails after the limit."""
         start_s = self.clock.boot_s
         for _ in self.events(lambda: not what(), limit_s):
             pass
         return self.clock.boot_s - start_s
 
     def run_one(self) -> None:
-        """The next thing that falls due, and a look at what executes then."""
+        """Run the next event and check the executing processes."""
         at_s, do = self.clock.boot_s, self.clock.pop()
         self._at_once = self._at_once + 1 if at_s == self.clock.boot_s else 0
-        demand(self._at_once < STANDSTILL, 0, f"time stands still: {STANDSTILL} things happen at one instant")
+        demand(self._at_once < STANDSTILL, 0, f"time does not advance: {STANDSTILL} events at one instant")
         do()
-        if self.touched:  # else nothing executes that did not at the last look
+        if self.touched:  # otherwise the executing processes are unchanged
             self.touched = False
             self.watch.truth()
 
     def count(self, what: str) -> None:
-        """One event that changed something."""
+        """Count a state change."""
         self.counted += 1
         self.coverage.note(f"{self.clock.boot_s:.6f} {what}")
 
     def stepped(self, node_id: NodeId, before: Glance, after: Glance, cause: Happening | None) -> None:
-        """A supervisor's step changed a member."""
+        """Count a supervisor's step that changed a member."""
         self.count(f"{node_id} {self.coverage.member_edges(before, after, cause)}")
 
     # ---- users ---------------------------------------------------------------------------------------------------------
 
     @property
     def world(self) -> World:
-        """As the head has it."""
+        """The head's state."""
         assert self.head is not None
         return self.head.controller.world
 
     def ask(self, event: Event) -> Any:
-        """Ask the head; its refusal is raised."""
+        """Send a request to the head; raise its refusal."""
         answer = self.turn([event])[0]
         if isinstance(answer, PhalanxError):
             raise answer
         return answer
 
     def told(self, job_id: JobId | None = None, lines: int = 60) -> str:
-        """The story, for people and for failures."""
+        """Return the last event lines, for failure messages."""
         return "\n".join(
             f"{line.at_s - BEGIN_UNIX_S:9.2f} {line.kind:12} job {line.job_id or '-'}.{line.epoch or '-'} {line.text}"
             for line in self.store.story(job_id=job_id, limit=1_000_000)[-lines:]
@@ -186,8 +192,8 @@ class Cluster:
     # ---- the head ------------------------------------------------------------------------------------------------------
 
     def start_head(self, *, leases_until_s: float = 0.0) -> Head:
-        """A head begins on what the store holds."""
-        if self._lives:
+        """Start a head from the store."""
+        if self._incarnations:
             durable = self.store.reopen()
             doubt, self._in_doubt = self._in_doubt, None
             if durable and doubt is not None:
@@ -196,30 +202,33 @@ class Cluster:
                 self.watch.committed(outbox, head, now)
             self.watch.restarted()
             self.count("head starts")
-        self._lives += 1
+        self._incarnations += 1
         controller = Controller(
-            world=self.store.load(), leases=LeaseBook(lease_s=self.lease_s), policy=self.policy, head_id=str(self._lives),
+            world=self.store.load(),
+            leases=LeaseBook(lease_s=self.lease_s),
+            policy=self.policy,
+            head_id=str(self._incarnations),
             settings=Settings(checkpoint_root="/ckpt", output_root="/out", rules=shipped_rules()),
-        )  # fmt: skip
-        self.head = Head(number=self._lives, controller=controller)
+        )
+        self.head = Head(number=self._incarnations, controller=controller)
         controller.begin(self.now, leases_until_s=max(leases_until_s, self.leases_until_s))
         self._wake_head(self.head, 0.0)
         return self.head
 
     def kill_head(self) -> None:
-        """Nothing of it is left but the store."""
+        """Kill the head; only the store remains."""
         self.head = None
 
     def turn(self, events: Sequence[Event]) -> Sequence[Answer | PhalanxError]:
-        """What the driver does with a letter: step, commit, and only then publish and command.
+        """Run one driver turn: step, commit, then publish and deliver commands.
 
         Raises:
-            StoreRefused: the step was undone.
-            Unanswered: the head died, or there is none.
+            StoreRefused: the commit failed and the step was undone.
+            Unanswered: the head died or is down.
         """
         head = self.head
         if head is None:
-            raise Unanswered("there is no head")
+            raise Unanswered("the head is down")
         controller, now = head.controller, self.now
         outbox = controller.step(now, events)
         try:
@@ -232,7 +241,7 @@ class Cluster:
         except HeadDied as death:
             self._in_doubt, self.head, self.touched = (head, outbox, now), None, True
             self.head_died(controller.world, death.crash)
-            raise Unanswered("the head died at this") from None
+            raise Unanswered("the head died in this commit") from None
         if not outbox.change.empty:
             head.busy_until_s = max(head.busy_until_s, self.clock.boot_s + self.commit_s)
             self.touched = True
@@ -260,11 +269,11 @@ class Cluster:
             head.mailboxes.forget(name)
 
     def answer_s(self) -> float:
-        """How long the head's answers wait for its disk."""
+        """Return how long the head's answers are delayed by its disk."""
         return 0.0 if self.head is None else max(0.0, self.head.busy_until_s - self.clock.boot_s)
 
     def when_free(self, what: Callable[[], None]) -> None:
-        """Do it when the head's one thread is free."""
+        """Call when the head's thread is free."""
         wait_s = self.answer_s()
         if wait_s > 0:
             self.after(wait_s, lambda: self.when_free(what))
@@ -286,22 +295,22 @@ class Cluster:
             self.quietly([])
 
     def quietly(self, events: Sequence[Event]) -> bool:
-        """A turn whose refusal is for the sender to repeat. True where it was done."""
+        """Run a turn that the sender retries on failure. Return whether it succeeded."""
         try:
             self.turn(events)
         except (StoreRefused, Unanswered):
             return False
         return True
 
-    # ---- what nodes ask of the head: each answers None where there is no answer ----------------------------------------
+    # ---- requests of nodes to the head: None means no answer -----------------------------------------------------------
 
     def hello_of(self, node: StagedNode) -> Hello:
-        """How the node's supervisor presents itself now."""
+        """Build the registration of the node's supervisor."""
         carries = tuple((key.job_id, key.epoch, key.generation) for key in node.carried)
         return Hello(node=node.record, supervisor_id=node.supervisor_id, carries=carries)
 
     def hear_hello(self, node_id: NodeId, hello: Hello) -> tuple[int | str | None, int]:
-        """Where commands for this supervisor begin, or the head's challenge; and which life of the head says so."""
+        """Register a supervisor. Return the last command number or the head's challenge, and the head's incarnation."""
         head = self.head
         if head is None:
             return None, 0
@@ -322,7 +331,7 @@ class Cluster:
     def hear_renewal(
         self, node_id: NodeId, supervisor_id: SupervisorId, epochs: list[tuple[JobId, Epoch]], held_s: float
     ) -> Any:
-        """The renewal; `SayHello` as a value."""
+        """Renew a lease; return `SayHello` as a value."""
         head = self.head
         if head is None:
             return None
@@ -336,7 +345,7 @@ class Cluster:
     def hear_events(
         self, node_id: NodeId, supervisor_id: SupervisorId, events: Sequence[tuple[int, Event]]
     ) -> int | None:
-        """Up to which number all is durable; -1 for `say hello`."""
+        """Commit events. Return the last durable number; -1 asks the supervisor to register."""
         head = self.head
         if head is None:
             return None
@@ -351,7 +360,7 @@ class Cluster:
         return events[-1][0]
 
     def hear_steps(self, node_id: NodeId, supervisor_id: SupervisorId, report: Report) -> bool | None:
-        """Whether what a step stream says is durable."""
+        """Commit a report from a step stream. Return whether it is durable."""
         head = self.head
         if head is None or head.greeted.get(node_id) != supervisor_id:
             return None
@@ -360,15 +369,15 @@ class Cluster:
     # ---- the engine ----------------------------------------------------------------------------------------------------
 
     def tell_death(self, node: StagedNode) -> None:
-        """The engine has seen the supervisor die and has swept the node; it may say so long after it started another."""
+        """Report a supervisor's death after the engine's sweep; the report may arrive after the next incarnation has started."""
         if self.head is None:
-            return  # the engine died with the head; the next one finds nobody there and says nothing
+            return  # the engine died with the head; the next one finds no process and sends nothing
         dead = NodeDead(node_id=node.id, supervisor_id=node.supervisor_id, why="its supervisor died", confirmed=True)
         if not self.quietly([dead]):
             self.after(RETRY_S, lambda: self.tell_death(node))
 
     def kill_node(self, name: str, *, silent: bool = False) -> None:
-        """Power off. The engine sees it and sweeps, unless `silent`: then the lease alone tells."""
+        """Power off a node. The engine notices and sweeps; with `silent` only the lease reveals it."""
         node = self.nodes[NodeId(name)]
         if not node.alive:
             return
@@ -377,7 +386,7 @@ class Cluster:
             self.after(TOLD_S + self.engine_late_s, lambda: self.tell_death(node))
 
     def revive_node(self, name: str) -> None:
-        """Switch it on again: another life of its supervisor. An engine sweeps before it revives, and tells when it can."""
+        """Power on a node with a new supervisor incarnation, after the engine has swept it."""
         node = self.nodes[NodeId(name)]
         if node.alive:
             return
@@ -389,11 +398,11 @@ class Cluster:
         fresh.boot()
 
     def jump_clock(self, seconds: float) -> None:
-        """Somebody sets the wall clock, everywhere."""
+        """Set the wall clock of all machines."""
         self.clock.wall_offset_s += seconds
 
     def heal(self) -> None:
-        """Every fault ends."""
+        """End every fault."""
         self.store.refuse_next, self.store.crash_next = 0, None
         self.drop_command = lambda _: False
         self.commit_s = self.engine_late_s = 0.0

@@ -1,7 +1,7 @@
-"""What a drill has met: edges of the transition tables, faults by the state of the attempt they hit, and the trace's hash.
+"""The coverage of a drill: state transitions, faults by the state of the hit attempt, and the trace's hash.
 
-An edge is told by what the real code did: the attempt machine's table is looked over its shoulder (`watching`), a job's end is read from
-committed records, and a supervisor's members are compared before and after each step.
+Transitions come from the real code: `watching` wraps the attempt machine's table, job transitions come from committed records, and
+supervisor members are compared before and after each step.
 """
 
 from __future__ import annotations
@@ -26,25 +26,34 @@ NOTHING = "none"  # no member, no attempt
 
 
 def glance(members: Iterable[Member]) -> Glance:
-    """What of each member is its state: a timer alone is not, nor is the lease."""
+    """Return the state of each member, without timers and lease."""
     return {
         one.key.job_id: (
-            one.phase, bool(one.frozen_ns), one.key, one.ended, one.held, one.ready, one.start, one.refusal, one.superseded,
-            one.forgotten, one.asked_ns,
+            one.phase,
+            bool(one.frozen_ns),
+            one.key,
+            one.ended,
+            one.held,
+            one.ready,
+            one.start,
+            one.refusal,
+            one.superseded,
+            one.forgotten,
+            one.asked_ns,
         )
         for one in members
-    }  # fmt: skip
+    }
 
 
 @dataclass(slots=True)
 class Coverage:
-    """Counts of one seed, or of many added up.
+    """Counts of one seed, or the sum of many.
 
     Attributes:
-        attempts: "state event state" of the attempt machine, for each time its table was asked; an unchanged state among them.
-        jobs: "state cause state" of the jobs' ends, requeues and restarts.
-        members: "phase event phase" of supervisors' members, a frozen one with a star.
-        faults: "kind" -> "state of the attempt it hit" -> how often.
+        attempts: "state event state" for each use of the attempt machine's table, including unchanged states.
+        jobs: "state cause state" of job transitions.
+        members: "phase event phase" of supervisors' members; a star marks frozen ones.
+        faults: kind -> state of the hit attempt -> count.
     """
 
     attempts: Counter[str] = field(default_factory=Counter)
@@ -54,29 +63,29 @@ class Coverage:
     _trace: Any = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
 
     def note(self, line: str) -> None:
-        """One more line of the trace."""
+        """Add a line to the trace."""
         self._trace.update(line.encode())
 
     @property
     def trace(self) -> str:
-        """The hash of all lines so far."""
+        """Hash of all lines so far."""
         return str(self._trace.hexdigest())
 
     def attempt_edge(self, before: str, event: str, after: str) -> None:
-        """The attempt machine was asked."""
+        """Count a transition of the attempt machine."""
         self.attempts[f"{before} {event} {after}"] += 1
 
     def job_edges(self, job: Job | None, attempt: Attempt | None, before: Job | None) -> None:
-        """A job's record was committed, perhaps with the attempt's that ended."""
+        """Count the transition of a committed job, with the cause of its ended attempt."""
         if job is None or (before is not None and before.state is job.state):
             return
         cause = NOTHING if attempt is None or attempt.live or not attempt.causes else attempt.causes[-1].value
         self.jobs[f"{NOTHING if before is None else before.state.value} {cause} {job.state.value}"] += 1
 
     def member_edges(self, before: Glance, after: Glance, cause: Happening | None) -> str:
-        """A supervisor's step changed members; answers what, in a line."""
+        """Count the member changes of a supervisor's step; return them as a line."""
         event = event_name(cause)
-        said = []
+        changes = []
         for job_id in {**before, **after}:
             was, now = before.get(job_id), after.get(job_id)
             if was == now:
@@ -85,17 +94,17 @@ class Coverage:
             if was is not None and now is not None and was[2] != now[2]:
                 edge = f"{_phase(was)} {event} next:{_phase(now)}"
             self.members[edge] += 1
-            said.append(f"{job_id} {edge}")
-        return "; ".join(said)
+            changes.append(f"{job_id} {edge}")
+        return "; ".join(changes)
 
     def fault(self, kind: str, states: Iterable[str]) -> None:
-        """A fault was done to attempts in these states; to none: where nothing ran."""
+        """Count a fault that hit attempts in these states; no states means that nothing ran."""
         counts = self.faults.setdefault(kind, Counter())
         for state in states or (NOTHING,):
             counts[state] += 1
 
     def add(self, other: Coverage) -> None:
-        """Another seed's counts."""
+        """Add another seed's counts."""
         self.attempts.update(other.attempts)
         self.jobs.update(other.jobs)
         self.members.update(other.members)
@@ -103,7 +112,7 @@ class Coverage:
             self.faults.setdefault(kind, Counter()).update(counts)
 
     def as_dict(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the counts for `--json`."""
         return {
             "attempts": dict(sorted(self.attempts.items())),
             "jobs": dict(sorted(self.jobs.items())),
@@ -112,12 +121,12 @@ class Coverage:
         }
 
     def sealed(self) -> Coverage:
-        """The counts alone, fit to be sent to another process."""
+        """Return the counts alone, which can be pickled."""
         return Coverage(attempts=self.attempts, jobs=self.jobs, members=self.members, faults=self.faults, _trace=None)
 
 
 def event_name(cause: Happening | None) -> str:
-    """What a supervisor heard, in a word."""
+    """Return the name of a supervisor's event."""
     if cause is None:
         return "time"
     return type(cause.command).__name__ if isinstance(cause, Commanded) else type(cause).__name__
@@ -129,18 +138,18 @@ def _phase(state: tuple[Any, ...] | None) -> str:
 
 @contextmanager
 def watching(coverage: Coverage) -> Iterator[None]:
-    """Look over the shoulder of the attempt machine: every answer of its table is counted. The answers stay what they are."""
+    """Wrap the attempt machine's table to count every transition; results are unchanged."""
     table: dict[Any, Any] = machine.TABLE
     before = dict(table)
     for place, handler in before.items():
-        table[place] = _seen(coverage, str(place[0].value), place[1].__name__, handler)
+        table[place] = _counted(coverage, str(place[0].value), place[1].__name__, handler)
     try:
         yield
     finally:
         table.update(before)
 
 
-def _seen(coverage: Coverage, state: str, event: str, handler: machine.Handler) -> machine.Handler:
+def _counted(coverage: Coverage, state: str, event: str, handler: machine.Handler) -> machine.Handler:
     def asked(case: Case, attempt: Attempt, happening: Any, facts: Facts) -> Outcome:
         outcome = handler(case, attempt, happening, facts)
         after = outcome.attempt

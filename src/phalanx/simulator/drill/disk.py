@@ -1,6 +1,6 @@
-"""What a head's records lie on in a drill: the memory store, or the real SQLite store on a virtual disk. Both can be full and can end a head.
+"""The head's store in a drill: the memory store, or the real SQLite store on a virtual disk. Both can be full and can kill the head.
 
-A head dies in `commit` by `HeadDied`: before anything was written, after all was, or, on SQLite, between any two writes to the disk.
+A head dies in `commit` with `HeadDied`: before the write, after it, or, on SQLite, between any two disk writes.
 """
 
 from __future__ import annotations
@@ -20,25 +20,34 @@ from phalanx.store.memory import MemoryStore
 from phalanx.store.sql.sqlite.store import SqliteStore
 from phalanx.store.sql.sqlite.virtual_disk import VirtualDisk
 
-_RAM_DISK: Final = "/dev/shm"  # noqa: S108  # a folder of our own is made in it
+_RAM_DISK: Final = "/dev/shm"  # noqa: S108  # used through a private temporary folder
 _COMPARED: Final = (
-    "jobs", "attempts", "nodes", "queues", "spent", "users", "projects", "reservations", "idempotency", "next_job_seq",
+    "jobs",
+    "attempts",
+    "nodes",
+    "queues",
+    "spent",
+    "users",
+    "projects",
+    "reservations",
+    "idempotency",
+    "next_job_seq",
     "next_story_seq",
-)  # fmt: skip
+)
 
-_ALL: Final = 1_000_000  # records; no seed makes so many
+_ALL: Final = 1_000_000  # records; more than any seed creates
 
 
 class Crash(enum.StrEnum):
-    """When a head dies in its next commit."""
+    """The point at which a head dies in its next commit."""
 
     BEFORE = "before"
     AFTER = "after"
-    TORN = "torn"  # the power goes between two writes to the disk, and what was not synced is there in part
+    TORN = "torn"  # power loss between two disk writes; unsynced data is partially present
 
 
 class HeadDied(Exception):
-    """The head is gone in the middle of a commit. Nobody is answered."""
+    """The head died in a commit; no request is answered."""
 
     def __init__(self, crash: Crash) -> None:
         super().__init__(crash.value)
@@ -46,12 +55,12 @@ class HeadDied(Exception):
 
 
 class MemoryDisk(MemoryStore):
-    """A memory store whose disk can be full.
+    """A memory store with a simulated full disk.
 
     Attributes:
-        refuse_next: so many commits find the disk full.
-        crash_next: how the head dies in the next commit.
-        in_doubt: the batch in whose commit the head died; whether it is durable `reopen` says.
+        refuse_next: number of following commits that find the disk full.
+        crash_next: crash point in the next commit.
+        in_doubt: the batch in whose commit the head died; `reopen` returns whether it is durable.
     """
 
     def __init__(self) -> None:
@@ -61,12 +70,12 @@ class MemoryDisk(MemoryStore):
         self.in_doubt: Batch | None = None
 
     def commit(self, batch: Batch) -> None:
-        """Write the batch whole, if fate lets it.
+        """Commit the batch, subject to the injected faults.
 
         Raises:
             StoreRefused: the disk is full.
-            HeadDied: as asked for.
-            Broken: the store refuses it though nothing is wrong with the disk.
+            HeadDied: as injected.
+            Broken: the store refuses the batch although the disk is fine.
         """
         crash, self.crash_next = self.crash_next, None
         if crash in (Crash.BEFORE, Crash.TORN):
@@ -88,22 +97,22 @@ class MemoryDisk(MemoryStore):
         try:
             super().commit(batch)
         except StoreRefused as error:
-            raise _no_fault_of_the_disk(error) from error
+            raise _unexpected_refusal(error) from error
 
     def reopen(self) -> bool:
-        """What a new head finds. True where the batch in doubt is durable."""
+        """Reopen for a new head. Return whether the batch in doubt is durable."""
         batch, self.in_doubt = self.in_doubt, None
         return batch is not None
 
     def compare(self) -> None:
-        """At the end: whether all is there, what no head loads again among it. In memory it is."""
+        """Check the final contents; nothing to check in memory."""
 
     def shut(self) -> None:
-        """Nothing is left of it."""
+        """Release all resources; none in memory."""
 
 
 class SqliteDisk(MemoryDisk):
-    """The real store on a virtual disk, and beside it in memory what it must hold: each new head finds just that, or it is a violation."""
+    """The SQLite store on a virtual disk, with the expected contents in memory; every difference is a violation."""
 
     def __init__(self, dice: Random) -> None:
         super().__init__()
@@ -121,28 +130,28 @@ class SqliteDisk(MemoryDisk):
         self._sqlite = SqliteStore(os.path.join(folder, "state.db"), vfs=self.disk.name)
 
     def commit(self, batch: Batch) -> None:
-        """See `MemoryDisk.commit`; torn, the power goes before some operation of this commit."""
+        """See `MemoryDisk.commit`; a torn commit loses power before some operation."""
         if self.crash_next is not Crash.TORN:
             super().commit(batch)
             return
         self.crash_next, self._torn, self.in_doubt = None, True, batch
-        self.disk.cut_at = self.disk.operations + self._dice.randrange(24)  # a commit here is 10 to 40 operations
+        self.disk.cut_at = self.disk.operations + self._dice.randrange(24)  # a commit takes 10 to 40 operations
         try:
             self._sqlite.commit(batch)
         except StoreRefused as error:
             if not self.disk.dead:
-                raise _no_fault_of_the_disk(error) from error
+                raise _unexpected_refusal(error) from error
         raise HeadDied(Crash.TORN)
 
     def _full(self, batch: Batch) -> None:
-        """Really full: SQLite meets it half-way. A commit that fits into pages that are there already is none the worse."""
+        """Fill the disk for this commit. A commit that fits into existing pages still succeeds."""
         self.disk.room = 0
         try:
             self._write_through(batch)
         finally:
             self.disk.room = None
         if batch.story and not self._holds_last(batch):
-            raise Broken(24, "the disk is full, and a commit returned that is not there")
+            raise Broken(24, "a commit succeeded on a full disk, but its data is missing")
 
     def _write_through(self, batch: Batch) -> None:
         syncs = self.disk.syncs
@@ -150,41 +159,39 @@ class SqliteDisk(MemoryDisk):
             self._sqlite.commit(batch)
         except StoreRefused as error:
             if self.disk.room is None:
-                raise _no_fault_of_the_disk(error) from error
+                raise _unexpected_refusal(error) from error
             raise
         if self.disk.syncs == syncs and (batch.records or batch.story):
             full = self.disk.room is not None
-            raise Broken(
-                24 if full else 3, f"a commit returned, and nothing was synced{' of it: the disk is full' * full}"
-            )
+            raise Broken(24 if full else 3, f"a commit succeeded without a sync{' on a full disk' * full}")
         MemoryStore.commit(self, batch)
 
     def load(self) -> World:
-        """Everything alive, as the database has it."""
+        """Load the live records from the database."""
         return self._sqlite.load()
 
     def reopen(self) -> bool:
-        """The machine comes back, or the process alone: the database must hold every commit that returned, and the last one whole or not at all."""
+        """Restart after a crash: the database must hold every successful commit, and the last one completely or not at all."""
         self.disk.cut()
         self._sqlite.close()
         self._lives += 1
         folder = os.path.join(self._root, str(self._lives))
         os.makedirs(folder)
         self.disk.image(folder, self._dice if self._torn else None)
-        self.disk.cut_at = None  # whatever still holds the old connection may close it in peace
+        self.disk.cut_at = None  # leftover references to the old connection can close it
         self._before.append(self.disk)
         self._torn = False
         self._open(folder)
         batch, self.in_doubt = self.in_doubt, None
         found = self._sqlite.load()
         if batch is None:
-            return _demand_same(found, MemoryStore.load(self), durable=False)
-        if self._holds(batch):  # committed after it returned: it was written through
-            return _demand_same(found, MemoryStore.load(self), durable=True)
+            return _require_same(found, MemoryStore.load(self), durable=False)
+        if self._holds(batch):  # the crash came after the commit
+            return _require_same(found, MemoryStore.load(self), durable=True)
         if _differs(found, MemoryStore.load(self)) is None:
             return False
         MemoryStore.commit(self, batch)
-        return _demand_same(found, MemoryStore.load(self), durable=True)
+        return _require_same(found, MemoryStore.load(self), durable=True)
 
     def _holds(self, batch: Batch) -> bool:
         return bool(batch.story) and len(self.story(after=batch.story[0].seq - 1, limit=1)) > 0
@@ -193,12 +200,12 @@ class SqliteDisk(MemoryDisk):
         return len(self._sqlite.story(after=batch.story[-1].seq - 1, limit=1)) > 0
 
     def compare(self) -> None:
-        """At the end: whether the database holds all that was acknowledged, with ended attempts and the whole story, which no head loads."""
-        _demand_same(self._sqlite.load(), MemoryStore.load(self), durable=True)
+        """Check at the end that the database holds all acknowledged data, including ended attempts and all events, which no head loads."""
+        _require_same(self._sqlite.load(), MemoryStore.load(self), durable=True)
         lines = zip(self._sqlite.story(limit=_ALL), self.story(limit=_ALL), strict=False)
         odd = next((pair for pair in lines if pair[0] != pair[1]), None)
         if odd is not None:
-            raise Broken(3, f"the database tells {odd[0]} instead of {odd[1]}")
+            raise Broken(3, f"the database has event {odd[0]} instead of {odd[1]}")
         for job in self.jobs(JobFilter(limit=_ALL)):
             found, wanted = self._sqlite.attempts(job.id), self.attempts(job.id)
             if found != wanted:
@@ -207,21 +214,21 @@ class SqliteDisk(MemoryDisk):
     def shut(self) -> None:
         """Close it and remove its folder."""
         self._sqlite.close()
-        gc.collect()  # a refusal's traceback may hold a connection, whose files must outlive it
+        gc.collect()  # an error's traceback may reference a connection, whose files must outlive it
         for disk in (*self._before, self.disk):
             disk.unregister()
         shutil.rmtree(self._root, ignore_errors=True)
 
 
-def _no_fault_of_the_disk(error: StoreRefused) -> Broken:
-    """The store refuses what breaks an invariant, as it must; but no head that is right ever hands it that."""
-    return Broken(OURS, f"the store refuses what the head made: {error.message}")
+def _unexpected_refusal(error: StoreRefused) -> Broken:
+    """Build the violation for a refusal that the disk did not cause: a correct head never commits invalid data."""
+    return Broken(OURS, f"the store refused a commit of the head: {error.message}")
 
 
-def _demand_same(found: World, wanted: World, *, durable: bool) -> bool:
-    what = _differs(found, wanted)
-    if what is not None:
-        raise Broken(3, f"after the crash the database does not hold what was acknowledged: {what}")
+def _require_same(found: World, wanted: World, *, durable: bool) -> bool:
+    difference = _differs(found, wanted)
+    if difference is not None:
+        raise Broken(3, f"after the crash the database lacks acknowledged data: {difference}")
     return durable
 
 

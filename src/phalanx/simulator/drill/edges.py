@@ -1,7 +1,7 @@
-"""The edges that a drill should meet: those of the attempt machine's table, of jobs' ends, and of a supervisor's members.
+"""The state transitions that a drill should cover: those of the attempt machine, of jobs, and of a supervisor's members.
 
-The table's keys are read from the code, so that a new one is missing until a drill meets it. Where each leads was found by drilling, and
-is kept in `met`: an edge that is met and not listed there is as much news as one that is listed and not met.
+The attempt machine's (state, event) pairs come from the code, so a new pair counts as missing until a drill covers it. The target states
+were recorded from drills in `met`. Covered but unlisted transitions are reported, as well as listed but uncovered ones.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _STATES: Final = (AttemptState.PLACED, AttemptState.STARTING, AttemptState.RUNNI
 
 
 UNREACHED: Final[dict[str, str]] = {
-    "placed MemberFroze": "a supervisor tells of a freeze only of ranks that begin or run, and those of this generation do so past the barrier",
+    "placed MemberFroze": "a supervisor reports a freeze only for ranks that start or run, which this generation does only after the barrier"
 }
-"""Pairs of the attempt machine's table that no drill meets, and why they stand there: reports of older releases and of odd timing end safely."""
+"""Pairs that no drill covers, and why; the table has them to handle reports of older releases and unusual timing safely."""
 RARE_PAIRS: Final = frozenset(
     {
         "placed CheckpointFailed",
@@ -31,21 +31,21 @@ RARE_PAIRS: Final = frozenset(
         "starting MemberFroze",
     }
 )
-"""Pairs that take a late report in the few milliseconds of a state; a short campaign may miss them."""
+"""Pairs that need a late report within a few milliseconds; a short campaign may miss them."""
 
 
 def table_pairs() -> set[str]:
-    """Every (state, event) of the attempt machine's table."""
+    """Return every (state, event) pair of the attempt machine's table."""
     return {f"{state.value} {event.__name__}" for state, event in TABLE}
 
 
 def fault_pairs() -> set[str]:
-    """Every kind of fault with every state of an attempt that it can befall."""
+    """Return every kind of fault with every attempt state that it can hit."""
     return {f"{kind} {state.value}" for kind, states in KINDS.items() for state in states}
 
 
 def missing(coverage: Coverage, *, rare: bool = True) -> dict[str, tuple[int, list[str]]]:
-    """For each table: how many of its entries were met, and the names of those that were not; with `rare`, also of those seldom met."""
+    """Return for each table the number of covered entries and the names of uncovered ones; `rare` includes rare entries."""
 
     def _rare(edges: frozenset[str]) -> frozenset[str]:
         return edges if rare else frozenset()
@@ -63,17 +63,17 @@ def missing(coverage: Coverage, *, rare: bool = True) -> dict[str, tuple[int, li
 
 
 def unlisted(coverage: Coverage) -> dict[str, list[str]]:
-    """Edges that were met and that nobody knew of."""
-    news = {
+    """Return covered transitions that are not listed."""
+    unknown = {
         "edges of attempts": set(coverage.attempts) - met.ATTEMPTS - met.RARE_ATTEMPTS,
         "edges of jobs": set(coverage.jobs) - met.JOBS - met.RARE_JOBS,
         "edges of members": set(coverage.members) - met.MEMBERS - met.RARE_MEMBERS,
     }
-    return {name: sorted(edges) for name, edges in news.items() if edges}
+    return {name: sorted(edges) for name, edges in unknown.items() if edges}
 
 
 def table_of_faults(coverage: Coverage) -> list[str]:
-    """Kinds down, states across; a dash where the kind cannot befall that state."""
+    """Return a table of kinds by states; a dash marks impossible combinations."""
     width = max(map(len, KINDS))
     lines = [f"{'fault':{width}} {'none':>8}" + "".join(f" {state.value:>9}" for state in _STATES)]
     for kind, can in KINDS.items():

@@ -1,4 +1,4 @@
-"""Every kind of fault that a drill knows: what it does, to whom, and how it passes. Each lasts for a while, so that faults overlap."""
+"""The kinds of injected faults: effect, target and duration. Faults last for some time, so that they overlap."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from phalanx.simulator.drill.cluster import Cluster
     from phalanx.simulator.drill.node import SimNode
 
-LASTING: Final = (0.3, 3.0, 5.5, 9.0, 25.0)  # around the lease of 6 s, and well over it
-LONG_S: Final = 30.0  # leases granted before a planned stop
-STOPS_AFTER_S: Final = 2.0  # a renewal of every supervisor fits in
-GRANTED_WITHIN_S: Final = 10.0  # what the head writes down beyond that, as app.head does
-HANG_NOTICED_S: Final = 3.0  # in the seconds in which these jobs live
+LASTING: Final = (0.3, 3.0, 5.5, 9.0, 25.0)  # around the lease of 6 s, and well above it
+LONG_S: Final = 30.0  # length of leases granted before a planned stop
+STOPS_AFTER_S: Final = 2.0  # enough for a renewal of every supervisor
+GRANTED_WITHIN_S: Final = 10.0  # margin that the head records, as app.head does
+HANG_NOTICED_S: Final = 3.0  # scaled to the short jobs of a drill
 _BY_SCHEDULER: Final = (Cause.PREEMPTED, Cause.MOVED)
 _S = AttemptState
 _PROCESSES: Final = frozenset({_S.STARTING, _S.RUNNING, _S.STOPPING})  # states in which there may be processes
@@ -56,24 +56,22 @@ KINDS: Final[dict[str, frozenset[AttemptState]]] = {
     "supervisor_crash": frozenset(_S) - {_S.ENDED},
     "supervisor_ended": frozenset(_S) - {_S.ENDED},
     "engine_lies": frozenset(_S) - {_S.ENDED},
-    "engine_withdraws": frozenset({_S.PLACED, _S.STOPPING}),  # past the barrier an engine has nothing to take back
+    "engine_withdraws": frozenset({_S.PLACED, _S.STOPPING}),  # after the barrier an engine has nothing to withdraw
     "devices_change": frozenset(_S) - {_S.ENDED},
     "unfit_node": frozenset(_S) - {_S.ENDED},
     "bad_link": frozenset(_S) - {_S.ENDED},
-    "corrupt_checkpoint": frozenset(
-        {_S.RUNNING, _S.STOPPING}
-    ),  # later than the check by node rank 0 nobody can know of it
+    "corrupt_checkpoint": frozenset({_S.RUNNING, _S.STOPPING}),  # not detectable after the check by node rank 0
     "crash_loop": _PROCESSES,
-    "hang": frozenset({_S.RUNNING}),  # no rank makes steps before it runs
+    "hang": frozenset({_S.RUNNING}),  # only running ranks make steps
     "keeper_killed": _PROCESSES,
     "unkillable": _PROCESSES,
     "unfreezable": _PROCESSES,
 }
-"""Each kind, with the states of an attempt in which it can befall one."""
+"""Each kind with the attempt states that it can hit."""
 
 
 class Faults:
-    """Does them. Each method answers whether there was anything to do it to."""
+    """Injects faults. Each method returns whether it found a target."""
 
     def __init__(self, cluster: Cluster, dice: Random) -> None:
         self._cluster, self._dice = cluster, dice
@@ -89,7 +87,7 @@ class Faults:
             "slow_disk": self._slow_disk,
             "node_death": lambda node: self._node_death(node, silent=False),
             "node_death_silent": lambda node: self._node_death(node, silent=True),
-            "node_death_told_late": self._told_late,
+            "node_death_told_late": self._late_report,
             "freeze": self._freeze,
             "partition": lambda node: self._cut(node.link.up, node.link.down),
             "partition_to_head": lambda node: self._cut(node.link.up),
@@ -118,7 +116,7 @@ class Faults:
         assert self._by_kind.keys() == KINDS.keys()
 
     def do(self, kind: str, node: SimNode | None = None) -> bool:
-        """One fault, on this node or any."""
+        """Inject one fault on this or a random node."""
         cluster = self._cluster
         node = node or self._dice.choice(list(cluster.nodes.values()))
         states = self._states(kind, node)
@@ -133,7 +131,7 @@ class Faults:
         self._cluster.count(f"fault {kind}")
 
     def _states(self, kind: str, node: SimNode) -> list[str]:
-        """Of the attempts that it concerns: those on the node, or all where it befalls the head."""
+        """Return the states of the affected attempts: those on the node, or all for a fault of the head."""
         head = self._cluster.head
         if head is None:
             return []
@@ -146,7 +144,7 @@ class Faults:
 
     # ---- the head ------------------------------------------------------------------------------------------------------
 
-    def _bring_back(self) -> None:
+    def _restart_head(self) -> None:
         if self._cluster.head is None:
             self._cluster.start_head()
 
@@ -154,7 +152,7 @@ class Faults:
         if self._cluster.head is None:
             return False
         self._cluster.kill_head()
-        self._later(self._bring_back)
+        self._later(self._restart_head)
         return True
 
     def _crash_in_commit(self, crash: Crash) -> bool:
@@ -164,13 +162,13 @@ class Faults:
         return True
 
     def _head_died(self, world: World, crash: Crash) -> None:
-        """In a commit, as asked for; counted by the states that the step would have made."""
+        """Count an injected death in a commit, by the states that the step would have produced."""
         kind = {Crash.BEFORE: "head_crash_before_write", Crash.AFTER: "head_crash_after_write"}.get(crash, "torn_write")
         self._count(kind, sorted({attempt.state.value for attempt in world.attempts.values()}))
-        self._later(self._bring_back)
+        self._later(self._restart_head)
 
     def _head_stop(self, _: SimNode) -> bool:
-        """On purpose: long leases first, as `phalanx down --keep-jobs` grants them."""
+        """Stop the head as planned, with long leases first as in `phalanx down --keep-jobs`."""
         cluster = self._cluster
         if cluster.head is None:
             return False
@@ -184,7 +182,7 @@ class Faults:
         def stop() -> None:
             if cluster.head is head and self.active:
                 cluster.kill_head()
-                self._later(self._bring_back)
+                self._later(self._restart_head)
 
         cluster.after(STOPS_AFTER_S, stop)
         return True
@@ -199,14 +197,14 @@ class Faults:
         return self._cluster.head is not None
 
     def _clock_jump(self, _: SimNode) -> bool:
-        """15: nobody ends by it. Not while Prepare travels to a job with a time limit, whose deadline is Unix time, and not into a window."""
+        """Set the wall clock; no attempt may end by it (invariant 15). Skipped while a deadline in Unix time is in transit or a window exists."""
         cluster = self._cluster
         if cluster.head is None or cluster.world.reservations or cluster.answer_s() > 0:
             return False
         jobs, live = cluster.world.jobs, cluster.world.attempts.values()
         if any(jobs[one.job_id].spec.time_limit_s is not None and one.running_s is None for one in live):
             return False
-        if not cluster.quietly([]):  # what is due at this moment in any case
+        if not cluster.quietly([]):  # process what is due anyway
             return False
         before = self._endings()
         cluster.jump_clock(self._dice.choice((-86400.0, -3.0, 3.0, 86400.0)))
@@ -221,7 +219,7 @@ class Faults:
         return True
 
     def _endings(self) -> dict[JobId, Cause | None]:
-        """A scheduler's stop is nobody's end: a jump makes it look anew, and what it finds may have been due in any case."""
+        """Return the ending of each attempt. Stops by the scheduler do not count: they may have been due anyway."""
         return {job: attempt.ending for job, attempt in self._cluster.world.attempts.items()}
 
     # ---- nodes ---------------------------------------------------------------------------------------------------------
@@ -233,8 +231,8 @@ class Faults:
         self._later(lambda: self._cluster.revive_node(node.id))
         return True
 
-    def _told_late(self, node: SimNode) -> bool:
-        """The engine is slow to tell; another life may have been started meanwhile."""
+    def _late_report(self, node: SimNode) -> bool:
+        """Delay the engine's report; the next incarnation may have started by then."""
         self._cluster.engine_late_s = self._dice.choice((1.0, 5.0, 9.0))
         done = self._node_death(node, silent=False)
         self._cluster.engine_late_s = 0.0
@@ -248,7 +246,7 @@ class Faults:
         return True
 
     def _supervisor_crash(self, node: SimNode) -> bool:
-        """Its ranks run on until the keeper and the engine have swept them, which is long before the lease ends."""
+        """Crash the supervisor; its ranks run until keeper and engine have swept them, long before the lease ends."""
         if not node.alive or node.paused:
             return False
         node.crash()
@@ -271,7 +269,7 @@ class Faults:
         return True
 
     def _devices_change(self, node: SimNode) -> bool:
-        """It goes down, and comes back with a device sick or missing; repaired when it next comes back."""
+        """Restart the node with an unhealthy or missing device; the next such fault repairs it."""
         if not node.alive or node.paused:
             return False
         self._cluster.kill_node(node.id)
@@ -291,10 +289,10 @@ class Faults:
             return False
         self._cluster.flaws[node.id] = self._dice.choice(("?the disk is full", "the driver hangs"))
 
-        def mend() -> None:
+        def repair() -> None:
             self._cluster.flaws.pop(node.id, None)
 
-        self._later(mend)
+        self._later(repair)
         return True
 
     # ---- the network ---------------------------------------------------------------------------------------------------
@@ -303,15 +301,15 @@ class Faults:
         for way in ways:
             way.cut = True
 
-        def mend() -> None:
+        def repair() -> None:
             for way in ways:
                 way.cut = False
 
-        self._later(mend)
+        self._later(repair)
         return True
 
     def _bad_ways(self, node: SimNode, **how: float) -> bool:
-        """Of one direction or both."""
+        """Degrade one or both directions."""
         ways = self._dice.choice(((node.link.up,), (node.link.down,), (node.link.up, node.link.down)))
 
         def set_all(values: dict[str, float]) -> None:
@@ -325,16 +323,16 @@ class Faults:
         return True
 
     def _bad_link(self, node: SimNode) -> bool:
-        """Two nodes do not reach each other."""
+        """Break the connection between two nodes."""
         other = self._dice.choice([one for one in self._cluster.nodes if one != node.id])
         pair = {str(node.id), str(other)}
         self._cluster.bad_links.append(pair)
 
-        def mend() -> None:
+        def repair() -> None:
             if pair in self._cluster.bad_links:
                 self._cluster.bad_links.remove(pair)
 
-        self._later(mend)
+        self._later(repair)
         return True
 
     def _commands_lost(self, node: SimNode) -> bool:
@@ -351,7 +349,7 @@ class Faults:
         return node.alive
 
     def _reports_again(self, _: SimNode) -> bool:
-        """Late and doubled."""
+        """Repeat old reports, late and out of order."""
         if self._cluster.head is None:
             return False
         recent = [event for event in self._cluster.heard[-240:] if hasattr(event, "generation")]
@@ -364,7 +362,7 @@ class Faults:
     # ---- the engine ----------------------------------------------------------------------------------------------------
 
     def _engine_lies(self, node: SimNode) -> bool:
-        """As far as the port lets it: an unconfirmed death of one that lives, or a confirmed one of an earlier life."""
+        """Report a false death as the port allows: unconfirmed for a live supervisor, or confirmed for an earlier incarnation."""
         if self._cluster.head is None or not node.alive:
             return False
         if node.life > 1 and self._dice.random() < 0.5:
@@ -379,14 +377,14 @@ class Faults:
         return True
 
     def _engine_withdraws(self, node: SimNode) -> bool:
-        """Nobody was brought yet for a gang that has never been whole; supervisors that were told of it forget it."""
+        """Withdraw a gang that was never complete; supervisors that know it drop it."""
         for attempt in self._live(node):
             never_whole = (
                 any(member.state is MemberState.ASKED for member in attempt.members) and attempt.generation == 0
             )
             if attempt.state in KINDS["engine_withdraws"] and never_whole:
                 cause = self._dice.choice((Cause.CONTENDED, Cause.START_FAIL, Cause.FAILED))
-                why = "others were faster"
+                why = "another job took the nodes"
                 gone = Withdrawn(job_id=attempt.job_id, epoch=attempt.epoch, why=why, nodes=(node.id,), cause=cause)
                 self._cluster.quietly([gone])
                 return True
@@ -398,7 +396,7 @@ class Faults:
         return [] if self._cluster.head is None else self._cluster.world.attempts_on(node.id)
 
     def _corrupt_checkpoint(self, node: SimNode) -> bool:
-        """The newest of a job, while nobody is about to load it."""
+        """Corrupt the newest checkpoint of a job, while no rank is about to load it."""
         for attempt in self._live(node):
             kept = [
                 one
@@ -411,7 +409,7 @@ class Faults:
         return False
 
     def _crash_loop(self, node: SimNode) -> bool:
-        """From now on its rank 0 dies within a second, whenever it starts."""
+        """From now on rank 0 of a job crashes within a second of every start."""
         for attempt in self._live(node):
             if attempt.state in _PROCESSES and attempt.job_id not in self._cluster.cursed:
                 self._cluster.cursed.add(attempt.job_id)
@@ -419,7 +417,7 @@ class Faults:
         return False
 
     def _hang(self, node: SimNode) -> bool:
-        """Ranks of this node stand still, neither frozen nor ended, and their supervisor learns of it a while later."""
+        """Hang the ranks of a member on this node; the supervisor is notified later."""
         running = {one.job_id for one in self._live(node) if one.state is _S.RUNNING}
         keys = list(dict.fromkeys(key for key, _ in node.tasks if key.job_id in running))
         if not keys or not node.alive or node.paused:
@@ -428,7 +426,7 @@ class Faults:
         for task in node.processes.of(key):
             node.processes.halt(task)
         silence = Silence(silent_s=HANG_NOTICED_S, limit_s=HANG_NOTICED_S, step=None)
-        for again in range(3):  # it is told until something is done about it, as the shell does
+        for again in range(3):  # repeated until handled, as the shell does
             node.later(HANG_NOTICED_S * (1 + again), Hung(key=key, silence=silence))
         return True
 
@@ -447,7 +445,7 @@ class Faults:
         return True
 
     def _unfreezable(self, node: SimNode) -> bool:
-        """Not on a host that sleeps: it would wake with ranks that nothing but their lease page holds, and here they read none."""
+        """Make ranks unfreezable. Not on a paused node: its ranks would resume unchecked, since simulated ranks read no lease page."""
         if not node.tasks or not node.alive or node.paused:
             return False
         node.unfreezable = True
@@ -457,5 +455,11 @@ class Faults:
 
 _COUNTED_LATER: Final = frozenset({"head_crash_before_write", "head_crash_after_write", "torn_write"})
 _OF_THE_HEAD: Final = _COUNTED_LATER | {
-    "head_crash", "head_stop", "disk_full", "slow_disk", "clock_jump", "reports_again", "commands_lost",
-}  # fmt: skip
+    "head_crash",
+    "head_stop",
+    "disk_full",
+    "slow_disk",
+    "clock_jump",
+    "reports_again",
+    "commands_lost",
+}

@@ -1,4 +1,4 @@
-"""One life of the head in a drill: the real controller and mailboxes, and what a shell would remember of supervisors."""
+"""One incarnation of the head: the real controller and mailboxes, and the shell's state of supervisors."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from phalanx.core.ids import NodeId, SupervisorId
 
 
 class Unanswered(TryLater):
-    """The head died, or there is none: whoever asked does not know whether it was done."""
+    """The head died or is down; the caller does not know whether the request was executed."""
 
     code = "unanswered"
 
 
 @dataclass
 class Head:
-    """One life.
+    """One incarnation.
 
     Attributes:
-        greeted: who speaks for each node in this life (`api.supervisors`).
-        acked: up to which number each supervisor's events are durable.
-        busy_until_s: a slow disk holds its one thread up until then, on CLOCK_BOOTTIME.
+        greeted: registered supervisor of each node (`api.supervisors`).
+        acked: last durable event number of each supervisor.
+        busy_until_s: CLOCK_BOOTTIME until which a slow disk blocks its thread.
     """
 
     number: int

@@ -1,7 +1,7 @@
-"""The invariants of DESIGN 3, as far as one process can see them: looked at after every event that changed something.
+"""Checks of the invariants of DESIGN 3 that one process can observe, after every state change.
 
-What cannot have changed is not looked at again: records by the step's own change, limits when who holds what has changed, processes when
-some began, ended, froze or went on. Now and then, and at each start of a head, all is looked at whole.
+Checks are incremental: records by the step's change, limits when allocations change, processes when some start, end, freeze or thaw.
+Every `WHOLE_EVERY` commits and at each start of a head everything is checked.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from phalanx.simulator.drill.stage import Watched
 from phalanx.simulator.drill.tasks import newest_whole
 from phalanx.simulator.drill.violation import Broken, demand
 
-WHOLE_EVERY: Final = 64  # commits between two looks at every record
+WHOLE_EVERY: Final = 64  # commits between two full checks
 
 
 class Watch:
-    """Remembers what must stay true, and looks."""
+    """Records what must stay true, and checks it."""
 
     def __init__(self, cluster: Watched) -> None:
         self._cluster = cluster
@@ -48,40 +48,40 @@ class Watch:
         self._limits = Limits(cluster)
         self._books = Books(cluster)
 
-    # ---- what users were told ------------------------------------------------------------------------------------------
+    # ---- acknowledged requests -----------------------------------------------------------------------------------------
 
     def acknowledged(self, job_id: JobId) -> None:
-        """A submit was answered."""
+        """Record an acknowledged submit."""
         self._acknowledged.add(job_id)
-        demand(self._cluster.store.job(job_id), 3, f"job {job_id} is acknowledged and not stored")
+        demand(self._cluster.store.job(job_id), 3, f"job {job_id} is acknowledged but not stored")
 
     def cancelled(self, job: Job) -> None:
-        """A cancel was answered."""
+        """Record an acknowledged cancel."""
         attempt = self._cluster.world.attempts.get(job.id)
         if not job.state.terminal or job.state is JobState.CANCELLED:
             self._cancelled.setdefault(job.id, (job.epoch, attempt.generation if attempt else Generation(0)))
 
-    # ---- what nodes were told ------------------------------------------------------------------------------------------
+    # ---- acknowledged events of nodes ----------------------------------------------------------------------------------
 
     def heard(self, events: Sequence[Event], world: World) -> None:
-        """A step that heard these is durable: whoever said them forgets them."""
+        """Check events after their step is durable; their senders now drop them."""
         for event in events:
             if isinstance(event, CheckpointSaved):
                 self._saved(event, world)
 
     def _saved(self, event: CheckpointSaved, world: World) -> None:
-        """Told of the epoch that counts, it is known from now on, or a newer one is."""
-        attempt, told = world.attempts.get(event.job_id), event.resume
-        if attempt is None or attempt.epoch != told.epoch:
+        """Check that a checkpoint of the current epoch, or a newer one, is recorded."""
+        attempt, saved = world.attempts.get(event.job_id), event.resume
+        if attempt is None or attempt.epoch != saved.epoch:
             return
         known = [(kept.epoch, kept.step) for kept in world.jobs[event.job_id].checkpoints]
-        if max(known, default=(NO_EPOCH, -1)) < (told.epoch, told.step):
-            raise Broken(9, f"job {event.job_id} has saved step {told.step}, and only {known} are known")
+        if max(known, default=(NO_EPOCH, -1)) < (saved.epoch, saved.step):
+            raise Broken(9, f"job {event.job_id} saved step {saved.step}, but only {known} are recorded")
 
-    # ---- after a step's change is durable ------------------------------------------------------------------------------
+    # ---- durable changes -----------------------------------------------------------------------------------------------
 
     def committed(self, outbox: Outbox, head: Head, now: Now) -> None:
-        """Look at what it changed. `head` is whose world holds the change; it may have died of it, at `now`."""
+        """Check a committed change. `head` holds the change; it may have died in the commit, at `now`."""
         change, world = outbox.change, head.controller.world
         attempts = {}
         for record in change.records:
@@ -99,7 +99,7 @@ class Watch:
                 raise Broken(19, f"line {line.seq} follows line {self._last_line}")
             self._last_line = line.seq
             if CANARY in line.text or (line.facts and CANARY in repr(line.facts)):
-                raise Broken(23, f"line {line.seq} ({line.kind}) tells a secret of job {line.job_id}")
+                raise Broken(23, f"line {line.seq} ({line.kind}) contains a secret of job {line.job_id}")
         self._commands(outbox, world)
         if change.empty:
             return
@@ -111,14 +111,14 @@ class Watch:
             if isinstance(record, Job):
                 self._indexed(record.id, world)
         for condition in world.relations.dependents:
-            self._waited_for(condition, world)
+            self._check_dependents(condition, world)
         self._limits.look(world, outbox, head)
         self._books.look(change.records, now)
 
     def restarted(self) -> None:
-        """A head begins on what the store holds."""
+        """Check the store when a head starts."""
         for job_id in self._acknowledged:
-            demand(self._cluster.store.job(job_id), 3, f"job {job_id} was acknowledged and is lost")
+            demand(self._cluster.store.job(job_id), 3, f"job {job_id} was acknowledged but is lost")
         for job_id, job in self._ended.items():
             found = self._cluster.store.job(job_id)
             demand(found is not None and found.state is job.state, 8, f"{job_id} was {job.state} before the crash")
@@ -129,7 +129,7 @@ class Watch:
             raise Broken(8, f"{job.id} was {before.state} and is {job.state}")
         if job.state.terminal:
             self._ended[job.id] = job
-        demand(CANARY not in job.detail, 23, f"why job {job.id} is {job.state} tells a secret of it")
+        demand(CANARY not in job.detail, 23, f"the detail of job {job.id} contains its secret")
         if job.hangs > HANGS_BEFORE_STOP:
             raise Broken(13, f"job {job.id} was restarted {job.hangs} times after hangs without progress")
         if job.stalls > NO_PROGRESS_BUDGET + 1:
@@ -138,7 +138,7 @@ class Watch:
             raise Broken(13, f"job {job.id} was retried {job.user_retries} times of {job.spec.retry}")
         for kept in job.checkpoints:
             if kept.path in self._cluster.deleted:
-                raise Broken(21, f"{kept.path} of job {job.id} is kept and was deleted")
+                raise Broken(21, f"checkpoint {kept.path} of job {job.id} is recorded but was deleted")
 
     def _attempt(self, attempt: Attempt, world: World) -> None:
         self._restarts.setdefault(attempt.job_id, Restarts()).look(attempt, world.jobs[attempt.job_id])
@@ -146,9 +146,13 @@ class Watch:
             raise Broken(5, f"job {attempt.job_id} has {len(attempt.members)} members")
         before = self._epochs.get(attempt.job_id, Epoch(0))
         if attempt.epoch < before:
-            raise Broken(4, f"job {attempt.job_id} goes back from epoch {before} to {attempt.epoch}")
+            raise Broken(4, f"the epoch of job {attempt.job_id} decreases from {before} to {attempt.epoch}")
         if attempt.epoch > before:
-            demand(attempt.epoch == before + 1, 4, f"job {attempt.job_id} skips from epoch {before} to {attempt.epoch}")
+            demand(
+                attempt.epoch == before + 1,
+                4,
+                f"the epoch of job {attempt.job_id} jumps from {before} to {attempt.epoch}",
+            )
             self._epochs[attempt.job_id] = attempt.epoch
             self._placed(attempt, world)
         if attempt.job_id in self._cancelled:
@@ -156,35 +160,35 @@ class Watch:
             demand(place <= self._cancelled[attempt.job_id], 12, f"job {attempt.job_id} runs after a cancel as {place}")
         tail = attempt.causes[-PORT_TRIES - 1 :]
         if tail == (Cause.PORT_TAKEN,) * (PORT_TRIES + 1) and attempt.live:
-            raise Broken(13, f"job {attempt.job_id}: ports are tried for ever")
+            raise Broken(13, f"job {attempt.job_id} retries ports without limit")
 
     def _placed(self, attempt: Attempt, world: World) -> None:
         asked = world.jobs[attempt.job_id].spec.role.gpus
         got = attempt.allocation.gpus
         if asked.nodes_max is None:
-            demand(got == asked.total, 5, f"job {attempt.job_id} asked for {asked.total} GPUs and holds {got}")
+            demand(got == asked.total, 5, f"job {attempt.job_id} requested {asked.total} GPUs and has {got}")
         else:
             nodes, least, each = len(attempt.allocation.grants), asked.nodes or 1, asked.per_node or 0
             whole = least <= nodes <= asked.nodes_max and got == nodes * each
-            demand(whole, 5, f"job {attempt.job_id} asked for {asked} and holds {got} GPUs of {nodes} nodes")
+            demand(whole, 5, f"job {attempt.job_id} requested {asked} and has {got} GPUs on {nodes} nodes")
         for grant in attempt.allocation.grants:
             node = world.nodes[grant.node_id]
             if not node.schedulable:
-                raise Broken(2, f"something new on {grant.node_id}, which is {node.state} {node.cordon}")
+                raise Broken(2, f"new allocation on {grant.node_id}, which is {node.state} {node.cordon}")
             have = {device.index for device in node.devices if device.healthy}
             if not set(grant.devices) <= have:
                 raise Broken(2, f"job {attempt.job_id} got {grant.devices} of {grant.node_id}, which has {have}")
-            self._set_aside(attempt, grant.node_id, world)
+            self._check_reservations(attempt, grant.node_id, world)
         self._may_start(world.jobs[attempt.job_id], world)
 
     def _may_start(self, job: Job, world: World) -> None:
         demand(not job.unmet, 7, f"job {job.id} starts before {job.unmet}")
         demand(not job.held, 7, f"job {job.id} starts while it is held")
         for condition in job.spec.dependencies:
-            demand(self._holds(condition, job, world), 7, f"job {job.id} starts, and {condition} does not hold")
+            demand(self._holds(condition, job, world), 7, f"job {job.id} starts although {condition} does not hold")
 
     def _holds(self, condition: Dependency, job: Job, world: World) -> bool:
-        """Worked out anew from the jobs' states; the lifecycle strikes conditions out as jobs end."""
+        """Evaluate a condition from the jobs' states, independently of the lifecycle, which removes conditions as jobs end."""
         if condition.kind is DependencyKind.SINGLETON:
             likes = [one for one in world.jobs.values() if (one.user, one.spec.name) == (job.user, job.spec.name)]
             return all(one.state.terminal or array_of(one) == array_of(job) for one in likes if one.seq < job.seq)
@@ -194,25 +198,25 @@ class Watch:
         known = [self._cluster.store.job(name) for name in names or [condition.job_id]]
         states = [
             one.state for one in known if one is not None
-        ]  # of a job before the store's time the request alone knows
+        ]  # a job that predates the store is only named in the request
         if condition.kind in (DependencyKind.AFTER_OK, DependencyKind.AFTER_CORR):
             return all(state is JobState.SUCCEEDED for state in states)
         if condition.kind is DependencyKind.AFTER_NOT_OK and all(state is JobState.SUCCEEDED for state in states):
             return False
         return all(state.terminal for state in states)
 
-    def _set_aside(self, attempt: Attempt, node_id: NodeId, world: World) -> None:
+    def _check_reservations(self, attempt: Attempt, node_id: NodeId, world: World) -> None:
         job = world.jobs[attempt.job_id]
         for one in world.reservations.values():
             shut = node_id in one.nodes and one.holds(self._cluster.now.wall_s) and not one.admits(job.user, job.queue)
-            demand(not shut, 2, f"job {job.id} came to {node_id}, which is set aside for {one.holders} ({one.id})")
+            demand(not shut, 2, f"job {job.id} was placed on {node_id}, which is reserved for {one.holders} ({one.id})")
 
     def _commands(self, outbox: Outbox, world: World) -> None:
         for command in outbox.commands:
             if not isinstance(command, (Prepare, StartTasks)):
                 continue
             attempt, job = world.attempts.get(command.job_id), world.jobs[command.job_id]
-            # Within one step an attempt may be asked to prepare, and then be over: its node died. Never the other way round.
+            # Within one step an attempt may be prepared and then end because its node died, but never in the other order.
             demand(
                 command.epoch <= job.epoch,
                 4,
@@ -231,11 +235,11 @@ class Watch:
                 raise Broken(
                     9, f"job {job.id} resumes from {command.resume} and not from its newest valid checkpoint, {best}"
                 )
-        # Said again later, it names what it named at first, whatever was published since.
+        # A repeated command names the same checkpoint, even if newer ones were published since.
         if self._started.setdefault(place, command.resume) != command.resume:
             raise Broken(9, f"job {job.id}: ranks of one generation resume from different checkpoints")
 
-    # ---- who holds what ------------------------------------------------------------------------------------------------
+    # ---- allocations ---------------------------------------------------------------------------------------------------
 
     def _devices(self, world: World) -> None:
         held: dict[NodeId, set[int]] = {}
@@ -250,18 +254,18 @@ class Watch:
             for grant in attempt.allocation.grants:
                 taken = held.setdefault(grant.node_id, set())
                 if not taken.isdisjoint(grant.devices):
-                    raise Broken(1, f"devices of {grant.node_id} twice")
+                    raise Broken(1, f"a device of {grant.node_id} is allocated twice")
                 taken.update(grant.devices)
                 cpus[grant.node_id] = cpus.get(grant.node_id, 0) + grant.cpus
                 if world.on_node[grant.node_id][attempt.job_id] != attempt:
-                    raise Broken(1, f"the books of {grant.node_id} are wrong")
+                    raise Broken(1, f"the index of {grant.node_id} is wrong")
             if attempt.state is AttemptState.RUNNING:
                 started = all(m.state in (MemberState.STARTED, MemberState.STOPPED) for m in attempt.members)
                 demand(started, 5, f"job {job.id} runs in part")
         for node_id in {*held, *world.usage}:
             usage = world.usage.get(node_id, EMPTY_USAGE)
             if usage.devices != held.get(node_id, set()) or usage.cpus != cpus.get(node_id, 0):
-                raise Broken(1, f"{node_id} holds {usage.devices} in the books, and {held.get(node_id)} in truth")
+                raise Broken(1, f"the usage of {node_id} says {usage.devices}, its attempts hold {held.get(node_id)}")
 
     def _indexed(self, job_id: JobId, world: World) -> None:
         job = world.jobs.get(job_id)
@@ -270,7 +274,7 @@ class Watch:
         demand(
             (job.id in world.pending) == (job.state is JobState.PENDING),
             4,
-            f"job {job.id} is {job.state} and not among its like",
+            f"job {job.id} is {job.state} but indexed otherwise",
         )
         if job.unmet and job.state not in (JobState.PENDING, JobState.CANCELLED):
             raise Broken(7, f"job {job.id} runs before {job.unmet}")
@@ -284,20 +288,20 @@ class Watch:
             demand(running <= place.running_max, 6, f"{running} elements of array {place.array_id} run")
 
     @staticmethod
-    def _waited_for(condition: Dependency, world: World) -> None:
+    def _check_dependents(condition: Dependency, world: World) -> None:
         parent = world.jobs.get(condition.job_id)
         alive = condition.job_id in world.relations.elements or (parent is not None and not parent.state.terminal)
-        demand(alive, 7, f"{condition} is waited for, and can change no more")
+        demand(alive, 7, f"{condition} is pending but can no longer change")
 
     def _whole(self, world: World) -> None:
         for job_id in world.jobs:
             self._indexed(job_id, world)
         self.restarted()
 
-    # ---- what really executes ------------------------------------------------------------------------------------------
+    # ---- executing processes -------------------------------------------------------------------------------------------
 
     def truth(self) -> None:
-        """Whatever anybody believes: never two epochs of a job, never two jobs on a device, nothing of an attempt that is over."""
+        """Check the executing processes: one epoch per job, one job per device, none of an ended attempt."""
         places: dict[JobId, tuple[Epoch, Generation]] = {}
         for node in self._cluster.nodes.values():
             on_device: dict[int, JobId] = {}
@@ -307,7 +311,7 @@ class Watch:
                 if places.setdefault(key.job_id, place) != place:
                     raise Broken(
                         4,
-                        f"job {key.job_id} executes as {place} and {places[key.job_id]} at once\n{self._cluster.told(key.job_id)}",
+                        f"job {key.job_id} executes as {place} and {places[key.job_id]} at the same time\n{self._cluster.told(key.job_id)}",
                     )
                 for device in task.devices:
                     other = on_device.setdefault(device, key.job_id)
@@ -317,35 +321,37 @@ class Watch:
             job = self._cluster.store.job(job_id)
             if job is None or job.epoch != epoch or job.state is not JobState.RUNNING:
                 raise Broken(
-                    10, f"epoch {epoch} of job {job_id} executes, and the attempt is over\n{self._cluster.told(job_id)}"
+                    10, f"epoch {epoch} of job {job_id} executes after its attempt ended\n{self._cluster.told(job_id)}"
                 )
 
     def settled(self) -> None:
-        """17, 10: after heal and quiet, head and nodes agree, and nothing of an ended attempt is left."""
+        """Check after healing that head and nodes agree (17) and no process of an ended attempt is left (10)."""
         world = self._cluster.world
         for node in self._cluster.nodes.values():
             for task in node.tasks.values():
                 attempt = world.attempts.get(task.key.job_id)
                 agreed = attempt is not None and attempt.epoch == task.key.epoch
-                demand(agreed, 10, f"{task.key} lives on {node.id}")
+                demand(agreed, 10, f"process {task.key} is left on {node.id}")
             for member in node.logic.present():
                 known = world.attempts.get(member.key.job_id)
                 agreed = known is not None and (known.epoch, known.generation) == (
                     member.key.epoch,
                     member.key.generation,
                 )
-                demand(agreed, 17, f"{node.id} carries {member.key}, {member.phase}, of which the head knows nothing")
+                demand(agreed, 17, f"{node.id} has member {member.key} ({member.phase}), which the head does not know")
             demand(
-                world.nodes[node.id].supervisor_id == node.supervisor_id, 17, f"the head takes {node.id} for another"
+                world.nodes[node.id].supervisor_id == node.supervisor_id,
+                17,
+                f"the head has another supervisor for {node.id}",
             )
         demand(
             not world.attempts or any(node.tasks for node in self._cluster.nodes.values()),
             17,
-            "the head believes in ranks that are none",
+            "the head has attempts without processes",
         )
         self._whole(world)
 
 
 def array_of(job: Job) -> JobId:
-    """The array it is an element of, else itself."""
+    """Return the job's array, or the job itself."""
     return job.id if job.array is None else job.array.array_id

@@ -1,4 +1,4 @@
-"""Invariants 6 and 13 of DESIGN 3: what queues and users hold, how often and how soon a job is stopped for others. Part of `invariants`."""
+"""Invariants 6 and 13 of DESIGN 3: limits of queues and users, number of preemptions, and guaranteed run times. Called by `invariants`."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from phalanx.simulator.drill.head import Head
 from phalanx.simulator.drill.stage import Watched
 from phalanx.simulator.drill.violation import Broken
 
-TAKEN_BACK = "takes back what was borrowed"  # what `core.scheduling.waits` tells the borrower; a loan may be called in at any time
+TAKEN_BACK = "takes back what was borrowed"  # text of `core.scheduling.waits` for the borrower; borrowed GPUs can be reclaimed at any time
 
 
 class Limits:
-    """Remembers what was over its limit when the limits themselves changed: that is not undone, but may only get less."""
+    """Checks limits. Usage above a limit that was lowered is allowed, but may only decrease."""
 
     def __init__(self, cluster: Watched) -> None:
         self._cluster, self._knobs = cluster, cluster.policy.knobs
         self._stops: Counter[JobId] = Counter()
-        self._placed: dict[tuple[JobId, Epoch | None], tuple[int, float]] = {}  # by which life of the head, and when
+        self._placed: dict[tuple[JobId, Epoch | None], tuple[int, float]] = {}  # head incarnation and time
         self._limits: object = None
         self._over: dict[str, int] = {}
         self._holders: set[tuple[JobId, Epoch]] | None = None
 
     def look(self, world: World, outbox: Outbox, head: Head) -> None:
-        """After every commit; who holds what is summed anew only when that, or a limit, has changed."""
+        """Check a commit; sum up the usage only if allocations or limits have changed."""
         holders = {(one.job_id, one.epoch) for one in world.attempts.values()}
         limited = any(isinstance(record, (Queue, Node)) for record in outbox.change.records)
         if holders != self._holders or limited or outbox.change.removed or outbox.change.removed_queues:
@@ -47,10 +47,10 @@ class Limits:
                 self._stopped(line.job_id, line.epoch, line.text, head)
 
     def _sum(self, world: World, before: set[tuple[JobId, Epoch]]) -> None:
-        """`before`: who held something then. By other limits those alone may be over, and not who came in the same commit."""
+        """Check the sums. `before`: earlier allocations; after a change of limits only these may exceed them."""
         over, limits = over_limit(world, world.attempts.values()), (tuple(world.queues.values()), fleet_gpus(world))
         if world.holdings().used != tree_of(world, world.attempts.values()).used:
-            raise Broken(6, "the books of the queue tree are wrong")
+            raise Broken(6, "the usage of the queue tree is wrong")
         allowed = self._over
         if limits != self._limits:
             stayed = [one for one in world.attempts.values() if (one.job_id, one.epoch) in before]
@@ -67,15 +67,15 @@ class Limits:
             if stops > self._knobs.stops_max:
                 raise Broken(13, f"job {job_id} was preempted {stops} times: {text}")
         number, placed_s = self._placed[job_id, epoch]
-        if number == head.number:  # another head reckons by the clock on the wall, which may have been set
+        if number == head.number:  # another head uses the wall clock, which may have been set
             least_s = min(self._knobs.right_min_s, self._knobs.move_min_s, self._knobs.run_min_s)
             age_s = self._cluster.boot_s - placed_s
             if age_s < least_s - 1e-6:
-                raise Broken(13, f"job {job_id} ran {age_s:.3f} s of the {least_s} s it is guaranteed: {text}")
+                raise Broken(13, f"job {job_id} was stopped after {age_s:.3f} s of its guaranteed {least_s} s: {text}")
 
 
 def tree_of(world: World, attempts: Iterable[Attempt]) -> Holdings:
-    """The queue tree with what these hold."""
+    """Build the queue tree with the usage of these attempts."""
     tree = Holdings(world.queues.values(), fleet_gpus(world))
     for attempt in attempts:
         job = world.jobs[attempt.job_id]
@@ -84,38 +84,34 @@ def tree_of(world: World, attempts: Iterable[Attempt]) -> Holdings:
 
 
 def over_limit(world: World, attempts: Collection[Attempt]) -> dict[str, int]:
-    """GPUs or jobs that something holds past its limit, counted anew from these live attempts."""
+    """Return GPUs or jobs above each limit, counted independently from these live attempts."""
     held = [(world.jobs[attempt.job_id], attempt.allocation.gpus) for attempt in attempts]
     over: dict[str, int] = {}
     tree = tree_of(world, attempts)
     for node, used in enumerate(tree.used):
-        over[f"quota tree: {tree.ids[node] or 'the fleet'}, node {node}, holds more than it may"] = (
-            used - tree.limit[node]
-        )
+        over[f"quota tree: {tree.ids[node] or 'the fleet'}, node {node}, exceeds its limit"] = used - tree.limit[node]
     for queue in world.queues.values():
         inside = [(job, gpus) for job, gpus in held if queue.id in above(world.queues, job.queue)]
-        # Once more without the tree: nobody holds more than its right and what it may borrow.
+        # Check again without the tree: usage is at most the right plus the borrow limit.
         if queue.borrow_gpus is not None:
             most = right(world.queues, queue) + queue.borrow_gpus
-            over[f"{queue.id} holds more than its right and what it may borrow"] = (
-                sum(gpus for _, gpus in inside) - most
-            )
+            over[f"{queue.id} uses more than its right and borrow limit"] = sum(gpus for _, gpus in inside) - most
         for user in {job.user for job, _ in inside}:
             mine = [gpus for job, gpus in inside if job.user == user]
             if queue.gpus_per_user is not None:
-                over[f"{user} holds more GPUs of {queue.id} than one may"] = sum(mine) - queue.gpus_per_user
+                over[f"{user} exceeds the GPUs per user of {queue.id}"] = sum(mine) - queue.gpus_per_user
             if queue.jobs_per_user is not None:
-                over[f"{user} runs more jobs in {queue.id} than one may"] = len(mine) - queue.jobs_per_user
+                over[f"{user} exceeds the jobs per user of {queue.id}"] = len(mine) - queue.jobs_per_user
     return {what: by for what, by in over.items() if by > 0}
 
 
 def fleet_gpus(world: World) -> int:
-    """All devices, whatever the state of their nodes."""
+    """Return the number of devices of all nodes in any state."""
     return sum(len(node.devices) for node in world.nodes.values())
 
 
 def above(queues: dict[QueueId, Queue], queue_id: QueueId) -> set[QueueId]:
-    """The queue and all above it."""
+    """Return the queue and its ancestors."""
     found: set[QueueId] = set()
     at: QueueId | None = queue_id
     while at is not None and at not in found:
@@ -125,6 +121,6 @@ def above(queues: dict[QueueId, Queue], queue_id: QueueId) -> set[QueueId]:
 
 
 def right(queues: dict[QueueId, Queue], queue: Queue) -> int:
-    """What it may hold of its own: its quota, or the sum of those below it where that is more."""
+    """Return the queue's own right: its quota, or the sum of its children's rights if larger."""
     below = sum(right(queues, one) for one in queues.values() if one.parent == queue.id)
     return max(below, queue.quota_gpus or 0)

@@ -1,213 +1,89 @@
-"""Edges that drills met, found by drilling: what `edges` compares a campaign with. Written as "before event after"; a star: frozen.
+"""State transitions recorded from drills; `edges` compares a campaign with them. Format: "before event after"; a star marks frozen.
 
-From seeds of 2,000 events. Rare ones were met by fewer than one seed in five, and a short campaign may miss them.
+From seeds of 2,000 events. Fewer than one seed in five covered the rare ones; a short campaign may miss them.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
-ATTEMPTS: Final[frozenset[str]] = frozenset(
-    (
-        "placed MemberLost ended",
-        "placed MemberLost stopping",
-        "placed MemberReady placed",
-        "placed MemberReady starting",
-        "placed MemberReady stopping",
-        "placed MemberRefused ended",
-        "placed MemberRefused stopping",
-        "placed Progressed placed",
-        "placed Remind placed",
-        "placed StartOverdue stopping",
-        "placed StopWanted stopping",
-        "placed Withdrawn ended",
-        "running CheckpointFailed running",
-        "running CheckpointSaved running",
-        "running MemberFroze running",
-        "running MemberFroze stopping",
-        "running MemberLost ended",
-        "running MemberLost stopping",
-        "running MemberStopped ended",
-        "running MemberStopped running",
-        "running Progressed running",
-        "running Remind running",
-        "running StopWanted stopping",
-        "running TaskExited running",
-        "running TaskExited stopping",
-        "starting MemberLost ended",
-        "starting MemberLost stopping",
-        "starting MemberRefused ended",
-        "starting MemberRefused stopping",
-        "starting MemberStarted running",
-        "starting MemberStarted starting",
-        "starting MemberStopped ended",
-        "starting Progressed starting",
-        "starting Remind starting",
-        "starting StopWanted stopping",
-        "starting TaskExited starting",
-        "starting TaskExited stopping",
-        "stopping CheckpointFailed stopping",
-        "stopping CheckpointSaved stopping",
-        "stopping MemberLost ended",
-        "stopping MemberLost stopping",
-        "stopping MemberStopped ended",
-        "stopping MemberStopped placed",
-        "stopping MemberStopped stopping",
-        "stopping Progressed stopping",
-        "stopping Remind stopping",
-        "stopping StopWanted stopping",
-        "stopping TaskExited stopping",
-    )
-)
-"""Of the attempt machine: state, event, state."""
-RARE_ATTEMPTS: Final[frozenset[str]] = frozenset(
-    (
-        "running MemberHung stopping",
-        "starting MemberFroze stopping",
-        "placed CheckpointFailed placed",
-        "placed CheckpointSaved placed",
-        "placed MemberStopped ended",
-        "placed MemberStopped stopping",
-        "running MemberLost running",
-        "starting CheckpointFailed starting",
-        "starting CheckpointSaved starting",
-        "starting MemberFroze starting",
-        "starting MemberLost starting",
-        "starting MemberStopped starting",
-        "starting MemberStopped stopping",
-        "stopping Withdrawn ended",
-    )
-)
-"""The same, seldom."""
-JOBS: Final[frozenset[str]] = frozenset(
-    (
-        "none none pending",
-        "pending none cancelled",
-        "pending none running",
-        "running cancelled cancelled",
-        "running crash failed",
-        "running drained pending",
-        "running failed failed",
-        "running node_fail failed",
-        "running node_fail pending",
-        "running none pending",
-        "running port_taken failed",
-        "running preempted pending",
-        "running requeued pending",
-        "running start_fail failed",
-        "running start_fail pending",
-        "running succeeded succeeded",
-        "running timeout timeout",
-        "running unfit pending",
-    )
-)
-"""Of jobs: state, the cause of the attempt that ended in the same commit, state."""
-RARE_JOBS: Final[frozenset[str]] = frozenset(
-    (
-        "running hang failed",
-        "running contended pending",
-        "running moved pending",
-        "running unfit failed",
-    )
-)
-"""The same, seldom."""
-MEMBERS: Final[frozenset[str]] = frozenset(
-    (
-        "closing WoundUp next:preparing",
-        "closing WoundUp none",
-        "closing WoundUp stopped",
-        "closing* WoundUp next:preparing",
-        "closing* WoundUp none",
-        "closing* WoundUp stopped",
-        "killing Killed closing",
-        "killing Prepare killing",
-        "killing TaskEnded killing",
-        "killing* Killed closing*",
-        "killing* TaskEnded killing*",
-        "lingering Emptied closing",
-        "lingering StopTasks killing",
-        "lingering time killing",
-        "none Prepare preparing",
-        "none Prepare preparing*",
-        "preparing Forget killing",
-        "preparing Prepared ready",
-        "preparing StopTasks killing",
-        "preparing Terminated killing",
-        "preparing Unfit killing",
-        "preparing time preparing*",
-        "preparing* Prepared ready*",
-        "preparing* Renewed preparing",
-        "preparing* StopTasks killing*",
-        "ready StartTasks starting",
-        "ready StopTasks killing",
-        "ready Terminated killing",
-        "ready time ready*",
-        "ready* Renewed killing*",
-        "ready* Renewed ready",
-        "ready* Renewed starting",
-        "ready* StartTasks ready*",
-        "ready* StopTasks killing*",
-        "running StopTasks stopping",
-        "running TaskEnded lingering",
-        "running TaskEnded running",
-        "running Terminated stopping",
-        "running time running*",
-        "running time stopping",
-        "running* Renewed killing*",
-        "running* Renewed running",
-        "running* StopTasks stopping*",
-        "starting Spawned running",
-        "starting StopTasks killing",
-        "starting Unfit killing",
-        "stopped Forget none",
-        "stopped Prepare next:preparing",
-        "stopped Prepare next:preparing*",
-        "stopped Renewed none",
-        "stopping Emptied closing",
-        "stopping TaskEnded stopping",
-        "stopping time killing",
-        "stopping* Renewed killing*",
-        "stopping* Renewed stopping",
-    )
-)
-"""Of a supervisor's members: phase, what was heard, phase; "next:" where a later generation took the place."""
-RARE_MEMBERS: Final[frozenset[str]] = frozenset(
-    (
-        "ready Prepare killing",
-        "closing* Renewed closing*",
-        "closing* WoundUp next:preparing*",
-        "killing Forget killing",
-        "killing* Prepare killing*",
-        "killing* Renewed killing*",
-        "lingering Terminated killing",
-        "lingering time killing*",
-        "lingering time lingering*",
-        "lingering* Emptied closing*",
-        "lingering* Renewed lingering",
-        "lingering* time killing*",
-        "preparing* Forget killing*",
-        "preparing* Prepare killing*",
-        "preparing* Renewed killing*",
-        "preparing* Terminated killing*",
-        "preparing* Unfit killing*",
-        "ready Forget killing",
-        "ready* Prepare killing*",
-        "ready* Terminated killing*",
-        "running time killing*",
-        "running* FreezeDone killing*",
-        "running* Prepare killing*",
-        "running* TaskEnded lingering*",
-        "running* TaskEnded running*",
-        "running* Terminated stopping*",
-        "running* time killing*",
-        "starting Spawned stopping",
-        "starting Terminated killing",
-        "starting time killing*",
-        "stopping Terminated killing",
-        "stopping time killing*",
-        "stopping time stopping*",
-        "stopping* Emptied closing*",
-        "stopping* time killing*",
-    )
-)
-"""The same, seldom."""
+
+def _parse(table: str) -> frozenset[str]:
+    """Parse lines of "before: event after, event after"; a line without colon continues the previous one."""
+    rows = (row.split(": ") for row in re.sub(r"\n +", " ", table.strip()).split("\n"))
+    return frozenset(f"{before} {edge}" for before, edges in rows for edge in edges.split(", "))
+
+
+ATTEMPTS: Final = _parse("""
+placed: MemberLost ended, MemberLost stopping, MemberReady placed, MemberReady starting, MemberReady stopping,
+    MemberRefused ended, MemberRefused stopping, Progressed placed, Remind placed, StartOverdue stopping,
+    StopWanted stopping, Withdrawn ended
+running: CheckpointFailed running, CheckpointSaved running, MemberFroze running, MemberFroze stopping,
+    MemberLost ended, MemberLost stopping, MemberStopped ended, MemberStopped running, Progressed running,
+    Remind running, StopWanted stopping, TaskExited running, TaskExited stopping
+starting: MemberLost ended, MemberLost stopping, MemberRefused ended, MemberRefused stopping, MemberStarted running,
+    MemberStarted starting, MemberStopped ended, Progressed starting, Remind starting, StopWanted stopping,
+    TaskExited starting, TaskExited stopping
+stopping: CheckpointFailed stopping, CheckpointSaved stopping, MemberLost ended, MemberLost stopping,
+    MemberStopped ended, MemberStopped placed, MemberStopped stopping, Progressed stopping, Remind stopping,
+    StopWanted stopping, TaskExited stopping
+""")
+"""Attempt machine: state, event, state."""
+RARE_ATTEMPTS: Final = _parse("""
+placed: CheckpointFailed placed, CheckpointSaved placed, MemberStopped ended, MemberStopped stopping
+running: MemberHung stopping, MemberLost running
+starting: CheckpointFailed starting, CheckpointSaved starting, MemberFroze starting, MemberFroze stopping,
+    MemberLost starting, MemberStopped starting, MemberStopped stopping
+stopping: Withdrawn ended
+""")
+"""Rare ones."""
+JOBS: Final = _parse("""
+none: none pending
+pending: none cancelled, none running
+running: cancelled cancelled, crash failed, drained pending, failed failed, node_fail failed, node_fail pending,
+    none pending, port_taken failed, preempted pending, requeued pending, start_fail failed, start_fail pending,
+    succeeded succeeded, timeout timeout, unfit pending
+""")
+"""Jobs: state, cause of the attempt that ended in the same commit, state."""
+RARE_JOBS: Final = _parse("""
+running: contended pending, hang failed, moved pending, unfit failed
+""")
+"""Rare ones."""
+MEMBERS: Final = _parse("""
+closing: WoundUp next:preparing, WoundUp none, WoundUp stopped
+closing*: WoundUp next:preparing, WoundUp none, WoundUp stopped
+killing: Killed closing, Prepare killing, TaskEnded killing
+killing*: Killed closing*, TaskEnded killing*
+lingering: Emptied closing, StopTasks killing, time killing
+none: Prepare preparing, Prepare preparing*
+preparing: Forget killing, Prepared ready, StopTasks killing, Terminated killing, Unfit killing, time preparing*
+preparing*: Prepared ready*, Renewed preparing, StopTasks killing*
+ready: StartTasks starting, StopTasks killing, Terminated killing, time ready*
+ready*: Renewed killing*, Renewed ready, Renewed starting, StartTasks ready*, StopTasks killing*
+running: StopTasks stopping, TaskEnded lingering, TaskEnded running, Terminated stopping, time running*,
+    time stopping
+running*: Renewed killing*, Renewed running, StopTasks stopping*
+starting: Spawned running, StopTasks killing, Unfit killing
+stopped: Forget none, Prepare next:preparing, Prepare next:preparing*, Renewed none
+stopping: Emptied closing, TaskEnded stopping, time killing
+stopping*: Renewed killing*, Renewed stopping
+""")
+"""A supervisor's members: phase, event, phase; "next:" marks a later generation."""
+RARE_MEMBERS: Final = _parse("""
+closing*: Renewed closing*, WoundUp next:preparing*
+killing: Forget killing
+killing*: Prepare killing*, Renewed killing*
+lingering: Terminated killing, time killing*, time lingering*
+lingering*: Emptied closing*, Renewed lingering, time killing*
+preparing*: Forget killing*, Prepare killing*, Renewed killing*, Terminated killing*, Unfit killing*
+ready: Forget killing, Prepare killing
+ready*: Prepare killing*, Terminated killing*
+running: time killing*
+running*: FreezeDone killing*, Prepare killing*, TaskEnded lingering*, TaskEnded running*, Terminated stopping*,
+    time killing*
+starting: Spawned stopping, Terminated killing, time killing*
+stopping: Terminated killing, time killing*, time stopping*
+stopping*: Emptied closing*, time killing*
+""")
+"""Rare ones."""

@@ -1,4 +1,4 @@
-"""One node in virtual time: the real supervisor logic over simulated processes. What it says to the head is in `calls`."""
+"""One node in virtual time: the real supervisor logic with simulated processes. `calls` sends its requests to the head."""
 
 from __future__ import annotations
 
@@ -11,15 +11,7 @@ from phalanx.core.ids import SupervisorId
 from phalanx.core.state.commands import Prepare
 from phalanx.core.state.events import MemberStopped, Report
 from phalanx.node.logic import actions
-from phalanx.node.logic.happenings import (
-    FreezeDone,
-    Happening,
-    MemberKey,
-    Prepared,
-    Terminated,
-    Unfit,
-    WoundUp,
-)  # fmt: skip
+from phalanx.node.logic.happenings import FreezeDone, Happening, MemberKey, Prepared, Terminated, Unfit, WoundUp
 from phalanx.node.logic.supervisor import Supervisor
 from phalanx.simulator.drill.behaviour import CANARY, Behaviour, Task
 from phalanx.simulator.drill.calls import Calls
@@ -31,7 +23,7 @@ from phalanx.simulator.drill.violation import demand
 
 
 class SimNode:
-    """See the module. `record` is the node as it presents itself; one object is one life of its supervisor."""
+    """One incarnation of a node's supervisor; `record` is the node as it registers."""
 
     def __init__(self, cluster: Stage, record: Node, *, life: int = 1, link: Link | None = None) -> None:
         self.cluster = cluster
@@ -53,27 +45,27 @@ class SimNode:
 
     @property
     def reachable(self) -> bool:
-        """Whether it and its cable work."""
+        """Whether the node and its link work."""
         return self.alive and not self.paused and not self.link.cut
 
     @property
     def wall_s(self) -> float:
-        """Its wall clock."""
+        """The node's wall clock."""
         return self.cluster.now.wall_s
 
     @property
     def tasks(self) -> dict[tuple[MemberKey, int], Task]:
-        """Its processes, by member and rank."""
+        """The node's processes by member and rank."""
         return self.processes.all
 
     @property
     def carried(self) -> tuple[MemberKey, ...]:
-        """What its supervisor says it carries, at each renewal and hello."""
+        """The members that the supervisor reports at each renewal and registration."""
         return self.calls.carried
 
     @property
     def cut(self) -> bool:
-        """Both directions of its cable."""
+        """Whether both directions of the link are cut."""
         return self.link.cut
 
     @cut.setter
@@ -82,7 +74,7 @@ class SimNode:
 
     @property
     def latency_s(self) -> float:
-        """Of each direction."""
+        """Latency of each direction."""
         return self.link.up.latency_s
 
     @latency_s.setter
@@ -90,53 +82,53 @@ class SimNode:
         self.link.up.latency_s = self.link.down.latency_s = latency_s
 
     def working(self) -> list[Task]:
-        """Tasks that execute instructions at this moment."""
+        """Return the tasks that are executing now."""
         if self.paused or not (self.alive or self.orphans):
             return []
         return [task for task in self.tasks.values() if not task.frozen]
 
-    # ---- life ----------------------------------------------------------------------------------------------------------
+    # ---- start and stop ------------------------------------------------------------------------------------------------
 
     def boot(self) -> None:
-        """Its supervisor begins."""
+        """Start the supervisor."""
         self.calls.hello()
         self.calls.poll_on()
 
     def die(self) -> None:
-        """Power off: nothing is left, nothing is said."""
+        """Power off without any report."""
         self.alive = self.orphans = False
         self.processes.clear()
 
     def crash(self) -> None:
-        """Its supervisor dies; the tasks run on until they are swept (`sweep`)."""
+        """Kill the supervisor; the tasks run until they are swept."""
         self.alive, self.orphans = False, True
         self.cluster.touched = True
 
     def pause(self) -> None:
-        """SIGSTOP for the whole node."""
+        """Stop the whole node as by SIGSTOP."""
         if self.alive and not self.paused:
             self.processes.stop_all()
             self.paused = True
 
     def resume(self) -> None:
-        """SIGCONT. The supervisor looks at its clock before anything else, as each rank at its lease page."""
+        """Resume as by SIGCONT. The supervisor first checks its clock, as each rank checks its lease page."""
         if not self.alive or not self.paused:
             return
         self.paused = False
-        heard, self._backlog = list(self._backlog), deque()
-        self.hear(*heard)
+        events, self._backlog = list(self._backlog), deque()
+        self.hear(*events)
         self.processes.go_all()
         self.calls.send()
         self.calls.renew()
 
     def terminate(self) -> None:
-        """SIGTERM to its supervisor: it ends its tasks and goes; what starts it again then does."""
+        """Send SIGTERM to the supervisor: it stops its tasks and exits."""
         self.hear(Terminated())
 
-    # ---- the supervisor's step and its hands ---------------------------------------------------------------------------
+    # ---- the supervisor's step and actions -----------------------------------------------------------------------------
 
     def hear(self, *happenings: Happening) -> None:
-        """Step once for each, after what is due by the clock: so each change has one cause."""
+        """Step once per event, after due timers, so that each change has one cause."""
         if not self.alive:
             return
         if self.paused:
@@ -149,7 +141,7 @@ class SimNode:
                 self._step((happening,))
 
     def later(self, delay_s: float, *happenings: Happening) -> None:
-        """The same after a while."""
+        """Deliver the events after a delay."""
         self.cluster.after(delay_s, lambda: self.hear(*happenings))
 
     def _step(self, inbox: tuple[Happening, ...]) -> None:
@@ -160,14 +152,14 @@ class SimNode:
             before, self._seen = self._seen, seen
             self.cluster.stepped(self.id, before, seen, inbox[0] if inbox else None)
         for action in out.actions:
-            self._do(action)
+            self._perform(action)
         self._wake += 1
         self._wake_ns = out.wake_ns
         if out.wake_ns is not None:
             number = self._wake
             self.cluster.after((out.wake_ns - clock.ns) / 1e9, lambda: self.hear() if self._wake == number else None)
 
-    def _do(self, action: actions.Action) -> None:
+    def _perform(self, action: actions.Action) -> None:
         after = self.cluster.after
         match action:
             case actions.PrepareMember(key=key, prepare=prepare):
@@ -204,21 +196,21 @@ class SimNode:
                 pass
 
     def report(self, event: Report) -> None:
-        """To the head, at least once."""
+        """Send a report to the head at least once."""
         if isinstance(event, MemberStopped):
             self._check_stopped(event)
-        demand(CANARY not in repr(event), 23, f"{self.id} says a secret of a job in {type(event).__name__}")
+        demand(CANARY not in repr(event), 23, f"{self.id} sends a secret of a job in {type(event).__name__}")
         self.calls.put(event)
 
     def put_steps(self, report: Report) -> None:
-        """What the head reads out of a task's step stream."""
+        """Send a report from a task's step stream."""
         self.calls.put_steps(report)
 
     def _check_stopped(self, event: MemberStopped) -> None:
-        """What is declared stopped has left nothing: nobody may rest on a word that is not true."""
-        told = (event.epoch, event.generation)
-        left = [key for key, _ in self.tasks if key.job_id == event.job_id and (key.epoch, key.generation) <= told]
-        demand(not left, 10, f"{self.id} declares {event.job_id} {told} stopped, and {left} live")
+        """Check that a member reported as stopped has no processes left."""
+        stopped = (event.epoch, event.generation)
+        left = [key for key, _ in self.tasks if key.job_id == event.job_id and (key.epoch, key.generation) <= stopped]
+        demand(not left, 10, f"{self.id} reports {event.job_id} {stopped} as stopped, but {left} are alive")
 
     def _freeze(self, key: MemberKey) -> None:
         if not self.unfreezable:
@@ -226,16 +218,16 @@ class SimNode:
         self.later(0.0, FreezeDone(key=key, still=not self.unfreezable or not self.processes.of(key)))
 
     def behaviour(self, prepare: Prepare) -> Behaviour:
-        """How the job's tasks behave here."""
-        return self.cluster.behaviours.get(prepare.spec.name, _PLAIN)
+        """Return the behaviour of the job's tasks."""
+        return self.cluster.behaviours.get(prepare.spec.name, _DEFAULT)
 
     def behaviour_of(self, key: MemberKey) -> Behaviour:
-        """The same for a member."""
+        """Return the behaviour of a member's tasks."""
         job = self.cluster.store.job(key.job_id)
-        return self.cluster.behaviours.get(job.name if job is not None else "", _PLAIN)
+        return self.cluster.behaviours.get(job.name if job is not None else "", _DEFAULT)
 
     def cannot_spawn(self, key: MemberKey) -> None:
-        """A task could not be exec'd."""
+        """Report that a task could not be exec'd."""
         self.hear(Unfit(key=key, why="cannot exec", charge=False))
 
     def _prepared(self, key: MemberKey, prepare: Prepare) -> None:
@@ -259,4 +251,4 @@ class SimNode:
         self.hear(Prepared(key=key, port=20_000 + key.generation, resume=next(whole, None)))
 
 
-_PLAIN = Behaviour()
+_DEFAULT = Behaviour()

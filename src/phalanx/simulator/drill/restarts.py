@@ -1,6 +1,6 @@
-"""Invariant 13 of DESIGN 3, counted anew: how often a job was started again, by what ended each generation. Part of `invariants`.
+"""Invariant 13 of DESIGN 3: number of restarts of a job, counted from the cause of each generation's end. Called by `invariants`.
 
-The job's own counters may be what is wrong, so they are not asked.
+It does not use the job's own counters, since these may be wrong.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ CHARGED: Final = (Cause.CRASH, Cause.NODE_FAIL, Cause.FAULT, Cause.START_FAIL, C
 
 
 class Restarts:
-    """What has ended the generations of one job so far."""
+    """Counts the causes that ended the generations of one job."""
 
     def __init__(self) -> None:
-        self._epoch, self._causes = NO_EPOCH, 0  # how many causes of which attempt are counted
+        self._epoch, self._causes = NO_EPOCH, 0  # counted causes of this attempt
         self._step = self._in_vain = self._failed = 0
 
     def look(self, attempt: Attempt, job: Job) -> None:
-        """After each commit of the attempt; `job` as of then."""
+        """Check a commit of the attempt, with the job at that time."""
         fresh = attempt.causes[self._causes if attempt.epoch == self._epoch else 0 :]
         self._epoch, self._causes = attempt.epoch, len(attempt.causes)
         if job.progress_step > self._step:
@@ -33,11 +33,13 @@ class Restarts:
         if job.state.terminal:
             return
         demand(
-            self._in_vain <= NO_PROGRESS_BUDGET, 13, f"job {job.id} goes on after {self._in_vain} ends without progress"
+            self._in_vain <= NO_PROGRESS_BUDGET,
+            13,
+            f"job {job.id} continues after {self._in_vain} restarts without progress",
         )
         retry = job.spec.retry
         demand(
             self._failed <= retry,
             13,
-            f"job {job.id} goes on after {self._failed} failures of its own and {retry} retries",
+            f"job {job.id} continues after {self._failed} failures with {retry} retries",
         )

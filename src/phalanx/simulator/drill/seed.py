@@ -1,4 +1,4 @@
-"""One seed: a cluster, users, faults, and then the end of all faults and what must come of it. The same seed gives the same trace."""
+"""Run one seed: cluster, users and faults, then healing and final checks. The same seed gives the same trace."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from phalanx.simulator.drill.limits import fleet_gpus
 from phalanx.simulator.drill.violation import OURS, Broken, Violation
 from phalanx.simulator.drill.workload import QUICK, Users, fleet
 
-EVENTS: Final = 2000  # counted, before the faults heal
-SQLITE_EVERY: Final = 8  # one seed of so many lies on the real store and a virtual disk; the others on the memory store
+EVENTS: Final = 2000  # state changes before the faults are healed
+SQLITE_EVERY: Final = 8  # one seed in eight uses the SQLite store on a virtual disk; the others use the memory store
 MOMENTS: Final = (0.005, 0.02, 0.04, 0.07, 0.11, 0.5, 2.0, 5.0)
-IDLE_MAX_S: Final = 1.0  # the head looks when something happens, and when it said it would
-AIM_WAIT_S: Final = 10.0  # for an attempt to come into the state in which a fault shall hit it
-JOB_MAX_S: Final = 480.0  # six starts that take a minute each, their backoffs, and 30 s of work
+IDLE_MAX_S: Final = 1.0  # the head acts on events and on its own timers
+AIM_WAIT_S: Final = 10.0  # time for an attempt to reach the state in which a fault shall hit it
+JOB_MAX_S: Final = 480.0  # six starts of one minute each, their backoffs, and 30 s of work
 STORY_LINES: Final = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What one seed came to.
+    """The result of one seed.
 
     Attributes:
-        asked: counted events before the heal.
-        events: that changed something, those after the heal among them.
-        faults: done.
-        trace: hash of every change, in order.
+        asked: requested events before the healing.
+        events: all state changes, including those after the healing.
+        faults: injected faults.
+        trace: hash of every change in order.
         store: "sqlite" or "memory".
-        seconds: of CPU.
-        story: the last lines told; of a seed that broke something.
+        seconds: CPU time.
+        story: the last event lines; only for a seed with violations.
     """
 
     seed: int
@@ -59,12 +59,12 @@ class Result:
 
 
 def run_seed(seed: int, *, events: int = EVENTS, sqlite: bool | None = None) -> Result:
-    """Drill one seed until so many events are counted, heal, and see it through. Stops at the first violation.
+    """Run one seed: `events` state changes with faults, then heal and finish. Stops at the first violation.
 
     Args:
-        seed: decides everything.
-        events: counted before the faults heal.
-        sqlite: on which store; None for what the seed says.
+        seed: determines everything.
+        events: state changes before the healing.
+        sqlite: whether to use the SQLite store; None lets the seed choose.
     """
     begun_s = time.process_time()
     on_sqlite = seed % SQLITE_EVERY == 0 if sqlite is None else sqlite
@@ -77,28 +77,35 @@ def run_seed(seed: int, *, events: int = EVENTS, sqlite: bool | None = None) -> 
             drill.run()
     except Broken as error:
         broken = error.invariant, error.text
-    except Exception as error:  # noqa: BLE001  # whatever it is, the code under drill must not raise it
+    except Exception as error:  # noqa: BLE001  # the tested code must not raise any exception
         broken = OURS, f"{type(error).__name__}: {error}"
     finally:
         store.shut()
     coverage = Coverage() if drill is None else drill.cluster.coverage
-    told = "" if drill is None or broken is None else drill.cluster.told(lines=STORY_LINES)
+    story = "" if drill is None or broken is None else drill.cluster.told(lines=STORY_LINES)
     at_s, counted = (0.0, 0) if drill is None else (drill.cluster.clock.boot_s - BEGIN_BOOT_S, drill.cluster.counted)
     violations = () if broken is None else (Violation(invariant=broken[0], text=broken[1], at_s=at_s, event=counted),)
     return Result(
-        seed=seed, asked=events, events=counted, faults=sum(sum(counts.values()) for counts in coverage.faults.values()),
-        violations=violations, trace=coverage.trace, store="sqlite" if on_sqlite else "memory",
-        seconds=time.process_time() - begun_s, coverage=coverage.sealed(), story=told,
-    )  # fmt: skip
+        seed=seed,
+        asked=events,
+        events=counted,
+        faults=sum(sum(counts.values()) for counts in coverage.faults.values()),
+        violations=violations,
+        trace=coverage.trace,
+        store="sqlite" if on_sqlite else "memory",
+        seconds=time.process_time() - begun_s,
+        coverage=coverage.sealed(),
+        story=story,
+    )
 
 
 def replay_command(seed: int, events: int) -> str:
-    """What plays just this seed again, by the same commit."""
+    """Return the command that reproduces this seed on the same commit."""
     return f"phalanx drill --seed {seed}" + (f" --events {events}" if events != EVENTS else "")
 
 
 class Drill:
-    """One seed in the making."""
+    """One running seed."""
 
     def __init__(self, seed: int, events: int, store: MemoryDisk) -> None:
         self._dice = Random(seed)
@@ -107,20 +114,20 @@ class Drill:
         self._users = Users(self.cluster, self._dice)
         self._faults = Faults(self.cluster, self._dice)
         self._aim: tuple[str, AttemptState, float] | None = None
-        self.cluster.told_of = self._take_aim
-        self._rage = self._dice.choice((0.3, 0.5, 0.7))  # seeds differ in how much goes wrong
+        self.cluster.told_of = self._schedule_aimed_fault
+        self._fault_rate = self._dice.choice((0.3, 0.5, 0.7))  # fault rates differ between seeds
 
     def run(self) -> None:
-        """Chaos, then heal, then all work ends and all agree."""
+        """Inject faults, heal, and wait until all jobs have ended and all parts agree."""
         self._users.begin()
         while self.cluster.counted < self._events:
-            if self._dice.random() < self._rage:
+            if self._dice.random() < self._fault_rate:
                 self._fault()
             else:
                 self._users.act()
             self.cluster.run(self._dice.choice(MOMENTS))
         self._heal()
-        self._see_through()
+        self._finish()
 
     # ---- faults --------------------------------------------------------------------------------------------------------
 
@@ -129,11 +136,11 @@ class Drill:
         if self._dice.random() < 0.3:
             self._faults.do(kind)
         elif self._aim is None or self._aim[2] < self.cluster.clock.boot_s:
-            states = [state for state in AttemptState if state in KINDS[kind]]  # in a fixed order: sets have none
+            states = [state for state in AttemptState if state in KINDS[kind]]  # a fixed order, unlike a set
             self._aim = kind, self._dice.choice(states), self.cluster.clock.boot_s + AIM_WAIT_S
 
-    def _take_aim(self, outbox: Outbox) -> None:
-        """A fault waits for an attempt to come into some state: do it now, or while that state is young."""
+    def _schedule_aimed_fault(self, outbox: Outbox) -> None:
+        """Schedule the planned fault once an attempt reaches the chosen state."""
         if self._aim is None:
             return
         kind, state, until_s = self._aim
@@ -145,9 +152,9 @@ class Drill:
             return
         self._aim = None
         node_id = self._dice.choice(hit.allocation.grants).node_id
-        self.cluster.after(self._dice.choice((0.0, 0.003, 0.015, 0.04)), lambda: self._still(kind, node_id))
+        self.cluster.after(self._dice.choice((0.0, 0.003, 0.015, 0.04)), lambda: self._inject_if_active(kind, node_id))
 
-    def _still(self, kind: str, node_id: NodeId) -> None:
+    def _inject_if_active(self, kind: str, node_id: NodeId) -> None:
         if self._faults.active:
             self._faults.do(kind, self.cluster.nodes[node_id])
 
@@ -157,7 +164,7 @@ class Drill:
         cluster = self.cluster
         self._faults.active, self._aim = False, None
         cluster.heal()
-        cluster.run(max(LASTING) + 1.0)  # until every fault still to pass has passed
+        cluster.run(max(LASTING) + 1.0)  # until every pending fault has ended
         cluster.heal()
         for node in list(cluster.nodes.values()):
             whole = cluster.whole[node.id].devices
@@ -168,8 +175,8 @@ class Drill:
         cluster.run(10.0)
         self._users.make_way()
 
-    def _see_through(self) -> None:
-        """14, 17, 10: every job left fits the whole fleet, and ends."""
+    def _finish(self) -> None:
+        """Check that every remaining job ends (14), and that the final state is consistent (17, 10)."""
         cluster = self.cluster
         for job_id in [*cluster.world.pending, *cluster.world.attempts]:
             job = cluster.world.jobs[job_id]
@@ -188,14 +195,14 @@ class Drill:
 
 
 class Idle:
-    """14: on a healed fleet of which nobody holds anything, a job that may start does so at once."""
+    """Checks that on a healed, idle fleet a runnable job starts at once (14)."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._since_s = cluster.clock.boot_s
 
     def look(self) -> None:
-        """After every event."""
+        """Check after an event."""
         world, now = self._cluster.world, self._cluster.now
         if world.attempts:
             self._since_s = now.boot_s
@@ -208,10 +215,10 @@ class Idle:
         if not ready:
             self._since_s = now.boot_s
         if now.boot_s - self._since_s > IDLE_MAX_S:
-            raise Broken(14, f"nothing runs, and {ready} do not start")
+            raise Broken(14, f"nothing runs, but {ready} do not start")
 
 
 def may_ever_run(world: World, job: Job) -> bool:
-    """Whether its queue's limits let the job start on an idle fleet."""
+    """Return whether its queue's limits admit the job on an idle fleet."""
     tree = Holdings(world.queues.values(), fleet_gpus(world))
     return tree.admits(tree.number(job.queue), job.user, job.spec.role.gpus.total) is None

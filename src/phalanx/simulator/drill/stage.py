@@ -1,6 +1,6 @@
-"""What the parts of a drill see of the cluster they play in, and of a node: no more than they use, so that none needs the whole.
+"""Protocols between the parts of a drill: each part declares only what it uses of the cluster and of a node.
 
-`cluster.Cluster` is a `Stage` for its nodes and `Watched` by the invariants, `node.SimNode` is a `StagedNode`; mypy holds them to it.
+`cluster.Cluster` implements `Stage` for nodes and `Watched` for invariants; `node.SimNode` implements `StagedNode`. mypy checks this.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from phalanx.simulator.drill.network import Link, Network
 
 
 class Stage(Protocol):
-    """What a node needs around it: time, the network, the head's ears, and how fate has it behave.
+    """The cluster as used by a node: time, network, the head's endpoints, and injected faults.
 
     Attributes:
-        touched: a part sets it where something executes otherwise than before.
+        touched: set when the executing processes change.
     """
 
     touched: bool
 
     @property
     def clock(self) -> Clock:
-        """The one time."""
+        """The virtual clock."""
         ...
 
     @property
@@ -46,100 +46,100 @@ class Stage(Protocol):
 
     @property
     def network(self) -> Network:
-        """What messages travel on."""
+        """The network."""
         ...
 
     @property
     def head(self) -> Head | None:
-        """Its present life; None while there is none."""
+        """Its current incarnation; None while it is down."""
         ...
 
     @property
     def store(self) -> Store:
-        """Committed truth."""
+        """The committed state."""
         ...
 
     @property
     def behaviours(self) -> Mapping[str, Behaviour]:
-        """How jobs behave, by name."""
+        """Behaviour of jobs by name."""
         ...
 
     @property
     def corrupt(self) -> set[str]:
-        """Digests of checkpoints that no longer hold."""
+        """Digests of corrupt checkpoints."""
         ...
 
     @property
     def deleted(self) -> set[str]:
-        """Paths of checkpoints that were deleted; nodes add to it, and take out what is saved anew."""
+        """Paths of deleted checkpoints; nodes add to it, and remove paths that are saved again."""
         ...
 
     @property
     def cursed(self) -> set[JobId]:
-        """Jobs whose rank 0 dies soon, whenever it starts."""
+        """Jobs whose rank 0 crashes soon after every start."""
         ...
 
     @property
     def bad_links(self) -> Sequence[set[str]]:
-        """Pairs of nodes that do not reach each other."""
+        """Pairs of nodes that cannot connect."""
         ...
 
     @property
     def flaws(self) -> Mapping[str, str]:
-        """Nodes that refuse whatever comes, with why."""
+        """Nodes that refuse every member, with the reason."""
         ...
 
     def after(self, delay_s: float, what: Callable[[], None]) -> None:
-        """Let something happen later."""
+        """Schedule a call."""
         ...
 
     def when_free(self, what: Callable[[], None]) -> None:
-        """Do it when the head's one thread is free."""
+        """Call when the head's thread is free."""
         ...
 
     def answer_s(self) -> float:
-        """How long the head's answers wait for its disk."""
+        """Return how long the head's answers are delayed by its disk."""
         ...
 
     def stepped(self, node_id: NodeId, before: Glance, after: Glance, cause: Happening | None) -> None:
-        """A supervisor's step changed a member."""
+        """Count a supervisor's step that changed a member."""
         ...
 
     def tell_death(self, node: StagedNode) -> None:
-        """The engine has seen the supervisor die, and says so."""
+        """Report a supervisor's death from the engine."""
         ...
 
     def hello_of(self, node: StagedNode) -> Hello:
-        """How the node's supervisor presents itself now."""
+        """Build the registration of the node's supervisor."""
         ...
 
     def hear_hello(self, node_id: NodeId, hello: Hello) -> tuple[int | str | None, int]:
-        """Where commands for this supervisor begin, or the head's challenge; and which life of the head says so."""
+        """Register a supervisor. Return the last command number or the head's challenge, and the head's incarnation."""
         ...
 
     def hear_renewal(
         self, node_id: NodeId, supervisor_id: SupervisorId, epochs: list[tuple[JobId, Epoch]], held_s: float
     ) -> Any:
-        """The renewal; `SayHello` as a value; None where there is no answer."""
+        """Renew a lease; return `SayHello` as a value, None without an answer."""
         ...
 
     def hear_events(
         self, node_id: NodeId, supervisor_id: SupervisorId, events: Sequence[tuple[int, Event]]
     ) -> int | None:
-        """Up to which number all is durable; -1 for `say hello`."""
+        """Commit events. Return the last durable number; -1 asks the supervisor to register."""
         ...
 
     def hear_steps(self, node_id: NodeId, supervisor_id: SupervisorId, report: Report) -> bool | None:
-        """Whether what a step stream says is durable."""
+        """Commit a report from a step stream. Return whether it is durable."""
         ...
 
 
 class StagedNode(Protocol):
-    """What a node's processes, its calls, the head's ears and the invariants see of it."""
+    """A node as used by its processes, its calls, the head and the invariants."""
 
     @property
     def cluster(self) -> Stage:
-        """Where it plays."""
+        """The cluster around it."""
         ...
 
     @property
@@ -149,37 +149,37 @@ class StagedNode(Protocol):
 
     @property
     def supervisor_id(self) -> SupervisorId:
-        """This life of its supervisor."""
+        """The supervisor's incarnation."""
         ...
 
     @property
     def record(self) -> Node:
-        """The node as it presents itself."""
+        """The node as it registers."""
         ...
 
     @property
     def logic(self) -> Supervisor:
-        """The real supervisor."""
+        """The real supervisor logic."""
         ...
 
     @property
     def link(self) -> Link:
-        """Its only cable."""
+        """Its link to the head."""
         ...
 
     @property
     def alive(self) -> bool:
-        """Whether its supervisor lives."""
+        """Whether its supervisor is running."""
         ...
 
     @property
     def paused(self) -> bool:
-        """Whether the whole node stands still."""
+        """Whether the whole node is stopped."""
         ...
 
     @property
     def reachable(self) -> bool:
-        """Whether it and its cable work."""
+        """Whether the node and its link work."""
         ...
 
     @property
@@ -194,40 +194,40 @@ class StagedNode(Protocol):
 
     @property
     def carried(self) -> tuple[MemberKey, ...]:
-        """What its supervisor says it carries."""
+        """The members that its supervisor reports."""
         ...
 
     def working(self) -> Sequence[Task]:
-        """Tasks that execute instructions at this moment."""
+        """Return the tasks that are executing now."""
         ...
 
     def hear(self, *happenings: Happening) -> None:
-        """Its supervisor steps once for each."""
+        """Step the supervisor once per event."""
         ...
 
     def later(self, delay_s: float, *happenings: Happening) -> None:
-        """The same after a while."""
+        """Deliver the events after a delay."""
         ...
 
     def put_steps(self, report: Report) -> None:
-        """What the head reads out of a task's step stream."""
+        """Send a report from a task's step stream."""
         ...
 
     def behaviour(self, prepare: Prepare) -> Behaviour:
-        """How the job's tasks behave here."""
+        """Return the behaviour of the job's tasks."""
         ...
 
     def behaviour_of(self, key: MemberKey) -> Behaviour:
-        """The same for a member."""
+        """Return the behaviour of a member's tasks."""
         ...
 
     def cannot_spawn(self, key: MemberKey) -> None:
-        """A task could not be exec'd."""
+        """Report that a task could not be exec'd."""
         ...
 
 
 class Watched(Protocol):
-    """What the invariants look at; they change nothing but the counts in `coverage`."""
+    """The cluster as used by the invariants; they change only the counts in `coverage`."""
 
     @property
     def now(self) -> Now:
@@ -241,39 +241,39 @@ class Watched(Protocol):
 
     @property
     def policy(self) -> Policy:
-        """By which every head decides."""
+        """The policy of every head."""
         ...
 
     @property
     def store(self) -> Store:
-        """Committed truth."""
+        """The committed state."""
         ...
 
     @property
     def world(self) -> World:
-        """As the head has it."""
+        """The head's state."""
         ...
 
     @property
     def nodes(self) -> Mapping[NodeId, StagedNode]:
-        """Each node in its present life."""
+        """The current incarnation of each node."""
         ...
 
     @property
     def corrupt(self) -> set[str]:
-        """Digests of checkpoints that no longer hold."""
+        """Digests of corrupt checkpoints."""
         ...
 
     @property
     def deleted(self) -> set[str]:
-        """Paths of checkpoints that were deleted."""
+        """Paths of deleted checkpoints."""
         ...
 
     @property
     def coverage(self) -> Coverage:
-        """Where the edges that jobs take are counted."""
+        """Counts of job transitions."""
         ...
 
     def told(self, job_id: JobId | None = None) -> str:
-        """The story, for failures."""
+        """Return the event lines of a job, for failure messages."""
         ...

@@ -1,4 +1,4 @@
-"""The processes of a node, simulated: they work, save, freeze, go on and end in virtual time, and say so to their supervisor."""
+"""The simulated processes of a node: they work, save, freeze and exit in virtual time, and report to their supervisor."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ SPAWN_S = 0.02
 
 
 class Tasks:
-    """All processes of a node. `lost_end`: whoever waits for them is dead, so that their ends are told without a code."""
+    """All processes of a node."""
 
     def __init__(self, node: StagedNode) -> None:
         self._node, self._cluster = node, node.cluster
         self.all: dict[tuple[MemberKey, int], Task] = {}
         self.killed: set[MemberKey] = set()
         self.unkillable = False
-        self._left_behind: dict[MemberKey, float] = {}  # until when something of it lives on, on CLOCK_BOOTTIME
+        self._left_behind: dict[MemberKey, float] = {}  # CLOCK_BOOTTIME until which child processes live on
 
     def of(self, key: MemberKey) -> list[Task]:
-        """The tasks of one member."""
+        """Return the tasks of one member."""
         return [task for task in self.all.values() if task.key == key]
 
     def empty(self, key: MemberKey) -> bool:
-        """Whether nothing of the member is left."""
+        """Return whether the member has no process left."""
         return not self.of(key) and self._left_behind.get(key, 0.0) <= self._cluster.clock.boot_s
 
     def probe(self, key: MemberKey) -> None:
-        """Say so if nothing of the member is left."""
+        """Notify the supervisor if the member has no process left."""
         if self.empty(key):
             self._node.later(0.0, Emptied(key=key))
 
-    # ---- what the supervisor's hands do --------------------------------------------------------------------------------
+    # ---- actions of the supervisor -------------------------------------------------------------------------------------
 
     def spawn(self, key: MemberKey, prepare: Prepare, start: StartTasks) -> None:
         """Start every task of the member."""
@@ -60,16 +60,23 @@ class Tasks:
                 odd = (0.6, None, 11)
             left_s, code, signal = odd or (max(0.1, behaviour.run_s - begun), 0, None)
             task = Task(
-                key=key, rank=rank, devices=grant.devices, left_s=left_s, code=code, signal=signal, done_s=float(begun),
-                save_every_s=behaviour.save_every_s if rank == 0 else None, checkpoint_dir=prepare.checkpoint_dir,
-            )  # fmt: skip
+                key=key,
+                rank=rank,
+                devices=grant.devices,
+                left_s=left_s,
+                code=code,
+                signal=signal,
+                done_s=float(begun),
+                save_every_s=behaviour.save_every_s if rank == 0 else None,
+                checkpoint_dir=prepare.checkpoint_dir,
+            )
             self.all[key, rank] = task
             self.go(task)
         self._cluster.touched = True
         self._node.hear(Spawned(key=key))
 
     def terminate(self, key: MemberKey) -> None:
-        """SIGTERM."""
+        """Send SIGTERM."""
         behaviour = self._node.behaviour_of(key)
         if behaviour.stubborn:
             return
@@ -81,28 +88,28 @@ class Tasks:
             self.go(task)
 
     def freeze(self, key: MemberKey) -> None:
-        """Stop them where they are."""
+        """Freeze the tasks of the member."""
         for task in self.of(key):
             self.halt(task)
             task.frozen = True
         self._cluster.touched = True
 
     def thaw(self, key: MemberKey) -> None:
-        """Let them go on."""
+        """Thaw the tasks of the member."""
         for task in self.of(key):
             task.frozen = False
             self.go(task)
         self._cluster.touched = True
 
     def kill(self, key: MemberKey) -> None:
-        """SIGKILL, and tell when it is done."""
+        """Send SIGKILL and notify the supervisor."""
         if not self._node.alive:
             return
         if self._node.paused:
             self._cluster.after(0.2, lambda: self.kill(key))
             return
         if self.unkillable and self.of(key):
-            self.freeze(key)  # what SIGKILL does not end hangs in the kernel: it executes nothing of its own any more
+            self.freeze(key)  # a process that survives SIGKILL hangs in the kernel and executes no code of its own
             self._node.hear(Killed(key=key, leftover=(4711,)))
             return
         self._left_behind.pop(key, None)
@@ -111,35 +118,35 @@ class Tasks:
         self._node.hear(Killed(key=key))
 
     def break_keeper(self, key: MemberKey) -> None:
-        """The process that waits for the member's tasks is killed, and takes them along: nobody knows how they ended."""
+        """Kill the keeper with its tasks; their exit codes are lost."""
         for task in self.of(key):
             self._end(task, None, None, lost=True)
         self._node.later(0.01, Emptied(key=key))
 
     def stop_all(self) -> None:
-        """The whole node stands still."""
+        """Stop all tasks with the node."""
         for task in self.all.values():
             self.halt(task)
         self._cluster.touched = True
 
     def go_all(self) -> None:
-        """It goes on."""
+        """Resume all tasks with the node."""
         for task in list(self.all.values()):
             self.go(task)
         self._cluster.touched = True
 
     def clear(self) -> None:
-        """Nothing is left, nothing is said."""
+        """Remove all tasks without any report."""
         for task in self.all.values():
             task.ended = True
             task.token += 1
         self.all.clear()
         self._cluster.touched = True
 
-    # ---- their own lives -----------------------------------------------------------------------------------------------
+    # ---- execution -----------------------------------------------------------------------------------------------------
 
     def go(self, task: Task) -> None:
-        """Work, until the next save or the end."""
+        """Run until the next save or the end."""
         node = self._node
         if task.ended or task.frozen or node.paused or not node.alive or task.since_s is not None:
             return
@@ -150,7 +157,7 @@ class Tasks:
         self._cluster.after(next_s, lambda: self._due(task) if task.token == number else None)
 
     def halt(self, task: Task) -> None:
-        """Stand still; what was worked counts."""
+        """Stop running; completed work counts."""
         if task.since_s is not None:
             worked_s = self._cluster.clock.boot_s - task.since_s
             task.left_s = max(0.0, task.left_s - worked_s)
@@ -191,10 +198,16 @@ class Tasks:
         self._node.put_steps(Progressed(job_id=key.job_id, epoch=key.epoch, generation=key.generation, step=step))
         self._node.hear(
             CheckpointReported(
-                key=key, step=step, path=path, digest=f"{path}@{key.generation}", size_bytes=1, stall_s=0.0,
-                write_s=0.0, at_s=self._node.wall_s,
+                key=key,
+                step=step,
+                path=path,
+                digest=f"{path}@{key.generation}",
+                size_bytes=1,
+                stall_s=0.0,
+                write_s=0.0,
+                at_s=self._node.wall_s,
             )
-        )  # fmt: skip
+        )
 
     def _end(self, task: Task, code: int | None, signal: int | None, *, lost: bool = False) -> None:
         task.ended = True
@@ -203,13 +216,18 @@ class Tasks:
         self._cluster.touched = True
         self._node.hear(
             TaskEnded(
-                key=task.key, rank=task.rank, code=code, signal=signal, ended_ns=self._cluster.clock.ns,
-                at_s=self._node.wall_s, lost=lost,
+                key=task.key,
+                rank=task.rank,
+                code=code,
+                signal=signal,
+                ended_ns=self._cluster.clock.ns,
+                at_s=self._node.wall_s,
+                lost=lost,
                 evidence=None if code == 0 else self._node.behaviour_of(task.key).evidence(task.key, task.rank),
             )
-        )  # fmt: skip
+        )
 
 
 def newest_whole(checkpoints: tuple[Resume, ...], corrupt: set[str]) -> Resume | None:
-    """What a resumed job must start from."""
+    """Return the newest valid checkpoint, from which a job must resume."""
     return next((one for one in reversed(checkpoints) if one.digest not in corrupt), None)

@@ -1,6 +1,6 @@
-"""What users and operators ask for in a drill: jobs of every kind in a small queue tree, and everything one may do to them.
+"""Simulated users and operators: they submit jobs of every kind in a small queue tree, and use every operation on them.
 
-Twelve GPUs on three nodes, so that everybody is in everybody's way. Every request may meet a full disk, a dying head, or none.
+Twelve GPUs on three nodes make jobs compete. A request may meet a full disk, a dying head, or no head.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from phalanx.core.state.events import (
     Submit,
     UncordonNode,
     Update,
-)  # fmt: skip
+)
 from phalanx.core.units import GIB
 from phalanx.core.work.dependency import parse_dependencies
 from phalanx.core.work.gpus import parse_gpus
@@ -43,13 +43,13 @@ from phalanx.simulator.drill.violation import demand
 if TYPE_CHECKING:
     from phalanx.simulator.drill.cluster import Cluster
 
-LIVE_MAX: Final = 12  # jobs that are not over: about twice what runs at once
+LIVE_MAX: Final = 12  # live jobs: about twice as many as can run at once
 _ADA, _OP = UserId("ada"), UserId("op")
 _GPT = ProjectId("gpt")
 
 
 def crash(after_s: float, code: int | None, signal: int | None, *, rank: int = 0, epochs: int = 2) -> Any:
-    """This rank ends so in the first generation of the first attempts."""
+    """Let this rank end this way in the first generation of the first `epochs` attempts."""
 
     def ends(key: MemberKey, who: int) -> tuple[float, int | None, int | None] | None:
         return (after_s, code, signal) if who == rank and key.generation == 0 and key.epoch <= epochs else None
@@ -85,30 +85,39 @@ TREE: Final = (
     Queue(id=QueueId("nlp"), parent=QueueId("research"), quota_gpus=4, lend_gpus=2, gpus_per_user=10),
     Queue(id=QueueId("prod"), quota_gpus=4, borrow_gpus=4, priority=1, jobs_per_user=3),
 )
-"""Some lent, some borrowed, some kept; a limit for users on either side."""
+"""Queues that lend, borrow or reserve, with both kinds of limits per user."""
 QUEUES: Final = ("default", "default", "research", "nlp", "prod", "prod")
 QUOTAS: Final = (None, 0, 2, 4, 6)
 AFTER: Final = ("afterok:{}", "afterany:{}", "afternotok:{}", "afterany:{},singleton")
 QUICK: Final = Policy(
     knobs=Knobs(round_s=5.0, run_min_s=6.0, right_min_s=1.0, move_min_s=2.0, grow_min_s=3.0, stops_max=2)
 )
-"""As the default policy's terms stand to each other, but in the seconds in which these jobs live."""
+"""The default policy's times in the same proportions, scaled to these short jobs."""
 
 
 def fleet(devices: int = 4) -> list[Node]:
-    """Three nodes of a rack."""
+    """Return three nodes of one rack."""
     return [
         Node(
-            id=NodeId(name), engine="local", cpus=32, memory_bytes=256 * GIB, state=NodeState.UP,
-            devices=tuple(Device(index=at, uuid=f"{name}-{at}", model="virtual", memory_bytes=16 * GIB) for at in range(devices)),
-            labels={"rack": "r"}, joined_s=BEGIN_UNIX_S, supervisor_id=SupervisorId(f"{name}-life1"), sees_head_files=True,
+            id=NodeId(name),
+            engine="local",
+            cpus=32,
+            memory_bytes=256 * GIB,
+            state=NodeState.UP,
+            devices=tuple(
+                Device(index=at, uuid=f"{name}-{at}", model="virtual", memory_bytes=16 * GIB) for at in range(devices)
+            ),
+            labels={"rack": "r"},
+            joined_s=BEGIN_UNIX_S,
+            supervisor_id=SupervisorId(f"{name}-life1"),
+            sees_head_files=True,
         )
         for name in ("n0", "n1", "n2")
-    ]  # fmt: skip
+    ]
 
 
 class Users:
-    """Ask for things at random. Every method is one request, perhaps said twice."""
+    """Sends random requests. Every method is one request, possibly repeated."""
 
     def __init__(self, cluster: Cluster, dice: Random) -> None:
         self._cluster, self._dice = cluster, dice
@@ -118,21 +127,32 @@ class Users:
         cluster.behaviours.update(BEHAVIOURS)
 
     def begin(self) -> None:
-        """The queue tree, and two jobs to begin with."""
+        """Create the queue tree and two jobs."""
         self._cluster.ask(PutQueues(queues=TREE))
         for _ in range(2):
             self.submit()
 
     def act(self) -> None:
-        """One thing, whichever."""
+        """Send one random request."""
         dice, full = self._dice, self._live() >= LIVE_MAX
         if not full and dice.random() < 0.55:
             dice.choice((self.submit, self.submit, self.submit, self.submit_after, self.submit_array))()
         else:
             dice.choice(
-                (self.cancel, self.requeue, self.hold, self.hold, self.cordon, self.uncordon, self.uncordon, self.reserve, self.unreserve,
-                 self.change_quota, self.update)
-            )()  # fmt: skip
+                (
+                    self.cancel,
+                    self.requeue,
+                    self.hold,
+                    self.hold,
+                    self.cordon,
+                    self.uncordon,
+                    self.uncordon,
+                    self.reserve,
+                    self.unreserve,
+                    self.change_quota,
+                    self.update,
+                )
+            )()
 
     def _live(self) -> int:
         if self._cluster.head is None:
@@ -141,10 +161,10 @@ class Users:
         return len(world.pending) + len(world.attempts)
 
     def _ask(self, event: Event) -> Any:
-        """The answer; None where it was refused, or nobody answered."""
+        """Return the answer; None if the request was refused or not answered."""
         try:
             return self._cluster.ask(event)
-        except PhalanxError:  # a refusal, or nobody there; anything else is a fault of the code and ends the drill
+        except PhalanxError:  # any other exception is a bug and ends the drill
             return None
 
     def _spec(self, **fields: Any) -> JobSpec:
@@ -152,32 +172,40 @@ class Users:
         kind = "glacial" if dice.random() < 0.02 else dice.choice(KINDS)
         role = Role(argv=("python", "train.py"), gpus=parse_gpus(fields.pop("gpus", None) or dice.choice(SHAPES)))
         return JobSpec(
-            name=kind, role=role, workdir="/work", retry=dice.randint(0, 1), priority=dice.randint(0, 2), grace_s=dice.choice((1.0, 30.0)),
-            time_limit_s=dice.choice((None, None, None, 9.0)), collective_timeout_s=20.0, env=(("API_KEY", CANARY),), **fields,
-        )  # fmt: skip
+            name=kind,
+            role=role,
+            workdir="/work",
+            retry=dice.randint(0, 1),
+            priority=dice.randint(0, 2),
+            grace_s=dice.choice((1.0, 30.0)),
+            time_limit_s=dice.choice((None, None, None, 9.0)),
+            collective_timeout_s=20.0,
+            env=(("API_KEY", CANARY),),
+            **fields,
+        )
 
     def _job(self) -> JobId | None:
-        """One that may still be alive, rather than not."""
+        """Return a recent job, which is probably live."""
         return self._dice.choice(self._jobs[-16:]) if self._jobs else None
 
     # ---- jobs ----------------------------------------------------------------------------------------------------------
 
     def submit(self) -> None:
-        """With a key, and twice: whoever was not answered asks again with the same key, sooner or later."""
+        """Submit twice with an idempotency key; unanswered submits are retried later with the same key."""
         if self._unanswered and self._dice.random() < 0.5:
             wanted, key, queue = self._unanswered.pop()
         else:
             self._keys += 1
             wanted, key, queue = self._spec(), f"key-{self._keys}", self._dice.choice(QUEUES)
-        first = self._hand_in(wanted, key, queue)
+        first = self._submit_once(wanted, key, queue)
         if first is None:
             self._unanswered.append((wanted, key, queue))
             return
-        again = self._hand_in(wanted, key, queue)
-        demand(again in (None, first), 11, f"one key made jobs {first} and {again}")
+        again = self._submit_once(wanted, key, queue)
+        demand(again in (None, first), 11, f"one idempotency key created jobs {first} and {again}")
         self._jobs.append(first)
 
-    def _hand_in(self, wanted: JobSpec, key: str, queue: str) -> JobId | None:
+    def _submit_once(self, wanted: JobSpec, key: str, queue: str) -> JobId | None:
         made = self._ask(
             Submit(spec=wanted, user=_ADA, project=_GPT, queue=QueueId(queue), key=key, body_sha256=repr(wanted))
         )
@@ -187,17 +215,17 @@ class Users:
         return made.id
 
     def submit_after(self) -> None:
-        """One that waits for another."""
+        """Submit a job that depends on another."""
         parent = self._job()
         if parent is None:
             return
         wanted = self._spec(gpus="2", dependencies=parse_dependencies(self._dice.choice(AFTER).format(parent)))
-        made = self._hand_in(wanted, "", self._dice.choice(QUEUES))
+        made = self._submit_once(wanted, "", self._dice.choice(QUEUES))
         if made is not None:
             self._jobs.append(made)
 
     def submit_array(self) -> None:
-        """Up to four at once."""
+        """Submit an array of up to four elements."""
         dice = self._dice
         wanted = self._spec(gpus="2", array=f"0-{dice.randint(0, 3)}", array_max=dice.choice((None, 1, 2)))
         made = self._ask(Submit(spec=wanted, user=_ADA, project=_GPT, queue=QueueId(dice.choice(QUEUES))))
@@ -206,7 +234,7 @@ class Users:
             self._jobs.append(job.id)
 
     def cancel(self) -> None:
-        """Twice: the second time changes nothing."""
+        """Cancel twice: the second request must change nothing."""
         job_id = self._job()
         if job_id is None:
             return
@@ -216,22 +244,22 @@ class Users:
         self._cluster.watch.cancelled(once)
         again = self._ask(Cancel(job_id=job_id, by=_ADA))
         if isinstance(again, Job):
-            demand(again == once, 11, f"a second cancel made {again} of {once}")
+            demand(again == once, 11, f"a second cancel changed {once} to {again}")
 
     def requeue(self) -> None:
-        """Stop and wait again."""
+        """Requeue a job."""
         job_id = self._job()
         if job_id is not None:
             self._ask(Requeue(job_id=job_id, by=_ADA))
 
     def hold(self) -> None:
-        """Keep from starting, or let go."""
+        """Hold or release a job."""
         job_id = self._job()
         if job_id is not None:
             self._ask(Hold(job_id=job_id, held=self._dice.random() < 0.4, by=_ADA))
 
     def update(self) -> None:
-        """Another priority or a shorter limit."""
+        """Change priority and time limit."""
         job_id, dice = self._job(), self._dice
         if job_id is not None:
             limit_s = dice.choice((None, 8.0))
@@ -240,29 +268,31 @@ class Users:
     # ---- the fleet -----------------------------------------------------------------------------------------------------
 
     def cordon(self) -> None:
-        """Drained or only shut; said twice: the second time changes nothing and is not told."""
+        """Cordon or drain twice: the second request must change nothing and record no event."""
         node_id, drain = self._node(), self._dice.random() < 0.5
         shut = CordonNode(node_id=node_id, by=_OP, why="disk", drain=drain)
         once = self._ask(shut)
-        told = self._cluster.world.next_story_seq - 1 if isinstance(once, Node) else 0
+        last_seq = self._cluster.world.next_story_seq - 1 if isinstance(once, Node) else 0
         again = self._ask(shut)
         if isinstance(once, Node) and isinstance(again, Node):
-            twice = [line.text for line in self._cluster.store.story(node_id=node_id, after=told) if line.by == _OP]
-            gone = again.state is not once.state  # its lease ended in the same step, which no drain did
+            repeated = [
+                line.text for line in self._cluster.store.story(node_id=node_id, after=last_seq) if line.by == _OP
+            ]
+            gone = again.state is not once.state  # its lease ended in the same step, independently of the drain
             same = again.cordon == once.cordon if gone else again == once
-            demand(same and not twice, 11, f"a second drain made {again} of {once}, and told {twice}")
+            demand(same and not repeated, 11, f"a second drain changed {once} to {again}, with events {repeated}")
         if self._cluster.head is not None:
-            self._cluster.after(self._dice.choice((2.0, 9.0)), lambda: self._lift(node_id))
+            self._cluster.after(self._dice.choice((2.0, 9.0)), lambda: self._uncordon(node_id))
 
     def uncordon(self) -> None:
-        """Open again."""
-        self._lift(self._node())
+        """Uncordon a node."""
+        self._uncordon(self._node())
 
-    def _lift(self, node_id: NodeId) -> None:
+    def _uncordon(self, node_id: NodeId) -> None:
         self._ask(UncordonNode(node_id=node_id, by=_OP))
 
     def reserve(self) -> None:
-        """From now on: a window that a jump of the clock could begin would end what no jump may end."""
+        """Reserve a node from now on; a later window could be started by a clock jump, which must not end attempts."""
         self._keys += 1
         now_s, dice = self._cluster.now.wall_s, self._dice
         users = frozenset({_ADA}) if dice.random() < 0.3 else frozenset()
@@ -274,13 +304,13 @@ class Users:
         self._cluster.after(10.0, lambda: self._ask(EndReservation(reservation_id=name, by=_OP)))
 
     def unreserve(self) -> None:
-        """Give a window back."""
+        """End a reservation."""
         if self._cluster.head is not None:
             for name in sorted(self._cluster.world.reservations)[:1]:
                 self._ask(EndReservation(reservation_id=name, by=_OP))
 
     def change_quota(self) -> None:
-        """6: what runs goes on, also past a right that has shrunk; nothing new starts past it."""
+        """Change a quota: running jobs continue above a lowered quota, new ones do not start (6)."""
         which = self._dice.choice(TREE[1:])
         self._ask(PutQueues(queues=(replace(which, quota_gpus=self._dice.choice(QUOTAS)),)))
 
@@ -290,7 +320,7 @@ class Users:
     # ---- the end -------------------------------------------------------------------------------------------------------
 
     def make_way(self) -> None:
-        """All windows, cordons, holds and odd quotas go."""
+        """Remove all reservations, cordons, holds and changed quotas."""
         cluster = self._cluster
         for node_id in cluster.nodes:
             cluster.ask(UncordonNode(node_id=node_id, by=_OP))
