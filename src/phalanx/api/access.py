@@ -53,10 +53,15 @@ async def whoami(request: Request) -> Response:
     actions = [action for action in Action if may(caller, action)]
     return reply(
         Me(
-            user=caller.user, role=caller.role, token_id=caller.token_id, projects=sorted(caller.projects),
-            admin_of=sorted(caller.admin_of), scope=sorted(caller.scope), actions=actions,
+            user=caller.user,
+            role=caller.role,
+            token_id=caller.token_id,
+            projects=sorted(caller.projects),
+            admin_of=sorted(caller.admin_of),
+            scope=sorted(caller.scope),
+            actions=actions,
         )
-    )  # fmt: skip
+    )
 
 
 # ---- users ------------------------------------------------------------------------------------------------------------
@@ -127,10 +132,11 @@ async def put_project(request: Request, project_id: ProjectId) -> Response:
     known = any(project.id == project_id for project in await off_loop(runtime.parts.store.projects))
     wish = ChangeProject(
         project_id=project_id if known else ProjectId(name_of(project_id, "project")),
-        by=caller.user, as_admin=may(caller, Action.ADMINISTER),
+        by=caller.user,
+        as_admin=may(caller, Action.ADMINISTER),
         members=None if body.members is None else frozenset(body.members),
         admins=None if body.admins is None else frozenset(body.admins),
-    )  # fmt: skip
+    )
     project = await runtime.ask(wish)
     assert isinstance(project, Project)
     return reply(ProjectReply(project=project_view(project)))
@@ -165,10 +171,15 @@ async def make_token(request: Request) -> Response:
     expires_s = _until(parts, body.expires, now_s)
     secret = secrets.token_urlsafe(TOKEN_BITS // 8)
     token = Token(
-        id=TokenId(secrets.token_hex(6)), user=user, sha256=hashlib.sha256(secret.encode()).hexdigest(), created_s=now_s,
-        expires_s=_no_longer(parts.store.tokens(), caller, expires_s), scope=_narrowed(caller, body.scope), note=body.note[:200],
+        id=TokenId(secrets.token_hex(6)),
+        user=user,
+        sha256=hashlib.sha256(secret.encode()).hexdigest(),
+        created_s=now_s,
+        expires_s=_no_longer(parts.store.tokens(), caller, expires_s),
+        scope=_narrowed(caller, body.scope),
+        note=body.note[:200],
         made_by=caller.token_id,
-    )  # fmt: skip
+    )
     await runtime.ask(PutToken(token=token))
     return reply(TokenMade(secret=secret, token=token_view(token)), 201)
 

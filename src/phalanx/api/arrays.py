@@ -46,10 +46,21 @@ def whole_array(parts: HeadParts, caller: Caller, first: Job) -> JobView:
     bad = [_index(id_) for id_, one in states.items() if one.terminal and one is not JobState.SUCCEEDED]
     view = seen(parts, caller, replace(first, state=JobState.PENDING, held=False, epoch=0, unmet=()), ())  # type: ignore[arg-type]  # 0 is an epoch
     return msgspec.structs.replace(
-        view, id=first.array.array_id, state=state, reason="", detail=_sentence(counts, bad), array_index=None,
-        elements=ranges(_index(id_) for id_ in states), states=dict(counts), output_dir="", unmet=[], checkpoints=[],
-        started_s=None, ended_s=None, exit_code=0 if state is JobState.SUCCEEDED else None,
-    )  # fmt: skip
+        view,
+        id=first.array.array_id,
+        state=state,
+        reason="",
+        detail=_sentence(counts, bad),
+        array_index=None,
+        elements=ranges(_index(id_) for id_ in states),
+        states=dict(counts),
+        output_dir="",
+        unmet=[],
+        checkpoints=[],
+        started_s=None,
+        ended_s=None,
+        exit_code=0 if state is JobState.SUCCEEDED else None,
+    )
 
 
 def folded(parts: HeadParts, caller: Caller, wanted: JobFilter) -> tuple[list[JobView], int | None]:
@@ -94,8 +105,10 @@ def parents_of(store: Store, caller: Caller, asked: Iterable[Dependency]) -> dic
         if first is None:
             raise NotFound(f"depends_on: there is no job {named}", hint="phalanx ps -a lists them")
         if first.user != caller.user and not may(caller, Action.SEE):
-            raise NotPermitted(f"depends_on: job {named} is another's, and this token may not see jobs",
-                               hint="ask for a token that may")  # fmt: skip
+            raise NotPermitted(
+                f"depends_on: job {named} is another's, and this token may not see jobs",
+                hint="ask for a token that may",
+            )
         found[named] = {named: first.state} if job is not None else states_of(store, first)
     return found
 

@@ -54,9 +54,16 @@ async def verify_audit(request: Request, anchor: Annotated[list[str] | None, Que
 
 def _view(line: AuditLine) -> AuditLineView:
     return AuditLineView(
-        seq=line.seq, at_s=line.at_s, user=line.user, token_id=line.token_id, origin=line.origin, action=line.action,
-        target=line.target, detail=line.detail, result=line.result,
-    )  # fmt: skip
+        seq=line.seq,
+        at_s=line.at_s,
+        user=line.user,
+        token_id=line.token_id,
+        origin=line.origin,
+        action=line.action,
+        target=line.target,
+        detail=line.detail,
+        result=line.result,
+    )
 
 
 def _examine(parts: HeadParts, given: list[Tip]) -> AuditReport:

@@ -162,8 +162,10 @@ async def _pass_on(
         size += len(piece)
         waited_s += clock.boottime_s() - asked_s
         if size < (waited_s - _GRACE_S) * LEAST_BYTES_PER_S:
-            return SlowBody(f"{request.url.path}: {format_bytes(size)} came in {format_duration(waited_s)}; an upload must send {format_bytes(LEAST_BYTES_PER_S)} in a second",
-                            hint="send it from nearer, or less of it")  # fmt: skip
+            return SlowBody(
+                f"{request.url.path}: {format_bytes(size)} came in {format_duration(waited_s)}; an upload must send {format_bytes(LEAST_BYTES_PER_S)} in a second",
+                hint="send it from nearer, or less of it",
+            )
         if size > limit:
             return too_large(request, limit)
         while piece and not writing.done():

@@ -42,8 +42,10 @@ async def read_body(request: Request, limit: int) -> bytes:
                     raise too_large(request, limit)
                 parts.append(part)
     except TimeoutError as error:
-        raise SlowBody(f"{request.method} {request.url.path}: {size} bytes of its body came in {format_duration(body_s)}, and not all",
-                       hint="send it faster, or less at once") from error  # fmt: skip
+        raise SlowBody(
+            f"{request.method} {request.url.path}: {size} bytes of its body came in {format_duration(body_s)}, and not all",
+            hint="send it faster, or less at once",
+        ) from error
     except ClientDisconnect as error:
         raise BadRequest(f"{request.method} {request.url.path}: the caller left before its body was here") from error
     judge_again(request)

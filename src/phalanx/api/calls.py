@@ -36,6 +36,9 @@ def call_of(request: Request, caller: Caller, path: str) -> Call:
     """Who calls what, from where."""
     client = request.client
     return Call(
-        user=caller.user, token_id=caller.token_id, origin="" if client is None else client.host,
-        action=f"{request.method} {path}", target=target_of(request.path_params),
-    )  # fmt: skip
+        user=caller.user,
+        token_id=caller.token_id,
+        origin="" if client is None else client.host,
+        action=f"{request.method} {path}",
+        target=target_of(request.path_params),
+    )

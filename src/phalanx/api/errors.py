@@ -28,8 +28,13 @@ from phalanx.wire.api.head import ErrorBody, ErrorReply
 
 JSON: Final = "application/json"
 _OF_STATUS: Final[dict[int, type[PhalanxError]]] = {
-    401: NotSignedIn, 403: NotPermitted, 404: NotFound, 409: Conflict, 413: TooLarge, 503: TryLater,
-}  # fmt: skip
+    401: NotSignedIn,
+    403: NotPermitted,
+    404: NotFound,
+    409: Conflict,
+    413: TooLarge,
+    503: TryLater,
+}
 
 
 class SlowBody(TryLater):

@@ -27,10 +27,17 @@ from phalanx.ports.store import JobFilter, Store
 _DIGITS_MAX: Final = 18  # of a submit number; SQLite's integers have no more
 _KEPT_MAX: Final = 20_000  # callers kept; more tokens than this in use at once only cost look-ups
 _IN_WORDS: Final = {
-    Action.SEE: "see jobs and nodes", Action.SUBMIT: "submit", Action.CHANGE_OWN: "change jobs", Action.SEE_OUTPUT: "read output",
-    Action.OPERATE: "operate nodes, queues or the head", Action.ADMINISTER: "administer users, projects and tokens",
-    Action.OWN_TOKENS: "manage tokens", Action.MANAGE_PROJECT: "manage projects", Action.SUPERVISE: "speak as a supervisor", Action.JOIN: "bring a server in",
-}  # fmt: skip
+    Action.SEE: "see jobs and nodes",
+    Action.SUBMIT: "submit",
+    Action.CHANGE_OWN: "change jobs",
+    Action.SEE_OUTPUT: "read output",
+    Action.OPERATE: "operate nodes, queues or the head",
+    Action.ADMINISTER: "administer users, projects and tokens",
+    Action.OWN_TOKENS: "manage tokens",
+    Action.MANAGE_PROJECT: "manage projects",
+    Action.SUPERVISE: "speak as a supervisor",
+    Action.JOIN: "bring a server in",
+}
 _OF_A_JOB: Final = {Action.CHANGE_OWN: "change", Action.SEE_OUTPUT: "read the output of"}
 USE_TOLD_S: Final = 300.0  # how exact the last use of a token is after a restart: each costs a write
 _SCHEME: Final = "bearer "
@@ -65,8 +72,10 @@ class Gate:
         if expires_s is not None:
             return _joining(expires_s, self._clock.now_s())
         if looks_like_join(secret):
-            raise NotSignedIn("the join token is unknown here: another head's, cut off, or ended by `phalanx join --new-token`",
-                              hint="phalanx join --print on the head prints the line that counts")  # fmt: skip
+            raise NotSignedIn(
+                "the join token is unknown here: another head's, cut off, or ended by `phalanx join --new-token`",
+                hint="phalanx join --print on the head prints the line that counts",
+            )
         node_id = node_of(self._node_secret, secret) if secret.isascii() else None
         if node_id is not None:
             return Caller(
@@ -124,11 +133,15 @@ class Gate:
     def _make(self, token: Token, user: User) -> Caller:
         projects = self._store.projects()
         return Caller(
-            user=user.id, role=user.role, token_id=token.id, scope=token.scope, node_id=token.node_id,
+            user=user.id,
+            role=user.role,
+            token_id=token.id,
+            scope=token.scope,
+            node_id=token.node_id,
             sha256=token.sha256,
             projects=frozenset(p.id for p in projects if user.id in p.members or user.id in p.admins),
             admin_of=frozenset(p.id for p in projects if user.id in p.admins),
-        )  # fmt: skip
+        )
 
 
 def permit(caller: Caller, action: Action) -> None:
@@ -139,8 +152,10 @@ def permit(caller: Caller, action: Action) -> None:
     """
     if not may(caller, action):
         scoped = f" with a token for {', '.join(sorted(caller.scope))}" if caller.scope else ""
-        raise NotPermitted(f"{caller.user} ({caller.role}{scoped}) may not {_IN_WORDS[action]}",
-                           hint="ask an admin for a role or token that may")  # fmt: skip
+        raise NotPermitted(
+            f"{caller.user} ({caller.role}{scoped}) may not {_IN_WORDS[action]}",
+            hint="ask an admin for a role or token that may",
+        )
 
 
 def manage(caller: Caller, project_id: ProjectId) -> None:
@@ -150,9 +165,13 @@ def manage(caller: Caller, project_id: ProjectId) -> None:
         NotPermitted: they are no admin of it.
     """
     found = judge(
-        caller.role, caller.scope, Action.MANAGE_PROJECT, Reach.PROJECT, Tie.OTHER_PROJECT,
+        caller.role,
+        caller.scope,
+        Action.MANAGE_PROJECT,
+        Reach.PROJECT,
+        Tie.OTHER_PROJECT,
         project_admin=project_id in caller.admin_of,
-    )  # fmt: skip
+    )
     if found is not Verdict.YES:
         raise NotPermitted(
             f"{caller.user} is no admin of project {project_id}", hint="its admins and those of the head may"
@@ -184,8 +203,10 @@ def known_job(store: Store, job_id: JobId) -> Job:
     if job is None:
         first = first_element(store, job_id)
         if first is not None and first.array is not None:
-            raise BadRequest(f"job {job_id} is an array of {first.array.size} elements",
-                             hint=f"name one of them, {first.id} to {job_id}_{first.array.highest}")  # fmt: skip
+            raise BadRequest(
+                f"job {job_id} is an array of {first.array.size} elements",
+                hint=f"name one of them, {first.id} to {job_id}_{first.array.highest}",
+            )
         raise NotFound(f"no job {job_id}", hint="phalanx ps -a lists them")
     return job
 
@@ -207,8 +228,10 @@ def touch(store: Store, caller: Caller, action: Action, job_id: JobId, *, arrays
     """
     job = (first_element(store, job_id) if arrays and store.job(job_id) is None else None) or known_job(store, job_id)
     if not may_touch(caller, action, owner=job.user, project=job.project):
-        raise NotPermitted(f"job {job.id} belongs to {job.user} in {job.project}; {caller.user} may not {_OF_A_JOB.get(action, 'touch')} it",
-                           hint="its owner, an admin of its project or an operator may")  # fmt: skip
+        raise NotPermitted(
+            f"job {job.id} belongs to {job.user} in {job.project}; {caller.user} may not {_OF_A_JOB.get(action, 'touch')} it",
+            hint="its owner, an admin of its project or an operator may",
+        )
     return job
 
 
@@ -229,10 +252,8 @@ def still(gate: Gate, store: Store, caller: Caller, action: Action, job_id: JobI
 def sees_all_of(caller: Caller, job: Job) -> bool:
     """Whether the caller sees a job's command, folders and labels too: its owner, its project, operators."""
     return (
-        job.user == caller.user
-        or job.project in caller.projects
-        or caller.role in (UserRole.OPERATOR, UserRole.ADMIN)
-    )  # fmt: skip
+        job.user == caller.user or job.project in caller.projects or caller.role in (UserRole.OPERATOR, UserRole.ADMIN)
+    )
 
 
 def own_node(caller: Caller, node_id: NodeId) -> None:

@@ -33,5 +33,10 @@ async def list_heads(request: Request) -> Response:
 def _view(head: HeadRecord, leader: Leader) -> HeadView:
     role = "leader" if head.head_id == leader.holder else "silent" if head.seen_ago_s > SILENT_S else "standby"
     return HeadView(
-        name=head.name, url=head.url, role=role, version=head.version, started_s=head.started_s, seen_ago_s=head.seen_ago_s
-    )  # fmt: skip
+        name=head.name,
+        url=head.url,
+        role=role,
+        version=head.version,
+        started_s=head.started_s,
+        seen_ago_s=head.seen_ago_s,
+    )

@@ -99,10 +99,14 @@ async def update_job(request: Request, job_id: JobId) -> Response:
     if body == UpdateBody():
         raise BadRequest("nothing to change", hint="send name, priority, time, queue or begin")
     wish = Update(
-        job_id=job_id, by=caller.user, name=body.name, priority=body.priority, queue=body.queue,
+        job_id=job_id,
+        by=caller.user,
+        name=body.name,
+        priority=body.priority,
+        queue=body.queue,
         time_limit_s=None if body.time is None else parse_duration_s(body.time),
         begin_s=None if body.begin is None else parse_begin_s(body.begin, now_s=parts.clock.now_s()),
-    )  # fmt: skip
+    )
     return await _changed(request, wish)
 
 

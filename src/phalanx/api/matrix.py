@@ -68,8 +68,10 @@ def page(app: FastAPI) -> str:
     rows = [titles, ["---"] * len(titles)]
     for route in gated_routes(app):
         cells = [cell(column, route) for column in COLUMNS]
-        rows += [[f"`{method} {route.path}`", _action(route), route.reach.value, *cells, "yes" if route.lasting else ""]
-                 for method in sorted(route.methods or ())]  # fmt: skip
+        rows += [
+            [f"`{method} {route.path}`", _action(route), route.reach.value, *cells, "yes" if route.lasting else ""]
+            for method in sorted(route.methods or ())
+        ]
     return _HEAD + "\n".join(_line(row) for row in rows) + "\n"
 
 

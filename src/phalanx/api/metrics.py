@@ -37,7 +37,7 @@ _DCGM: Final = {
     "DCGM_FI_DEV_FB_FREE": "Framebuffer memory free (in MiB).",
     "DCGM_FI_DEV_POWER_USAGE": "Power draw (in W).",
     "DCGM_FI_DEV_GPU_TEMP": "GPU temperature (in C).",
-}  # fmt: skip
+}
 
 routes = Routes()
 
@@ -181,10 +181,15 @@ def _ages(nodes: list[Node], samples: list[SamplesRequest | None], now_s: float)
 
 def _labels(node: Node, device: Device | None, sample: DeviceSample) -> list[str]:
     return [
-        str(sample.index), sample.uuid, f"{'virtual' if sample.virtual else 'nvidia'}{sample.index}",
-        device.model if device is not None else "", node.hostname or node.id, node.id, str(sample.virtual).lower(),
+        str(sample.index),
+        sample.uuid,
+        f"{'virtual' if sample.virtual else 'nvidia'}{sample.index}",
+        device.model if device is not None else "",
+        node.hostname or node.id,
+        node.id,
+        str(sample.virtual).lower(),
         sample.job_id or "",
-    ]  # fmt: skip
+    ]
 
 
 def _readings(sample: DeviceSample) -> Iterator[tuple[str, float]]:

@@ -35,7 +35,7 @@ from phalanx.core.state.events import (
     SeatLost,
     TaskExited,
     Withdrawn,
-)  # fmt: skip
+)
 from phalanx.core.work.people import Action
 from phalanx.core.work.seat import node_of_supervisor, read_seat
 from phalanx.ports.logs import StreamKey
@@ -163,8 +163,10 @@ async def hello(request: Request) -> Response:
     said = decoded(await read_body(request, parts.limits.body_bytes), HelloRequest)
     own_node(caller_of(request), said.node.id)
     if said.version not in (WIRE_VERSION, WIRE_VERSION - 1):
-        raise BadRequest(f"node {said.node.id} speaks version {said.version}, this head {WIRE_VERSION} and the one before",
-                         hint="install the head's release there")  # fmt: skip
+        raise BadRequest(
+            f"node {said.node.id} speaks version {said.version}, this head {WIRE_VERSION} and the one before",
+            hint="install the head's release there",
+        )
     wrong = said.node.miscounted()
     if wrong:
         raise BadRequest(
@@ -175,8 +177,12 @@ async def hello(request: Request) -> Response:
     # Before the hello is heard: what the controller commands because of it must stay.
     after = parts.mailboxes.last(name)
     greeting = Hello(
-        node=said.node, supervisor_id=supervisor_id, carries=tuple(said.carries), seat=read_seat(name), challenge=said.challenge
-    )  # fmt: skip
+        node=said.node,
+        supervisor_id=supervisor_id,
+        carries=tuple(said.carries),
+        seat=read_seat(name),
+        challenge=said.challenge,
+    )
     (answer,) = await runtime.report([greeting])
     challenge = answer.challenge if isinstance(answer, Challenged) else ""
     if not challenge:
@@ -363,8 +369,10 @@ def _check_chunk(runtime: Runtime, supervisor: NodeId, chunk: StreamChunk) -> No
     """Nothing, if the chunk is one that this node may send."""
     name = _STREAM.fullmatch(chunk.stream)
     if name is None or chunk.offset < 0 or len(chunk.data) > STREAM_CHUNK_BYTES_MAX:
-        raise BadRequest(f"stream {chunk.stream[:40]!r}: {len(chunk.data)} bytes at {chunk.offset}",
-                         hint=f"rank-K, stacks-K, steps-K or supervisor-K, at most {STREAM_CHUNK_BYTES_MAX} bytes a chunk")  # fmt: skip
+        raise BadRequest(
+            f"stream {chunk.stream[:40]!r}: {len(chunk.data)} bytes at {chunk.offset}",
+            hint=f"rank-K, stacks-K, steps-K or supervisor-K, at most {STREAM_CHUNK_BYTES_MAX} bytes a chunk",
+        )
     _check_seat(supervisor, chunk.job_id, chunk.epoch)
     node_id = node_of_supervisor(supervisor)
     grant = runtime.supervisors.grant(node_id, chunk.job_id, chunk.epoch)

@@ -98,10 +98,15 @@ def _overview(parts: HeadParts, caller: Caller) -> Overview:
     pending = store.jobs(JobFilter(states=frozenset({JobState.PENDING}), limit=SHOWN_MAX))
     recent = store.jobs(JobFilter(states=TERMINAL, limit=RECENT_MAX))
     return Overview(
-        now_s=parts.clock.now_s(), head_id=parts.driver.head_id, version=parts.version,
-        nodes=nodes_seen(parts, store.nodes(), attempts), running=all_seen(parts, caller, running),
-        pending=all_seen(parts, caller, pending), recent=all_seen(parts, caller, recent), counts=store.job_counts(),
-    )  # fmt: skip
+        now_s=parts.clock.now_s(),
+        head_id=parts.driver.head_id,
+        version=parts.version,
+        nodes=nodes_seen(parts, store.nodes(), attempts),
+        running=all_seen(parts, caller, running),
+        pending=all_seen(parts, caller, pending),
+        recent=all_seen(parts, caller, recent),
+        counts=store.job_counts(),
+    )
 
 
 def _seen(parts: HeadParts, node_id: NodeId) -> NodeView:

@@ -25,7 +25,7 @@ _REFUSALS: Final = {
     "413": "The body is over its limit.",
     "422": "A job file cannot be read, or the job can never fit.",
     "503": "Nothing was done; try again.",
-}  # fmt: skip
+}
 _EVENTS: Final = (LogChunk, StateEvent, EndEvent)
 
 

@@ -99,10 +99,19 @@ def _wanted(body: QueuesBody, known: Mapping[QueueId, Queue]) -> tuple[Queue, ..
         before = known.get(facts.id)
         is_open = facts.open if facts.open is not None else before is None or before.open
         found[facts.id] = Queue(
-            id=facts.id, priority=facts.priority, open=is_open, parent=facts.parent, quota_gpus=facts.quota_gpus,
-            borrow_gpus=facts.borrow_gpus, lend_gpus=facts.lend_gpus, weight=facts.weight, gpus_per_user=facts.gpus_per_user,
-            jobs_per_user=facts.jobs_per_user, budget_gpu_h=facts.budget_gpu_h, budget_period_s=facts.budget_period_s,
-        )  # fmt: skip
+            id=facts.id,
+            priority=facts.priority,
+            open=is_open,
+            parent=facts.parent,
+            quota_gpus=facts.quota_gpus,
+            borrow_gpus=facts.borrow_gpus,
+            lend_gpus=facts.lend_gpus,
+            weight=facts.weight,
+            gpus_per_user=facts.gpus_per_user,
+            jobs_per_user=facts.jobs_per_user,
+            budget_gpu_h=facts.budget_gpu_h,
+            budget_period_s=facts.budget_period_s,
+        )
     return tuple(found.values())
 
 
@@ -194,11 +203,27 @@ def _view(queue: Queue, tree: QuotaTree, crowd: _Crowd) -> QueueView:
         for reason, jobs in sorted(crowd.jobs.items(), key=lambda told: (-told[1], told[0]))
     ]
     return QueueView(
-        id=queue.id, priority=queue.priority, open=queue.open, pending=crowd.pending, running=crowd.running, parent=queue.parent,
-        quota_gpus=queue.quota_gpus, borrow_gpus=queue.borrow_gpus, lend_gpus=queue.lend_gpus, weight=queue.weight,
-        gpus_per_user=queue.gpus_per_user, jobs_per_user=queue.jobs_per_user, budget_gpu_h=queue.budget_gpu_h,
-        budget_period_s=queue.budget_period_s, budget_left_gpu_h=tree.budget_left_gpu_h(queue.id), right_gpus=tree.right[whole],
-        used_gpus=tree.held[whole], borrowed_gpus=tree.over(whole), lent_gpus=max(0, idle - tree.room(whole)),
-        room_gpus=tree.room(tree.number(queue.id)), pending_gpus=crowd.pending_gpus,
-        factor=tree.factor(tree.number(queue.id)), waiting=waiting[:_REASONS_MAX],
-    )  # fmt: skip
+        id=queue.id,
+        priority=queue.priority,
+        open=queue.open,
+        pending=crowd.pending,
+        running=crowd.running,
+        parent=queue.parent,
+        quota_gpus=queue.quota_gpus,
+        borrow_gpus=queue.borrow_gpus,
+        lend_gpus=queue.lend_gpus,
+        weight=queue.weight,
+        gpus_per_user=queue.gpus_per_user,
+        jobs_per_user=queue.jobs_per_user,
+        budget_gpu_h=queue.budget_gpu_h,
+        budget_period_s=queue.budget_period_s,
+        budget_left_gpu_h=tree.budget_left_gpu_h(queue.id),
+        right_gpus=tree.right[whole],
+        used_gpus=tree.held[whole],
+        borrowed_gpus=tree.over(whole),
+        lent_gpus=max(0, idle - tree.room(whole)),
+        room_gpus=tree.room(tree.number(queue.id)),
+        pending_gpus=crowd.pending_gpus,
+        factor=tree.factor(tree.number(queue.id)),
+        waiting=waiting[:_REASONS_MAX],
+    )

@@ -27,10 +27,15 @@ def seen(parts: HeadParts, caller: Caller, job: Job, attempts: Sequence[Attempt]
     known = parts.store.attempts(job.id) if attempts is None and job.epoch else attempts or ()
     attempt = known[-1] if known else None
     return job_view(
-        job, attempt=attempt, waiting=parts.driver.waits.get(job.id), progress=_live_progress(parts, job, attempt),
-        utilization=parts.telemetry.utilization(job.id), whole=sees_all_of(caller, job), output_root=parts.output_root,
+        job,
+        attempt=attempt,
+        waiting=parts.driver.waits.get(job.id),
+        progress=_live_progress(parts, job, attempt),
+        utilization=parts.telemetry.utilization(job.id),
+        whole=sees_all_of(caller, job),
+        output_root=parts.output_root,
         virtual=_on_virtual(parts, attempt),
-    )  # fmt: skip
+    )
 
 
 def all_seen(parts: HeadParts, caller: Caller, jobs: Iterable[Job]) -> list[JobView]:
@@ -48,9 +53,13 @@ def _live_progress(parts: HeadParts, job: Job, attempt: Attempt | None) -> Progr
     if attempt.resume is None:
         return None
     return Progress(
-        epoch=attempt.epoch, generation=attempt.generation, step=attempt.resume.step, at_s=attempt.generation_s,
-        steps_total=parts.telemetry.steps_total(job.id), checkpoint_step=attempt.resume.step,
-    )  # fmt: skip
+        epoch=attempt.epoch,
+        generation=attempt.generation,
+        step=attempt.resume.step,
+        at_s=attempt.generation_s,
+        steps_total=parts.telemetry.steps_total(job.id),
+        checkpoint_step=attempt.resume.step,
+    )
 
 
 def progress_of(parts: HeadParts, job: Job) -> Progress | None:

@@ -71,6 +71,12 @@ def _wanted(parts: HeadParts, reservation_id: ReservationId, body: ReservationBo
         standing = parts.store.reservation(reservation_id)
         start_s = parts.clock.now_s() if standing is None or standing.ended else standing.start_s
     return Reservation(
-        id=reservation_id, nodes=tuple(body.nodes), start_s=start_s, end_s=start_s + parse_duration_s(body.time, what="time"),
-        users=frozenset(body.users), queues=frozenset(body.queues), why=body.why[:500], by=by,
-    )  # fmt: skip
+        id=reservation_id,
+        nodes=tuple(body.nodes),
+        start_s=start_s,
+        end_s=start_s + parse_duration_s(body.time, what="time"),
+        users=frozenset(body.users),
+        queues=frozenset(body.queues),
+        why=body.why[:500],
+        by=by,
+    )

@@ -86,8 +86,9 @@ class Rim:
         if hosts == 1 and (host, origin) in self._known:
             return None
         if hosts != 1 or name_of(host) not in self._hosts:
-            return NotPermitted(f"host {host.decode('latin-1')!r} is not this head",
-                                hint="use the URL that `phalanx up` printed")  # fmt: skip
+            return NotPermitted(
+                f"host {host.decode('latin-1')!r} is not this head", hint="use the URL that `phalanx up` printed"
+            )
         if origin and not self._allows(origin):
             return NotPermitted(f"pages of {origin.decode('latin-1')!r} may not speak to this head")
         if len(self._known) < 1000:  # spellings of a few names and ports; the bound is for who makes them up

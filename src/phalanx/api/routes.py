@@ -166,9 +166,15 @@ class Routes:
         def make(handler: H) -> H:
             summary = (handler.__doc__ or "").strip().split("\n")[0]
             route = GatedRoute(
-                path, handler, declared=declared, methods=[method], name=f"{handler.__name__}", summary=summary,
-                operation_id=handler.__name__, tags=[path.split("/")[2] if path.count("/") > 1 else "head"],
-            )  # fmt: skip
+                path,
+                handler,
+                declared=declared,
+                methods=[method],
+                name=f"{handler.__name__}",
+                summary=summary,
+                operation_id=handler.__name__,
+                tags=[path.split("/")[2] if path.count("/") > 1 else "head"],
+            )
             self.declared.append(route)
             return handler
 

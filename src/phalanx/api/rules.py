@@ -63,7 +63,18 @@ def _reply(own: Sequence[Rule], *, by: str, stored_s: float | None) -> RulesRepl
 
 def _view(rule: Rule, *, own: bool) -> RuleView:
     return RuleView(
-        name=rule.name, blame=rule.blame, remedy=rule.remedy, charge=rule.charge, codes=list(rule.codes), signals=list(rule.signals),
-        xids=list(rule.xids), pattern=rule.pattern, oom=rule.oom, cause=rule.cause, weight=rule.weight, says=rule.says,
-        source=rule.source, own=own,
-    )  # fmt: skip
+        name=rule.name,
+        blame=rule.blame,
+        remedy=rule.remedy,
+        charge=rule.charge,
+        codes=list(rule.codes),
+        signals=list(rule.signals),
+        xids=list(rule.xids),
+        pattern=rule.pattern,
+        oom=rule.oom,
+        cause=rule.cause,
+        weight=rule.weight,
+        says=rule.says,
+        source=rule.source,
+        own=own,
+    )

@@ -116,8 +116,16 @@ def server_config(app: ASGIApp, **options: Any) -> uvicorn.Config:
     httptools and uvloop are taken by uvicorn where they are installed.
     """
     settings: dict[str, Any] = {
-        "log_config": None, "access_log": False, "server_header": False, "lifespan": "on", "ws": "none", "proxy_headers": False,
+        "log_config": None,
+        "access_log": False,
+        "server_header": False,
+        "lifespan": "on",
+        "ws": "none",
+        "proxy_headers": False,
         "timeout_keep_alive": 75,  # longer than a long poll and a client's pause, so that it is the client who closes
-        "http": HurriedProtocol, "timeout_graceful_shutdown": 5, "backlog": 2048, "h11_max_incomplete_event_size": 1 << 16,
-    }  # fmt: skip
+        "http": HurriedProtocol,
+        "timeout_graceful_shutdown": 5,
+        "backlog": 2048,
+        "h11_max_incomplete_event_size": 1 << 16,
+    }
     return uvicorn.Config(app, **{**settings, **options})

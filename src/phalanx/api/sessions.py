@@ -110,9 +110,14 @@ class Sessions:
         self.end_idle()
         self._make_room(caller.user)
         session = Session(
-            name=secrets.token_urlsafe(18), caller=caller, job_id=job_id, supervisor=supervisor, rows=rows, cols=cols,
+            name=secrets.token_urlsafe(18),
+            caller=caller,
+            job_id=job_id,
+            supervisor=supervisor,
+            rows=rows,
+            cols=cols,
             polled_s=self._clock.boottime_s(),
-        )  # fmt: skip
+        )
         self._open[session.name] = session
         return session
 

@@ -49,10 +49,14 @@ class Standby:
         if method in _READING and path == _HEALTH:
             return reply(
                 Health(
-                    status="ok", version=self._version, head_id=among.mine.head_id, role="standby", term=among.leader().term,
+                    status="ok",
+                    version=self._version,
+                    head_id=among.mine.head_id,
+                    role="standby",
+                    term=among.leader().term,
                     leader=among.leader().url if among.leader().holder else "",
                 )
-            )  # fmt: skip
+            )
         if method in _READING and path == _CA and self._ca_pem:
             return Response(self._ca_pem, media_type="text/plain")
         return error_response(not_leading(among))

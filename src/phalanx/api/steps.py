@@ -80,12 +80,16 @@ def _step_of(epoch: Epoch, line: bytes, rank: str) -> StepView | None:
     if rank != "all" and report.get("rank") != int(rank):
         return None
     return StepView(
-        epoch=epoch, generation=Generation(_whole(report.get("generation")) or 0), step=report["step"],
-        rank=_whole(report.get("rank")) or 0, tokens=_whole(report.get("tokens")),
+        epoch=epoch,
+        generation=Generation(_whole(report.get("generation")) or 0),
+        step=report["step"],
+        rank=_whole(report.get("rank")) or 0,
+        tokens=_whole(report.get("tokens")),
         loss=finite(report.get("loss")),
-        begin_ns=_whole(report.get("begin_ns")) or 0, end_ns=_whole(report.get("end_ns")) or 0,
+        begin_ns=_whole(report.get("begin_ns")) or 0,
+        end_ns=_whole(report.get("end_ns")) or 0,
         at_s=finite(report.get("at_s")) or 0.0,
-    )  # fmt: skip
+    )
 
 
 def _whole(value: object) -> int | None:

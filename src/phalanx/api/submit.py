@@ -81,9 +81,14 @@ async def wish_of(runtime: Runtime, caller: Caller, body: bytes, key: str = "") 
         spec = with_whole_groups(spec, _fleet(runtime))
     parents = await off_loop(parents_of, runtime.parts.store, caller, spec.dependencies) if spec.dependencies else {}
     return Submit(
-        spec=spec, user=caller.user, project=_project(caller, spec), queue=QueueId(spec.queue or DEFAULT), key=key,
-        body_sha256=hashlib.sha256(body).hexdigest() if key else "", parents=parents,
-    )  # fmt: skip
+        spec=spec,
+        user=caller.user,
+        project=_project(caller, spec),
+        queue=QueueId(spec.queue or DEFAULT),
+        key=key,
+        body_sha256=hashlib.sha256(body).hexdigest() if key else "",
+        parents=parents,
+    )
 
 
 def notes_of(runtime: Runtime, spec: JobSpec) -> list[str]:

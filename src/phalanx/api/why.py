@@ -108,8 +108,14 @@ def _past(parts: HeadParts, job: Job, whole: bool) -> WhyReply:
     ago = "" if job.ended_s is None else f" {format_duration(max(0.0, now_s - job.ended_s))} ago"
     headline = f"{job.state.value}{code}{by}{ago}" + (f": {job.detail}" if job.detail and whole else "")
     return WhyReply(
-        job_id=job.id, state=job.state, now_s=now_s, headline=headline, nodes=nodes, since_s=job.ended_s, detail=job.detail if whole else ""
-    )  # fmt: skip
+        job_id=job.id,
+        state=job.state,
+        now_s=now_s,
+        headline=headline,
+        nodes=nodes,
+        since_s=job.ended_s,
+        detail=job.detail if whole else "",
+    )
 
 
 def _why(parts: HeadParts, found: Peek, job: Job, whole: bool) -> WhyReply:
@@ -122,9 +128,17 @@ def _why(parts: HeadParts, found: Peek, job: Job, whole: bool) -> WhyReply:
         blockers, more = answer.blockers(waiting)
         changes = [_change_view(change, job.id) for change in answer.search.find()]
         return WhyReply(
-            job_id=job.id, state=job.state, now_s=answer.now_s, headline=_with_spent(_headline(waiting), job, whole), reason=waiting.reason.value,
-            detail=waiting.detail, blockers=blockers, blockers_more=more, start=answer.start(expected), changes=changes,
-        )  # fmt: skip
+            job_id=job.id,
+            state=job.state,
+            now_s=answer.now_s,
+            headline=_with_spent(_headline(waiting), job, whole),
+            reason=waiting.reason.value,
+            detail=waiting.detail,
+            blockers=blockers,
+            blockers_more=more,
+            start=answer.start(expected),
+            changes=changes,
+        )
 
 
 # ---- a job that might be ------------------------------------------------------------------------------------------------
@@ -149,12 +163,22 @@ def _dry_run(parts: HeadParts, found: Peek, notes: list[str]) -> DryRunReply:
         if job.spec.hold and waiting is None:
             waiting = Waiting(reason=Reason.HELD, detail="it is to be held")
         return DryRunReply(
-            now_s=answer.now_s, starts=starts, gpus=gpus, jobs=len(found.would_be), nodes=nodes, notes=notes,
-            start=answer.start(answer.forecast.start_of(job)), run=RunView(low_s=low_s, high_s=high_s, ends=ends, likes=likes),
-            gpu_hours_low=hours * low_s, gpu_hours_high=None if high_s is None else hours * high_s,
-            reason="" if waiting is None else waiting.reason.value, detail="" if waiting is None else waiting.detail,
-            blockers=blockers, blockers_more=more, changes=[_change_view(change, None) for change in answer.search.find()],
-        )  # fmt: skip
+            now_s=answer.now_s,
+            starts=starts,
+            gpus=gpus,
+            jobs=len(found.would_be),
+            nodes=nodes,
+            notes=notes,
+            start=answer.start(answer.forecast.start_of(job)),
+            run=RunView(low_s=low_s, high_s=high_s, ends=ends, likes=likes),
+            gpu_hours_low=hours * low_s,
+            gpu_hours_high=None if high_s is None else hours * high_s,
+            reason="" if waiting is None else waiting.reason.value,
+            detail="" if waiting is None else waiting.detail,
+            blockers=blockers,
+            blockers_more=more,
+            changes=[_change_view(change, None) for change in answer.search.find()],
+        )
 
 
 # ---- both ---------------------------------------------------------------------------------------------------------------
@@ -186,8 +210,9 @@ class _Answer:
         """The range in Unix seconds."""
         return StartView(
             earliest_s=None if expected.earliest_s is None else self.now_s + expected.earliest_s,
-            latest_s=None if expected.latest_s is None else self.now_s + expected.latest_s, unknown=expected.unknown,
-        )  # fmt: skip
+            latest_s=None if expected.latest_s is None else self.now_s + expected.latest_s,
+            unknown=expected.unknown,
+        )
 
     def blockers(self, waiting: Waiting) -> tuple[list[BlockerView], int]:
         """Who is in the way, and how many more."""
@@ -210,9 +235,14 @@ class _Answer:
             end = StartView(earliest_s=self.now_s + left.low_s, latest_s=latest_s)
         gpus = attempt.allocation.gpus if attempt is not None else job.spec.role.gpus.total
         return BlockerView(
-            id=job.id, user=job.user, name=job.spec.name, state=JobState.PENDING if attempt is None else JobState.RUNNING, gpus=gpus,
-            since_s=None if attempt is None else attempt.placed_s, end=end,
-        )  # fmt: skip
+            id=job.id,
+            user=job.user,
+            name=job.spec.name,
+            state=JobState.PENDING if attempt is None else JobState.RUNNING,
+            gpus=gpus,
+            since_s=None if attempt is None else attempt.placed_s,
+            end=end,
+        )
 
 
 def _with_spent(headline: str, job: Job, whole: bool) -> str:

@@ -91,8 +91,13 @@ class Standing:
         self._election = self._voice()
         self._share()
         self._campaign = Campaign(
-            self._election, self._row(), self._clock, grants_s=options.lease_s, on_lost=self._begin_anew, on_news=self._tell_home,
-        )  # fmt: skip
+            self._election,
+            self._row(),
+            self._clock,
+            grants_s=options.lease_s,
+            on_lost=self._begin_anew,
+            on_news=self._tell_home,
+        )
         self._local = local_engine(options, self._home.secret(), lambda: node_environment(options, self._doors))
         self._terminated = threading.Event()
         self._leading = False
@@ -159,9 +164,14 @@ class Standing:
         where = self._doors.listen.url if self._doors.listen is not None else self._doors.inner_url
         port = where.rpartition(":")[2]
         return HeadRecord(
-            name=f"{socket.gethostname()}:{port}", head_id=self._head_id, url=where, version=__version__, user=getpass.getuser(),
-            token_sha256=self._token_sha256(), started_s=time.time(),
-        )  # fmt: skip
+            name=f"{socket.gethostname()}:{port}",
+            head_id=self._head_id,
+            url=where,
+            version=__version__,
+            user=getpass.getuser(),
+            token_sha256=self._token_sha256(),
+            started_s=time.time(),
+        )
 
     def _token_sha256(self) -> str:
         """Of the token in our folder, made now where there is none: the leader lets it in, so that commands work here too."""
@@ -252,13 +262,18 @@ class Standing:
             voice.close()
         others = [head.url for head in self._campaign.heads() if head.name != self._campaign.mine.name]
         return Ground(
-            head_id=self._head_id, doors=self._doors, secret=self._home.secret(),
-            salt=SharedSalt(value=shared.get(_SALT, ""), election=self._voice), files=self._options.files or self._home.path,
-            open_store=lambda: self._store(tenure.term), local=self._local, campaign=self._campaign,
+            head_id=self._head_id,
+            doors=self._doors,
+            secret=self._home.secret(),
+            salt=SharedSalt(value=shared.get(_SALT, ""), election=self._voice),
+            files=self._options.files or self._home.path,
+            open_store=lambda: self._store(tenure.term),
+            local=self._local,
+            campaign=self._campaign,
             leases_until_s=self._clock.boottime_s() + granted_s(before) + MARGIN_S,
             earlier_output="" if self._options.files else ", ".join(others) or before.url,
             restores=judged(restores_of(shared.get(RESTORES, "")), terms, tenure.term),
-        )  # fmt: skip
+        )
 
     def _store(self, term: int) -> Store:
         from phalanx.store.sql.postgres.election import leading_dsn

@@ -92,9 +92,13 @@ def open_doors(port: int, listen: Listen | None) -> Doors:
 def alone(home: Home, doors: Doors, open_store: Callable[[], Store]) -> Ground:
     """Of a head that shares its store with no other."""
     return Ground(
-        head_id=secrets.token_hex(8), doors=doors, secret=home.secret(), salt=Salt.kept(home), files=home.path,
+        head_id=secrets.token_hex(8),
+        doors=doors,
+        secret=home.secret(),
+        salt=Salt.kept(home),
+        files=home.path,
         open_store=open_store,
-    )  # fmt: skip
+    )
 
 
 def _loopback(port: int) -> socket.socket:
@@ -116,7 +120,12 @@ def _loopback(port: int) -> socket.socket:
 def head_record(head_id: str, doors: Doors, campaign: Campaign | None, *, role: str = "leader") -> dict[str, Any]:
     """What head.json says: where the head of this folder is, and which others there are."""
     return {
-        "url": doors.inner_url, "pid": os.getpid(), "head_id": head_id, "version": __version__, "started_s": time.time(),
-        "listen": "" if doors.listen is None else doors.listen.url, "role": "" if campaign is None else role,
+        "url": doors.inner_url,
+        "pid": os.getpid(),
+        "head_id": head_id,
+        "version": __version__,
+        "started_s": time.time(),
+        "listen": "" if doors.listen is None else doors.listen.url,
+        "role": "" if campaign is None else role,
         "heads": [] if campaign is None else campaign.urls(),
-    }  # fmt: skip
+    }

@@ -161,10 +161,16 @@ class Head:
             head_id=self._head_id,
         )
         self._driver = Driver(
-            controller=controller, store=self._store, mailboxes=self._mailboxes, telemetry=self._telemetry,
-            clock=self._clock, head_id=self._head_id, engines=self._engines, audit_key=self._audit_key,
+            controller=controller,
+            store=self._store,
+            mailboxes=self._mailboxes,
+            telemetry=self._telemetry,
+            clock=self._clock,
+            head_id=self._head_id,
+            engines=self._engines,
+            audit_key=self._audit_key,
             on_superseded=lambda why: None if ground.campaign is None else ground.campaign.lost(why),
-        )  # fmt: skip
+        )
         self._server = self._api_server(settings)
 
     def run(self) -> None:
@@ -202,14 +208,28 @@ class Head:
             tls, welcome = self._welcome(self._outer, listen, self._authority)
         app = build_app(
             HeadParts(
-                driver=self._driver, store=self._store, logs=self._logs, blobs=FileBlobs(self._files("blobs")),
-                mailboxes=self._mailboxes, telemetry=self._telemetry, clock=self._clock, node_secret=self._secret,
-                version=__version__, output_root=settings.output_root, checkpoint_root=settings.checkpoint_root,
-                on_stop=self._stop_soon, on_long_leases=self._remember_long_leases, welcome=welcome, hosts_allowed=self._ground.doors.hosts,
-                audit_key=self._audit_key, anchors=self._anchors, token_life_max_s=self._options.token_life_max_s,
-                among=self._ground.campaign, earlier_output=self._ground.earlier_output,
+                driver=self._driver,
+                store=self._store,
+                logs=self._logs,
+                blobs=FileBlobs(self._files("blobs")),
+                mailboxes=self._mailboxes,
+                telemetry=self._telemetry,
+                clock=self._clock,
+                node_secret=self._secret,
+                version=__version__,
+                output_root=settings.output_root,
+                checkpoint_root=settings.checkpoint_root,
+                on_stop=self._stop_soon,
+                on_long_leases=self._remember_long_leases,
+                welcome=welcome,
+                hosts_allowed=self._ground.doors.hosts,
+                audit_key=self._audit_key,
+                anchors=self._anchors,
+                token_life_max_s=self._options.token_life_max_s,
+                among=self._ground.campaign,
+                earlier_output=self._ground.earlier_output,
             )
-        )  # fmt: skip
+        )
         app.router.on_startup.append(self._ready)
         return ApiServer(app, tls=tls)
 
@@ -223,16 +243,27 @@ class Head:
         """TLS off loopback, and how servers come in."""
         ray = ray_joining(self._ray)
         joining = Joining(
-            authority=authority, where=listen, node_secret=self._secret, head_id=self._head_id,
-            engine=ENGINE_NAME if ray is None else "ray", ray=ray, salt=self._ground.salt,
-        )  # fmt: skip
+            authority=authority,
+            where=listen,
+            node_secret=self._secret,
+            head_id=self._head_id,
+            engine=ENGINE_NAME if ray is None else "ray",
+            ray=ray,
+            salt=self._ground.salt,
+        )
         return secured(outer, authority, listen), joining
 
     def _on_ray(self, options: RayOptions) -> RayEngine:
         return ray_engine(
-            options, home=self._home, nodes=self._options.carried, authority=self._authority, far=self._listen is not None, environment=self._far_environment,
-            address=LOOPBACK if self._listen is None else self._listen.host, token_of=lambda node: node_token(self._secret, node),
-        )  # fmt: skip
+            options,
+            home=self._home,
+            nodes=self._options.carried,
+            authority=self._authority,
+            far=self._listen is not None,
+            environment=self._far_environment,
+            address=LOOPBACK if self._listen is None else self._listen.host,
+            token_of=lambda node: node_token(self._secret, node),
+        )
 
     def _far_environment(self) -> dict[str, str]:
         """Where supervisors find the head that may be on another machine."""
@@ -365,9 +396,12 @@ class Head:
                 owner = next((name for name in admins if name == head.user), admins[0] if admins else None)
                 if owner is not None:
                     token = Token(
-                        id=TokenId(secrets.token_hex(6)), user=owner, sha256=head.token_sha256, created_s=self._clock.now_s(),
+                        id=TokenId(secrets.token_hex(6)),
+                        user=owner,
+                        sha256=head.token_sha256,
+                        created_s=self._clock.now_s(),
                         note=f"made by the head {head.name} for its own state folder",
-                    )  # fmt: skip
+                    )
                     self._driver.request(
                         PutToken(token=token), FIRST_START
                     )  # heard of again at the next news, should it be refused
@@ -390,9 +424,12 @@ class Head:
     def _make_token(self, admin: UserId, now_s: float) -> None:
         secret = secrets.token_urlsafe(32)
         token = Token(
-            id=TokenId(secrets.token_hex(6)), user=admin, sha256=hashlib.sha256(secret.encode()).hexdigest(), created_s=now_s,
+            id=TokenId(secrets.token_hex(6)),
+            user=admin,
+            sha256=hashlib.sha256(secret.encode()).hexdigest(),
+            created_s=now_s,
             note="made by the head for its own state folder",
-        )  # fmt: skip
+        )
         self._driver.request(PutToken(token=token), FIRST_START).result(timeout=30)
         self._home.write_private("token", secret)
         _log.info("made token %s for %s", token.id, admin)

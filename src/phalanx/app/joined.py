@@ -87,11 +87,15 @@ def _supervisor_engine(folder: str, joined: Joined) -> LocalEngine:
     engine = LocalEngine(
         home=folder,
         environment=lambda: {
-            "PHALANX_HEAD_URL": ",".join(filter(None, [joined.url, joined.heads])), "PHALANX_HEAD_CA": records.ca_file(folder), "PHALANX_NODE_ENGINE": joined.engine,
+            "PHALANX_HEAD_URL": ",".join(filter(None, [joined.url, joined.heads])),
+            "PHALANX_HEAD_CA": records.ca_file(folder),
+            "PHALANX_NODE_ENGINE": joined.engine,
             "PHALANX_NODE_ADDRESS": joined.address,
         },
-        token_of=lambda _: records.token(folder), revive_after_s=REVIVE_AFTER_S, jobs_as="owner",
-    )  # fmt: skip
+        token_of=lambda _: records.token(folder),
+        revive_after_s=REVIVE_AFTER_S,
+        jobs_as="owner",
+    )
     engine.adopt([LocalNode(id=joined.node_id, virtual_devices=joined.devices if joined.virtual else 0)])
     return engine
 

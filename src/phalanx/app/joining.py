@@ -169,9 +169,11 @@ class Joining:
         """What the next server is told."""
         expires_s = now_s + JOIN_TOKEN_S
         return JoinLine(
-            address=joined_address(self.where.host, self.where.port), token=join_token(self.node_secret, expires_s, self.salt.value),
-            fingerprint=fingerprint(self.ca_pem), expires_s=expires_s,
-        )  # fmt: skip
+            address=joined_address(self.where.host, self.where.port),
+            token=join_token(self.node_secret, expires_s, self.salt.value),
+            fingerprint=fingerprint(self.ca_pem),
+            expires_s=expires_s,
+        )
 
     def take_in(self, wish: JoinRequest) -> JoinReply:
         """The node's token, and under Ray its key."""
@@ -181,9 +183,12 @@ class Joining:
                 raise BadRequest(f"node {wish.node_id} did not say its address", hint="phalanx join --address names it")
             ray = self.ray(self.authority.sign(names_at(wish.address, wish.hostname or wish.node_id)))
         return JoinReply(
-            node_id=wish.node_id, token=node_token(self.node_secret, NodeId(wish.node_id)), head_id=self.head_id,
-            engine=self.engine, ray=ray,
-        )  # fmt: skip
+            node_id=wish.node_id,
+            token=node_token(self.node_secret, NodeId(wish.node_id)),
+            head_id=self.head_id,
+            engine=self.engine,
+            ray=ray,
+        )
 
 
 def names_at(address: str, hostname: str) -> list[str]:

@@ -17,9 +17,12 @@ from phalanx.node.shell.accounts import JOBS_AS_VARIABLE
 def local_engine(options: Options, secret: bytes, environment: Callable[[], dict[str, str]]) -> LocalEngine:
     """The engine of this machine; nothing is started yet."""
     return LocalEngine(
-        home=options.home.path, environment=environment, token_of=lambda node: node_token(secret, node),
-        revive_after_s=options.revive_after_s, jobs_as="owner",
-    )  # fmt: skip
+        home=options.home.path,
+        environment=environment,
+        token_of=lambda node: node_token(secret, node),
+        revive_after_s=options.revive_after_s,
+        jobs_as="owner",
+    )
 
 
 def node_environment(options: Options, doors: Doors) -> dict[str, str]:

@@ -168,21 +168,41 @@ def _settings(
     supervisor_id = SupervisorId(given.get("PHALANX_NODE_LIFE") or f"{node_id}-{secrets.token_hex(8)}")
     devices = _devices(probe)
     node = Node(
-        id=node_id, engine=given.get("PHALANX_NODE_ENGINE", "local"), devices=devices, cpus=facts.cpus,
-        memory_bytes=facts.memory_bytes, state=NodeState.UP, supervisor_id=supervisor_id,
-        address=given.get("PHALANX_NODE_ADDRESS", "127.0.0.1"), hostname=facts.hostname, boot_id=facts.boot_id,
-        virtual=virtual, probe_port=probe_port, nics=sysfs.nics(), runs_as=accounts.own,
-    )  # fmt: skip
+        id=node_id,
+        engine=given.get("PHALANX_NODE_ENGINE", "local"),
+        devices=devices,
+        cpus=facts.cpus,
+        memory_bytes=facts.memory_bytes,
+        state=NodeState.UP,
+        supervisor_id=supervisor_id,
+        address=given.get("PHALANX_NODE_ADDRESS", "127.0.0.1"),
+        hostname=facts.hostname,
+        boot_id=facts.boot_id,
+        virtual=virtual,
+        probe_port=probe_port,
+        nics=sysfs.nics(),
+        runs_as=accounts.own,
+    )
     access = HeadAccess(
         address=HeadAddress(
-            given.get("PHALANX_HEAD_URL", ""), given.get("PHALANX_HEAD_FILE"), os.path.join(given["PHALANX_NODE_DIR"], "heads.json")
+            given.get("PHALANX_HEAD_URL", ""),
+            given.get("PHALANX_HEAD_FILE"),
+            os.path.join(given["PHALANX_NODE_DIR"], "heads.json"),
         ),
-        token=given["PHALANX_NODE_TOKEN"], ca_file=given.get("PHALANX_HEAD_CA"), head_uids=_head_uids(given),
-    )  # fmt: skip
+        token=given["PHALANX_NODE_TOKEN"],
+        ca_file=given.get("PHALANX_HEAD_CA"),
+        head_uids=_head_uids(given),
+    )
     return NodeSettings(
-        node=node, supervisor_id=supervisor_id, node_key=given[_KEPT], folder=given["PHALANX_NODE_DIR"], access=access,
-        base=dict(os.environ), seat=read_seat(given.get("PHALANX_NODE_SEAT", "")), accounts=accounts,
-    )  # fmt: skip
+        node=node,
+        supervisor_id=supervisor_id,
+        node_key=given[_KEPT],
+        folder=given["PHALANX_NODE_DIR"],
+        access=access,
+        base=dict(os.environ),
+        seat=read_seat(given.get("PHALANX_NODE_SEAT", "")),
+        accounts=accounts,
+    )
 
 
 def _head_uids(given: dict[str, str]) -> frozenset[int]:
@@ -195,12 +215,18 @@ def _devices(probe: DeviceProbe) -> tuple[Device, ...]:
     by_peer = [dict(zip(facts.nvlink_peers, facts.nvlinks, strict=False)) for facts in found]
     return tuple(
         Device(
-            index=facts.index, uuid=facts.uuid, model=facts.model, memory_bytes=facts.memory_bytes, virtual=facts.virtual,
-            nvlinks=tuple(links.get(peer.uuid, 0) for peer in found) if links else (), pci_bus=facts.pci_bus, pcie=facts.pcie,
+            index=facts.index,
+            uuid=facts.uuid,
+            model=facts.model,
+            memory_bytes=facts.memory_bytes,
+            virtual=facts.virtual,
+            nvlinks=tuple(links.get(peer.uuid, 0) for peer in found) if links else (),
+            pci_bus=facts.pci_bus,
+            pcie=facts.pcie,
             numa=sysfs.numa_of(facts.pci_bus),
         )
         for facts, links in zip(found, by_peer, strict=True)
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -127,13 +127,37 @@ def options_of(given: argparse.Namespace, home: Home, lock: int) -> Options:
     # Still running from before: watched on until they end.
     nodes += [node for node in known(home.path) if node.id not in kept]
     remembered = {
-        "port": port, "listen": listen, "virtual": virtual, "lease_s": lease_s, "revive_s": revive_s, "nodes": [node.id for node in [*nodes, *carried]],
-        "scheduling": scheduling, "engine": engine, "slurm": remembered_slurm(slurm), "ray": remembered_ray(ray), "jobs_as": jobs_as, "token_life_max": life,
+        "port": port,
+        "listen": listen,
+        "virtual": virtual,
+        "lease_s": lease_s,
+        "revive_s": revive_s,
+        "nodes": [node.id for node in [*nodes, *carried]],
+        "scheduling": scheduling,
+        "engine": engine,
+        "slurm": remembered_slurm(slurm),
+        "ray": remembered_ray(ray),
+        "jobs_as": jobs_as,
+        "token_life_max": life,
         "files": store.files,
-    }  # fmt: skip
+    }
     return Options(
-        home=home, lock=lock, remembered=remembered, port=port, nodes=nodes, lease_s=lease_s, lease_before_s=float(before.get("lease_s", 0.0)),
-        revive_after_s=revive_s or None, policy=policy, listen=None if listen == "off" else listen_of(listen, port),
-        slurm=slurm, ray=ray, carried=carried, jobs_as=jobs_as, store=store.address, store_before=store.before, files=store.files,
+        home=home,
+        lock=lock,
+        remembered=remembered,
+        port=port,
+        nodes=nodes,
+        lease_s=lease_s,
+        lease_before_s=float(before.get("lease_s", 0.0)),
+        revive_after_s=revive_s or None,
+        policy=policy,
+        listen=None if listen == "off" else listen_of(listen, port),
+        slurm=slurm,
+        ray=ray,
+        carried=carried,
+        jobs_as=jobs_as,
+        store=store.address,
+        store_before=store.before,
+        files=store.files,
         token_life_max_s=None if life == "off" else parse_duration_s(life, what="--token-life-max"),
-    )  # fmt: skip
+    )

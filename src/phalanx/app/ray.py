@@ -51,8 +51,12 @@ class RayOptions:
 
 def add_ray_arguments(parser: argparse.ArgumentParser) -> None:
     """The head's own arguments for Ray."""
-    parser.add_argument("--ray-address", default=None, help=f"HOST:PORT of a Ray cluster that is there; {OWN}: one of our own")  # fmt: skip
-    parser.add_argument("--ray-redis", default=None, help=f"HOST:PORT of a Redis for the head of our own; {OFF}: none any more")  # fmt: skip
+    parser.add_argument(
+        "--ray-address", default=None, help=f"HOST:PORT of a Ray cluster that is there; {OWN}: one of our own"
+    )
+    parser.add_argument(
+        "--ray-redis", default=None, help=f"HOST:PORT of a Redis for the head of our own; {OFF}: none any more"
+    )
 
 
 def ray_options(engine: str, given: argparse.Namespace, before: Mapping[str, Any]) -> RayOptions | None:
@@ -72,7 +76,10 @@ def ray_options(engine: str, given: argparse.Namespace, before: Mapping[str, Any
     kept = given.ray_redis if given.ray_redis is not None else known.get("redis", "")
     options = RayOptions(address="" if address == OWN else str(address), redis="" if kept == OFF else str(kept))
     if options.address and given.ray_redis not in (None, OFF):
-        raise BadRequest("--ray-redis is for a Ray cluster of our own, and --ray-address names another's", hint=f"--ray-address {OWN}")  # fmt: skip
+        raise BadRequest(
+            "--ray-redis is for a Ray cluster of our own, and --ray-address names another's",
+            hint=f"--ray-address {OWN}",
+        )
     version = ray_version()
     if not version.startswith(SERIES):
         raise BadRequest(f"Ray {version} is installed, and {SERIES}* is needed", hint="pip install 'phalanx[ray]'")
@@ -92,15 +99,23 @@ def remembered_ray(options: RayOptions | None) -> dict[str, str] | None:
 def _check_let_in(address: str) -> None:
     """Nothing, if a driver of ours gets into that Ray cluster. Tried in a process of its own: Ray aborts one that it loses."""
     if not reachable(address, timeout_s=3.0):
-        raise Unreachable(f"no Ray head listens at {address}", hint="--ray-address HOST:PORT, the port of Ray's GCS, mostly 6379")  # fmt: skip
+        raise Unreachable(
+            f"no Ray head listens at {address}", hint="--ray-address HOST:PORT, the port of Ray's GCS, mostly 6379"
+        )
     try:
         done = subprocess.run(
-            driver_command(address, "check", "--check"), env=driver_environment(None), capture_output=True, timeout=CHECK_S,
-            check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+            driver_command(address, "check", "--check"),
+            env=driver_environment(None),
+            capture_output=True,
+            timeout=CHECK_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
     except subprocess.TimeoutExpired as error:
-        raise TryLater(f"the Ray head at {address} does not let a driver in within {CHECK_S:.0f} s",
-                       hint="is it Ray, of the same release, and does it speak TLS? RAY_USE_TLS and kin count") from error  # fmt: skip
+        raise TryLater(
+            f"the Ray head at {address} does not let a driver in within {CHECK_S:.0f} s",
+            hint="is it Ray, of the same release, and does it speak TLS? RAY_USE_TLS and kin count",
+        ) from error
     lines = done.stdout.splitlines()
     try:
         said = tiding_of(lines[-1]) if lines else None
@@ -109,14 +124,27 @@ def _check_let_in(address: str) -> None:
     if not isinstance(said, Connected):
         why = said.text if isinstance(said, Trouble) else f"the driver ended with {done.returncode}"
         if MISMATCH in why:
-            raise Conflict(f"the Ray head at {address} is of another release: {why[why.index(MISMATCH) :]}", hint=f"Ray {SERIES}* and this Python are needed there too")  # fmt: skip
-        raise Unreachable(f"the Ray head at {address} does not let us in: {why}", hint="RAY_AUTH_TOKEN_PATH names the file of its token")  # fmt: skip
+            raise Conflict(
+                f"the Ray head at {address} is of another release: {why[why.index(MISMATCH) :]}",
+                hint=f"Ray {SERIES}* and this Python are needed there too",
+            )
+        raise Unreachable(
+            f"the Ray head at {address} does not let us in: {why}",
+            hint="RAY_AUTH_TOKEN_PATH names the file of its token",
+        )
 
 
 def ray_engine(
-    options: RayOptions, *, home: Home, nodes: Sequence[LocalNode], address: str, authority: Authority | None,
-    far: bool, environment: Callable[[], dict[str, str]], token_of: Callable[[NodeId], str],
-) -> RayEngine:  # fmt: skip
+    options: RayOptions,
+    *,
+    home: Home,
+    nodes: Sequence[LocalNode],
+    address: str,
+    authority: Authority | None,
+    far: bool,
+    environment: Callable[[], dict[str, str]],
+    token_of: Callable[[NodeId], str],
+) -> RayEngine:
     """The engine of this head; nothing is started yet.
 
     Args:
@@ -131,10 +159,15 @@ def ray_engine(
     """
     cluster = None if options.address else _own_cluster(home, nodes, address, authority, options.redis)
     return RayEngine(
-        address=options.address if cluster is None else cluster.ray_address, cluster=cluster,
-        files=None if cluster is None else cluster.files, cluster_id=_cluster_id(home), environment=environment,
-        ca_pem="" if authority is None or not far else authority.ca_pem, token_of=token_of, home=home.path,
-    )  # fmt: skip
+        address=options.address if cluster is None else cluster.ray_address,
+        cluster=cluster,
+        files=None if cluster is None else cluster.files,
+        cluster_id=_cluster_id(home),
+        environment=environment,
+        ca_pem="" if authority is None or not far else authority.ca_pem,
+        token_of=token_of,
+        home=home.path,
+    )
 
 
 def ray_joining(engine: RayEngine | None) -> Callable[[Signed], RayJoin] | None:
@@ -145,9 +178,14 @@ def ray_joining(engine: RayEngine | None) -> Callable[[Signed], RayJoin] | None:
 
     def given(signed: Signed) -> RayJoin:
         return RayJoin(
-            address=cluster.ray_address, token=cluster.token, key_pem=signed.key_pem, certificate_pem=signed.certificate_pem,
-            ray_version=ray_version(), python_version=python_version(), reconnect_s=cluster.files.reconnect_s,
-        )  # fmt: skip
+            address=cluster.ray_address,
+            token=cluster.token,
+            key_pem=signed.key_pem,
+            certificate_pem=signed.certificate_pem,
+            ray_version=ray_version(),
+            python_version=python_version(),
+            reconnect_s=cluster.files.reconnect_s,
+        )
 
     return given
 
@@ -160,9 +198,15 @@ def _own_cluster(
         certificate, key = authority.write("ray", authority.sign(names_at(address, socket.gethostname())))
         ca = authority.ca_file
     return OwnCluster(
-        home=home.path, address=address, nodes=nodes, certificate=certificate, key=key, ca=ca, redis=kept,
+        home=home.path,
+        address=address,
+        nodes=nodes,
+        certificate=certificate,
+        key=key,
+        ca=ca,
+        redis=kept,
         namespace=f"phalanx-{_cluster_id(home)}",
-    )  # fmt: skip
+    )
 
 
 def _cluster_id(home: Home) -> str:

@@ -51,6 +51,9 @@ def policy_of(kept: dict[str, Any]) -> Policy:
         BadRequest: no live policy has this name, or a time is out of bounds.
     """
     return live_policy(
-        str(kept["policy"]), min_run_s=kept.get("min_run_s"), min_run_by_right_s=kept.get("min_run_by_right_s"),
-        min_stay_s=kept.get("min_stay_s"), preemption=bool(kept.get("preemption", True)),
-    )  # fmt: skip
+        str(kept["policy"]),
+        min_run_s=kept.get("min_run_s"),
+        min_run_by_right_s=kept.get("min_run_by_right_s"),
+        min_stay_s=kept.get("min_stay_s"),
+        preemption=bool(kept.get("preemption", True)),
+    )

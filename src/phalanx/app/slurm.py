@@ -51,9 +51,12 @@ def slurm_options(engine: str, given: argparse.Namespace, before: Mapping[str, A
             raise BadRequest(f"--{odd[0]} is of Slurm", hint="phalanx up --engine slurm")
         return None
     known = before.get("slurm") or {}
-    return SlurmOptions(**{
-        name: getattr(given, name) if getattr(given, name) is not None else str(known.get(name, "")) for name in names
-    })  # fmt: skip
+    return SlurmOptions(
+        **{
+            name: getattr(given, name) if getattr(given, name) is not None else str(known.get(name, ""))
+            for name in names
+        }
+    )
 
 
 def check_slurm(options: SlurmOptions, before: Mapping[str, Any], *, listens: bool) -> None:
@@ -119,9 +122,13 @@ def slurm_engine(options: SlurmOptions, *, secret: bytes, head_url: str, ca_pem:
     """
     settings = SlurmSettings(
         tag=hashlib.sha256(b"phalanx slurm tag " + secret).hexdigest()[:8],
-        supervisor=(sys.executable, "-P", "-m", "phalanx.app.seat"), head_url=head_url, ca_pem=ca_pem,
-        partition=options.partition, account=options.account, qos=options.qos,
-    )  # fmt: skip
+        supervisor=(sys.executable, "-P", "-m", "phalanx.app.seat"),
+        head_url=head_url,
+        ca_pem=ca_pem,
+        partition=options.partition,
+        account=options.account,
+        qos=options.qos,
+    )
     return SlurmEngine(
         settings=settings, key_of=lambda job_id, epoch: attempt_key(secret, job_id, epoch), memory_of=_memory_of
     )
