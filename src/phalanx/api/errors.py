@@ -38,9 +38,15 @@ _OF_STATUS: Final[dict[int, type[PhalanxError]]] = {
 
 
 class SlowBody(TryLater):
-    """The body took too long to arrive: nothing was done. On the wire it is a `try_later` with a status of its own."""
+    """The body took too long to arrive; nothing was done. Its code is `try_later`, its HTTP status 408."""
 
     http_status = 408
+
+
+class HeadTooLarge(TooLarge):
+    """The request line and headers exceed their limit. Its code is `too_large`, its HTTP status 431."""
+
+    http_status = 431
 
 
 def error_response(

@@ -51,10 +51,10 @@ async def list_queues(request: Request) -> Response:
 @routes.get("/v1/queues/{queue_id}", Action.SEE, reply=QueueReply)
 async def show_queue(request: Request, queue_id: QueueId) -> Response:
     """Show one queue."""
-    for view in await off_loop(_views, runtime_of(request).parts):
-        if view.id == queue_id:
-            return reply(QueueReply(queue=view))
-    raise NotFound(f"no queue {queue_id!r}", hint="phalanx queues lists them")
+    views = await off_loop(_views, runtime_of(request).parts, queue_id)
+    if not views:
+        raise NotFound(f"no queue {queue_id!r}", hint="phalanx queues lists them")
+    return reply(QueueReply(queue=views[0]))
 
 
 @routes.put("/v1/queues/{queue_id}", Action.OPERATE, body=QueueBody, reply=QueueReply)
@@ -67,8 +67,8 @@ async def put_queue(request: Request, queue_id: QueueId) -> Response:
         queue_id=queue_id if known else QueueId(name_of(queue_id, "queue")), priority=body.priority, open=body.open
     )
     await runtime.ask(wish)
-    views = await off_loop(_views, runtime.parts)
-    return reply(QueueReply(queue=next(view for view in views if view.id == queue_id)))
+    (view,) = await off_loop(_views, runtime.parts, queue_id)
+    return reply(QueueReply(queue=view))
 
 
 @routes.put("/v1/queues", Action.OPERATE, body=QueuesBody, reply=QueuesApplied)
@@ -152,8 +152,8 @@ def _refuse_inhabited(parts: HeadParts, remove: tuple[QueueId, ...]) -> None:
 
 
 @dataclass(slots=True)
-class _Crowd:
-    """The jobs of one queue, without those below it."""
+class _JobCounts:
+    """The jobs of one queue, without those of its child queues. `first`: the detail of the first job with each reason."""
 
     running: int = 0
     pending: int = 0
@@ -163,51 +163,56 @@ class _Crowd:
     first: dict[Reason, str] = field(default_factory=dict)
 
 
-def _views(parts: HeadParts) -> list[QueueView]:
-    """Every queue by id, with figures of this moment. Cost: live jobs + queues."""
+def _views(parts: HeadParts, only: QueueId | None = None) -> list[QueueView]:
+    """The current figures of every queue, by id; with `only` those of one queue, or nothing if it does not exist.
+
+    The quota tree always counts the running jobs of all queues, since queues lend to each other. Cost: live jobs + queues.
+    """
     now_s = parts.clock.now_s()
     queues = parts.store.queues()
     tree = QuotaTree(queues, parts.driver.fleet_gpus(), parts.store.spent(), now_s)
-    crowds = {queue.id: _Crowd() for queue in queues}
+    known = {queue.id for queue in queues}
+    counts = {queue.id: _JobCounts() for queue in queues if only in (None, queue.id)}
     for job, attempt in parts.driver.holding():
-        if job.queue in crowds:
+        if job.queue in known:
             number, gpus = tree.number(job.queue), attempt.allocation.gpus
             tree.take(number, job.user, gpus)
             tree.charge(number, gpus, now_s, since_s=attempt.placed_s)
-            crowds[job.queue].running += 1
+        if job.queue in counts:
+            counts[job.queue].running += 1
     tree.advance(now_s)
     waits = parts.driver.waits
     for job in parts.driver.waiting():
-        if job.queue in crowds:
-            _count_waiting(crowds[job.queue], job, waits)
-    return [_view(queue, tree, crowds[queue.id]) for queue in queues]
+        if job.queue in counts:
+            _count_waiting(counts[job.queue], job, waits)
+    return [_view(queue, tree, counts[queue.id]) for queue in queues if queue.id in counts]
 
 
-def _count_waiting(crowd: _Crowd, job: Job, waits: Mapping[JobId, Waiting]) -> None:
+def _count_waiting(counts: _JobCounts, job: Job, waits: Mapping[JobId, Waiting]) -> None:
     wait = waits.get(job.id)
-    # The job's own sentence is in our words before its first attempt alone: then it tells why that attempt ended, in its programs' words.
+    # Only before its first attempt does the head write the job's own detail. Later the detail may quote the job's program.
     reason, detail = (wait.reason, wait.detail) if wait is not None else (job.reason, "" if job.epoch else job.detail)
     gpus = job.spec.role.gpus.total
-    crowd.pending += 1
-    crowd.pending_gpus += gpus
-    crowd.jobs[reason] += 1
-    crowd.gpus[reason] += gpus
-    crowd.first.setdefault(reason, detail)
+    counts.pending += 1
+    counts.pending_gpus += gpus
+    counts.jobs[reason] += 1
+    counts.gpus[reason] += gpus
+    counts.first.setdefault(reason, detail)
 
 
-def _view(queue: Queue, tree: QuotaTree, crowd: _Crowd) -> QueueView:
+def _view(queue: Queue, tree: QuotaTree, counts: _JobCounts) -> QueueView:
     whole = tree.whole(queue.id)
     idle = max(0, tree.pool[whole] - tree.used[whole])
     waiting = [
-        QueueWait(reason=reason, jobs=jobs, gpus=crowd.gpus[reason], detail=crowd.first[reason])
-        for reason, jobs in sorted(crowd.jobs.items(), key=lambda told: (-told[1], told[0]))
+        QueueWait(reason=reason, jobs=jobs, gpus=counts.gpus[reason], detail=counts.first[reason])
+        for reason, jobs in sorted(counts.jobs.items(), key=lambda item: (-item[1], item[0]))
     ]
     return QueueView(
         id=queue.id,
         priority=queue.priority,
         open=queue.open,
-        pending=crowd.pending,
-        running=crowd.running,
+        pending=counts.pending,
+        running=counts.running,
         parent=queue.parent,
         quota_gpus=queue.quota_gpus,
         borrow_gpus=queue.borrow_gpus,
@@ -223,7 +228,7 @@ def _view(queue: Queue, tree: QuotaTree, crowd: _Crowd) -> QueueView:
         borrowed_gpus=tree.over(whole),
         lent_gpus=max(0, idle - tree.room(whole)),
         room_gpus=tree.room(tree.number(queue.id)),
-        pending_gpus=crowd.pending_gpus,
+        pending_gpus=counts.pending_gpus,
         factor=tree.factor(tree.number(queue.id)),
         waiting=waiting[:_REASONS_MAX],
     )

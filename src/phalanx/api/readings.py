@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 
 from phalanx.api.gate import sees_all_of
 from phalanx.api.parts import HeadParts
@@ -23,9 +24,24 @@ _EDGE_BYTES = 1 << 14  # of a stream's head and tail: the plan stands at its hea
 
 
 def seen(parts: HeadParts, caller: Caller, job: Job, attempts: Sequence[Attempt] | None = None) -> JobView:
-    """One job for one caller. Reads the store and, after a restart of the head, the ends of a log: not for the event loop in bulk."""
+    """Return the view of one job for one caller.
+
+    Reads the store and, after a restart of the head, both ends of a log: do not call it in bulk on the event loop.
+    """
     known = parts.store.attempts(job.id) if attempts is None and job.epoch else attempts or ()
-    attempt = known[-1] if known else None
+    return _view(parts, caller, job, known[-1] if known else None, parts.store.nodes)
+
+
+def all_seen(parts: HeadParts, caller: Caller, jobs: Sequence[Job]) -> list[JobView]:
+    """Return the views of many jobs; at most two reads of the store, however many jobs there are."""
+    newest = parts.store.newest_attempts([job.id for job in jobs if job.epoch])
+    nodes = cache(parts.store.nodes)
+    return [_view(parts, caller, job, newest.get(job.id), nodes) for job in jobs]
+
+
+def _view(
+    parts: HeadParts, caller: Caller, job: Job, attempt: Attempt | None, nodes: Callable[[], list[Node]]
+) -> JobView:
     return job_view(
         job,
         attempt=attempt,
@@ -34,13 +50,8 @@ def seen(parts: HeadParts, caller: Caller, job: Job, attempts: Sequence[Attempt]
         utilization=parts.telemetry.utilization(job.id),
         whole=sees_all_of(caller, job),
         output_root=parts.output_root,
-        virtual=_on_virtual(parts, attempt),
+        virtual=_on_virtual(parts, attempt, nodes),
     )
-
-
-def all_seen(parts: HeadParts, caller: Caller, jobs: Iterable[Job]) -> list[JobView]:
-    """The same for many."""
-    return [seen(parts, caller, job) for job in jobs]
 
 
 def _live_progress(parts: HeadParts, job: Job, attempt: Attempt | None) -> Progress | None:
@@ -80,10 +91,10 @@ def progress_of(parts: HeadParts, job: Job) -> Progress | None:
 
 
 def live_attempts(parts: HeadParts) -> list[Attempt]:
-    """All attempts that hold something, by job in submit order."""
+    """Return all attempts that hold an allocation, by job in submit order. Two reads of the store."""
     running = parts.store.jobs(JobFilter(states=frozenset({JobState.RUNNING}), limit=RUNNING_MAX))
-    newest = (parts.store.attempts(job.id)[-1:] for job in reversed(running))
-    return [attempt for found in newest for attempt in found if attempt.live]
+    newest = parts.store.newest_attempts([job.id for job in running])
+    return [attempt for job in reversed(running) if (attempt := newest.get(job.id)) is not None and attempt.live]
 
 
 def nodes_seen(parts: HeadParts, nodes: Iterable[Node], attempts: Iterable[Attempt]) -> list[NodeView]:
@@ -107,11 +118,11 @@ def stream_of(job_id: JobId, attempt: Attempt, stream: str) -> StreamKey:
     return StreamKey(job_id=job_id, epoch=attempt.epoch, stream=stream)
 
 
-def _on_virtual(parts: HeadParts, attempt: Attempt | None) -> bool:
+def _on_virtual(parts: HeadParts, attempt: Attempt | None, nodes: Callable[[], list[Node]]) -> bool:
     if attempt is None or not attempt.allocation.grants:
         return False
-    samples = parts.telemetry.devices(attempt.allocation.grants[0].node_id)
+    first = attempt.allocation.grants[0].node_id
+    samples = parts.telemetry.devices(first)
     if samples is not None and samples.devices:
         return samples.devices[0].virtual
-    first = attempt.allocation.grants[0].node_id
-    return any(node.virtual for node in parts.store.nodes() if node.id == first)
+    return any(node.virtual for node in nodes() if node.id == first)
