@@ -1,4 +1,4 @@
-"""Queues: what they may hold and hold, who waits in them; the whole tree put at once."""
+"""Queues: their quotas, usage and waiting jobs; and replacing the whole tree at once."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from phalanx.wire.api.queues import (
     QueueWait,
 )
 
-DEFAULT: Final = "default"  # where a job without a queue goes (api.submit): never removed
-_REASONS_MAX: Final = 5  # told of one queue; the rest are in `phalanx ps`
+DEFAULT: Final = "default"  # the queue of jobs that name none (api.submit); it is never removed
+_REASONS_MAX: Final = 5  # listed per queue; `phalanx ps` shows all
 
 routes = Routes()
 
 
 @routes.get("/v1/queues", Action.SEE, reply=QueueList)
 async def list_queues(request: Request) -> Response:
-    """List all queues: their rights, what they hold, and who waits in them."""
+    """List all queues with their quotas, usage and waiting jobs."""
     views = await off_loop(_views, runtime_of(request).parts)
     return reply(QueueList(queues=views))
 
@@ -59,21 +59,21 @@ async def show_queue(request: Request, queue_id: QueueId) -> Response:
 
 @routes.put("/v1/queues/{queue_id}", Action.OPERATE, body=QueueBody, reply=QueueReply)
 async def put_queue(request: Request, queue_id: QueueId) -> Response:
-    """Add a queue or change one; absent fields of an existing one stay."""
+    """Add or change a queue. Absent fields of an existing queue stay unchanged."""
     runtime = runtime_of(request)
     body = await read_record(request, QueueBody, runtime.parts.limits.body_bytes)
     known = any(queue.id == queue_id for queue in await off_loop(runtime.parts.store.queues))
-    wish = ChangeQueue(
+    command = ChangeQueue(
         queue_id=queue_id if known else QueueId(name_of(queue_id, "queue")), priority=body.priority, open=body.open
     )
-    await runtime.ask(wish)
+    await runtime.ask(command)
     (view,) = await off_loop(_views, runtime.parts, queue_id)
     return reply(QueueReply(queue=view))
 
 
 @routes.put("/v1/queues", Action.OPERATE, body=QueuesBody, reply=QueuesApplied)
 async def put_queues(request: Request) -> Response:
-    """Put the queues named, all or nothing, each as told: an absent field takes its default, but `open` stays. Says what changed."""
+    """Put the named queues, all or none. Absent fields take their defaults, except that `open` stays. Returns the changes."""
     runtime = runtime_of(request)
     body = await read_record(request, QueuesBody, runtime.parts.limits.body_bytes)
     known = {queue.id: queue for queue in await off_loop(runtime.parts.store.queues)}
@@ -83,7 +83,7 @@ async def put_queues(request: Request) -> Response:
     if body.dry_run:
         after = {**known, **{queue.id: queue for queue in wanted}}
         check_tree({queue_id: queue for queue_id, queue in after.items() if queue_id not in remove})
-        await off_loop(_refuse_inhabited, runtime.parts, remove)
+        await off_loop(_reject_removal_with_jobs, runtime.parts, remove)
     elif applied.added or applied.changed or applied.removed:
         as_open = frozenset(facts.id for facts in body.queues if facts.open is None)
         await runtime.ask(PutQueues(queues=wanted, remove=remove, as_open=as_open))
@@ -94,7 +94,7 @@ def _wanted(body: QueuesBody, known: Mapping[QueueId, Queue]) -> tuple[Queue, ..
     found: dict[QueueId, Queue] = {}
     for facts in body.queues:
         if facts.id in found:
-            raise BadRequest(f"queue {facts.id} stands there twice", hint="names are unique in the whole tree")
+            raise BadRequest(f"queue {facts.id} is listed twice", hint="names must be unique in the whole tree")
         name_of(facts.id, "queue")
         before = known.get(facts.id)
         is_open = facts.open if facts.open is not None else before is None or before.open
@@ -137,14 +137,14 @@ def _difference(known: Mapping[QueueId, Queue], wanted: Iterable[Queue], remove:
     return QueuesApplied(added=added, changed=changed, removed=list(remove), unchanged=unchanged)
 
 
-def _refuse_inhabited(parts: HeadParts, remove: tuple[QueueId, ...]) -> None:
-    """What the controller would refuse, for a dry run."""
-    alive = {*(job.queue for job in parts.driver.waiting()), *(job.queue for job, _ in parts.driver.holding())}
-    inhabited = sorted(alive & set(remove))
-    if inhabited:
+def _reject_removal_with_jobs(parts: HeadParts, remove: tuple[QueueId, ...]) -> None:
+    """Refuse to remove queues with jobs, as the controller would; for a dry run."""
+    active = {*(job.queue for job in parts.driver.waiting()), *(job.queue for job, _ in parts.driver.holding())}
+    with_jobs = sorted(active & set(remove))
+    if with_jobs:
         raise Conflict(
-            f"queue {inhabited[0]} still has jobs that wait or run",
-            hint=f"phalanx ps --queue {inhabited[0]} lists them",
+            f"queue {with_jobs[0]} still has waiting or running jobs",
+            hint=f"phalanx ps --queue {with_jobs[0]} lists them",
         )
 
 

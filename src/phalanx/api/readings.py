@@ -1,4 +1,4 @@
-"""Jobs and nodes as a caller sees them: committed records from the store, live readings from memory, joined."""
+"""Views of jobs and nodes for a caller: committed records from the store, joined with live readings from memory."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from phalanx.ports.store import JobFilter
 from phalanx.wire.api.jobs import JobView, Progress
 from phalanx.wire.api.nodes import NodeView
 
-RUNNING_MAX = 5000  # jobs that run at once on the largest fleet of DESIGN 6, and then some
-_EDGE_BYTES = 1 << 14  # of a stream's head and tail: the plan stands at its head, the newest steps at its tail
+RUNNING_MAX = 5000  # more jobs than run at once on the largest fleet of DESIGN 6
+_EDGE_BYTES = 1 << 14  # read at both ends of a stream: the plan is at its start, the newest steps at its end
 
 
 def seen(parts: HeadParts, caller: Caller, job: Job, attempts: Sequence[Attempt] | None = None) -> JobView:
@@ -55,7 +55,7 @@ def _view(
 
 
 def _live_progress(parts: HeadParts, job: Job, attempt: Attempt | None) -> Progress | None:
-    """The progress of the live attempt: what it resumed from until it made a step of its own, never the step of the one before."""
+    """Return the progress of the live attempt: until its first step, the step it resumed from, never that of the attempt before."""
     progress = progress_of(parts, job)
     if attempt is None or not attempt.live:
         return progress
@@ -74,7 +74,7 @@ def _live_progress(parts: HeadParts, job: Job, attempt: Attempt | None) -> Progr
 
 
 def progress_of(parts: HeadParts, job: Job) -> Progress | None:
-    """The job's progress; under a head that has not heard of its newest attempt yet, from both ends of the step stream kept."""
+    """Return the job's progress; if this head has no reports of its newest attempt yet, from both ends of the stored step stream."""
     live = parts.telemetry.progress(job.id)
     if live is not None or job.epoch == 0:
         return live
@@ -85,7 +85,7 @@ def progress_of(parts: HeadParts, job: Job) -> Progress | None:
     parts.telemetry.steps(job.id, job.epoch, 0, parts.logs.read(key, 0, _EDGE_BYTES))
     if end > _EDGE_BYTES:
         tail = parts.logs.read(key, max(_EDGE_BYTES, end - _EDGE_BYTES), _EDGE_BYTES)
-        # The line that the cut tears is no report and is passed over: a newline closes what the head part left open.
+        # The newline ends the line that the first part left incomplete. The partial line at the start of the tail is ignored.
         parts.telemetry.steps(job.id, job.epoch, 0, b"\n" + tail)
     return parts.telemetry.progress(job.id)
 
@@ -98,7 +98,7 @@ def live_attempts(parts: HeadParts) -> list[Attempt]:
 
 
 def nodes_seen(parts: HeadParts, nodes: Iterable[Node], attempts: Iterable[Attempt]) -> list[NodeView]:
-    """Nodes with what is held on them and what they are set aside for."""
+    """Return views of nodes with the attempts and reservations on them."""
     on: dict[NodeId, list[Attempt]] = {}
     for attempt in attempts:
         for grant in attempt.allocation.grants:
@@ -114,7 +114,7 @@ def nodes_seen(parts: HeadParts, nodes: Iterable[Node], attempts: Iterable[Attem
 
 
 def stream_of(job_id: JobId, attempt: Attempt, stream: str) -> StreamKey:
-    """A stream of an attempt."""
+    """Return the key of a stream of an attempt."""
     return StreamKey(job_id=job_id, epoch=attempt.epoch, stream=stream)
 
 
