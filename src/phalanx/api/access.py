@@ -93,7 +93,9 @@ async def put_user(request: Request, user_id: UserId) -> Response:
     caller = caller_of(request)
     if user_id == caller.user and (body.disabled or body.role not in (None, UserRole.ADMIN)):
         raise BadRequest(f"{user_id} cannot disable or demote their own account", hint="ask another admin")
-    command = ChangeUser(user_id=UserId(name_of(user_id, "user")), role=body.role, disabled=body.disabled, by=caller.user)
+    command = ChangeUser(
+        user_id=UserId(name_of(user_id, "user")), role=body.role, disabled=body.disabled, by=caller.user
+    )
     user = await runtime.ask(command)
     assert isinstance(user, User)
     return reply(UserReply(user=user_view(user)))

@@ -47,7 +47,9 @@ async def verify_audit(request: Request, anchor: Annotated[list[str] | None, Que
     """Read the whole trail and check its hash chain against the head's own anchors and the given anchors."""
     given = anchor or []
     if len(given) > ANCHORS_MAX:
-        raise BadRequest(f"{len(given)} anchors; at most {ANCHORS_MAX}", hint="send only the newest anchor; it covers the older ones")
+        raise BadRequest(
+            f"{len(given)} anchors; at most {ANCHORS_MAX}", hint="send only the newest anchor; it covers the older ones"
+        )
     anchors = [anchor_of(text) for text in given]
     return reply(await off_loop(_verify, runtime_of(request).parts, anchors))
 

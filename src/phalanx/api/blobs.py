@@ -92,7 +92,9 @@ async def _stream_in(request: Request, parts: HeadParts, sha256: str) -> int:
     if _uploads.locked():
         raise TryLater(f"{UPLOADS_MAX} uploads are already running", hint="try again in a moment")
     async with _uploads:
-        writing = asyncio.get_running_loop().run_in_executor(_THREADS, lambda: parts.blobs.put(sha256, _pieces_of(pieces)))
+        writing = asyncio.get_running_loop().run_in_executor(
+            _THREADS, lambda: parts.blobs.put(sha256, _pieces_of(pieces))
+        )
         ending: Exception | None = BadRequest(f"blob {sha256[:12]}: the upload was interrupted", hint="send it again")
         try:
             ending = await _reauthorized(request, _pass_on(request, parts, pieces, writing))
@@ -115,7 +117,9 @@ def _upload_slot(user: UserId) -> Iterator[None]:
         TryLater: the user has too many uploads running.
     """
     if _uploads_by_user[user] >= USERS_UPLOADS_MAX:
-        raise TryLater(f"{USERS_UPLOADS_MAX} uploads of {user} are already running", hint="try again when one has finished")
+        raise TryLater(
+            f"{USERS_UPLOADS_MAX} uploads of {user} are already running", hint="try again when one has finished"
+        )
     _uploads_by_user[user] += 1
     try:
         yield
@@ -158,7 +162,9 @@ async def _pass_on(
         except StopAsyncIteration:
             return None
         except (ClientDisconnect, TimeoutError):
-            return BadRequest(f"{request.url.path}: the connection closed before the whole body arrived", hint="send it again")
+            return BadRequest(
+                f"{request.url.path}: the connection closed before the whole body arrived", hint="send it again"
+            )
         size += len(piece)
         waited_s += clock.boottime_s() - asked_s
         if size < (waited_s - _GRACE_S) * LEAST_BYTES_PER_S:

@@ -78,7 +78,10 @@ class TlsDoor:
                 await asyncio.get_running_loop().connect_accepted_socket(
                     self._make, connection, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_S
                 )
-        except (OSError, TimeoutError) as error:  # includes ssl.SSLError: clients that do not trust the CA disconnect here
+        except (
+            OSError,
+            TimeoutError,
+        ) as error:  # includes ssl.SSLError: clients that do not trust the CA disconnect here
             _log.debug("a connection was not opened: %s", error)
         finally:
             if not passed_on:

@@ -68,7 +68,10 @@ def error_response(
 def failure_response() -> Response:
     """Return the response for an internal error, without its cause, which is in the head's log."""
     body = ErrorBody(
-        code="error", message="the request failed inside the head", hint="the head's log has the cause: phalanx doctor", retry=False
+        code="error",
+        message="the request failed inside the head",
+        hint="the head's log has the cause: phalanx doctor",
+        retry=False,
     )
     return Response(msgspec.json.encode(ErrorReply(error=body)), 500, media_type=JSON)
 

@@ -34,7 +34,9 @@ async def open_exec(request: Request, job_id: JobId) -> Response:
     touch(parts.store, caller_of(request), Action.CHANGE_OWN, job_id)
     body = await read_record(request, ExecBody, parts.limits.body_bytes)
     caller = caller_of(request)
-    job = touch(parts.store, caller, Action.CHANGE_OWN, job_id)  # again: permissions may have changed while the body arrived
+    job = touch(
+        parts.store, caller, Action.CHANGE_OWN, job_id
+    )  # again: permissions may have changed while the body arrived
     if not body.argv or len(body.argv) > _ARGV_MAX or any("\0" in word for word in body.argv):
         raise BadRequest(
             f"exec: invalid command of {len(body.argv)} words", hint=f"use 1 to {_ARGV_MAX} words without NUL bytes"
@@ -46,7 +48,9 @@ async def open_exec(request: Request, job_id: JobId) -> Response:
         raise Conflict(f"job {job_id} is {now}; exec needs a running job", hint=f"phalanx show {job_id}")
     grants = attempt.allocation.grants
     if not 0 <= body.node_rank < len(grants):
-        raise BadRequest(f"node rank {body.node_rank}: job {job_id} has {len(grants)} nodes", hint="node ranks start at 0")
+        raise BadRequest(
+            f"node rank {body.node_rank}: job {job_id} has {len(grants)} nodes", hint="node ranks start at 0"
+        )
     node_id = grants[body.node_rank].node_id
     # Only the first word: the others may contain secrets.
     await runtime.note(f"job {job_id} of {job.user} node {node_id} runs {body.argv[0][:80]!r}")

@@ -41,7 +41,9 @@ def list_folder(root: str, path: str) -> FilesReply:
     try:
         names = sorted(os.listdir(folder))
         entries = [
-            _entry("/".join([*words, name]), seen) for name in names[:ENTRIES_MAX] if (seen := _stat_or_none(folder, name))
+            _entry("/".join([*words, name]), seen)
+            for name in names[:ENTRIES_MAX]
+            if (seen := _stat_or_none(folder, name))
         ]
     finally:
         os.close(folder)
@@ -159,9 +161,7 @@ def _open(root: str, words: list[str]) -> int:
     try:
         folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise NotFound(
-            "the job has no output folder", hint="it is created when the job first starts"
-        ) from error
+        raise NotFound("the job has no output folder", hint="it is created when the job first starts") from error
     for word in words:
         try:
             below = _open_below(folder, word, "/".join(words))

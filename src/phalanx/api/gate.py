@@ -104,7 +104,9 @@ class Gate:
 
     def take_used(self) -> dict[TokenId, float]:
         """Return the last uses to record: those at least USE_TOLD_S later than the recorded ones."""
-        fresh = {one: used_s for one, used_s in self._used.items() if used_s - self._recorded.get(one, 0.0) >= USE_TOLD_S}
+        fresh = {
+            one: used_s for one, used_s in self._used.items() if used_s - self._recorded.get(one, 0.0) >= USE_TOLD_S
+        }
         self._recorded.update(fresh)
         return fresh
 

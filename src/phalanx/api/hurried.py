@@ -11,8 +11,12 @@ from typing import Final
 from h11 import LocalProtocolError
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-HEAD_S: Final = 20.0  # from the opening of the connection, or the first byte of the next request, to the end of the head
-HEAD_BYTES_MAX: Final = 1 << 16  # while a head is incomplete; api.rim checks complete heads. h11 has the same limit, httptools none
+HEAD_S: Final = (
+    20.0  # from the opening of the connection, or the first byte of the next request, to the end of the head
+)
+HEAD_BYTES_MAX: Final = (
+    1 << 16
+)  # while a head is incomplete; api.rim checks complete heads. h11 has the same limit, httptools none
 _BODY: Final = b'{"error":{"code":"%b","message":"%b","hint":"%b","retry":false}}'
 _REPLY: Final = b"HTTP/1.1 %b\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b"
 

@@ -95,7 +95,9 @@ async def update_job(request: Request, job_id: JobId) -> Response:
     touch(parts.store, caller_of(request), Action.CHANGE_OWN, job_id, arrays=True)
     body = await read_record(request, UpdateBody, parts.limits.body_bytes)
     caller = caller_of(request)
-    touch(parts.store, caller, Action.CHANGE_OWN, job_id, arrays=True)  # again: permissions may have changed while the body arrived
+    touch(
+        parts.store, caller, Action.CHANGE_OWN, job_id, arrays=True
+    )  # again: permissions may have changed while the body arrived
     if body == UpdateBody():
         raise BadRequest("the request changes nothing", hint="send name, priority, time, queue or begin")
     command = Update(
@@ -117,7 +119,9 @@ async def cancel_job(request: Request, job_id: JobId) -> Response:
     touch(parts.store, caller_of(request), Action.CHANGE_OWN, job_id, arrays=True)
     body = await read_record(request, WhyBody, parts.limits.body_bytes)
     caller = caller_of(request)
-    first = touch(parts.store, caller, Action.CHANGE_OWN, job_id, arrays=True)  # again: permissions may have changed while the body arrived
+    first = touch(
+        parts.store, caller, Action.CHANGE_OWN, job_id, arrays=True
+    )  # again: permissions may have changed while the body arrived
     if first.id != job_id and all(state.terminal for state in states_of(parts.store, first).values()):
         return reply(JobReply(job=await off_loop(whole_array, parts, caller, first)))  # all elements have ended
     return await _changed(request, Cancel(job_id=job_id, by=caller.user, why=body.why[:500]))

@@ -20,7 +20,9 @@ from phalanx.core.work.people import Action
 from phalanx.core.work.seat import read_seat
 from phalanx.wire.join import JoinLine, JoinReply, JoinRequest
 
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")  # a label of a host name; a dot separates the parts of a node's token
+_NAME: Final = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}"
+)  # a label of a host name; a dot separates the parts of a node's token
 routes = Routes()
 
 
@@ -64,11 +66,16 @@ async def join(request: Request) -> Response:
     parts = runtime.parts
     _reject_seat(caller_of(request))
     command = await read_record(request, JoinRequest, parts.limits.body_bytes)
-    caller = runtime.gate.caller(request.headers.get("authorization"))  # again: all join tokens may have been revoked meanwhile
+    caller = runtime.gate.caller(
+        request.headers.get("authorization")
+    )  # again: all join tokens may have been revoked meanwhile
     if parts.welcome is None:
         raise Conflict("this head listens only on loopback", hint="phalanx up --listen ADDRESS on the head")
     if not _NAME.fullmatch(command.node_id):
-        raise BadRequest(f"{command.node_id[:80]!r} is not a valid name for a node", hint="use letters, digits, - and _, at most 63 characters")
+        raise BadRequest(
+            f"{command.node_id[:80]!r} is not a valid name for a node",
+            hint="use letters, digits, - and _, at most 63 characters",
+        )
     if caller.node_id is not None:
         own_node(caller, command.node_id)
     known = {node.id: node for node in await off_loop(parts.store.nodes)}.get(command.node_id)

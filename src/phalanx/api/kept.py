@@ -167,7 +167,9 @@ def live_member(runtime: Runtime, node_id: NodeId, job_id: JobId, epoch: Epoch) 
     if attempt is not None and attempt.epoch == epoch:
         member = next((m for m in attempt.members if m.node_id == node_id), None)
     if attempt is None or member is None or member.state is MemberState.LOST:
-        raise AttemptOver(f"attempt {epoch} of job {job_id} has ended on {node_id}; the head accepts no more of its files")
+        raise AttemptOver(
+            f"attempt {epoch} of job {job_id} has ended on {node_id}; the head accepts no more of its files"
+        )
     job = store.job(job_id)
     return attempt, frozenset(() if job is None else (one.digest for one in job.checkpoints))
 

@@ -78,11 +78,15 @@ class KeptFiles:
         # Guards only the three tables, and is never held during disk access: reading a folder of 200 GB takes minutes.
         self._lock = threading.Condition()
         self._uploads: dict[Place, _Upload] = {}  # removed once complete
-        self._opening: set[tuple[JobId, Epoch, int]] = set()  # by step, regardless of the digest, as they share one final name
+        self._opening: set[tuple[JobId, Epoch, int]] = (
+            set()
+        )  # by step, regardless of the digest, as they share one final name
         # Complete checkpoints whose names were synced by this process; reset at each `settle` of the job, which costs at most three syncs.
         self._named: dict[JobId, set[Place]] = {}
         for folder in (checkpoint_root, output_root):
-            with contextlib.suppress(OSError):  # then no node can prove that it shares the folder, and the head stores copies
+            with contextlib.suppress(
+                OSError
+            ):  # then no node can prove that it shares the folder, and the head stores copies
                 with around("kept.open.directory"):
                     os.makedirs(folder, mode=0o700, exist_ok=True)
                 write_durably(os.path.join(folder, NONCE_FILE), self.nonce.encode())

@@ -63,7 +63,9 @@ from phalanx.wire.supervisor import (
 )
 
 _STREAM: Final = re.compile(r"(rank|stacks|steps|supervisor)-(\d{1,7})")
-_EXEC_ROOM_WAIT_S: Final = 20.0  # how long output waits for buffer space before the supervisor has to repeat the request
+_EXEC_ROOM_WAIT_S: Final = (
+    20.0  # how long output waits for buffer space before the supervisor has to repeat the request
+)
 
 routes = Routes()
 
@@ -397,6 +399,8 @@ def _record_steps(
         if kind != "steps" or offset > start or end <= start:
             continue
         ends_read[key] = end
-        reports += runtime.parts.telemetry.steps(key.job_id, key.epoch, int(number), data[start - offset : end - offset])
+        reports += runtime.parts.telemetry.steps(
+            key.job_id, key.epoch, int(number), data[start - offset : end - offset]
+        )
     if reports:
         runtime.parts.driver.report(reports)

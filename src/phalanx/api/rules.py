@@ -49,7 +49,9 @@ async def put_rules(request: Request) -> Response:
 
 def _active_rules(parts: HeadParts) -> RulesReply:
     stored = parts.store.calibration(RULES)
-    return _reply(own_rules(stored)[0], by="" if stored is None else stored.by, stored_s=None if stored is None else stored.at_s)
+    return _reply(
+        own_rules(stored)[0], by="" if stored is None else stored.by, stored_s=None if stored is None else stored.at_s
+    )
 
 
 def _reply(own: Sequence[Rule], *, by: str, stored_s: float | None) -> RulesReply:

@@ -1,4 +1,4 @@
-"""From core records to what people see. Pure but for the live readings handed in."""
+"""Converts core records to the views that the API returns. Pure; live readings are passed in."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def job_view(
     output_root: str,
     virtual: bool = False,
 ) -> JobView:
-    """The job with its newest attempt.
+    """Return the view of a job with its newest attempt.
 
     Args:
         job: the record.
-        attempt: its newest, None before the first.
-        waiting: why the newest cycle left it waiting; newer than the record's own reason.
+        attempt: its newest attempt; None before the first.
+        waiting: why it waits, according to the newest cycle; newer than the record's own reason.
         progress: of its training.
         utilization: of its devices.
-        whole: with command, folders and labels, which are its owner's business.
-        output_root: where outputs lie.
-        virtual: its devices are slots on CPU.
+        whole: include command, folders and labels, which only its owner and project may see.
+        output_root: the folder with the outputs of all jobs.
+        virtual: its devices are virtual.
     """
     spec = job.spec
     live = attempt is not None and attempt.live
@@ -95,7 +95,7 @@ def job_view(
 
 
 def fresh_job_view(job: Job, *, output_root: str) -> JobView:
-    """A job just submitted, as its owner sees it: no attempt yet, nothing to look up."""
+    """Return the owner's view of a job that was just submitted and has no attempt yet."""
     return job_view(
         job, attempt=None, waiting=None, progress=None, utilization=None, whole=True, output_root=output_root
     )
@@ -114,7 +114,7 @@ def _place_in_array(job: Job) -> dict[str, Any]:
 
 
 def budgets(job: Job) -> list[str]:
-    """What its restarts have spent of each budget, in words."""
+    """Describe how much of each restart budget the job has used."""
     spent = {
         f"{job.stalls} of {NO_PROGRESS_BUDGET} restarts without progress": job.stalls,
         f"{job.hangs} of {HANGS_BEFORE_STOP} restarts after a hang": job.hangs,
@@ -125,17 +125,17 @@ def budgets(job: Job) -> list[str]:
 
 
 def _why_waiting(job: Job, waiting: Waiting | None, *, whole: bool) -> tuple[str, str]:
-    """Why it waits, as a word and a sentence; of an ended job the sentence alone, saying why it ended so."""
+    """Return why it waits, as a reason and a sentence; for an ended job only the sentence, with the cause of its end."""
     if job.state is not JobState.PENDING:
         return "", job.detail if job.state.terminal and whole else ""
     if waiting is not None and not job.held:
-        # In our words, for all to see. Why the attempt before ended may be in those of its programs.
+        # All callers may see the head's own text. The cause of the last attempt's end may quote the job's program.
         ended = whole and waiting.reason is Reason.BACKOFF and job.detail
         return (
             waiting.reason.value,
             f"{waiting.detail}; its last attempt ended: {job.detail}" if ended else waiting.detail,
         )
-    return job.reason.value, job.detail if whole else ""  # of a restart: it holds why the attempt before ended
+    return job.reason.value, job.detail if whole else ""  # after a restart it has the cause of the last attempt's end
 
 
 def _shape(job: Job, attempt: Attempt | None) -> str:
@@ -161,7 +161,7 @@ def _checkpoint(resume: Resume, *, whole: bool) -> Checkpoint:
 
 
 def attempt_view(attempt: Attempt, *, whole: bool = True) -> AttemptView:
-    """An attempt; to those who do not see the whole job without the words of its programs and paths."""
+    """Return the view of an attempt; without `whole` it leaves out program output and paths."""
     resume = attempt.resume
     return AttemptView(
         job_id=attempt.job_id,
@@ -210,7 +210,7 @@ def _cause(attempt: Attempt) -> Cause | None:
 
 
 def state_event(job: Job, attempt: Attempt | None, waiting: Waiting | None, *, whole: bool = True) -> StateEvent:
-    """How the job stands."""
+    """Return the job's state as an event."""
     reason, detail = _why_waiting(job, waiting, whole=whole)
     live = attempt is not None and attempt.live
     return StateEvent(
@@ -226,12 +226,12 @@ def state_event(job: Job, attempt: Attempt | None, waiting: Waiting | None, *, w
 
 
 def end_event(job: Job) -> EndEvent:
-    """The job's end."""
+    """Return the job's end as an event."""
     return EndEvent(job_id=job.id, state=job.state, exit_code=job.exit_code)
 
 
 def reservation_view(reservation: Reservation) -> ReservationView:
-    """A reservation."""
+    """Return the view of a reservation."""
     return ReservationView(
         id=reservation.id,
         nodes=list(reservation.nodes),
@@ -249,7 +249,7 @@ def reservation_view(reservation: Reservation) -> ReservationView:
 def node_view(
     node: Node, attempts: Sequence[Attempt], samples: SamplesRequest | None, reserved: Sequence[Reservation] = ()
 ) -> NodeView:
-    """A node, the live attempts on it, its newest samples, and what it is set aside for, in order."""
+    """Return the view of a node with its live attempts, its newest samples, and its reservations in order."""
     grants = [(attempt.job_id, grant) for attempt in attempts if (grant := attempt.allocation.on(node.id)) is not None]
     held = {index: (job_id, grant) for job_id, grant in grants for index in grant.devices}
     sampled: Mapping[int, DeviceSample] = {} if samples is None else {d.index: d for d in samples.devices}
@@ -326,26 +326,26 @@ def _device_view(
 
 
 def _ranks_on(grant: Grant, index: int) -> list[int]:
-    """The rank whose LOCAL_RANK selects this device; a lone task holds all; otherwise nobody here knows."""
+    """Return the rank whose LOCAL_RANK selects this device; a single task holds all devices; otherwise it is unknown."""
     if grant.tasks == len(grant.devices):
         return [grant.first_rank + grant.devices.index(index)]
     return [grant.first_rank] if grant.tasks == 1 else []
 
 
 def project_view(project: Project) -> ProjectView:
-    """A project; names sorted."""
+    """Return the view of a project; names are sorted."""
     return ProjectView(
         id=project.id, members=sorted(project.members), admins=sorted(project.admins), created_s=project.created_s
     )
 
 
 def user_view(user: User) -> UserView:
-    """A user."""
+    """Return the view of a user."""
     return UserView(id=user.id, role=user.role, created_s=user.created_s, disabled=user.disabled)
 
 
 def token_view(token: Token, used_s: float | None = None) -> TokenView:
-    """A token without its hash."""
+    """Return the view of a token, without its hash."""
     return TokenView(
         id=token.id,
         user=token.user,
