@@ -22,7 +22,7 @@ PATH = f"/v1/blobs/{hashlib.sha256(DATA).hexdigest()}"
 @pytest.fixture(autouse=True)
 def _no_upload_is_left():
     yield
-    until(lambda: not blobs._of_user)
+    until(lambda: not blobs._uploads_by_user)
 
 
 @contextlib.contextmanager
@@ -32,9 +32,9 @@ def begun(call, role, size=1 << 20):
     with socket.create_connection((where.hostname, where.port), timeout=20) as link:
         lines = [f"PUT {PATH} HTTP/1.1", f"Host: {where.netloc}", f"Content-Length: {size}"]
         lines += [f"{name}: {value}" for name, value in bearer(role).items()]
-        before = sum(blobs._of_user.values())
+        before = sum(blobs._uploads_by_user.values())
         link.sendall("\r\n".join(lines).encode() + b"\r\n\r\na")
-        until(lambda: sum(blobs._of_user.values()) > before)
+        until(lambda: sum(blobs._uploads_by_user.values()) > before)
         yield link
 
 

@@ -25,7 +25,7 @@ def ray_is(monkeypatch, version):
 
 def test_an_option_of_ray_without_ray_is_refused():
     assert ray_options("local", given(), {}) is None
-    with pytest.raises(BadRequest, match="--ray-address is of Ray"):
+    with pytest.raises(BadRequest, match="--ray-address needs the engine Ray"):
         ray_options("local", given("10.0.0.1:6379"), {})
 
 
@@ -67,7 +67,7 @@ def test_redis_is_remembered_until_it_is_off_and_is_of_our_own_ray_alone(monkeyp
     assert ray_options("ray", given("10.0.0.1:6379"), before) == RayOptions(address="10.0.0.1:6379")
     with pytest.raises(BadRequest, match="--ray-redis is for a Ray cluster of our own"):
         ray_options("ray", given("10.0.0.1:6379", "10.0.0.2:6379"), {})
-    with pytest.raises(BadRequest, match="--ray-redis is of Ray"):
+    with pytest.raises(BadRequest, match="--ray-redis needs the engine Ray"):
         ray_options("local", given(ray_redis="10.0.0.2:6379"), {})
 
 
