@@ -55,7 +55,7 @@ def test_an_upload_of_a_byte_now_and_then_is_ended(head, call):
 
 def test_an_upload_ends_soon_after_its_token_does(head, call, monkeypatch):
     """Found by reading: an upload was judged when it began, and then went on with a revoked token."""
-    monkeypatch.setattr(blobs, "_JUDGE_S", 0.05)
+    monkeypatch.setattr(blobs, "_REAUTHORIZE_S", 0.05)
     with begun(call, "user") as link:
         head.ask(RevokeToken(token_id=token_of("ada", TOKENS["user"]).id))
         assert link.recv(65536).startswith(b"HTTP/1.1 401 ")

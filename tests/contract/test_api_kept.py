@@ -239,7 +239,7 @@ def test_retention_and_the_end_of_the_attempt_leave_what_is_published_and_nothin
         node.supervisor.end(job, ranks=0)
     until(lambda: sorted(path.name for path in root.iterdir() if path.is_dir()) == ["step-00000005", "step-00000007"])
     until(nodes[0].idle)
-    assert "over" in nodes[0].said[-1]
+    assert "step 9" in nodes[0].said[-1]
 
 
 def test_node_rank_zero_hears_that_a_node_was_lost_before_its_part_was_here(head, gang):

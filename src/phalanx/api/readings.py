@@ -10,7 +10,7 @@ from phalanx.api.parts import HeadParts
 from phalanx.api.views import job_view, node_view
 from phalanx.core.access.roles import Caller
 from phalanx.core.fleet.node import Node
-from phalanx.core.ids import JobId, NodeId
+from phalanx.core.ids import NodeId
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.reservation import Reservation
@@ -111,11 +111,6 @@ def nodes_seen(parts: HeadParts, nodes: Iterable[Node], attempts: Iterable[Attem
         node_view(node, on.get(node.id, ()), parts.telemetry.devices(node.id), reserved.get(node.id, ()))
         for node in nodes
     ]
-
-
-def stream_of(job_id: JobId, attempt: Attempt, stream: str) -> StreamKey:
-    """Return the key of a stream of an attempt."""
-    return StreamKey(job_id=job_id, epoch=attempt.epoch, stream=stream)
 
 
 def _on_virtual(parts: HeadParts, attempt: Attempt | None, nodes: Callable[[], list[Node]]) -> bool:
