@@ -142,7 +142,7 @@ def test_whoever_was_admin_when_asking_and_is_no_longer_is_refused_by_the_contro
     late = head.driver.request(
         ChangeProject(project_id="nlp", by="ada", as_admin=False, members=frozenset({"ada", "bob"}))
     )
-    with pytest.raises(Exception, match="not an admin of project nlp"):
+    with pytest.raises(Exception, match="no admin of project nlp"):
         late.result(10)
 
 

@@ -43,7 +43,7 @@ class SlowBody(TryLater):
     http_status = 408
 
 
-class HeadTooLarge(TooLarge):
+class RequestHeadTooLarge(TooLarge):
     """The request line and headers exceed their limit. Its code is `too_large`, its HTTP status 431."""
 
     http_status = 431

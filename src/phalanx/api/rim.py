@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from phalanx.api.errors import HeadTooLarge, error_response, failure_response
+from phalanx.api.errors import RequestHeadTooLarge, error_response, failure_response
 from phalanx.api.hurried import HEAD_BYTES_MAX
 from phalanx.core.errors import BadRequest, NotPermitted, PhalanxError
 
@@ -104,7 +104,9 @@ class Rim:
             elif name == b"authorization":
                 tokens += 1
         if head_bytes > HEAD_BYTES_MAX:
-            return HeadTooLarge("the request line and headers are over 64 KiB", hint="send fewer or shorter headers")
+            return RequestHeadTooLarge(
+                "the request line and headers are over 64 KiB", hint="send fewer or shorter headers"
+            )
         if site not in _OWN_SITES:
             return NotPermitted("pages of other sites may not call this head")
         if tokens > 1:
