@@ -210,7 +210,7 @@ class Bench:
         memory = {
             "leases": repr(self.head.driver.leases._leases), "salt": self.head.parts.welcome.salt.value,
             "samples": repr([self.head.telemetry.devices(node) for node in ("n0", "n1")]), "stopped": self.head.stopped.is_set(),
-            "supervisors": repr(runtime.supervisors._known.keys()), "streams": repr(self.head.logs.streams(self.jobs.get(("sam", "running"), "1"))),
+            "supervisors": repr(runtime.supervisors._registered.keys()), "streams": repr(self.head.logs.streams(self.jobs.get(("sam", "running"), "1"))),
         }  # fmt: skip
         return {**kept, "boxes": boxes, "files": files, "sessions": sessions, **memory}
 

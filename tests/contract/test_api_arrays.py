@@ -20,7 +20,7 @@ def shown(call, job_id):
 def test_one_submit_makes_the_array_and_says_so(call):
     said = post(call, ARRAY).json()
     assert (said["array_id"], said["job"]["id"]) == ("1", "1_0")
-    assert said["notes"][0] == "10 elements, 1_0 to 1_9, at most 2 at once; of each:"
+    assert said["notes"][0] == "10 elements, 1_0 to 1_9, at most 2 at once; for each:"
     element = shown(call, "1_7")
     assert [element[key] for key in ("array_id", "array_index", "array_size", "array_max", "seq")] == ["1", 7, 10, 2, 8]
 
@@ -41,7 +41,7 @@ def test_a_whole_array_is_shown_as_one_job(call):
     call("user", "POST", "/v1/jobs/1_3/cancel", {})
     whole = shown(call, "1")
     assert (whole["state"], whole["states"]) == ("pending", {"pending": 9, "cancelled": 1})
-    assert whole["detail"] == "9 pending, 1 cancelled; without success: 3"
+    assert whole["detail"] == "9 pending, 1 cancelled; unsuccessful: 3"
 
 
 def test_verbs_act_on_all_elements_and_are_harmless_twice(call):
@@ -81,7 +81,7 @@ def test_others_may_not_touch_an_array_and_one_element_must_be_meant_for_its_out
         reply = call("user", "GET", f"/v1/jobs/1/{path}")
         assert code(reply) == (400, "bad_request"), path
         assert "is an array of 10 elements" in reply.json()["error"]["message"]
-        assert reply.json()["error"]["hint"] == "name one of them, 1_0 to 1_9"
+        assert reply.json()["error"]["hint"] == "name one element, 1_0 to 1_9"
     assert call("user", "GET", "/v1/jobs/1_4/story").status_code == 200
 
 
@@ -137,7 +137,7 @@ def test_a_parent_that_left_the_memory_long_ago_still_counts(head, call):
 def test_unknown_parent_is_404_and_named(call):
     reply = post(call, depends_on=["afterok:7"])
     assert code(reply) == (404, "not_found")
-    assert reply.json()["error"]["message"] == "depends_on: there is no job 7"
+    assert reply.json()["error"]["message"] == "depends_on: job 7 does not exist"
 
 
 def test_what_a_job_waits_for_is_in_its_view(call):

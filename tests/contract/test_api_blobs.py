@@ -22,7 +22,7 @@ PATH = f"/v1/blobs/{hashlib.sha256(DATA).hexdigest()}"
 @pytest.fixture(autouse=True)
 def _no_upload_is_left():
     yield
-    until(lambda: not blobs._of_user)
+    until(lambda: not blobs._uploads_by_user)
 
 
 @contextlib.contextmanager
@@ -32,9 +32,9 @@ def begun(call, role, size=1 << 20):
     with socket.create_connection((where.hostname, where.port), timeout=20) as link:
         lines = [f"PUT {PATH} HTTP/1.1", f"Host: {where.netloc}", f"Content-Length: {size}"]
         lines += [f"{name}: {value}" for name, value in bearer(role).items()]
-        before = sum(blobs._of_user.values())
+        before = sum(blobs._uploads_by_user.values())
         link.sendall("\r\n".join(lines).encode() + b"\r\n\r\na")
-        until(lambda: sum(blobs._of_user.values()) > before)
+        until(lambda: sum(blobs._uploads_by_user.values()) > before)
         yield link
 
 
@@ -55,7 +55,7 @@ def test_an_upload_of_a_byte_now_and_then_is_ended(head, call):
 
 def test_an_upload_ends_soon_after_its_token_does(head, call, monkeypatch):
     """Found by reading: an upload was judged when it began, and then went on with a revoked token."""
-    monkeypatch.setattr(blobs, "_JUDGE_S", 0.05)
+    monkeypatch.setattr(blobs, "_REAUTHORIZE_S", 0.05)
     with begun(call, "user") as link:
         head.ask(RevokeToken(token_id=token_of("ada", TOKENS["user"]).id))
         assert link.recv(65536).startswith(b"HTTP/1.1 401 ")

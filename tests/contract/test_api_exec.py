@@ -132,8 +132,8 @@ def test_one_user_leaves_exec_sessions_for_others(narrow):
     closing, _ = opened(call, job_id), opened(call, job_id)
     refused = asked(call, job_id)
     assert code(refused) == (503, "try_later")
-    assert refused.json()["error"]["message"] == "2 exec sessions of ada are open already"
-    assert "one user may have 2 open" in refused.json()["error"]["hint"]
+    assert refused.json()["error"]["message"] == "2 exec sessions of ada are already open, the most for one user"
+    assert "close one of yours" in refused.json()["error"]["hint"]
     assert asked(call, job_id, "admin").status_code == 201
     assert call("user", "DELETE", f"/v1/exec/{closing}").status_code == 204
     assert asked(call, job_id).status_code == 201

@@ -189,7 +189,7 @@ def test_a_plain_request_is_told_so_in_one_line(bench):
         connection = http.client.HTTPConnection(ADDRESS, port, timeout=10)
         connection.request("POST", "/v1/jobs", body=b"x" * 100_000)
         reply = connection.getresponse()
-        assert (reply.status, b"speaks TLS" in reply.read()) == (400, True)
+        assert (reply.status, b"serves HTTPS" in reply.read()) == (400, True)
         connection.close()
 
 

@@ -213,8 +213,8 @@ def test_one_user_leaves_streams_for_others(tmp_path):
             with httpx.stream("GET", asked, headers=bearer("viewer"), timeout=20) as refused:
                 assert refused.status_code == 503
                 error = json.loads(refused.read())["error"]
-            assert (error["code"], error["message"]) == ("try_later", "2 event streams of vic are open already")
-            assert "one user may have 2 open" in error["hint"]
+            assert (error["code"], error["message"]) == ("try_later", "2 event streams of vic are already open, the most for one user")
+            assert "close some of yours" in error["hint"]
         others.enter_context(following(path, "admin"))
         first.close()
         until(lambda: head.app.state.runtime.streams == {"vic": 1, "root": 1})

@@ -61,8 +61,8 @@ def test_a_dry_run_changes_nothing_and_refuses_the_same(operator):
         ([QueueFacts(id="a", quota_gpus=-1)], "quota is -1"),
         ([QueueFacts(id="a", weight=0.0)], "weight is 0"),
         ([QueueFacts(id="a", budget_period_s=1.0)], "budget period is 1"),
-        ([QueueFacts(id="a"), QueueFacts(id="a")], "stands there twice"),
-        ([QueueFacts(id="a b")], "is no name"),
+        ([QueueFacts(id="a"), QueueFacts(id="a")], "is listed twice"),
+        ([QueueFacts(id="a b")], "is not a valid name"),
         ([QueueFacts(id=f"q{n}", parent=f"q{n - 1}" if n else None) for n in range(9)], "more than 8 deep"),
     ],
 )  # fmt: skip

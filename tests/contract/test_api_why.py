@@ -99,7 +99,7 @@ def test_job_that_runs_or_is_over_says_so(head, ada):
         node.run(job_id)
         found = ada.why(job_id)
         assert (found.reason, found.nodes, found.changes) == ("", ["n0"], [])
-        assert found.headline.startswith("runs since ")
+        assert found.headline.startswith("has run for ")
         assert found.headline.endswith(" on n0")
         node.end(job_id, code=3)
         until(lambda: ada.job(job_id).job.state == "failed")

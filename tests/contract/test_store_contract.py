@@ -89,6 +89,14 @@ def test_every_kind_of_record_comes_back_as_it_was(store):
     assert store.calibration() == calibration()
 
 
+def test_newest_attempts_of_several_jobs(store):
+    put(store, job(1, RUNNING, epoch=1), attempt(1), job(2), job(3, RUNNING, epoch=1), attempt(3))
+    put(store, attempt(1, 1, AttemptState.ENDED), job(1, RUNNING, epoch=2), attempt(1, 2))
+    asked = [JobId("1"), JobId("2"), JobId("9")]
+    assert store.newest_attempts(asked) == {JobId("1"): attempt(1, 2)}
+    assert store.newest_attempts([]) == {}
+
+
 def test_the_last_of_several_states_of_one_record_counts(store):
     put(store, job(1), job(1, RUNNING, epoch=1), attempt(1), job(1, detail="later", state=RUNNING, epoch=1))
     assert store.job(JobId("1")) == job(1, RUNNING, epoch=1, detail="later")

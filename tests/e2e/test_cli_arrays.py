@@ -41,12 +41,12 @@ def test_array_runs_every_element_with_its_own_variables_and_outputs(phalanx):
     page = phalanx("show", array).stdout
     assert f"array {array} says.py: 3 elements, {array}_[3-7:2], at most 2 at once" in page
     refused = phalanx("logs", array, code=64).stderr
-    assert f"name one of them, {array}_3 to {array}_7" in refused
+    assert f"name one element, {array}_3 to {array}_7" in refused
 
 
 def test_wait_for_an_array_ends_with_a_failure_of_any_element(phalanx):
     done = phalanx("submit", "--wait", "--array", "0-3", "--", PYTHON, "says.py", "2", code=1)
-    assert "failed: 3 succeeded, 1 failed; without success: 2" in done.stderr
+    assert "failed: 3 succeeded, 1 failed; unsuccessful: 2" in done.stderr
 
 
 def test_chain_waits_and_a_failed_parent_cancels_it(phalanx):
@@ -90,7 +90,7 @@ def test_begin_is_told_by_the_clock_on_the_wall_and_can_be_brought_forward(phala
     [
         (["--array", "9-3"], "--array: 9-3 ends before it begins (write 3-9)"),
         (["--depends-on", "afterokay:1"], "did you mean afterok?"),
-        (["--depends-on", "99999"], "there is no job 99999"),
+        (["--depends-on", "99999"], "job 99999 does not exist"),
         (["--begin", "25:00"], "--begin: '25:00' is not a valid day or time"),
     ],
 )

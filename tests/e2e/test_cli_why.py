@@ -40,7 +40,7 @@ def test_dry_run_tells_nodes_start_and_gpu_hours_and_submits_nothing(phalanx):
 def test_why_of_a_job_that_waits_runs_and_is_over(phalanx):
     holder = submitted(phalanx, "--gpus", "2x2", "--time", "10m", "--no-preempt", "--name", "holder", *SLEEPS)
     phalanx.until(holder, "running")
-    assert f"job {holder} runs since" in phalanx("why", "holder").stdout
+    assert f"job {holder} has run for" in phalanx("why", "holder").stdout
     late = submitted(phalanx, "--gpus", "2", "--name", "late", *SLEEPS)
     page = phalanx("why", late).stdout
     assert f"job {late} waits (resources): needs 1 x 2 GPUs; 0 free in all" in page

@@ -96,7 +96,7 @@ def test_another_ray_is_installed(here, tmp_path):
     is_one_line(
         here("up", "--engine", "ray", "--virtual", "1x1", python=python),
         64,
-        "Ray 2.59.0 is installed, and 2.60.* is needed",
+        "Ray 2.59.0 is installed, but 2.60.* is needed",
     )
 
 
@@ -197,9 +197,9 @@ print(join_token(bytes.fromhex(open("/home/lab/.phalanx/node_secret").read()), t
 @pytest.mark.root
 def test_a_join_token_that_is_over_wrong_or_of_another_line(lab, head):
     expired = lab.run("h0", [sys.executable, "-c", MAKE_TOKEN]).strip()
-    is_one_line(head.join("h1", "--token", expired), 77, "the join token has expired: they are good for a day")
-    is_one_line(head.join("h1", "--token", "phxj.99.beef"), 77, "the join token is unknown here")
-    is_one_line(head.join("h1", "--token", head.token[:-1]), 77, "the join token is unknown here")
+    is_one_line(head.join("h1", "--token", expired), 77, "the join token has expired; join tokens are valid for one day")
+    is_one_line(head.join("h1", "--token", "phxj.99.beef"), 77, "this head does not know the join token")
+    is_one_line(head.join("h1", "--token", head.token[:-1]), 77, "this head does not know the join token")
     is_one_line(head.join("h1", "--fingerprint", "sha256:" + "a" * 64), 77, "nothing was sent to it")
     is_one_line(phalanx(lab, "h1", *head.line[:2], "--virtual", "1"), 64, "--fingerprint is missing")
     is_one_line(phalanx(lab, "h1", *head.line[:2], *head.line[4:], "--virtual", "1"), 77, "--token is missing")
@@ -213,7 +213,7 @@ def test_a_line_that_was_shown_to_the_wrong_people_is_ended_and_another_printed(
     assert (code, said.split()[1:4], said.split()[-1]) == (0, head.line[:3], head.fingerprint), said
     code, said = head.call("join", "--new-token")
     assert (code, said.split()[:3]) == (0, ["phalanx", "join", "10.77.0.1:7600"]), said
-    is_one_line(head.join("h1"), 77, "ended by `phalanx join --new-token`")
+    is_one_line(head.join("h1"), 77, "revoked by `phalanx join --new-token`")
     nothing_on(lab, "h1")
     code, said = phalanx(lab, "h1", *said.split()[1:], "--virtual", "1")
     assert code == 0, said
@@ -242,9 +242,9 @@ def test_a_head_that_is_not_there_does_not_listen_or_is_cut_off(lab, head):
 @pytest.mark.root
 def test_a_server_joins_twice_under_a_name_that_is_taken_or_beside_a_head(lab, head):
     is_one_line(
-        head.join("h1", "--name", "n0"), 64, "node n0 is up already, at 10.77.0.1; two servers cannot have one name"
+        head.join("h1", "--name", "n0"), 64, "node n0 is already up, at 10.77.0.1; two servers cannot have the same name"
     )
-    is_one_line(head.join("h1", "--name", "a.b"), 64, "'a.b' is no name for a node")
+    is_one_line(head.join("h1", "--name", "a.b"), 64, "'a.b' is not a valid name for a node")
     nothing_on(lab, "h1")
     assert head.join("h1")[0] == 0
     code, said = head.join("h1")
@@ -271,11 +271,11 @@ def test_gpus_are_asked_of_a_fleet_that_has_none(lab, head):
 @pytest.mark.parametrize(
     ("listen", "line"),
     [
-        ("10.77.0.1", "--listen 10.77.0.1:7600: another program listens there already"),
-        ("10.77.0.9", "10.77.0.9 is no address of this machine"),
-        ("nohost", "no address is known for the name nohost"),
-        ("10.77.0.1:seven", "'seven' is no port"),
-        ("0.0.0.0", "that is no address that another server reaches"),
+        ("10.77.0.1", "--listen 10.77.0.1:7600: another program already listens there"),
+        ("10.77.0.9", "10.77.0.9 is not an address of this machine"),
+        ("nohost", "the name nohost has no address"),
+        ("10.77.0.1:seven", "'seven' is not a port"),
+        ("0.0.0.0", "other servers cannot reach this address"),
     ],
 )
 def test_where_a_head_cannot_listen(lab, listen, line):
@@ -336,7 +336,7 @@ def test_what_slurm_lacks_or_refuses_before_a_head_is_there(slurm):
     is_one_line(
         phalanx(lab, "h0", *up, *listen, "--partition", "nope"), 64, "--partition nope: Slurm has no such partition"
     )
-    is_one_line(phalanx(lab, "h0", *up), 64, "must reach this head, and it listens on loopback alone")
+    is_one_line(phalanx(lab, "h0", *up), 64, "must reach this head, but it listens only on loopback")
     lab.run("h0", ["sh", "-c", "kill $(cat /run/slurmctld.pid)"])
     try:
         is_one_line(phalanx(lab, "h0", *up, *listen), 69, "Unable to contact slurm controller (connect failure)")

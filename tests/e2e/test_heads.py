@@ -131,7 +131,7 @@ def test_stopped_leader_that_wakes_acknowledges_nothing_and_stands_by(tmp_path):
             until(lambda: first.role() == "standby", "it stands by, by itself")
             assert b" 201 " not in answer_of(asked)
             assert second.role() == "leader"
-            assert "this head leads no longer, and begins anew" in first.log()
+            assert "this head no longer leads, and restarts" in first.log()
             kept = client.job(job).job
             assert (kept.state, kept.attempts) == ("running", 1)
             assert [one.name for one in client.jobs().jobs] == ["sleep"]

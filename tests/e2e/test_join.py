@@ -125,7 +125,7 @@ def test_a_gang_runs_across_servers_and_its_lines_come_back(lab, head):
 @pytest.mark.parametrize(
     ("words", "line", "code"),
     [
-        (["--token", "phxj.99.beef"], "the join token is unknown here", 77),
+        (["--token", "phxj.99.beef"], "this head does not know the join token", 77),
         (["--fingerprint", "sha256:" + "a" * 64], "nothing was sent to it", 77),
         (["--fingerprint", "no"], "is not a fingerprint", 64),
     ],
@@ -162,7 +162,7 @@ def test_two_servers_cannot_have_one_name(lab, head):
     assert head.join("h1")[0] == 0
     code, said = head.join("h2", "--name", "h1")
     assert (code, said.count("\n")) == (64, 1), said
-    assert "two servers cannot have one name" in said
+    assert "two servers cannot have the same name" in said
     assert head.join("h2", "--name", "gpu2")[0] == 0
     assert head.state("gpu2") == "up"
 

@@ -147,7 +147,7 @@ def over(slurm, job):
 def test_an_account_that_slurm_does_not_know_is_refused_before_anything_starts(bob):
     said = bob(f"up --engine slurm --listen {bob.lab.host('h0').address} --port 7700 --account chemistry")
     assert said.count("\n") == 1, said
-    assert "Slurm takes no job of bob with --account=chemistry: Invalid account" in said
+    assert "Slurm accepts no jobs of bob with --account=chemistry: Invalid account" in said
     assert bob.sh("ls -A ~") == ""
 
 

@@ -148,7 +148,7 @@ def test_a_ray_cluster_that_is_there_is_used_beside_its_other_users(tmp_path, mo
         environment["RAY_AUTH_TOKEN_PATH"] = str(wrong)
         code, _, said = ours("up", "--engine", "ray", "--ray-address", address, "--port", str(free_port()))
         assert (code, said.count("\n")) == (69, 1), said
-        assert "does not let us in" in said
+        assert "did not accept a driver" in said
         code, _, said = ours("up", "--engine", "ray", "--ray-address", "127.0.0.2:9", "--port", str(free_port()))
         assert (code, said.count("\n")) == (69, 1), said
         assert "no Ray head listens at 127.0.0.2:9" in said

@@ -25,7 +25,7 @@ def test_a_gang_counts_with_each_of_its_nodes():
     supervisors = Supervisors(store)
     for number in range(200):
         assert supervisors.grant(NodeId("n999"), JobId(str(number)), Epoch(1)).node_id == "n999"
-    assert sum(map(len, supervisors._grants.values())) == supervisors._grants_kept == GRANTS_MAX
+    assert sum(map(len, supervisors._grants.values())) == supervisors._grant_count == GRANTS_MAX
     asked = store.asked
     supervisors.grant(NodeId("n0"), JobId("199"), Epoch(1))
     assert store.asked == asked  # the newest are at hand

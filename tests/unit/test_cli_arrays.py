@@ -43,7 +43,7 @@ def test_a_whole_array_on_one_screen():
     page = array_page(
         whole(
             {PENDING: 60, JobState.RUNNING: 8, JobState.FAILED: 2, JobState.SUCCEEDED: 30},
-            "60 pending; without success: 3,9",
+            "60 pending; unsuccessful: 3,9",
         ),
         WIDE,
     )
@@ -51,7 +51,7 @@ def test_a_whole_array_on_one_screen():
     assert [line.split()[:2] for line in page if line.startswith(("pending", "running", "failed", "succeeded"))] == [
         ["pending", "60"], ["running", "8"], ["succeeded", "30"], ["failed", "2"],
     ]  # fmt: skip
-    assert page[-1] == "without success: 3,9"
+    assert page[-1] == "unsuccessful: 3,9"
 
 
 def test_what_comes_next_depends_on_whether_any_is_left():
@@ -71,9 +71,9 @@ def test_verbs_tell_of_the_whole_array(verb, words):
 
 def test_the_end_of_an_array_counts_its_elements():
     over = whole(
-        {JobState.SUCCEEDED: 98, JobState.FAILED: 2}, "98 succeeded, 2 failed; without success: 3,9", JobState.FAILED
+        {JobState.SUCCEEDED: 98, JobState.FAILED: 2}, "98 succeeded, 2 failed; unsuccessful: 3,9", JobState.FAILED
     )
-    assert ended(over) == "array 17 failed: 98 succeeded, 2 failed; without success: 3,9"
+    assert ended(over) == "array 17 failed: 98 succeeded, 2 failed; unsuccessful: 3,9"
 
 
 def test_a_job_ended_for_its_parent_says_which():

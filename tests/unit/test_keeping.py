@@ -72,14 +72,14 @@ def test_a_job_that_never_settles_is_given_up_until_it_is_touched_again(monkeypa
     kept = Kept(a=10**6)
     over = threading.Event()
     found = settling(kept)
-    given_up = found._try_again
+    given_up = found._schedule_retry
 
     def trying(job_id):
         given_up(job_id)
         if not found._failed:
             over.set()
 
-    monkeypatch.setattr(found, "_try_again", trying)
+    monkeypatch.setattr(found, "_schedule_retry", trying)
     found.begin()
     assert over.wait(20)
     assert len(kept.tries) == 2  # the store refused one of three

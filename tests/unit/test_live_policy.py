@@ -52,7 +52,7 @@ def test_policies_that_need_exact_durations_are_refused_with_the_reason(name):
         (["--policy", "best"], "there is no policy 'best'"),
         (["--min-run", "30"], "--min-run: '30' has no unit"),
         (["--min-run-by-right", "0s"], "--min-run-by-right 0.0s: must lie between 1 s and"),
-        (["--policy", "las", "--no-preemption"], "are of the default policy, not of las"),
+        (["--policy", "las", "--no-preemption"], "work only with the default policy, not with las"),
     ],
 )
 def test_wrong_settings_are_refused(words, told):

@@ -25,7 +25,7 @@ def ray_is(monkeypatch, version):
 
 def test_an_option_of_ray_without_ray_is_refused():
     assert ray_options("local", given(), {}) is None
-    with pytest.raises(BadRequest, match="--ray-address is of Ray"):
+    with pytest.raises(BadRequest, match="--ray-address needs the engine Ray"):
         ray_options("local", given("10.0.0.1:6379"), {})
 
 
@@ -50,7 +50,7 @@ def test_a_ray_head_that_does_not_listen_is_told(monkeypatch):
 
 def test_the_address_of_before_is_kept_until_another_is_given(monkeypatch):
     ray_is(monkeypatch, "2.60.0")
-    monkeypatch.setattr(app_ray, "_check_let_in", lambda address: None)
+    monkeypatch.setattr(app_ray, "_check_driver_connects", lambda address: None)
     before = {"ray": {"address": "10.0.0.1:6379"}}
     assert ray_options("ray", given(), before) == RayOptions(address="10.0.0.1:6379")
     assert ray_options("ray", given("own"), before) == RayOptions(address="")
@@ -60,14 +60,14 @@ def test_the_address_of_before_is_kept_until_another_is_given(monkeypatch):
 def test_redis_is_remembered_until_it_is_off_and_is_of_our_own_ray_alone(monkeypatch):
     ray_is(monkeypatch, "2.60.0")
     monkeypatch.setattr(redis, "check", lambda address: None)
-    monkeypatch.setattr(app_ray, "_check_let_in", lambda address: None)
+    monkeypatch.setattr(app_ray, "_check_driver_connects", lambda address: None)
     before = {"ray": {"address": "", "redis": "10.0.0.2:6379"}}
     assert ray_options("ray", given(), before) == RayOptions(redis="10.0.0.2:6379")
     assert ray_options("ray", given(ray_redis="off"), before) == RayOptions()
     assert ray_options("ray", given("10.0.0.1:6379"), before) == RayOptions(address="10.0.0.1:6379")
     with pytest.raises(BadRequest, match="--ray-redis is for a Ray cluster of our own"):
         ray_options("ray", given("10.0.0.1:6379", "10.0.0.2:6379"), {})
-    with pytest.raises(BadRequest, match="--ray-redis is of Ray"):
+    with pytest.raises(BadRequest, match="--ray-redis needs the engine Ray"):
         ray_options("local", given(ray_redis="10.0.0.2:6379"), {})
 
 

@@ -1,1 +1,1 @@
-"""The HTTP face of the head: authorise, validate, hand to the controller, answer what was committed."""
+"""The HTTP API of the head: authorizes and validates each request, passes it to the controller, and returns what was committed."""

@@ -39,7 +39,7 @@ from phalanx.wire.api.people import (
 )
 
 TOKEN_BITS: Final = 256
-TOKEN_LIFE_S: Final = 90 * 86400.0  # where nothing is asked: a season, after which whoever forgot it is asked again
+TOKEN_LIFE_S: Final = 90 * 86400.0  # of a token made without an expiry
 NEVER: Final = "never"
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,62}")
 
@@ -48,15 +48,20 @@ routes = Routes()
 
 @routes.get("/v1/me", Action.SEE, reply=Me)
 async def whoami(request: Request) -> Response:
-    """Whose token this is and what it may do."""
+    """Show the caller's own user, role, projects and allowed actions."""
     caller = caller_of(request)
     actions = [action for action in Action if may(caller, action)]
     return reply(
         Me(
-            user=caller.user, role=caller.role, token_id=caller.token_id, projects=sorted(caller.projects),
-            admin_of=sorted(caller.admin_of), scope=sorted(caller.scope), actions=actions,
+            user=caller.user,
+            role=caller.role,
+            token_id=caller.token_id,
+            projects=sorted(caller.projects),
+            admin_of=sorted(caller.admin_of),
+            scope=sorted(caller.scope),
+            actions=actions,
         )
-    )  # fmt: skip
+    )
 
 
 # ---- users ------------------------------------------------------------------------------------------------------------
@@ -80,16 +85,18 @@ async def show_user(request: Request, user_id: UserId) -> Response:
 
 @routes.put("/v1/users/{user_id}", Action.ADMINISTER, body=UserBody, reply=UserReply)
 async def put_user(request: Request, user_id: UserId) -> Response:
-    """Add a user or change one; absent fields of an existing one stay, a new one is a plain user."""
+    """Add or change a user. Absent fields of an existing user stay unchanged; a new user gets the role user."""
     runtime = runtime_of(request)
     body = await read_record(request, UserBody, runtime.parts.limits.body_bytes)
     if body.role is UserRole.NODE:
-        raise BadRequest("role node is a supervisor's, not a user's", hint="viewer, user, operator or admin")
+        raise BadRequest("role node is for supervisors, not for users", hint="use viewer, user, operator or admin")
     caller = caller_of(request)
     if user_id == caller.user and (body.disabled or body.role not in (None, UserRole.ADMIN)):
-        raise BadRequest(f"{user_id} would lock themself out", hint="have another admin do it")
-    wish = ChangeUser(user_id=UserId(name_of(user_id, "user")), role=body.role, disabled=body.disabled, by=caller.user)
-    user = await runtime.ask(wish)
+        raise BadRequest(f"{user_id} cannot disable or demote their own account", hint="ask another admin")
+    command = ChangeUser(
+        user_id=UserId(name_of(user_id, "user")), role=body.role, disabled=body.disabled, by=caller.user
+    )
+    user = await runtime.ask(command)
     assert isinstance(user, User)
     return reply(UserReply(user=user_view(user)))
 
@@ -115,23 +122,24 @@ async def show_project(request: Request, project_id: ProjectId) -> Response:
 
 @routes.put("/v1/projects/{project_id}", Action.MANAGE_PROJECT, body=ProjectBody, reply=ProjectReply)
 async def put_project(request: Request, project_id: ProjectId) -> Response:
-    """Add a project or change one; absent fields of an existing one stay. A project without members is open to all.
+    """Add or change a project. Absent fields of an existing project stay unchanged. A project without members is open to all.
 
-    Its own admins may say who its members are; everything else is for admins.
+    The project's own admins may change its members; everything else needs an admin.
     """
     runtime = runtime_of(request)
     manage(caller_of(request), project_id)
     body = await read_record(request, ProjectBody, runtime.parts.limits.body_bytes)
     caller = caller_of(request)
-    manage(caller, project_id)  # again, as they may be less by now
+    manage(caller, project_id)  # again: the caller may have lost the right while the body arrived
     known = any(project.id == project_id for project in await off_loop(runtime.parts.store.projects))
-    wish = ChangeProject(
+    command = ChangeProject(
         project_id=project_id if known else ProjectId(name_of(project_id, "project")),
-        by=caller.user, as_admin=may(caller, Action.ADMINISTER),
+        by=caller.user,
+        as_admin=may(caller, Action.ADMINISTER),
         members=None if body.members is None else frozenset(body.members),
         admins=None if body.admins is None else frozenset(body.admins),
-    )  # fmt: skip
-    project = await runtime.ask(wish)
+    )
+    project = await runtime.ask(command)
     assert isinstance(project, Project)
     return reply(ProjectReply(project=project_view(project)))
 
@@ -141,7 +149,7 @@ async def put_project(request: Request, project_id: ProjectId) -> Response:
 
 @routes.get("/v1/tokens", Action.OWN_TOKENS, reply=TokenList, reach=Reach.NOBODY)
 async def list_tokens(request: Request) -> Response:
-    """List one's own tokens; an admin sees all. The secrets are kept nowhere."""
+    """List the caller's own tokens; an admin sees all tokens. Secrets are not stored."""
     caller = caller_of(request)
     tokens = await off_loop(runtime_of(request).parts.store.tokens)
     gate = runtime_of(request).gate
@@ -151,34 +159,39 @@ async def list_tokens(request: Request) -> Response:
 
 @routes.post("/v1/tokens", Action.OWN_TOKENS, body=TokenBody, reply=TokenMade, status=201, reach=Reach.NOBODY)
 async def make_token(request: Request) -> Response:
-    """Make a token. Its secret is in this reply and never shown again."""
+    """Make a token. Only this reply contains its secret."""
     runtime = runtime_of(request)
     parts = runtime.parts
     body = await read_record(request, TokenBody, parts.limits.body_bytes)
     caller = caller_of(request)
     user = body.user or caller.user
     if user != caller.user and not may(caller, Action.ADMINISTER):
-        raise NotPermitted(f"{caller.user} may not make tokens of {user}", hint="ask an admin")
+        raise NotPermitted(f"{caller.user} may not make tokens for {user}", hint="ask an admin")
     if parts.store.user(user) is None:
-        raise NotFound(f"no user {user!r}", hint="add them first: phalanx users")
+        raise NotFound(f"no user {user!r}", hint="add the user first: phalanx users")
     now_s = parts.clock.now_s()
     expires_s = _until(parts, body.expires, now_s)
     secret = secrets.token_urlsafe(TOKEN_BITS // 8)
     token = Token(
-        id=TokenId(secrets.token_hex(6)), user=user, sha256=hashlib.sha256(secret.encode()).hexdigest(), created_s=now_s,
-        expires_s=_no_longer(parts.store.tokens(), caller, expires_s), scope=_narrowed(caller, body.scope), note=body.note[:200],
+        id=TokenId(secrets.token_hex(6)),
+        user=user,
+        sha256=hashlib.sha256(secret.encode()).hexdigest(),
+        created_s=now_s,
+        expires_s=_no_longer(parts.store.tokens(), caller, expires_s),
+        scope=_narrowed(caller, body.scope),
+        note=body.note[:200],
         made_by=caller.token_id,
-    )  # fmt: skip
+    )
     await runtime.ask(PutToken(token=token))
     return reply(TokenMade(secret=secret, token=token_view(token)), 201)
 
 
 @routes.delete("/v1/tokens/{token_id}", Action.OWN_TOKENS)
 async def revoke_token(request: Request, token_id: TokenId, made_too: bool = False) -> Response:
-    """End a token at once, with `made_too` also all that were made with it: of a stolen one. Harmless twice."""
+    """Revoke a token at once; with `made_too` also all tokens made with it, as for a stolen token. Idempotent."""
     runtime, caller = runtime_of(request), caller_of(request)
     token = next((token for token in await off_loop(runtime.parts.store.tokens) if token.id == token_id), None)
-    # Another's token is as unknown as none: unlike jobs, tokens are nobody else's business.
+    # Another user's token is answered as if it did not exist: unlike jobs, tokens are private.
     if token is None or (token.user != caller.user and not may(caller, Action.ADMINISTER)):
         raise NotFound(f"no token {token_id}", hint="phalanx tokens lists yours")
     await runtime.ask(RevokeToken(token_id=token_id, made_too=made_too))
@@ -186,10 +199,10 @@ async def revoke_token(request: Request, token_id: TokenId, made_too: bool = Fal
 
 
 def _until(parts: HeadParts, asked: str | None, now_s: float) -> float | None:
-    """When a token ends: as asked, within what the operator allows; TOKEN_LIFE_S from now where nothing was asked.
+    """Return when a token expires: as asked, within the operator's maximum; TOKEN_LIFE_S from now by default.
 
     Raises:
-        BadRequest: it would live longer than any may here.
+        BadRequest: the lifetime exceeds the operator's maximum.
     """
     most_s = parts.token_life_max_s
     if asked == NEVER and most_s is None:
@@ -199,25 +212,26 @@ def _until(parts: HeadParts, asked: str | None, now_s: float) -> float | None:
     life_s = math.inf if asked == NEVER else parse_duration_s(asked, what="expires")
     if most_s is not None and life_s > most_s:
         raise BadRequest(
-            f"expires: {asked} is longer than a token may live here", hint=f"at most {format_duration(most_s)}"
+            f"expires: {asked} is longer than tokens may last on this head",
+            hint=f"at most {format_duration(most_s)}",
         )
     return now_s + life_s
 
 
 def _narrowed(caller: Caller, scope: list[Action]) -> frozenset[Action]:
-    """The scope asked for; a token made by a scoped one is at most as wide."""
+    """Return the scope asked for; a token made with a scoped token cannot have a wider scope."""
     if not caller.scope:
         return frozenset(scope)
     wider = set(scope) - caller.scope
     if wider:
         raise NotPermitted(
-            f"this token is for {', '.join(sorted(caller.scope))}; it cannot make one for {', '.join(sorted(wider))}"
+            f"this token is for {', '.join(sorted(caller.scope))}; it cannot make a token for {', '.join(sorted(wider))}"
         )
     return frozenset(scope) or caller.scope
 
 
 def _no_longer(tokens: list[Token], caller: Caller, expires_s: float | None) -> float | None:
-    """The end asked for; a token made by one that expires ends with it at the latest."""
+    """Return the expiry asked for, but not later than that of the caller's own token."""
     own = next((token.expires_s for token in tokens if token.id == caller.token_id), None)
     if own is None:
         return expires_s
@@ -225,14 +239,14 @@ def _no_longer(tokens: list[Token], caller: Caller, expires_s: float | None) -> 
 
 
 def name_of(name: str, what: str) -> str:
-    """The name, if it may be one of a user, project or queue.
+    """Return the name if it is valid for a user, project or queue.
 
     Raises:
-        BadRequest: it may not.
+        BadRequest: it is not.
     """
     if not NAME.fullmatch(name):
         raise BadRequest(
-            f"{name[:80]!r} is no name for a {what}",
-            hint="letters, digits and . _ - @ +, at most 63, a letter or digit first",
+            f"{name[:80]!r} is not a valid name for a {what}",
+            hint="use letters, digits and . _ - @ +, at most 63 characters, starting with a letter or digit",
         )
     return name

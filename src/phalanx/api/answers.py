@@ -1,6 +1,6 @@
-"""From the controller's thread to the event loop: many answers, one wake-up.
+"""Passes answers from the controller's thread to the event loop: many answers with one wake-up.
 
-`asyncio.wrap_future` wakes the loop once for each future (a system call each); a group commit ends hundreds at once.
+`asyncio.wrap_future` wakes the loop once per future (a system call each); a group commit completes hundreds at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Answers:
-    """Futures of other threads, awaited here. One for each event loop; made inside it."""
+    """Awaits futures that other threads complete. Make one per event loop, inside that loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -25,11 +25,11 @@ class Answers:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop that awaits."""
+        """The event loop that awaits."""
         return self._loop
 
     async def of(self, future: Future[T]) -> T:
-        """What the other thread answers, or its refusal raised."""
+        """Return the result of a future of another thread, or raise its exception."""
         if future.done():
             return future.result()
         waiter: asyncio.Future[T] = self._loop.create_future()
@@ -37,19 +37,19 @@ class Answers:
         return await waiter
 
     def soon(self, act: Callable[[], None]) -> Callable[[], None]:
-        """What another thread may call to have `act` done on the loop; nothing happens once the loop is closed."""
+        """Return a function that other threads may call to run `act` on the loop; once the loop is closed it does nothing."""
 
         def call() -> None:
             try:
                 self._loop.call_soon_threadsafe(act)
-            except RuntimeError:  # the loop is closed: nobody waits any more
+            except RuntimeError:  # the loop is closed
                 pass
 
         return call
 
     def _ended(self, waiter: asyncio.Future[Any], done: Future[Any]) -> None:
         self._done.append((waiter, done))
-        # The order is what makes a lost wake-up impossible: append before the test here, clear before the emptying in _deliver.
+        # This order rules out a lost wake-up: append before the test here, and in _deliver clear the flag before the loop.
         if not self._woken:
             self._woken = True
             self._wake()
@@ -58,7 +58,7 @@ class Answers:
         self._woken = False
         while self._done:
             waiter, done = self._done.popleft()
-            if waiter.done():  # its request was given up
+            if waiter.done():  # its request was cancelled
                 continue
             error = done.exception()
             if error is not None:

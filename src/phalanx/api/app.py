@@ -1,4 +1,4 @@
-"""Puts the API together. The composition root calls `build_app` with its parts and serves what comes back."""
+"""Builds the API application. The composition root calls `build_app` with the head's services and serves the result."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ from phalanx.api.standing import LeadersWord
 
 __all__ = ["build_app", "runtime_in"]
 
-# The hot ones first: routes are tried in this order.
-_NOUNS = (
+# In the order in which routes are matched; the most used come first.
+_RESOURCES = (
     submit,
     node_routes,
     kept,
@@ -70,9 +70,9 @@ _NOUNS = (
 
 
 def build_app(head: HeadParts) -> FastAPI:
-    """The API over a head's parts.
+    """Build the API over a head's services.
 
-    Its `state.runtime` is the running API's own; `runtime.close()` ends streams and polls, so that the server can stop at once.
+    The app's `state.runtime` holds its runtime state; `runtime.close()` ends streams and polls, so that the server can stop at once.
 
     Raises:
         TypeError: a route declares no action.
@@ -81,13 +81,13 @@ def build_app(head: HeadParts) -> FastAPI:
         title="Phalanx", version=head.version, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False
     )
     app.state.runtime = Runtime(head)
-    for noun in _NOUNS:
-        app.router.routes.extend(noun.routes.declared)
+    for resource in _RESOURCES:
+        app.router.routes.extend(resource.routes.declared)
     app.router.on_startup.append(app.state.runtime.begin)
     add_error_handlers(app)
     app.add_middleware(Rim, hosts_allowed=head.hosts_allowed)
     if head.among is not None:
-        app.add_middleware(LeadersWord, among=head.among)  # outermost: what it lets out is an answer of who leads
-    app.openapi = partial(describe, app, head.version)  # type: ignore[method-assign]  # FastAPI's own way to describe otherwise
+        app.add_middleware(LeadersWord, among=head.among)  # outermost, so that it guards every response
+    app.openapi = partial(describe, app, head.version)  # type: ignore[method-assign]  # replaces FastAPI's own method
     check_every_route_is_gated(app)
     return app

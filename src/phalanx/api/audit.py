@@ -1,4 +1,4 @@
-"""The audit trail: reading it, and whether it still is what was written."""
+"""The audit trail: lists its lines, and verifies that it was not altered."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from phalanx.core.work.people import Action
 from phalanx.wire.api.audit import AuditFlaw, AuditLineView, AuditList, AuditReport
 
 PAGE_MAX: Final = 1000
-FLAWS_MAX: Final = 100  # told at once
-ANCHORS_MAX: Final = 100  # given with one call
-_examining: Final = threading.Lock()
+FLAWS_MAX: Final = 100  # in one reply
+ANCHORS_MAX: Final = 100  # in one request
+_verifying: Final = threading.Lock()
 
 routes = Routes()
 
@@ -35,7 +35,7 @@ async def list_audit(
     after: WholeOrNone = None,
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
 ) -> Response:
-    """Who changed what: the newest lines, oldest first; with `after` those that follow a seq."""
+    """List who changed what: the newest lines, oldest first; with `after` the lines that follow that seq."""
     parts = runtime_of(request).parts
     tip = parts.driver.audit_tip
     lines = await off_loop(parts.store.audit, after=after, user=user, since_s=since_s, limit=limit)
@@ -44,46 +44,55 @@ async def list_audit(
 
 @routes.get("/v1/audit/verify", Action.ADMINISTER, reply=AuditReport)
 async def verify_audit(request: Request, anchor: Annotated[list[str] | None, Query()] = None) -> Response:
-    """Read the whole trail and compare it with itself, with the head's own anchors, and with those that are given."""
+    """Read the whole trail and check its hash chain against the head's own anchors and the given anchors."""
     given = anchor or []
     if len(given) > ANCHORS_MAX:
-        raise BadRequest(f"{len(given)} anchors; at most {ANCHORS_MAX}", hint="the newest alone says as much")
+        raise BadRequest(
+            f"{len(given)} anchors; at most {ANCHORS_MAX}", hint="send only the newest anchor; it covers the older ones"
+        )
     anchors = [anchor_of(text) for text in given]
-    return reply(await off_loop(_examine, runtime_of(request).parts, anchors))
+    return reply(await off_loop(_verify, runtime_of(request).parts, anchors))
 
 
 def _view(line: AuditLine) -> AuditLineView:
     return AuditLineView(
-        seq=line.seq, at_s=line.at_s, user=line.user, token_id=line.token_id, origin=line.origin, action=line.action,
-        target=line.target, detail=line.detail, result=line.result,
-    )  # fmt: skip
+        seq=line.seq,
+        at_s=line.at_s,
+        user=line.user,
+        token_id=line.token_id,
+        origin=line.origin,
+        action=line.action,
+        target=line.target,
+        detail=line.detail,
+        result=line.result,
+    )
 
 
-def _examine(parts: HeadParts, given: list[Tip]) -> AuditReport:
-    """Cost: every line of the trail, some 10 us each; one examination at a time.
+def _verify(parts: HeadParts, given: list[Tip]) -> AuditReport:
+    """Verify the whole trail: about 10 us per line, one verification at a time.
 
     Raises:
-        TryLater: another is under way.
+        TryLater: another verification is running.
     """
-    if not _examining.acquire(blocking=False):
-        raise TryLater("the audit trail is being read through already", hint="try again in a moment")
+    if not _verifying.acquire(blocking=False):
+        raise TryLater("another verification of the audit trail is running", hint="try again in a moment")
     try:
-        kept = parts.anchors.all() if parts.anchors is not None else []
-        anchors = [*given, *kept, parts.driver.audit_tip]
+        stored = parts.anchors.all() if parts.anchors is not None else []
+        anchors = [*given, *stored, parts.driver.audit_tip]
         examined = Examined.against(parts.audit_key, anchors)
         while lines := _page(parts, examined):
             for line in lines:
                 examined.read(line)
         examined.end()
     finally:
-        _examining.release()
+        _verifying.release()
     flaws = [AuditFlaw(seq=flaw.seq, text=flaw.text) for flaw in examined.flaws[:FLAWS_MAX]]
     wanted = len({str(tip) for tip in anchors if tip.seq})
     return AuditReport(lines=examined.lines, anchors=wanted, anchor=str(examined.tip), flaws=flaws)
 
 
 def _page(parts: HeadParts, examined: Examined) -> list[AuditLine]:
-    """The next lines. Ones that the database cannot read any more are flaws, and passed over."""
+    """Return the next lines. Lines that the database cannot read are recorded as flaws and skipped."""
     after = examined.tip.seq
     try:
         return parts.store.audit(after=after, limit=PAGE_MAX)
@@ -97,7 +106,7 @@ def _page(parts: HeadParts, examined: Examined) -> list[AuditLine]:
             examined.fault(seq, "cannot be read: its checksum or form is wrong")
             if readable:
                 break
-            examined.tip = Tip(seq=seq)  # taken up behind it; the line that follows cannot be proven, and says so
+            examined.tip = Tip(seq=seq)  # continue after it; the next line is then reported as unproven
             continue
         if not found or found[0].seq != seq:
             break

@@ -1,4 +1,4 @@
-"""Uploaded working directories, by the SHA-256 of their bytes. A body is never held whole: it goes to disk as it comes."""
+"""Uploaded working directories, named by the SHA-256 of their bytes. Bodies are streamed to disk, never held in memory whole."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from phalanx.wire.api.output import BlobReply
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _AHEAD: Final = 16  # pieces of at most 64 KiB between the socket and the disk
-_CATCH_UP_S: Final = 0.005  # how often a full queue is tried again: some pieces' worth of a slow disk
-_STALL_S: Final = 60.0  # an upload that sends nothing for so long has been given up
-_GRACE_S: Final = 60.0  # an upload may take so long whatever its size; after that it must have sent LEAST_BYTES_PER_S
-LEAST_BYTES_PER_S: Final = 64 << 10  # half a megabit: below that the largest upload would hold its place for hours
-_JUDGE_S: Final = 5.0  # how long an upload goes on whose sender lost the right
+_CATCH_UP_S: Final = 0.005  # retry interval while the queue is full: the time in which a slow disk takes some pieces
+_STALL_S: Final = 60.0  # an upload that sends nothing for this long is aborted
+_GRACE_S: Final = 60.0  # after this time the average rate must be at least LEAST_BYTES_PER_S
+LEAST_BYTES_PER_S: Final = 64 << 10  # half a megabit; at a lower rate the largest upload would hold its slot for hours
+_REAUTHORIZE_S: Final = 5.0  # an upload continues at most this long after its sender lost the permission
 UPLOADS_MAX: Final = 8  # at once; each holds a thread of its own for as long as it sends
-USERS_UPLOADS_MAX: Final = UPLOADS_MAX // 2  # of one user: nobody alone shuts all others out
+USERS_UPLOADS_MAX: Final = UPLOADS_MAX // 2  # of one user, so that one user cannot take all slots
 _THREADS: Final = ThreadPoolExecutor(max_workers=UPLOADS_MAX, thread_name_prefix="upload")
 _uploads: Final = asyncio.Semaphore(UPLOADS_MAX)
-_of_user: Final[Counter[UserId]] = Counter()  # uploads under way
+_uploads_by_user: Final[Counter[UserId]] = Counter()  # uploads under way
 
 routes = Routes()
 
 
 @routes.add("HEAD", "/v1/blobs/{sha256}", Declared(action=Action.SUBMIT))
 async def has_blob(request: Request, sha256: str) -> Response:
-    """Whether the bytes are here: 200, or 404."""
+    """Answer 200 if the blob is stored, else 404."""
     parts = runtime_of(request).parts
     if not await off_loop(parts.blobs.has, checked(sha256)):
         return Response(status_code=404)
@@ -53,22 +53,22 @@ async def has_blob(request: Request, sha256: str) -> Response:
 
 @routes.put("/v1/blobs/{sha256}", Action.SUBMIT, body=Shown.BYTES, reply=BlobReply, body_limit="blob_bytes")
 async def put_blob(request: Request, sha256: str) -> Response:
-    """Keep bytes under their SHA-256. Refused if they have another."""
+    """Store a blob under its SHA-256. Refused if the bytes have another SHA-256."""
     parts = runtime_of(request).parts
-    with _one_of_users(caller_of(request).user):
+    with _upload_slot(caller_of(request).user):
         size = await _stream_in(request, parts, checked(sha256))
     await runtime_of(request).note(f"{size} bytes")
     return reply(BlobReply(sha256=sha256, bytes=size))
 
 
 async def send_blob(parts: HeadParts, sha256: str) -> Response:
-    """The bytes."""
+    """Return a response with the blob's bytes."""
     path = await off_loop(parts.blobs.path, checked(sha256))
-    return _WholeFile(path, media_type=Shown.BYTES.value)
+    return _UnrangedFileResponse(path, media_type=Shown.BYTES.value)
 
 
-class _WholeFile(FileResponse):
-    """A file without ranges, which nobody of ours asks for and a server may ignore (RFC 9110, 14.2): odd ones were refused in plain text."""
+class _UnrangedFileResponse(FileResponse):
+    """A file response that ignores Range headers, as RFC 9110 (14.2) allows: Starlette refuses invalid ranges in plain text."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(name, value) for name, value in scope["headers"] if name != b"range"]
@@ -76,28 +76,30 @@ class _WholeFile(FileResponse):
 
 
 def checked(sha256: str) -> str:
-    """The name, if it is one.
+    """Return the name if it is a SHA-256.
 
     Raises:
-        NotFound: nothing is kept under such a name.
+        NotFound: it is not, so no such blob can exist.
     """
     if not _SHA256.fullmatch(sha256):
-        raise NotFound(f"{sha256[:80]!r} is no SHA-256 in hex")
+        raise NotFound(f"{sha256[:80]!r} is not a SHA-256 in hex")
     return sha256
 
 
 async def _stream_in(request: Request, parts: HeadParts, sha256: str) -> int:
-    """Hand the body to the blob store's thread piece by piece, no more than a few ahead of the disk."""
+    """Pass the body to the blob store's thread in pieces, at most _AHEAD ahead of the disk."""
     pieces: queue.Queue[bytes | Exception | None] = queue.Queue(maxsize=_AHEAD)
     if _uploads.locked():
-        raise TryLater(f"{UPLOADS_MAX} uploads are under way", hint="try again in a moment")
+        raise TryLater(f"{UPLOADS_MAX} uploads are already running", hint="try again in a moment")
     async with _uploads:
-        writing = asyncio.get_running_loop().run_in_executor(_THREADS, lambda: parts.blobs.put(sha256, _drain(pieces)))
-        ending: Exception | None = BadRequest(f"blob {sha256[:12]}: the upload broke off", hint="send it again")
+        writing = asyncio.get_running_loop().run_in_executor(
+            _THREADS, lambda: parts.blobs.put(sha256, _pieces_of(pieces))
+        )
+        ending: Exception | None = BadRequest(f"blob {sha256[:12]}: the upload was interrupted", hint="send it again")
         try:
-            ending = await _judged(request, _pass_on(request, parts, pieces, writing))
+            ending = await _reauthorized(request, _pass_on(request, parts, pieces, writing))
         finally:
-            # Whatever happened here, the writer must not wait for ever.
+            # In every case the writer must receive an end, or it would wait forever.
             while not writing.done():
                 try:
                     pieces.put_nowait(ending)
@@ -108,29 +110,31 @@ async def _stream_in(request: Request, parts: HeadParts, sha256: str) -> int:
 
 
 @contextlib.contextmanager
-def _one_of_users(user: UserId) -> Iterator[None]:
-    """One upload of a user.
+def _upload_slot(user: UserId) -> Iterator[None]:
+    """Hold one of a user's upload slots.
 
     Raises:
-        TryLater: they have too many under way.
+        TryLater: the user has too many uploads running.
     """
-    if _of_user[user] >= USERS_UPLOADS_MAX:
-        raise TryLater(f"{USERS_UPLOADS_MAX} uploads of {user} are under way", hint="try again when one has ended")
-    _of_user[user] += 1
+    if _uploads_by_user[user] >= USERS_UPLOADS_MAX:
+        raise TryLater(
+            f"{USERS_UPLOADS_MAX} uploads of {user} are already running", hint="try again when one has finished"
+        )
+    _uploads_by_user[user] += 1
     try:
         yield
     finally:
-        _of_user[user] -= 1
-        if not _of_user[user]:
-            del _of_user[user]
+        _uploads_by_user[user] -= 1
+        if not _uploads_by_user[user]:
+            del _uploads_by_user[user]
 
 
-async def _judged(request: Request, passing: Coroutine[Any, Any, Exception | None]) -> Exception | None:
-    """What `passing` answers, or that the sender may not send any more: asked while the body comes, and once it is whole."""
+async def _reauthorized(request: Request, passing: Coroutine[Any, Any, Exception | None]) -> Exception | None:
+    """Return the result of `passing`, or the refusal if the sender loses the permission while the body arrives."""
     task = asyncio.ensure_future(passing)
     try:
         while True:
-            await asyncio.wait((task,), timeout=_JUDGE_S)
+            await asyncio.wait((task,), timeout=_REAUTHORIZE_S)
             judge_again(request)
             if task.done():
                 return task.result()
@@ -146,9 +150,9 @@ async def _pass_on(
     pieces: queue.Queue[bytes | Exception | None],
     writing: asyncio.Future[int],
 ) -> Exception | None:
-    """Pass the body on until it ends; answers what is wrong with it, or None."""
+    """Pass the body to the writer until it ends. Returns the error to answer with, or None."""
     clock, limit = parts.clock, parts.limits.blob_bytes
-    size, waited_s = 0, 0.0  # waited for the sender: a slow disk of ours is not theirs to answer for
+    size, waited_s = 0, 0.0  # only the time spent waiting for the sender: a slow disk does not count against the sender
     stream = request.stream()
     while True:
         asked_s = clock.boottime_s()
@@ -158,12 +162,16 @@ async def _pass_on(
         except StopAsyncIteration:
             return None
         except (ClientDisconnect, TimeoutError):
-            return BadRequest(f"{request.url.path}: the caller left before its body was here", hint="send it again")
+            return BadRequest(
+                f"{request.url.path}: the connection closed before the whole body arrived", hint="send it again"
+            )
         size += len(piece)
         waited_s += clock.boottime_s() - asked_s
         if size < (waited_s - _GRACE_S) * LEAST_BYTES_PER_S:
-            return SlowBody(f"{request.url.path}: {format_bytes(size)} came in {format_duration(waited_s)}; an upload must send {format_bytes(LEAST_BYTES_PER_S)} in a second",
-                            hint="send it from nearer, or less of it")  # fmt: skip
+            return SlowBody(
+                f"{request.url.path}: {format_bytes(size)} came in {format_duration(waited_s)}; an upload must send {format_bytes(LEAST_BYTES_PER_S)} in a second",
+                hint="use a faster connection, or upload fewer bytes",
+            )
         if size > limit:
             return too_large(request, limit)
         while piece and not writing.done():
@@ -176,7 +184,7 @@ async def _pass_on(
             return None
 
 
-def _drain(pieces: queue.Queue[bytes | Exception | None]) -> Iterator[bytes]:
+def _pieces_of(pieces: queue.Queue[bytes | Exception | None]) -> Iterator[bytes]:
     while (piece := pieces.get()) is not None:
         if isinstance(piece, Exception):
             raise piece

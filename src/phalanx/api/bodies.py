@@ -1,4 +1,4 @@
-"""Reading bodies within their limits, and writing replies."""
+"""Reads request bodies within their limits, and encodes replies."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from phalanx.core.jsonline import int64
 from phalanx.core.units import format_duration
 
 T = TypeVar("T")
-_LONG_INT: Final = re.compile(rb"\d{19}")  # 2**63 has so many digits
+_LONG_INT: Final = re.compile(rb"\d{19}")  # 2**63 has 19 digits
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body. Its caller is judged again once it is here: ask `caller_of` behind it, not before.
+    """Read the whole body, then authorize the caller again: call `caller_of` after it, not before.
 
     Raises:
-        TooLarge: over `limit`, as soon as that is seen.
-        SlowBody: not whole within `Limits.body_s`.
-        NotSignedIn, NotPermitted: the caller lost the right while it came.
+        TooLarge: the body is over `limit`; raised as soon as that is known.
+        SlowBody: the body was not complete within `Limits.body_s`.
+        NotSignedIn, NotPermitted: the caller lost the permission while the body arrived.
     """
     parts: list[bytes] = []
     size = 0
@@ -42,19 +42,23 @@ async def read_body(request: Request, limit: int) -> bytes:
                     raise too_large(request, limit)
                 parts.append(part)
     except TimeoutError as error:
-        raise SlowBody(f"{request.method} {request.url.path}: {size} bytes of its body came in {format_duration(body_s)}, and not all",
-                       hint="send it faster, or less at once") from error  # fmt: skip
+        raise SlowBody(
+            f"{request.method} {request.url.path}: the body was not complete after {format_duration(body_s)} ({size} bytes received)",
+            hint="send it faster, or send less at once",
+        ) from error
     except ClientDisconnect as error:
-        raise BadRequest(f"{request.method} {request.url.path}: the caller left before its body was here") from error
+        raise BadRequest(
+            f"{request.method} {request.url.path}: the connection closed before the whole body arrived"
+        ) from error
     judge_again(request)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def decoded(body: bytes, kind: type[T]) -> T:
-    """The record in a body.
+    """Decode the record in a body.
 
     Raises:
-        BadRequest: it is no JSON, or not that record, or it has an integer of more than 64 bits, which nothing here counts.
+        BadRequest: it is not JSON, not a record of that kind, or has an integer of more than 64 bits.
     """
     try:
         record = msgspec.json.decode(body, type=kind)
@@ -62,7 +66,7 @@ def decoded(body: bytes, kind: type[T]) -> T:
         raise BadRequest(f"body: {error}", hint="GET /v1/openapi.json describes it") from error
     except (msgspec.DecodeError, UnicodeDecodeError, binascii.Error, RecursionError) as error:
         raise BadRequest(f"body: not JSON in UTF-8: {error}", hint="send a JSON object") from error
-    if _LONG_INT.search(body):  # which may stand in a text
+    if _LONG_INT.search(body):  # possibly inside a string, so parse it
         try:
             json.loads(body, parse_int=int64)
         except (ValueError, RecursionError) as error:
@@ -71,19 +75,19 @@ def decoded(body: bytes, kind: type[T]) -> T:
 
 
 async def read_record(request: Request, kind: type[T], limit: int) -> T:
-    """The record that a request carries; an empty body stands for one without fields.
+    """Read and decode the record that a request carries; an empty body means a record without fields.
 
     Raises:
-        BadRequest, TooLarge: as above.
+        BadRequest, TooLarge: as in `read_body` and `decoded`.
     """
     return decoded(await read_body(request, limit) or b"{}", kind)
 
 
 def reply(record: Any, status: int = 200) -> Response:
-    """A record as JSON."""
+    """Return a record as a JSON response."""
     return Response(msgspec.json.encode(record), status, media_type=JSON)
 
 
 def nothing() -> Response:
-    """Done, and nothing to say."""
+    """Return an empty response with status 204."""
     return Response(status_code=204)

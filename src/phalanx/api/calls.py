@@ -1,7 +1,7 @@
-"""The call being served, for the audit trail. Set by the gate of each changing route, so that no handler can forget it.
+"""The call being served, for the audit trail. Each changing route sets it before its handler runs, so no handler can omit it.
 
-A context variable because a call passes through functions that know nothing of it: each request is served by a task of its own, and a
-task has a context of its own.
+It is a context variable because the functions in between need not pass it on: each request has its own task, and each task its own
+context.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from phalanx.core.access.roles import Caller
 
 @dataclass(slots=True)
 class Serving:
-    """A changing call under way. `told`: its line has been handed over with the change itself."""
+    """A changing call in progress. `told`: its audit line was passed to the controller together with the change."""
 
     call: Call
     told: bool = False
 
     def take(self, detail: str = "") -> Call:
-        """The call, to be written with its effect."""
+        """Return the call, to be recorded together with its effect."""
         self.told = True
         return replace(self.call, detail=detail) if detail else self.call
 
@@ -33,9 +33,12 @@ SERVING: Final[ContextVar[Serving | None]] = ContextVar("serving", default=None)
 
 
 def call_of(request: Request, caller: Caller, path: str) -> Call:
-    """Who calls what, from where."""
+    """Return who calls what from where, for the audit trail."""
     client = request.client
     return Call(
-        user=caller.user, token_id=caller.token_id, origin="" if client is None else client.host,
-        action=f"{request.method} {path}", target=target_of(request.path_params),
-    )  # fmt: skip
+        user=caller.user,
+        token_id=caller.token_id,
+        origin="" if client is None else client.host,
+        action=f"{request.method} {path}",
+        target=target_of(request.path_params),
+    )

@@ -1,4 +1,4 @@
-"""How far a follower has read each stream of a job, as text that goes into an event's id and comes back from it.
+"""The cursor of a follower: how far it has read each stream of a job, as the text of an event's id.
 
 1:rank-0=120,rank-1=88;2:rank-0=17
 """
@@ -13,11 +13,11 @@ from phalanx.core.errors import BadRequest
 Cursor = dict[tuple[int, str], int]  # (epoch, stream) -> offset after the last byte read
 
 _PART: Final = re.compile(r"([a-z]+(?:-\d{1,9})?)=(\d{1,18})")
-CURSOR_CHARACTERS_MAX: Final = 60_000  # some 4,000 streams; a request line may not be longer anyway
+CURSOR_CHARACTERS_MAX: Final = 60_000  # about 4,000 streams; longer request lines are refused anyway
 
 
 def write_cursor(cursor: Cursor) -> str:
-    """The cursor as text, ordered by epoch and stream; "0" for one that has read nothing, as an event's id may not be empty."""
+    """Return the cursor as text, ordered by epoch and stream; "0" if nothing was read, as an event's id may not be empty."""
     epochs: dict[int, list[str]] = {}
     for (epoch, stream), offset in sorted(cursor.items()):
         if offset:
@@ -26,10 +26,10 @@ def write_cursor(cursor: Cursor) -> str:
 
 
 def read_cursor(text: str) -> Cursor:
-    """The cursor that a text states.
+    """Parse a cursor.
 
     Raises:
-        BadRequest: it is none.
+        BadRequest: the text is not a cursor.
     """
     cursor: Cursor = {}
     if text in ("", "0"):
@@ -39,16 +39,16 @@ def read_cursor(text: str) -> Cursor:
     for word in text.split(";"):
         epoch, colon, parts = word.partition(":")
         if not colon or not epoch.isdecimal() or len(epoch) > 9:
-            raise _no_cursor(text)
+            raise _invalid_cursor(text)
         for part in parts.split(","):
             match = _PART.fullmatch(part)
             if match is None:
-                raise _no_cursor(text)
+                raise _invalid_cursor(text)
             cursor[int(epoch), match[1]] = int(match[2])
     return cursor
 
 
-def _no_cursor(text: str) -> BadRequest:
+def _invalid_cursor(text: str) -> BadRequest:
     return BadRequest(
-        f"{text[:60]!r} is no cursor", hint="send one that the head gave, or leave it out to read from the start"
+        f"{text[:60]!r} is not a cursor", hint="send a cursor from an earlier reply, or none to read from the start"
     )

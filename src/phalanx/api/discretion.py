@@ -1,8 +1,8 @@
-"""What others see of a job: that it is there, whose it is, how it stands and what became of it in our words; never what its owner's
-words, paths or programs say.
+"""Hides what other users may not see of a job.
 
-Whoever may see jobs sees all of them, since everybody waits in the same queues. Command, folders, labels and environment are for those
-who `sees_all_of` names; so is every sentence into which a path, a command, or a program's own words may have come.
+A caller who may see jobs sees that every job exists, its owner, its state and its outcome, since all users wait in the same queues.
+Command, folders, labels and environment are only for the callers that `sees_all_of` accepts. So is every sentence that may quote a
+path, a command or the output of a program.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from phalanx.core.ids import JobId
 from phalanx.core.state.story import StoryLine
 from phalanx.ports.store import Store
 
-# Lines whose sentence is made of numbers, names of nodes and users, and our own words. Any other kind is told without its sentence.
+# Kinds of lines whose text the head alone writes, from numbers and the names of nodes and users. Other kinds are shown without text.
 PLAIN_KINDS: Final = frozenset(
     {"submitted", "placed", "running", "held", "released", "dependencies_met", "port_in_use"}
 )
@@ -25,27 +25,27 @@ HIDDEN: Final = "(for its owner and project)"
 
 
 class Discretion:
-    """One caller's view of many lines. What was looked up of a job is kept: ask for one request, not for longer."""
+    """Redacts lines for one caller. Caches what it looked up per job, so use one instance per request only."""
 
     def __init__(self, store: Store, caller: Caller) -> None:
         self._store = store
         self._caller = caller
-        self._whole: dict[JobId, bool] = {}
+        self._visible: dict[JobId, bool] = {}
 
     def sees(self, job_id: JobId) -> bool:
-        """Whether the caller sees all of a job."""
-        known = self._whole.get(job_id)
+        """Whether the caller may see all of a job."""
+        known = self._visible.get(job_id)
         if known is None:
             job = self._store.job(job_id)
-            known = self._whole[job_id] = job is None or sees_all_of(self._caller, job)
+            known = self._visible[job_id] = job is None or sees_all_of(self._caller, job)
         return known
 
     def lines(self, lines: Iterable[StoryLine]) -> list[StoryLine]:
-        """The lines as the caller may read them."""
+        """Return the lines as the caller may read them."""
         return [self.line(line) for line in lines]
 
     def line(self, line: StoryLine) -> StoryLine:
-        """One of them."""
+        """Return one line as the caller may read it."""
         if line.job_id is None or line.kind in PLAIN_KINDS or self.sees(line.job_id):
             return line
         return replace(line, text=f"{line.kind.replace('_', ' ')} {HIDDEN}", facts={})

@@ -1,7 +1,7 @@
-"""The door off loopback: TLS for who speaks it, one clear line for who does not.
+"""The listener off loopback: serves TLS connections and answers plain HTTP connections with one clear error.
 
-asyncio's own TLS server closes a plain connection without a word. So this accepts by itself, looks at the first byte without taking
-it, and hands the connection on with or without the line.
+asyncio's own TLS server closes a plain connection without an answer. So this listener accepts connections itself and peeks at the
+first byte. It passes TLS connections on and answers the others.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ import ssl
 from collections.abc import Callable
 from typing import Final
 
-HANDSHAKE_S: Final = 10.0  # from being accepted to the end of the handshake
-OPENING_MAX: Final = 2000  # connections between being accepted and having shaken hands
-_TLS_HANDSHAKE: Final = b"\x16"  # first byte of every TLS record that opens a connection (RFC 8446, 5.1)
-# asyncio keeps a buffer of 256 KiB for each TLS connection it reads, and a supervisor has five; a TLS record holds 16 KiB (RFC 8446, 5.1).
+HANDSHAKE_S: Final = 10.0  # from accept to the end of the handshake
+OPENING_MAX: Final = 2000  # connections between accept and the end of the handshake
+_TLS_HANDSHAKE: Final = b"\x16"  # the first byte of a TLS connection (RFC 8446, 5.1)
+# By default asyncio buffers 256 KiB per TLS connection, and a supervisor has five; a TLS record holds 16 KiB (RFC 8446, 5.1).
 asyncio.sslproto.SSLProtocol.max_size = 32 * 1024
-_PAUSE_S: Final = 0.1  # when no descriptor is left
+_PAUSE_S: Final = 0.1  # after a failed accept, as when no descriptor is left
 _PLAIN: Final = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b"
 )
 _BODY: Final = (
-    b'{"error":{"code":"bad_request","message":"this address speaks TLS, and this request came without",'
+    b'{"error":{"code":"bad_request","message":"this address serves HTTPS, and the request is plain HTTP",'
     b'"hint":"write https:// instead of http://"}}'
 )
 _log: Final = logging.getLogger("phalanx.api")
 
 
 class TlsDoor:
-    """Accepts on one listening socket until it is closed. Used on the event loop alone."""
+    """Accepts connections on one listening socket until it is closed. Use it on the event loop only."""
 
     def __init__(self, listener: socket.socket, context: ssl.SSLContext, make: Callable[[], asyncio.Protocol]) -> None:
         listener.setblocking(False)
@@ -41,7 +41,7 @@ class TlsDoor:
         self._task = asyncio.get_running_loop().create_task(self._accept())
 
     def close(self) -> None:
-        """Take no more."""
+        """Stop accepting connections and close the socket."""
         self._task.cancel()
         for task in self._opening:
             task.cancel()
@@ -64,38 +64,41 @@ class TlsDoor:
             task.add_done_callback(self._opening.discard)
 
     async def _open(self, connection: socket.socket) -> None:
-        handed_on = False
+        passed_on = False
         try:
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             async with asyncio.timeout(HANDSHAKE_S):
                 if await _first_byte(connection) != _TLS_HANDSHAKE:
-                    connection.recv(1 << 16)  # what is left unread at the close would cut the answer off
+                    connection.recv(1 << 16)  # unread bytes at the close would cut the answer off
                     await asyncio.get_running_loop().sock_sendall(connection, _PLAIN % (len(_BODY), _BODY))
                     connection.shutdown(socket.SHUT_WR)
                     return
-                handed_on = True
+                passed_on = True
                 await asyncio.get_running_loop().connect_accepted_socket(
                     self._make, connection, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_S
                 )
-        except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError: who does not trust our CA hangs up here
+        except (
+            OSError,
+            TimeoutError,
+        ) as error:  # includes ssl.SSLError: clients that do not trust the CA disconnect here
             _log.debug("a connection was not opened: %s", error)
         finally:
-            if not handed_on:
+            if not passed_on:
                 with contextlib.suppress(OSError):
                     connection.close()
 
 
 async def _first_byte(connection: socket.socket) -> bytes:
-    """The first byte that comes, left where it is; empty if the other end went away."""
+    """Peek at the first byte; empty if the other end closed the connection."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
 
-    def look() -> None:
+    def on_readable() -> None:
         if not ready.done():
             ready.set_result(None)
 
-    loop.add_reader(connection.fileno(), look)
+    loop.add_reader(connection.fileno(), on_readable)
     try:
         await ready
     finally:

@@ -1,4 +1,4 @@
-"""Every refusal in the one typed shape of `wire.api.head.ErrorReply`."""
+"""Error responses, all in the shape of `wire.api.head.ErrorReply`."""
 
 from __future__ import annotations
 
@@ -28,20 +28,31 @@ from phalanx.wire.api.head import ErrorBody, ErrorReply
 
 JSON: Final = "application/json"
 _OF_STATUS: Final[dict[int, type[PhalanxError]]] = {
-    401: NotSignedIn, 403: NotPermitted, 404: NotFound, 409: Conflict, 413: TooLarge, 503: TryLater,
-}  # fmt: skip
+    401: NotSignedIn,
+    403: NotPermitted,
+    404: NotFound,
+    409: Conflict,
+    413: TooLarge,
+    503: TryLater,
+}
 
 
 class SlowBody(TryLater):
-    """The body took too long to arrive: nothing was done. On the wire it is a `try_later` with a status of its own."""
+    """The body took too long to arrive; nothing was done. Its code is `try_later`, its HTTP status 408."""
 
     http_status = 408
+
+
+class RequestHeadTooLarge(TooLarge):
+    """The request line and headers exceed their limit. Its code is `too_large`, its HTTP status 431."""
+
+    http_status = 431
 
 
 def error_response(
     error: PhalanxError, *, status: int | None = None, headers: dict[str, str] | None = None
 ) -> Response:
-    """The error as its class says it. A request refused before its body was read closes the connection."""
+    """Return the response for an error. It closes the connection if the body of the request was not read."""
     leader = error.leader if isinstance(error, NotLeading) else UNSET
     body = ErrorBody(code=error.code, message=error.message, hint=error.hint, retry=error.retry_helps, leader=leader)
     extra = dict(headers or {})
@@ -55,15 +66,18 @@ def error_response(
 
 
 def failure_response() -> Response:
-    """A fault of ours, without what went wrong inside: that stands in the head's log."""
+    """Return the response for an internal error, without its cause, which is in the head's log."""
     body = ErrorBody(
-        code="error", message="the head failed at this request", hint="its log says why: phalanx doctor", retry=False
+        code="error",
+        message="the request failed inside the head",
+        hint="the head's log has the cause: phalanx doctor",
+        retry=False,
     )
     return Response(msgspec.json.encode(ErrorReply(error=body)), 500, media_type=JSON)
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Have the app answer every kind of refusal in our shape."""
+    """Make the app answer every error in the shape of `ErrorReply`."""
     app.add_exception_handler(PhalanxError, _phalanx)
     app.add_exception_handler(RequestValidationError, _validation)
     app.add_exception_handler(HTTPException, _http)
@@ -86,17 +100,17 @@ async def _http(request: Request, error: Exception) -> Response:
     what = f"{request.method} {request.url.path}"
     if error.status_code == 405:
         allowed = _methods_of(request)
-        refusal: PhalanxError = BadRequest(f"{what}: no such method here", hint=f"it takes {allowed}")
+        refusal: PhalanxError = BadRequest(f"{what}: method not allowed", hint=f"allowed methods: {allowed}")
         return error_response(refusal, status=405, headers={"allow": allowed})
     if error.status_code == 404:
-        refusal = NotFound(f"{what}: no such route", hint="GET /v1/openapi.json names them all")
+        refusal = NotFound(f"{what}: no such route", hint="GET /v1/openapi.json lists all routes")
     else:
         refusal = _OF_STATUS.get(error.status_code, BadRequest)(f"{what}: {error.detail}")
     return error_response(refusal, status=error.status_code, headers=dict(error.headers or {}))
 
 
 def _methods_of(request: Request) -> str:
-    """All methods that some route of this path takes."""
+    """Return all methods that the routes of this path accept."""
     routes = [route for route in request.app.router.routes if isinstance(route, Route)]
-    fitting = (route.methods or set() for route in routes if route.path_regex.match(request.url.path))
-    return ", ".join(sorted(set[str]().union(*fitting)))
+    methods = (route.methods or set() for route in routes if route.path_regex.match(request.url.path))
+    return ", ".join(sorted(set[str]().union(*methods)))

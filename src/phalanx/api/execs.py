@@ -1,4 +1,4 @@
-"""Exec and attach: the user's side of a session. The supervisor's side is in api.node_routes."""
+"""Exec and attach: the user's side of an exec session. The supervisor's side is in api.node_routes."""
 
 from __future__ import annotations
 
@@ -28,27 +28,33 @@ routes = Routes()
 
 @routes.post("/v1/jobs/{job_id}/exec", Action.CHANGE_OWN, body=ExecBody, reply=ExecOpened, status=201)
 async def open_exec(request: Request, job_id: JobId) -> Response:
-    """Run a command beside a running job's ranks, on one of its nodes."""
+    """Run a command in a running job, on one of its nodes."""
     runtime = runtime_of(request)
     parts = runtime.parts
     touch(parts.store, caller_of(request), Action.CHANGE_OWN, job_id)
     body = await read_record(request, ExecBody, parts.limits.body_bytes)
     caller = caller_of(request)
-    job = touch(parts.store, caller, Action.CHANGE_OWN, job_id)  # again, as they may be less by now
+    job = touch(
+        parts.store, caller, Action.CHANGE_OWN, job_id
+    )  # again: permissions may have changed while the body arrived
     if not body.argv or len(body.argv) > _ARGV_MAX or any("\0" in word for word in body.argv):
-        raise BadRequest(f"exec: a command of {len(body.argv)} words", hint="give 1 to 1000 words without NUL")
+        raise BadRequest(
+            f"exec: invalid command of {len(body.argv)} words", hint=f"use 1 to {_ARGV_MAX} words without NUL bytes"
+        )
     _check_size(body.rows, body.cols)
     attempt = next(iter(parts.store.attempts(job_id)[-1:]), None)
     if attempt is None or attempt.state is not AttemptState.RUNNING:
         now = job.state if attempt is None else f"{job.state}, its attempt {attempt.state}"
-        raise Conflict(f"job {job_id} is {now}: nothing to run beside", hint=f"phalanx show {job_id}")
+        raise Conflict(f"job {job_id} is {now}; exec needs a running job", hint=f"phalanx show {job_id}")
     grants = attempt.allocation.grants
     if not 0 <= body.node_rank < len(grants):
-        raise BadRequest(f"node rank {body.node_rank}: job {job_id} has {len(grants)} nodes", hint="count from 0")
+        raise BadRequest(
+            f"node rank {body.node_rank}: job {job_id} has {len(grants)} nodes", hint="node ranks start at 0"
+        )
     node_id = grants[body.node_rank].node_id
-    # The first word alone: what follows it may be secret.
+    # Only the first word: the others may contain secrets.
     await runtime.note(f"job {job_id} of {job.user} node {node_id} runs {body.argv[0][:80]!r}")
-    # Who lost the right meanwhile had no session to end.
+    # Permissions may have changed again while the note was written, before there was a session to end.
     still(runtime.gate, parts.store, caller, Action.CHANGE_OWN, job_id)()
     supervisor = parts.driver.supervisor_of(node_id, job_id, attempt.epoch)
     session = runtime.sessions.open(caller=caller, job_id=job_id, supervisor=supervisor, rows=body.rows, cols=body.cols)
@@ -74,11 +80,13 @@ async def exec_output(
     after: Whole = 0,
     wait_s: Annotated[float, Query(ge=0)] = 0.0,
 ) -> Response:
-    """What the command printed from byte `after` on, waiting for something up to `wait_s`."""
+    """Read the command's output from byte `after` on, waiting up to `wait_s` for some."""
     runtime = runtime_of(request)
     session = runtime.sessions.of_user(session_name, caller_of(request).user)
     if after > session.printed.end:
-        raise Conflict(f"only {session.printed.end} bytes were printed", hint=f"ask after {session.printed.end}")
+        raise Conflict(
+            f"the command printed only {session.printed.end} bytes so far", hint=f"read from byte {session.printed.end}"
+        )
     clock = runtime.parts.clock
     until_s = clock.boottime_s() + min(wait_s, runtime.parts.limits.wait_s)
     while not (data := session.printed.get(after, EXEC_CHUNK_BYTES_MAX)) and not session.over:
@@ -86,9 +94,9 @@ async def exec_output(
         if left_s <= 0:
             break
         await session.hear(left_s)
-    runtime.gate.again(caller_of(request), Action.CHANGE_OWN)  # it may have been revoked while this waited
+    runtime.gate.again(caller_of(request), Action.CHANGE_OWN)  # permissions may have changed during the wait
     session.polled_s = clock.boottime_s()
-    session.tell()  # there is room again
+    session.tell()  # the read freed buffer space
     end = session.printed.base + len(data)
     done = session.over and end == session.printed.end
     return reply(
@@ -111,19 +119,19 @@ async def exec_output(
     reach=Reach.SESSION,
 )
 async def exec_input(request: Request, session_name: str) -> Response:
-    """Type into the command. `end` says how much is taken; send the rest again from there."""
+    """Send input to the command. `end` is the offset accepted so far; send the rest again from there."""
     runtime = runtime_of(request)
     runtime.sessions.of_user(session_name, caller_of(request).user)
     body = await read_record(request, ExecInputBody, runtime.parts.limits.body_bytes)
-    session = runtime.sessions.of_user(session_name, caller_of(request).user)  # again, as it may have ended
+    session = runtime.sessions.of_user(session_name, caller_of(request).user)  # again: it may have ended
     if body.offset < 0 or len(body.data) > EXEC_CHUNK_BYTES_MAX:
         raise BadRequest(
             f"exec input of {len(body.data)} bytes at {body.offset}", hint=f"at most {EXEC_CHUNK_BYTES_MAX} at once"
         )
     if session.typed_closed and body.offset + len(body.data) > session.typed.end:
-        raise Conflict("the input is closed already")
+        raise Conflict("the command's input is already closed")
     if not session.typed.put(body.offset, body.data, runtime.parts.limits.exec_buffer_bytes):
-        raise TryLater("the command reads slower than you type", hint=f"send again from byte {session.typed.end}")
+        raise TryLater("the command's input buffer is full", hint=f"send again from byte {session.typed.end}")
     session.typed_closed = session.typed_closed or body.closed
     session.tell()
     return reply(ExecInputReply(end=session.typed.end))
@@ -138,11 +146,11 @@ async def exec_input(request: Request, session_name: str) -> Response:
     reach=Reach.SESSION,
 )
 async def exec_resize(request: Request, session_name: str) -> Response:
-    """Tell the command its terminal's new size."""
+    """Set the size of the command's terminal."""
     runtime = runtime_of(request)
     runtime.sessions.of_user(session_name, caller_of(request).user)
     body = await read_record(request, ExecResizeBody, runtime.parts.limits.body_bytes)
-    session = runtime.sessions.of_user(session_name, caller_of(request).user)  # as above
+    session = runtime.sessions.of_user(session_name, caller_of(request).user)  # again: it may have ended
     _check_size(body.rows, body.cols)
     session.rows, session.cols, session.resized = body.rows, body.cols, True
     session.tell()
@@ -151,7 +159,7 @@ async def exec_resize(request: Request, session_name: str) -> Response:
 
 @routes.delete("/v1/exec/{session_name}", Action.CHANGE_OWN, reach=Reach.SESSION)
 async def close_exec(request: Request, session_name: str) -> Response:
-    """Leave: the command is hung up on. Harmless once it is over."""
+    """Close the session; its command receives SIGHUP. Idempotent."""
     runtime = runtime_of(request)
     session = runtime.sessions.of_user(session_name, caller_of(request).user)
     await runtime.note(f"job {session.job_id}: the session ends")
@@ -161,4 +169,4 @@ async def close_exec(request: Request, session_name: str) -> Response:
 
 def _check_size(rows: int, cols: int) -> None:
     if not (1 <= rows <= _SIDE_MAX and 1 <= cols <= _SIDE_MAX):
-        raise BadRequest(f"a terminal of {rows} x {cols}", hint=f"1 to {_SIDE_MAX} each way")
+        raise BadRequest(f"invalid terminal size {rows} x {cols}", hint=f"use 1 to {_SIDE_MAX} rows and columns")

@@ -1,4 +1,4 @@
-"""What a job left in its PHALANX_OUTPUT_DIR: a listing, and an archive as a stream."""
+"""The files in a job's PHALANX_OUTPUT_DIR: a listing, and an archive as a stream."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def list_files(request: Request, job_id: JobId, path: str = "") -> Respons
 
 @routes.get("/v1/jobs/{job_id}/files/archive", Action.SEE_OUTPUT, reply=Shown.TAR)
 async def archive_files(request: Request, job_id: JobId, path: str = "") -> Response:
-    """A job's outputs, or one file or folder of them, as a tar archive."""
+    """Stream a job's outputs, or one file or folder of them, as a tar archive."""
     pieces = await off_loop(pack, _folder(request, job_id), path)
     disposition = f'attachment; filename="job-{job_id}.tar"'
     return StreamingResponse(pieces, media_type=Shown.TAR.value, headers={"content-disposition": disposition})
@@ -35,6 +35,6 @@ async def archive_files(request: Request, job_id: JobId, path: str = "") -> Resp
 
 def _folder(request: Request, job_id: JobId) -> str:
     parts = runtime_of(request).parts
-    # The job's id names the folder only after the store has confirmed that there is such a job.
+    # The job's id becomes part of a path only after the store has confirmed that the job exists.
     job = touch(parts.store, caller_of(request), Action.SEE_OUTPUT, job_id)
     return os.path.join(parts.output_root, job.id)

@@ -1,4 +1,4 @@
-"""A job's output folder, listed and packed without ever leaving it: each step down is opened by descriptor, links are never followed."""
+"""Lists and packs a job's output folder without ever leaving it: each folder is opened by descriptor, links are not followed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 from phalanx.core.errors import BadRequest, NotFound
 from phalanx.wire.api.output import FileEntry, FilesReply
 
-ENTRIES_MAX: Final = 10_000  # of one listing
+ENTRIES_MAX: Final = 10_000  # in one listing
 DEPTH_MAX: Final = 64
 _CHUNK_BYTES: Final = 1 << 18
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -19,11 +19,11 @@ _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def list_folder(root: str, path: str) -> FilesReply:
-    """Entries of one folder under `root`, folders first; a file lists itself.
+    """List the entries of one folder under `root`, folders first; for a file, list the file status.
 
     Raises:
-        NotFound: no such file or folder.
-        BadRequest: the path would leave the root.
+        NotFound: the file or folder does not exist.
+        BadRequest: the path leaves the root.
     """
     words = _words(path)
     try:
@@ -31,17 +31,19 @@ def list_folder(root: str, path: str) -> FilesReply:
     except NotFound:
         if words:
             raise
-        return FilesReply(path="", entries=[])  # a job that never started has no folder yet
+        return FilesReply(path="", entries=[])  # a job that has not started has no folder yet
     try:
-        if words and not stat.S_ISDIR((itself := _stat(parent, words[-1], path)).st_mode):
-            return FilesReply(path="/".join(words), entries=[_entry("/".join(words), itself)])
-        folder = _down(parent, words[-1], path) if words else os.dup(parent)
+        if words and not stat.S_ISDIR((status := _stat(parent, words[-1], path)).st_mode):
+            return FilesReply(path="/".join(words), entries=[_entry("/".join(words), status)])
+        folder = _open_below(parent, words[-1], path) if words else os.dup(parent)
     finally:
         os.close(parent)
     try:
         names = sorted(os.listdir(folder))
         entries = [
-            _entry("/".join([*words, name]), seen) for name in names[:ENTRIES_MAX] if (seen := _maybe(folder, name))
+            _entry("/".join([*words, name]), seen)
+            for name in names[:ENTRIES_MAX]
+            if (seen := _stat_or_none(folder, name))
         ]
     finally:
         os.close(folder)
@@ -50,26 +52,26 @@ def list_folder(root: str, path: str) -> FilesReply:
 
 
 def pack(root: str, path: str) -> Iterator[bytes]:
-    """A tar archive of a folder or file under `root`, names relative to it, in order of name.
+    """Return a tar archive of a folder or file under `root`, with relative names, sorted by name.
 
-    A file that grows meanwhile is taken as long as it was, one that shrinks is filled with zeros as tar does. Links are packed as links,
-    and only those that stay inside; sockets and devices are left out.
+    A file keeps the size it has when it is opened: if it grows, the rest is left out; if it shrinks, it is padded with zeros, as tar
+    does. Links are packed as links if they stay inside the archive. Sockets and devices are left out.
 
     Raises:
-        NotFound, BadRequest: as above, before the first byte.
+        NotFound, BadRequest: as in `list_folder`, before the first byte.
     """
     words = _words(path)
     parent = _open(root, words[:-1])
     try:
         seen = _stat(parent, words[-1], path) if words else os.fstat(parent)
         if stat.S_ISDIR(seen.st_mode):
-            folder = _down(parent, words[-1], path) if words else os.dup(parent)
+            folder = _open_below(parent, words[-1], path) if words else os.dup(parent)
             pieces = _pack_folder(folder, "", 0)
         else:
             pieces = _pack_one(os.dup(parent), words[-1], words[-1], seen, close=True)
     finally:
         os.close(parent)
-    # Begun here, so that its descriptor is closed even if nobody reads on.
+    # Start the generator here, so that its descriptor is closed even if no more is read.
     return _closed_archive(next(pieces, b""), pieces)
 
 
@@ -82,7 +84,7 @@ def _closed_archive(first: bytes, pieces: Iterator[bytes]) -> Iterator[bytes]:
 def _pack_folder(folder: int, prefix: str, depth: int) -> Iterator[bytes]:
     try:
         for name in sorted(os.listdir(folder)):
-            seen = _maybe(folder, name)
+            seen = _stat_or_none(folder, name)
             if seen is None:
                 continue
             if stat.S_ISDIR(seen.st_mode):
@@ -90,7 +92,7 @@ def _pack_folder(folder: int, prefix: str, depth: int) -> Iterator[bytes]:
                 if depth < DEPTH_MAX:
                     try:
                         below = os.open(name, _FOLDER, dir_fd=folder)
-                    except OSError:  # gone, or a link by now
+                    except OSError:  # removed, or replaced by a link
                         continue
                     yield from _pack_folder(below, f"{prefix}{name}/", depth + 1)
             else:
@@ -107,7 +109,7 @@ def _pack_one(folder: int, name: str, shown: str, seen: os.stat_result, *, close
                 yield _header(shown, seen, tarfile.SYMTYPE, 0, target)
         elif stat.S_ISREG(seen.st_mode):
             yield from _pack_bytes(folder, name, shown, seen)
-    except OSError:  # gone since it was listed
+    except OSError:  # removed since it was listed
         return
     finally:
         if close:
@@ -136,7 +138,7 @@ def _header(shown: str, seen: os.stat_result, kind: bytes, size: int, target: st
 
 
 def _stays_inside(shown: str, target: str) -> bool:
-    """Whether a link at `shown` leads to a place under the archive's own root."""
+    """Whether a link at `shown` points to a path under the archive's root."""
     if target.startswith("/"):
         return False
     level = shown.count("/")
@@ -150,42 +152,40 @@ def _stays_inside(shown: str, target: str) -> bool:
 def _words(path: str) -> list[str]:
     words = [word for word in path.split("/") if word not in ("", ".")]
     if ".." in words or "\0" in path or len(words) > DEPTH_MAX:
-        raise BadRequest(f"path: {path[:100]!r} leaves the job's output folder", hint="name a path below it")
+        raise BadRequest(f"path: {path[:100]!r} leaves the job's output folder", hint="use a path inside that folder")
     return words
 
 
 def _open(root: str, words: list[str]) -> int:
-    """A descriptor of the folder `words` under `root`. The root itself may be reached through links: it is the head's own."""
+    """Open the folder `words` under `root`. The path of the root status may contain links, as the head owns it."""
     try:
         folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise NotFound(
-            "the job has no output folder", hint="PHALANX_OUTPUT_DIR is made when it first starts"
-        ) from error
+        raise NotFound("the job has no output folder", hint="it is created when the job first starts") from error
     for word in words:
         try:
-            below = _down(folder, word, "/".join(words))
+            below = _open_below(folder, word, "/".join(words))
         finally:
             os.close(folder)
         folder = below
     return folder
 
 
-def _down(folder: int, word: str, path: str) -> int:
+def _open_below(folder: int, word: str, path: str) -> int:
     try:
         return os.open(word, _FOLDER, dir_fd=folder)
     except OSError as error:
-        raise NotFound(f"{path!r}: no such folder among the job's outputs", hint="links are not followed") from error
+        raise NotFound(f"{path!r}: no such folder in the job's outputs", hint="links are not followed") from error
 
 
 def _stat(folder: int, name: str, path: str) -> os.stat_result:
     try:
         return os.stat(name, dir_fd=folder, follow_symlinks=False)
     except OSError as error:
-        raise NotFound(f"{path!r}: no such file among the job's outputs") from error
+        raise NotFound(f"{path!r}: no such file in the job's outputs") from error
 
 
-def _maybe(folder: int, name: str) -> os.stat_result | None:
+def _stat_or_none(folder: int, name: str) -> os.stat_result | None:
     try:
         return os.stat(name, dir_fd=folder, follow_symlinks=False)
     except OSError:  # removed since it was listed

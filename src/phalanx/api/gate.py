@@ -1,10 +1,10 @@
-"""The one gate: who calls, and whether they may do what the route does. Every route passes here before anything else happens.
+"""Authentication and authorization: identifies the caller, and checks the route's action. Every route calls this first.
 
-Tokens are found by their SHA-256. What was found is kept until the store says that access changed (`access_version`, a number its
-commits raise whenever a user, token or project is written); a store without that number is asked every time.
+Tokens are looked up by their SHA-256. Callers are cached until the store's `access_version` changes; commits raise it whenever a user,
+token or project is written. A store without that number is read every time.
 
-Others' jobs: who may SEE sees that a job exists and how it stands, as everybody waits in the same queues. So what one may not do to
-another's job is refused with 403, and 404 means that there is no such job.
+A caller with the action SEE sees that every job exists and its state, as all users wait in the same queues. So a forbidden action on
+another user's job is refused with 403, and 404 means that the job does not exist.
 """
 
 from __future__ import annotations
@@ -25,20 +25,27 @@ from phalanx.ports.clock import Clock
 from phalanx.ports.store import JobFilter, Store
 
 _DIGITS_MAX: Final = 18  # of a submit number; SQLite's integers have no more
-_KEPT_MAX: Final = 20_000  # callers kept; more tokens than this in use at once only cost look-ups
-_IN_WORDS: Final = {
-    Action.SEE: "see jobs and nodes", Action.SUBMIT: "submit", Action.CHANGE_OWN: "change jobs", Action.SEE_OUTPUT: "read output",
-    Action.OPERATE: "operate nodes, queues or the head", Action.ADMINISTER: "administer users, projects and tokens",
-    Action.OWN_TOKENS: "manage tokens", Action.MANAGE_PROJECT: "manage projects", Action.SUPERVISE: "speak as a supervisor", Action.JOIN: "bring a server in",
-}  # fmt: skip
+_CACHED_MAX: Final = 20_000  # cached callers; with more tokens in use at once, the others are looked up each time
+_DESCRIPTIONS: Final = {
+    Action.SEE: "see jobs and nodes",
+    Action.SUBMIT: "submit",
+    Action.CHANGE_OWN: "change jobs",
+    Action.SEE_OUTPUT: "read output",
+    Action.OPERATE: "operate nodes, queues or the head",
+    Action.ADMINISTER: "administer users, projects and tokens",
+    Action.OWN_TOKENS: "manage tokens",
+    Action.MANAGE_PROJECT: "manage projects",
+    Action.SUPERVISE: "act as a supervisor",
+    Action.JOIN: "join a server",
+}
 _OF_A_JOB: Final = {Action.CHANGE_OWN: "change", Action.SEE_OUTPUT: "read the output of"}
-USE_TOLD_S: Final = 300.0  # how exact the last use of a token is after a restart: each costs a write
+USE_TOLD_S: Final = 300.0  # precision of a token's last use after a restart: recording one costs a write
 _SCHEME: Final = "bearer "
-_HINT: Final = "send `Authorization: Bearer <token>`; `phalanx tokens` makes them"
+_HINT: Final = "send `Authorization: Bearer <token>`; `phalanx tokens` makes tokens"
 
 
 class Gate:
-    """Callers by token. Used on the event loop alone. `join_salt` is what join tokens are made with at present."""
+    """Finds callers by their token. Use it on the event loop only. `join_salt` returns the current salt of join tokens."""
 
     def __init__(
         self, store: Store, node_secret: bytes, clock: Clock, join_salt: Callable[[], str] = lambda: ""
@@ -48,15 +55,15 @@ class Gate:
         self._join_salt = join_salt
         self._clock = clock
         self._version: object = None
-        self._kept: dict[str, tuple[Caller, Token]] = {}
-        self._used: dict[TokenId, float] = {}  # of tokens that are known, so no more than there are
-        self._taken: dict[TokenId, float] = {}
+        self._cached: dict[str, tuple[Caller, Token]] = {}
+        self._used: dict[TokenId, float] = {}  # last use; only of existing tokens, so it is bounded
+        self._recorded: dict[TokenId, float] = {}
 
     def caller(self, authorization: str | None) -> Caller:
-        """The caller that an Authorization header names.
+        """Return the caller that an Authorization header identifies.
 
         Raises:
-            NotSignedIn: no token, or one that is unknown, expired, revoked or of a disabled user.
+            NotSignedIn: there is no token, or it is unknown, expired, revoked or of a disabled user.
         """
         if authorization is None or authorization[: len(_SCHEME)].lower() != _SCHEME:
             raise NotSignedIn("no token was sent", hint=_HINT)
@@ -65,133 +72,149 @@ class Gate:
         if expires_s is not None:
             return _joining(expires_s, self._clock.now_s())
         if looks_like_join(secret):
-            raise NotSignedIn("the join token is unknown here: another head's, cut off, or ended by `phalanx join --new-token`",
-                              hint="phalanx join --print on the head prints the line that counts")  # fmt: skip
+            raise NotSignedIn(
+                "this head does not know the join token: it is of another head, truncated, or revoked by `phalanx join --new-token`",
+                hint="phalanx join --print on the head prints the current line",
+            )
         node_id = node_of(self._node_secret, secret) if secret.isascii() else None
         if node_id is not None:
             return Caller(
                 user=UserId(f"node:{node_id}"), role=UserRole.NODE, token_id=TokenId(f"node:{node_id}"), node_id=node_id
             )
         digest = hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
-        caller = self._good(digest)
+        caller = self._cached_caller(digest)
         self._used[caller.token_id] = self._clock.now_s()
         return caller
 
     def again(self, caller: Caller, action: Action) -> Caller:
-        """The same caller as they stand now: asked while a stream or a session is open. Derived tokens do not change.
+        """Return the caller with its current permissions; called while a stream or session is open. Derived tokens do not change.
 
         Raises:
-            NotSignedIn, NotPermitted: they would not be let in any more.
+            NotSignedIn, NotPermitted: the caller is no longer permitted.
         """
         if not caller.sha256:
             return caller
-        fresh = self._good(caller.sha256)
+        fresh = self._cached_caller(caller.sha256)
         permit(fresh, action)
         return fresh
 
     def used_s(self, token: Token) -> float | None:
-        """When a token was last used, Unix seconds."""
+        """Return when a token was last used, in Unix seconds."""
         return self._used.get(token.id, token.used_s)
 
     def take_used(self) -> dict[TokenId, float]:
-        """Last uses worth writing down: later than the one written before by more than USE_TOLD_S."""
-        fresh = {one: used_s for one, used_s in self._used.items() if used_s - self._taken.get(one, 0.0) >= USE_TOLD_S}
-        self._taken.update(fresh)
+        """Return the last uses to record: those at least USE_TOLD_S later than the recorded ones."""
+        fresh = {
+            one: used_s for one, used_s in self._used.items() if used_s - self._recorded.get(one, 0.0) >= USE_TOLD_S
+        }
+        self._recorded.update(fresh)
         return fresh
 
-    def _good(self, digest: str) -> Caller:
+    def _cached_caller(self, digest: str) -> Caller:
         version = getattr(self._store, "access_version", None)
         if version is None or version != self._version:
-            self._kept.clear()
+            self._cached.clear()
             self._version = version
-        caller, token = self._kept.get(digest) or self._look_up(digest)
+        caller, token = self._cached.get(digest) or self._look_up(digest)
         if not token.good(self._clock.now_s()):
-            raise NotSignedIn(f"token {token.id} is expired or revoked", hint="make another: phalanx tokens add")
+            raise NotSignedIn(f"token {token.id} is expired or revoked", hint="make a new one: phalanx tokens add")
         return caller
 
     def _look_up(self, digest: str) -> tuple[Caller, Token]:
         token = self._store.token(digest)
         user = None if token is None else self._store.user(token.user)
         if token is None or user is None:
-            raise NotSignedIn("the token is unknown here", hint=_HINT)
+            raise NotSignedIn("this head does not know the token", hint=_HINT)
         if user.disabled:
             raise NotSignedIn(f"user {user.id} is disabled", hint="ask an admin")
-        found = (self._make(token, user), token)
-        if len(self._kept) < _KEPT_MAX:
-            self._kept[digest] = found
+        found = (self._caller_of(token, user), token)
+        if len(self._cached) < _CACHED_MAX:
+            self._cached[digest] = found
         return found
 
-    def _make(self, token: Token, user: User) -> Caller:
+    def _caller_of(self, token: Token, user: User) -> Caller:
         projects = self._store.projects()
         return Caller(
-            user=user.id, role=user.role, token_id=token.id, scope=token.scope, node_id=token.node_id,
+            user=user.id,
+            role=user.role,
+            token_id=token.id,
+            scope=token.scope,
+            node_id=token.node_id,
             sha256=token.sha256,
             projects=frozenset(p.id for p in projects if user.id in p.members or user.id in p.admins),
             admin_of=frozenset(p.id for p in projects if user.id in p.admins),
-        )  # fmt: skip
+        )
 
 
 def permit(caller: Caller, action: Action) -> None:
-    """Nothing, if the caller may take the action at all.
+    """Check that the caller may take the action on anything at all.
 
     Raises:
-        NotPermitted: the role or the token's scope does not have it.
+        NotPermitted: the role or the token's scope does not include it.
     """
     if not may(caller, action):
         scoped = f" with a token for {', '.join(sorted(caller.scope))}" if caller.scope else ""
-        raise NotPermitted(f"{caller.user} ({caller.role}{scoped}) may not {_IN_WORDS[action]}",
-                           hint="ask an admin for a role or token that may")  # fmt: skip
+        raise NotPermitted(
+            f"{caller.user} ({caller.role}{scoped}) may not {_DESCRIPTIONS[action]}",
+            hint="ask an admin for a role or token with that permission",
+        )
 
 
 def manage(caller: Caller, project_id: ProjectId) -> None:
-    """Nothing, if the caller may say who belongs to the project.
+    """Check that the caller may manage the members of the project.
 
     Raises:
-        NotPermitted: they are no admin of it.
+        NotPermitted: the caller is not an admin of it.
     """
     found = judge(
-        caller.role, caller.scope, Action.MANAGE_PROJECT, Reach.PROJECT, Tie.OTHER_PROJECT,
+        caller.role,
+        caller.scope,
+        Action.MANAGE_PROJECT,
+        Reach.PROJECT,
+        Tie.OTHER_PROJECT,
         project_admin=project_id in caller.admin_of,
-    )  # fmt: skip
+    )
     if found is not Verdict.YES:
         raise NotPermitted(
-            f"{caller.user} is no admin of project {project_id}", hint="its admins and those of the head may"
+            f"{caller.user} is not an admin of project {project_id}", hint="ask an admin of the project or of the head"
         )
 
 
 def _joining(expires_s: float, now_s: float) -> Caller:
-    """Whoever holds a join token: may ask to be a node, and nothing else.
+    """Return the caller of a join token: it may only ask to join.
 
     Raises:
-        NotSignedIn: it has expired.
+        NotSignedIn: the join token has expired.
     """
     if now_s >= expires_s:
         raise NotSignedIn(
-            "the join token has expired: they are good for a day",
-            hint="phalanx join --print on the head prints a fresh line",
+            "the join token has expired; join tokens are valid for one day",
+            hint="phalanx join --print on the head prints a new line",
         )
     return Caller(user=UserId("joining"), role=UserRole.NODE, token_id=TokenId("join"), scope=frozenset({Action.JOIN}))
 
 
 def known_job(store: Store, job_id: JobId) -> Job:
-    """The job.
+    """Return the job.
 
     Raises:
-        NotFound: there is none.
-        BadRequest: it is an array, where one element must be meant.
+        NotFound: it does not exist.
+        BadRequest: the id names an array, and one element is needed.
     """
     job = store.job(job_id)
     if job is None:
         first = first_element(store, job_id)
         if first is not None and first.array is not None:
-            raise BadRequest(f"job {job_id} is an array of {first.array.size} elements",
-                             hint=f"name one of them, {first.id} to {job_id}_{first.array.highest}")  # fmt: skip
+            raise BadRequest(
+                f"job {job_id} is an array of {first.array.size} elements",
+                hint=f"name one element, {first.id} to {job_id}_{first.array.highest}",
+            )
         raise NotFound(f"no job {job_id}", hint="phalanx ps -a lists them")
     return job
 
 
 def first_element(store: Store, array_id: JobId) -> Job | None:
-    """The first element of an array, found by its number: elements are numbered one after the other, and the first names the array."""
+    """Return the first element of an array: elements have consecutive submit numbers, and the first number names the array."""
     if not array_id.isdecimal() or len(array_id) > _DIGITS_MAX:
         return None
     found = store.jobs(JobFilter(before_seq=int(array_id) + 1, limit=1))
@@ -199,47 +222,44 @@ def first_element(store: Store, array_id: JobId) -> Job | None:
 
 
 def touch(store: Store, caller: Caller, action: Action, job_id: JobId, *, arrays: bool = False) -> Job:
-    """The job, if the caller may do it to this one; with `arrays` an array's first element, which stands for all.
+    """Return the job if the caller may take the action on it; with `arrays` also the first element of an array, for the whole array.
 
     Raises:
-        NotFound: there is no such job.
-        NotPermitted: it is another's.
+        NotFound: the job does not exist.
+        NotPermitted: it belongs to another user.
     """
     job = (first_element(store, job_id) if arrays and store.job(job_id) is None else None) or known_job(store, job_id)
     if not may_touch(caller, action, owner=job.user, project=job.project):
-        raise NotPermitted(f"job {job.id} belongs to {job.user} in {job.project}; {caller.user} may not {_OF_A_JOB.get(action, 'touch')} it",
-                           hint="its owner, an admin of its project or an operator may")  # fmt: skip
+        raise NotPermitted(
+            f"job {job.id} belongs to {job.user} in {job.project}; {caller.user} may not {_OF_A_JOB.get(action, 'access')} it",
+            hint="ask its owner, an admin of its project or an operator",
+        )
     return job
 
 
 def still(gate: Gate, store: Store, caller: Caller, action: Action, job_id: JobId | None = None) -> Callable[[], None]:
-    """A question to ask again while a stream is open: whether the caller would still be let in, and to that job.
+    """Return a check to repeat while a stream is open. It raises NotSignedIn or NotPermitted once the caller loses the permission."""
 
-    What comes back raises NotSignedIn or NotPermitted once they would not.
-    """
-
-    def ask() -> None:
+    def check() -> None:
         fresh = gate.again(caller, action)
         if job_id is not None:
             touch(store, fresh, action, job_id)
 
-    return ask
+    return check
 
 
 def sees_all_of(caller: Caller, job: Job) -> bool:
-    """Whether the caller sees a job's command, folders and labels too: its owner, its project, operators."""
+    """Whether the caller also sees a job's command, folders and labels: its owner, members of its project, operators and admins."""
     return (
-        job.user == caller.user
-        or job.project in caller.projects
-        or caller.role in (UserRole.OPERATOR, UserRole.ADMIN)
-    )  # fmt: skip
+        job.user == caller.user or job.project in caller.projects or caller.role in (UserRole.OPERATOR, UserRole.ADMIN)
+    )
 
 
 def own_node(caller: Caller, node_id: NodeId) -> None:
-    """Nothing, if the supervisor speaks for its own node.
+    """Check that the supervisor acts for its own node.
 
     Raises:
-        NotPermitted: for another.
+        NotPermitted: it names another node.
     """
     if caller.node_id is None or node_of_supervisor(caller.node_id) != node_id:
-        raise NotPermitted(f"the token of node {caller.node_id} does not speak for {node_id}")
+        raise NotPermitted(f"the token of node {caller.node_id} is not valid for node {node_id}")

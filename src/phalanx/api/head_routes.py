@@ -1,4 +1,4 @@
-"""The head itself: health, its description, and its planned stop."""
+"""The head itself: its health, the description of its API, and its planned stop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ routes = Routes()
 
 @routes.get("/v1/health", Action.SEE, reply=Health, open_to_all=True)
 async def health(request: Request) -> Response:
-    """Whether a head answers here, and which."""
+    """Show that the head is healthy, with its id and version."""
     parts = runtime_of(request).parts
     known = Health(status="ok", version=parts.version, head_id=parts.driver.head_id)
     if parts.among is not None:
@@ -31,21 +31,21 @@ async def health(request: Request) -> Response:
 
 @routes.get("/v1/openapi.json", Action.SEE, reply=Shown.ANY_JSON)
 async def describe_api(request: Request) -> Response:
-    """This description."""
+    """Return this description of the API."""
     return reply(request.app.openapi())
 
 
 @routes.post("/v1/stop", Action.OPERATE, body=StopBody, reply=StopReply)
 async def stop_head(request: Request) -> Response:
-    """Stop the head. With running jobs it is refused unless they shall be kept (their supervisors get long leases) or cancelled.
+    """Stop the head. While jobs run, the caller must choose to keep them (their supervisors get long leases) or to cancel them.
 
-    Where another head stands by, it takes over at once, and jobs run on without being asked about.
-    `cancel_jobs` cancels all jobs and answers `stopping: false` while some still end: ask again until it is true.
+    If another head stands by, it takes over at once and jobs continue, so no choice is needed.
+    `cancel_jobs` cancels all jobs and answers `stopping: false` while some are still ending: repeat the request until it is true.
     """
     runtime = runtime_of(request)
     body = await read_record(request, StopBody, runtime.parts.limits.body_bytes)
     if body.keep_jobs and body.cancel_jobs:
-        raise BadRequest("keep_jobs and cancel_jobs contradict each other", hint="send one of the two")
+        raise BadRequest("keep_jobs and cancel_jobs exclude each other", hint="send only one of them")
     if body.cancel_jobs:
         await runtime.ask(CancelAll(by=caller_of(request).user))
         runtime.hub.tell(())
@@ -54,8 +54,10 @@ async def stop_head(request: Request) -> Response:
     if running and not body.keep_jobs and not (runtime.relieved and not body.cancel_jobs):
         if body.cancel_jobs:
             return reply(StopReply(stopping=False, running=running))
-        raise Conflict(f"{running} job{'s run' if running > 1 else ' runs'}", hint="say --keep-jobs or --cancel-jobs")
-    await runtime.note(f"the head stops; {running} jobs run on")
+        raise Conflict(
+            f"{running} job{'s are' if running > 1 else ' is'} running", hint="choose --keep-jobs or --cancel-jobs"
+        )
+    await runtime.note(f"the head stops; {running} jobs keep running")
     if running and not runtime.relieved:
         await runtime.lengthen_leases()
     answer = reply(StopReply(stopping=True, running=running, relieved=runtime.relieved))
@@ -64,6 +66,6 @@ async def stop_head(request: Request) -> Response:
 
 
 async def _stop(runtime: Runtime) -> None:
-    """After the answer is out: end streams and polls, then the head."""
+    """Runs after the answer is sent: ends streams and polls, then stops the head."""
     runtime.close()
     runtime.parts.on_stop()

@@ -1,4 +1,4 @@
-"""Who leads, who stands by, and since when."""
+"""The heads that share one store: the leader and the standbys."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from phalanx.core.work.people import Action
 from phalanx.ports.election import HeadRecord, Leader
 from phalanx.wire.api.head import HeadList, HeadView
 
-SILENT_S: Final = 5.0  # a head says each second that it is there
+SILENT_S: Final = 5.0  # heads report their presence every second
 
 routes = Routes()
 
 
 @routes.get("/v1/heads", Action.SEE, reply=HeadList)
 async def list_heads(request: Request) -> Response:
-    """The heads that share this one's store: who leads since when, who stands by, who has been silent."""
+    """List the heads that share this head's store: the leader and its term, the standbys, and the silent heads."""
     among = runtime_of(request).parts.among
     if among is None:
         return reply(HeadList(heads=[]))
@@ -33,5 +33,10 @@ async def list_heads(request: Request) -> Response:
 def _view(head: HeadRecord, leader: Leader) -> HeadView:
     role = "leader" if head.head_id == leader.holder else "silent" if head.seen_ago_s > SILENT_S else "standby"
     return HeadView(
-        name=head.name, url=head.url, role=role, version=head.version, started_s=head.started_s, seen_ago_s=head.seen_ago_s
-    )  # fmt: skip
+        name=head.name,
+        url=head.url,
+        role=role,
+        version=head.version,
+        started_s=head.started_s,
+        seen_ago_s=head.seen_ago_s,
+    )

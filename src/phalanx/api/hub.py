@@ -1,6 +1,6 @@
-"""Who waits for news of what: followers of logs and events, woken on the event loop.
+"""Wakes followers of logs and events on the event loop when their job changes.
 
-News that pass through our own routes wake at once; anything else is seen at the next look (`Limits.recheck_s`).
+Changes made by API routes wake followers at once; other changes are seen at the next check (`Limits.recheck_s`).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from phalanx.core.ids import JobId
 
 
 class Watch:
-    """One follower's bell. `wait` returns when it rang since the last call, when time is up, or when the head closes."""
+    """One follower's wake-up. `wait` returns if it was rung since the last call, at the timeout, or when the head closes."""
 
     def __init__(self, hub: Hub, key: object) -> None:
         self._hub = hub
         self._key = key
-        self._bell = asyncio.Event()
+        self._event = asyncio.Event()
 
     def __enter__(self) -> Self:
         self._hub.enter(self, self._key)
@@ -29,31 +29,31 @@ class Watch:
 
     def ring(self) -> None:
         """Wake the follower."""
-        self._bell.set()
+        self._event.set()
 
     async def wait(self, timeout_s: float) -> None:
-        """Until the bell rings, at most `timeout_s`."""
+        """Wait until it is rung, at most `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
-                await self._bell.wait()
+                await self._event.wait()
         except TimeoutError:
             pass
-        self._bell.clear()
+        self._event.clear()
 
 
 class Bell:
-    """Wakes everybody who waits for it, as often as it is rung. Used on the event loop alone."""
+    """Wakes all its waiters each time it is rung. Use it on the event loop only."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
     def ring(self) -> None:
-        """Wake those who wait now."""
+        """Wake the current waiters."""
         event, self._event = self._event, asyncio.Event()
         event.set()
 
     async def wait(self, timeout_s: float) -> None:
-        """Until it is rung, at most `timeout_s`."""
+        """Wait until it is rung, at most `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._event.wait()
@@ -62,7 +62,7 @@ class Bell:
 
 
 class Hub:
-    """All followers. Used on the event loop alone."""
+    """All followers, by what they follow. Use it on the event loop only."""
 
     def __init__(self) -> None:
         self._watches: dict[object, set[Watch]] = {}
@@ -70,15 +70,15 @@ class Hub:
         self.followers = 0
 
     def watch(self, job_id: JobId | None) -> Watch:
-        """A bell for one job, or for all of them with None; use it as a context manager."""
+        """Return a wake-up for changes of one job, or of any job with None; use it as a context manager."""
         return Watch(self, job_id)
 
     def bell(self) -> Watch:
-        """A bell that only its owner and the head's closing ring."""
+        """Return a wake-up that only its owner and the closing of the head ring."""
         return Watch(self, object())
 
     def tell(self, job_ids: Iterable[JobId]) -> None:
-        """Something happened to these jobs."""
+        """Wake the followers of these jobs."""
         for job_id in set(job_ids):
             for watch in self._watches.get(job_id, ()):
                 watch.ring()
@@ -86,7 +86,7 @@ class Hub:
             watch.ring()
 
     def close(self) -> None:
-        """The head stops: every follower is woken and told to end."""
+        """Wake every follower so that it ends, since the head stops."""
         self.closing = True
         for watches in self._watches.values():
             for watch in watches:
@@ -98,7 +98,7 @@ class Hub:
         self.followers += 1
 
     def leave(self, watch: Watch, key: object) -> None:
-        """Take a follower out."""
+        """Remove a follower."""
         watches = self._watches[key]
         watches.discard(watch)
         if not watches:

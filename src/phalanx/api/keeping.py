@@ -1,4 +1,4 @@
-"""What becomes of the head's copies: who has brought what, and the removal of those that are no use any more."""
+"""Retention of the head's copies of checkpoints and outputs: tracks uploads, and removes copies that are no longer needed."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from phalanx.core.ids import Epoch, JobId, NodeId
 from phalanx.core.work.attempt import Attempt
 from phalanx.ports.store import Store
 
-_PAUSE_S: Final = 5.0  # before a job that failed is looked at again; and between any two, once two in a row have failed
-_TRIES_MAX: Final = 100  # of one job, in a row: at _PAUSE_S each that is longer than a database is away for a restart
+_PAUSE_S: Final = 5.0  # before a failed job is retried, and after each failure once two in a row have failed
+_TRIES_MAX: Final = 100  # per job, in a row; at _PAUSE_S each that is longer than the restart of a database
 _log: Final = logging.getLogger("phalanx.api")
 
 
 @dataclass(slots=True)
 class Carried:
-    """Which nodes have brought all that they have of which checkpoint, and how many pieces are under way. On the event loop alone."""
+    """Counts the pieces being received, and records which nodes have sent all their files of each checkpoint. Event loop only."""
 
     pieces: int = 0
     done: dict[Place, set[NodeId]] = field(default_factory=dict)
 
 
 class Settling:
-    """A thread that removes what is no use any more, whenever a commit touched a job of which there are copies.
+    """A thread that removes copies that are no longer needed, whenever a commit touched a job that has copies.
 
-    What fails is tried again after `pause_s`, and others meanwhile; the thread never ends.
+    A failed job is retried after `pause_s`, while other jobs proceed. The thread never ends.
     """
 
     def __init__(
@@ -40,19 +40,19 @@ class Settling:
     ) -> None:
         self._store, self._kept, self._outputs, self._carried = store, kept, outputs, carried
         self._pause_s = pause_s
-        self._failed: Counter[JobId] = Counter()  # tries in a row
-        self._in_row = 0  # failures of whichever jobs since the last success
-        self._touched: dict[JobId, None] = {}  # in order, each once
-        self._again_s: dict[JobId, float] = {}  # when one that failed is looked at again, on the monotonic clock
+        self._failed: Counter[JobId] = Counter()  # failures in a row, by job
+        self._in_row = 0  # failures in a row, over all jobs
+        self._touched: dict[JobId, None] = {}  # an ordered set
+        self._retry_at_s: dict[JobId, float] = {}  # when to retry failed jobs, on the monotonic clock
         self._wake = threading.Condition()
 
     def begin(self) -> None:
-        """Look at all that an earlier life of the head left, then at what changes."""
+        """Start the thread; it first checks all copies that an earlier process of the head left."""
         self.touched(self._kept.jobs)
         threading.Thread(target=self._run, name="kept", daemon=True).start()
 
     def touched(self, job_ids: frozenset[JobId]) -> None:
-        """A commit touched these jobs. Returns at once."""
+        """Queue these jobs, which a commit touched. Returns at once."""
         found = job_ids & (self._kept.jobs | self._outputs.jobs)
         if found:
             with self._wake:
@@ -64,49 +64,49 @@ class Settling:
             job_id = self._next()
             try:
                 self._settle(job_id)
-            except Exception:  # noqa: BLE001  whatever it is, it must not end the thread; it is logged whole
-                _log.exception("what the head keeps of job %s could not be settled", job_id)
-                self._try_again(job_id)
+            except Exception:  # noqa: BLE001  no error may end the thread; it is logged with its traceback
+                _log.exception("the head's copies of job %s could not be cleaned up", job_id)
+                self._schedule_retry(job_id)
                 self._in_row += 1
-                if self._in_row > 1:  # the disk, or the database: it would be every job's
+                if self._in_row > 1:  # probably the disk or the database, so all jobs would fail
                     time.sleep(self._pause_s)
             else:
                 self._in_row = 0
                 self._failed.pop(job_id, None)
 
     def _next(self) -> JobId:
-        """The one touched longest ago, or one that failed and has waited; waits until there is one."""
+        """Wait for and return the next job: the one queued first, or a failed one whose pause is over."""
         with self._wake:
             while True:
                 now_s = time.monotonic()
-                due = [job_id for job_id, at_s in self._again_s.items() if at_s <= now_s]
+                due = [job_id for job_id, at_s in self._retry_at_s.items() if at_s <= now_s]
                 for job_id in due:
-                    del self._again_s[job_id]
+                    del self._retry_at_s[job_id]
                 self._touched.update(dict.fromkeys(due))
-                found = next((job_id for job_id in self._touched if job_id not in self._again_s), None)
+                found = next((job_id for job_id in self._touched if job_id not in self._retry_at_s), None)
                 if found is not None:
                     del self._touched[found]
                     return found
-                next_s = min(self._again_s.values(), default=None)
+                next_s = min(self._retry_at_s.values(), default=None)
                 self._wake.wait(None if next_s is None else max(0.0, next_s - now_s))
 
-    def _try_again(self, job_id: JobId) -> None:
+    def _schedule_retry(self, job_id: JobId) -> None:
         self._failed[job_id] += 1
         if self._failed[job_id] < _TRIES_MAX:
             with self._wake:
-                self._again_s[job_id] = time.monotonic() + self._pause_s
+                self._retry_at_s[job_id] = time.monotonic() + self._pause_s
         else:
             del self._failed[job_id]
 
     def _settle(self, job_id: JobId) -> None:
-        # Before the job: what is published until an attempt's end is in the job then.
+        # Read the attempts before the job, so that the job lists all checkpoints published before an attempt ended.
         attempts = self._store.attempts(job_id)
         job = self._store.job(job_id)
-        if job is None:  # of another database: for a person to look at
+        if job is None:  # files of another database: leave them to the operator
             return
         attempt = _live(attempts)
         live = None if attempt is None else attempt.epoch
-        # An attempt may come at any moment, and bring files: only of those that were read is it known that they are over.
+        # A new attempt may start and upload files at any moment: only the attempts read above are known to have ended.
         newest = max((one.epoch for one in attempts), default=Epoch(0))
         published = frozenset((one.epoch, one.step) for one in job.checkpoints)
         self._kept.settle(job_id, live, published, newest=newest)
@@ -117,7 +117,7 @@ class Settling:
 
 
 def live_attempt(store: Store, job_id: JobId) -> Attempt | None:
-    """The attempt that holds its allocation now; None without one."""
+    """Return the attempt that holds an allocation now, or None."""
     return _live(store.attempts(job_id))
 
 

@@ -1,10 +1,10 @@
-"""The head's copies of checkpoints, on disk: pieces come from the nodes of a gang, and a checkpoint has its name only when all of it is here.
+"""The head's copies of checkpoints on disk. Nodes upload pieces; a checkpoint gets its final name only once it is complete.
 
-    <checkpoint root>/<job>/epoch-<e>/.kept                          the head keeps copies of this epoch
-                                     /step-<8 digits>.tmp-kept-<d>/  on its way; <d> begins the manifest's digest
-                                     /step-<8 digits>/               whole: every file compared with the manifest and synced
+    <checkpoint root>/<job>/epoch-<e>/.kept                          the head stores copies of this epoch
+                                     /step-<8 digits>.tmp-kept-<d>/  an upload; <d> is the start of the manifest's digest
+                                     /step-<8 digits>/               complete: every file was verified against the manifest and synced
 
-Thread-safe, blocks on the disk. Who may write what is judged by whoever calls (`kept`).
+Thread-safe; blocks on the disk. The caller (`kept`) authorizes writes.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from phalanx.wire.kept import NONCE_FILE
 from phalanx.wire.manifest import MANIFEST_NAME, CheckpointInvalid, Manifest, ManifestFile
 
 _MARK: Final = ".kept"
-_ON_ITS_WAY: Final = ".tmp-kept-"
+_UPLOAD_SUFFIX: Final = ".tmp-kept-"
 _RETIRED: Final = ".tmp-retired"
 _EPOCH: Final = re.compile(r"epoch-(\d+)")
-_STEP: Final = re.compile(r"step-(\d{8,})(\.tmp-kept-[0-9a-f]+)?")  # the second group: on its way
+_STEP: Final = re.compile(r"step-(\d{8,})(\.tmp-kept-[0-9a-f]+)?")  # the second group marks an upload
 _DIGEST_SHOWN: Final = 16  # hexadecimal digits in a folder's name
-_OPENING_MAX: Final = 12  # checkpoints opened at once: half of the threads that serve the API (api.runtime)
-_OPEN_WAIT_S: Final = 0.5  # for another that opens the same checkpoint, as all nodes of a gang do: some syncs
+_OPENING_MAX: Final = 12  # checkpoints opened at once: half of the API's threads (api.runtime)
+_OPEN_WAIT_S: Final = 0.5  # for another node that opens the same checkpoint, as all nodes of a gang do: a few syncs
 
 
 class DiskFull(TryLater):
-    """The head's disk took nothing: room must be made, then the same request goes through."""
+    """The head's disk is full. Once space was freed, the same request succeeds."""
 
     code = "disk_full"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One checkpoint: of which attempt, after which step, and the SHA-256 of its manifest."""
+    """Identifies one checkpoint: its attempt, its step, and the SHA-256 of its manifest."""
 
     job_id: JobId
     epoch: Epoch
@@ -55,8 +55,8 @@ class Place:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Coming:
-    """One checkpoint on its way. `lock` guards the tables, the count and the end; each file's own lock its bytes."""
+class _Upload:
+    """The upload of one checkpoint. `lock` guards the tables, the count and the completion; each file's own lock guards its bytes."""
 
     folder: str
     final: str
@@ -70,19 +70,23 @@ class _Coming:
 
 
 class KeptFiles:
-    """All copies under one root. Makes both roots, and says in each whose they are."""
+    """All copies under one root. Creates both roots, and writes a nonce into each by which nodes recognize them."""
 
     def __init__(self, checkpoint_root: str, output_root: str) -> None:
         self.root = checkpoint_root
         self.nonce = secrets.token_hex(16)
-        # Guards the three tables alone, and is never held while the disk works: a folder of 200 GB is read for minutes.
+        # Guards only the three tables, and is never held during disk access: reading a folder of 200 GB takes minutes.
         self._lock = threading.Condition()
-        self._coming: dict[Place, _Coming] = {}  # no longer than they are on their way
-        self._opening: set[tuple[JobId, Epoch, int]] = set()  # by step, whatever the digest: they have one name to take
-        # Whole, and their names synced in this life; forgotten at each look at the job, which costs three syncs at most.
+        self._uploads: dict[Place, _Upload] = {}  # removed once complete
+        self._opening: set[tuple[JobId, Epoch, int]] = (
+            set()
+        )  # by step, regardless of the digest, as they share one final name
+        # Complete checkpoints whose names were synced by this process; reset at each `settle` of the job, which costs at most three syncs.
         self._named: dict[JobId, set[Place]] = {}
         for folder in (checkpoint_root, output_root):
-            with contextlib.suppress(OSError):  # then no node proves that it sees it, and the head keeps copies
+            with contextlib.suppress(
+                OSError
+            ):  # then no node can prove that it shares the folder, and the head stores copies
                 with around("kept.open.directory"):
                     os.makedirs(folder, mode=0o700, exist_ok=True)
                 write_durably(os.path.join(folder, NONCE_FILE), self.nonce.encode())
@@ -90,19 +94,22 @@ class KeptFiles:
 
     @property
     def jobs(self) -> frozenset[JobId]:
-        """Jobs of which there may be copies."""
+        """Jobs that may have copies."""
         return frozenset(self._jobs)
 
     def begin(self, place: Place, encoded: bytes, *, published: Iterable[str]) -> tuple[bool, int, dict[str, int]]:
-        """Be ready for the files of a manifest; again is harmless. Returns whether all are here, bytes missing, and the files' ends.
+        """Begin or resume the upload of a checkpoint. Idempotent.
 
-        `published`: digests that the job may be resumed from; a copy that is none of them makes room for a new one of its step.
+        `published`: digests that the job may resume from. An unpublished copy is replaced by a new one of the same step.
+
+        Returns:
+            Whether the checkpoint is complete, the number of missing bytes, and the received size of each file.
 
         Raises:
-            BadRequest: the manifest is another than its digest says, or names files outside its folder.
+            BadRequest: the manifest does not match its digest, or names files outside its folder.
             Conflict: another checkpoint of this step is published.
-            DiskFull: no room.
-            TryLater: what came of it before is being read for another node.
+            DiskFull: the disk is full.
+            TryLater: the files received before are being read for another node.
         """
         manifest = _checked(place, encoded)
         with self._opened_alone(place) as begun, disk(self.root):
@@ -110,85 +117,85 @@ class KeptFiles:
             if os.path.isdir(final) and not self._replaces(place, final, set(published)):
                 self._sync_name(place)
                 with self._lock:
-                    self._coming.pop(place, None)
+                    self._uploads.pop(place, None)
                 return True, 0, {}
-            coming = begun
-            if coming is None:
-                coming = self._open(place, manifest, encoded, final)
+            upload = begun
+            if upload is None:
+                upload = self._open(place, manifest, encoded, final)
                 with self._lock:
-                    self._coming[place] = coming
+                    self._uploads[place] = upload
         with disk(self.root):
-            self._finish_if_whole(place, coming)
-        return coming.whole, coming.missing_bytes, dict(coming.ends)
+            self._finish_if_whole(place, upload)
+        return upload.whole, upload.missing_bytes, dict(upload.ends)
 
     def take(self, place: Place, path: str, offset: int, data: bytes) -> int:
-        """Add a piece to a file; one that does not begin where the file ends changes nothing. Returns where the file ends then.
+        """Append a piece to a file, and return the file's new size. A piece at any other offset changes nothing.
 
         Raises:
-            Conflict: the checkpoint was not begun in this life of the head.
-            BadRequest: it is no file of the manifest, or has other bytes.
-            DiskFull: no room; nothing of the piece counts.
-            TryLater: the disk refused it; where it refused the sync, nothing of the file counts.
+            Conflict: this process of the head has not begun the checkpoint.
+            BadRequest: the manifest has no such file, or the file's bytes differ from it.
+            DiskFull: the disk is full; the piece was not stored.
+            TryLater: writing failed; if the sync failed, the whole file has to be sent again.
         """
-        coming = self._coming.get(place)
-        if coming is None:
-            raise Conflict(f"checkpoint of step {place.step}: not begun here", hint="send its manifest first")
-        file = coming.files.get(path)
+        upload = self._uploads.get(place)
+        if upload is None:
+            raise Conflict(f"checkpoint of step {place.step}: no upload has begun here", hint="send its manifest first")
+        file = upload.files.get(path)
         if file is None:
-            raise BadRequest(f"{path[:100]!r} is no file of the checkpoint of step {place.step}")
-        with coming.locks[path]:
-            end = coming.ends.get(path, 0)
+            raise BadRequest(f"{path[:100]!r} is not a file of the checkpoint of step {place.step}")
+        with upload.locks[path]:
+            end = upload.ends.get(path, 0)
             if offset != end or not data:
                 return end
             if end + len(data) > file.size_bytes:
                 raise BadRequest(f"{path}: more than the {file.size_bytes} bytes of its manifest")
             with disk(self.root):
-                end = self._append(coming, file, end, data)
+                end = self._append(upload, file, end, data)
         if end == file.size_bytes:
             with disk(self.root):
-                self._finish_if_whole(place, coming)
+                self._finish_if_whole(place, upload)
         return end
 
     def state(self, place: Place) -> tuple[bool, int]:
-        """Whether the checkpoint is here whole, and the bytes that are missing.
+        """Return whether the checkpoint is complete, and the number of missing bytes.
 
         Raises:
-            Conflict: it was not begun in this life of the head.
-            TryLater: the disk refused to sync its name.
+            Conflict: this process of the head has not begun the checkpoint.
+            TryLater: its name could not be synced.
         """
-        coming = self._coming.get(place)
-        if coming is not None:
-            return coming.whole, coming.missing_bytes
+        upload = self._uploads.get(place)
+        if upload is not None:
+            return upload.whole, upload.missing_bytes
         if _digest_of(self._folder(place.job_id, place.epoch, place.step)) == place.digest:
             with disk(self.root):
                 self._sync_name(place)
             return True, 0
-        raise Conflict(f"checkpoint of step {place.step}: not begun here", hint="send its manifest first")
+        raise Conflict(f"checkpoint of step {place.step}: no upload has begun here", hint="send its manifest first")
 
     def path(self, job_id: JobId, epoch: Epoch, step: int, name: str) -> str:
-        """A file of a whole copy, for sending.
+        """Return the path of a file of a complete copy.
 
         Raises:
-            NotFound: there is no such copy, or no such file in it.
+            NotFound: the copy does not exist, or has no such file.
         """
         folder = self._folder(job_id, epoch, step)
         try:
             manifest, _ = manifests.read(folder)
         except CheckpointInvalid as error:
-            raise NotFound(f"job {job_id} has no checkpoint of step {step} in epoch {epoch} here") from error
+            raise NotFound(f"the head has no checkpoint of job {job_id}, epoch {epoch}, step {step}") from error
         if name != MANIFEST_NAME and (not _inside(name) or all(file.path != name for file in manifest.files)):
-            raise NotFound(f"{name[:100]!r} is no file of the checkpoint of step {step}")
-        there = os.path.join(folder, name)
-        if not os.path.isfile(there):  # not to be asked for again: the node takes the checkpoint before
-            raise NotFound(f"the copy of the checkpoint of step {step} has lost its {name[:100]!r}")
-        return there
+            raise NotFound(f"{name[:100]!r} is not a file of the checkpoint of step {step}")
+        stored_path = os.path.join(folder, name)
+        if not os.path.isfile(stored_path):  # not retryable: the node falls back to an earlier checkpoint
+            raise NotFound(f"the head's copy of the checkpoint of step {step} lacks {name[:100]!r}")
+        return stored_path
 
     def settle(
         self, job_id: JobId, live: Epoch | None, published: frozenset[tuple[Epoch, int]], *, newest: Epoch
     ) -> None:
-        """Remove what is no use any more of a job: copies that retention gave up, what came for an attempt that is over, and what never became whole.
+        """Remove the copies of a job that are no longer needed: expired copies, and unpublished or incomplete ones of ended attempts.
 
-        `newest`: the newest attempt that was known when `live` was read. One that came since is not over.
+        `newest`: the newest attempt that existed when `live` was read; later attempts have not ended.
         """
         with self._lock:
             self._named.pop(job_id, None)
@@ -201,10 +208,10 @@ class KeptFiles:
                 while any(
                     (job, at) == (job_id, epoch) and (over or (at, step) < oldest) for job, at, step in self._opening
                 ):
-                    self._lock.wait()  # what is opened now would come back behind us
-                for place in [p for p in self._coming if (p.job_id, p.epoch) == (job_id, epoch)]:
+                    self._lock.wait()  # otherwise an upload being opened would recreate what is removed here
+                for place in [p for p in self._uploads if (p.job_id, p.epoch) == (job_id, epoch)]:
                     if over or (epoch, place.step) < oldest:
-                        del self._coming[place]
+                        del self._uploads[place]
             for entry in _names(epoch_folder):
                 found = _STEP.fullmatch(entry)
                 if found is None:
@@ -226,11 +233,11 @@ class KeptFiles:
                 os.rmdir(folder)
 
     @contextlib.contextmanager
-    def _opened_alone(self, place: Place) -> Iterator[_Coming | None]:
-        """What is on its way at a place, with nobody else at that step until the end.
+    def _opened_alone(self, place: Place) -> Iterator[_Upload | None]:
+        """Yield the upload at a place, and exclude other callers from that step meanwhile.
 
         Raises:
-            TryLater: somebody is, or too many other checkpoints are being opened.
+            TryLater: another caller has that step open, or too many checkpoints are being opened.
         """
         step = (place.job_id, place.epoch, place.step)
         with self._lock:
@@ -238,14 +245,14 @@ class KeptFiles:
                 lambda: step not in self._opening and len(self._opening) < _OPENING_MAX, timeout=_OPEN_WAIT_S
             ):
                 raise TryLater(
-                    f"checkpoint of step {place.step}: what came of it before is being read",
+                    f"checkpoint of step {place.step}: the head is reading the files that it received before",
                     hint="send it again in a moment",
                 )
             self._opening.add(step)
-            # Before its name is looked for: what has become whole since then has that.
-            coming = self._coming.get(place)
+            # Read before the caller looks for the final name: an upload that completes in between has that name.
+            upload = self._uploads.get(place)
         try:
-            yield coming
+            yield upload
         finally:
             with self._lock:
                 self._opening.discard(step)
@@ -255,18 +262,18 @@ class KeptFiles:
         return os.path.join(self.root, job_id, f"epoch-{epoch}", f"step-{step:08d}")
 
     def _replaces(self, place: Place, final: str, published: set[str]) -> bool:
-        """Whether a new checkpoint takes the place of what lies at its name; false where it lies there itself."""
-        held = _digest_of(final)
-        if held == place.digest:
+        """Whether the checkpoint replaces the stored one of its step, which is then removed; False if they are the same."""
+        stored = _digest_of(final)
+        if stored == place.digest:
             return False
-        if held is not None and held in published:
-            raise Conflict(f"another checkpoint of step {place.step} of this epoch is published already")
+        if stored is not None and stored in published:
+            raise Conflict(f"another checkpoint of step {place.step} of this epoch is already published")
         _retire(final)
         return True
 
-    def _open(self, place: Place, manifest: Manifest, encoded: bytes, final: str) -> _Coming:
-        """The folder of a checkpoint on its way, with what an earlier life of the head has of it."""
-        folder = f"{final}{_ON_ITS_WAY}{place.digest[:_DIGEST_SHOWN]}"
+    def _open(self, place: Place, manifest: Manifest, encoded: bytes, final: str) -> _Upload:
+        """Open the folder of an upload, including files that an earlier process of the head received."""
+        folder = f"{final}{_UPLOAD_SUFFIX}{place.digest[:_DIGEST_SHOWN]}"
         with around("kept.begin.directory"):
             os.makedirs(folder, mode=0o700, exist_ok=True)
         with around("kept.begin.mark"), open(os.path.join(os.path.dirname(final), _MARK), "ab"):
@@ -274,29 +281,29 @@ class KeptFiles:
         write_durably(os.path.join(folder, MANIFEST_NAME), encoded)
         files = {file.path: file for file in manifest.files}
         missing_bytes = sum(file.size_bytes for file in files.values())
-        coming = _Coming(folder=folder, final=final, files=files, missing_bytes=missing_bytes)
-        for path, file in coming.files.items():
-            coming.locks[path] = threading.Lock()
-            there = os.path.join(folder, path)
+        upload = _Upload(folder=folder, final=final, files=files, missing_bytes=missing_bytes)
+        for path, file in upload.files.items():
+            upload.locks[path] = threading.Lock()
+            stored_path = os.path.join(folder, path)
             with around("kept.begin.parents"):
-                os.makedirs(os.path.dirname(there), mode=0o700, exist_ok=True)
+                os.makedirs(os.path.dirname(stored_path), mode=0o700, exist_ok=True)
             if not file.size_bytes:
-                write_durably(there, b"")
-            elif os.path.exists(there):
-                size, crc = manifests.checksum(there)
+                write_durably(stored_path, b"")
+            elif os.path.exists(stored_path):
+                size, crc = manifests.checksum(stored_path)
                 if size < file.size_bytes or (size, crc) == (file.size_bytes, file.crc32):
-                    coming.ends[path], coming.crcs[path] = size, crc
-                    coming.missing_bytes -= size
-                    _sync_file(there)  # it may be whole, and nobody have synced it
-        return coming
+                    upload.ends[path], upload.crcs[path] = size, crc
+                    upload.missing_bytes -= size
+                    _sync_file(stored_path)  # it may be complete without ever having been synced
+        return upload
 
-    def _append(self, coming: _Coming, file: ManifestFile, end: int, data: bytes) -> int:
-        there = os.path.join(coming.folder, file.path)
+    def _append(self, upload: _Upload, file: ManifestFile, end: int, data: bytes) -> int:
+        stored_path = os.path.join(upload.folder, file.path)
         with around("kept.piece.create"):
-            fd = os.open(there, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            fd = os.open(stored_path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             write("kept.piece.write", fd, data, end)
-            crc = zlib.crc32(data, coming.crcs.get(file.path, 0))
+            crc = zlib.crc32(data, upload.crcs.get(file.path, 0))
             end += len(data)
             if end == file.size_bytes:
                 with around("kept.piece.cut"):
@@ -305,43 +312,43 @@ class KeptFiles:
                     with around("kept.piece.sync"):
                         os.fsync(fd)
                 except OSError:
-                    # The kernel may take pages of any piece for written now that are not: all of the file comes again.
-                    _take_back(there)
-                    with coming.lock:
-                        coming.missing_bytes += coming.ends.pop(file.path, 0)
-                        coming.crcs.pop(file.path, None)
+                    # After a failed sync, the kernel may mark unwritten pages of any piece as clean: receive the whole file again.
+                    _discard(stored_path)
+                    with upload.lock:
+                        upload.missing_bytes += upload.ends.pop(file.path, 0)
+                        upload.crcs.pop(file.path, None)
                     raise
                 if crc != file.crc32:
                     end, crc = 0, 0
         finally:
             os.close(fd)
-        with coming.lock:
-            coming.missing_bytes -= end - coming.ends.get(file.path, 0)
-            coming.ends[file.path], coming.crcs[file.path] = end, crc
+        with upload.lock:
+            upload.missing_bytes -= end - upload.ends.get(file.path, 0)
+            upload.ends[file.path], upload.crcs[file.path] = end, crc
         if not end:
             raise BadRequest(
-                f"{file.path}: other bytes came than its manifest says", hint="look after that node's disk"
+                f"{file.path}: the received bytes do not match the manifest", hint="check the disk of the sending node"
             )
         return end
 
-    def _finish_if_whole(self, place: Place, coming: _Coming) -> None:
-        """Give it its name, once, when nothing is missing."""
-        with coming.lock:
-            if coming.whole or coming.missing_bytes:
+    def _finish_if_whole(self, place: Place, upload: _Upload) -> None:
+        """Rename a complete upload to its final name, once."""
+        with upload.lock:
+            if upload.whole or upload.missing_bytes:
                 return
-            for folder, _, _ in os.walk(coming.folder):
+            for folder, _, _ in os.walk(upload.folder):
                 sync_directory("kept.finish.sync_inside", folder)
             with self._lock:
-                self._named.get(place.job_id, set()).discard(place)  # of the same one before, which has made room since
+                self._named.get(place.job_id, set()).discard(place)  # left from an earlier copy, which was replaced
             with around("kept.finish.rename"):
-                os.rename(coming.folder, coming.final)
+                os.rename(upload.folder, upload.final)
             self._sync_name(place)
-            coming.whole = True
-        with self._lock:  # behind the rename: `begin` finds it at its name or here
-            self._coming.pop(place, None)
+            upload.whole = True
+        with self._lock:  # after the rename, so that `begin` finds it under its name or here
+            self._uploads.pop(place, None)
 
     def _sync_name(self, place: Place) -> None:
-        """Sync the folders above a whole checkpoint, once in this life: whoever gave it its name may have died before that, or been refused."""
+        """Sync the folders above a complete checkpoint, once per process: after the rename, the head may have crashed or a sync failed."""
         with self._lock:
             if place in self._named.get(place.job_id, ()):
                 return
@@ -354,42 +361,49 @@ class KeptFiles:
 
 def _checked(place: Place, encoded: bytes) -> Manifest:
     if manifests.digest(encoded) != place.digest:
-        raise BadRequest(f"checkpoint of step {place.step}: the manifest is another than its digest says")
+        raise BadRequest(f"checkpoint of step {place.step}: the manifest does not match its digest")
     try:
         manifest = manifests.decode(encoded, where=f"checkpoint of step {place.step}")
     except CheckpointInvalid as error:
         raise BadRequest(str(error)) from error
     if (manifest.step, manifest.epoch) != (place.step, place.epoch):
-        raise BadRequest(f"the manifest is of step {manifest.step} of epoch {manifest.epoch}")
+        raise BadRequest(
+            f"the manifest is of epoch {manifest.epoch}, step {manifest.step}; expected epoch {place.epoch}, step {place.step}"
+        )
     for file in manifest.files:
         if not _inside(file.path) or file.path == MANIFEST_NAME or file.size_bytes < 0:
-            raise BadRequest(f"the manifest names {file.path[:100]!r}, which is no file of a checkpoint")
+            raise BadRequest(f"the manifest names {file.path[:100]!r}, which is not a valid file of a checkpoint")
     return manifest
 
 
 def _inside(path: str) -> bool:
-    """Whether a relative path stays below its folder, in the one way to write it."""
+    """Whether a relative path is normalized and stays inside its folder."""
     words = path.split("/")
     return bool(path) and "\0" not in path and not any(word in ("", ".", "..") for word in words)
 
 
 @contextlib.contextmanager
 def disk(root: str) -> Iterator[None]:
-    """What the disk refuses, as an answer to whoever asked."""
+    """Turn disk errors into errors of the API.
+
+    Raises:
+        DiskFull: the disk or a quota is full.
+        TryLater: any other error of the disk.
+    """
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFull(
-                f"the head's disk is full: {root} takes no more", hint="make room there; it is tried again"
+                f"the head's disk is full: {root}", hint="free space stored_path; the request is repeated automatically"
             ) from error
         raise TryLater(
-            f"the head cannot write {error.filename or root}: {error.strerror}", hint="look after its disk"
+            f"the head cannot write {error.filename or root}: {error.strerror}", hint="check the head's disk"
         ) from error
 
 
 def write_durably(path: str, data: bytes) -> None:
-    """A whole file or none, synced; its folder is the caller's to sync."""
+    """Write and sync a file atomically. The caller syncs its folder."""
     fresh = f"{path}.new"
     with around("kept.whole.create"):
         fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -404,26 +418,26 @@ def write_durably(path: str, data: bytes) -> None:
 
 
 def _sync_file(path: str) -> None:
-    """Sync what an earlier life of the head has written, or remove it."""
+    """Sync a file that an earlier process of the head wrote; remove it if that fails."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with around("kept.begin.sync"):
             os.fsync(fd)
     except OSError:
-        _take_back(path)
+        _discard(path)
         raise
     finally:
         os.close(fd)
 
 
-def _take_back(path: str) -> None:
-    """Remove a file whose sync failed: a second sync would say nothing of pages that the first gave up. Best effort."""
+def _discard(path: str) -> None:
+    """Remove a file whose sync failed, best effort: a second sync would not report the pages that the first one lost."""
     with contextlib.suppress(OSError), around("kept.piece.take_back"):
         os.unlink(path)
 
 
 def _digest_of(folder: str) -> str | None:
-    """Of the manifest that lies in a folder; None without one."""
+    """Return the digest of the manifest in a folder; None without one."""
     try:
         return manifests.read(folder)[1]
     except CheckpointInvalid:
@@ -431,7 +445,7 @@ def _digest_of(folder: str) -> str | None:
 
 
 def _retire(path: str) -> None:
-    """Remove a folder; renamed first, so that nothing torn is ever left under a name that could be resumed from."""
+    """Remove a folder; it is renamed first, so that no partly removed folder ever has the name of a checkpoint."""
     doomed = path if path.endswith(_RETIRED) else f"{path}{_RETIRED}"
     if doomed != path:
         with contextlib.suppress(OSError), around("kept.retire.rename"):

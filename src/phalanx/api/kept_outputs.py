@@ -1,4 +1,4 @@
-"""Outputs of jobs whose nodes do not share the head's folders (wire.kept): what nodes bring, and what a new attempt finds of the ones before."""
+"""Uploads and downloads of job outputs, for gangs whose nodes do not share the head's folders (wire.kept)."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ Name = Annotated[str, Query(min_length=1, max_length=4096)]
 
 @routes.get("/v1/node/outputs", Action.SUPERVISE, reply=OutputsReply)
 async def list_kept_outputs(request: Request, job_id: JobId, epoch: Whole) -> Response:
-    """What earlier attempts left for this node's part of a gang."""
+    """List the files of earlier attempts that this node's part of the gang starts with."""
     origin = await _origin(request, job_id, epoch)
     return reply(OutputsReply(files=await off_loop(runtime_of(request).outputs.listing, origin)))
 
 
 @routes.get("/v1/node/outputs/file", Action.SUPERVISE, reply=Shown.BYTES)
 async def give_output_file(request: Request, job_id: JobId, epoch: Whole, path: Name) -> Response:
-    """One of these files."""
+    """Download one of these files."""
     await _origin(request, job_id, epoch)
     file = await off_loop(runtime_of(request).outputs.path, job_id, path)
     return StreamingResponse(_pieces(file), media_type=Shown.BYTES.value)
@@ -54,11 +54,11 @@ async def take_output_piece(
     mode: Whole = 0o600,
     more: bool = False,
 ) -> Response:
-    """A piece of a file; with `more` at the end of the file that is here, else of one on its way, which `crc32` (of all `size` bytes) ends."""
+    """Store a piece of a file: with `more` append to the stored file, else to an upload, which `crc32` (of all `size` bytes) completes."""
     runtime = runtime_of(request)
     origin = await _origin(request, job_id, epoch)
     if runtime.carried.pieces >= _PIECES_MAX:
-        raise TryLater(f"{_PIECES_MAX} pieces are on their way to the head", hint="send it again in a moment")
+        raise TryLater(f"the head is receiving {_PIECES_MAX} pieces already", hint="send it again in a moment")
     runtime.carried.pieces += 1
     try:
         data = await read_body(request, PIECE_BYTES_MAX)
@@ -76,17 +76,17 @@ async def take_output_piece(
 
 @routes.add("DELETE", "/v1/node/outputs/file", Declared(action=Action.SUPERVISE, status=204))
 async def remove_output_file(request: Request, job_id: JobId, epoch: Whole, path: Name) -> Response:
-    """Remove a file that this node has brought, since its ranks have."""
+    """Remove a file that this node uploaded, since its ranks removed it."""
     origin = await _origin(request, job_id, epoch)
     await off_loop(runtime_of(request).outputs.remove, origin, path)
     return nothing()
 
 
 async def _origin(request: Request, job_id: JobId, epoch: int) -> Origin:
-    """Whose files they are.
+    """Return the attempt and node rank that the files belong to.
 
     Raises:
-        NotPermitted, AttemptOver: not of a live attempt of which this node carries a part.
+        NotPermitted, AttemptOver: this node does not run a part of that attempt, or it has ended.
     """
     node_id, grant = of_attempt(request, job_id, epoch)
     await off_loop(live_member, runtime_of(request), node_id, job_id, Epoch(epoch))

@@ -1,7 +1,7 @@
-"""Logs of a job: pages of chunks, and streams that follow without a gap or a double across reconnects and attempts.
+"""Logs of a job: pages of chunks, and streams that lose and repeat nothing across reconnects and attempts.
 
-A follower's place is its cursor (api.cursor). It is told with every batch, and handed back as Last-Event-ID or ?cursor=.
-Chunks end between characters: bytes of a half one wait for their rest, or for the job's end.
+The position of a follower is its cursor (api.cursor). The head sends it with every batch, and the follower returns it as Last-Event-ID
+or ?cursor=. Chunks end between characters: an incomplete character waits for the rest of its bytes, or for the end of the job.
 """
 
 from __future__ import annotations
@@ -31,24 +31,22 @@ from phalanx.wire.api.output import LogChunk, LogsReply, StateEvent
 
 CHUNK_BYTES: Final = 1 << 16
 BATCH_BYTES: Final = 1 << 20
-_CURSORS_EACH: Final = (
-    64  # up to so many streams each event tells the cursor; past it one for the batch (clients drop doubles by offset)
-)
-
-_WORDS: Final = ("supervisor", "stacks")  # streams that are no rank's output
+# Up to this many streams every event has a cursor; above it only the last of a batch (clients drop duplicates by offset).
+_CURSORS_EACH: Final = 64
+_WORDS: Final = ("supervisor", "stacks")  # streams that are not output of a rank
 
 routes = Routes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which streams: one rank, all ranks, the supervisors' notes, or stacks of ranks that hung; of one attempt or of all."""
+    """Selects streams: of one rank, of all ranks, notes of supervisors, or stacks of hung ranks; of one attempt or of all."""
 
     rank: str = "all"
     epoch: int | None = None
 
     def takes(self, key: StreamKey) -> bool:
-        """Whether a stream is wanted."""
+        """Whether a stream is selected."""
         if self.epoch is not None and key.epoch != self.epoch:
             return False
         kind, _, number = key.stream.partition("-")
@@ -68,31 +66,31 @@ async def job_logs(
     limit_bytes: Annotated[int, Query(ge=1, le=8 * BATCH_BYTES)] = BATCH_BYTES,
     tail_bytes: WholeOrNone = None,
 ) -> Response:
-    """Output of a job's ranks, by attempt and rank. `tail_bytes` begins at most so far before each stream's end.
+    """Read the output of a job's ranks, by attempt and rank. `tail_bytes` starts at most this far before the end of each stream.
 
-    With `follow=1` or `Accept: text/event-stream` a stream of events: `log`, `state`, and `end` after the last byte of a job that is over.
+    With `follow=1` or `Accept: text/event-stream` the reply is a stream of events: `log`, `state`, and `end` after the job's last byte.
     """
     runtime = runtime_of(request)
     job = touch(runtime.parts.store, caller_of(request), Action.SEE_OUTPUT, job_id)
     if rank not in ("all", *_WORDS) and (not rank.isdecimal() or len(rank) > NUMBER_DIGITS_MAX):
-        raise BadRequest(f"rank: {rank[:60]!r} is none", hint="a number, all, supervisor, or stacks")
+        raise BadRequest(f"rank: {rank[:60]!r} is not valid", hint="use a number, all, supervisor or stacks")
     wanted = Wanted(rank=rank, epoch=epoch)
     place = read_cursor(request.headers.get("last-event-id") or cursor)
     if tail_bytes is not None and not place:
         place = await off_loop(_tails, runtime.parts, job_id, wanted, tail_bytes)
-    ask = still(runtime.gate, runtime.parts.store, caller_of(request), Action.SEE_OUTPUT, job_id)
+    check = still(runtime.gate, runtime.parts.store, caller_of(request), Action.SEE_OUTPUT, job_id)
     if follow or "text/event-stream" in request.headers.get("accept", ""):
-        return EventStream(runtime, caller_of(request).user, _follow(runtime, job_id, wanted, place), ask)
+        return EventStream(runtime, caller_of(request).user, _follow(runtime, job_id, wanted, place), check)
     chunks = await off_loop(read_batch, runtime.parts, job_id, wanted, place, limit_bytes)
     more = bool(chunks) and sum(chunk.end - chunk.offset for chunk in chunks) >= limit_bytes
-    note = "" if chunks or cursor else await off_loop(_elsewhere, runtime.parts, job)
+    note = "" if chunks or cursor else await off_loop(_missing_output_note, runtime.parts, job)
     return reply(LogsReply(chunks=chunks, cursor=write_cursor(place), more=more, note=note))
 
 
 def read_batch(
     parts: HeadParts, job_id: JobId, wanted: Wanted, place: Cursor, limit_bytes: int, *, over: bool = False
 ) -> list[LogChunk]:
-    """What is there past `place`, which is moved on: by attempt, then by stream. `over`: half characters at an end stay halves."""
+    """Read on from `place` and advance it: by attempt, then by stream. `over`: also return incomplete characters at an end."""
     chunks: list[LogChunk] = []
     for key in parts.logs.streams(job_id):
         if not wanted.takes(key):
@@ -113,31 +111,31 @@ def read_batch(
     return chunks
 
 
-def _elsewhere(parts: HeadParts, job: Job) -> str:
-    """Why a job that ran has no output here: another head led then, and its files are its own."""
+def _missing_output_note(parts: HeadParts, job: Job) -> str:
+    """Explain why the output of a job is missing: another head led when it ran, and that head does not share its files."""
     if not parts.earlier_output or parts.among is None or not job.epoch or parts.logs.streams(job.id):
         return ""
     if min(attempt.placed_s for attempt in parts.store.attempts(job.id)) >= parts.among.leader().since_s:
         return ""
     return (
-        f"what job {job.id} wrote lies in the state folder of another head ({parts.earlier_output}); "
-        "heads that are started with --files DIR share it"
+        f"The output of job {job.id} is in the state folder of another head ({parts.earlier_output}). "
+        "Start the heads with --files DIR to share output."
     )
 
 
 def whole_characters(piece: bytes) -> bytes:
-    """The bytes up to the last whole UTF-8 character; what is no UTF-8 at all is kept."""
+    """Return the bytes up to the last complete UTF-8 character; bytes that are not UTF-8 are included."""
     for back in range(1, min(4, len(piece)) + 1):
         byte = piece[-back]
         if byte & 0b1100_0000 == 0b1000_0000:
-            continue  # inside a character: its first byte is further left
+            continue  # a continuation byte: the character's first byte is further left
         width = 4 if byte >= 0b1111_0000 else 3 if byte >= 0b1110_0000 else 2 if byte >= 0b1100_0000 else 1
         return piece if width <= back else piece[:-back]
     return piece
 
 
 def _tails(parts: HeadParts, job_id: JobId, wanted: Wanted, tail_bytes: int) -> Cursor:
-    """A place so far before each stream's end, moved on to the next line where there is one."""
+    """Return the place `tail_bytes` before the end of each stream, moved forward to the start of a line if there is one."""
     place: Cursor = {}
     for key in parts.logs.streams(job_id):
         offset = max(0, parts.logs.end(key) - tail_bytes)
@@ -148,30 +146,30 @@ def _tails(parts: HeadParts, job_id: JobId, wanted: Wanted, tail_bytes: int) -> 
 
 
 async def _follow(runtime: Runtime, job_id: JobId, wanted: Wanted, place: Cursor) -> AsyncIterator[bytes]:
-    """Events until the job is over and read to its end."""
+    """Yield events until the job has ended and all its output was sent."""
     parts, limits = runtime.parts, runtime.parts.limits
-    told: StateEvent | None = None
+    sent: StateEvent | None = None
     quiet_s = 0.0
     with runtime.hub.watch(job_id) as watch:
         while not runtime.hub.closing:
-            # The job is read before its output: supervisors ship all of it before they report the end, so what is there now is all.
+            # Read the job before its output: supervisors send all output before they report the end, so nothing can be missing.
             job = known_job(parts.store, job_id)
             attempts = parts.store.attempts(job_id) if job.epoch else []
             state = state_event(job, attempts[-1] if attempts else None, parts.driver.waits.get(job_id))
             chunks = await off_loop(read_batch, parts, job_id, wanted, place, BATCH_BYTES)
-            if state != told and not job.state.terminal:
-                told = state
+            if state != sent and not job.state.terminal:
+                sent = state
                 yield event("state", state)
             if chunks:
                 quiet_s = 0.0
-                for piece in _told(chunks, place):
+                for piece in _log_events(chunks, place):
                     yield piece
                 continue
             if job.state.terminal:
                 chunks = await off_loop(read_batch, parts, job_id, wanted, place, BATCH_BYTES, over=True)
-                for piece in _told(chunks, place):
+                for piece in _log_events(chunks, place):
                     yield piece
-                if state != told:
+                if state != sent:
                     yield event("state", state)
                 yield event("end", end_event(job), write_cursor(place))
                 return
@@ -183,8 +181,8 @@ async def _follow(runtime: Runtime, job_id: JobId, wanted: Wanted, place: Cursor
             quiet_s += parts.clock.boottime_s() - began_s
 
 
-def _told(chunks: list[LogChunk], place: Cursor) -> list[bytes]:
-    """Chunks as events, each with the place after it, or the last alone where that would be more than the text."""
+def _log_events(chunks: list[LogChunk], place: Cursor) -> list[bytes]:
+    """Return chunks as events. Each has the cursor after it; with many streams only the last one has, as cursors are then long."""
     if len(place) > _CURSORS_EACH:
         last = len(chunks) - 1
         mark = write_cursor(place)

@@ -1,4 +1,4 @@
-"""The access matrix as a page: every route of an app, who may call it, and on whose things. Made from the table (core.access.rules)."""
+"""Renders the access matrix: every route of an app, and which callers may use it on whose objects, from core.access.rules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NO: Final = "-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """Somebody who calls. `scope` as of a token; `project_admin`: of the project that "same project" means."""
+    """A kind of caller. `scope` is that of its token; `project_admin`: of the project that "same project" means."""
 
     title: str
     role: UserRole
@@ -26,7 +26,7 @@ class Column:
     project_admin: bool = False
 
     def judge(self, route: GatedRoute, tie: Tie) -> Verdict:
-        """What this caller is answered by a route about a thing so tied to them."""
+        """Return whether this caller may use a route on an object with that relation to the caller."""
         declared = route.declared
         if declared.open_to_all:
             return Verdict.YES
@@ -45,36 +45,39 @@ COLUMNS: Final = (
 )
 _HEAD: Final = """# Who may call what
 
-*Made from the table in `phalanx.core.access.rules` and the routes themselves; a test compares this page with them, and sends every call
-below to a real head: what is refused changes nothing. After a wanted change: `PHALANX_GOLDEN=write pytest tests/contract/test_access_matrix.py`.*
+*Generated from the table in `phalanx.core.access.rules` and the routes. A test compares this page with them, and sends every call below
+to a real head: refused calls change nothing. After an intended change run `PHALANX_GOLDEN=write pytest tests/contract/test_access_matrix.py`.*
 
-A cell says on whose things: `all`; `own`; `project`: own, and those of the project they are an admin of; `-`: refused. Without a token, or
-with one that is unknown, expired, revoked or of a disabled user, every route but the open ones answers 401, and nothing else is looked at.
-A token with a scope does what its user may *and* its scope names. What is refused is 403; another's token or exec session is 404,
-since that it exists is nobody's business. `audit`: the call leaves a line in the [audit trail](operations.md#audit-trail).
+A cell states on whose objects the caller may act: `all`; `own`; `project`: own, and those of projects that the caller is an admin of;
+`-`: refused. Without a token, or with one that is unknown, expired, revoked or of a disabled user, every route except the open ones
+answers 401 before any other check. A token with a scope may do what its user may do *and* its scope names. Refused calls are answered
+403; another user's token or exec session is answered 404, as its existence is private. `audit`: the call leaves a line in the
+[audit trail](operations.md#audit-trail).
 
 """
 
 
 def gated_routes(app: FastAPI) -> list[GatedRoute]:
-    """All routes of the app, by path."""
+    """Return all routes of the app, by path."""
     found = [route for route in app.router.routes if isinstance(route, GatedRoute)]
     return sorted(found, key=lambda route: (route.path, sorted(route.methods or ())))
 
 
 def page(app: FastAPI) -> str:
-    """The page in Markdown."""
+    """Return the page in Markdown."""
     titles = ["route", "action", "touches", *(column.title for column in COLUMNS), "audit"]
     rows = [titles, ["---"] * len(titles)]
     for route in gated_routes(app):
         cells = [cell(column, route) for column in COLUMNS]
-        rows += [[f"`{method} {route.path}`", _action(route), route.reach.value, *cells, "yes" if route.lasting else ""]
-                 for method in sorted(route.methods or ())]  # fmt: skip
+        rows += [
+            [f"`{method} {route.path}`", _action(route), route.reach.value, *cells, "yes" if route.lasting else ""]
+            for method in sorted(route.methods or ())
+        ]
     return _HEAD + "\n".join(_line(row) for row in rows) + "\n"
 
 
 def cell(column: Column, route: GatedRoute) -> str:
-    """On whose things this caller may."""
+    """Return on whose objects this caller may act."""
     ties = [tie for tie in _TIES if column.judge(route, tie) is Verdict.YES]
     return (
         {3: "all", 2: "project", 1: "own", 0: _NO}[len(ties)] if route.reach is not Reach.PROJECT else _of_project(ties)
@@ -82,7 +85,7 @@ def cell(column: Column, route: GatedRoute) -> str:
 
 
 def _of_project(ties: Sequence[Tie]) -> str:
-    """A project belongs to nobody: what counts is who is its admin."""
+    """Return the cell of a route on a project: projects have no owner, only admins."""
     return {3: "all", 0: _NO}.get(len(ties), "project")
 
 

@@ -1,8 +1,8 @@
-"""GET /metrics for Prometheus: `phalanx_*`, and device samples under the names of dcgm-exporter, so that existing boards work.
+"""GET /metrics for Prometheus: `phalanx_*`, and device samples under the names of dcgm-exporter, so that existing dashboards work.
 
 Source of the DCGM names, labels and units: NVIDIA dcgm-exporter, etc/default-counters.csv and the label set of its renderer
 (gpu, UUID, device, modelName, Hostname; `hpc_job` for the job): utilisation in percent, frame buffer in MiB, power in W, temperature in C.
-The job's id stands on these node metrics alone: on any other it would make one series for each job ever run.
+Only these node metrics have the job's id as a label: on others it would create one series per job ever run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from phalanx.core.work.people import Action
 from phalanx.wire.supervisor import DeviceSample, SamplesRequest
 
 _TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-_STALE_S: Final = 30.0  # samples older than this are no longer what the device does
+_STALE_S: Final = 30.0  # older samples are left out
 _LABELS: Final = ("gpu", "UUID", "device", "modelName", "Hostname", "node", "virtual", "hpc_job")
 _DCGM: Final = {
     "DCGM_FI_DEV_GPU_UTIL": "GPU utilization (in %).",
@@ -37,36 +37,36 @@ _DCGM: Final = {
     "DCGM_FI_DEV_FB_FREE": "Framebuffer memory free (in MiB).",
     "DCGM_FI_DEV_POWER_USAGE": "Power draw (in W).",
     "DCGM_FI_DEV_GPU_TEMP": "GPU temperature (in C).",
-}  # fmt: skip
+}
 
 routes = Routes()
 
 
 @routes.get("/metrics", Action.SEE, reply=Shown.TEXT)
 async def metrics(request: Request) -> Response:
-    """Metrics in Prometheus' text format."""
+    """Return metrics in Prometheus' text format."""
     return Response(await off_loop(render, runtime_of(request)), media_type=_TYPE)
 
 
 def render(runtime: Runtime) -> bytes:
-    """All metrics as text."""
+    """Return all metrics as text."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Head(runtime))
     return generate_latest(registry)
 
 
 class _Head(Collector):
-    """Reads everything anew at each scrape: there is no second copy of the truth."""
+    """Reads all values at each scrape; nothing is stored here."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing up front: `collect` is asked."""
+        """Return nothing: the metrics are known only when `collect` runs."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """Yield all metric families."""
         nodes = self._runtime.parts.store.nodes()
         yield from self._jobs()
         yield from _fleet(nodes)
@@ -80,14 +80,14 @@ class _Head(Collector):
             jobs.add_metric([state.value], counts.get(state, 0))
         yield jobs
         waiting = Counter(wait.reason.value for wait in self._runtime.parts.driver.waits.values())
-        reasons = GaugeMetricFamily("phalanx_jobs_waiting", "Pending jobs by the dominant reason.", labels=["reason"])
+        reasons = GaugeMetricFamily("phalanx_jobs_waiting", "Pending jobs by their main reason.", labels=["reason"])
         for reason, count in sorted(waiting.items()):
             reasons.add_metric([reason], count)
         yield reasons
 
     def _loop(self) -> Iterator[Metric]:
         runtime = self._runtime
-        info = GaugeMetricFamily("phalanx_head_info", "This life of the head.", labels=["version", "head_id"])
+        info = GaugeMetricFamily("phalanx_head_info", "The running process of the head.", labels=["version", "head_id"])
         info.add_metric([runtime.parts.version, runtime.parts.driver.head_id], 1)
         yield info
         loop = GaugeMetricFamily(
@@ -136,20 +136,20 @@ class _Head(Collector):
 _COUNTED: Final = {
     "submits": "Jobs submitted, each durable when it was answered.",
     "lease_renewals": "Renewals of supervisors' leases.",
-    "events": "Events heard from supervisors.",
-    "stream_bytes": "Bytes of logs and step reports kept.",
+    "events": "Events received from supervisors.",
+    "stream_bytes": "Bytes of logs and step reports stored.",
 }
 
 
 def _leading(among: Among) -> Iterator[Metric]:
-    leads = GaugeMetricFamily("phalanx_leader", "1 on the head that leads; one that stands by answers 503.")
+    leads = GaugeMetricFamily("phalanx_leader", "1 on the leader; a standby answers 503.")
     leads.add_metric([], 1 if among.leads() else 0)
     yield leads
-    term = GaugeMetricFamily("phalanx_term", "Grows by one whenever another head takes over.")
+    term = GaugeMetricFamily("phalanx_term", "Increases by one whenever another head takes over.")
     term.add_metric([], among.term)
     yield term
     heads = GaugeMetricFamily(
-        "phalanx_head_seen_age_seconds", "Since a head last said that it is there.", labels=["head"]
+        "phalanx_head_seen_age_seconds", "Time since a head last reported its presence.", labels=["head"]
     )
     for head in among.heads():
         heads.add_metric([head.name], head.seen_ago_s)
@@ -171,7 +171,7 @@ def _fleet(nodes: list[Node]) -> Iterator[Metric]:
 
 def _ages(nodes: list[Node], samples: list[SamplesRequest | None], now_s: float) -> Metric:
     family = GaugeMetricFamily(
-        "phalanx_node_sample_age_seconds", "Since a node's devices were last heard of.", labels=["node"]
+        "phalanx_node_sample_age_seconds", "Age of a node's newest device samples.", labels=["node"]
     )
     for node, sample in zip(nodes, samples, strict=True):
         if sample is not None:
@@ -181,10 +181,15 @@ def _ages(nodes: list[Node], samples: list[SamplesRequest | None], now_s: float)
 
 def _labels(node: Node, device: Device | None, sample: DeviceSample) -> list[str]:
     return [
-        str(sample.index), sample.uuid, f"{'virtual' if sample.virtual else 'nvidia'}{sample.index}",
-        device.model if device is not None else "", node.hostname or node.id, node.id, str(sample.virtual).lower(),
+        str(sample.index),
+        sample.uuid,
+        f"{'virtual' if sample.virtual else 'nvidia'}{sample.index}",
+        device.model if device is not None else "",
+        node.hostname or node.id,
+        node.id,
+        str(sample.virtual).lower(),
         sample.job_id or "",
-    ]  # fmt: skip
+    ]
 
 
 def _readings(sample: DeviceSample) -> Iterator[tuple[str, float]]:

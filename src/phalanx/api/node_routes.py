@@ -1,7 +1,7 @@
-"""The supervisors' channel (wire.supervisor): hello, lease, commands, events, streams, samples, blobs, exec.
+"""The supervisors' side of the API (wire.supervisor): hello, lease, commands, events, streams, samples, blobs, exec.
 
-A token speaks for one node. A supervisor may speak only for its own node and of jobs whose attempt has a grant there, and only write
-the streams of its own ranks. Until it has said hello in this life of the head it is told to (409, code "say_hello").
+A token is valid for one node. A supervisor may report only on its own node and on jobs whose attempt has a grant there, and write only
+the streams of its own ranks. Until it has registered with this process of the head, it is answered 409 with the code "say_hello".
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from phalanx.core.state.events import (
     SeatLost,
     TaskExited,
     Withdrawn,
-)  # fmt: skip
+)
 from phalanx.core.work.people import Action
 from phalanx.core.work.seat import node_of_supervisor, read_seat
 from phalanx.ports.logs import StreamKey
@@ -64,7 +64,7 @@ from phalanx.wire.supervisor import (
 
 _STREAM: Final = re.compile(r"(rank|stacks|steps|supervisor)-(\d{1,7})")
 _EXEC_ROOM_WAIT_S: Final = (
-    20.0  # how long a chatty command is held back while its user reads slowly, before it is told to try again
+    20.0  # how long output waits for buffer space before the supervisor has to repeat the request
 )
 
 routes = Routes()
@@ -74,11 +74,11 @@ routes = Routes()
 async def renew_lease(request: Request) -> Response:
     """Renew a supervisor's lease. Answered from memory."""
     runtime = runtime_of(request)
-    wish = decoded(await read_body(request, runtime.parts.limits.body_bytes), LeaseRequest)
-    own_node(caller_of(request), wish.node_id)
+    body = decoded(await read_body(request, runtime.parts.limits.body_bytes), LeaseRequest)
+    own_node(caller_of(request), body.node_id)
     driver = runtime.parts.driver
     now_s = runtime.parts.clock.boottime_s()
-    granted = driver.leases.renew(_name_of(request), wish.supervisor_id, wish.epochs, now_s, held_s=wish.held_s)
+    granted = driver.leases.renew(_name_of(request), body.supervisor_id, body.epochs, now_s, held_s=body.held_s)
     runtime.count("lease_renewals")
     return reply(
         LeaseReply(
@@ -96,7 +96,7 @@ async def renew_lease(request: Request) -> Response:
     "/v1/node/streams", Action.SUPERVISE, body=StreamsRequest, reply=StreamsReply, body_limit="streams_bytes", bare=True
 )
 async def take_streams(request: Request) -> Response:
-    """Keep log and step bytes. Answered once they are durable, with where each stream ends."""
+    """Store log and step bytes. The answer, sent once they are durable, has the size of each stream."""
     runtime = runtime_of(request)
     name = _name_of(request)
     sent = decoded(await read_body(request, runtime.parts.limits.streams_bytes), StreamsRequest)
@@ -108,7 +108,7 @@ async def take_streams(request: Request) -> Response:
         before = {key: runtime.parts.logs.end(key) for key, _, _ in chunks}
         ends = await off_loop(runtime.parts.logs.append, chunks)
         runtime.count("stream_bytes", sum(ends[key] - before[key] for key in before))
-        _hear_steps(runtime, chunks, before, ends)
+        _record_steps(runtime, chunks, before, ends)
     runtime.hub.tell(key.job_id for key in ends)
     return reply(
         StreamsReply(
@@ -119,10 +119,10 @@ async def take_streams(request: Request) -> Response:
 
 @routes.post("/v1/node/events", Action.SUPERVISE, body=EventsRequest, reply=EventsReply, bare=True)
 async def take_events(request: Request) -> Response:
-    """Hear what happened on a node. Answered once it is durable; what was heard already is acknowledged again.
+    """Receive events of a node. Answered once they are durable; repeated events are only acknowledged again.
 
-    An event that this head does not understand, or that the supervisor may not tell, is refused once (400 or 403) after the others
-    were heard; it then counts as acknowledged, so that it never stands in the way of those behind it.
+    An event that this head does not know, or that the supervisor may not report, is refused once (400 or 403), after the others were
+    handled. It then counts as acknowledged, so that it does not block the events after it.
     """
     runtime = runtime_of(request)
     name = _name_of(request)
@@ -154,29 +154,35 @@ async def take_events(request: Request) -> Response:
 
 @routes.post("/v1/node/hello", Action.SUPERVISE, body=HelloRequest, reply=HelloReply)
 async def hello(request: Request) -> Response:
-    """A supervisor presents itself, its node and what it carries. Answered once that is durable, with its lease.
+    """Register a supervisor with its node and the attempts that it runs. Answered with its lease, once the registration is durable.
 
-    One that would replace another is not heard yet: it is answered a challenge, and says hello again with it.
+    A supervisor that would replace another one first gets a challenge, and must repeat its hello with that challenge.
     """
     runtime = runtime_of(request)
     parts = runtime.parts
     said = decoded(await read_body(request, parts.limits.body_bytes), HelloRequest)
     own_node(caller_of(request), said.node.id)
     if said.version not in (WIRE_VERSION, WIRE_VERSION - 1):
-        raise BadRequest(f"node {said.node.id} speaks version {said.version}, this head {WIRE_VERSION} and the one before",
-                         hint="install the head's release there")  # fmt: skip
+        raise BadRequest(
+            f"node {said.node.id} uses protocol version {said.version}; this head supports {WIRE_VERSION - 1} and {WIRE_VERSION}",
+            hint="install the head's release on the node",
+        )
     wrong = said.node.miscounted()
     if wrong:
         raise BadRequest(
             f"node {said.node.id}: {wrong}",
-            hint="a count of a node is 0 or more, and each device has an index of its own",
+            hint="counts must be 0 or more, and each device must have its own index",
         )
     name, supervisor_id = _name_of(request), said.supervisor_id
-    # Before the hello is heard: what the controller commands because of it must stay.
+    # Read before the hello is handled: commands that result from it must be delivered.
     after = parts.mailboxes.last(name)
     greeting = Hello(
-        node=said.node, supervisor_id=supervisor_id, carries=tuple(said.carries), seat=read_seat(name), challenge=said.challenge
-    )  # fmt: skip
+        node=said.node,
+        supervisor_id=supervisor_id,
+        carries=tuple(said.carries),
+        seat=read_seat(name),
+        challenge=said.challenge,
+    )
     (answer,) = await runtime.report([greeting])
     challenge = answer.challenge if isinstance(answer, Challenged) else ""
     if not challenge:
@@ -184,7 +190,7 @@ async def hello(request: Request) -> Response:
             raise answer
         runtime.supervisors.greet(name, supervisor_id)
         runtime.hub.tell(job_id for job_id, _, _ in said.carries)
-    lease_s, renew_in_s = parts.driver.leases.terms  # granted as the hello was heard
+    lease_s, renew_in_s = parts.driver.leases.terms  # granted by the hello
     return reply(
         HelloReply(
             version=WIRE_VERSION,
@@ -206,17 +212,17 @@ async def give_commands(
     head: str = "",
     supervisor: str = "",
 ) -> Response:
-    """Commands after a seq, waiting for one up to `wait_s`. Asking after a seq acknowledges all up to it.
+    """Fetch the commands after a seq, waiting up to `wait_s` for one. The request acknowledges all commands up to that seq.
 
-    `head`: the life of the head that counted to `after`; `supervisor`: who asks. Of another of either the answer is to say hello; one
-    that says neither is taken at its word.
+    `head`: the head_id that numbered the commands; `supervisor`: the asking supervisor. If either is not the current one, the answer is
+    "say_hello". An empty value is not checked.
     """
     runtime = runtime_of(request)
     name, asks = _name_of(request), SupervisorId(supervisor) if supervisor else None
     mailboxes, clock = runtime.parts.mailboxes, runtime.parts.clock
     known = runtime.supervisors.speaking(name, asks)
     if head not in ("", runtime.parts.driver.head_id):
-        raise SayHello(f"node {name}: another head counted to {after}", hint="say hello first")
+        raise SayHello(f"node {name}: seq {after} is of another head", hint="register again with a hello")
     until_s = clock.boottime_s() + min(wait_s, runtime.parts.limits.wait_s)
     with runtime.hub.bell() as watch:
         stop = mailboxes.listen(name, runtime.answers.soon(watch.ring))
@@ -231,14 +237,14 @@ async def give_commands(
         finally:
             stop()
     runtime.supervisors.speaking(name, asks)
-    if runtime.parts.driver.leases.is_anothers(name, known.supervisor_id):  # these commands came of its hello
-        raise SayHello(f"node {name}: another supervisor speaks for it", hint="say hello first")
+    if runtime.parts.driver.leases.is_anothers(name, known.supervisor_id):  # these commands may be results of its hello
+        raise SayHello(f"node {name}: another supervisor has registered for it", hint="register again with a hello")
     return reply(CommandsReply(head_id=runtime.parts.driver.head_id, commands=commands, last=last))
 
 
 @routes.post("/v1/node/samples", Action.SUPERVISE, body=SamplesRequest, reply=Shown.NOTHING, status=204)
 async def take_samples(request: Request) -> Response:
-    """Keep the newest samples of a node's devices, in memory."""
+    """Store the newest samples of a node's devices, in memory."""
     runtime = runtime_of(request)
     sample = decoded(await read_body(request, runtime.parts.limits.body_bytes), SamplesRequest)
     own_node(caller_of(request), sample.node_id)
@@ -249,7 +255,7 @@ async def take_samples(request: Request) -> Response:
 
 @routes.get("/v1/node/blobs/{sha256}", Action.SUPERVISE, reply=Shown.BYTES, reach=Reach.NOBODY)
 async def give_blob(request: Request, sha256: str) -> Response:
-    """An uploaded working directory."""
+    """Download an uploaded working directory."""
     runtime = runtime_of(request)
     runtime.supervisors.speaking(_name_of(request))
     return await send_blob(runtime.parts, sha256)
@@ -262,7 +268,7 @@ async def give_exec_input(
     after: Whole = 0,
     wait_s: Annotated[float, Query(ge=0)] = 0.0,
 ) -> Response:
-    """What the user typed from byte `after` on, or a new size, waiting for either up to `wait_s`. 404 once the user has left."""
+    """Read the user's input from byte `after` on, or a new terminal size; waits up to `wait_s`. 404 once the user has left."""
     runtime = runtime_of(request)
     clock = runtime.parts.clock
     session = runtime.sessions.of_supervisor(session_name, _name_of(request))
@@ -288,7 +294,7 @@ async def give_exec_input(
     reach=Reach.SESSION,
 )
 async def take_exec_output(request: Request, session_name: str) -> Response:
-    """What the command printed. Answered once there is room for it, so that a slow reader slows the command."""
+    """Receive a command's output. Answered once there is buffer space, so that a slow reader slows the command down."""
     runtime = runtime_of(request)
     clock, limits = runtime.parts.clock, runtime.parts.limits
     session = runtime.sessions.of_supervisor(session_name, _name_of(request))
@@ -301,7 +307,7 @@ async def take_exec_output(request: Request, session_name: str) -> Response:
     while not session.printed.put(said.offset, said.data, limits.exec_buffer_bytes):
         left_s = until_s - clock.boottime_s()
         if left_s <= 0:
-            raise TryLater("the user reads slower than the command prints", hint="send the same piece again")
+            raise TryLater("the session's output buffer is full", hint="send the same piece again")
         await session.hear(min(left_s, 1.0))
         session = runtime.sessions.of_supervisor(session_name, _name_of(request))
     if said.exit_code is not None or said.error:
@@ -311,60 +317,62 @@ async def take_exec_output(request: Request, session_name: str) -> Response:
 
 
 def _name_of(request: Request) -> NodeId:
-    """Who speaks: a node's supervisor by the node's name, one that was brought for an attempt by its seat's."""
+    """Return the calling supervisor's name: the node's, or that of its seat if it runs for one attempt."""
     name = caller_of(request).node_id
-    assert name is not None, "the gate lets only node tokens supervise"
+    assert name is not None, "only node tokens have the action SUPERVISE"
     return name
 
 
 def _check_seat(name: NodeId, job_id: JobId, epoch: Epoch) -> None:
-    """Nothing, if the supervisor may speak of that attempt at all.
+    """Check that a supervisor that runs for one attempt reports on that attempt.
 
     Raises:
-        NotPermitted: it sits on a seat of another.
+        NotPermitted: it runs for another attempt.
     """
     seat = read_seat(name)
     if seat is not None and (seat.job_id, seat.epoch) != (job_id, epoch):
-        raise NotPermitted(f"the supervisor on {name} does not speak of job {job_id} epoch {epoch}")
+        raise NotPermitted(f"the supervisor on {name} does not run job {job_id} epoch {epoch}")
 
 
 def _report_of(runtime: Runtime, name: NodeId, framed: Framed) -> Report:
-    """The event inside, if this node may tell it.
+    """Decode an event, and check that this node may report it.
 
     Raises:
-        BadRequest: this head does not understand it.
-        NotPermitted: it is about another node, or a job that this node does not carry.
+        BadRequest: this head does not know the event.
+        NotPermitted: it is about another node, or about a job that this node runs no part of.
     """
     try:
         event = event_of(framed)
     except UnknownKind as error:
-        raise BadRequest(f"event {framed.seq}: {error}", hint="the head is of an older release") from error
+        raise BadRequest(f"event {framed.seq}: {error}", hint="update the head to the supervisor's release") from error
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         raise BadRequest(f"event {framed.seq} ({framed.kind}): {error}") from error
-    assert not isinstance(event, (Hello, NodeDead, NodeSeen, SeatLost, Withdrawn)), "none of them travels as an event"
+    assert not isinstance(event, (Hello, NodeDead, NodeSeen, SeatLost, Withdrawn)), "these are not sent as events"
     node_id = node_of_supervisor(name)
     match event:
         case TaskExited():
-            told_by, epoch = event.exit.node_id, event.epoch
+            reporter, epoch = event.exit.node_id, event.epoch
         case CheckpointSaved():
-            told_by, epoch = event.node_id, event.resume.epoch
+            reporter, epoch = event.node_id, event.resume.epoch
         case Progressed() | CheckpointFailed():
-            told_by, epoch = node_id, event.epoch
+            reporter, epoch = node_id, event.epoch
         case _:
-            told_by, epoch = event.node_id, event.epoch
-    if told_by != node_id:
-        raise NotPermitted(f"event {framed.seq}: node {node_id} does not speak for {told_by}")
+            reporter, epoch = event.node_id, event.epoch
+    if reporter != node_id:
+        raise NotPermitted(f"event {framed.seq}: node {node_id} may not report for node {reporter}")
     _check_seat(name, event.job_id, epoch)
     runtime.supervisors.grant(node_id, event.job_id, epoch)
     return event
 
 
 def _check_chunk(runtime: Runtime, supervisor: NodeId, chunk: StreamChunk) -> None:
-    """Nothing, if the chunk is one that this node may send."""
+    """Check that this node may send the chunk."""
     name = _STREAM.fullmatch(chunk.stream)
     if name is None or chunk.offset < 0 or len(chunk.data) > STREAM_CHUNK_BYTES_MAX:
-        raise BadRequest(f"stream {chunk.stream[:40]!r}: {len(chunk.data)} bytes at {chunk.offset}",
-                         hint=f"rank-K, stacks-K, steps-K or supervisor-K, at most {STREAM_CHUNK_BYTES_MAX} bytes a chunk")  # fmt: skip
+        raise BadRequest(
+            f"stream {chunk.stream[:40]!r}: {len(chunk.data)} bytes at {chunk.offset}",
+            hint=f"use rank-K, stacks-K, steps-K or supervisor-K, and at most {STREAM_CHUNK_BYTES_MAX} bytes per chunk",
+        )
     _check_seat(supervisor, chunk.job_id, chunk.epoch)
     node_id = node_of_supervisor(supervisor)
     grant = runtime.supervisors.grant(node_id, chunk.job_id, chunk.epoch)
@@ -376,21 +384,23 @@ def _check_chunk(runtime: Runtime, supervisor: NodeId, chunk: StreamChunk) -> No
         raise NotPermitted(f"node {node_id} may not write {chunk.stream} of job {chunk.job_id} epoch {chunk.epoch}")
 
 
-def _hear_steps(
+def _record_steps(
     runtime: Runtime,
     chunks: list[tuple[StreamKey, int, bytes]],
     before: dict[StreamKey, int],
     ends: dict[StreamKey, int],
 ) -> None:
-    """Tell telemetry, and sparsely the controller, of step reports that have just become durable; nobody waits for that."""
-    heard = dict(before)
-    told: list[Report] = []
+    """Pass new durable step reports to telemetry, and some of them to the controller, without waiting for it."""
+    ends_read = dict(before)
+    reports: list[Report] = []
     for key, offset, data in chunks:
         kind, _, number = key.stream.partition("-")
-        start, end = heard[key], min(offset + len(data), ends[key])
+        start, end = ends_read[key], min(offset + len(data), ends[key])
         if kind != "steps" or offset > start or end <= start:
             continue
-        heard[key] = end
-        told += runtime.parts.telemetry.steps(key.job_id, key.epoch, int(number), data[start - offset : end - offset])
-    if told:
-        runtime.parts.driver.report(told)
+        ends_read[key] = end
+        reports += runtime.parts.telemetry.steps(
+            key.job_id, key.epoch, int(number), data[start - offset : end - offset]
+        )
+    if reports:
+        runtime.parts.driver.report(reports)

@@ -1,4 +1,4 @@
-"""Nodes: list, show, drain, remove; and the overview that `top` draws."""
+"""Nodes: list, show, label, drain, remove; and the overview that `phalanx top` shows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from phalanx.ports.store import JobFilter
 from phalanx.wire.api.head import Overview
 from phalanx.wire.api.nodes import DrainBody, LabelsBody, NodeList, NodeReply, NodeView
 
-SHOWN_MAX = 200  # pending jobs of an overview: more than any screen holds
+SHOWN_MAX = 200  # running, and pending, jobs of an overview: more than fit on a screen
 RECENT_MAX = 20
 
 routes = Routes()
@@ -31,7 +31,7 @@ routes = Routes()
 
 @routes.get("/v1/nodes", Action.SEE, reply=NodeList)
 async def list_nodes(request: Request) -> Response:
-    """List all nodes with their devices, what holds them and their newest samples."""
+    """List all nodes with their devices, the jobs on them, and their newest samples."""
     parts = runtime_of(request).parts
     nodes = await off_loop(lambda: nodes_seen(parts, parts.store.nodes(), live_attempts(parts)))
     return reply(NodeList(nodes=nodes))
@@ -45,7 +45,7 @@ async def show_node(request: Request, node_id: NodeId) -> Response:
 
 @routes.patch("/v1/nodes", Action.OPERATE, body=LabelsBody, reply=NodeList)
 async def label_nodes(request: Request) -> Response:
-    """Label nodes: where they lie in the network, or whatever else. All of them or none. Harmless twice."""
+    """Set labels of nodes, such as their place in the network: of all of them or of none. Idempotent."""
     runtime = runtime_of(request)
     body = await read_record(request, LabelsBody, runtime.parts.limits.body_bytes)
     await runtime.ask(LabelNodes(labels=body.labels, by=caller_of(request).user))
@@ -56,18 +56,18 @@ async def label_nodes(request: Request) -> Response:
 
 @routes.post("/v1/nodes/{node_id}/drain", Action.OPERATE, body=DrainBody, reply=NodeReply)
 async def drain_node(request: Request, node_id: NodeId) -> Response:
-    """Keep new work off a node; without `cordon_only` its jobs are saved and moved too. Harmless twice."""
+    """Cordon a node; without `cordon_only` also save its jobs and move them to other nodes. Idempotent."""
     runtime = runtime_of(request)
     body = await read_record(request, DrainBody, runtime.parts.limits.body_bytes)
-    wish = CordonNode(node_id=node_id, by=caller_of(request).user, why=body.why[:500], drain=not body.cordon_only)
-    await runtime.ask(wish)
+    command = CordonNode(node_id=node_id, by=caller_of(request).user, why=body.why[:500], drain=not body.cordon_only)
+    await runtime.ask(command)
     runtime.hub.tell(())
     return reply(NodeReply(node=await off_loop(_seen, runtime.parts, node_id)))
 
 
 @routes.post("/v1/nodes/{node_id}/undrain", Action.OPERATE, body=Shown.NOTHING, reply=NodeReply)
 async def undrain_node(request: Request, node_id: NodeId) -> Response:
-    """Let a node take work again. Harmless twice."""
+    """Allow new work on a node again. Idempotent."""
     runtime = runtime_of(request)
     await runtime.ask(UncordonNode(node_id=node_id, by=caller_of(request).user))
     runtime.hub.tell(())
@@ -76,7 +76,7 @@ async def undrain_node(request: Request, node_id: NodeId) -> Response:
 
 @routes.delete("/v1/nodes/{node_id}", Action.OPERATE)
 async def forget_node(request: Request, node_id: NodeId) -> Response:
-    """Remove a node that is down and holds nothing."""
+    """Remove a node that is down and has no jobs."""
     runtime = runtime_of(request)
     await runtime.ask(ForgetNode(node_id=node_id, by=caller_of(request).user))
     runtime.parts.telemetry.forget_node(node_id)
@@ -86,7 +86,7 @@ async def forget_node(request: Request, node_id: NodeId) -> Response:
 
 @routes.get("/v1/overview", Action.SEE, reply=Overview)
 async def overview(request: Request) -> Response:
-    """Everything that `top` and the demo draw, in one reply."""
+    """Return everything that `phalanx top` and the demo show, in one reply."""
     runtime = runtime_of(request)
     return reply(await off_loop(_overview, runtime.parts, caller_of(request)))
 
@@ -98,10 +98,15 @@ def _overview(parts: HeadParts, caller: Caller) -> Overview:
     pending = store.jobs(JobFilter(states=frozenset({JobState.PENDING}), limit=SHOWN_MAX))
     recent = store.jobs(JobFilter(states=TERMINAL, limit=RECENT_MAX))
     return Overview(
-        now_s=parts.clock.now_s(), head_id=parts.driver.head_id, version=parts.version,
-        nodes=nodes_seen(parts, store.nodes(), attempts), running=all_seen(parts, caller, running),
-        pending=all_seen(parts, caller, pending), recent=all_seen(parts, caller, recent), counts=store.job_counts(),
-    )  # fmt: skip
+        now_s=parts.clock.now_s(),
+        head_id=parts.driver.head_id,
+        version=parts.version,
+        nodes=nodes_seen(parts, store.nodes(), attempts),
+        running=all_seen(parts, caller, running),
+        pending=all_seen(parts, caller, pending),
+        recent=all_seen(parts, caller, recent),
+        counts=store.job_counts(),
+    )
 
 
 def _seen(parts: HeadParts, node_id: NodeId) -> NodeView:

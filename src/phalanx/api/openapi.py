@@ -1,4 +1,4 @@
-"""The description of the API: FastAPI knows paths and parameters, msgspec the bodies; here they meet. Each operation names its action."""
+"""The OpenAPI description: paths and parameters come from FastAPI, bodies from msgspec. Each operation names its action."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from phalanx.wire.api.output import EndEvent, LogChunk, StateEvent
 ACTION_KEY: Final = "x-phalanx-action"
 _REF: Final = "#/components/schemas/{name}"
 _REFUSALS: Final = {
-    "400": "The request contradicts itself or the grammar.",
-    "401": "No token, or one that is not good.",
-    "403": "The caller may not do this, or not to this job.",
-    "404": "There is no such thing.",
-    "409": "It is in a state in which this cannot be done.",
+    "400": "The request is invalid.",
+    "401": "The token is missing or not valid.",
+    "403": "The caller may not do this, or not to this object.",
+    "404": "The object does not exist.",
+    "409": "The state of the object does not allow this.",
     "413": "The body is over its limit.",
-    "422": "A job file cannot be read, or the job can never fit.",
-    "503": "Nothing was done; try again.",
-}  # fmt: skip
+    "422": "The job file is invalid, or the job can never fit.",
+    "503": "Nothing was changed; try again.",
+}
 _EVENTS: Final = (LogChunk, StateEvent, EndEvent)
 
 
 def describe(app: FastAPI, version: str) -> dict[str, Any]:
-    """The OpenAPI document of the app, made once."""
+    """Return the OpenAPI document of the app; it is built once."""
     if app.openapi_schema is None:
         routes = [route for route in app.router.routes if isinstance(route, GatedRoute)]
         document = get_openapi(title="Phalanx", version=version, description=__doc__, routes=routes)
@@ -47,7 +47,7 @@ def describe(app: FastAPI, version: str) -> dict[str, Any]:
 
 
 class _Schemas:
-    """Schemas of all bodies, made together so that they share components."""
+    """The schemas of all bodies, built together so that they share components."""
 
     def __init__(self, kinds: Iterable[type[Any]]) -> None:
         unique = list(dict.fromkeys(kinds))
@@ -56,7 +56,7 @@ class _Schemas:
         self._of = dict(zip(unique, schemas, strict=True))
 
     def content(self, body: Body) -> dict[str, Any]:
-        """The `content` of a body."""
+        """Return the `content` of a body."""
         if isinstance(body, Shown):
             schema: dict[str, Any] = {"type": "object"} if body is Shown.ANY_JSON else {"type": "string"}
             if body in (Shown.BYTES, Shown.TAR):
@@ -73,7 +73,7 @@ def _schemas(routes: list[GatedRoute]) -> _Schemas:
 
 
 def _describe(operation: dict[str, Any], route: GatedRoute, schemas: _Schemas) -> None:
-    """Complete one operation in place."""
+    """Add bodies, responses and security to an operation, in place."""
     declared = route.declared
     operation[ACTION_KEY] = declared.action.value
     operation["security"] = [] if declared.open_to_all else [{"token": []}]
@@ -87,7 +87,7 @@ def _describe(operation: dict[str, Any], route: GatedRoute, schemas: _Schemas) -
     operation["responses"] = {
         str(declared.status): reply,
         **{status: {"description": text, "content": refused} for status, text in _REFUSALS.items()},
-        "default": {"description": "A fault of the head.", "content": refused},
+        "default": {"description": "An internal error of the head.", "content": refused},
     }
     if route.endpoint.__name__ == "submit_job":
         operation.setdefault("parameters", []).append(

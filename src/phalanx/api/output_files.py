@@ -1,11 +1,11 @@
-"""The head's copies of outputs, on disk: files of several nodes in one folder of the job, each replaced whole or made longer.
+"""The head's copies of outputs on disk: the files of all nodes of a job in one folder. A file is replaced whole, or appended to.
 
-    <output root>/<job>/...                         what `phalanx get` gives
-                 /.from/<job>.json                  which files come from another node than the first; for names that two nodes use
-                 /.coming/<job>.<epoch>.<k>/<hash>  a file on its way, of the k-th node of the gang
+    <output root>/<job>/...                         the files that `phalanx get` downloads
+                 /.from/<job>.json                  the node rank of each file that is not of the first node, to resolve equal names
+                 /.coming/<job>.<epoch>.<k>/<hash>  an upload, of the k-th node of the gang
 
-Of two nodes that use one name the lower rank has it, the other's file gets `.node-<k>` behind it. Links are never followed and never made: each step down is
-by descriptor. Thread-safe, blocks on the disk.
+If two nodes use the same name, the lower node rank gets it; the other file's name ends in `.node-<k>`. Links are never followed or
+made: each folder is opened by descriptor. Thread-safe; blocks on the disk.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from phalanx.store.later_files import NOTES
 from phalanx.wire import manifest as manifests
 from phalanx.wire.kept import OUTPUT_FILES_MAX, OutputFile
 
-_COMING: Final = ".coming"
-_FIRST: Final = 0  # the node rank whose names are taken as they are, also in the attempts to come
+_UPLOADS: Final = ".coming"
+_FIRST: Final = 0  # the node rank whose names never change, also in later attempts
 _NODE: Final = re.compile(r"\.node-(\d+)$")
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MODE_KEPT: Final = 0o755
@@ -40,7 +40,7 @@ _MODE_KEPT: Final = 0o755
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Whose file it is: of which attempt, and of which node of the gang."""
+    """The attempt and the node of the gang that a file belongs to."""
 
     job_id: JobId
     epoch: Epoch
@@ -53,12 +53,12 @@ class KeptOutputs:
     def __init__(self, root: str) -> None:
         self._root = root
         self._lock = threading.Lock()
-        self.jobs: set[JobId] = set()  # that have brought something in this life of the head
+        self.jobs: set[JobId] = set()  # with uploads to this process of the head
         with around("outputs.open.sweep"):
-            shutil.rmtree(os.path.join(root, _COMING), ignore_errors=True)  # its nodes begin those files again
+            shutil.rmtree(os.path.join(root, _UPLOADS), ignore_errors=True)  # nodes send those files again
 
     def listing(self, origin: Origin) -> list[OutputFile]:
-        """What a node of a new attempt is to find in its folder: the first all there is, others what came from a node of their number."""
+        """List the files that a node of a new attempt starts with: all files for the first node, for others those of their node rank."""
         owners = self._owners(origin.job_id)
         found = []
         for path, size_bytes in self._walk(origin.job_id):
@@ -72,9 +72,10 @@ class KeptOutputs:
         return found
 
     def extend(self, origin: Origin, path: str, offset: int, data: bytes) -> int:
-        """Add a piece at the end of a file that this node has brought before; where it does not end there, nothing changes.
+        """Append a piece to a file that this node uploaded before. If the file does not end at `offset`, nothing changes.
 
-        Returns where the file ends then; -1 for a file that is not this node's, or is none, or ends as this one would in other bytes.
+        Returns:
+            The file's size afterwards; -1 if the file is not this node's, is not a regular file, or already ends in other bytes.
         """
         words = _words(path)
         name = self._name_for(origin, words)
@@ -92,16 +93,16 @@ class KeptOutputs:
                 if not stat.S_ISREG(seen.st_mode):
                     return -1
                 if seen.st_size == offset + len(data):
-                    # Sent again: a kill or a refusal came before the sync, or the answer was lost. To whoever sent it this end says that it is durable.
+                    # A repeated piece: the head died or failed before the sync, or the answer was lost. Returning this end confirms durability.
                     if os.pread(fd, len(data), offset) != data:
                         return -1
                 elif seen.st_size != offset:
                     return seen.st_size
-                # Also where it is there: behind a sync that failed the kernel may take pages for written that are not.
+                # Write it also when repeated: after a failed sync, the kernel may mark unwritten pages as clean.
                 write("outputs.extend.write", fd, data, offset)
                 with around("outputs.extend.sync"):
                     os.fsync(fd)
-                # Whoever named it may have died before this line. Clean, it costs next to nothing.
+                # The head may have died between the rename and this sync. It costs almost nothing if there is nothing to write.
                 with around("outputs.extend.sync_directory"):
                     os.fsync(folder)
             finally:
@@ -109,15 +110,15 @@ class KeptOutputs:
         return offset + len(data)
 
     def take(self, origin: Origin, path: str, offset: int, data: bytes) -> int:
-        """Add a piece to a file on its way. Returns where it ends then; a piece at another place changes nothing, but 0 begins anew."""
+        """Append a piece to an upload, and return its size. A piece at another offset changes nothing, except that offset 0 restarts it."""
         _words(path)
-        coming = self._coming(origin, path)
+        upload = self._upload_path(origin, path)
         self.jobs.add(origin.job_id)
         with disk(self._root):
             with around("outputs.take.directory"):
-                os.makedirs(os.path.dirname(coming), mode=0o700, exist_ok=True)
+                os.makedirs(os.path.dirname(upload), mode=0o700, exist_ok=True)
             with around("outputs.take.create"):
-                fd = os.open(coming, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+                fd = os.open(upload, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
                 if offset == 0:
                     with around("outputs.take.cut"):
@@ -131,18 +132,18 @@ class KeptOutputs:
         return end
 
     def name(self, origin: Origin, path: str, *, size_bytes: int, crc32: int, mode: int) -> None:
-        """Give a file that is here whole its name, in place of what the same node brought before.
+        """Rename a complete upload to its final name; it replaces the same node's earlier file of that name.
 
         Raises:
-            BadRequest: other bytes came, or a folder stands where the file should.
+            BadRequest: the bytes do not match, or a folder has that name.
         """
-        words, coming = _words(path), self._coming(origin, path)
+        words, upload = _words(path), self._upload_path(origin, path)
         with disk(self._root):
-            if not os.path.exists(coming) or manifests.checksum(coming) != (size_bytes, crc32):
+            if not os.path.exists(upload) or manifests.checksum(upload) != (size_bytes, crc32):
                 with contextlib.suppress(OSError), around("outputs.name.refuse"):
-                    os.unlink(coming)
-                raise BadRequest(f"{path[:100]}: other bytes came than were sent", hint="send it again")
-            fd = os.open(coming, os.O_RDONLY | os.O_CLOEXEC)
+                    os.unlink(upload)
+                raise BadRequest(f"{path[:100]}: the received bytes do not match the checksum", hint="send it again")
+            fd = os.open(upload, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 with around("outputs.name.mode"):
                     os.fchmod(fd, (mode & _MODE_KEPT) | 0o600)
@@ -155,18 +156,18 @@ class KeptOutputs:
                 name = words if own is None else own
                 with self._within(origin.job_id, name[:-1], make=True) as folder:
                     if own is None:
-                        self._make_way(origin, words, folder)
+                        self._rename_aside(origin, words, folder)
                     try:
                         with around("outputs.name.rename"):
-                            os.rename(coming, name[-1], dst_dir_fd=folder)
+                            os.rename(upload, name[-1], dst_dir_fd=folder)
                     except (IsADirectoryError, NotADirectoryError) as error:
-                        raise BadRequest(f"{path[:100]}: a folder of that name is at the head") from error
+                        raise BadRequest(f"{path[:100]}: the head has a folder of that name") from error
                     with around("outputs.name.sync_directory"):
                         os.fsync(folder)
-                self._own(origin.job_id, "/".join(name), origin.node_rank)
+                self._record_owner(origin.job_id, "/".join(name), origin.node_rank)
 
     def remove(self, origin: Origin, path: str) -> None:
-        """Remove a file that this node has brought, and folders that are empty then. Harmless twice."""
+        """Remove a file that this node uploaded, and folders that become empty. Idempotent."""
         words = _words(path)
         with self._lock, disk(self._root):
             name = self._name_for(origin, words) or []
@@ -179,25 +180,25 @@ class KeptOutputs:
                         else:
                             with around("outputs.remove.folder"):
                                 os.rmdir(name[depth], dir_fd=folder)
-                except OSError:  # gone already, a folder by now, or not empty
+                except OSError:  # already removed, now a folder, or not empty
                     return
 
     def path(self, job_id: JobId, path: str) -> int:
-        """A descriptor of a file, for sending; the caller closes it.
+        """Open a file for sending, and return its descriptor; the caller closes it.
 
         Raises:
-            NotFound: there is no such file.
+            NotFound: the file does not exist.
         """
         words = _words(path)
         try:
             with self._within(job_id, words[:-1], make=False) as folder:
                 return os.open(words[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
         except OSError as error:
-            raise NotFound(f"{path[:100]!r}: no such file among the outputs of job {job_id}") from error
+            raise NotFound(f"{path[:100]!r}: no such file in the outputs of job {job_id}") from error
 
     def settle(self, job_id: JobId, live: Epoch | None, *, newest: Epoch) -> None:
-        """Remove what was on its way for attempts that are over: other than `live`, and none that came after the `newest` that was known then."""
-        root = os.path.join(self._root, _COMING)
+        """Remove the uploads of ended attempts: all but `live`, up to the `newest` attempt that existed when `live` was read."""
+        root = os.path.join(self._root, _UPLOADS)
         if live is None:
             self.jobs.discard(job_id)
         with contextlib.suppress(FileNotFoundError):
@@ -208,27 +209,27 @@ class KeptOutputs:
                         shutil.rmtree(os.path.join(root, name), ignore_errors=True)
 
     def _name_for(self, origin: Origin, words: list[str]) -> list[str] | None:
-        """Where this node's file of that name lies; None where a node of a higher rank has the name, which it has to leave."""
+        """Return the path of this node's file of that name; None if a node of a higher rank has the name and must give it up."""
         owner = self._owner(origin, words)
         if owner > origin.node_rank:
             return None
         return words if owner == origin.node_rank else _beside(words, origin.node_rank)
 
     def _owner(self, origin: Origin, words: list[str]) -> int:
-        """The rank of the node whose file has that name; who asks, where there is none."""
+        """Return the rank of the node whose file has that name; the asking node's own if no file has it."""
         owner = self._owners(origin.job_id).get("/".join(words))
         if owner is not None:
             return owner
         return _FIRST if self._exists(origin.job_id, words) else origin.node_rank
 
-    def _make_way(self, origin: Origin, words: list[str], folder: int) -> None:
-        """Let another node's file of this name have the name that is its own alone."""
+    def _rename_aside(self, origin: Origin, words: list[str], folder: int) -> None:
+        """Rename another node's file of this name to its node-specific name."""
         owner = self._owner(origin, words)
         beside = _beside(words, owner)
         with contextlib.suppress(FileNotFoundError):
             with around("outputs.beside.rename"):
                 os.rename(words[-1], beside[-1], src_dir_fd=folder, dst_dir_fd=folder)
-            self._own(origin.job_id, "/".join(beside), owner)
+            self._record_owner(origin.job_id, "/".join(beside), owner)
 
     def _exists(self, job_id: JobId, words: list[str]) -> bool:
         try:
@@ -246,8 +247,8 @@ class KeptOutputs:
             return {}
         return {str(path): int(rank) for path, rank in record.items()}
 
-    def _own(self, job_id: JobId, path: str, node_rank: int) -> None:
-        """Remember whose file it is; nothing is remembered of the first node's."""
+    def _record_owner(self, job_id: JobId, path: str, node_rank: int) -> None:
+        """Record which node a file belongs to; files of the first node need no record."""
         owners = self._owners(job_id)
         if owners.get(path, _FIRST) == node_rank:
             return
@@ -258,13 +259,13 @@ class KeptOutputs:
         for folder in (os.path.join(self._root, NOTES), self._root):
             sync_directory("outputs.own.sync_directory", folder)
 
-    def _coming(self, origin: Origin, path: str) -> str:
+    def _upload_path(self, origin: Origin, path: str) -> str:
         hashed = hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()
-        return os.path.join(self._root, _COMING, f"{origin.job_id}.{origin.epoch}.{origin.node_rank}", hashed)
+        return os.path.join(self._root, _UPLOADS, f"{origin.job_id}.{origin.epoch}.{origin.node_rank}", hashed)
 
     @contextlib.contextmanager
     def _within(self, job_id: JobId, words: list[str], *, make: bool) -> Iterator[int]:
-        """A descriptor of a folder below the job's."""
+        """Yield a descriptor of a folder inside the job's folder."""
         root = os.path.join(self._root, job_id)
         if make:
             with around("outputs.within.root"):
@@ -276,13 +277,13 @@ class KeptOutputs:
                 if make:
                     with contextlib.suppress(FileExistsError), around("outputs.within.directory"):
                         os.mkdir(word, 0o700, dir_fd=folder)
-                    # Also where it was there: whoever made it may have died before this line. Clean, it costs next to nothing.
+                    # Also if it existed: the head may have died before this sync. It costs almost nothing if there is nothing to write.
                     sync_directory("outputs.within.sync", f"/proc/self/fd/{folder}")
                 try:
                     below = os.open(word, _FOLDER, dir_fd=folder)
                 except (NotADirectoryError, OSError) as error:
                     if make and error.errno in (errno.ENOTDIR, errno.ELOOP):
-                        raise BadRequest(f"{word[:100]!r} is no folder among the outputs of job {job_id}") from error
+                        raise BadRequest(f"{word[:100]!r} is not a folder in the outputs of job {job_id}") from error
                     raise
                 os.close(folder)
                 folder = below
@@ -291,7 +292,7 @@ class KeptOutputs:
             os.close(folder)
 
     def _walk(self, job_id: JobId) -> Iterator[tuple[str, int]]:
-        """Regular files below the job's folder with their sizes, by path; no more than a node would bring."""
+        """Yield the regular files in the job's folder with their sizes, by path; at most OUTPUT_FILES_MAX, as many as a node uploads."""
         root = os.path.join(self._root, job_id)
         count = 0
         for folder, folders, names in os.walk(root):
@@ -309,12 +310,12 @@ def _beside(words: list[str], node_rank: int) -> list[str]:
 
 
 def _words(path: str) -> list[str]:
-    """The steps of a relative path in the one way to write it.
+    """Split a normalized relative path.
 
     Raises:
-        BadRequest: it leaves the folder.
+        BadRequest: the path is not normalized, or leaves the folder.
     """
     words = path.split("/")
     if "\0" in path or len(words) > manifests.DEPTH_MAX or any(word in ("", ".", "..") for word in words):
-        raise BadRequest(f"{path[:100]!r} is no path below a job's outputs")
+        raise BadRequest(f"{path[:100]!r} is not a path inside a job's outputs")
     return words

@@ -1,4 +1,4 @@
-"""What the composition root hands to the API: everything it speaks to, as protocols and values."""
+"""The services and limits that the composition root passes to the API, as protocols and values."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ MIB = 1 << 20
 
 
 class Leases(Protocol):
-    """The API's side of controller.leases.LeaseBook. Times are seconds of CLOCK_BOOTTIME."""
+    """The API's view of controller.leases.LeaseBook. Times are seconds of CLOCK_BOOTTIME."""
 
     @property
     def terms(self) -> tuple[float, float]:
-        """Lease and renewal interval, in seconds, for the fleet's present size."""
+        """Lease and renewal interval, in seconds, for the current size of the fleet."""
         ...
 
     def renew(
@@ -48,88 +48,88 @@ class Leases(Protocol):
         *,
         held_s: float = 0.0,
     ) -> Renewal:
-        """Renew one supervisor's lease; `held_s` is how long the one it holds still lasts.
+        """Renew one supervisor's lease; `held_s` is the time left of its current lease.
 
         Raises:
-            SayHello: it holds none.
+            SayHello: it has no lease.
         """
         ...
 
     def is_anothers(self, node_id: NodeId, supervisor_id: SupervisorId) -> bool:
-        """Whether another supervisor's hello was heard for this node, which may not have been answered yet."""
+        """Whether another supervisor has registered for this node, even if it was not answered yet."""
         ...
 
     def lengthen(self, lease_s: float) -> None:
-        """Grant every renewal from now on `lease_s`."""
+        """Grant `lease_s` to every renewal from now on."""
         ...
 
     def all_lengthened(self) -> bool:
-        """Whether every supervisor holds a long lease."""
+        """Whether every supervisor has a long lease."""
         ...
 
 
 class Driver(Protocol):
-    """The API's side of controller.driver.Driver."""
+    """The API's view of controller.driver.Driver."""
 
     @property
     def head_id(self) -> str:
-        """This life of the head."""
+        """The id of this process of the head."""
         ...
 
     @property
     def leases(self) -> Leases:
-        """Leases of supervisors."""
+        """The leases of supervisors."""
         ...
 
     @property
     def waits(self) -> Mapping[JobId, Waiting]:
-        """Why each pending job waits, as of the newest cycle."""
+        """Why each pending job waits, according to the newest scheduling cycle."""
         ...
 
     def waiting(self) -> list[Job]:
-        """All jobs that wait, in submit order."""
+        """Return all pending jobs, in submit order."""
         ...
 
     def holding(self) -> list[tuple[Job, Attempt]]:
-        """All live attempts with their jobs."""
+        """Return all live attempts with their jobs."""
         ...
 
     def fleet_gpus(self) -> int:
-        """Devices of all known nodes."""
+        """Return the number of devices of all known nodes."""
         ...
 
     @property
     def stats(self) -> Mapping[str, float]:
-        """Counters of the loop."""
+        """Counters of the controller's loop."""
         ...
 
     def supervisor_of(self, node_id: NodeId, job_id: JobId, epoch: Epoch) -> NodeId:
-        """By which name the supervisor goes that carries a node's part of an attempt."""
+        """Return the name of the supervisor that runs a node's part of an attempt."""
         ...
 
     def request(self, event: Request, call: Call | None = None) -> Future[Answer]:
-        """Ask; the future holds the answer once it is durable, or the refusal. `call` goes into the audit trail with it."""
+        """Send a request; the future has the answer once it is durable, or the error. `call` is recorded in the audit trail."""
         ...
 
     def request_all(self, events: Sequence[Request], calls: Sequence[Call] = ()) -> Future[list[Answer | PhalanxError]]:
-        """The same for several, in one step."""
+        """Send several requests that are handled in one step."""
         ...
 
     def note(self, call: Call) -> Future[list[Answer | PhalanxError]]:
-        """Write a line of the audit trail; the future ends once it is durable."""
+        """Record a line of the audit trail; the future completes once it is durable."""
         ...
 
     @property
     def audit_tip(self) -> Tip:
-        """Where the audit trail stands."""
+        """The newest durable line of the audit trail."""
         ...
 
     def peek(self, *, job_id: JobId | None = None, wish: Submit | None = None) -> Future[Peek]:
-        """The state between two steps, for questions worked out here."""
+        """Return a snapshot of the state between two steps, to compute answers from."""
         ...
 
     def report(self, reports: Sequence[Report]) -> Future[list[Answer | PhalanxError]]:
-        """Hand over what supervisors said; the future ends once it is durable."""
+        """Pass on reports of supervisors; the future completes once they are durable."""
         ...
 
     def listen(self, listener: Callable[[frozenset[JobId]], None]) -> None:
@@ -138,36 +138,36 @@ class Driver(Protocol):
 
 
 class JoinSalt(Protocol):
-    """What join tokens are made with beside the head's secret; another one ends all that were made before."""
+    """The salt of join tokens; renewing it revokes all earlier join tokens."""
 
     @property
     def value(self) -> str:
-        """The present one; empty until the first renewal."""
+        """The current salt; empty until the first renewal."""
         ...
 
     def renew(self) -> None:
-        """Have another, durably."""
+        """Replace the salt, durably."""
         ...
 
 
 class Anchors(Protocol):
-    """Where tips of the audit trail are noted outside the store, so that lines cut off its end are missed."""
+    """Stores tips of the audit trail outside the store, so that a truncated trail is detected."""
 
     def say(self, tip: Tip) -> None:
-        """Note one. Off the event loop."""
+        """Store a tip. Do not call it on the event loop."""
         ...
 
     def all(self) -> list[Tip]:
-        """All that were noted."""
+        """Return all stored tips."""
         ...
 
 
 class Welcome(Protocol):
-    """How servers come in from elsewhere; a head on loopback has none."""
+    """The service by which other servers join; a head that listens only on loopback has none."""
 
     @property
     def salt(self) -> JoinSalt:
-        """Of its join tokens."""
+        """The salt of the join tokens."""
         ...
 
     @property
@@ -176,65 +176,65 @@ class Welcome(Protocol):
         ...
 
     def line(self, now_s: float) -> JoinLine:
-        """What the next server is told."""
+        """Return what the next server needs to join."""
         ...
 
     def take_in(self, wish: JoinRequest) -> JoinReply:
-        """Make the server a node. Off the event loop: it may make a key."""
+        """Accept a server as a node. Do not call it on the event loop: it may generate a key."""
         ...
 
 
 class Among(Protocol):
-    """A head's place among those that share its store. Asked from any thread, answered from memory."""
+    """The status of this head among the heads that share its store. Thread-safe; answers from memory."""
 
     @property
     def term(self) -> int:
-        """The term that it holds."""
+        """The term that this head holds."""
         ...
 
     @property
     def mine(self) -> HeadRecord:
-        """Its own row."""
+        """This head's own record."""
         ...
 
     def leads(self) -> bool:
-        """Whether it may answer and command at this moment."""
+        """Whether this head leads now, so that it may answer requests and send commands."""
         ...
 
     def leader(self) -> Leader:
-        """Who leads, as last read."""
+        """Return the leader, as last read."""
         ...
 
     def heads(self) -> list[HeadRecord]:
-        """All heads, as last read, by name."""
+        """Return all heads by name, as last read."""
         ...
 
     def urls(self) -> list[str]:
-        """Where heads are, its own first."""
+        """Return the URLs of the heads, its own first."""
         ...
 
     def relieved(self) -> bool:
-        """Whether another head stands by that would take over at once."""
+        """Whether a standby can take over at once."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds of what a caller may send or keep open. Bytes unless the name says otherwise.
+    """Limits on what callers may send or keep open, in bytes unless the name has another unit.
 
     Attributes:
-        body_bytes: of a JSON body; a job file is some kilobytes.
-        body_s: within which a body must be here, blobs' apart: those have a limit on each pause.
-        streams_bytes: of one shipment of a supervisor: 32 chunks of the wire's largest size.
-        profile_bytes: of what a calibration found; some 800 bytes per node.
-        blob_bytes: of one uploaded working directory (DESIGN 2: over 100 MB is refused).
-        piece_bytes, manifest_bytes: of what the head keeps for nodes that do not share its folders (wire.kept).
-        wait_s: longest that a poll may hang; proxies cut at 60 s.
-        heartbeat_s: between comments on an idle event stream.
-        recheck_s: how late a change that passed no route of ours (a plan, an engine's word) reaches a follower.
-        streams_open: event streams at once, over all callers; a user has `users_share` of them.
-        exec_sessions: open at once, likewise; `exec_idle_s` ends one that nobody polls.
-        plan_stop_lease_s: of a lease that a planned stop grants; `plan_stop_wait_s`: for its supervisors to renew, three intervals of a small fleet.
+        body_bytes: size of a JSON body; a job file has a few kilobytes.
+        body_s: time in which a body must arrive; blobs have a limit on each pause instead.
+        streams_bytes: size of one request with stream chunks: 32 chunks of the largest size.
+        profile_bytes: size of a calibration profile; about 800 bytes per node.
+        blob_bytes: size of one uploaded working directory (DESIGN 2: over 100 MB is refused).
+        piece_bytes, manifest_bytes: sizes of the uploads of nodes that do not share the head's folders (wire.kept).
+        wait_s: longest time that a poll may wait; proxies disconnect after 60 s.
+        heartbeat_s: time between comments on an idle event stream.
+        recheck_s: how late a change that no API route made (a plan, a report of an engine) reaches a follower.
+        streams_open: open event streams of all callers together; one user gets `users_share` of them.
+        exec_sessions: open sessions, likewise; a session that is not polled for `exec_idle_s` ends.
+        plan_stop_lease_s: lease that a planned stop grants; it waits `plan_stop_wait_s` for renewals, three intervals of a small fleet.
     """
 
     body_bytes: int = MIB
@@ -256,26 +256,26 @@ class Limits:
 
 
 def users_share(places: int) -> int:
-    """How many of so many places one user may hold: a quarter, so that nobody alone shuts all others out."""
+    """Return how many of a number of slots one user may hold: a quarter, so that one user cannot block all others."""
     return max(1, places // 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadParts:
-    """All that `build_app` needs.
+    """The services and settings that `build_app` needs.
 
     Attributes:
-        node_secret: supervisors' tokens are derived from it (core.access.node_keys).
-        hosts_allowed: names (without port) that a Host or Origin header may carry.
-        output_root, checkpoint_root: one folder per job lies under each.
-        on_stop: called once when a planned stop has been answered; it must return at once.
-        welcome: how servers come in from elsewhere; None on loopback alone.
-        token_life_max_s: longest life of a token that is made; None for no bound.
-        audit_key: of the audit trail's chain (core.access.audit).
-        anchors: of the audit trail; None where nothing is kept beside the store.
-        on_long_leases: called with their length, in seconds, before the first long lease is granted.
-        among: of a head that shares its store with others; nothing is answered once it no longer leads.
-        earlier_output: where the output of jobs lies that this head does not have; empty where it has all there ever was.
+        node_secret: the tokens of supervisors are derived from it (core.access.node_keys).
+        hosts_allowed: names (without port) that a Host header may carry.
+        output_root, checkpoint_root: each has one folder per job.
+        on_stop: called once after a planned stop was answered; it must return at once.
+        welcome: lets other servers join; None if the head listens only on loopback.
+        token_life_max_s: longest lifetime of a new token; None for no limit.
+        audit_key: key of the audit trail's hash chain (core.access.audit).
+        anchors: of the audit trail; None if nothing is stored outside the store.
+        on_long_leases: called with the length in seconds before the first long lease is granted.
+        among: of a head that shares its store with others; a head that no longer leads sends no answers.
+        earlier_output: the other heads that have output which this head lacks; empty if it has all output.
     """
 
     driver: Driver

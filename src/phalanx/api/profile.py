@@ -1,4 +1,4 @@
-"""The fleet's profile: what `phalanx calibrate` found. Anyone may read it, for their plans; operators store it."""
+"""The fleet's profile: the results of `phalanx calibrate`. All users may read it, for their plans; operators store it."""
 
 from __future__ import annotations
 
@@ -25,42 +25,42 @@ routes = Routes()
 
 @routes.get("/v1/profile", Action.SEE, reply=ProfileReply)
 async def show_profile(request: Request) -> Response:
-    """What the last calibration found, and whether it is still to be believed."""
-    return reply(await off_loop(_kept, runtime_of(request).parts))
+    """Show the results of the last calibration, and why they may be out of date."""
+    return reply(await off_loop(_stored_profile, runtime_of(request).parts))
 
 
 @routes.put("/v1/profile", Action.OPERATE, body=Shown.ANY_JSON, reply=ProfileReply, body_limit="profile_bytes")
 async def put_profile(request: Request) -> Response:
-    """Keep a profile in place of the one that is kept."""
+    """Replace the stored profile."""
     runtime = runtime_of(request)
     body = await read_body(request, runtime.parts.limits.profile_bytes)
     profile = await off_loop(_checked, body)
-    kept = Calibration(profile=profile, by=caller_of(request).user, at_s=runtime.parts.clock.now_s())
-    await runtime.ask(PutCalibration(calibration=kept))
-    return reply(await off_loop(_kept, runtime.parts))
+    stored = Calibration(profile=profile, by=caller_of(request).user, at_s=runtime.parts.clock.now_s())
+    await runtime.ask(PutCalibration(calibration=stored))
+    return reply(await off_loop(_stored_profile, runtime.parts))
 
 
 def _checked(body: bytes) -> str:
-    """The profile as it will be kept.
+    """Return the profile in the form in which it is stored.
 
     Raises:
-        BadRequest: it is none.
+        BadRequest: it is not a valid profile.
     """
     values: Any = decoded(body, dict)
     return json.dumps(to_plain(profile_from(values)), separators=(",", ":"))
 
 
-def _kept(parts: HeadParts) -> ProfileReply:
-    kept = parts.store.calibration()
-    if kept is None:
+def _stored_profile(parts: HeadParts) -> ProfileReply:
+    stored = parts.store.calibration()
+    if stored is None:
         return ProfileReply()
-    values: dict[str, Any] = json.loads(kept.profile)
+    values: dict[str, Any] = json.loads(stored.profile)
     profile = profile_from(values)
     fleet = {str(node.id): (_gpu(node), len(node.devices)) for node in parts.store.nodes() if node.devices}
     return ProfileReply(
         profile=values,
-        by=kept.by,
-        stored_s=kept.at_s,
+        by=stored.by,
+        stored_s=stored.at_s,
         stale=list(stale_because(profile, parts.clock.now_s(), fleet)),
         slow=list(slow_nodes(profile)),
     )

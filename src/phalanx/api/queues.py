@@ -1,4 +1,4 @@
-"""Queues: what they may hold and hold, who waits in them; the whole tree put at once."""
+"""Queues: their quotas, usage and waiting jobs; and replacing the whole tree at once."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from phalanx.wire.api.queues import (
     QueueWait,
 )
 
-DEFAULT: Final = "default"  # where a job without a queue goes (api.submit): never removed
-_REASONS_MAX: Final = 5  # told of one queue; the rest are in `phalanx ps`
+DEFAULT: Final = "default"  # the queue of jobs that name none (api.submit); it is never removed
+_REASONS_MAX: Final = 5  # listed per queue; `phalanx ps` shows all
 
 routes = Routes()
 
 
 @routes.get("/v1/queues", Action.SEE, reply=QueueList)
 async def list_queues(request: Request) -> Response:
-    """List all queues: their rights, what they hold, and who waits in them."""
+    """List all queues with their quotas, usage and waiting jobs."""
     views = await off_loop(_views, runtime_of(request).parts)
     return reply(QueueList(queues=views))
 
@@ -51,29 +51,29 @@ async def list_queues(request: Request) -> Response:
 @routes.get("/v1/queues/{queue_id}", Action.SEE, reply=QueueReply)
 async def show_queue(request: Request, queue_id: QueueId) -> Response:
     """Show one queue."""
-    for view in await off_loop(_views, runtime_of(request).parts):
-        if view.id == queue_id:
-            return reply(QueueReply(queue=view))
-    raise NotFound(f"no queue {queue_id!r}", hint="phalanx queues lists them")
+    views = await off_loop(_views, runtime_of(request).parts, queue_id)
+    if not views:
+        raise NotFound(f"no queue {queue_id!r}", hint="phalanx queues lists them")
+    return reply(QueueReply(queue=views[0]))
 
 
 @routes.put("/v1/queues/{queue_id}", Action.OPERATE, body=QueueBody, reply=QueueReply)
 async def put_queue(request: Request, queue_id: QueueId) -> Response:
-    """Add a queue or change one; absent fields of an existing one stay."""
+    """Add or change a queue. Absent fields of an existing queue stay unchanged."""
     runtime = runtime_of(request)
     body = await read_record(request, QueueBody, runtime.parts.limits.body_bytes)
     known = any(queue.id == queue_id for queue in await off_loop(runtime.parts.store.queues))
-    wish = ChangeQueue(
+    command = ChangeQueue(
         queue_id=queue_id if known else QueueId(name_of(queue_id, "queue")), priority=body.priority, open=body.open
     )
-    await runtime.ask(wish)
-    views = await off_loop(_views, runtime.parts)
-    return reply(QueueReply(queue=next(view for view in views if view.id == queue_id)))
+    await runtime.ask(command)
+    (view,) = await off_loop(_views, runtime.parts, queue_id)
+    return reply(QueueReply(queue=view))
 
 
 @routes.put("/v1/queues", Action.OPERATE, body=QueuesBody, reply=QueuesApplied)
 async def put_queues(request: Request) -> Response:
-    """Put the queues named, all or nothing, each as told: an absent field takes its default, but `open` stays. Says what changed."""
+    """Put the named queues, all or none. Absent fields take their defaults, except that `open` stays. Returns the changes."""
     runtime = runtime_of(request)
     body = await read_record(request, QueuesBody, runtime.parts.limits.body_bytes)
     known = {queue.id: queue for queue in await off_loop(runtime.parts.store.queues)}
@@ -83,7 +83,7 @@ async def put_queues(request: Request) -> Response:
     if body.dry_run:
         after = {**known, **{queue.id: queue for queue in wanted}}
         check_tree({queue_id: queue for queue_id, queue in after.items() if queue_id not in remove})
-        await off_loop(_refuse_inhabited, runtime.parts, remove)
+        await off_loop(_reject_removal_with_jobs, runtime.parts, remove)
     elif applied.added or applied.changed or applied.removed:
         as_open = frozenset(facts.id for facts in body.queues if facts.open is None)
         await runtime.ask(PutQueues(queues=wanted, remove=remove, as_open=as_open))
@@ -94,15 +94,24 @@ def _wanted(body: QueuesBody, known: Mapping[QueueId, Queue]) -> tuple[Queue, ..
     found: dict[QueueId, Queue] = {}
     for facts in body.queues:
         if facts.id in found:
-            raise BadRequest(f"queue {facts.id} stands there twice", hint="names are unique in the whole tree")
+            raise BadRequest(f"queue {facts.id} is listed twice", hint="names must be unique in the whole tree")
         name_of(facts.id, "queue")
         before = known.get(facts.id)
         is_open = facts.open if facts.open is not None else before is None or before.open
         found[facts.id] = Queue(
-            id=facts.id, priority=facts.priority, open=is_open, parent=facts.parent, quota_gpus=facts.quota_gpus,
-            borrow_gpus=facts.borrow_gpus, lend_gpus=facts.lend_gpus, weight=facts.weight, gpus_per_user=facts.gpus_per_user,
-            jobs_per_user=facts.jobs_per_user, budget_gpu_h=facts.budget_gpu_h, budget_period_s=facts.budget_period_s,
-        )  # fmt: skip
+            id=facts.id,
+            priority=facts.priority,
+            open=is_open,
+            parent=facts.parent,
+            quota_gpus=facts.quota_gpus,
+            borrow_gpus=facts.borrow_gpus,
+            lend_gpus=facts.lend_gpus,
+            weight=facts.weight,
+            gpus_per_user=facts.gpus_per_user,
+            jobs_per_user=facts.jobs_per_user,
+            budget_gpu_h=facts.budget_gpu_h,
+            budget_period_s=facts.budget_period_s,
+        )
     return tuple(found.values())
 
 
@@ -128,14 +137,14 @@ def _difference(known: Mapping[QueueId, Queue], wanted: Iterable[Queue], remove:
     return QueuesApplied(added=added, changed=changed, removed=list(remove), unchanged=unchanged)
 
 
-def _refuse_inhabited(parts: HeadParts, remove: tuple[QueueId, ...]) -> None:
-    """What the controller would refuse, for a dry run."""
-    alive = {*(job.queue for job in parts.driver.waiting()), *(job.queue for job, _ in parts.driver.holding())}
-    inhabited = sorted(alive & set(remove))
-    if inhabited:
+def _reject_removal_with_jobs(parts: HeadParts, remove: tuple[QueueId, ...]) -> None:
+    """Refuse to remove queues with jobs, as the controller would; for a dry run."""
+    active = {*(job.queue for job in parts.driver.waiting()), *(job.queue for job, _ in parts.driver.holding())}
+    with_jobs = sorted(active & set(remove))
+    if with_jobs:
         raise Conflict(
-            f"queue {inhabited[0]} still has jobs that wait or run",
-            hint=f"phalanx ps --queue {inhabited[0]} lists them",
+            f"queue {with_jobs[0]} still has waiting or running jobs",
+            hint=f"phalanx ps --queue {with_jobs[0]} lists them",
         )
 
 
@@ -143,8 +152,8 @@ def _refuse_inhabited(parts: HeadParts, remove: tuple[QueueId, ...]) -> None:
 
 
 @dataclass(slots=True)
-class _Crowd:
-    """The jobs of one queue, without those below it."""
+class _JobCounts:
+    """The jobs of one queue, without those of its child queues. `first`: the detail of the first job with each reason."""
 
     running: int = 0
     pending: int = 0
@@ -154,51 +163,72 @@ class _Crowd:
     first: dict[Reason, str] = field(default_factory=dict)
 
 
-def _views(parts: HeadParts) -> list[QueueView]:
-    """Every queue by id, with figures of this moment. Cost: live jobs + queues."""
+def _views(parts: HeadParts, only: QueueId | None = None) -> list[QueueView]:
+    """The current figures of every queue, by id; with `only` those of one queue, or nothing if it does not exist.
+
+    The quota tree always counts the running jobs of all queues, since queues lend to each other. Cost: live jobs + queues.
+    """
     now_s = parts.clock.now_s()
     queues = parts.store.queues()
     tree = QuotaTree(queues, parts.driver.fleet_gpus(), parts.store.spent(), now_s)
-    crowds = {queue.id: _Crowd() for queue in queues}
+    known = {queue.id for queue in queues}
+    counts = {queue.id: _JobCounts() for queue in queues if only in (None, queue.id)}
     for job, attempt in parts.driver.holding():
-        if job.queue in crowds:
+        if job.queue in known:
             number, gpus = tree.number(job.queue), attempt.allocation.gpus
             tree.take(number, job.user, gpus)
             tree.charge(number, gpus, now_s, since_s=attempt.placed_s)
-            crowds[job.queue].running += 1
+        if job.queue in counts:
+            counts[job.queue].running += 1
     tree.advance(now_s)
     waits = parts.driver.waits
     for job in parts.driver.waiting():
-        if job.queue in crowds:
-            _count_waiting(crowds[job.queue], job, waits)
-    return [_view(queue, tree, crowds[queue.id]) for queue in queues]
+        if job.queue in counts:
+            _count_waiting(counts[job.queue], job, waits)
+    return [_view(queue, tree, counts[queue.id]) for queue in queues if queue.id in counts]
 
 
-def _count_waiting(crowd: _Crowd, job: Job, waits: Mapping[JobId, Waiting]) -> None:
+def _count_waiting(counts: _JobCounts, job: Job, waits: Mapping[JobId, Waiting]) -> None:
     wait = waits.get(job.id)
-    # The job's own sentence is in our words before its first attempt alone: then it tells why that attempt ended, in its programs' words.
+    # Only before its first attempt does the head write the job's own detail. Later the detail may quote the job's program.
     reason, detail = (wait.reason, wait.detail) if wait is not None else (job.reason, "" if job.epoch else job.detail)
     gpus = job.spec.role.gpus.total
-    crowd.pending += 1
-    crowd.pending_gpus += gpus
-    crowd.jobs[reason] += 1
-    crowd.gpus[reason] += gpus
-    crowd.first.setdefault(reason, detail)
+    counts.pending += 1
+    counts.pending_gpus += gpus
+    counts.jobs[reason] += 1
+    counts.gpus[reason] += gpus
+    counts.first.setdefault(reason, detail)
 
 
-def _view(queue: Queue, tree: QuotaTree, crowd: _Crowd) -> QueueView:
+def _view(queue: Queue, tree: QuotaTree, counts: _JobCounts) -> QueueView:
     whole = tree.whole(queue.id)
     idle = max(0, tree.pool[whole] - tree.used[whole])
     waiting = [
-        QueueWait(reason=reason, jobs=jobs, gpus=crowd.gpus[reason], detail=crowd.first[reason])
-        for reason, jobs in sorted(crowd.jobs.items(), key=lambda told: (-told[1], told[0]))
+        QueueWait(reason=reason, jobs=jobs, gpus=counts.gpus[reason], detail=counts.first[reason])
+        for reason, jobs in sorted(counts.jobs.items(), key=lambda item: (-item[1], item[0]))
     ]
     return QueueView(
-        id=queue.id, priority=queue.priority, open=queue.open, pending=crowd.pending, running=crowd.running, parent=queue.parent,
-        quota_gpus=queue.quota_gpus, borrow_gpus=queue.borrow_gpus, lend_gpus=queue.lend_gpus, weight=queue.weight,
-        gpus_per_user=queue.gpus_per_user, jobs_per_user=queue.jobs_per_user, budget_gpu_h=queue.budget_gpu_h,
-        budget_period_s=queue.budget_period_s, budget_left_gpu_h=tree.budget_left_gpu_h(queue.id), right_gpus=tree.right[whole],
-        used_gpus=tree.held[whole], borrowed_gpus=tree.over(whole), lent_gpus=max(0, idle - tree.room(whole)),
-        room_gpus=tree.room(tree.number(queue.id)), pending_gpus=crowd.pending_gpus,
-        factor=tree.factor(tree.number(queue.id)), waiting=waiting[:_REASONS_MAX],
-    )  # fmt: skip
+        id=queue.id,
+        priority=queue.priority,
+        open=queue.open,
+        pending=counts.pending,
+        running=counts.running,
+        parent=queue.parent,
+        quota_gpus=queue.quota_gpus,
+        borrow_gpus=queue.borrow_gpus,
+        lend_gpus=queue.lend_gpus,
+        weight=queue.weight,
+        gpus_per_user=queue.gpus_per_user,
+        jobs_per_user=queue.jobs_per_user,
+        budget_gpu_h=queue.budget_gpu_h,
+        budget_period_s=queue.budget_period_s,
+        budget_left_gpu_h=tree.budget_left_gpu_h(queue.id),
+        right_gpus=tree.right[whole],
+        used_gpus=tree.held[whole],
+        borrowed_gpus=tree.over(whole),
+        lent_gpus=max(0, idle - tree.room(whole)),
+        room_gpus=tree.room(tree.number(queue.id)),
+        pending_gpus=counts.pending_gpus,
+        factor=tree.factor(tree.number(queue.id)),
+        waiting=waiting[:_REASONS_MAX],
+    )

@@ -1,15 +1,16 @@
-"""Jobs and nodes as a caller sees them: committed records from the store, live readings from memory, joined."""
+"""Views of jobs and nodes for a caller: committed records from the store, joined with live readings from memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 
 from phalanx.api.gate import sees_all_of
 from phalanx.api.parts import HeadParts
 from phalanx.api.views import job_view, node_view
 from phalanx.core.access.roles import Caller
 from phalanx.core.fleet.node import Node
-from phalanx.core.ids import JobId, NodeId
+from phalanx.core.ids import NodeId
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.reservation import Reservation
@@ -18,28 +19,43 @@ from phalanx.ports.store import JobFilter
 from phalanx.wire.api.jobs import JobView, Progress
 from phalanx.wire.api.nodes import NodeView
 
-RUNNING_MAX = 5000  # jobs that run at once on the largest fleet of DESIGN 6, and then some
-_EDGE_BYTES = 1 << 14  # of a stream's head and tail: the plan stands at its head, the newest steps at its tail
+RUNNING_MAX = 5000  # more jobs than run at once on the largest fleet of DESIGN 6
+_EDGE_BYTES = 1 << 14  # read at both ends of a stream: the plan is at its start, the newest steps at its end
 
 
 def seen(parts: HeadParts, caller: Caller, job: Job, attempts: Sequence[Attempt] | None = None) -> JobView:
-    """One job for one caller. Reads the store and, after a restart of the head, the ends of a log: not for the event loop in bulk."""
+    """Return the view of one job for one caller.
+
+    Reads the store and, after a restart of the head, both ends of a log: do not call it in bulk on the event loop.
+    """
     known = parts.store.attempts(job.id) if attempts is None and job.epoch else attempts or ()
-    attempt = known[-1] if known else None
+    return _view(parts, caller, job, known[-1] if known else None, parts.store.nodes)
+
+
+def all_seen(parts: HeadParts, caller: Caller, jobs: Sequence[Job]) -> list[JobView]:
+    """Return the views of many jobs; at most two reads of the store, however many jobs there are."""
+    newest = parts.store.newest_attempts([job.id for job in jobs if job.epoch])
+    nodes = cache(parts.store.nodes)
+    return [_view(parts, caller, job, newest.get(job.id), nodes) for job in jobs]
+
+
+def _view(
+    parts: HeadParts, caller: Caller, job: Job, attempt: Attempt | None, nodes: Callable[[], list[Node]]
+) -> JobView:
     return job_view(
-        job, attempt=attempt, waiting=parts.driver.waits.get(job.id), progress=_live_progress(parts, job, attempt),
-        utilization=parts.telemetry.utilization(job.id), whole=sees_all_of(caller, job), output_root=parts.output_root,
-        virtual=_on_virtual(parts, attempt),
-    )  # fmt: skip
-
-
-def all_seen(parts: HeadParts, caller: Caller, jobs: Iterable[Job]) -> list[JobView]:
-    """The same for many."""
-    return [seen(parts, caller, job) for job in jobs]
+        job,
+        attempt=attempt,
+        waiting=parts.driver.waits.get(job.id),
+        progress=_live_progress(parts, job, attempt),
+        utilization=parts.telemetry.utilization(job.id),
+        whole=sees_all_of(caller, job),
+        output_root=parts.output_root,
+        virtual=_on_virtual(parts, attempt, nodes),
+    )
 
 
 def _live_progress(parts: HeadParts, job: Job, attempt: Attempt | None) -> Progress | None:
-    """The progress of the live attempt: what it resumed from until it made a step of its own, never the step of the one before."""
+    """Return the progress of the live attempt: until its first step, the step it resumed from, never that of the attempt before."""
     progress = progress_of(parts, job)
     if attempt is None or not attempt.live:
         return progress
@@ -48,13 +64,17 @@ def _live_progress(parts: HeadParts, job: Job, attempt: Attempt | None) -> Progr
     if attempt.resume is None:
         return None
     return Progress(
-        epoch=attempt.epoch, generation=attempt.generation, step=attempt.resume.step, at_s=attempt.generation_s,
-        steps_total=parts.telemetry.steps_total(job.id), checkpoint_step=attempt.resume.step,
-    )  # fmt: skip
+        epoch=attempt.epoch,
+        generation=attempt.generation,
+        step=attempt.resume.step,
+        at_s=attempt.generation_s,
+        steps_total=parts.telemetry.steps_total(job.id),
+        checkpoint_step=attempt.resume.step,
+    )
 
 
 def progress_of(parts: HeadParts, job: Job) -> Progress | None:
-    """The job's progress; under a head that has not heard of its newest attempt yet, from both ends of the step stream kept."""
+    """Return the job's progress; if this head has no reports of its newest attempt yet, from both ends of the stored step stream."""
     live = parts.telemetry.progress(job.id)
     if live is not None or job.epoch == 0:
         return live
@@ -65,20 +85,20 @@ def progress_of(parts: HeadParts, job: Job) -> Progress | None:
     parts.telemetry.steps(job.id, job.epoch, 0, parts.logs.read(key, 0, _EDGE_BYTES))
     if end > _EDGE_BYTES:
         tail = parts.logs.read(key, max(_EDGE_BYTES, end - _EDGE_BYTES), _EDGE_BYTES)
-        # The line that the cut tears is no report and is passed over: a newline closes what the head part left open.
+        # The newline ends the line that the first part left incomplete. The partial line at the start of the tail is ignored.
         parts.telemetry.steps(job.id, job.epoch, 0, b"\n" + tail)
     return parts.telemetry.progress(job.id)
 
 
 def live_attempts(parts: HeadParts) -> list[Attempt]:
-    """All attempts that hold something, by job in submit order."""
+    """Return all attempts that hold an allocation, by job in submit order. Two reads of the store."""
     running = parts.store.jobs(JobFilter(states=frozenset({JobState.RUNNING}), limit=RUNNING_MAX))
-    newest = (parts.store.attempts(job.id)[-1:] for job in reversed(running))
-    return [attempt for found in newest for attempt in found if attempt.live]
+    newest = parts.store.newest_attempts([job.id for job in running])
+    return [attempt for job in reversed(running) if (attempt := newest.get(job.id)) is not None and attempt.live]
 
 
 def nodes_seen(parts: HeadParts, nodes: Iterable[Node], attempts: Iterable[Attempt]) -> list[NodeView]:
-    """Nodes with what is held on them and what they are set aside for."""
+    """Return views of nodes with the attempts and reservations on them."""
     on: dict[NodeId, list[Attempt]] = {}
     for attempt in attempts:
         for grant in attempt.allocation.grants:
@@ -93,16 +113,11 @@ def nodes_seen(parts: HeadParts, nodes: Iterable[Node], attempts: Iterable[Attem
     ]
 
 
-def stream_of(job_id: JobId, attempt: Attempt, stream: str) -> StreamKey:
-    """A stream of an attempt."""
-    return StreamKey(job_id=job_id, epoch=attempt.epoch, stream=stream)
-
-
-def _on_virtual(parts: HeadParts, attempt: Attempt | None) -> bool:
+def _on_virtual(parts: HeadParts, attempt: Attempt | None, nodes: Callable[[], list[Node]]) -> bool:
     if attempt is None or not attempt.allocation.grants:
         return False
-    samples = parts.telemetry.devices(attempt.allocation.grants[0].node_id)
+    first = attempt.allocation.grants[0].node_id
+    samples = parts.telemetry.devices(first)
     if samples is not None and samples.devices:
         return samples.devices[0].virtual
-    first = attempt.allocation.grants[0].node_id
-    return any(node.virtual for node in parts.store.nodes() if node.id == first)
+    return any(node.virtual for node in nodes() if node.id == first)

@@ -1,4 +1,4 @@
-"""A job's receipt from what lies in the store and in the logs. Reports are gone through piece by piece: a long training has gigabytes of them."""
+"""Builds a job's receipt from the store and the logs. Reports are read in pieces: a long training has gigabytes of them."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from phalanx.core.work.job import Job
 from phalanx.ports.logs import Logs, StreamKey
 from phalanx.wire.rank import ReportKind
 
-# Of one attempt: some 1.4 million reports of 190 bytes, as of 8 ranks through 175,000 steps. What lies past that is told as unread.
+# Per attempt: about 1.4 million reports of 190 bytes, as of 8 ranks over 175,000 steps. The rest is reported as unread.
 READ_BYTES_MAX: Final = 256 << 20
 _PIECE_BYTES: Final = 1 << 20
-_AT_ONCE: Final = 2  # each takes a processor for seconds, and half a kilobyte of memory for each step
-ASKED_MAX: Final = 16  # those that wait for their turn with them; who comes then tries again
-_STREAM: Final = "steps-0"  # of node rank 0, where rank 0 sits
+_AT_ONCE: Final = 2  # each uses a CPU for seconds, and 0.5 KB of memory per step
+ASKED_MAX: Final = 16  # running and waiting; further requests are answered with TryLater
+_STREAM: Final = "steps-0"  # of node rank 0, which has rank 0
 _THREADS: Final = ThreadPoolExecutor(max_workers=_AT_ONCE, thread_name_prefix="receipt")
 
 
 async def receipt_of(runtime: Runtime, job: Job) -> Receipt:
-    """The receipt, made on a thread of its own kind, so that whoever asks for many holds up nobody else.
+    """Build the receipt on a separate thread pool, so that many receipts do not delay other requests.
 
     Raises:
-        TryLater: too many were asked for at once.
+        TryLater: too many receipts were requested at once.
     """
     if runtime.receipts_asked >= ASKED_MAX:
-        raise TryLater(f"{ASKED_MAX} receipts are being made", hint="try again in a moment")
+        raise TryLater(f"{ASKED_MAX} receipts are already being built", hint="try again in a moment")
     runtime.receipts_asked += 1
     try:
         return await asyncio.get_running_loop().run_in_executor(_THREADS, read_receipt, runtime.parts, job)
@@ -45,7 +45,7 @@ async def receipt_of(runtime: Runtime, job: Job) -> Receipt:
 
 
 def read_receipt(parts: HeadParts, job: Job) -> Receipt:
-    """The receipt as of now. Of each attempt at most READ_BYTES_MAX of reports are read."""
+    """Build the current receipt. At most READ_BYTES_MAX of reports are read per attempt."""
     attempts = parts.store.attempts(job.id)
     nodes = {node.id: node for node in parts.store.nodes()}
     keys = {each.epoch: StreamKey(job_id=each.job_id, epoch=each.epoch, stream=_STREAM) for each in attempts}
@@ -55,10 +55,10 @@ def read_receipt(parts: HeadParts, job: Job) -> Receipt:
 
 
 def reports_in(epoch: Epoch, lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """The objects among lines of JSON, but for steps of another rank than the lowest so far, which a receipt counts not at all.
+    """Yield the JSON objects among lines, except steps of ranks above the lowest so far, which a receipt does not count.
 
-    Of a node's ranks one speaks, so that most lines are such, and to see that costs a tenth of reading them. A torn last line and lines
-    that are no JSON object are left out.
+    Most lines are such steps, and recognizing them costs a tenth of decoding them. An incomplete last line and lines that are not JSON
+    objects are left out.
     """
     lowest: int | None = None
     for line in lines:
@@ -74,14 +74,14 @@ def reports_in(epoch: Epoch, lines: Iterable[bytes]) -> Iterator[dict[str, Any]]
 
 
 class _StepLine(msgspec.Struct):
-    """Of a line that may report a step, what is asked first."""
+    """The fields of a step report that are needed to recognize it."""
 
     k: str = ""
     rank: int = -1
 
 
 def _is_step_above(rank: int, line: bytes) -> bool:
-    """Whether a line reports the step of a higher rank. Of a line that is read elsewise the answer is no: then it is read whole."""
+    """Whether a line reports a step of a higher rank; False if it cannot be decoded, so that the caller decodes it fully."""
     try:
         found = _STEP_LINE.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

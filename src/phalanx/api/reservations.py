@@ -1,4 +1,4 @@
-"""Reservations: nodes set aside for some, or for maintenance."""
+"""Reservations: nodes reserved for users and queues, or for maintenance."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ routes = Routes()
 
 @routes.get("/v1/reservations", Action.SEE, reply=ReservationList)
 async def list_reservations(request: Request) -> Response:
-    """List all reservations that have not ended, first to begin first."""
+    """List all reservations that have not ended, by start time."""
     found = await off_loop(runtime_of(request).parts.store.reservations)
     found.sort(key=lambda one: (one.start_s, one.id))
     return reply(ReservationList(reservations=[reservation_view(one) for one in found]))
@@ -32,7 +32,7 @@ async def list_reservations(request: Request) -> Response:
 
 @routes.put("/v1/reservations/{reservation_id}", Action.OPERATE, body=ReservationBody, reply=ReservationReply)
 async def put_reservation(request: Request, reservation_id: ReservationId) -> Response:
-    """Set nodes aside. The same again is harmless; a name that stands is not changed."""
+    """Make a reservation. Idempotent; an existing reservation cannot be changed."""
     runtime = runtime_of(request)
     body = await read_record(request, ReservationBody, runtime.parts.limits.body_bytes)
     wanted = await off_loop(_wanted, runtime.parts, reservation_id, body, caller_of(request).user)
@@ -44,7 +44,7 @@ async def put_reservation(request: Request, reservation_id: ReservationId) -> Re
 
 @routes.delete("/v1/reservations/{reservation_id}", Action.OPERATE)
 async def end_reservation(request: Request, reservation_id: ReservationId) -> Response:
-    """Give the nodes of a reservation back. Harmless twice."""
+    """End a reservation. Idempotent."""
     runtime = runtime_of(request)
     known = await off_loop(runtime.parts.store.reservation, reservation_id)
     if known is None or not known.ended:
@@ -56,21 +56,25 @@ async def end_reservation(request: Request, reservation_id: ReservationId) -> Re
 def _wanted(parts: HeadParts, reservation_id: ReservationId, body: ReservationBody, by: UserId) -> Reservation:
     if not NAME.fullmatch(reservation_id):
         raise BadRequest(
-            f"{reservation_id[:80]!r} is no name for a reservation",
-            hint="letters, digits and . _ - @ +, at most 63, a letter or digit first",
+            f"{reservation_id[:80]!r} is not a valid name for a reservation",
+            hint="use letters, digits and . _ - @ +, at most 63 characters, starting with a letter or digit",
         )
     if body.maintenance == bool(body.users or body.queues):
         raise BadRequest(
-            f"reservation {reservation_id}: is it for maintenance, or for users and queues?",
-            hint="give --maintenance, or --user and --queue",
+            f"reservation {reservation_id}: it must be either for maintenance or for users and queues",
+            hint="use --maintenance, or --user and --queue",
         )
     start_s = body.start_s
-    if (
-        start_s is None
-    ):  # of one that stands, "now" was when it was made: a request sent again must not contradict itself
-        standing = parts.store.reservation(reservation_id)
-        start_s = parts.clock.now_s() if standing is None or standing.ended else standing.start_s
+    if start_s is None:  # a repeated request keeps the start of the first one, so that it does not contradict it
+        existing = parts.store.reservation(reservation_id)
+        start_s = parts.clock.now_s() if existing is None or existing.ended else existing.start_s
     return Reservation(
-        id=reservation_id, nodes=tuple(body.nodes), start_s=start_s, end_s=start_s + parse_duration_s(body.time, what="time"),
-        users=frozenset(body.users), queues=frozenset(body.queues), why=body.why[:500], by=by,
-    )  # fmt: skip
+        id=reservation_id,
+        nodes=tuple(body.nodes),
+        start_s=start_s,
+        end_s=start_s + parse_duration_s(body.time, what="time"),
+        users=frozenset(body.users),
+        queues=frozenset(body.queues),
+        why=body.why[:500],
+        by=by,
+    )

@@ -1,11 +1,11 @@
-"""How a route is declared: its path, the one action it takes, its bodies; and what every request passes before its handler.
+"""Declares routes (path, action, bodies), and performs the checks before each handler: authentication, action, size, audit.
 
     routes = Routes()
 
     @routes.get("/v1/jobs/{job_id}", Action.SEE, reply=JobDetail)
     async def show_job(request: Request, job_id: JobId) -> Response: ...
 
-A route without an action cannot be written: the app refuses to be built with any other kind (`check_every_route_is_gated`).
+Every route must declare an action: otherwise building the app fails (`check_every_route_is_gated`).
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from phalanx.core.work.people import Action
 Handler = Callable[..., Awaitable[Response]]
 H = TypeVar("H", bound=Handler)
 
-WHOLE_MAX: Final = 1 << 53  # of a number in a query: exact in JSON, and fits the store's integers
+WHOLE_MAX: Final = 1 << 53  # largest number in a query: exact in JSON, and within the store's integers
 _READING: Final = frozenset({"GET", "HEAD"})
-NUMBER_DIGITS_MAX: Final = 15  # of one that comes as text: below WHOLE_MAX whatever they are
+NUMBER_DIGITS_MAX: Final = 15  # of a number sent as text: such numbers are below WHOLE_MAX
 Whole = Annotated[int, Query(ge=0, le=WHOLE_MAX)]
 WholeOrNone = Annotated[int | None, Query(ge=0, le=WHOLE_MAX)]
 
 
 class Shown(enum.Enum):
-    """Bodies that are no record."""
+    """Bodies that are not a record."""
 
     NOTHING = "nothing"
     BYTES = "application/octet-stream"
@@ -56,15 +56,15 @@ Body = type[Any] | Shown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """What a route says of itself.
+    """The declaration of a route.
 
     Attributes:
         open_to_all: answered without a token: health, and the CA's public certificate.
-        bare: the handler takes the request and nothing else, and FastAPI's reading of parameters is left out (hot routes).
-        body_limit: name of the field of `Limits` that bounds its body.
-        reach: whose thing it touches, where that is not what its action says (core.access.rules).
-        also: further kinds of reply beside `reply`.
-        passing: what it changes does not last (a dry run, keystrokes): it leaves no line in the audit trail.
+        bare: the handler takes only the request; FastAPI's parameter parsing is skipped (hot routes).
+        body_limit: name of the field of `Limits` that limits the body.
+        reach: whose objects it acts on, if that differs from the default of its action (core.access.rules).
+        also: further kinds of replies.
+        passing: its changes do not last (a dry run, keystrokes), so it leaves no line in the audit trail.
     """
 
     action: Action
@@ -80,7 +80,7 @@ class Declared:
 
 
 class GatedRoute(APIRoute):
-    """A route that admits its caller before its handler hears of them."""
+    """A route that authorizes its caller before its handler runs."""
 
     def __init__(self, path: str, endpoint: Handler, *, declared: Declared, **options: Any) -> None:
         self.declared = declared
@@ -88,17 +88,17 @@ class GatedRoute(APIRoute):
 
     @property
     def reach(self) -> Reach:
-        """Whose thing it touches."""
+        """Whose objects it acts on."""
         return self.declared.reach or REACH_OF[self.declared.action]
 
     @property
     def lasting(self) -> bool:
-        """Whether a call leaves a line in the audit trail. What supervisors tell of their jobs stands in the story instead."""
+        """Whether a call leaves a line in the audit trail. Reports of supervisors are recorded in the story instead."""
         changes = bool((self.methods or set()) - _READING)
         return changes and not self.declared.passing and self.declared.action is not Action.SUPERVISE
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler behind the gate."""
+        """Return the handler with all checks before it."""
         declared, lasting = self.declared, self.lasting
         handle: Callable[[Request], Any] = self.endpoint if declared.bare else super().get_route_handler()
 
@@ -131,7 +131,7 @@ class GatedRoute(APIRoute):
 async def _audited(
     request: Request, runtime: Runtime, caller: Caller, path: str, handle: Callable[[Request], Any]
 ) -> Response:
-    """Serve a call that changes something: its line is durable before its answer leaves, with the change or, at the latest, now."""
+    """Serve a changing call. Its audit line is durable before the answer is sent: recorded with the change, or else afterwards."""
     serving = Serving(call=call_of(request, caller, path))
     token = SERVING.set(serving)
     try:
@@ -148,7 +148,7 @@ async def _audited(
 
 
 def too_large(request: Request, limit: int) -> TooLarge:
-    """The refusal of a body over its limit."""
+    """Return the error for a body over its limit."""
     return TooLarge(
         f"{request.method} {request.url.path}: the body is over {format_bytes(limit)}", hint="send less at once"
     )
@@ -156,42 +156,48 @@ def too_large(request: Request, limit: int) -> TooLarge:
 
 @dataclass(slots=True)
 class Routes:
-    """Routes of one noun, in the order they are tried."""
+    """The routes of one resource, in matching order."""
 
     declared: list[GatedRoute] = field(default_factory=list)
 
     def add(self, method: str, path: str, declared: Declared) -> Callable[[H], H]:
-        """A decorator that makes a handler a route."""
+        """Return a decorator that declares a handler as a route."""
 
         def make(handler: H) -> H:
             summary = (handler.__doc__ or "").strip().split("\n")[0]
             route = GatedRoute(
-                path, handler, declared=declared, methods=[method], name=f"{handler.__name__}", summary=summary,
-                operation_id=handler.__name__, tags=[path.split("/")[2] if path.count("/") > 1 else "head"],
-            )  # fmt: skip
+                path,
+                handler,
+                declared=declared,
+                methods=[method],
+                name=f"{handler.__name__}",
+                summary=summary,
+                operation_id=handler.__name__,
+                tags=[path.split("/")[2] if path.count("/") > 1 else "head"],
+            )
             self.declared.append(route)
             return handler
 
         return make
 
     def get(self, path: str, action: Action, *, reply: Body, **more: Any) -> Callable[[H], H]:
-        """A route that reads."""
+        """Declare a route that reads."""
         return self.add("GET", path, Declared(action=action, reply=reply, **more))
 
     def post(self, path: str, action: Action, *, body: Body, reply: Body, **more: Any) -> Callable[[H], H]:
-        """A route that does."""
+        """Declare a route that acts."""
         return self.add("POST", path, Declared(action=action, body=body, reply=reply, **more))
 
     def put(self, path: str, action: Action, *, body: Body, reply: Body, **more: Any) -> Callable[[H], H]:
-        """A route that sets."""
+        """Declare a route that creates or replaces."""
         return self.add("PUT", path, Declared(action=action, body=body, reply=reply, **more))
 
     def patch(self, path: str, action: Action, *, body: Body, reply: Body, **more: Any) -> Callable[[H], H]:
-        """A route that changes."""
+        """Declare a route that changes."""
         return self.add("PATCH", path, Declared(action=action, body=body, reply=reply, **more))
 
     def delete(self, path: str, action: Action, **more: Any) -> Callable[[H], H]:
-        """A route that removes."""
+        """Declare a route that removes."""
         return self.add("DELETE", path, Declared(action=action, status=204, **more))
 
 
@@ -199,14 +205,14 @@ OPEN_ROUTES: Final = frozenset({"/v1/health", "/v1/ca"})
 
 
 def check_every_route_is_gated(app: FastAPI) -> None:
-    """Nothing, if each route of the app declares an action and only health and the public certificate are open.
+    """Check that each route of the app declares an action, and that only health and the public certificate are open.
 
     Raises:
-        TypeError: one does not; the app must not be served.
+        TypeError: a route violates this; the app must not be served.
     """
     for route in app.router.routes:
         if not isinstance(route, GatedRoute) or not isinstance(route.declared.action, Action):
-            raise TypeError(f"route {_path(route)} declares no action: add it by api.routes.Routes")
+            raise TypeError(f"route {_path(route)} declares no action: declare it with api.routes.Routes")
         if route.declared.open_to_all and route.path not in OPEN_ROUTES:
             raise TypeError(f"route {route.path} is open to all; only {', '.join(OPEN_ROUTES)} may be")
 

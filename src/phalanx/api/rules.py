@@ -1,4 +1,4 @@
-"""Failure rules: those in force, and putting the operators' own. Anyone may read them, since they say what becomes of a failed job."""
+"""Failure rules: lists the active rules, and replaces the operators' own. All users may read them, as they decide on failed jobs."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ routes = Routes()
 
 @routes.get("/v1/rules", Action.SEE, reply=RulesReply)
 async def show_rules(request: Request) -> Response:
-    """The failure rules in force, in the order in which they are tried."""
-    return reply(await off_loop(_in_force, runtime_of(request).parts))
+    """List the active failure rules, in the order in which they are applied."""
+    return reply(await off_loop(_active_rules, runtime_of(request).parts))
 
 
 @routes.put("/v1/rules", Action.OPERATE, body=RulesRequest, reply=RulesReply)
 async def put_rules(request: Request) -> Response:
-    """Put the operators' own rules in place of those put before; an empty list leaves the shipped ones. With `dry_run` only check them."""
+    """Replace the operators' own rules; an empty list leaves only the shipped ones. With `dry_run` they are only checked."""
     runtime = runtime_of(request)
-    wish = decoded(await read_body(request, runtime.parts.limits.body_bytes), RulesRequest)
-    own = rules_from(wish.rules)
-    if wish.dry_run:
+    body = decoded(await read_body(request, runtime.parts.limits.body_bytes), RulesRequest)
+    own = rules_from(body.rules)
+    if body.dry_run:
         return reply(_reply(own, by="", stored_s=None))
     document = Calibration(
         profile=json.dumps([plain(rule) for rule in own], separators=(",", ":")),
@@ -44,12 +44,14 @@ async def put_rules(request: Request) -> Response:
         id=RULES,
     )
     await runtime.ask(PutRules(document=document))
-    return reply(await off_loop(_in_force, runtime.parts))
+    return reply(await off_loop(_active_rules, runtime.parts))
 
 
-def _in_force(parts: HeadParts) -> RulesReply:
-    kept = parts.store.calibration(RULES)
-    return _reply(own_rules(kept)[0], by="" if kept is None else kept.by, stored_s=None if kept is None else kept.at_s)
+def _active_rules(parts: HeadParts) -> RulesReply:
+    stored = parts.store.calibration(RULES)
+    return _reply(
+        own_rules(stored)[0], by="" if stored is None else stored.by, stored_s=None if stored is None else stored.at_s
+    )
 
 
 def _reply(own: Sequence[Rule], *, by: str, stored_s: float | None) -> RulesReply:
@@ -63,7 +65,18 @@ def _reply(own: Sequence[Rule], *, by: str, stored_s: float | None) -> RulesRepl
 
 def _view(rule: Rule, *, own: bool) -> RuleView:
     return RuleView(
-        name=rule.name, blame=rule.blame, remedy=rule.remedy, charge=rule.charge, codes=list(rule.codes), signals=list(rule.signals),
-        xids=list(rule.xids), pattern=rule.pattern, oom=rule.oom, cause=rule.cause, weight=rule.weight, says=rule.says,
-        source=rule.source, own=own,
-    )  # fmt: skip
+        name=rule.name,
+        blame=rule.blame,
+        remedy=rule.remedy,
+        charge=rule.charge,
+        codes=list(rule.codes),
+        signals=list(rule.signals),
+        xids=list(rule.xids),
+        pattern=rule.pattern,
+        oom=rule.oom,
+        cause=rule.cause,
+        weight=rule.weight,
+        says=rule.says,
+        source=rule.source,
+        own=own,
+    )

@@ -1,4 +1,4 @@
-"""What the running API holds besides its parts: the gate, the bridge to the controller, followers, sessions. One for each app."""
+"""The state of the running API: authentication, answers of the controller, followers, exec sessions. One per app."""
 
 from __future__ import annotations
 
@@ -32,29 +32,27 @@ from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import JobId, UserId
 from phalanx.core.state.events import PlanStop, Report, TokensUsed
-from phalanx.core.state.events import Request as Wish
+from phalanx.core.state.events import Request as Command
 from phalanx.core.work.people import Action
 from phalanx.core.work.spec import Role
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Threads sleep in the disk, not on the processor: asyncio's own pool (cores + 4) would let six slow reads stop all others.
-_LOOK_AGAIN_S: Final = 0.05
+_POLL_S: Final = 0.05
 UPKEEP_S: Final = 60.0
-REFUSALS_PER_MINUTE: Final = (
-    60  # told in the audit trail: each costs a commit, and whoever is refused may repeat it at will
-)
+REFUSALS_PER_MINUTE: Final = 60  # recorded in the audit trail: each costs a commit, and callers may repeat them at will
+# These threads wait for the disk, not the CPU: with asyncio's own pool (cores + 4), six slow reads would stop all others.
 _THREADS: Final = ThreadPoolExecutor(max_workers=24, thread_name_prefix="api")
 
 
 class Runtime:
-    """The API's own state. Used on the event loop alone.
+    """The API's own state. Use it on the event loop only.
 
     Attributes:
-        counts: of what the routes did, for /metrics.
-        streams: event streams that are open, by user.
-        fleet, fleet_read_s, notes: the fleet as last read for the notes of a submit, when, and the notes made against it.
+        counts: counters of the routes, for /metrics.
+        streams: open event streams, by user.
+        fleet, fleet_read_s, notes: the fleet as last read for the notes of a submit, the time of that, and the notes made for it.
     """
 
     def __init__(self, parts: HeadParts) -> None:
@@ -83,49 +81,49 @@ class Runtime:
 
     @property
     def answers(self) -> Answers:
-        """The bridge to the controller's thread, for the loop that runs now."""
+        """The bridge to the controller's thread, for the running event loop."""
         if self._answers is None or self._answers.loop is not asyncio.get_running_loop():
             self._answers = Answers()
         return self._answers
 
     @property
     def streams_open(self) -> int:
-        """How many event streams are open."""
+        """The number of open event streams."""
         return self.streams.total()
 
     @property
     def heads(self) -> list[str]:
-        """Where all heads are that share our store, ours first; empty where we are alone."""
+        """The URLs of all heads that share the store, this one first; empty if this head does not share it."""
         return [] if self.parts.among is None else self.parts.among.urls()
 
     @property
     def relieved(self) -> bool:
-        """Whether another head takes over at once when this one ends."""
+        """Whether another head takes over at once when this one stops."""
         return self.parts.among is not None and self.parts.among.relieved()
 
-    async def ask(self, wish: Wish) -> Answer:
-        """What the controller answers once it is durable.
+    async def ask(self, command: Command) -> Answer:
+        """Send a request to the controller, and return its answer once that is durable.
 
         Raises:
-            PhalanxError: refused.
+            PhalanxError: the request was refused.
         """
         serving = SERVING.get()
-        return await self.answers.of(self.parts.driver.request(wish, None if serving is None else serving.take()))
+        return await self.answers.of(self.parts.driver.request(command, None if serving is None else serving.take()))
 
-    async def ask_all(self, wishes: list[Wish]) -> list[Answer | PhalanxError]:
-        """The same for several wishes in one step of the controller, with nothing scheduled in between; refusals are among the answers."""
+    async def ask_all(self, wishes: list[Command]) -> list[Answer | PhalanxError]:
+        """Send several requests that are handled in one step, with no scheduling in between; refusals are among the answers."""
         serving = SERVING.get()
         calls = [] if serving is None else [serving.take()] * len(wishes)
         return await self.answers.of(self.parts.driver.request_all(wishes, calls))
 
     async def note(self, detail: str = "") -> None:
-        """Have the audit trail tell of the call that is served now, durably, before what it does is done."""
+        """Record the current call in the audit trail, durably, before the handler acts."""
         serving = SERVING.get()
         if serving is not None:
             await self.answers.of(self.parts.driver.note(serving.take(detail)))
 
     def refused(self, call: Call, error: PhalanxError) -> None:
-        """Have the audit trail tell of a refusal. Nobody waits for it, and of a flood it holds the beginning of each minute."""
+        """Record a refusal in the audit trail, without waiting; at most REFUSALS_PER_MINUTE are recorded per minute."""
         now_s = self.parts.clock.boottime_s()
         if now_s - self._refusals_since_s >= 60.0:
             self._refusals_since_s, self._refusals = now_s, 0
@@ -135,24 +133,23 @@ class Runtime:
             self.parts.driver.note(replace(call, result=error.code))
 
     async def report(self, reports: list[Report]) -> list[Answer | PhalanxError]:
-        """Hand supervisors' reports over; returns when they are durable."""
+        """Pass reports of supervisors to the controller; returns when they are durable."""
         return await self.answers.of(self.parts.driver.report(reports))
 
     async def lengthen_leases(self) -> None:
-        """Grant long leases from now on, and wait until every supervisor that still renews has got one."""
+        """Grant long leases from now on, and wait until every supervisor that still renews has one."""
         limits = self.parts.limits
         lease_s = limits.plan_stop_lease_s
         await off_loop(self.parts.on_long_leases, lease_s)
         await self.ask(PlanStop(lease_s=lease_s))
-        for _ in range(int(limits.plan_stop_wait_s / _LOOK_AGAIN_S)):
+        for _ in range(int(limits.plan_stop_wait_s / _POLL_S)):
             if self.parts.driver.leases.all_lengthened():
                 return
-            await asyncio.sleep(_LOOK_AGAIN_S)
+            await asyncio.sleep(_POLL_S)
 
     def begin(self) -> None:
-        """The loop runs: hear of every commit, so that followers wake for what passed no route of ours."""
-        wake = self.answers.soon(self._news)
-
+        """Subscribe to commits once the event loop runs, so that followers also see changes that no API route made."""
+        wake = self.answers.soon(self._wake_followers)
         access = self.answers.soon(self._access_changed)
         known = self.parts.store.access_version
 
@@ -169,29 +166,29 @@ class Runtime:
         settling = Settling(self.parts.store, self.kept, self.outputs, self.carried)
         self.parts.driver.listen(settling.touched)
         settling.begin()
-        self._upkeep = asyncio.get_running_loop().create_task(self._keep_up())
+        self._upkeep = asyncio.get_running_loop().create_task(self._run_upkeep())
 
     async def upkeep(self) -> None:
-        """What is kept sparsely: when tokens were used, and where the audit trail stands."""
+        """Record when tokens were last used, and the tip of the audit trail."""
         used_s = self.gate.take_used()
         if used_s:
             await self.answers.of(self.parts.driver.request(TokensUsed(used_s=used_s)))
         if self.parts.anchors is not None:
             await off_loop(self.parts.anchors.say, self.parts.driver.audit_tip)
 
-    async def _keep_up(self) -> None:
+    async def _run_upkeep(self) -> None:
         while not self.hub.closing:
             await asyncio.sleep(UPKEEP_S)
-            with contextlib.suppress(PhalanxError):  # a disk that is full: the next round tells it
+            with contextlib.suppress(PhalanxError):  # such as a full disk: the next round retries
                 await self.upkeep()
 
     def _access_changed(self) -> None:
-        """A user, a project or a token is another: whoever lost what an open stream or session takes is shown out."""
+        """End the open streams and sessions whose users lost the permission, after a user, project or token changed."""
         self.access.ring()
         store = self.parts.store
         self.sessions.expel(lambda one: still(self.gate, store, one.caller, Action.CHANGE_OWN, one.job_id)())
 
-    def _news(self) -> None:
+    def _wake_followers(self) -> None:
         while self._touched:
             self.hub.tell(self._touched.popleft())
 
@@ -200,7 +197,7 @@ class Runtime:
         self.counts[what] = self.counts.get(what, 0) + by
 
     def close(self) -> None:
-        """The head stops: streams and long polls end."""
+        """End streams and long polls, since the head stops."""
         if self._upkeep is not None:
             self._upkeep.cancel()
         self.hub.close()
@@ -208,33 +205,33 @@ class Runtime:
 
 
 def runtime_of(request: Request) -> Runtime:
-    """The runtime of the app that serves this request."""
+    """Return the runtime of the app that serves this request."""
     runtime: Runtime = request.app.state.runtime
     return runtime
 
 
 def runtime_in(app: FastAPI) -> Runtime:
-    """The runtime of an app."""
+    """Return the runtime of an app."""
     runtime: Runtime = app.state.runtime
     return runtime
 
 
 def caller_of(request: Request) -> Caller:
-    """Whom the gate admitted; once the body is here, as they stand then."""
+    """Return the authenticated caller; after the body was read, with its permissions at that time."""
     caller: Caller = request.state.caller
     return caller
 
 
 def judge_again(request: Request) -> None:
-    """Judge the caller once more, as a body may come long after its head; `caller_of` is from now on who they are now.
+    """Authorize the caller again, as a body may arrive long after its head; `caller_of` then returns the updated caller.
 
     Raises:
-        NotSignedIn, NotPermitted: they would not be let in any more.
+        NotSignedIn, NotPermitted: the caller is no longer permitted.
     """
     state = request.state
     state.caller = runtime_of(request).gate.again(state.caller, state.action)
 
 
 async def off_loop(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run what may block (disk, long queries) on a thread."""
+    """Run blocking work (disk, long queries) on a thread."""
     return await asyncio.get_running_loop().run_in_executor(_THREADS, partial(work, *args, **kwargs))

@@ -1,6 +1,6 @@
-"""uvicorn, told to let followers go first: it waits for every reply to end, and an event stream ends only when it is told to.
+"""The uvicorn server of the head. It ends event streams before the shutdown, as uvicorn waits for every response to end.
 
-It serves plain HTTP on the sockets that uvicorn is given, which are on loopback, and TLS on one more (`api.door`).
+It serves plain HTTP on the given sockets, which must be on loopback, and TLS on one more socket (`api.door`).
 """
 
 from __future__ import annotations
@@ -24,43 +24,43 @@ from phalanx.api.runtime import runtime_in
 from phalanx.core.errors import Conflict, PhalanxError
 from phalanx.core.work.job import JobState
 
-FAREWELL_S: Final = 0.05  # for our own goodbye on its way; uvicorn looks after 0.1 s whether all are gone
+FAREWELL_S: Final = 0.05  # for the last bytes to be sent; uvicorn checks after 0.1 s whether all connections are closed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsListener:
-    """A bound socket off loopback, and with what its connections are secured."""
+    """A bound socket off loopback, and the TLS context of its connections."""
 
     socket: socket.socket
     context: ssl.SSLContext
 
 
 class DoorServer(uvicorn.Server):
-    """Serves an app on the sockets it is given, and by TLS on one more."""
+    """Serves an app on the given loopback sockets, and by TLS on one more."""
 
     def __init__(self, app: ASGIApp, *, tls: TlsListener | None = None, **options: Any) -> None:
         super().__init__(server_config(app, **options))
         self._tls = tls
-        self._door: TlsDoor | None = None
+        self._tls_listener: TlsDoor | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Open every door; none off loopback without TLS, whatever was asked for."""
-        _refuse_open(sockets, self.config)
+        """Start listening. Sockets off loopback are refused without TLS, whatever the options."""
+        _require_loopback(sockets, self.config)
         await super().startup(sockets)
         if self._tls is not None:
-            self._door = TlsDoor(self._tls.socket, self._tls.context, self._protocol)
+            self._tls_listener = TlsDoor(self._tls.socket, self._tls.context, self._protocol)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close every door, and hang up on whom nothing is owed."""
-        if self._door is not None:
-            self._door.close()
-        known = [one for one in self.server_state.connections if isinstance(one, HurriedProtocol)]
-        idle = [one for one in known if one.waits()]
+        """Stop listening, and close idle connections at once."""
+        if self._tls_listener is not None:
+            self._tls_listener.close()
+        open_ones = [one for one in self.server_state.connections if isinstance(one, HurriedProtocol)]
+        idle = [one for one in open_ones if one.waits()]
         asyncio.get_running_loop().call_later(FAREWELL_S, _hang_up, idle)
         await super().shutdown(sockets)
 
     def _protocol(self) -> asyncio.Protocol:
-        """What uvicorn makes for each of its own connections."""
+        """Make a protocol, as uvicorn does for each of its own connections."""
         made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]  # as in uvicorn.Server.startup
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
@@ -68,29 +68,29 @@ class DoorServer(uvicorn.Server):
 
 
 def _hang_up(connections: Iterable[HurriedProtocol]) -> None:
-    """On who keeps a connection open and says nothing: by TLS each would be waited for until it says goodbye, a takeover with it."""
+    """Close idle connections: a TLS connection would otherwise delay the shutdown, and a takeover, until its client closes it."""
     for connection in connections:
         connection.hang_up()
 
 
-def _refuse_open(sockets: list[socket.socket] | None, config: uvicorn.Config) -> None:
-    """Nothing, if all that speaks plainly is on loopback.
+def _require_loopback(sockets: list[socket.socket] | None, config: uvicorn.Config) -> None:
+    """Check that plain HTTP is served only on loopback.
 
     Raises:
-        Conflict: tokens would cross a network in the clear.
+        Conflict: tokens would cross a network unencrypted.
     """
     if config.uds is not None or config.fd is not None:
-        raise Conflict("the API is served on TCP alone", hint="give its sockets")
+        raise Conflict("the API is served on TCP sockets only", hint="pass its sockets")
     addresses = [config.host] if sockets is None else [str(one.getsockname()[0]) for one in sockets]
     for address in addresses:
         try:
             plain = ipaddress.ip_address(address).is_loopback
-        except ValueError:  # a name, which may resolve to anything
+        except ValueError:  # a name, which may resolve to any address
             plain = False
         if not plain:
             raise Conflict(
-                f"{address} is not on loopback, and without TLS tokens would cross the network in the clear",
-                hint="phalanx up --listen ADDRESS speaks TLS there",
+                f"{address} is not on loopback, and without TLS tokens would cross the network unencrypted",
+                hint="phalanx up --listen ADDRESS serves TLS there",
             )
 
 
@@ -102,7 +102,7 @@ class ApiServer(DoorServer):
         self._runtime = runtime_in(app)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """While still serving, give running jobs long leases unless another head takes over at once; then end streams and long polls."""
+        """Grant running jobs long leases unless another head takes over at once; then end streams and long polls, and stop."""
         with contextlib.suppress(PhalanxError):
             if not self._runtime.relieved and self._runtime.parts.store.job_counts().get(JobState.RUNNING, 0):
                 await self._runtime.lengthen_leases()
@@ -111,13 +111,18 @@ class ApiServer(DoorServer):
 
 
 def server_config(app: ASGIApp, **options: Any) -> uvicorn.Config:
-    """What the head serves with; options replace these.
-
-    httptools and uvloop are taken by uvicorn where they are installed.
-    """
+    """Return the head's uvicorn configuration; options override it. uvicorn uses httptools and uvloop if they are installed."""
     settings: dict[str, Any] = {
-        "log_config": None, "access_log": False, "server_header": False, "lifespan": "on", "ws": "none", "proxy_headers": False,
+        "log_config": None,
+        "access_log": False,
+        "server_header": False,
+        "lifespan": "on",
+        "ws": "none",
+        "proxy_headers": False,
         "timeout_keep_alive": 75,  # longer than a long poll and a client's pause, so that it is the client who closes
-        "http": HurriedProtocol, "timeout_graceful_shutdown": 5, "backlog": 2048, "h11_max_incomplete_event_size": 1 << 16,
-    }  # fmt: skip
+        "http": HurriedProtocol,
+        "timeout_graceful_shutdown": 5,
+        "backlog": 2048,
+        "h11_max_incomplete_event_size": 1 << 16,
+    }
     return uvicorn.Config(app, **{**settings, **options})

@@ -1,6 +1,6 @@
-"""Exec sessions: bytes between a user's terminal and a command on a node. In memory, bounded both ways, ended when nobody polls.
+"""Exec sessions: bytes between a user's terminal and a command on a node. In memory, with bounded buffers; idle sessions end.
 
-The user's side and the supervisor's side both speak in offsets, so that a repeated request neither doubles nor loses a byte.
+The user's side and the supervisor's side both use offsets, so that a repeated request neither repeats nor loses a byte.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from phalanx.ports.clock import Clock
 
 @dataclass(slots=True)
 class Pipe:
-    """Bytes in flight: `base` is the offset of the first one kept. What is read past is dropped."""
+    """A buffer of bytes: `base` is the offset of its first byte. Bytes that were read are dropped."""
 
     base: int = 0
     kept: bytearray = field(default_factory=bytearray)
@@ -30,10 +30,10 @@ class Pipe:
         return self.base + len(self.kept)
 
     def put(self, offset: int, data: bytes, room: int) -> bool:
-        """Take what is new of `data`; False, and nothing taken, if that would keep more than `room` bytes.
+        """Append the new bytes of `data`; returns False, without a change, if the buffer would exceed `room` bytes.
 
         Raises:
-            Conflict: it starts past the end: bytes before it are missing.
+            Conflict: `data` starts past the end, so bytes before it are missing.
         """
         if offset > self.end:
             raise Conflict(f"bytes {self.end} to {offset} are missing", hint=f"send from {self.end} on")
@@ -44,7 +44,7 @@ class Pipe:
         return True
 
     def get(self, after: int, limit: int) -> bytes:
-        """At most `limit` bytes from `after` on; those before are dropped."""
+        """Return at most `limit` bytes from `after` on, and drop the bytes before."""
         passed = min(max(after - self.base, 0), len(self.kept))
         del self.kept[:passed]
         self.base += passed
@@ -53,7 +53,7 @@ class Pipe:
 
 @dataclass(slots=True)
 class Session:
-    """One command. `supervisor`: the name of the one that runs it; `polled_s`: CLOCK_BOOTTIME of the user's newest call."""
+    """One command. `supervisor`: the name of the supervisor that runs it; `polled_s`: CLOCK_BOOTTIME of the user's newest call."""
 
     name: str
     caller: Caller
@@ -69,31 +69,31 @@ class Session:
     exit_code: int | None = None
     error: str = ""
     over: bool = False
-    _bell: asyncio.Event = field(default_factory=asyncio.Event)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def user(self) -> UserId:
-        """Who opened it."""
+        """The user who opened it."""
         return self.caller.user
 
     def tell(self) -> None:
         """Wake both sides."""
-        bell, self._bell = self._bell, asyncio.Event()
-        bell.set()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     async def hear(self, timeout_s: float) -> None:
-        """Until something changes after this call, at most `timeout_s`."""
+        """Wait for the next change, at most `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
-                await self._bell.wait()
+                await self._changed.wait()
         except TimeoutError:
             pass
 
 
 class Sessions:
-    """All sessions. Used on the event loop alone.
+    """All sessions. Use it on the event loop only.
 
-    One that is over holds no place; its last words are kept for its user until nobody polls it or its room is wanted.
+    An ended session does not count against the limits. Its output stays available until the user stops polling, or the space is needed.
     """
 
     def __init__(self, limits: Limits, clock: Clock) -> None:
@@ -102,25 +102,30 @@ class Sessions:
         self._open: dict[str, Session] = {}
 
     def open(self, *, caller: Caller, job_id: JobId, supervisor: NodeId, rows: int, cols: int) -> Session:
-        """A new session.
+        """Open a new session.
 
         Raises:
-            TryLater: too many are open, or too many of this user.
+            TryLater: too many sessions are open, overall or of this user.
         """
         self.end_idle()
         self._make_room(caller.user)
         session = Session(
-            name=secrets.token_urlsafe(18), caller=caller, job_id=job_id, supervisor=supervisor, rows=rows, cols=cols,
+            name=secrets.token_urlsafe(18),
+            caller=caller,
+            job_id=job_id,
+            supervisor=supervisor,
+            rows=rows,
+            cols=cols,
             polled_s=self._clock.boottime_s(),
-        )  # fmt: skip
+        )
         self._open[session.name] = session
         return session
 
     def of_user(self, name: str, user: UserId) -> Session:
-        """A user's own session; their call keeps it alive.
+        """Return a user's own session, and keep it alive.
 
         Raises:
-            NotFound: there is none of this name, or it is another's (its name is a secret).
+            NotFound: it does not exist, or belongs to another user (its name is a secret).
         """
         session = self._live(name)
         if session.user != user:
@@ -129,10 +134,10 @@ class Sessions:
         return session
 
     def of_supervisor(self, name: str, supervisor: NodeId) -> Session:
-        """A session for the supervisor that runs its command, by that one's name: beside it on the node may sit another job's.
+        """Return a session to the supervisor that runs its command; the name distinguishes the supervisors on one node.
 
         Raises:
-            NotFound: it runs none of this name, or its user has left: the command shall end.
+            NotFound: the supervisor does not run such a session, or its user has left, so that the command must end.
         """
         session = self._live(name)
         if session.supervisor != supervisor:
@@ -140,7 +145,7 @@ class Sessions:
         return session
 
     def end_idle(self) -> None:
-        """Forget sessions that no user polled for long."""
+        """End sessions that were not polled for `exec_idle_s`."""
         oldest = self._clock.boottime_s() - self._limits.exec_idle_s
         for name in [name for name, session in self._open.items() if session.polled_s < oldest]:
             session = self._open.pop(name)
@@ -148,7 +153,7 @@ class Sessions:
             session.tell()
 
     def expel(self, still: Callable[[Session], None]) -> None:
-        """End the sessions whose users may not hold them any more: `still` raises for those. Their commands are hung up on."""
+        """End the sessions whose users lost the permission, for which `still` raises. Their commands receive SIGHUP."""
         for name, session in list(self._open.items()):
             try:
                 still(session)
@@ -158,15 +163,15 @@ class Sessions:
                 session.tell()
 
     def drop(self, session: Session) -> None:
-        """Forget one: its user has left, or its room is wanted."""
+        """Remove a session: its user has left, or its space is needed."""
         self._open.pop(session.name, None)
 
     def count(self) -> int:
-        """How many are open."""
+        """Return the number of open sessions."""
         return sum(not session.over for session in self._open.values())
 
     def close(self) -> None:
-        """The head stops."""
+        """End all sessions, since the head stops."""
         for session in self._open.values():
             session.over = True
             session.error = session.error or "the head stopped"
@@ -174,24 +179,24 @@ class Sessions:
         self._open.clear()
 
     def _make_room(self, user: UserId) -> None:
-        """See that one more of this user may come. What is kept is bounded as what is open: of those over, the one polled longest ago goes.
+        """Check that this user may open one more session; if needed, remove the ended session that was polled longest ago.
 
         Raises:
-            TryLater: too many are open, or too many of this user.
+            TryLater: too many sessions are open, overall or of this user.
         """
         limit = self._limits.exec_sessions
         share = users_share(limit)
         own = [session for session in self._open.values() if session.user == user]
         if self.count() >= limit:
-            raise TryLater(f"{self.count()} exec sessions are open already", hint="close one, or try again in a minute")
+            raise TryLater(f"{self.count()} exec sessions are already open", hint="close one, or try again in a minute")
         if sum(not session.over for session in own) >= share:
             raise TryLater(
-                f"{share} exec sessions of {user} are open already",
-                hint=f"close one of yours, or try again in a minute: one user may have {share} open",
+                f"{share} exec sessions of {user} are already open, the most for one user",
+                hint="close one of yours, or try again in a minute",
             )
-        crowd = own if len(own) >= share else list(self._open.values()) if len(self._open) >= limit else []
-        if crowd:
-            self.drop(min((session for session in crowd if session.over), key=lambda session: session.polled_s))
+        candidates = own if len(own) >= share else list(self._open.values()) if len(self._open) >= limit else []
+        if candidates:
+            self.drop(min((session for session in candidates if session.over), key=lambda session: session.polled_s))
 
     def _live(self, name: str) -> Session:
         self.end_idle()
@@ -202,4 +207,4 @@ class Sessions:
 
 
 def _unknown() -> NotFound:
-    return NotFound("no such exec session", hint="it ended, or nobody polled it for a minute; open another")
+    return NotFound("no such exec session", hint="it has ended, or was idle for a minute; open a new one")

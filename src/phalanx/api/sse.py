@@ -1,4 +1,4 @@
-"""Server-sent events: framing, the connection's life, and the bound on how many are open."""
+"""Server-sent events: their framing, the lifetime of a stream, and the limit on open streams."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from phalanx.core.ids import UserId
 from phalanx.wire.api.head import ErrorBody, ErrorReply
 
 HEARTBEAT: Final = b": still here\n\n"
-_EXPIRY_LOOK_S: Final = 1.0  # how late the end of a token is seen; a revocation rings
+_EXPIRY_LOOK_S: Final = 1.0  # how late the expiry of a token is noticed; a revocation wakes the stream at once
 _HEADERS: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}
 _log: Final = logging.getLogger("phalanx.api")
 
 
 def event(kind: str, record: Any, cursor: str = "") -> bytes:
-    """One event. JSON holds no line break, so that one data line does."""
+    """Encode one event. One data line is enough, as encoded JSON has no line breaks."""
     mark = f"id: {cursor}\n" if cursor else ""
     return f"event: {kind}\n{mark}data: ".encode() + msgspec.json.encode(record) + b"\n\n"
 
 
 class EventStream(Response):
-    """A reply that goes on until its source ends, the caller leaves, may see it no longer (`still` raises then), or the head closes.
+    """A response that lasts until its source ends, the caller disconnects, `still` raises (permission lost), or the head closes.
 
-    It takes its place when it is sent, and is refused (TryLater) where there is none.
+    Sending it takes one of the stream slots, and is refused (TryLater) if none is free.
     """
 
     media_type = "text/event-stream"
@@ -48,28 +48,28 @@ class EventStream(Response):
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         """Send until one side ends."""
-        with _place(self._runtime, self._user):
-            await self._go_on(receive, send)
+        with _stream_slot(self._runtime, self._user):
+            await self._stream(receive, send)
 
-    async def _go_on(self, receive: Receive, send: Send) -> None:
-        leaving = asyncio.ensure_future(_left(receive))
+    async def _stream(self, receive: Receive, send: Send) -> None:
+        disconnect = asyncio.ensure_future(_disconnected(receive))
         sending = asyncio.ensure_future(self._send(send))
-        expelled = asyncio.ensure_future(self._expelled())
+        permission_lost = asyncio.ensure_future(self._permission_lost())
         try:
-            await asyncio.wait((leaving, sending, expelled), return_when=asyncio.FIRST_COMPLETED)
-            if expelled.done() and not sending.done():
+            await asyncio.wait((disconnect, sending, permission_lost), return_when=asyncio.FIRST_COMPLETED)
+            if permission_lost.done() and not sending.done():
                 sending.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await sending
-                await _end_with(send, expelled.result())
+                await _end_with(send, permission_lost.result())
         finally:
-            for task in (leaving, sending, expelled):
+            for task in (disconnect, sending, permission_lost):
                 task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await sending
 
-    async def _expelled(self) -> PhalanxError:
-        """Return once the caller would not be let in any more: access has changed, or their token has expired."""
+    async def _permission_lost(self) -> PhalanxError:
+        """Wait until the caller loses the permission: access has changed, or the token has expired."""
         while True:
             await self._runtime.access.wait(_EXPIRY_LOOK_S)
             try:
@@ -87,25 +87,25 @@ class EventStream(Response):
             return
         except OSError:
             _log.exception("an event stream failed")
-            return  # unfinished on purpose: the follower sees a broken stream and comes back with its cursor
+            return  # without an end, so that the follower sees a broken stream and reconnects with its cursor
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 @contextlib.contextmanager
-def _place(runtime: Runtime, user: UserId) -> Iterator[None]:
-    """One open stream of a user, until it ends in whatever way.
+def _stream_slot(runtime: Runtime, user: UserId) -> Iterator[None]:
+    """Hold a stream slot of a user.
 
     Raises:
-        TryLater: too many are open, or too many of this user.
+        TryLater: too many streams are open, overall or of this user.
     """
     streams, limit = runtime.streams, runtime.parts.limits.streams_open
     share = users_share(limit)
     if runtime.streams_open >= limit:
-        raise TryLater(f"{runtime.streams_open} event streams are open already", hint="close some, or poll")
+        raise TryLater(f"{runtime.streams_open} event streams are already open", hint="close some, or poll")
     if streams[user] >= share:
         raise TryLater(
-            f"{streams[user]} event streams of {user} are open already",
-            hint=f"close some of yours, or poll: one user may have {share} open",
+            f"{streams[user]} event streams of {user} are already open, the most for one user",
+            hint="close some of yours, or poll",
         )
     streams[user] += 1
     try:
@@ -117,14 +117,14 @@ def _place(runtime: Runtime, user: UserId) -> Iterator[None]:
 
 
 async def _end_with(send: Send, error: PhalanxError) -> None:
-    """End a stream with why."""
+    """End a stream with an error event."""
     body = ErrorBody(code=error.code, message=error.message, hint=error.hint, retry=error.retry_helps)
     await send({"type": "http.response.body", "body": event("error", ErrorReply(error=body)), "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _left(receive: Receive) -> None:
-    """Return once the caller has closed the connection."""
+async def _disconnected(receive: Receive) -> None:
+    """Wait until the caller closes the connection."""
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":

@@ -1,7 +1,7 @@
-"""What a head answers that does not lead: its health, its CA, and to everything else where the leader is. Plain ASGI.
+"""The API of a head that does not lead: it answers its health and its CA, and refers all other requests to the leader. Plain ASGI.
 
-A head that leads lets each answer out only while it leads: one that was stopped in the middle of a request, and wakes when another has
-taken over, must not tell its caller what no longer holds.
+A leader sends responses only while it leads. A process that was suspended during a request, and resumes after another head took over,
+must not send an outdated answer.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _CA: Final = "/v1/ca"
 
 
 def not_leading(among: Among) -> NotLeading:
-    """The refusal of a head that stands by."""
+    """Return the error that a standby answers."""
     leader = among.leader()
     if leader.holder and leader.holder != among.mine.head_id:
         return NotLeading(
-            f"this head stands by; the one at {leader.url} leads", hint=f"ask {leader.url}", leader=leader.url
+            f"this head is a standby; the leader is at {leader.url}", hint=f"use {leader.url}", leader=leader.url
         )
-    return NotLeading("no head leads at the moment: one takes over within seconds", hint="try again in a moment")
+    return NotLeading("no head leads at the moment; one takes over within seconds", hint="try again in a moment")
 
 
 class Standby:
-    """The whole app of a head that waits for its turn. `ca_pem`: of one that listens off loopback."""
+    """The whole app of a standby. `ca_pem`: the CA's certificate, if the head listens off loopback."""
 
     def __init__(self, among: Among, *, version: str, ca_pem: str = "") -> None:
         self._among, self._version, self._ca_pem = among, version, ca_pem
@@ -49,17 +49,21 @@ class Standby:
         if method in _READING and path == _HEALTH:
             return reply(
                 Health(
-                    status="ok", version=self._version, head_id=among.mine.head_id, role="standby", term=among.leader().term,
+                    status="ok",
+                    version=self._version,
+                    head_id=among.mine.head_id,
+                    role="standby",
+                    term=among.leader().term,
                     leader=among.leader().url if among.leader().holder else "",
                 )
-            )  # fmt: skip
+            )
         if method in _READING and path == _CA and self._ca_pem:
             return Response(self._ca_pem, media_type="text/plain")
         return error_response(not_leading(among))
 
 
 class LeadersWord:
-    """Wraps the app of a head that leads: nothing leaves, and no stream goes on, once it no longer does."""
+    """Middleware of a leader: once the head no longer leads, it sends no responses and cuts streams off."""
 
     def __init__(self, app: ASGIApp, among: Among) -> None:
         self._app, self._among = app, among
@@ -69,33 +73,31 @@ class LeadersWord:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begun = refused = False
+        started = refused = False
 
         async def sending(message: Message) -> None:
-            nonlocal begun, refused
+            nonlocal started, refused
             if refused:
                 return
             if self._among.leads():
-                begun = True
+                started = True
                 await send(message)
                 return
             refused = True
-            if begun:
-                raise ConnectionAbortedError(
-                    "this head leads no longer"
-                )  # the caller sees a broken stream, and asks another
-            await error_response(self._kept_back(scope["method"]))(scope, receive, send)
+            if started:  # the caller sees a broken stream, and asks another head
+                raise ConnectionAbortedError("this head no longer leads")
+            await error_response(self._late_answer_error(scope["method"]))(scope, receive, send)
 
         if not self._among.leads():
             await error_response(not_leading(self._among))(scope, receive, send)
             return
         await self._app(scope, receive, sending)
 
-    def _kept_back(self, method: str) -> PhalanxError:
-        """In place of an answer that came too late: of what was done meanwhile nobody may say that it was not."""
+    def _late_answer_error(self, method: str) -> PhalanxError:
+        """Return the error that replaces a late answer; after a change, the outcome is reported as unknown."""
         if method in _READING:
             return not_leading(self._among)
         return OutcomeUnknown(
-            "this head leads no longer, and whether it did this before is not known",
-            hint="look whether it was done before you repeat it; the same idempotency key is safe",
+            "this head no longer leads, and it is unknown whether it performed the request",
+            hint="check the result before you repeat the request; repeating it with the same idempotency key is safe",
         )

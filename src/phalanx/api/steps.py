@@ -1,4 +1,4 @@
-"""Steps of a job's training as its ranks reported them, page by page over all attempts."""
+"""The training steps that a job's ranks reported, in pages over all attempts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from phalanx.wire.rank import REPORT_BYTES_MAX, ReportKind
 
 STEPS_MAX: Final = 10_000
 _READ_BYTES: Final = 1 << 18
-_STREAM: Final = "steps-0"  # of node rank 0, where rank 0 sits
+_STREAM: Final = "steps-0"  # of node rank 0, which has rank 0
 
 routes = Routes()
 
@@ -37,16 +37,16 @@ async def job_steps(
     rank: str = "0",
     limit: Annotated[int, Query(ge=1, le=STEPS_MAX)] = STEPS_MAX,
 ) -> Response:
-    """Steps by attempt, in the order reported; `rank` is a number, or `all` for those of the first node. Ask on with `after=cursor`."""
+    """List steps by attempt, in the order reported; `rank` is a number, or `all` for the ranks of the first node. Continue with `after=cursor`."""
     parts = runtime_of(request).parts
     known_job(parts.store, job_id)
     if rank != "all" and (not rank.isdecimal() or len(rank) > NUMBER_DIGITS_MAX):
-        raise BadRequest(f"rank: {rank[:60]!r} is none", hint="a number, or all")
+        raise BadRequest(f"rank: {rank[:60]!r} is not valid", hint="use a number, or all")
     return reply(await off_loop(read_steps, parts, job_id, read_cursor(after), rank, limit))
 
 
 def read_steps(parts: HeadParts, job_id: JobId, place: Cursor, rank: str, limit: int) -> StepsReply:
-    """At most `limit` steps past `place`."""
+    """Read at most `limit` steps past `place`."""
     steps: list[StepView] = []
     for key in parts.logs.streams(job_id):
         if key.stream == _STREAM:
@@ -59,7 +59,7 @@ def _read_stream(parts: HeadParts, key: StreamKey, place: Cursor, rank: str, lim
         offset = place.get((key.epoch, key.stream), 0)
         data = parts.logs.read(key, offset, _READ_BYTES)
         if b"\n" not in data:
-            if len(data) > REPORT_BYTES_MAX:  # no report is that long: past it
+            if len(data) > REPORT_BYTES_MAX:  # longer than any report: skip it
                 place[key.epoch, key.stream] = offset + len(data)
                 continue
             return
@@ -80,13 +80,17 @@ def _step_of(epoch: Epoch, line: bytes, rank: str) -> StepView | None:
     if rank != "all" and report.get("rank") != int(rank):
         return None
     return StepView(
-        epoch=epoch, generation=Generation(_whole(report.get("generation")) or 0), step=report["step"],
-        rank=_whole(report.get("rank")) or 0, tokens=_whole(report.get("tokens")),
+        epoch=epoch,
+        generation=Generation(_int_or_none(report.get("generation")) or 0),
+        step=report["step"],
+        rank=_int_or_none(report.get("rank")) or 0,
+        tokens=_int_or_none(report.get("tokens")),
         loss=finite(report.get("loss")),
-        begin_ns=_whole(report.get("begin_ns")) or 0, end_ns=_whole(report.get("end_ns")) or 0,
+        begin_ns=_int_or_none(report.get("begin_ns")) or 0,
+        end_ns=_int_or_none(report.get("end_ns")) or 0,
         at_s=finite(report.get("at_s")) or 0.0,
-    )  # fmt: skip
+    )
 
 
-def _whole(value: object) -> int | None:
+def _int_or_none(value: object) -> int | None:
     return value if isinstance(value, int) else None

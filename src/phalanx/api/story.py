@@ -1,4 +1,4 @@
-"""Event streams of one job and of all: story lines and changes of state, in the order committed."""
+"""Event streams of one job and of all jobs: story lines and state changes, in commit order."""
 
 from __future__ import annotations
 
@@ -29,61 +29,61 @@ routes = Routes()
 
 @routes.get("/v1/jobs/{job_id}/events", Action.SEE, reply=Shown.EVENTS)
 async def job_events(request: Request, job_id: JobId, after: Whole = 0) -> Response:
-    """Follow one job: `story`, `state`, and `end` when it is over. An event's id is the line's seq."""
+    """Follow one job: `story` and `state` events, and `end` when it has ended. An event's id is the line's seq."""
     runtime = runtime_of(request)
     known_job(runtime.parts.store, job_id)
     caller = caller_of(request)
     source = _follow_job(runtime, caller, job_id, _after(request, after))
-    return EventStream(runtime, caller.user, source, _still(request))
+    return EventStream(runtime, caller.user, source, _permission_check(request))
 
 
 @routes.get("/v1/events", Action.SEE, reply=Shown.EVENTS)
 async def all_events(request: Request, after: WholeOrNone = None) -> Response:
-    """Follow everything from now on, or from after a seq: `story`, and after a batch the `state` of each job in it."""
+    """Follow all jobs from now on, or after a seq: `story` events, and after each batch the `state` of its jobs."""
     runtime = runtime_of(request)
-    asked = request.headers.get("last-event-id")
-    start = _after(request, after or 0) if asked or after is not None else await off_loop(_newest, runtime)
+    last_id = request.headers.get("last-event-id")
+    start = _after(request, after or 0) if last_id or after is not None else await off_loop(_newest, runtime)
     caller = caller_of(request)
-    return EventStream(runtime, caller.user, _follow_all(runtime, caller, start), _still(request))
+    return EventStream(runtime, caller.user, _follow_all(runtime, caller, start), _permission_check(request))
 
 
 @routes.get("/v1/story", Action.SEE, reply=StoryReply)
 async def whole_story(request: Request, after: Whole = 0, node: str | None = None, limit: Whole = _PAGE) -> Response:
-    """Story lines of all jobs and nodes, or of one node, oldest first."""
+    """List story lines of all jobs and nodes, or of one node, oldest first."""
     runtime = runtime_of(request)
     lines = await off_loop(_lines, runtime, None, node, after, max(1, min(limit, _PAGE)))
-    told = await off_loop(Discretion(runtime.parts.store, caller_of(request)).lines, lines)
-    return reply(StoryReply(story=told, last=lines[-1].seq if lines else after))
+    visible = await off_loop(Discretion(runtime.parts.store, caller_of(request)).lines, lines)
+    return reply(StoryReply(story=visible, last=lines[-1].seq if lines else after))
 
 
-def _still(request: Request) -> Callable[[], None]:
+def _permission_check(request: Request) -> Callable[[], None]:
     runtime = runtime_of(request)
     return still(runtime.gate, runtime.parts.store, caller_of(request), Action.SEE)
 
 
 async def _follow_job(runtime: Runtime, caller: Caller, job_id: JobId, after: int) -> AsyncIterator[bytes]:
     parts, limits = runtime.parts, runtime.parts.limits
-    told: StateEvent | None = None
+    sent: StateEvent | None = None
     quiet_s = 0.0
     with runtime.hub.watch(job_id) as watch:
         while not runtime.hub.closing:
-            # The job before its story: when it is over, all of its story is there.
+            # Read the job before its story: once it has ended, its story is complete.
             job = known_job(parts.store, job_id)
             attempts = parts.store.attempts(job_id) if job.epoch else []
             lines = await off_loop(_lines, runtime, job_id, None, after, _PAGE)
-            # Behind the lines: none is told with a right that ended before it.
+            # After the lines, so that none is sent with a permission that ended before it.
             caller = runtime.gate.again(caller, Action.SEE)
-            told_to = Discretion(parts.store, caller)
+            redactor = Discretion(parts.store, caller)
             for line in lines:
                 after = line.seq
-                yield event("story", told_to.line(line), str(line.seq))
+                yield event("story", redactor.line(line), str(line.seq))
             if len(lines) == _PAGE:
                 continue
             state = state_event(
                 job, attempts[-1] if attempts else None, parts.driver.waits.get(job_id), whole=sees_all_of(caller, job)
             )
-            if state != told:
-                told = state
+            if state != sent:
+                sent = state
                 yield event("state", state)
             if job.state.terminal:
                 yield event("end", end_event(job))
@@ -100,13 +100,13 @@ async def _follow_job(runtime: Runtime, caller: Caller, job_id: JobId, after: in
 async def _follow_all(runtime: Runtime, caller: Caller, after: int) -> AsyncIterator[bytes]:
     parts, limits = runtime.parts, runtime.parts.limits
     quiet_s = 0.0
-    yield b": following\n\n"  # so that a follower knows at once that it is heard
+    yield b": following\n\n"  # confirms the stream to the follower at once
     with runtime.hub.watch(None) as watch:
         while not runtime.hub.closing:
             lines = await off_loop(_lines, runtime, None, None, after, _PAGE)
-            caller = runtime.gate.again(caller, Action.SEE)  # as above
-            told_to = Discretion(parts.store, caller)
-            for line in await off_loop(told_to.lines, lines):
+            caller = runtime.gate.again(caller, Action.SEE)  # after the lines, as in _follow_job
+            redactor = Discretion(parts.store, caller)
+            for line in await off_loop(redactor.lines, lines):
                 after = line.seq
                 yield event("story", line, str(line.seq))
             for job_id in dict.fromkeys(line.job_id for line in lines if line.job_id is not None):
@@ -119,7 +119,7 @@ async def _follow_all(runtime: Runtime, caller: Caller, after: int) -> AsyncIter
                             job,
                             attempts[-1] if attempts else None,
                             parts.driver.waits.get(job_id),
-                            whole=told_to.sees(job_id),
+                            whole=redactor.sees(job_id),
                         ),
                     )
             quiet_s = 0.0 if lines else quiet_s
@@ -138,7 +138,7 @@ def _lines(runtime: Runtime, job_id: JobId | None, node: str | None, after: int,
 
 
 def _newest(runtime: Runtime) -> int:
-    """The seq of the newest line. Seqs are dense and the store pages forward, so it is found by halving: some 40 short reads."""
+    """Return the seq of the newest line. Seqs are dense and the store pages forward, so bisect: about 40 short reads."""
     story = runtime.parts.store.story
     low, high = 0, 1
     while story(after=high, limit=1):
@@ -153,9 +153,9 @@ def _newest(runtime: Runtime) -> int:
 
 
 def _after(request: Request, after: int) -> int:
-    asked = request.headers.get("last-event-id", "")
-    if not asked:
+    last_id = request.headers.get("last-event-id", "")
+    if not last_id:
         return after
-    if not asked.isdecimal() or len(asked) > NUMBER_DIGITS_MAX:
-        raise BadRequest(f"Last-Event-ID: {asked[:60]!r} is no seq", hint="send the id of the last event")
-    return int(asked)
+    if not last_id.isdecimal() or len(last_id) > NUMBER_DIGITS_MAX:
+        raise BadRequest(f"Last-Event-ID: {last_id[:60]!r} is not a seq", hint="send the id of the last event")
+    return int(last_id)

@@ -1,4 +1,4 @@
-"""From core records to what people see. Pure but for the live readings handed in."""
+"""Converts core records to the views that the API returns. Pure; live readings are passed in."""
 
 from __future__ import annotations
 
@@ -34,42 +34,68 @@ def job_view(
     output_root: str,
     virtual: bool = False,
 ) -> JobView:
-    """The job with its newest attempt.
+    """Return the view of a job with its newest attempt.
 
     Args:
         job: the record.
-        attempt: its newest, None before the first.
-        waiting: why the newest cycle left it waiting; newer than the record's own reason.
+        attempt: its newest attempt; None before the first.
+        waiting: why it waits, according to the newest cycle; newer than the record's own reason.
         progress: of its training.
         utilization: of its devices.
-        whole: with command, folders and labels, which are its owner's business.
-        output_root: where outputs lie.
-        virtual: its devices are slots on CPU.
+        whole: include command, folders and labels, which only its owner and project may see.
+        output_root: the folder with the outputs of all jobs.
+        virtual: its devices are virtual.
     """
     spec = job.spec
     live = attempt is not None and attempt.live
     reason, detail = _why_waiting(job, waiting, whole=whole)
     return JobView(
-        id=job.id, seq=job.seq, name=spec.name, state=job.state, user=job.user, project=job.project, queue=job.queue,
-        submit_s=job.submit_s, reason=reason, detail=detail, priority=spec.priority, started_s=job.started_s,
-        ended_s=job.ended_s, exit_code=job.exit_code, gpus=str(spec.role.gpus), gpu_count=spec.role.gpus.total,
-        shape=_shape(job, attempt), nodes=[] if attempt is None else _nodes(attempt.allocation), epoch=job.epoch,
-        generation=attempt.generation if attempt else Generation(0), attempts=job.epoch,
+        id=job.id,
+        seq=job.seq,
+        name=spec.name,
+        state=job.state,
+        user=job.user,
+        project=job.project,
+        queue=job.queue,
+        submit_s=job.submit_s,
+        reason=reason,
+        detail=detail,
+        priority=spec.priority,
+        started_s=job.started_s,
+        ended_s=job.ended_s,
+        exit_code=job.exit_code,
+        gpus=str(spec.role.gpus),
+        gpu_count=spec.role.gpus.total,
+        shape=_shape(job, attempt),
+        nodes=[] if attempt is None else _nodes(attempt.allocation),
+        epoch=job.epoch,
+        generation=attempt.generation if attempt else Generation(0),
+        attempts=job.epoch,
         restarts=max(0, job.epoch - 1) + (attempt.generation if attempt else 0),
         attempt_state=attempt.state if attempt is not None and live else None,
         resume_step=attempt.resume.step if attempt is not None and attempt.resume is not None else None,
-        progress=progress, utilization=utilization if live else None, command=spec.command_line if whole else "",
-        workdir=spec.workdir if whole else "", output_dir=f"{output_root}/{job.id}" if whole else "", held=job.held,
-        time_limit_s=spec.time_limit_s, checkpoints=[_checkpoint(resume, whole=whole) for resume in job.checkpoints],
-        cancelled_by=job.cancelled_by, virtual=virtual, labels=dict(spec.labels) if whole else {},
-        unmet=[str(one) for one in job.unmet] if job.state is JobState.PENDING else [], begin_s=spec.begin_s,
-        terms=terms(spec), plan=spec.plan, budgets=budgets(job),
+        progress=progress,
+        utilization=utilization if live else None,
+        command=spec.command_line if whole else "",
+        workdir=spec.workdir if whole else "",
+        output_dir=f"{output_root}/{job.id}" if whole else "",
+        held=job.held,
+        time_limit_s=spec.time_limit_s,
+        checkpoints=[_checkpoint(resume, whole=whole) for resume in job.checkpoints],
+        cancelled_by=job.cancelled_by,
+        virtual=virtual,
+        labels=dict(spec.labels) if whole else {},
+        unmet=[str(one) for one in job.unmet] if job.state is JobState.PENDING else [],
+        begin_s=spec.begin_s,
+        terms=terms(spec),
+        plan=spec.plan,
+        budgets=budgets(job),
         **_place_in_array(job),
-    )  # fmt: skip
+    )
 
 
 def fresh_job_view(job: Job, *, output_root: str) -> JobView:
-    """A job just submitted, as its owner sees it: no attempt yet, nothing to look up."""
+    """Return the owner's view of a job that was just submitted and has no attempt yet."""
     return job_view(
         job, attempt=None, waiting=None, progress=None, utilization=None, whole=True, output_root=output_root
     )
@@ -88,7 +114,7 @@ def _place_in_array(job: Job) -> dict[str, Any]:
 
 
 def budgets(job: Job) -> list[str]:
-    """What its restarts have spent of each budget, in words."""
+    """Describe how much of each restart budget the job has used."""
     spent = {
         f"{job.stalls} of {NO_PROGRESS_BUDGET} restarts without progress": job.stalls,
         f"{job.hangs} of {HANGS_BEFORE_STOP} restarts after a hang": job.hangs,
@@ -99,17 +125,17 @@ def budgets(job: Job) -> list[str]:
 
 
 def _why_waiting(job: Job, waiting: Waiting | None, *, whole: bool) -> tuple[str, str]:
-    """Why it waits, as a word and a sentence; of an ended job the sentence alone, saying why it ended so."""
+    """Return why it waits, as a reason and a sentence; for an ended job only the sentence, with the cause of its end."""
     if job.state is not JobState.PENDING:
         return "", job.detail if job.state.terminal and whole else ""
     if waiting is not None and not job.held:
-        # In our words, for all to see. Why the attempt before ended may be in those of its programs.
+        # All callers may see the head's own text. The cause of the last attempt's end may quote the job's program.
         ended = whole and waiting.reason is Reason.BACKOFF and job.detail
         return (
             waiting.reason.value,
             f"{waiting.detail}; its last attempt ended: {job.detail}" if ended else waiting.detail,
         )
-    return job.reason.value, job.detail if whole else ""  # of a restart: it holds why the attempt before ended
+    return job.reason.value, job.detail if whole else ""  # after a restart it has the cause of the last attempt's end
 
 
 def _shape(job: Job, attempt: Attempt | None) -> str:
@@ -135,22 +161,46 @@ def _checkpoint(resume: Resume, *, whole: bool) -> Checkpoint:
 
 
 def attempt_view(attempt: Attempt, *, whole: bool = True) -> AttemptView:
-    """An attempt; to those who do not see the whole job without the words of its programs and paths."""
+    """Return the view of an attempt; without `whole` it leaves out program output and paths."""
     resume = attempt.resume
     return AttemptView(
-        job_id=attempt.job_id, epoch=attempt.epoch, state=attempt.state, generation=attempt.generation, placed_s=attempt.placed_s,
-        cause=_cause(attempt), causes=list(attempt.causes), running_s=attempt.running_s,
-        first_running_s=attempt.first_running_s, ended_s=attempt.ended_s, exit_code=attempt.exit_code, why=attempt.why if whole else "",
-        resume_step=None if resume is None else resume.step, resume_epoch=None if resume is None else resume.epoch,
+        job_id=attempt.job_id,
+        epoch=attempt.epoch,
+        state=attempt.state,
+        generation=attempt.generation,
+        placed_s=attempt.placed_s,
+        cause=_cause(attempt),
+        causes=list(attempt.causes),
+        running_s=attempt.running_s,
+        first_running_s=attempt.first_running_s,
+        ended_s=attempt.ended_s,
+        exit_code=attempt.exit_code,
+        why=attempt.why if whole else "",
+        resume_step=None if resume is None else resume.step,
+        resume_epoch=None if resume is None else resume.epoch,
         grants=[
-            GrantView(node_id=g.node_id, node_rank=g.node_rank, devices=list(g.devices), first_rank=g.first_rank, tasks=g.tasks)
+            GrantView(
+                node_id=g.node_id,
+                node_rank=g.node_rank,
+                devices=list(g.devices),
+                first_rank=g.first_rank,
+                tasks=g.tasks,
+            )
             for g in attempt.allocation.grants
         ],
         exits=[
-            ExitView(rank=e.rank, node_id=e.node_id, code=e.code, signal=e.signal, by_us=e.by_us, at_s=e.at_s, note=e.note if whole else "")
+            ExitView(
+                rank=e.rank,
+                node_id=e.node_id,
+                code=e.code,
+                signal=e.signal,
+                by_us=e.by_us,
+                at_s=e.at_s,
+                note=e.note if whole else "",
+            )
             for e in attempt.exits
         ],
-    )  # fmt: skip
+    )
 
 
 def _cause(attempt: Attempt) -> Cause | None:
@@ -160,60 +210,90 @@ def _cause(attempt: Attempt) -> Cause | None:
 
 
 def state_event(job: Job, attempt: Attempt | None, waiting: Waiting | None, *, whole: bool = True) -> StateEvent:
-    """How the job stands."""
+    """Return the job's state as an event."""
     reason, detail = _why_waiting(job, waiting, whole=whole)
     live = attempt is not None and attempt.live
     return StateEvent(
-        job_id=job.id, state=job.state, reason=reason, detail=detail, epoch=job.epoch,
+        job_id=job.id,
+        state=job.state,
+        reason=reason,
+        detail=detail,
+        epoch=job.epoch,
         generation=attempt.generation if attempt is not None else Generation(0),
         attempt_state=attempt.state if attempt is not None and live else None,
         nodes=_nodes(attempt.allocation) if attempt is not None and live else [],
-    )  # fmt: skip
+    )
 
 
 def end_event(job: Job) -> EndEvent:
-    """The job's end."""
+    """Return the job's end as an event."""
     return EndEvent(job_id=job.id, state=job.state, exit_code=job.exit_code)
 
 
 def reservation_view(reservation: Reservation) -> ReservationView:
-    """A reservation."""
+    """Return the view of a reservation."""
     return ReservationView(
-        id=reservation.id, nodes=list(reservation.nodes), start_s=reservation.start_s, end_s=reservation.end_s,
-        users=sorted(reservation.users), queues=sorted(reservation.queues), maintenance=reservation.maintenance,
-        begun=reservation.begun, why=reservation.why, by=reservation.by,
-    )  # fmt: skip
+        id=reservation.id,
+        nodes=list(reservation.nodes),
+        start_s=reservation.start_s,
+        end_s=reservation.end_s,
+        users=sorted(reservation.users),
+        queues=sorted(reservation.queues),
+        maintenance=reservation.maintenance,
+        begun=reservation.begun,
+        why=reservation.why,
+        by=reservation.by,
+    )
 
 
 def node_view(
     node: Node, attempts: Sequence[Attempt], samples: SamplesRequest | None, reserved: Sequence[Reservation] = ()
 ) -> NodeView:
-    """A node, the live attempts on it, its newest samples, and what it is set aside for, in order."""
+    """Return the view of a node with its live attempts, its newest samples, and its reservations in order."""
     grants = [(attempt.job_id, grant) for attempt in attempts if (grant := attempt.allocation.on(node.id)) is not None]
     held = {index: (job_id, grant) for job_id, grant in grants for index in grant.devices}
     sampled: Mapping[int, DeviceSample] = {} if samples is None else {d.index: d for d in samples.devices}
     return NodeView(
-        id=node.id, state=node.state, engine=node.engine, cpus=node.cpus, memory_bytes=node.memory_bytes, address=node.address,
-        hostname=node.hostname, virtual=node.virtual, labels=node.labels, joined_s=node.joined_s, changed_s=node.changed_s,
-        down_cause=node.down_cause, failures=node.failures, slow=node.slow, lemon=node.lemon, marks=round(node.marks, 3),
+        id=node.id,
+        state=node.state,
+        engine=node.engine,
+        cpus=node.cpus,
+        memory_bytes=node.memory_bytes,
+        address=node.address,
+        hostname=node.hostname,
+        virtual=node.virtual,
+        labels=node.labels,
+        joined_s=node.joined_s,
+        changed_s=node.changed_s,
+        down_cause=node.down_cause,
+        failures=node.failures,
+        slow=node.slow,
+        lemon=node.lemon,
+        marks=round(node.marks, 3),
         supervisor_id=node.supervisor_id,
-        cordon=None if node.cordon is None else CordonView(
-            by=node.cordon.by, why=node.cordon.why, since_s=node.cordon.since_s, drain=node.cordon.drain
-        ),
+        cordon=None
+        if node.cordon is None
+        else CordonView(by=node.cordon.by, why=node.cordon.why, since_s=node.cordon.since_s, drain=node.cordon.drain),
         reserved=[
-            ReservedView(id=one.id, start_s=one.start_s, end_s=one.end_s, holders=one.holders, begun=one.begun, why=one.why)
+            ReservedView(
+                id=one.id, start_s=one.start_s, end_s=one.end_s, holders=one.holders, begun=one.begun, why=one.why
+            )
             for one in reserved
         ],
         devices=[_device_view(node, index, held, sampled) for index in range(len(node.devices))],
-        jobs=[job_id for job_id, _ in grants], sampled_s=None if samples is None else samples.at_s,
+        jobs=[job_id for job_id, _ in grants],
+        sampled_s=None if samples is None else samples.at_s,
         load_1m=None if samples is None else samples.load_1m,
         memory_available_bytes=None if samples is None else samples.memory_available_bytes,
-        disk_free_bytes=None if samples is None else samples.disk_free_bytes, outside=list(node.others.who),
+        disk_free_bytes=None if samples is None else samples.disk_free_bytes,
+        outside=list(node.others.who),
         nics=[
-            NicView(name=nic.name, kind=nic.kind, up=nic.up, bits_per_s=nic.bits_per_s, numa=nic.numa, pci_bus=nic.pci_bus)
+            NicView(
+                name=nic.name, kind=nic.kind, up=nic.up, bits_per_s=nic.bits_per_s, numa=nic.numa, pci_bus=nic.pci_bus
+            )
             for nic in node.nics
         ],
-    )  # fmt: skip
+    )
 
 
 def _device_view(
@@ -223,41 +303,57 @@ def _device_view(
     job_id, grant = held.get(device.index, (None, None))
     sample = sampled.get(device.index)
     return DeviceView(
-        index=device.index, uuid=device.uuid, model=device.model, memory_bytes=device.memory_bytes, virtual=device.virtual,
-        healthy=device.healthy, job_id=job_id, ranks=[] if grant is None else _ranks_on(grant, device.index),
+        index=device.index,
+        uuid=device.uuid,
+        model=device.model,
+        memory_bytes=device.memory_bytes,
+        virtual=device.virtual,
+        healthy=device.healthy,
+        job_id=job_id,
+        ranks=[] if grant is None else _ranks_on(grant, device.index),
         counter="" if sample is None else sample.counter,
         utilization=None if sample is None else sample.utilization,
         memory_used_bytes=None if sample is None else sample.memory_used_bytes,
         power_w=None if sample is None else sample.power_w,
         temperature_c=None if sample is None else sample.temperature_c,
         throttle=[] if sample is None else list(sample.throttle),
-        outside=job_id is None and device.index in node.others.devices, nvlinks=list(device.nvlinks), pci_bus=device.pci_bus,
-        pcie=device.pcie, numa=device.numa,
-    )  # fmt: skip
+        outside=job_id is None and device.index in node.others.devices,
+        nvlinks=list(device.nvlinks),
+        pci_bus=device.pci_bus,
+        pcie=device.pcie,
+        numa=device.numa,
+    )
 
 
 def _ranks_on(grant: Grant, index: int) -> list[int]:
-    """The rank whose LOCAL_RANK selects this device; a lone task holds all; otherwise nobody here knows."""
+    """Return the rank whose LOCAL_RANK selects this device; a single task holds all devices; otherwise it is unknown."""
     if grant.tasks == len(grant.devices):
         return [grant.first_rank + grant.devices.index(index)]
     return [grant.first_rank] if grant.tasks == 1 else []
 
 
 def project_view(project: Project) -> ProjectView:
-    """A project; names sorted."""
+    """Return the view of a project; names are sorted."""
     return ProjectView(
         id=project.id, members=sorted(project.members), admins=sorted(project.admins), created_s=project.created_s
     )
 
 
 def user_view(user: User) -> UserView:
-    """A user."""
+    """Return the view of a user."""
     return UserView(id=user.id, role=user.role, created_s=user.created_s, disabled=user.disabled)
 
 
 def token_view(token: Token, used_s: float | None = None) -> TokenView:
-    """A token without its hash."""
+    """Return the view of a token, without its hash."""
     return TokenView(
-        id=token.id, user=token.user, created_s=token.created_s, expires_s=token.expires_s, revoked_s=token.revoked_s,
-        scope=sorted(token.scope), note=token.note, made_by=token.made_by, used_s=used_s,
-    )  # fmt: skip
+        id=token.id,
+        user=token.user,
+        created_s=token.created_s,
+        expires_s=token.expires_s,
+        revoked_s=token.revoked_s,
+        scope=sorted(token.scope),
+        note=token.note,
+        made_by=token.made_by,
+        used_s=used_s,
+    )

@@ -1,7 +1,8 @@
-"""Why a job waits and what would start it; and the same of a job not yet submitted.
+"""Explains why a job waits and which changes would start it, also for a job that is not submitted (dry run).
 
-The state is taken between two steps of the controller, the answer is worked out on a thread of the API: one at a time, since each takes
-the processor for a while, and bounded in time, since each trial costs a whole board. Who may see jobs sees who is in the way.
+The controller provides a snapshot of the state between two steps, and a thread of the API computes the answer. Answers are computed one
+at a time, as each uses the CPU for a while, and within a time limit, as each trial schedules the whole fleet. Callers who may see jobs
+also see the jobs in the way.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from phalanx.wire.why import BlockerView, ChangeView, DryRunReply, RunView, Star
 
 T = TypeVar("T")
 
-WORK_S: Final = 2.0  # of trials for one answer: what a person waits for; a trial on 12,500 nodes takes one second
-ASKING_MAX: Final = 8  # answers worked out or waiting for their turn
-BLOCKERS_MAX: Final = 8  # named; more is no help
+WORK_S: Final = 2.0  # for the trials of one answer, which a person waits for; a trial on 12,500 nodes takes one second
+ASKING_MAX: Final = 8  # answers being computed or waiting for it
+BLOCKERS_MAX: Final = 8  # named in one answer
 _one_at_a_time = threading.Lock()
 _asking = threading.BoundedSemaphore(ASKING_MAX)
 
@@ -46,12 +47,12 @@ routes = Routes()
 
 @routes.get("/v1/jobs/{job_id}/why", Action.SEE, reply=WhyReply)
 async def why_job(request: Request, job_id: JobId) -> Response:
-    """Why a job waits, who is in the way, when it is expected to start, and the smallest changes that would start it now."""
+    """Explain why a job waits: the jobs in the way, its expected start, and the smallest changes that would start it now."""
     runtime = runtime_of(request)
     parts = runtime.parts
     job = known_job(parts.store, job_id)
     if job.state is not JobState.PENDING:
-        return reply(await off_loop(_past, parts, job, sees_all_of(caller_of(request), job)))
+        return reply(await off_loop(_started_or_ended, parts, job, sees_all_of(caller_of(request), job)))
     found = await runtime.answers.of(parts.driver.peek(job_id=job_id))
     whole = sees_all_of(caller_of(request), job)
     return reply(await off_loop(_in_turn, lambda: _why(parts, found, job, whole)))
@@ -59,24 +60,24 @@ async def why_job(request: Request, job_id: JobId) -> Response:
 
 @routes.post("/v1/jobs/dry-run", Action.SUBMIT, body=JobBody, reply=DryRunReply, passing=True)
 async def dry_run(request: Request) -> Response:
-    """What a job would meet if it were submitted now: refused as a submit would be, and nothing is written."""
+    """Show what would happen if the job were submitted now. Invalid jobs are refused as in a submit; nothing is written."""
     runtime = runtime_of(request)
     parts = runtime.parts
     body = await read_body(request, parts.limits.body_bytes)
-    wish = await wish_of(runtime, caller_of(request), body)
-    found = await runtime.answers.of(parts.driver.peek(wish=wish))
-    notes = notes_of(runtime, wish.spec)
+    command = await wish_of(runtime, caller_of(request), body)
+    found = await runtime.answers.of(parts.driver.peek(wish=command))
+    notes = notes_of(runtime, command.spec)
     return reply(await off_loop(_in_turn, lambda: _dry_run(parts, found, notes)))
 
 
 def _in_turn(work: Callable[[], T]) -> T:
-    """Work out one answer when it is its turn.
+    """Compute one answer at a time.
 
     Raises:
-        TryLater: too many wait.
+        TryLater: too many requests wait.
     """
     if not _asking.acquire(blocking=False):
-        raise TryLater(f"{ASKING_MAX} such questions are being answered already", hint="try again in a moment")
+        raise TryLater(f"{ASKING_MAX} such requests are already being answered", hint="try again in a moment")
     try:
         with _one_at_a_time:
             return work()
@@ -84,22 +85,22 @@ def _in_turn(work: Callable[[], T]) -> T:
         _asking.release()
 
 
-# ---- a job that is ------------------------------------------------------------------------------------------------------
+# ---- a submitted job ----------------------------------------------------------------------------------------------------
 
 
-def _past(parts: HeadParts, job: Job, whole: bool) -> WhyReply:
-    """Of a job that does not wait: since when it runs and where, or how it ended."""
+def _started_or_ended(parts: HeadParts, job: Job, whole: bool) -> WhyReply:
+    """Return the answer for a job that does not wait: how long it has run and where, or how it ended."""
     now_s = parts.clock.now_s()
     attempts = parts.store.attempts(job.id)
     nodes = [grant.node_id for grant in attempts[-1].allocation.grants] if attempts else []
     if job.state is JobState.RUNNING:
         since_s = attempts[-1].placed_s if attempts else job.started_s
-        headline = f"runs since {format_duration(max(0.0, now_s - (since_s or now_s)))} on {_names(nodes)}"
+        headline = f"has run for {format_duration(max(0.0, now_s - (since_s or now_s)))} on {_names(nodes)}"
         return WhyReply(
             job_id=job.id,
             state=job.state,
             now_s=now_s,
-            headline=_with_spent(headline, job, whole),
+            headline=_with_budgets(headline, job, whole),
             nodes=nodes,
             since_s=since_s,
         )
@@ -108,31 +109,45 @@ def _past(parts: HeadParts, job: Job, whole: bool) -> WhyReply:
     ago = "" if job.ended_s is None else f" {format_duration(max(0.0, now_s - job.ended_s))} ago"
     headline = f"{job.state.value}{code}{by}{ago}" + (f": {job.detail}" if job.detail and whole else "")
     return WhyReply(
-        job_id=job.id, state=job.state, now_s=now_s, headline=headline, nodes=nodes, since_s=job.ended_s, detail=job.detail if whole else ""
-    )  # fmt: skip
+        job_id=job.id,
+        state=job.state,
+        now_s=now_s,
+        headline=headline,
+        nodes=nodes,
+        since_s=job.ended_s,
+        detail=job.detail if whole else "",
+    )
 
 
 def _why(parts: HeadParts, found: Peek, job: Job, whole: bool) -> WhyReply:
     job = found.seen.jobs.get(job.id, job)
-    if job.state is not JobState.PENDING or job.id in found.seen.attempts:  # it was started meanwhile
-        return _past(parts, parts.store.job(job.id) or job, whole)
-    with _Answer(parts, found, job) as answer:
+    if job.state is not JobState.PENDING or job.id in found.seen.attempts:  # it has started meanwhile
+        return _started_or_ended(parts, parts.store.job(job.id) or job, whole)
+    with _Explanation(parts, found, job) as answer:
         waiting = found.waiting or answer.waiting
         expected = answer.forecast.start_of(job)
         blockers, more = answer.blockers(waiting)
         changes = [_change_view(change, job.id) for change in answer.search.find()]
         return WhyReply(
-            job_id=job.id, state=job.state, now_s=answer.now_s, headline=_with_spent(_headline(waiting), job, whole), reason=waiting.reason.value,
-            detail=waiting.detail, blockers=blockers, blockers_more=more, start=answer.start(expected), changes=changes,
-        )  # fmt: skip
+            job_id=job.id,
+            state=job.state,
+            now_s=answer.now_s,
+            headline=_with_budgets(_headline(waiting), job, whole),
+            reason=waiting.reason.value,
+            detail=waiting.detail,
+            blockers=blockers,
+            blockers_more=more,
+            start=answer.start(expected),
+            changes=changes,
+        )
 
 
-# ---- a job that might be ------------------------------------------------------------------------------------------------
+# ---- a dry run ----------------------------------------------------------------------------------------------------------
 
 
 def _dry_run(parts: HeadParts, found: Peek, notes: list[str]) -> DryRunReply:
     job = found.would_be[0]
-    with _Answer(parts, found, job) as answer:
+    with _Explanation(parts, found, job) as answer:
         trial = answer.forecast.trial
         starts = trial.starts(job.id)
         low_s, high_s, ends, likes = answer.forecast.run_of(job)
@@ -147,21 +162,31 @@ def _dry_run(parts: HeadParts, found: Peek, notes: list[str]) -> DryRunReply:
             else sorted({trial.scheduler.fit.nodes[number].id for number, _ in entry.places})
         )
         if job.spec.hold and waiting is None:
-            waiting = Waiting(reason=Reason.HELD, detail="it is to be held")
+            waiting = Waiting(reason=Reason.HELD, detail="it would be held")
         return DryRunReply(
-            now_s=answer.now_s, starts=starts, gpus=gpus, jobs=len(found.would_be), nodes=nodes, notes=notes,
-            start=answer.start(answer.forecast.start_of(job)), run=RunView(low_s=low_s, high_s=high_s, ends=ends, likes=likes),
-            gpu_hours_low=hours * low_s, gpu_hours_high=None if high_s is None else hours * high_s,
-            reason="" if waiting is None else waiting.reason.value, detail="" if waiting is None else waiting.detail,
-            blockers=blockers, blockers_more=more, changes=[_change_view(change, None) for change in answer.search.find()],
-        )  # fmt: skip
+            now_s=answer.now_s,
+            starts=starts,
+            gpus=gpus,
+            jobs=len(found.would_be),
+            nodes=nodes,
+            notes=notes,
+            start=answer.start(answer.forecast.start_of(job)),
+            run=RunView(low_s=low_s, high_s=high_s, ends=ends, likes=likes),
+            gpu_hours_low=hours * low_s,
+            gpu_hours_high=None if high_s is None else hours * high_s,
+            reason="" if waiting is None else waiting.reason.value,
+            detail="" if waiting is None else waiting.detail,
+            blockers=blockers,
+            blockers_more=more,
+            changes=[_change_view(change, None) for change in answer.search.find()],
+        )
 
 
 # ---- both ---------------------------------------------------------------------------------------------------------------
 
 
-class _Answer:
-    """One question's trial, with what is read off it."""
+class _Explanation:
+    """A trial schedule for one job, and the parts of an answer that are read from it."""
 
     def __init__(self, parts: HeadParts, found: Peek, job: Job) -> None:
         self.now_s = found.seen.now_s
@@ -178,19 +203,20 @@ class _Answer:
 
     @property
     def waiting(self) -> Waiting:
-        """Why the trial leaves it waiting."""
-        told = self.forecast.trial.scheduler.why(self.job)
-        return told or Waiting(reason=Reason.NEW, detail="starts in a moment")
+        """Why the job waits in the trial."""
+        waiting = self.forecast.trial.scheduler.why(self.job)
+        return waiting or Waiting(reason=Reason.NEW, detail="starts in a moment")
 
     def start(self, expected: Expected) -> StartView:
-        """The range in Unix seconds."""
+        """Return the expected start as a range in Unix seconds."""
         return StartView(
             earliest_s=None if expected.earliest_s is None else self.now_s + expected.earliest_s,
-            latest_s=None if expected.latest_s is None else self.now_s + expected.latest_s, unknown=expected.unknown,
-        )  # fmt: skip
+            latest_s=None if expected.latest_s is None else self.now_s + expected.latest_s,
+            unknown=expected.unknown,
+        )
 
     def blockers(self, waiting: Waiting) -> tuple[list[BlockerView], int]:
-        """Who is in the way, and how many more."""
+        """Return the jobs in the way, and the number of further ones."""
         scheduler = self.forecast.trial.scheduler
         entry = scheduler.entries.get(self.job.id)
         ids: Sequence[JobId] = self.search.blockers
@@ -210,13 +236,18 @@ class _Answer:
             end = StartView(earliest_s=self.now_s + left.low_s, latest_s=latest_s)
         gpus = attempt.allocation.gpus if attempt is not None else job.spec.role.gpus.total
         return BlockerView(
-            id=job.id, user=job.user, name=job.spec.name, state=JobState.PENDING if attempt is None else JobState.RUNNING, gpus=gpus,
-            since_s=None if attempt is None else attempt.placed_s, end=end,
-        )  # fmt: skip
+            id=job.id,
+            user=job.user,
+            name=job.spec.name,
+            state=JobState.PENDING if attempt is None else JobState.RUNNING,
+            gpus=gpus,
+            since_s=None if attempt is None else attempt.placed_s,
+            end=end,
+        )
 
 
-def _with_spent(headline: str, job: Job, whole: bool) -> str:
-    """With what its last attempt ended of, for who sees all of the job, and what restarts have spent: who asks why sees what comes next."""
+def _with_budgets(headline: str, job: Job, whole: bool) -> str:
+    """Append the cause of the last attempt's end, if the caller sees all of the job, and the used restart budgets."""
     ended = whole and job.state is JobState.PENDING and job.epoch and job.detail
     before = f"its last attempt ended: {job.detail}" if ended else ""
     return "; ".join(filter(None, [headline, before, ", ".join(budgets(job))]))
@@ -227,7 +258,7 @@ def _headline(waiting: Waiting) -> str:
 
 
 def _change_view(change: Change, job_id: JobId | None) -> ChangeView:
-    """The change with what to type: for a job that is there, or for one that is to be submitted."""
+    """Return the view of a change with its command line: for a submitted job, or for a dry run (no `job_id`)."""
     command = change.command
     if change.option and job_id is not None and change.kind in UPDATES:
         command = f"phalanx update {job_id} {change.option}"

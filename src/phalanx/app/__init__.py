@@ -1,1 +1,1 @@
-"""Composition roots: the only modules that pick classes and wire the parts together."""
+"""Composition roots: the only modules that choose classes and connect the services."""

@@ -1,7 +1,7 @@
-"""A head among others: it stands by, with its doors open and its machine's nodes up, until it leads; then it is a head like any other.
+"""One of several heads: it is a standby, with open sockets and running local nodes, until it leads and becomes a normal head.
 
-A head that loses its term does not tidy up: it begins anew, as a process image that knows nothing of what it held. So whatever it was
-about to do when it was stopped, cut off or suspended ends there, and it stands by.
+A head that loses its term does not clean up: it replaces its process image (exec). So everything that it was doing when it was stopped,
+disconnected or suspended ends there, and it is a standby again.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ _log = logging.getLogger("phalanx.heads")
 
 @dataclass(slots=True, kw_only=True)
 class SharedSalt(Salt):
-    """Of the join tokens of all heads: kept in the shared store."""
+    """The salt of the join tokens of all heads, stored in the shared store."""
 
     election: Callable[[], Election]
 
     def renew(self) -> None:
-        """Have another: written first, so that a token that was ended stays so."""
+        """Replace the salt. It is stored first, so that revoked tokens stay revoked."""
         fresh = secrets.token_hex(16)
         election = self.election()
         try:
@@ -70,44 +70,49 @@ class SharedSalt(Salt):
 
 
 class Leading(Protocol):
-    """A head whose world is loaded."""
+    """A head whose state is loaded."""
 
     def run(self) -> None:
-        """Lead, until told to end."""
+        """Lead until asked to stop."""
         ...
 
 
 class Standing:
-    """One process among the heads, up to where it leads."""
+    """One process of a head, from its start until it leads."""
 
     def __init__(self, options: Options) -> None:
         self._options, self._home = options, options.home
         self._clock = SystemClock()
         self._head_id = secrets.token_hex(8)
-        # What a standby writes into head.json is written before we lead, or not at all.
-        self._telling = threading.Lock()
+        # A standby must not write head.json any more once this head leads.
+        self._head_file_lock = threading.Lock()
         self._doors = open_doors(options.port, options.listen)
         options.home.say_who_holds(options.lock, {"pid": os.getpid(), "url": self._doors.inner_url})
-        self._election = self._voice()
-        self._share()
+        self._election = self._open_election()
+        self._share_secrets()
         self._campaign = Campaign(
-            self._election, self._row(), self._clock, grants_s=options.lease_s, on_lost=self._begin_anew, on_news=self._tell_home,
-        )  # fmt: skip
+            self._election,
+            self._own_record(),
+            self._clock,
+            grants_s=options.lease_s,
+            on_lost=self._restart_process,
+            on_news=self._write_head_file,
+        )
         self._local = local_engine(options, self._home.secret(), lambda: node_environment(options, self._doors))
         self._terminated = threading.Event()
         self._leading = False
 
     def run(self, make: Callable[[Ground], Leading]) -> None:
-        """Stand by, lead with what `make` gives when it is our turn, and hand over at the end."""
+        """Be a standby until this head is elected, lead with the head that `make` builds, and release the term at the end."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._terminated.set())
         options = self._options
         self._home.write_private("cluster.json", json.dumps(options.remembered))
         self._home.write_private("store", options.store)
         self._local.adopt(options.nodes)
-        self._tell_home()
+        self._write_head_file()
         threading.Thread(target=self._local.open, name="engine-open", daemon=True).start()
-        calm_collector()  # once now and not within a takeover: what was imported is no garbage
+        calm_collector()  # now, so that a takeover does not scan all that was imported
         led = False
         try:
             made = self._stand_by(make)
@@ -116,28 +121,28 @@ class Standing:
                 led = True
         finally:
             if not led:
-                self._local.close(keep_nodes=self._carries())
+                self._local.close(keep_nodes=self._has_running_attempts())
                 self._home.remove("head.json")
             self._campaign.release()
 
-    # ---- what the heads share -----------------------------------------------------------------------------------------
+    # ---- shared secrets -----------------------------------------------------------------------------------------------
 
-    def _voice(self) -> Election:
+    def _open_election(self) -> Election:
         from phalanx.store.sql.postgres.election import PostgresElection
 
         return PostgresElection(self._options.store, head_id=self._head_id)
 
-    def _share(self) -> None:
-        """Have the cluster's secrets in our folder: as they count, which is as the first head offered them.
+    def _share_secrets(self) -> None:
+        """Store the cluster's secrets in the state folder. The secrets of the first head are used by all heads.
 
         Raises:
-            NoElection: the database is away, and this folder has never been that of one of its heads.
+            NoElection: the database is unreachable, and this folder was never used with it.
         """
         mine = {
             _NODE_SECRET: self._home.secret().hex(),
             _SALT: str(self._home.read_json("join_salt.json").get("salt", "")),
         }
-        if self._authority() is not None:  # made by the first who asks
+        if self._authority() is not None:  # which creates the files if needed
             for name in (_CA_KEY, _CA):
                 with open(self._home.at(name), encoding="ascii") as file:
                     mine[name] = file.read()
@@ -147,24 +152,29 @@ class Standing:
         except NoElection as error:
             if self._options.store != self._options.store_before:
                 raise
-            _log.warning("%s; this head stands by until it answers", error.message)
+            _log.warning("%s; this head is a standby until the database answers", error.message)
             return
         for name in (_NODE_SECRET, _CA_KEY, _CA):
             if name in mine and shared[name] != mine[name]:
-                _log.warning("%s is that of the other heads from now on", name)
+                _log.warning("%s is replaced by that of the other heads; the old one is saved as %s.before", name, name)
                 self._home.write_private(f"{name}.before", mine[name])
                 self._home.write_private(name, shared[name])
 
-    def _row(self) -> HeadRecord:
+    def _own_record(self) -> HeadRecord:
         where = self._doors.listen.url if self._doors.listen is not None else self._doors.inner_url
         port = where.rpartition(":")[2]
         return HeadRecord(
-            name=f"{socket.gethostname()}:{port}", head_id=self._head_id, url=where, version=__version__, user=getpass.getuser(),
-            token_sha256=self._token_sha256(), started_s=time.time(),
-        )  # fmt: skip
+            name=f"{socket.gethostname()}:{port}",
+            head_id=self._head_id,
+            url=where,
+            version=__version__,
+            user=getpass.getuser(),
+            token_sha256=self._token_sha256(),
+            started_s=time.time(),
+        )
 
     def _token_sha256(self) -> str:
-        """Of the token in our folder, made now where there is none: the leader lets it in, so that commands work here too."""
+        """Return the hash of the state folder's token, created if missing. The leader accepts the token, so commands work on this machine."""
         try:
             with open(self._home.at("token"), encoding="ascii") as file:
                 secret = file.read().strip()
@@ -175,24 +185,24 @@ class Standing:
             self._home.write_private("token", secret)
         return hashlib.sha256(secret.encode()).hexdigest()
 
-    def _tell_home(self) -> None:
-        """Where clients and supervisors of this machine look."""
-        with self._telling:
+    def _write_head_file(self) -> None:
+        """Write head.json, from which clients and supervisors of this machine read the address of the head."""
+        with self._head_file_lock:
             if not self._leading:
                 found = head_record(self._head_id, self._doors, self._campaign, role="standby")
                 self._home.write_private("head.json", json.dumps(found))
 
-    # ---- waiting for our turn -----------------------------------------------------------------------------------------
+    # ---- standby ------------------------------------------------------------------------------------------------------
 
     def _stand_by(self, make: Callable[[Ground], Leading]) -> Future[Leading] | None:
-        """Answer that we stand by until we lead, or are told to end. What we lead with is made while our doors are being changed."""
+        """Serve as a standby until this head leads or is asked to stop. The head is built while the standby's server shuts down."""
         authority = self._authority()
         app = Standby(self._campaign, version=__version__, ca_pem="" if authority is None else authority.ca_pem)
         server = DoorServer(
             Rim(app, hosts_allowed=self._doors.hosts),
             tls=self._tls(authority),
             lifespan="off",
-            timeout_graceful_shutdown=1,  # answers are made at once
+            timeout_graceful_shutdown=1,  # standby answers take no time
         )
         made: Future[Leading] = Future()
 
@@ -201,16 +211,16 @@ class Standing:
             server.should_exit = True
             if tenure is None or self._terminated.is_set():
                 return
-            with self._telling:
+            with self._head_file_lock:
                 self._leading = True
             try:
                 made.set_result(make(self._ground(tenure)))
-            except BaseException as error:  # noqa: BLE001  # the main thread's to raise
+            except BaseException as error:  # noqa: BLE001  # raised on the main thread
                 made.set_exception(error)
 
         waiting = threading.Thread(target=stand, name="campaign", daemon=True)
         waiting.start()
-        server.run(sockets=[self._doors.inner.dup()])  # uvicorn closes what it is given; the next life of us needs it
+        server.run(sockets=[self._doors.inner.dup()])  # uvicorn closes its sockets; the leader still needs this one
         if self._campaign.leads():
             waiting.join()
         else:
@@ -226,39 +236,44 @@ class Standing:
     def _authority(self) -> Authority | None:
         if self._doors.listen is None:
             return None
-        from phalanx.app.certificates import Authority  # `cryptography` is imported by those who need it alone
+        from phalanx.app.certificates import Authority  # `cryptography` is imported only if needed
 
         return Authority(self._home)
 
-    # ---- our turn -----------------------------------------------------------------------------------------------------
+    # ---- leader -------------------------------------------------------------------------------------------------------
 
     def _lead(self, made: Future[Leading]) -> None:
         try:
             made.result().run()
-        except TryLater as error:  # the database went away between the claim and the loading
+        except TryLater as error:  # the database became unreachable between the claim and the loading
             if self._terminated.is_set():
                 raise
             self._campaign.lost(error.message)
 
     def _ground(self, tenure: Tenure) -> Ground:
-        """What this head leads on. Supervisors may hold leases of heads before, which were longer if those were told to grant such."""
+        """Return the resources of the leading head. Supervisors may still have longer leases of earlier heads."""
         before = self._campaign.before
-        voice = self._voice()
+        election = self._open_election()
         try:
-            shared = voice.share({})
+            shared = election.share({})
             terms = shared.get(TERMS, "")
-            voice.replace_shared(TERMS, with_term(terms, tenure.term))
+            election.replace_shared(TERMS, with_term(terms, tenure.term))
         finally:
-            voice.close()
+            election.close()
         others = [head.url for head in self._campaign.heads() if head.name != self._campaign.mine.name]
         return Ground(
-            head_id=self._head_id, doors=self._doors, secret=self._home.secret(),
-            salt=SharedSalt(value=shared.get(_SALT, ""), election=self._voice), files=self._options.files or self._home.path,
-            open_store=lambda: self._store(tenure.term), local=self._local, campaign=self._campaign,
+            head_id=self._head_id,
+            doors=self._doors,
+            secret=self._home.secret(),
+            salt=SharedSalt(value=shared.get(_SALT, ""), election=self._open_election),
+            files=self._options.files or self._home.path,
+            open_store=lambda: self._store(tenure.term),
+            local=self._local,
+            campaign=self._campaign,
             leases_until_s=self._clock.boottime_s() + granted_s(before) + MARGIN_S,
             earlier_output="" if self._options.files else ", ".join(others) or before.url,
             restores=judged(restores_of(shared.get(RESTORES, "")), terms, tenure.term),
-        )  # fmt: skip
+        )
 
     def _store(self, term: int) -> Store:
         from phalanx.store.sql.postgres.election import leading_dsn
@@ -266,16 +281,16 @@ class Standing:
 
         return PostgresStore(leading_dsn(self._options.store, self._head_id), term=term)
 
-    def _begin_anew(self, _why: str) -> None:
-        """Be the process that this one was at its start. Descriptors close with the image; the nodes of this machine go on."""
+    def _restart_process(self, _why: str) -> None:
+        """Replace this process by a new one with the same arguments. Descriptors close on exec; the nodes of this machine continue."""
         try:
-            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  # no shell is wanted
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  # no shell
         except OSError as error:
-            # Python is no longer where it was: an end is better than a head that neither leads nor stands by.
-            said = str(error)
-            briefly(lambda: _log.critical("it cannot begin anew and ends: %s", said))
+            # Python was moved or removed: exit, rather than be neither a leader nor a standby.
+            reason = str(error)
+            briefly(lambda: _log.critical("the head cannot restart and ends: %s", reason))
             os._exit(os.EX_OSERR)
 
-    def _carries(self) -> bool:
-        """Whether attempts run on this machine's nodes: they go on under whoever leads."""
+    def _has_running_attempts(self) -> bool:
+        """Whether attempts run on this machine's nodes: they continue under the next leader."""
         return bool(works(self._home.path))

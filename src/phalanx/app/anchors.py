@@ -1,4 +1,4 @@
-"""Anchors of the audit trail in a file beside the database: what a database with its end cut off is found out by."""
+"""Stores anchors of the audit trail in a file outside the database, so that a truncated database is detected."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from phalanx.core.access.audit import Tip, anchor_of
 from phalanx.core.errors import BadRequest
 from phalanx.failpoints import around, write
 
-READ_BYTES: Final = 1 << 20  # the newest 14,000: an older one is proven by the chain
+READ_BYTES: Final = 1 << 20  # the newest 14,000 anchors; the hash chain covers older ones
 _log: Final = logging.getLogger("phalanx.audit")
 
 
 class FileAnchors:
-    """One line for each, oldest first; also told to the log, whose copies elsewhere are the better ones."""
+    """One line per anchor, oldest first. Anchors are also logged, as copies of the log on other machines are safer."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._said = Tip()
+        self._last = Tip()
 
     def check(self, tip: Tip) -> None:
-        """Look at a starting head whether the trail reaches to where it once was; the whole of it is for `phalanx audit verify`."""
+        """Check at the start of the head that the trail is not shorter than before; `phalanx audit verify` checks all of it."""
         last = max((anchor.seq for anchor in self.all()), default=0)
         if last > tip.seq:
             _log.error(
-                "the audit trail was cut off, or the database is an older one: it had %d lines, and has %d",
+                "the audit trail is truncated, or the database is an older copy: it had %d lines and now has %d; run phalanx audit verify",
                 last,
                 tip.seq,
             )
         self.say(tip)
 
     def say(self, tip: Tip) -> None:
-        """Note one, unless it is the one before. A disk that refuses is told to the log: the trail itself is not at stake."""
-        if tip in (self._said, Tip()):
+        """Store a tip, unless it is the last one stored. Disk errors are only logged, as the trail itself is not affected."""
+        if tip in (self._last, Tip()):
             return
-        self._said = tip
+        self._last = tip
         _log.info("audit trail at %s", tip)
         try:
             with around("audit.anchor.create"):
@@ -49,7 +49,7 @@ class FileAnchors:
             _log.warning("the anchor was not written to %s: %s", self._path, error)
 
     def all(self) -> list[Tip]:
-        """The newest anchors; what is no anchor (a line torn by a crash) is passed over."""
+        """Return the newest anchors. Invalid lines, as a crash may leave one, are skipped."""
         try:
             with open(self._path, "rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - READ_BYTES))

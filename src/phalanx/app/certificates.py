@@ -1,7 +1,7 @@
-"""A small CA, made when a head first listens off loopback, and the certificates it signs.
+"""A small CA, made when a head first listens off loopback, and the certificates that it signs.
 
-The CA's key never leaves the head's state folder. Who joins knows the CA by its fingerprint, told by hand; certificates are for one
-address each and are made afresh at every start, so that an address that changed needs no thought.
+The CA's key never leaves the head's state folder. Joining servers verify the CA by its fingerprint, which a person copies. Each
+certificate is for one address and is made again at every start, so that a changed address needs no action.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from phalanx.app.home import Home
 from phalanx.failpoints import around
 
-CA_DAYS: Final = 3650  # its fingerprint is known to every server: a new CA means joining anew
-LEAF_DAYS: Final = 397  # the longest that common TLS stacks accept of a server; made anew at each start
+CA_DAYS: Final = 3650  # every server stores the fingerprint: after a new CA all servers must join again
+LEAF_DAYS: Final = 397  # the longest lifetime that common TLS stacks accept; certificates are made at each start
 _BACKDATED: Final = datetime.timedelta(hours=1)  # clocks of servers differ
 _ONE_DAY: Final = datetime.timedelta(days=1)
 _PEM: Final = serialization.Encoding.PEM
@@ -37,7 +37,7 @@ class Signed:
 
 
 class Authority:
-    """The CA of one state folder: `tls/ca.pem` and `tls/ca.key`, made by the first who asks."""
+    """The CA of one state folder: `tls/ca.pem` and `tls/ca.key`, created at the first use."""
 
     def __init__(self, home: Home, now: datetime.datetime | None = None) -> None:
         self._home = home
@@ -55,20 +55,20 @@ class Authority:
 
     @property
     def ca_file(self) -> str:
-        """Where the CA's certificate lies."""
+        """The path of the CA's certificate."""
         return self._home.at("tls", "ca.pem")
 
     @property
     def ca_pem(self) -> str:
-        """The CA's certificate."""
+        """The CA's certificate, in PEM form."""
         return self._certificate.public_bytes(_PEM).decode("ascii")
 
     def sign(self, names: list[str]) -> Signed:
-        """A fresh key and certificate of a server at these addresses and names; good for both ends of a connection."""
+        """Make a key and certificate for a server with these addresses and names, valid for both ends of a connection."""
         key = ec.generate_private_key(ec.SECP256R1())
         both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
         built = (
-            self._begun(_common(f"phalanx {names[0]}"), self._certificate.subject, key, LEAF_DAYS)
+            self._builder(_common(f"phalanx {names[0]}"), self._certificate.subject, key, LEAF_DAYS)
             .add_extension(x509.SubjectAlternativeName([_name(name) for name in names]), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(both, critical=False)
@@ -78,7 +78,7 @@ class Authority:
         return Signed(key_pem=_key_pem(key), certificate_pem=built.public_bytes(_PEM).decode("ascii") + self.ca_pem)
 
     def write(self, stem: str, signed: Signed) -> tuple[str, str]:
-        """Put a signed pair into `tls/`; the files of certificate and key."""
+        """Write a key and certificate into `tls/`, and return the paths of certificate and key."""
         self._home.write_private(f"tls/{stem}.pem", signed.certificate_pem)
         self._home.write_private(f"tls/{stem}.key", signed.key_pem)
         return self._home.at("tls", f"{stem}.pem"), self._home.at("tls", f"{stem}.key")
@@ -87,22 +87,29 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         name = _common(f"phalanx CA of {socket.gethostname()}")
         usage = x509.KeyUsage(
-            digital_signature=True, content_commitment=False, key_encipherment=False, data_encipherment=False,
-            key_agreement=False, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False,
-        )  # fmt: skip
+            digital_signature=True,
+            content_commitment=False,
+            key_encipherment=False,
+            data_encipherment=False,
+            key_agreement=False,
+            key_cert_sign=True,
+            crl_sign=True,
+            encipher_only=False,
+            decipher_only=False,
+        )
         certificate = (
-            self._begun(name, name, key, CA_DAYS)
+            self._builder(name, name, key, CA_DAYS)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(usage, critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             .sign(key, hashes.SHA256())
         )
-        # The key first: a certificate without its key would be a CA that can sign nothing.
+        # The key first: a CA certificate without its key could not sign anything.
         self._home.write_private("tls/ca.key", _key_pem(key))
         self._home.write_private("tls/ca.pem", certificate.public_bytes(_PEM).decode("ascii"))
         return key, certificate
 
-    def _begun(
+    def _builder(
         self, subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
     ) -> x509.CertificateBuilder:
         now = self._now or datetime.datetime.now(datetime.UTC)
@@ -118,7 +125,7 @@ class Authority:
 
 
 def _common(text: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])  # 64: X.520's bound
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])  # X.520 limits it to 64 characters
 
 
 def _name(text: str) -> x509.GeneralName:
@@ -129,6 +136,4 @@ def _name(text: str) -> x509.GeneralName:
 
 
 def _key_pem(key: ec.EllipticCurvePrivateKey) -> str:
-    return key.private_bytes(
-        _PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    ).decode("ascii")  # fmt: skip
+    return key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()).decode("ascii")

@@ -1,4 +1,4 @@
-"""The entry point `phalanx`: hands the words to `phalanx.cli.root` and ends with its exit code."""
+"""The entry point `phalanx`: passes the arguments to `phalanx.cli.root` and exits with its code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machine's own clocks."""
+"""The clocks of this machine."""
 
 from __future__ import annotations
 

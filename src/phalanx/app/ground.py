@@ -1,4 +1,4 @@
-"""What a head stands on: its sockets, its secret, its files and its store; alone on its machine, or among heads that share a database."""
+"""The resources of a head: its sockets, secret, files and store; for a single head, or for one of several with a shared database."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOOPBACK_HOSTS: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doors:
-    """Where a head listens. `outer` and `listen` are there where other servers reach it."""
+    """The sockets on which a head listens. `outer` and `listen` are None if it listens only on loopback."""
 
     inner: socket.socket
     outer: socket.socket | None = None
@@ -32,17 +32,17 @@ class Doors:
 
     @property
     def inner_url(self) -> str:
-        """On loopback."""
+        """Its URL on loopback."""
         return f"http://127.0.0.1:{self.inner.getsockname()[1]}"
 
     @property
     def url(self) -> str:
-        """By which other heads, supervisors and clients find it."""
+        """The URL for other heads, supervisors and clients."""
         return self.inner_url if self.listen is None else self.listen.url
 
     @property
     def hosts(self) -> frozenset[str]:
-        """Names that a Host header may carry."""
+        """The names that a Host header may carry."""
         if self.listen is None:
             return LOOPBACK_HOSTS
         return LOOPBACK_HOSTS | {self.listen.host, f"[{self.listen.host}]", socket.gethostname()}
@@ -50,17 +50,17 @@ class Doors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ground:
-    """What one life of a head is built on.
+    """The resources of one process of a head.
 
     Attributes:
-        head_id: this life.
-        files: the folder that holds logs, blobs, outputs and kept checkpoints.
+        head_id: the id of this process.
+        files: the folder with logs, blobs, outputs and copies of checkpoints.
         salt: of its join tokens.
-        local: this machine's nodes, where they are up already.
-        campaign: of a head among others; its term is held.
-        leases_until_s: CLOCK_BOOTTIME up to which the head before may have granted leases; 0 for no longer than our own.
-        earlier_output: which other head has the output that is not in `files`; empty where all of it is.
-        restores: into a database that heads share, of which `files` may not have heard.
+        local: this machine's nodes, if they are already running.
+        campaign: of one of several heads; its term is held.
+        leases_until_s: CLOCK_BOOTTIME until which leases of the previous head may last; 0 if no longer than this head's own.
+        earlier_output: the other heads that have the output missing in `files`; empty if none is missing.
+        restores: restores of the shared database that may not be applied to `files` yet.
     """
 
     head_id: str
@@ -77,10 +77,10 @@ class Ground:
 
 
 def open_doors(port: int, listen: Listen | None) -> Doors:
-    """Every socket, bound before anything else happens, so that a second head changes nothing.
+    """Bind all sockets, before anything else happens, so that a second head changes nothing.
 
     Raises:
-        Conflict: a port is taken, or an address is not this machine's.
+        Conflict: a port is in use, or an address is not of this machine.
     """
     inner = _loopback(port)
     if listen is None:
@@ -90,11 +90,15 @@ def open_doors(port: int, listen: Listen | None) -> Doors:
 
 
 def alone(home: Home, doors: Doors, open_store: Callable[[], Store]) -> Ground:
-    """Of a head that shares its store with no other."""
+    """Return the resources of a single head, without a shared store."""
     return Ground(
-        head_id=secrets.token_hex(8), doors=doors, secret=home.secret(), salt=Salt.kept(home), files=home.path,
+        head_id=secrets.token_hex(8),
+        doors=doors,
+        secret=home.secret(),
+        salt=Salt.kept(home),
+        files=home.path,
         open_store=open_store,
-    )  # fmt: skip
+    )
 
 
 def _loopback(port: int) -> socket.socket:
@@ -105,7 +109,7 @@ def _loopback(port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise Conflict(
-            f"port {port} on 127.0.0.1: {error.strerror}", hint="phalanx up --port PORT takes another"
+            f"port {port} on 127.0.0.1: {error.strerror}", hint="choose another port: phalanx up --port PORT"
         ) from error
     listener.listen(1024)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -114,9 +118,14 @@ def _loopback(port: int) -> socket.socket:
 
 
 def head_record(head_id: str, doors: Doors, campaign: Campaign | None, *, role: str = "leader") -> dict[str, Any]:
-    """What head.json says: where the head of this folder is, and which others there are."""
+    """Return the content of head.json: the address of this folder's head, and of the other heads."""
     return {
-        "url": doors.inner_url, "pid": os.getpid(), "head_id": head_id, "version": __version__, "started_s": time.time(),
-        "listen": "" if doors.listen is None else doors.listen.url, "role": "" if campaign is None else role,
+        "url": doors.inner_url,
+        "pid": os.getpid(),
+        "head_id": head_id,
+        "version": __version__,
+        "started_s": time.time(),
+        "listen": "" if doors.listen is None else doors.listen.url,
+        "role": "" if campaign is None else role,
         "heads": [] if campaign is None else campaign.urls(),
-    }  # fmt: skip
+    }

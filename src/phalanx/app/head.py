@@ -1,8 +1,8 @@
-"""The head: picks the classes, puts them together, and runs them until it is told to stop.
+"""The head: chooses the classes, connects them, and runs them until it is asked to stop.
 
     python -m phalanx.app.head [--home DIR] [--port 7600] [--virtual 3x4] [--lease SECONDS] [--policy NAME]
 
-One process: uvicorn's event loop on the main thread, the controller on its own, the local engine's watch on a third.
+One process: uvicorn's event loop on the main thread, the controller on a second, the monitoring of the local engine on a third.
 """
 
 from __future__ import annotations
@@ -77,16 +77,16 @@ from phalanx.store.sql.sqlite.store import SqliteStore
 if TYPE_CHECKING:
     from phalanx.app.certificates import Authority
 
-LEASES_GRANTED_WITHIN_S: Final = 10.0  # a stopping head grants long leases no longer than this
+LEASES_GRANTED_WITHIN_S: Final = 10.0  # a stopping head grants long leases for at most this long
 M_ARENA_MAX: Final = -8  # of mallopt(3)
-ARENAS_MAX: Final = 2  # the interpreter lets one thread run at a time; SQLite and the disk beside it
+ARENAS_MAX: Final = 2  # one for the interpreter, which runs one thread at a time, one for SQLite and disk access
 LOG_BYTES_MAX: Final = 10_000_000
 FIRST_START: Final = Call(user=UserId("head"), token_id=TokenId(""), origin="head", action="start")
 _log = logging.getLogger("phalanx.head")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a head. Returns its exit code; the reason for a refusal is the last line of its output."""
+    """Run a head, and return its exit code; the last line of its output has the reason of an error."""
     try:
         given = arguments(argv)
         home = Home.open(given.home)
@@ -106,7 +106,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(options: Options) -> None:
     if options.store:
-        from phalanx.app.among import Standing  # psycopg is an extra that one head alone does not need
+        from phalanx.app.among import Standing  # psycopg is an extra that a single head does not need
 
         Standing(options).run(lambda ground: Head(options, ground))
         return
@@ -118,13 +118,13 @@ def _run(options: Options) -> None:
 
 
 def few_arenas() -> None:
-    """Have glibc keep two heaps, not one for each of forty threads: pages of lists that each once held stay with it (docs/reliability/load.md)."""
-    with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
+    """Limit glibc to two heaps instead of one per thread: freed pages stay in the heap of their thread (docs/reliability/load.md)."""
+    with contextlib.suppress(OSError, AttributeError):  # not glibc
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, ARENAS_MAX)
 
 
 class Head:
-    """One life of the head."""
+    """One process of the head."""
 
     def __init__(self, options: Options, ground: Ground) -> None:
         self._home, self._options, self._ground = options.home, options, ground
@@ -132,26 +132,28 @@ class Head:
         self._head_id, self._secret = ground.head_id, ground.secret
         self._socket, self._url = ground.doors.inner, ground.doors.inner_url
         self._outer, self._listen = ground.doors.outer, ground.doors.listen
-        if ground.campaign is None and options.lease_before_s > options.lease_s:  # written before it is forgotten
+        if (
+            ground.campaign is None and options.lease_before_s > options.lease_s
+        ):  # recorded before cluster.json is overwritten
             self._home.remember_leases(self._clock.boottime_s() + options.lease_before_s + MARGIN_S)
         options.home.write_private("cluster.json", json.dumps(options.remembered))
         self._audit_key, self._anchors = audit_key(self._secret), FileAnchors(self._home.at("audit.anchors"))
         if ground.campaign is None:
-            self._set_aside_orphans()
+            self._move_orphans_aside()
         self._store = ground.open_store()
         self._logs = FileLogs(self._files("logs"))
         self._mailboxes, self._telemetry = Mailboxes(), Telemetry()
         self._engine = ground.local or local_engine(options, self._secret, self._node_environment)
-        # Ray listens on every address whatever it is told, so its processes speak TLS also where nobody joins.
+        # Ray always listens on all addresses, so its processes use TLS even if no servers join.
         self._authority = self._ca() if self._listen is not None or options.ray is not None else None
-        self._ray = None if options.ray is None else self._on_ray(options.ray)
-        self._slurm = None if options.slurm is None else self._on_slurm(options.slurm)
+        self._ray = None if options.ray is None else self._ray_engine(options.ray)
+        self._slurm = None if options.slurm is None else self._slurm_engine(options.slurm)
         self._engines = [engine for engine in (self._engine, self._slurm, self._ray) if engine is not None]
         settings = Settings(
             checkpoint_root=self._files("checkpoints"), output_root=self._files("outputs"), rules=shipped_rules()
         )
         world = self._store.load()
-        self._make_way(world)
+        self._move_unknown_files_aside(world)
         controller = Controller(
             world=world,
             leases=LeaseBook(lease_s=options.lease_s, guard=threading.Lock()),
@@ -161,15 +163,21 @@ class Head:
             head_id=self._head_id,
         )
         self._driver = Driver(
-            controller=controller, store=self._store, mailboxes=self._mailboxes, telemetry=self._telemetry,
-            clock=self._clock, head_id=self._head_id, engines=self._engines, audit_key=self._audit_key,
+            controller=controller,
+            store=self._store,
+            mailboxes=self._mailboxes,
+            telemetry=self._telemetry,
+            clock=self._clock,
+            head_id=self._head_id,
+            engines=self._engines,
+            audit_key=self._audit_key,
             on_superseded=lambda why: None if ground.campaign is None else ground.campaign.lost(why),
-        )  # fmt: skip
+        )
         self._server = self._api_server(settings)
 
     def run(self) -> None:
         """Serve until SIGTERM, SIGINT or a planned stop by the API."""
-        # uvicorn stops on these by handlers of its own, restores ours, and raises the signal again: it must not end us before `_shut`.
+        # uvicorn handles these itself, then restores these handlers and raises the signal again; that must not end the process yet.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
         if self._slurm is not None:
@@ -180,17 +188,17 @@ class Head:
         try:
             self._anchors.check(self._driver.audit_tip)
             self._bootstrap()
-            self._let_heads_in()
-            self._bury_dead_nodes()
+            self._admit_peer_heads()
+            self._mark_missing_nodes_down()
             self._server.run(sockets=[self._socket])
         finally:
-            self._shut()
+            self._shut_down()
 
     def _files(self, name: str) -> str:
-        """A folder of what jobs wrote."""
+        """Return the path of a folder with files of jobs."""
         return os.path.join(self._ground.files, name)
 
-    def _on_slurm(self, options: SlurmOptions) -> SlurmEngine:
+    def _slurm_engine(self, options: SlurmOptions) -> SlurmEngine:
         if self._listen is None or self._authority is None:
             return slurm_engine(options, secret=self._secret, head_url=self._url, ca_pem="")
         return slurm_engine(options, secret=self._secret, head_url=self._listen.url, ca_pem=self._authority.ca_pem)
@@ -199,50 +207,75 @@ class Head:
         listen = self._listen
         tls, welcome = None, None
         if listen is not None and self._outer is not None and self._authority is not None:
-            tls, welcome = self._welcome(self._outer, listen, self._authority)
+            tls, welcome = self._join_service(self._outer, listen, self._authority)
         app = build_app(
             HeadParts(
-                driver=self._driver, store=self._store, logs=self._logs, blobs=FileBlobs(self._files("blobs")),
-                mailboxes=self._mailboxes, telemetry=self._telemetry, clock=self._clock, node_secret=self._secret,
-                version=__version__, output_root=settings.output_root, checkpoint_root=settings.checkpoint_root,
-                on_stop=self._stop_soon, on_long_leases=self._remember_long_leases, welcome=welcome, hosts_allowed=self._ground.doors.hosts,
-                audit_key=self._audit_key, anchors=self._anchors, token_life_max_s=self._options.token_life_max_s,
-                among=self._ground.campaign, earlier_output=self._ground.earlier_output,
+                driver=self._driver,
+                store=self._store,
+                logs=self._logs,
+                blobs=FileBlobs(self._files("blobs")),
+                mailboxes=self._mailboxes,
+                telemetry=self._telemetry,
+                clock=self._clock,
+                node_secret=self._secret,
+                version=__version__,
+                output_root=settings.output_root,
+                checkpoint_root=settings.checkpoint_root,
+                on_stop=self._stop_soon,
+                on_long_leases=self._remember_long_leases,
+                welcome=welcome,
+                hosts_allowed=self._ground.doors.hosts,
+                audit_key=self._audit_key,
+                anchors=self._anchors,
+                token_life_max_s=self._options.token_life_max_s,
+                among=self._ground.campaign,
+                earlier_output=self._ground.earlier_output,
             )
-        )  # fmt: skip
-        app.router.on_startup.append(self._ready)
+        )
+        app.router.on_startup.append(self._on_ready)
         return ApiServer(app, tls=tls)
 
     def _ca(self) -> Authority:
-        """Of a head that listens off loopback; `cryptography` is imported by those who need it alone."""
+        """Return the CA; `cryptography` is imported only if needed."""
         from phalanx.app.certificates import Authority
 
         return Authority(self._home)
 
-    def _welcome(self, outer: socket.socket, listen: Listen, authority: Authority) -> tuple[TlsListener, Joining]:
-        """TLS off loopback, and how servers come in."""
+    def _join_service(self, outer: socket.socket, listen: Listen, authority: Authority) -> tuple[TlsListener, Joining]:
+        """Return the TLS listener off loopback, and the service by which servers join."""
         ray = ray_joining(self._ray)
         joining = Joining(
-            authority=authority, where=listen, node_secret=self._secret, head_id=self._head_id,
-            engine=ENGINE_NAME if ray is None else "ray", ray=ray, salt=self._ground.salt,
-        )  # fmt: skip
+            authority=authority,
+            where=listen,
+            node_secret=self._secret,
+            head_id=self._head_id,
+            engine=ENGINE_NAME if ray is None else "ray",
+            ray=ray,
+            salt=self._ground.salt,
+        )
         return secured(outer, authority, listen), joining
 
-    def _on_ray(self, options: RayOptions) -> RayEngine:
+    def _ray_engine(self, options: RayOptions) -> RayEngine:
         return ray_engine(
-            options, home=self._home, nodes=self._options.carried, authority=self._authority, far=self._listen is not None, environment=self._far_environment,
-            address=LOOPBACK if self._listen is None else self._listen.host, token_of=lambda node: node_token(self._secret, node),
-        )  # fmt: skip
+            options,
+            home=self._home,
+            nodes=self._options.carried,
+            authority=self._authority,
+            far=self._listen is not None,
+            environment=self._remote_environment,
+            address=LOOPBACK if self._listen is None else self._listen.host,
+            token_of=lambda node: node_token(self._secret, node),
+        )
 
-    def _far_environment(self) -> dict[str, str]:
-        """Where supervisors find the head that may be on another machine."""
+    def _remote_environment(self) -> dict[str, str]:
+        """Return the environment of supervisors that may run on another machine than the head."""
         if self._listen is not None:
             return {"PHALANX_HEAD_URL": self._listen.url}
         return {"PHALANX_HEAD_URL": self._url, "PHALANX_HEAD_FILE": self._home.at("head.json"), **loopback.told()}
 
-    def _ready(self) -> None:
-        """The socket is bound and the world is loaded: say where the head is, then bring up the nodes."""
-        self._tell_home()
+    def _on_ready(self) -> None:
+        """Publish the head's address and start the nodes, once the socket is bound and the state is loaded."""
+        self._write_head_file()
         threading.Thread(target=self._open_engine, name="engine-open", daemon=True).start()
         _log.info(
             f"head {self._head_id} serves {self._url}, {len(self._options.nodes)} nodes, {self._options.policy.name}"
@@ -251,18 +284,18 @@ class Head:
     def _open_engine(self) -> None:
         for engine in self._engines:
             if engine is self._ground.local:
-                continue  # since it stood by
+                continue  # already open since it was a standby
             try:
                 engine.open()
             except OSError:
                 _log.exception("the %s nodes could not be started", engine.name)
 
-    def _bury_dead_nodes(self) -> None:
-        """Before anyone can submit: nodes of this machine that the store believes up and that do not run are down.
+    def _mark_missing_nodes_down(self) -> None:
+        """Mark nodes down that the store has as up but that do not run, before any job can be submitted.
 
-        They ended with an earlier head, or died while there was none; what is left of them has been swept.
+        They ended with an earlier head, or died while no head ran; their remaining processes were removed.
         """
-        living = set(self._engine.living() if self._ground.local else self._engine.adopt(self._options.nodes))
+        running = set(self._engine.living() if self._ground.local else self._engine.adopt(self._options.nodes))
         ours = {node.id for node in self._options.nodes}
         gone = set() if self._ray is None else self._ray.gone()
         deaths = [
@@ -275,8 +308,8 @@ class Head:
             for node in self._driver.controller.world.nodes.values()
             if node.state is NodeState.UP
             and (
-                # Of several heads each has nodes on its own machine; a lease tells of those of the others.
-                node.id not in living and (node.id in ours or self._ground.campaign is None)
+                # Each head knows only the local nodes of its own machine; leases cover those of the others.
+                node.id not in running and (node.id in ours or self._ground.campaign is None)
                 if node.engine == self._engine.name
                 else node.engine == "ray" and node.id in gone
             )
@@ -293,11 +326,11 @@ class Head:
             return
         for node in list(self._driver.controller.world.nodes.values()):
             if node.engine == self._engine.name and node.state is NodeState.DOWN and node.id not in ours:
-                with contextlib.suppress(PhalanxError):  # it still holds a job that has to settle first
+                with contextlib.suppress(PhalanxError):  # it still has a job that must end first
                     self._driver.request(ForgetNode(node_id=node.id, by=UserId("head"))).result(timeout=30)
 
-    def _set_aside_orphans(self) -> None:
-        """Without a database, job numbers begin anew: output of the numbers before must not pass for theirs."""
+    def _move_orphans_aside(self) -> None:
+        """Move files of jobs aside if there is no database: job numbers restart, and new jobs must not get the files of old ones."""
         if not begins_anew(self._home.at("phalanx.db")):
             return
         for name in ("logs", "outputs", "checkpoints"):
@@ -306,37 +339,37 @@ class Head:
                 aside = f"{folder}.before-{time.strftime('%Y%m%d-%H%M%S')}"
                 with around("home.aside.rename"):
                     os.rename(folder, aside)
-                _log.warning("there is no database: %s is set aside as %s", folder, aside)
+                _log.warning("there is no database: %s was renamed to %s", folder, aside)
 
-    def _make_way(self, world: World) -> None:
-        """Before anything is written: files under numbers that the database has lost must not pass for those of the next jobs.
+    def _move_unknown_files_aside(self, world: World) -> None:
+        """Move files aside whose job numbers the database has lost, before anything is written: new jobs will get these numbers.
 
         Raises:
-            StoreRefused: they cannot be moved, or another head leads.
+            StoreRefused: the files cannot be moved, or another head leads.
         """
         campaign, files = self._ground.campaign, self._ground.files
 
-        def may() -> None:
+        def check_leading() -> None:
             if campaign is not None and not campaign.leads():
-                raise StaleLeader("another head leads: nothing more is set aside", hint="it does the same")
+                raise StaleLeader("another head leads, so this one moves no more files", hint="the leader moves them")
 
         epochs = {str(job.id): int(job.epoch) for job in world.jobs.values() if not job.state.terminal}
         now = Reach(last_job_seq=world.next_job_seq - 1, epochs=epochs)
         try:
-            made = make_way(files, now, self._ground.restores, time.strftime("%Y%m%d-%H%M%S"), may=may)
+            made = make_way(files, now, self._ground.restores, time.strftime("%Y%m%d-%H%M%S"), may=check_leading)
         except OSError as error:
             raise StoreRefused(
-                f"{files} holds files of jobs that the database does not know, and they cannot be set aside: {error}",
-                hint="their numbers will be given out again: move them yourself, or look after the disk",
+                f"{files} has files of jobs that the database does not know, and they cannot be moved aside: {error}",
+                hint="new jobs will get the same numbers: move the files yourself, or check the disk",
             ) from error
         for folder in made:
-            _log.warning("files of jobs and attempts that the database does not know are set aside in %s", folder)
+            _log.warning("files of jobs and attempts that the database does not know were moved to %s", folder)
 
     def _node_environment(self) -> dict[str, str]:
         return node_environment(self._options, self._ground.doors)
 
     def _bootstrap(self) -> None:
-        """The first start: this user is the admin, with a token in the state folder; one project and one queue exist."""
+        """At the first start, make this user the admin, with a token in the state folder, and create one project and one queue."""
         world, now_s = self._driver.controller.world, self._clock.now_s()
         admins = sorted(user.id for user in world.users.values() if user.role is UserRole.ADMIN and not user.disabled)
         if not world.users:
@@ -350,12 +383,12 @@ class Head:
         if admins and not self._token_is_good(now_s):
             self._make_token(admins[0], now_s)
 
-    def _let_heads_in(self) -> None:
-        """Of several heads: each one's own token opens the cluster, so that commands work on its machine while it stands by."""
+    def _admit_peer_heads(self) -> None:
+        """Accept the tokens of the other heads' state folders, so that commands work on their machines."""
         campaign = self._ground.campaign
         if campaign is None:
             return
-        campaign.on_news = self._let_heads_in
+        campaign.on_news = self._admit_peer_heads
         users = self._driver.controller.world.users
         for head in campaign.heads():
             if head.token_sha256 and self._store.token(head.token_sha256) is None:
@@ -365,21 +398,24 @@ class Head:
                 owner = next((name for name in admins if name == head.user), admins[0] if admins else None)
                 if owner is not None:
                     token = Token(
-                        id=TokenId(secrets.token_hex(6)), user=owner, sha256=head.token_sha256, created_s=self._clock.now_s(),
+                        id=TokenId(secrets.token_hex(6)),
+                        user=owner,
+                        sha256=head.token_sha256,
+                        created_s=self._clock.now_s(),
                         note=f"made by the head {head.name} for its own state folder",
-                    )  # fmt: skip
+                    )
                     self._driver.request(
                         PutToken(token=token), FIRST_START
-                    )  # heard of again at the next news, should it be refused
-        self._tell_home()
+                    )  # retried at the next call if it is refused
+        self._write_head_file()
 
-    def _tell_home(self) -> None:
-        """Where clients and supervisors of this machine look."""
+    def _write_head_file(self) -> None:
+        """Write head.json, from which clients and supervisors of this machine read the address of the head."""
         found = head_record(self._head_id, self._ground.doors, self._ground.campaign)
         self._home.write_private("head.json", json.dumps(found))
 
     def _token_is_good(self, now_s: float) -> bool:
-        """Whether the state folder's token opens this head; it may be lost, or of another database."""
+        """Whether this head accepts the state folder's token; the token may be lost, or of another database."""
         try:
             with open(self._home.at("token"), encoding="utf-8") as file:
                 known = self._store.token(hashlib.sha256(file.read().strip().encode()).hexdigest())
@@ -390,15 +426,18 @@ class Head:
     def _make_token(self, admin: UserId, now_s: float) -> None:
         secret = secrets.token_urlsafe(32)
         token = Token(
-            id=TokenId(secrets.token_hex(6)), user=admin, sha256=hashlib.sha256(secret.encode()).hexdigest(), created_s=now_s,
+            id=TokenId(secrets.token_hex(6)),
+            user=admin,
+            sha256=hashlib.sha256(secret.encode()).hexdigest(),
+            created_s=now_s,
             note="made by the head for its own state folder",
-        )  # fmt: skip
+        )
         self._driver.request(PutToken(token=token), FIRST_START).result(timeout=30)
         self._home.write_private("token", secret)
         _log.info("made token %s for %s", token.id, admin)
 
     def _long_leases_until_s(self) -> float:
-        """Up to when heads before have granted leases, on CLOCK_BOOTTIME of this boot; 0 for no longer than our own."""
+        """Return until when leases of earlier heads may last, in CLOCK_BOOTTIME of this boot; 0 if no longer than this head's own."""
         if self._ground.campaign is not None:
             return self._ground.leases_until_s
         return self._home.leases_until_s()
@@ -407,14 +446,14 @@ class Head:
         self._server.should_exit = True
 
     def _remember_long_leases(self, lease_s: float) -> None:
-        """Before the first is granted: a head that starts within their time must not believe a silent node dead."""
+        """Record long leases before the first is granted: a head that starts while they last must not mark silent nodes down."""
         if self._ground.campaign is not None:
             self._ground.campaign.grant_long(lease_s + LEASES_GRANTED_WITHIN_S + MARGIN_S)
             return
         self._home.remember_leases(self._clock.boottime_s() + lease_s + LEASES_GRANTED_WITHIN_S + MARGIN_S)
 
-    def _shut(self) -> None:
-        """End in order. Nodes on which jobs run go on without the head; idle ones end with it."""
+    def _shut_down(self) -> None:
+        """Shut down in order. If jobs run, all nodes continue without the head; otherwise they end with it."""
         running = bool(self._driver.controller.world.attempts)
         self._driver.stop()
         self._anchors.say(self._driver.audit_tip)
@@ -423,7 +462,7 @@ class Head:
         self._logs.close()
         self._store.close()
         self._home.remove("head.json")
-        _log.info("head %s stopped; nodes %s", self._head_id, "go on" if running else "ended")
+        _log.info("head %s stopped; nodes %s", self._head_id, "continue" if running else "ended")
 
 
 def _log_to(home: Home) -> None:

@@ -1,4 +1,4 @@
-"""The head's state folder: what lies where, and the small files that outlive a head."""
+"""The head's state folder: its paths, and the small files that survive restarts."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from phalanx.engines.local.private import write_private
 from phalanx.failpoints import around, write
 
 _LONG_LEASES: Final = "planned_stop.json"
-_SMALL_CHARS_MAX: Final = 1 << 22  # of a small file; the longest, cluster.json, names every node
+_SMALL_CHARS_MAX: Final = 1 << 22  # size of a small file; the largest, cluster.json, lists every node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Home:
-    """Paths under PHALANX_HOME (default ~/.phalanx). All of it is for its owner alone."""
+    """Paths under PHALANX_HOME (default ~/.phalanx). Only their owner can read them."""
 
     path: str
 
     @classmethod
     def open(cls, path: str | None = None) -> Home:
-        """The folder, made if need be."""
+        """Open the folder; it is created if missing."""
         chosen = path or os.environ.get("PHALANX_HOME") or os.path.join(os.path.expanduser("~"), ".phalanx")
         home = cls(path=os.path.abspath(chosen))
         with around("home.open.directory"):
@@ -34,14 +34,14 @@ class Home:
         return home
 
     def at(self, *parts: str) -> str:
-        """A path inside."""
+        """Return a path inside the folder."""
         return os.path.join(self.path, *parts)
 
     def lock(self) -> int:
-        """Hold the folder for one head; the descriptor keeps it until it is closed or the process ends.
+        """Lock the folder for one head, until the returned descriptor is closed or the process ends.
 
         Raises:
-            Conflict: another head runs here.
+            Conflict: another head runs with this folder.
         """
         with around("home.lock.create"):
             fd = os.open(self.at("head.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -53,13 +53,13 @@ class Home:
         return fd
 
     def say_who_holds(self, lock: int, record: dict[str, Any]) -> None:
-        """Write who holds the lock into it: a lost head.json must not hide a living head."""
+        """Write the holder of the lock into the lock file, so that a running head is found even without head.json."""
         with around("home.holder.cut"):
             os.ftruncate(lock, 0)
         write("home.holder.write", lock, json.dumps(record).encode(), 0)
 
     def secret(self) -> bytes:
-        """The head's own 256 bits, made once."""
+        """Return the head's 256-bit secret, created once."""
         path = self.at("node_secret")
         try:
             with open(path, "rb") as file:
@@ -70,13 +70,13 @@ class Home:
             return fresh
 
     def write_private(self, name: str, text: str) -> None:
-        """A file for its owner alone, whole or not at all."""
+        """Write a file atomically, readable only by its owner."""
         write_private(self.path, name, text)
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """A small JSON file; empty where there is none."""
+        """Read a small JSON file; empty if it is missing or invalid."""
         try:
-            # Neither waits for a pipe in its place nor reads on for ever.
+            # O_NONBLOCK: if the file is a pipe, do not wait for a writer. The read is limited.
             with open(os.open(self.at(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), encoding="utf-8") as file:
                 record = json.loads(file.read(_SMALL_CHARS_MAX))
         except (OSError, ValueError, RecursionError):
@@ -84,22 +84,22 @@ class Home:
         return record if isinstance(record, dict) else {}
 
     def leases_until_s(self) -> float:
-        """Up to when heads before have granted longer leases than today's, on CLOCK_BOOTTIME of this boot; else 0."""
+        """Return until when leases granted by earlier heads may last, in CLOCK_BOOTTIME of this boot; 0 if they are not longer than normal."""
         record = self.read_json(_LONG_LEASES)
         return float(record["until_s"]) if record.get("boot_id") == boot_id() else 0.0
 
     def remember_leases(self, until_s: float) -> None:
-        """Before the first is granted. What was granted longer still stands."""
+        """Record the end of long leases before the first is granted. A later end that is already recorded stays."""
         until_s = max(until_s, self.leases_until_s())
         self.write_private(_LONG_LEASES, json.dumps({"until_s": until_s, "boot_id": boot_id()}))
 
     def remove(self, name: str) -> None:
-        """Remove a file. Harmless twice."""
+        """Remove a file. Idempotent."""
         with contextlib.suppress(FileNotFoundError), around("home.remove.name"):
             os.unlink(self.at(name))
 
 
 def boot_id() -> str:
-    """This boot of the kernel: CLOCK_BOOTTIME readings of another one mean nothing."""
+    """Return the id of this boot of the kernel: CLOCK_BOOTTIME values of other boots are not comparable."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip()

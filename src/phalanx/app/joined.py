@@ -1,7 +1,8 @@
-"""A server's keeper: `python -m phalanx.app.joined --folder DIR`, started by `phalanx join` and ended by `phalanx down` there.
+"""The keeper of a joined server: `python -m phalanx.app.joined --folder DIR`, started by `phalanx join`, ended by `phalanx down`.
 
-Keeps this server's supervisor alive while the server is a member, brings it back when it dies, and sweeps what it left. Where Ray brings the
-supervisor, it keeps Ray's own node alive instead. When the keeper dies the supervisor goes on; the next keeper finds it again.
+It runs this server's supervisor while the server is a member: it restarts the supervisor when it dies, and removes leftover processes.
+On Ray it runs the Ray node instead, which starts the supervisor. If the keeper dies, the supervisor continues, and the next keeper
+adopts it.
 """
 
 from __future__ import annotations
@@ -21,22 +22,24 @@ from phalanx.engines.local.engine import LocalEngine
 from phalanx.engines.local.records import LocalNode
 from phalanx.node.shell.logbook import log_to
 
-# After a supervisor was killed: soon enough that the node's lease, not the pause, is what is waited for.
+# Before a dead supervisor is restarted; shorter than the node's lease, so that the lease decides how long a restart takes.
 REVIVE_AFTER_S: Final = 3.0
 _LOOK_EVERY_S: Final = 1.0
-_PAUSE_MAX_S: Final = 15.0  # where this server has no process, file or space to give: the pause doubles up to that
+_PAUSE_MAX_S: Final = 15.0  # when this server lacks processes, files or space: the pause doubles up to this
 _log = logging.getLogger("phalanx.joined")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Keep the server a member until SIGTERM or SIGINT; its exit code, with the reason in one line."""
-    parser = argparse.ArgumentParser(prog="phalanx-joined", description="Keep a server in; `phalanx join` does this.")
+    """Run until SIGTERM or SIGINT, and return the exit code; the reason of an error is printed in one line."""
+    parser = argparse.ArgumentParser(
+        prog="phalanx-joined", description="Keep a server joined; `phalanx join` starts this."
+    )
     parser.add_argument("--folder", required=True)
     folder = os.path.abspath(parser.parse_args(argv).folder)
     try:
         joined = records.read(folder)
         if joined is None:
-            raise BadRequest(f"{folder}: this server has joined nothing", hint="phalanx join HEAD --token ...")
+            raise BadRequest(f"{folder}: this server has not joined a head", hint="phalanx join HEAD --token ...")
         lock = records.hold(folder)
         if lock is None:
             raise Conflict(f"a keeper already runs in {folder}", hint="phalanx down stops it")
@@ -67,14 +70,14 @@ def _keep(folder: str, joined: Joined) -> None:
 
 
 def _opened(folder: str, joined: Joined, ended: threading.Event) -> LocalEngine | None:
-    """The engine with this server's supervisor, as soon as the server has what that takes; None if told to end before."""
+    """Start the engine with this server's supervisor, retrying until the server has the resources; None if asked to stop before."""
     pause_s = _LOOK_EVERY_S
     while True:
         try:
             engine = _supervisor_engine(folder, joined)
             engine.open()
         except (OSError, RuntimeError) as error:
-            _log.error("the supervisor could not be brought up: %s; tried again in %.0f s", error, pause_s)
+            _log.error("the supervisor could not be started: %s; trying again in %.0f s", error, pause_s)
             if ended.wait(pause_s):
                 return None
             pause_s = min(2 * pause_s, _PAUSE_MAX_S)
@@ -83,15 +86,19 @@ def _opened(folder: str, joined: Joined, ended: threading.Event) -> LocalEngine 
 
 
 def _supervisor_engine(folder: str, joined: Joined) -> LocalEngine:
-    """This server's one node, as the local engine runs it, but with its head elsewhere."""
+    """Return a local engine with this server's one node, whose head is on another machine."""
     engine = LocalEngine(
         home=folder,
         environment=lambda: {
-            "PHALANX_HEAD_URL": ",".join(filter(None, [joined.url, joined.heads])), "PHALANX_HEAD_CA": records.ca_file(folder), "PHALANX_NODE_ENGINE": joined.engine,
+            "PHALANX_HEAD_URL": ",".join(filter(None, [joined.url, joined.heads])),
+            "PHALANX_HEAD_CA": records.ca_file(folder),
+            "PHALANX_NODE_ENGINE": joined.engine,
             "PHALANX_NODE_ADDRESS": joined.address,
         },
-        token_of=lambda _: records.token(folder), revive_after_s=REVIVE_AFTER_S, jobs_as="owner",
-    )  # fmt: skip
+        token_of=lambda _: records.token(folder),
+        revive_after_s=REVIVE_AFTER_S,
+        jobs_as="owner",
+    )
     engine.adopt([LocalNode(id=joined.node_id, virtual_devices=joined.devices if joined.virtual else 0)])
     return engine
 

@@ -1,4 +1,4 @@
-"""This machine's own nodes, as the head that runs here brings them up, whether it leads or stands by."""
+"""This machine's own nodes, which its head starts whether it leads or is a standby."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from phalanx.node.shell.accounts import JOBS_AS_VARIABLE
 
 
 def local_engine(options: Options, secret: bytes, environment: Callable[[], dict[str, str]]) -> LocalEngine:
-    """The engine of this machine; nothing is started yet."""
+    """Return the engine of this machine; nothing is started yet."""
     return LocalEngine(
-        home=options.home.path, environment=environment, token_of=lambda node: node_token(secret, node),
-        revive_after_s=options.revive_after_s, jobs_as="owner",
-    )  # fmt: skip
+        home=options.home.path,
+        environment=environment,
+        token_of=lambda node: node_token(secret, node),
+        revive_after_s=options.revive_after_s,
+        jobs_as="owner",
+    )
 
 
 def node_environment(options: Options, doors: Doors) -> dict[str, str]:
-    """What every supervisor of this machine is told."""
+    """Return the environment of the supervisors on this machine."""
     home = options.home
     return {
         "PHALANX_HEAD_URL": doors.inner_url,
@@ -37,6 +40,6 @@ def node_environment(options: Options, doors: Doors) -> dict[str, str]:
 
 
 def _authority(home: Home, doors: Doors) -> dict[str, str]:
-    """The CA, where the leader may be another head: our own is spoken to on loopback without."""
+    """Return the variable with the CA file, needed if another head leads; this machine's head is reached on loopback without TLS."""
     path = home.at("tls", "ca.pem")
     return {"PHALANX_HEAD_CA": path} if doors.listen is not None and os.path.exists(path) else {}

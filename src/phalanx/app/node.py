@@ -1,25 +1,25 @@
-"""The supervisor process: `python -m phalanx.app.node`, one for each node, started by an engine.
+"""The supervisor process: `python -m phalanx.app.node`, one per node, started by an engine.
 
-Settings come by environment, and leave it before anything else is started, so that no rank ever sees them:
+Settings are environment variables. They are removed from the environment before any other process starts, so ranks never see them:
 
     PHALANX_NODE_ID       the node's name
-    PHALANX_NODE_KEY      marks every process of this node; unique on the machine. Stays in the environment: the engine's sweep looks for it
-    PHALANX_NODE_LIFE     the id of this life of the supervisor, by which its engine tells the head of its death; drawn by itself without
+    PHALANX_NODE_KEY      marks every process of this node; unique on the machine. Not removed: the engine finds leftover processes by it
+    PHALANX_NODE_LIFE     the supervisor's id, by which its engine reports its death to the head; random by default
     PHALANX_NODE_DIR      the node's folder: log, scratch
-    PHALANX_NODE_TOKEN    its token at the head
+    PHALANX_NODE_TOKEN    its token for the head
     PHALANX_NODE_VIRTUAL  number of virtual devices; 0 for the GPUs that NVML finds
-    PHALANX_NODE_ADDRESS  where other nodes reach its ranks
-    PHALANX_NODE_ENGINE   the engine's word for itself; "local" without
-    PHALANX_NODE_SEAT     of a supervisor that was brought for one attempt (app.seat): it ends with that
-    PHALANX_NODE_DEVICES  of a seat, and of a node that Ray brings: positions in the driver's list of the devices that the engine gave; as many virtual ones without a driver
-    PHALANX_HEAD_URL      where the head was when the supervisor started; of several heads all, with commas
-    PHALANX_HEAD_FILE     a JSON file with "url" and "heads", read again when the head is not where it was
-    PHALANX_HEAD_CA       the head's CA, where it speaks TLS
-    PHALANX_HEAD_UID      numbers, with commas, of the accounts that heads here run under: no other is spoken to by plain HTTP, but root and our own
-    PHALANX_JOBS_AS       owner: where we are root, jobs run as the account of their owner (`node.shell.accounts` has this and its kin)
-    PHALANX_LOG           log level; INFO without
+    PHALANX_NODE_ADDRESS  the address at which other nodes reach its ranks
+    PHALANX_NODE_ENGINE   the engine's name; default: local
+    PHALANX_NODE_SEAT     the seat of a supervisor that runs for one attempt (app.seat) and ends with it
+    PHALANX_NODE_DEVICES  for a seat or a Ray node: the devices from the engine, as positions in the driver's list; virtual without a driver
+    PHALANX_HEAD_URL      the head's URL when the supervisor started; of several heads all URLs, separated by commas
+    PHALANX_HEAD_FILE     a JSON file with "url" and "heads", read again when the head is unreachable
+    PHALANX_HEAD_CA       the file with the head's CA certificate, if the head uses TLS
+    PHALANX_HEAD_UID      user ids of heads on this machine, separated by commas: plain HTTP is sent only to these, root and the own account
+    PHALANX_JOBS_AS       owner: if the supervisor is root, jobs run as the account of their owner (see `node.shell.accounts`)
+    PHALANX_LOG           log level; default: INFO
 
-SIGTERM stops all it carries with grace and ends; a second one ends at once. When it dies, all its ranks die with it.
+SIGTERM stops its ranks with a grace period and then ends the process; a second SIGTERM ends it at once. When it dies, its ranks die.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ _USAGE: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a supervisor ended: `code` of the first task that failed by itself, and why its ranks were asked to end, if they were.
+    """How a supervisor ended: the exit code of the first task that failed on its own, and why its ranks were stopped, if they were.
 
-    Where none did (`failed`), the code is that of a task we stopped.
+    If no task `failed`, the code is that of a task that the supervisor stopped.
     """
 
     code: int
@@ -65,24 +65,24 @@ class Ended:
 
 
 def main() -> int:
-    """Run until told to end; the exit code of the process."""
+    """Run until asked to stop, and return the exit code of the process."""
     return run().code
 
 
 def run() -> Ended:
-    """Run until told to end."""
+    """Run until asked to stop."""
     try:
         given = _take_settings()
     except KeyError as missing:
-        print(
-            f"phalanx node: {missing} is not set; supervisors are started by an engine (`phalanx up`)", file=sys.stderr
-        )
+        print(f"phalanx node: {missing} is not set; engines start supervisors (use `phalanx up`)", file=sys.stderr)
         return Ended(code=_USAGE)
-    # Not a seat: there the engine's own job control keeps its hold of us.
+    # Not for a seat: the engine's job control must keep control of the process.
     if os.getsid(0) != os.getpid() and "PHALANX_NODE_SEAT" not in given:
         try:
             os.setsid()
-        except PermissionError:  # already leads a process group; the engine's sweep goes by the key, not by the session
+        except (
+            PermissionError
+        ):  # it already leads a process group; the engine finds processes by the key, not by the session
             pass
     open_many()
     folder = given["PHALANX_NODE_DIR"]
@@ -111,10 +111,10 @@ def run() -> Ended:
 
 
 def _take_settings() -> dict[str, str]:
-    """Our own variables, taken out of the environment.
+    """Read Phalanx's variables, and remove the private ones from the environment.
 
     Raises:
-        KeyError: one that must be there is not.
+        KeyError: a required variable is missing.
     """
     given = {name: value for name, value in os.environ.items() if name.startswith("PHALANX_")}
     for name in given:
@@ -128,11 +128,11 @@ def _take_settings() -> dict[str, str]:
 
 
 def _probe(given: dict[str, str], facts: NodeFacts) -> tuple[DeviceProbe, bool]:
-    """What tells of the devices, and whether they are virtual; a machine without GPUs has none, unless told how many to pretend."""
+    """Return the device probe, and whether its devices are virtual. A machine without GPUs has no devices unless virtual ones are set."""
     from phalanx.node.shell.virtual import VirtualProbe
 
     if "PHALANX_NODE_DEVICES" in given:
-        return _probe_of_given(given, facts)
+        return _probe_of_engine_devices(given, facts)
     slots = int(given.get("PHALANX_NODE_VIRTUAL") or 0)
     if slots > 0:
         return VirtualProbe(given[_KEPT], slots, facts.memory_bytes // slots), True
@@ -142,8 +142,8 @@ def _probe(given: dict[str, str], facts: NodeFacts) -> tuple[DeviceProbe, bool]:
     return (VirtualProbe(given[_KEPT], 0, 0), False) if real is None else (real, False)
 
 
-def _probe_of_given(given: dict[str, str], facts: NodeFacts) -> tuple[DeviceProbe, bool]:
-    """The devices that the engine gave, numbered from 0."""
+def _probe_of_engine_devices(given: dict[str, str], facts: NodeFacts) -> tuple[DeviceProbe, bool]:
+    """Return the probe of the devices that the engine assigned, numbered from 0."""
     from phalanx.node.shell.bound import BoundProbe
     from phalanx.node.shell.nvml import open_nvml
     from phalanx.node.shell.virtual import VirtualProbe
@@ -168,21 +168,41 @@ def _settings(
     supervisor_id = SupervisorId(given.get("PHALANX_NODE_LIFE") or f"{node_id}-{secrets.token_hex(8)}")
     devices = _devices(probe)
     node = Node(
-        id=node_id, engine=given.get("PHALANX_NODE_ENGINE", "local"), devices=devices, cpus=facts.cpus,
-        memory_bytes=facts.memory_bytes, state=NodeState.UP, supervisor_id=supervisor_id,
-        address=given.get("PHALANX_NODE_ADDRESS", "127.0.0.1"), hostname=facts.hostname, boot_id=facts.boot_id,
-        virtual=virtual, probe_port=probe_port, nics=sysfs.nics(), runs_as=accounts.own,
-    )  # fmt: skip
+        id=node_id,
+        engine=given.get("PHALANX_NODE_ENGINE", "local"),
+        devices=devices,
+        cpus=facts.cpus,
+        memory_bytes=facts.memory_bytes,
+        state=NodeState.UP,
+        supervisor_id=supervisor_id,
+        address=given.get("PHALANX_NODE_ADDRESS", "127.0.0.1"),
+        hostname=facts.hostname,
+        boot_id=facts.boot_id,
+        virtual=virtual,
+        probe_port=probe_port,
+        nics=sysfs.nics(),
+        runs_as=accounts.own,
+    )
     access = HeadAccess(
         address=HeadAddress(
-            given.get("PHALANX_HEAD_URL", ""), given.get("PHALANX_HEAD_FILE"), os.path.join(given["PHALANX_NODE_DIR"], "heads.json")
+            given.get("PHALANX_HEAD_URL", ""),
+            given.get("PHALANX_HEAD_FILE"),
+            os.path.join(given["PHALANX_NODE_DIR"], "heads.json"),
         ),
-        token=given["PHALANX_NODE_TOKEN"], ca_file=given.get("PHALANX_HEAD_CA"), head_uids=_head_uids(given),
-    )  # fmt: skip
+        token=given["PHALANX_NODE_TOKEN"],
+        ca_file=given.get("PHALANX_HEAD_CA"),
+        head_uids=_head_uids(given),
+    )
     return NodeSettings(
-        node=node, supervisor_id=supervisor_id, node_key=given[_KEPT], folder=given["PHALANX_NODE_DIR"], access=access,
-        base=dict(os.environ), seat=read_seat(given.get("PHALANX_NODE_SEAT", "")), accounts=accounts,
-    )  # fmt: skip
+        node=node,
+        supervisor_id=supervisor_id,
+        node_key=given[_KEPT],
+        folder=given["PHALANX_NODE_DIR"],
+        access=access,
+        base=dict(os.environ),
+        seat=read_seat(given.get("PHALANX_NODE_SEAT", "")),
+        accounts=accounts,
+    )
 
 
 def _head_uids(given: dict[str, str]) -> frozenset[int]:
@@ -190,19 +210,25 @@ def _head_uids(given: dict[str, str]) -> frozenset[int]:
 
 
 def _devices(probe: DeviceProbe) -> tuple[Device, ...]:
-    """The inventory as the head keeps it; links by index, for UUIDs mean nothing to people."""
+    """Return the inventory as the head stores it; NVLinks by device index, as people do not know UUIDs."""
     found = probe.devices()
     by_peer = [dict(zip(facts.nvlink_peers, facts.nvlinks, strict=False)) for facts in found]
     return tuple(
         Device(
-            index=facts.index, uuid=facts.uuid, model=facts.model, memory_bytes=facts.memory_bytes, virtual=facts.virtual,
-            nvlinks=tuple(links.get(peer.uuid, 0) for peer in found) if links else (), pci_bus=facts.pci_bus, pcie=facts.pcie,
+            index=facts.index,
+            uuid=facts.uuid,
+            model=facts.model,
+            memory_bytes=facts.memory_bytes,
+            virtual=facts.virtual,
+            nvlinks=tuple(links.get(peer.uuid, 0) for peer in found) if links else (),
+            pci_bus=facts.pci_bus,
+            pcie=facts.pcie,
             numa=sysfs.numa_of(facts.pci_bus),
         )
         for facts, links in zip(found, by_peer, strict=True)
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":
     code = main()
-    os._exit(code)  # the threads are daemons blocked on the head; nothing is left to be written
+    os._exit(code)  # daemon threads may still wait for the head; there is nothing left to write

@@ -1,4 +1,4 @@
-"""How a head is put onto Ray: from its options to the engine, with the certificates that its processes and supervisors need."""
+"""Runs a head on Ray: its options, its engine, and the certificates of Ray's processes and supervisors."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     from phalanx.app.certificates import Authority, Signed
 
 ENGINE: Final = "ray"
-SERIES: Final = "2.60."  # of Ray: what this is built and tested with (constraints.txt)
-CHECK_S: Final = 30.0  # for a Ray cluster to let a driver in: 1 to 3 s where nothing else runs
+SERIES: Final = "2.60."  # of Ray: built and tested with it (constraints.txt)
+CHECK_S: Final = 30.0  # for a driver to connect to a Ray cluster; 1 to 3 s on an idle one
 OWN: Final = "own"
 OFF: Final = "off"
-LOOPBACK: Final = "127.0.0.2"  # Ray takes 127.0.0.1 for a wish to be told this machine's outer address
+LOOPBACK: Final = "127.0.0.2"  # Ray replaces 127.0.0.1 by this machine's external address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayOptions:
-    """What `up --engine ray` was given.
+    """The options of `up --engine ray`.
 
     Attributes:
-        address: a Ray cluster that is there already; empty for one of our own.
-        redis: HOST:PORT where the head of our own keeps what it knows; empty for its own memory.
+        address: an existing Ray cluster; empty for a cluster of Phalanx's own.
+        redis: HOST:PORT where the own Ray head stores its state; empty for memory.
     """
 
     address: str = ""
@@ -50,36 +50,43 @@ class RayOptions:
 
 
 def add_ray_arguments(parser: argparse.ArgumentParser) -> None:
-    """The head's own arguments for Ray."""
-    parser.add_argument("--ray-address", default=None, help=f"HOST:PORT of a Ray cluster that is there; {OWN}: one of our own")  # fmt: skip
-    parser.add_argument("--ray-redis", default=None, help=f"HOST:PORT of a Redis for the head of our own; {OFF}: none any more")  # fmt: skip
+    """Add the head's arguments for Ray."""
+    parser.add_argument(
+        "--ray-address", default=None, help=f"HOST:PORT of a Ray cluster that is there; {OWN}: one of our own"
+    )
+    parser.add_argument(
+        "--ray-redis", default=None, help=f"HOST:PORT of a Redis for the head of our own; {OFF}: none any more"
+    )
 
 
 def ray_options(engine: str, given: argparse.Namespace, before: Mapping[str, Any]) -> RayOptions | None:
-    """The options, else those of the head before, found good; None on another engine. Called before anything is written.
+    """Return the given options, else the stored ones, after checking them; None on another engine. Called before anything is written.
 
     Raises:
-        BadRequest: an option of Ray without it; Ray is not installed, or of another release.
-        Unreachable, TryLater: the Ray cluster that is there does not let us in.
+        BadRequest: an option of Ray without Ray; Ray is not installed, or has another version.
+        Unreachable, TryLater: the existing Ray cluster does not accept a driver.
     """
     if engine != ENGINE:
         odd = "--ray-address" if given.ray_address else "--ray-redis" if given.ray_redis else ""
         if odd:
-            raise BadRequest(f"{odd} is of Ray", hint="phalanx up --engine ray")
+            raise BadRequest(f"{odd} needs the engine Ray", hint="phalanx up --engine ray")
         return None
     known = before.get("ray") or {}
     address = given.ray_address if given.ray_address is not None else known.get("address", "")
     kept = given.ray_redis if given.ray_redis is not None else known.get("redis", "")
     options = RayOptions(address="" if address == OWN else str(address), redis="" if kept == OFF else str(kept))
     if options.address and given.ray_redis not in (None, OFF):
-        raise BadRequest("--ray-redis is for a Ray cluster of our own, and --ray-address names another's", hint=f"--ray-address {OWN}")  # fmt: skip
+        raise BadRequest(
+            "--ray-redis is for a Ray cluster of our own, and --ray-address names another's",
+            hint=f"--ray-address {OWN}",
+        )
     version = ray_version()
     if not version.startswith(SERIES):
         raise BadRequest(
-            f"Ray {version} is installed, and {SERIES}* is needed", hint="pip install '.[ray]' in the checkout"
+            f"Ray {version} is installed, but {SERIES}* is needed", hint="pip install '.[ray]' in the checkout"
         )
     if options.address:
-        _check_let_in(options.address)
+        _check_driver_connects(options.address)
         return replace(options, redis="")
     if options.redis:
         redis.check(options.redis)
@@ -87,69 +94,100 @@ def ray_options(engine: str, given: argparse.Namespace, before: Mapping[str, Any
 
 
 def remembered_ray(options: RayOptions | None) -> dict[str, str] | None:
-    """What the next head takes over."""
+    """Return the options to store for the next head."""
     return None if options is None else asdict(options)
 
 
-def _check_let_in(address: str) -> None:
-    """Nothing, if a driver of ours gets into that Ray cluster. Tried in a process of its own: Ray aborts one that it loses."""
+def _check_driver_connects(address: str) -> None:
+    """Check that a driver can connect to that Ray cluster, in a separate process: Ray aborts a process that loses its cluster."""
     if not reachable(address, timeout_s=3.0):
-        raise Unreachable(f"no Ray head listens at {address}", hint="--ray-address HOST:PORT, the port of Ray's GCS, mostly 6379")  # fmt: skip
+        raise Unreachable(
+            f"no Ray head listens at {address}", hint="--ray-address HOST:PORT, the port of Ray's GCS, mostly 6379"
+        )
     try:
         done = subprocess.run(
-            driver_command(address, "check", "--check"), env=driver_environment(None), capture_output=True, timeout=CHECK_S,
-            check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+            driver_command(address, "check", "--check"),
+            env=driver_environment(None),
+            capture_output=True,
+            timeout=CHECK_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
     except subprocess.TimeoutExpired as error:
-        raise TryLater(f"the Ray head at {address} does not let a driver in within {CHECK_S:.0f} s",
-                       hint="is it Ray, of the same release, and does it speak TLS? RAY_USE_TLS and kin count") from error  # fmt: skip
+        raise TryLater(
+            f"the Ray head at {address} did not accept a driver within {CHECK_S:.0f} s",
+            hint="is it Ray, of the same release, and does it speak TLS? RAY_USE_TLS and kin count",
+        ) from error
     lines = done.stdout.splitlines()
     try:
-        said = tiding_of(lines[-1]) if lines else None
+        reply = tiding_of(lines[-1]) if lines else None
     except msgspec.MsgspecError:
-        said = None
-    if not isinstance(said, Connected):
-        why = said.text if isinstance(said, Trouble) else f"the driver ended with {done.returncode}"
+        reply = None
+    if not isinstance(reply, Connected):
+        why = reply.text if isinstance(reply, Trouble) else f"the driver ended with {done.returncode}"
         if MISMATCH in why:
-            raise Conflict(f"the Ray head at {address} is of another release: {why[why.index(MISMATCH) :]}", hint=f"Ray {SERIES}* and this Python are needed there too")  # fmt: skip
-        raise Unreachable(f"the Ray head at {address} does not let us in: {why}", hint="RAY_AUTH_TOKEN_PATH names the file of its token")  # fmt: skip
+            raise Conflict(
+                f"the Ray head at {address} has another version: {why[why.index(MISMATCH) :]}",
+                hint=f"Ray {SERIES}* and this Python are needed there too",
+            )
+        raise Unreachable(
+            f"the Ray head at {address} did not accept a driver: {why}",
+            hint="RAY_AUTH_TOKEN_PATH names the file of its token",
+        )
 
 
 def ray_engine(
-    options: RayOptions, *, home: Home, nodes: Sequence[LocalNode], address: str, authority: Authority | None,
-    far: bool, environment: Callable[[], dict[str, str]], token_of: Callable[[NodeId], str],
-) -> RayEngine:  # fmt: skip
-    """The engine of this head; nothing is started yet.
+    options: RayOptions,
+    *,
+    home: Home,
+    nodes: Sequence[LocalNode],
+    address: str,
+    authority: Authority | None,
+    far: bool,
+    environment: Callable[[], dict[str, str]],
+    token_of: Callable[[NodeId], str],
+) -> RayEngine:
+    """Return the engine of this head; nothing is started yet.
 
     Args:
-        options: as given.
-        home: the head's.
-        nodes: of this machine, where the Ray cluster is ours.
-        address: of this machine, as other servers reach it.
-        authority: signs for Ray's processes.
-        far: supervisors reach the head by TLS.
-        environment: where supervisors find the head.
-        token_of: makes a node's token.
+        options: the options of Ray.
+        home: the head's state folder.
+        nodes: of this machine, if the Ray cluster is Phalanx's own.
+        address: of this machine, for other servers.
+        authority: signs certificates of Ray's processes.
+        far: supervisors connect to the head by TLS.
+        environment: returns the supervisors' environment with the head's address.
+        token_of: returns a node's token.
     """
     cluster = None if options.address else _own_cluster(home, nodes, address, authority, options.redis)
     return RayEngine(
-        address=options.address if cluster is None else cluster.ray_address, cluster=cluster,
-        files=None if cluster is None else cluster.files, cluster_id=_cluster_id(home), environment=environment,
-        ca_pem="" if authority is None or not far else authority.ca_pem, token_of=token_of, home=home.path,
-    )  # fmt: skip
+        address=options.address if cluster is None else cluster.ray_address,
+        cluster=cluster,
+        files=None if cluster is None else cluster.files,
+        cluster_id=_cluster_id(home),
+        environment=environment,
+        ca_pem="" if authority is None or not far else authority.ca_pem,
+        token_of=token_of,
+        home=home.path,
+    )
 
 
 def ray_joining(engine: RayEngine | None) -> Callable[[Signed], RayJoin] | None:
-    """How a server that joins becomes a node of our Ray cluster; None where there is none of ours."""
+    """Return a function that makes a joining server a node of the own Ray cluster; None without an own cluster."""
     cluster = None if engine is None else engine.cluster
     if cluster is None:
         return None
 
     def given(signed: Signed) -> RayJoin:
         return RayJoin(
-            address=cluster.ray_address, token=cluster.token, key_pem=signed.key_pem, certificate_pem=signed.certificate_pem,
-            ray_version=ray_version(), python_version=python_version(), reconnect_s=cluster.files.reconnect_s,
-        )  # fmt: skip
+            address=cluster.ray_address,
+            token=cluster.token,
+            key_pem=signed.key_pem,
+            certificate_pem=signed.certificate_pem,
+            ray_version=ray_version(),
+            python_version=python_version(),
+            reconnect_s=cluster.files.reconnect_s,
+        )
 
     return given
 
@@ -162,11 +200,17 @@ def _own_cluster(
         certificate, key = authority.write("ray", authority.sign(names_at(address, socket.gethostname())))
         ca = authority.ca_file
     return OwnCluster(
-        home=home.path, address=address, nodes=nodes, certificate=certificate, key=key, ca=ca, redis=kept,
+        home=home.path,
+        address=address,
+        nodes=nodes,
+        certificate=certificate,
+        key=key,
+        ca=ca,
+        redis=kept,
         namespace=f"phalanx-{_cluster_id(home)}",
-    )  # fmt: skip
+    )
 
 
 def _cluster_id(home: Home) -> str:
-    """Of this head's state folder, also after a restart; says nothing of its secret."""
+    """Return an id of this head's state folder; it stays the same after a restart and does not reveal the secret."""
     return hashlib.sha256(b"phalanx cluster " + home.secret()).hexdigest()[:12]

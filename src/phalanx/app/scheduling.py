@@ -1,4 +1,4 @@
-"""The head's settings of its scheduler: from its command line, else as the head before remembered them in `cluster.json`."""
+"""The scheduler settings of the head: from its command line, else from `cluster.json`."""
 
 from __future__ import annotations
 
@@ -10,47 +10,50 @@ from phalanx.core.scheduling.live import live_policy
 from phalanx.core.scheduling.policy import Policy
 from phalanx.core.units import parse_duration_s
 
-_TIMES: Final = ("min_run", "min_run_by_right", "min_stay")  # options, each kept under its name with `_s`
+_TIMES: Final = ("min_run", "min_run_by_right", "min_stay")  # options, stored under their names with `_s`
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options as `phalanx up` passes them on."""
-    parser.add_argument("--policy", default=None, help="who goes first")
+    """Add the options that `phalanx up` passes on."""
+    parser.add_argument("--policy", default=None, help="scheduling policy")
     for name in _TIMES:
         parser.add_argument(f"--{name.replace('_', '-')}", default=None, metavar="TIME")
     parser.add_argument("--preemption", default=None, action=argparse.BooleanOptionalAction)
 
 
 def remembered_of(given: argparse.Namespace, before: Any) -> dict[str, Any]:
-    """What is kept for the next head: what was given, else what the one before kept. Of a policy given anew its constants begin anew.
+    """Return the settings to store: the given ones, else those stored before. A different policy starts with its default constants.
 
     Raises:
-        BadRequest: a time without a unit, or a constant of the default policy for another one.
+        BadRequest: a time has no unit, or an option is only for the default policy.
     """
     known = before if isinstance(before, dict) else {}
     if given.policy is not None and given.policy != known.get("policy", "default"):
         known = {}
-    kept = {**known, "policy": given.policy or known.get("policy", "default")}
-    told = {f"{name}_s": getattr(given, name) for name in _TIMES if getattr(given, name) is not None}
-    for name, text in told.items():
-        kept[name] = parse_duration_s(text, what=f"--{name.removesuffix('_s').replace('_', '-')}")
+    settings = {**known, "policy": given.policy or known.get("policy", "default")}
+    times = {f"{name}_s": getattr(given, name) for name in _TIMES if getattr(given, name) is not None}
+    for name, text in times.items():
+        settings[name] = parse_duration_s(text, what=f"--{name.removesuffix('_s').replace('_', '-')}")
     if given.preemption is not None:
-        kept["preemption"] = given.preemption
-    if kept["policy"] != "default" and (told or given.preemption is not None):
+        settings["preemption"] = given.preemption
+    if settings["policy"] != "default" and (times or given.preemption is not None):
         raise BadRequest(
-            f"--min-run, --min-run-by-right, --min-stay and --preemption are of the default policy, not of {kept['policy']}",
-            hint="leave them out, or add --policy default",
+            f"--min-run, --min-run-by-right, --min-stay and --preemption work only with the default policy, not with {settings['policy']}",
+            hint="remove them, or add --policy default",
         )
-    return kept
+    return settings
 
 
-def policy_of(kept: dict[str, Any]) -> Policy:
-    """The policy that the kept settings name.
+def policy_of(settings: dict[str, Any]) -> Policy:
+    """Return the policy of stored settings.
 
     Raises:
-        BadRequest: no live policy has this name, or a time is out of bounds.
+        BadRequest: there is no policy of this name, or a time is out of range.
     """
     return live_policy(
-        str(kept["policy"]), min_run_s=kept.get("min_run_s"), min_run_by_right_s=kept.get("min_run_by_right_s"),
-        min_stay_s=kept.get("min_stay_s"), preemption=bool(kept.get("preemption", True)),
-    )  # fmt: skip
+        str(settings["policy"]),
+        min_run_s=settings.get("min_run_s"),
+        min_run_by_right_s=settings.get("min_run_by_right_s"),
+        min_stay_s=settings.get("min_stay_s"),
+        preemption=bool(settings.get("preemption", True)),
+    )

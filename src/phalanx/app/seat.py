@@ -1,8 +1,8 @@
-"""The supervisor of one node's part of one attempt: `python -m phalanx.app.seat`, started by an engine where the job is to run.
+"""The supervisor of a seat, one node's part of one attempt: `python -m phalanx.app.seat`, started by an engine on that node.
 
-It reads PHALANX_SEAT (wire.seat), becomes a supervisor like any other (app.node) that carries this attempt alone, and ends with it. Its exit
-code is that of the first task here that failed by itself, so that the engine's own books tell the truth; of a cancel or a time limit they
-are told by a word of the engine's own (`SeatOrder.parting`).
+It reads PHALANX_SEAT (wire.seat), becomes a normal supervisor (app.node) for this attempt only, and ends with it. Its exit code is that of
+the first local task that failed on its own, so that the engine records the right result. A cancel or a time limit is reported by a command
+of the engine (`SeatOrder.parting`).
 """
 
 from __future__ import annotations
@@ -30,32 +30,34 @@ from phalanx.core.work.seat import Seat
 from phalanx.wire.rank import StopReason
 from phalanx.wire.seat import SEAT_CUT_OFF, SEAT_DISTRUSTS, SEAT_VARIABLE, SeatOrder, decode_order
 
-REACH_S: Final = 30.0  # for a head that is being started again; else somebody shuts us out
+REACH_S: Final = 30.0  # enough for a head that restarts; after it, a firewall probably blocks the connection
 REACH_PAUSE_S: Final = 0.5
 PARTING_S: Final = (
-    10.0  # for the engine to hear the last word: tens of milliseconds, and Slurm's own MessageTimeout at worst
+    10.0  # for the engine to receive the final report: tens of milliseconds, at worst Slurm's MessageTimeout
 )
 _USAGE: Final = 64
-_NODE_NAMES: Final = ("PHALANX_NODE_ID", "SLURMD_NODENAME")  # which node this is, the surest first
+_NODE_NAMES: Final = ("PHALANX_NODE_ID", "SLURMD_NODENAME")  # the name of this node, the most reliable variable first
 _DEVICES: Final = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES")
-_OF_THE_DRIVER: Final = "CUDA_VISIBLE_DEVICES"
+_CUDA_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
 def main() -> int:
-    """Run until the attempt is over."""
+    """Run until the attempt has ended, and return the exit code."""
     text = os.environ.pop(SEAT_VARIABLE, "")
     try:
         order = decode_order(text)
     except msgspec.MsgspecError as error:
-        print(f"phalanx seat: {SEAT_VARIABLE} holds no order ({error}); engines start this", file=sys.stderr)
+        print(
+            f"phalanx seat: {SEAT_VARIABLE} is not a valid order ({error}); engines start this process", file=sys.stderr
+        )
         return _USAGE
     node_id = _which_node(order)
     if node_id is None:
-        print(f"phalanx seat: this is none of the nodes {', '.join(order.parts)}", file=sys.stderr)
+        print(f"phalanx seat: this machine is not one of the nodes {', '.join(order.parts)}", file=sys.stderr)
         return _USAGE
-    barred = _barred(order)
-    if barred:
-        return barred
+    unreachable = _check_head(order)
+    if unreachable:
+        return unreachable
     seat = Seat(node_id=node_id, job_id=order.job_id, epoch=order.epoch)
     folder = _folder(seat)
     try:
@@ -65,8 +67,8 @@ def main() -> int:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _barred(order: SeatOrder) -> int:
-    """0, if the head lets us in; else the code that tells the engine why not, for without the head nobody else could."""
+def _check_head(order: SeatOrder) -> int:
+    """Return 0 if the head is reachable, else the exit code by which the engine learns why not."""
     secure, name, port = split_url(order.head_url)
     until = time.monotonic() + REACH_S
     while True:
@@ -84,20 +86,20 @@ def _barred(order: SeatOrder) -> int:
 
 
 def _leave(order: SeatOrder, node_id: NodeId, ended: node.Ended) -> int:
-    """Have the engine's books say how the attempt ended where an exit code cannot; the code to leave with."""
+    """Report the end of the attempt to the engine if an exit code cannot express it; return the exit code."""
     line = order.parting.get(ended.stop.name.lower())
     if line is None:
-        # Stopped since a task failed elsewhere: that node has the code, and the highest of all is the job's.
+        # Stopped because a task failed on another node: that node returns the code, and the engine uses the highest.
         return 0 if ended.stop is StopReason.RESTART and not ended.failed else ended.code
     if node_id != next(iter(order.parts)):
         return 0
     try:
-        said = subprocess.run(
+        done = subprocess.run(
             ["/bin/sh", "-c", line], stdin=subprocess.DEVNULL, capture_output=True, timeout=PARTING_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return ended.code
-    return 0 if said.returncode == 0 else ended.code
+    return 0 if done.returncode == 0 else ended.code
 
 
 def _which_node(order: SeatOrder) -> NodeId | None:
@@ -106,14 +108,14 @@ def _which_node(order: SeatOrder) -> NodeId | None:
 
 
 def _folder(seat: Seat) -> str:
-    """A folder on this node for its owner alone; a name that nobody can have made before."""
+    """Create a private folder on this node, with an unpredictable name."""
     user = pwd.getpwuid(os.geteuid()).pw_name
-    # In TMPDIR, which Slurm may set for each job, else in /tmp.
+    # In TMPDIR, which Slurm may set per job, else in /tmp.
     return tempfile.mkdtemp(prefix=f"phalanx-{user}-{seat.job_id}.{seat.epoch}-")
 
 
 def _variables(order: SeatOrder, seat: Seat, folder: str) -> dict[str, str]:
-    """The settings of `app.node`."""
+    """Return the settings of `app.node`."""
     part = order.parts[seat.node_id]
     found = {
         "PHALANX_NODE_ID": seat.node_id,
@@ -134,11 +136,11 @@ def _variables(order: SeatOrder, seat: Seat, folder: str) -> dict[str, str]:
 
 
 def _devices(count: int) -> list[int]:
-    """Positions of the given devices in the driver's list.
+    """Return the positions of the assigned devices in the driver's list.
 
-    CUDA's own variable goes first: where the engine hides the other devices from us, it counts those that are left.
+    CUDA's own variable has priority: if the engine hides the other devices, it numbers the remaining ones.
     """
-    for name in (_OF_THE_DRIVER, *_DEVICES):
+    for name in (_CUDA_VARIABLE, *_DEVICES):
         words = [word.strip() for word in os.environ.get(name, "").split(",")]
         if all(word.isdecimal() for word in words) and len(words) >= count > 0:
             return [int(word) for word in words[:count]]
@@ -147,4 +149,4 @@ def _devices(count: int) -> list[int]:
 
 if __name__ == "__main__":
     code = main()
-    os._exit(code)  # as app.node: the threads are daemons blocked on the head
+    os._exit(code)  # as in app.node: daemon threads may still wait for the head

@@ -1,7 +1,7 @@
-"""What several heads share, as one of them was told: the database, and the directory for what jobs wrote.
+"""The options for what several heads share: the database, and the directory for the files of jobs.
 
-The address of the database holds a password, so it never stands in an argument of the head: `phalanx up` hands it on in PHALANX_STORE,
-and the state folder remembers it in a file for its owner alone.
+The address of the database contains a password, so it is never an argument of the head: `phalanx up` passes it in PHALANX_STORE, and the
+state folder stores it in a file that only its owner can read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FILE: Final = "store"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOptions:
-    """`address` of the shared database, empty for none; as it was `before`; `files`: the shared directory."""
+    """`address`: of the shared database, empty for none; `before`: the stored address; `files`: the shared directory."""
 
     address: str = ""
     before: str = ""
@@ -33,52 +33,54 @@ class StoreOptions:
 
 
 def add_store_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options as `phalanx up` passes them on."""
-    parser.add_argument("--files", default=None, metavar="DIR", help="that the heads share; off: each has its own")
+    """Add the options that `phalanx up` passes on."""
+    parser.add_argument(
+        "--files", default=None, metavar="DIR", help="directory that all heads share; off: each head has its own"
+    )
 
 
 def store_options(given: argparse.Namespace, home: Home, before: Mapping[str, Any]) -> StoreOptions:
-    """What was given, else what the head before remembered.
+    """Return the given options, else the stored ones.
 
     Raises:
-        BadRequest: the address is none of a database that heads can share.
-        Conflict: the directory cannot be written, or nothing is shared that it would go with.
+        BadRequest: the address is not of a database that heads can share.
+        Conflict: psycopg is not installed, or the directory cannot be written.
     """
-    remembered = _remembered(home)
-    said = os.environ.pop(VARIABLE, "") or remembered  # no supervisor or rank inherits it
-    address = "" if said == OFF else said
+    stored = _stored_address(home)
+    text = os.environ.pop(VARIABLE, "") or stored  # removed, so that no supervisor or rank inherits it
+    address = "" if text == OFF else text
     if address and not address.startswith(_SCHEMES):
-        scheme = address.partition("://")[0] if "://" in address else "that"
+        scheme = address.partition("://")[0] if "://" in address else "the address"
         raise BadRequest(
-            f"--store: {scheme[:20]} is no database that heads can share",
-            hint="--store postgresql://USER@HOST/DATABASE",
+            f"--store: {scheme[:20]} is not a database that heads can share",
+            hint="use --store postgresql://USER@HOST/DATABASE",
         )
     if address and importlib.util.find_spec("psycopg") is None:
         raise Conflict("--store: psycopg is not installed", hint="pip install '.[postgres]' in the checkout")
     files = given.files if given.files is not None else str(before.get("files") or "")
-    return StoreOptions(address=address, before=remembered, files=_writable(files) if address and files != OFF else "")
+    return StoreOptions(address=address, before=stored, files=_writable(files) if address and files != OFF else "")
 
 
 def check_store(store: StoreOptions, home: Home, *, own_ray: bool) -> None:
-    """Nothing, if a head may run so.
+    """Check that a head can run with this store.
 
     Raises:
-        Conflict: the state folder has a database of its own, or Ray's head would die with this one.
+        Conflict: the state folder has its own database, or the Ray head would end with this head.
     """
     if store.address and own_ray:
         raise Conflict(
-            "--engine ray with --store: our own Ray ends with the head that began it",
-            hint="--ray-address HOST:PORT names a Ray cluster that every head reaches",
+            "--engine ray with --store: the head's own Ray cluster ends with that head",
+            hint="use --ray-address HOST:PORT with a Ray cluster that all heads can reach",
         )
     path = home.at("phalanx.db")
     if store.address and not store.before and os.path.exists(path) and os.path.getsize(path):
         raise Conflict(
-            f"{home.path} has a database of its own, whose jobs would be out of sight",
-            hint="docs/high-availability.md moves them; or move phalanx.db* away, or set PHALANX_HOME to another folder",
+            f"{home.path} has its own database, whose jobs would not be visible",
+            hint="move its jobs (docs/high-availability.md), move phalanx.db* away, or set PHALANX_HOME to another folder",
         )
 
 
-def _remembered(home: Home) -> str:
+def _stored_address(home: Home) -> str:
     try:
         with open(home.at(_FILE), encoding="utf-8") as file:
             return file.read().strip()
@@ -94,11 +96,9 @@ def _writable(folder: str) -> str:
         with around("files.open.directory"):
             os.makedirs(path, mode=0o700, exist_ok=True)
     except OSError as error:
-        raise Conflict(
-            f"--files {path}: {error.strerror}", hint="name a directory that every head can write"
-        ) from error
+        raise Conflict(f"--files {path}: {error.strerror}", hint="use a directory that every head can write") from error
     if not os.access(path, os.W_OK | os.X_OK):
         raise Conflict(
-            f"--files {path}: this user cannot write there", hint="name a directory that every head can write"
+            f"--files {path}: this user cannot write there", hint="use a directory that every head can write"
         )
     return path

@@ -1,4 +1,4 @@
-"""How a head is put onto Slurm: from its options to the engine, with the addresses that supervisors on the nodes call home by."""
+"""Runs a head on Slurm: its options and checks, and its engine with the address at which supervisors reach the head."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENGINE: str = "slurm"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmOptions:
-    """What `up --engine slurm` was given."""
+    """The options of `up --engine slurm`."""
 
     partition: str = ""
     account: str = ""
@@ -32,39 +32,46 @@ class SlurmOptions:
 
 
 def add_slurm_arguments(parser: argparse.ArgumentParser) -> None:
-    """The head's own arguments for Slurm."""
-    parser.add_argument("--partition", default=None, help="Slurm's partition; its default one without")
-    parser.add_argument("--account", default=None, help="who pays in Slurm; {project} and {queue} stand for the job's")
-    parser.add_argument("--qos", default=None, help="Slurm's quality of service; {project} and {queue} likewise")
+    """Add the head's arguments for Slurm."""
+    parser.add_argument("--partition", default=None, help="Slurm partition; default: Slurm's default partition")
+    parser.add_argument(
+        "--account", default=None, help="Slurm account; {project} and {queue} are replaced by the job's"
+    )
+    parser.add_argument(
+        "--qos", default=None, help="Slurm quality of service; {project} and {queue} are replaced likewise"
+    )
 
 
 def slurm_options(engine: str, given: argparse.Namespace, before: Mapping[str, Any]) -> SlurmOptions | None:
-    """The options, else those of the head before; None on another engine.
+    """Return the given options, else the stored ones; None on another engine.
 
     Raises:
-        BadRequest: options of Slurm without it.
+        BadRequest: options of Slurm on another engine.
     """
     names = ("partition", "account", "qos")
     if engine != ENGINE:
         odd = [name for name in names if getattr(given, name)]
         if odd:
-            raise BadRequest(f"--{odd[0]} is of Slurm", hint="phalanx up --engine slurm")
+            raise BadRequest(f"--{odd[0]} needs the engine Slurm", hint="phalanx up --engine slurm")
         return None
     known = before.get("slurm") or {}
-    return SlurmOptions(**{
-        name: getattr(given, name) if getattr(given, name) is not None else str(known.get(name, "")) for name in names
-    })  # fmt: skip
+    return SlurmOptions(
+        **{
+            name: getattr(given, name) if getattr(given, name) is not None else str(known.get(name, ""))
+            for name in names
+        }
+    )
 
 
 def check_slurm(options: SlurmOptions, before: Mapping[str, Any], *, listens: bool) -> None:
-    """Nothing, if there is such a Slurm, and its nodes can reach a head that `listens` off loopback: asked before a head remembers anything.
+    """Check Slurm and the options, and that Slurm's nodes can reach a head that `listens` off loopback, before anything is stored.
 
-    What the head `before` ran with was asked then, and Slurm is not asked again: jobs that run need a head also while it is silent.
+    Options that the head used `before` were checked then and are not checked again: running jobs need a head even if Slurm is silent.
 
     Raises:
-        Conflict: it is not here, or too old; or there are nodes on other machines.
-        BadRequest: it has no such partition.
-        TryLater: it does not answer.
+        Conflict: Slurm is not installed or too old; or it has nodes on other machines, and the head listens only on loopback.
+        BadRequest: Slurm has no such partition.
+        TryLater: Slurm does not answer.
     """
     commands.check_here()
     listened = (before.get("listen") or "off") != "off"
@@ -75,53 +82,57 @@ def check_slurm(options: SlurmOptions, before: Mapping[str, Any], *, listens: bo
     if options.partition and options.partition not in known:
         raise BadRequest(
             f"--partition {options.partition}: Slurm has no such partition",
-            hint=f"there are: {', '.join(known) or 'none'}",
+            hint=f"its partitions are: {', '.join(known) or 'none'}",
         )
-    _check_payer(options)
+    _check_account(options)
     here = socket.gethostname().split(".")[0]
     away = [node.name for node in nodes_of(commands.ask(render.NODES)) if node.hostname.split(".")[0] != here]
     if away and not listens:
         raise Conflict(
-            f"Slurm's nodes ({away[0]}, ...) must reach this head, and it listens on loopback alone",
-            hint="phalanx up --engine slurm --listen ADDRESS, the address of this machine on the cluster's network",
+            f"Slurm's nodes ({away[0]}, ...) must reach this head, but it listens only on loopback",
+            hint="phalanx up --engine slurm --listen ADDRESS, with this machine's address on the cluster's network",
         )
 
 
-def _check_payer(options: SlurmOptions) -> None:
-    """Nothing, if Slurm takes jobs of ours with this account and quality of service; those named by `{project}` are told with the job.
+def _check_account(options: SlurmOptions) -> None:
+    """Check that Slurm accepts jobs with this account and quality of service; names with `{project}` are checked at each job.
 
     Raises:
-        BadRequest: it does not.
+        BadRequest: Slurm does not accept them.
     """
     given = [(name, getattr(options, name)) for name in ("partition", "account", "qos")]
     words = [f"--{name}={value}" for name, value in given if value and "{" not in value]
-    said = commands.run(("sbatch", "--test-only", "--chdir=/", *words, "--wrap=true"))
-    if said.code != 0 and any(word in said.why.lower() for word in ("account", "qos", "association")):
+    reply = commands.run(("sbatch", "--test-only", "--chdir=/", *words, "--wrap=true"))
+    if reply.code != 0 and any(word in reply.why.lower() for word in ("account", "qos", "association")):
         raise BadRequest(
-            f"Slurm takes no job of {getpass.getuser()} with {' '.join(words) or 'its default account'}: {said.why}",
-            hint="sacctmgr show associations user=$USER lists the accounts and qualities of service that are good",
+            f"Slurm accepts no jobs of {getpass.getuser()} with {' '.join(words) or 'its default account'}: {reply.why}",
+            hint="sacctmgr show associations user=$USER lists the accounts and qualities of service",
         )
 
 
 def remembered_slurm(options: SlurmOptions | None) -> dict[str, str] | None:
-    """What the next head takes over."""
+    """Return the options to store for the next head."""
     return None if options is None else asdict(options)
 
 
 def slurm_engine(options: SlurmOptions, *, secret: bytes, head_url: str, ca_pem: str) -> SlurmEngine:
-    """The engine of this head.
+    """Return the engine of this head.
 
     Args:
-        options: as given.
-        secret: the head's own.
-        head_url: where supervisors on Slurm's nodes reach it.
-        ca_pem: the certificate of its CA; "" where that URL is on loopback.
+        options: the options of Slurm.
+        secret: the head's secret.
+        head_url: the head's URL for supervisors on Slurm's nodes.
+        ca_pem: the certificate of its CA; "" if that URL is on loopback.
     """
     settings = SlurmSettings(
         tag=hashlib.sha256(b"phalanx slurm tag " + secret).hexdigest()[:8],
-        supervisor=(sys.executable, "-P", "-m", "phalanx.app.seat"), head_url=head_url, ca_pem=ca_pem,
-        partition=options.partition, account=options.account, qos=options.qos,
-    )  # fmt: skip
+        supervisor=(sys.executable, "-P", "-m", "phalanx.app.seat"),
+        head_url=head_url,
+        ca_pem=ca_pem,
+        partition=options.partition,
+        account=options.account,
+        qos=options.qos,
+    )
     return SlurmEngine(
         settings=settings, key_of=lambda job_id, epoch: attempt_key(secret, job_id, epoch), memory_of=_memory_of
     )
@@ -129,7 +140,7 @@ def slurm_engine(options: SlurmOptions, *, secret: bytes, head_url: str, ca_pem:
 
 @cache
 def _memory_of(kind: str) -> int:
-    """Memory of a device of that GRES type by the table of GPUs, in bytes; 0 for one that is not in it."""
+    """Return the memory in bytes of a device of that GRES type from the table of GPUs; 0 if it is not listed."""
     from phalanx.facts.gpus import gpu_named
 
     try:

@@ -114,6 +114,10 @@ class Store(Protocol):
         """All attempts of a job, oldest first."""
         ...
 
+    def newest_attempts(self, job_ids: Sequence[JobId]) -> dict[JobId, Attempt]:
+        """The newest attempt of each of these jobs, in one query; jobs without an attempt are left out."""
+        ...
+
     def story(
         self, *, job_id: JobId | None = None, node_id: NodeId | None = None, after: int = 0, limit: int = 1000
     ) -> list[StoryLine]:

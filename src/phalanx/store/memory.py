@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -141,6 +141,13 @@ class MemoryStore:
         """All attempts of a job, oldest first."""
         with self._lock:
             return _by_key(self._tables.attempts.get(job_id, {}))
+
+    def newest_attempts(self, job_ids: Sequence[JobId]) -> dict[JobId, Attempt]:
+        """The newest attempt of each of these jobs that has one."""
+        with self._lock:
+            return {
+                job_id: attempts[max(attempts)] for job_id in job_ids if (attempts := self._tables.attempts.get(job_id))
+            }
 
     def story(
         self, *, job_id: JobId | None = None, node_id: NodeId | None = None, after: int = 0, limit: int = 1000

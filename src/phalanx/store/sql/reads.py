@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
@@ -77,6 +79,12 @@ class SqlReads(ABC):
         """All attempts of a job, oldest first."""
         with self._look() as look:
             return reading.records(look, documents.ATTEMPT, "attempts_of_job", (job_id,))
+
+    def newest_attempts(self, job_ids: Sequence[JobId]) -> dict[JobId, Attempt]:
+        """The newest attempt of each of these jobs that has one."""
+        with self._look() as look:
+            found = reading.records(look, documents.ATTEMPT, "newest_attempts", (json.dumps(list(job_ids)),))
+        return {attempt.job_id: attempt for attempt in found}
 
     def story(
         self, *, job_id: JobId | None = None, node_id: NodeId | None = None, after: int = 0, limit: int = 1000

@@ -84,6 +84,11 @@ SELECT state, count(*) FROM jobs GROUP BY state;
 -- name: attempts_of_job
 SELECT doc, crc FROM attempts WHERE job_id = %s ORDER BY epoch;
 
+-- name: newest_attempts
+SELECT doc, crc FROM attempts WHERE (job_id, epoch) IN (
+    SELECT job_id, max(epoch) FROM attempts WHERE job_id IN (SELECT json_array_elements_text(%s::json)) GROUP BY job_id
+);
+
 -- name: story
 SELECT doc, crc FROM story WHERE seq > %s ORDER BY seq LIMIT %s;
 

@@ -51,6 +51,11 @@ SELECT state, count(*) FROM jobs GROUP BY state;
 -- name: attempts_of_job
 SELECT doc, crc FROM attempts WHERE job_id = ? ORDER BY epoch;
 
+-- name: newest_attempts
+SELECT doc, crc FROM attempts WHERE (job_id, epoch) IN (
+    SELECT job_id, max(epoch) FROM attempts WHERE job_id IN (SELECT value FROM json_each(?)) GROUP BY job_id
+);
+
 -- name: story
 SELECT doc, crc FROM story WHERE seq > ? ORDER BY seq LIMIT ?;
 

@@ -1,0 +1,94 @@
+"""The security middleware: limits and checks of every request, on the ASGI level."""
+
+# mypy: disable-error-code="arg-type"
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from phalanx.api.rim import Rim
+
+HOST = (b"host", b"127.0.0.1:7600")
+
+
+async def served(_scope: Any, _receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def sent(*headers: tuple[bytes, bytes], kind: str = "http", scheme: str = "http", app: Any = served) -> list[Any]:
+    """The messages that the middleware sends for one request."""
+    messages: list[Any] = []
+
+    async def send(message: Any) -> None:
+        messages.append(message)
+
+    scope = {
+        "type": kind,
+        "method": "GET",
+        "scheme": scheme,
+        "path": "/v1/me",
+        "raw_path": b"/v1/me",
+        "query_string": b"",
+    }
+    rim = Rim(app, hosts_allowed=frozenset({"127.0.0.1", "localhost", "[::1]"}))
+    asyncio.run(rim({**scope, "headers": list(headers)}, None, send))
+    return messages
+
+
+def status(*headers: tuple[bytes, bytes], scheme: str = "http") -> int:
+    found: int = sent(*headers, scheme=scheme)[0]["status"]
+    return found
+
+
+def test_head_of_a_request_is_limited_to_64_kib_as_a_whole():
+    def head_of(total: int) -> int:
+        fixed = len("GET /v1/me? HTTP/1.1\r\nhost: 127.0.0.1:7600\r\nx-a: \r\nx-b: \r\n\r\n")
+        return status(HOST, (b"x-a", b"a" * 40_000), (b"x-b", b"b" * (total - fixed - 40_000)))
+
+    assert [head_of(1 << 16), head_of((1 << 16) + 1), head_of(70_000)] == [200, 431, 431]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "host", "origin", "allowed"),
+    [
+        ("http", b"127.0.0.1:7600", b"http://127.0.0.1:7600", True),
+        ("http", b"LOCALHOST:7600", b"http://localhost:7600", True),
+        ("http", b"localhost", b"http://localhost:80", True),
+        ("https", b"localhost:443", b"https://localhost", True),
+        ("http", b"[::1]:7600", b"http://[::1]:7600", True),
+        ("http", b"127.0.0.1:7600", b"http://127.0.0.1:3000", False),
+        ("http", b"127.0.0.1:7600", b"http://127.0.0.1", False),
+        ("http", b"127.0.0.1:7600", b"https://127.0.0.1:7600", False),
+        ("http", b"127.0.0.1:7600", b"http://localhost:7600", False),
+        ("http", b"127.0.0.1:7600", b"http://127.0.0.1:99999", False),
+        ("http", b"127.0.0.1:7600", b"http://x@127.0.0.1:7600", False),
+        ("http", b"127.0.0.1:7600", b"null", False),
+    ],
+)
+def test_origin_must_have_the_scheme_host_and_port_of_the_request(scheme, host, origin, allowed):
+    assert status((b"host", host), (b"origin", origin), scheme=scheme) == (200 if allowed else 403)
+
+
+def test_two_authorization_headers_are_refused():
+    token = (b"authorization", b"Bearer x")
+    assert [status(HOST, token), status(HOST, token, token)] == [200, 400]
+
+
+def test_a_websocket_does_not_reach_the_app():
+    async def reached(*_: Any) -> None:
+        pytest.fail("the app was called")
+
+    assert sent(HOST, kind="websocket", app=reached) == [{"type": "websocket.close", "code": 1008}]
+    assert sent(HOST, kind="webtransport", app=reached) == []
+
+
+def test_lifespan_reaches_the_app():
+    reached: list[str] = []
+
+    async def app(scope: Any, _receive: Any, _send: Any) -> None:
+        reached.append(scope["type"])
+
+    sent(kind="lifespan", app=app)
+    assert reached == ["lifespan"]
