@@ -1,4 +1,4 @@
-"""The planner: all layouts of a model on a machine, those that fit, the best of each way to split, and why the others lost."""
+"""Search all layouts of a model on a machine; return the best of each way to split, and why the others were rejected."""
 
 from __future__ import annotations
 
@@ -25,39 +25,39 @@ from phalanx.core.work.layout import Layout, Recompute
 from phalanx.core.work.planned import layout_text
 
 AXIS_COST: Final = 0.01
-"""Of the step, charged for each kind of parallelism: of two layouts that the planner cannot tell apart, the simpler one. Half of the
-mean loss of its choices where several layouts were measured (benchmarks.planner)."""
+"""Share of the step that is added for each kind of parallelism, so that the simpler of two equally fast layouts wins. Half of the mean
+loss of the planner's choices where several layouts were measured (benchmarks.planner)."""
 SPARE: Final = 0.04
-"""Of the device's memory, left free by every layout that the search offers: half of what the memory model errs by where memory was
-measured (benchmarks.planner). A layout that a user gives may use all of it."""
-GROWTH_MAX: Final = 256  # times the GPUs asked for, up to which a number that fits is sought
+"""Share of device memory that every layout of the search leaves free: half of the mean error of the memory model (benchmarks.planner).
+A layout that the user gives may use all memory."""
+GROWTH_MAX: Final = 256  # the search for a number of GPUs that fits ends at this multiple of the request
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _TimedLayout:
     layout: Layout
     seconds: float
     order: float
 
 
 def plan(asked: Asked, *, top: int = 5) -> Answer:
-    """The answer. One given layout is judged alone; else all are searched.
+    """Answer a planning request: evaluate the given layout, or search all layouts.
 
     Raises:
-        BadRequest: the given layout cannot be, or the global batch divides into no number of ranks.
+        BadRequest: the request or its layout is invalid.
     """
     check_asked(asked)
     if asked.layout is not None:
-        return _given(asked, checked(asked, asked.layout))
+        return _evaluate_given(asked, checked(asked, asked.layout))
     costs = costs_of(asked)
-    best: dict[tuple[int, ...], _Found] = {}
+    best: dict[tuple[int, ...], _TimedLayout] = {}
     nearest: dict[tuple[int, ...], tuple[float, Layout]] = {}
     count = 0
     for split in splits(asked):
-        for layout, held in _sized(asked, split):
+        for layout, held in _candidates(asked, split):
             count += 1
             way = (split.tensor, split.pipeline, split.context, split.expert, layout.zero, layout.replicate > 1)
-            if not _holds(held):
+            if not _has_room(held):
                 over = held.total_bytes
                 if way not in nearest or over < nearest[way][0]:
                     nearest[way] = (over, layout)
@@ -67,28 +67,30 @@ def plan(asked: Asked, *, top: int = 5) -> Answer:
                     best[way] = found
     ranked = sorted(best.values(), key=lambda found: (found.order, str(found.layout)))
     if not ranked:
-        return _nothing(
+        return _nothing_fits(
             asked, [layout for _, layout in sorted(nearest.values(), key=lambda one: (one[0], str(one[1])))], count
         )
     first = judge(asked, ranked[0].layout, costs=costs)
-    seconds = [_second(asked, found.layout, first, costs) for found in ranked[1:top]]
-    layouts = (replace(first, why="fastest that fits"), *seconds)
+    others = [_evaluate_slower(asked, found.layout, first, costs) for found in ranked[1:top]]
+    layouts = (replace(first, why="fastest that fits"), *others)
     shown = {_family(one.layout) for one in layouts}
-    losers = [_second(asked, found.layout, first, costs) for found in ranked[top:] if _is_new(found.layout, shown)][:3]
+    slower = [found.layout for found in ranked[top:] if _add_if_new(found.layout, shown)][:3]
+    losers = [_evaluate_slower(asked, layout, first, costs) for layout in slower]
     misfits = sorted((one for way, one in nearest.items() if way not in best), key=lambda one: (one[0], str(one[1])))
-    losers += [_missing(asked, layout, costs) for _, layout in misfits if _is_new(layout, shown)][:3]
+    too_large = [layout for _, layout in misfits if _add_if_new(layout, shown)][:3]
+    losers += [_evaluate_misfit(asked, layout, costs) for layout in too_large]
     return Answer(
         fits=True, reason=said(asked, first), layouts=layouts, losers=tuple(losers), smallest=(), judged=count
     )
 
 
-def _given(asked: Asked, layout: Layout) -> Answer:
+def _evaluate_given(asked: Asked, layout: Layout) -> Answer:
     judged = judge(asked, layout)
     if judged.fits:
         return Answer(
             fits=True,
             reason=said(asked, judged),
-            layouts=(replace(judged, why=tight(judged) if judged.tight else "as given"),),
+            layouts=(replace(judged, why=tight(judged) if judged.tight else "given layout"),),
             losers=(),
             smallest=(),
             judged=1,
@@ -104,8 +106,8 @@ def _given(asked: Asked, layout: Layout) -> Answer:
     )
 
 
-def _sized(asked: Asked, split: Split) -> Iterator[tuple[Layout, Memory]]:
-    """For each micro-batch, the cheapest recomputation and sharding that fit; where none fits, the leanest."""
+def _candidates(asked: Asked, split: Split) -> Iterator[tuple[Layout, Memory]]:
+    """Yield, for each micro-batch, the cheapest recomputation and its shardings that fit; if none fits, the smallest ones."""
     task = task_of(asked)
     for size in micro_batches(asked, split):
         any_fits = False
@@ -113,11 +115,11 @@ def _sized(asked: Asked, split: Split) -> Iterator[tuple[Layout, Memory]]:
             fitting = hybrid = False
             for zero, shard, replicate in shardings(asked, split):
                 if hybrid and zero == 3 and replicate > 1:
-                    continue  # as narrow as fits: wider ones gather over more of the network, for every micro-batch
+                    continue  # the narrowest that fits; wider ones gather over more of the network
                 layout = layout_from(split, asked=asked, zero=zero, shard=shard, replicate=replicate, micro_batch=size)
                 layout = layout if again is Recompute.NONE else replace(layout, recompute=again)
                 held = memory_of(task, layout, asked.machine.gpu, asked.stack)
-                if _holds(held):
+                if _has_room(held):
                     fitting = any_fits = True
                     hybrid = zero == 3
                     yield layout, held
@@ -129,27 +131,27 @@ def _sized(asked: Asked, split: Split) -> Iterator[tuple[Layout, Memory]]:
             return  # larger micro-batches need more
 
 
-def _holds(held: Memory) -> bool:
+def _has_room(held: Memory) -> bool:
     return held.room_bytes >= SPARE * held.usable_bytes
 
 
-def _timed(asked: Asked, split: Split, layout: Layout, costs: LayerCosts) -> Iterator[_Found]:
+def _timed(asked: Asked, split: Split, layout: Layout, costs: LayerCosts) -> Iterator[_TimedLayout]:
     task = task_of(asked)
     ways = axes(layout)
     for runs in interleavings(asked, split, layout.micro_batches):
         run = with_runs(layout, runs)
-        if runs > 1 and not _holds(memory_of(task, run, asked.machine.gpu, asked.stack)):
+        if runs > 1 and not _has_room(memory_of(task, run, asked.machine.gpu, asked.stack)):
             continue
         seconds = costs.step(run).total_s
-        yield _Found(run, seconds, seconds * (1.0 + AXIS_COST * ways))
+        yield _TimedLayout(run, seconds, seconds * (1.0 + AXIS_COST * ways))
 
 
-def _second(asked: Asked, layout: Layout, first: Judged, costs: LayerCosts) -> Judged:
+def _evaluate_slower(asked: Asked, layout: Layout, first: Judged, costs: LayerCosts) -> Judged:
     judged = judge(asked, layout, costs=costs)
     return replace(judged, why=lost_by(judged, first))
 
 
-def _missing(asked: Asked, layout: Layout, costs: LayerCosts) -> Judged:
+def _evaluate_misfit(asked: Asked, layout: Layout, costs: LayerCosts) -> Judged:
     judged = judge(asked, layout, costs=costs)
     return replace(judged, why=misfit(judged))
 
@@ -158,8 +160,8 @@ def _family(layout: Layout) -> tuple[bool, ...]:
     return (layout.tensor > 1, layout.pipeline > 1, layout.context > 1, layout.expert > 1, layout.zero == 3)
 
 
-def _is_new(layout: Layout, shown: set[tuple[bool, ...]]) -> bool:
-    """Whether no layout with the same kinds of parallelism is shown yet; it is from now on."""
+def _add_if_new(layout: Layout, shown: set[tuple[bool, ...]]) -> bool:
+    """Add the kinds of parallelism of a layout to `shown`; return whether they are new."""
     family = _family(layout)
     if family in shown:
         return False
@@ -167,19 +169,19 @@ def _is_new(layout: Layout, shown: set[tuple[bool, ...]]) -> bool:
     return True
 
 
-def _nothing(asked: Asked, leanest: list[Layout], count: int) -> Answer:
+def _nothing_fits(asked: Asked, leanest: list[Layout], count: int) -> Answer:
     costs = costs_of(asked)
-    losers = tuple(_missing(asked, layout, costs) for layout in leanest[:3])
+    losers = tuple(_evaluate_misfit(asked, layout, costs) for layout in leanest[:3])
     if losers:
         reason, smallest = misfit(losers[0], asked=asked), _smaller(asked)
-    else:  # it is no question of room: more GPUs divide the batch no better
+    else:  # memory is not the reason, and more GPUs would not divide the batch better
         reason = f"no layout of {asked.model.name} divides over {asked.machine.gpus} GPUs with a global batch of {asked.global_batch}"
         smallest = ()
     return Answer(fits=False, reason=reason, layouts=(), losers=losers, smallest=smallest, judged=count)
 
 
 def _smaller(asked: Asked) -> tuple[Smaller, ...]:
-    """Another layout of the same; or else adapters on the same GPUs, and the fewest of the same GPUs that hold the whole."""
+    """Return another layout for the same request, or else adapters on the same GPUs, and the smallest number of GPUs that fits."""
     if asked.layout is not None:
         best = plan(replace(asked, layout=None), top=1).layouts
         if best:
@@ -195,29 +197,27 @@ def _smaller(asked: Asked) -> tuple[Smaller, ...]:
                     Smaller(what=f"--method {method.value}", method=method, gpus=asked.machine.gpus, layout=layout)
                 )
                 break
-    grown = _grown(asked)
+    grown = _more_nodes(asked)
     if grown is not None:
         out.append(grown)
     return tuple(out)
 
 
-def _grown(asked: Asked) -> Smaller | None:
+def _more_nodes(asked: Asked) -> Smaller | None:
     machine = asked.machine
     low, nodes = machine.nodes, machine.nodes
     layout = None
     while layout is None and nodes < machine.nodes * GROWTH_MAX:
         low, nodes = nodes, nodes * 2
-        layout = _on(asked, nodes)
-    grain = max(
-        1, low // 4
-    )  # of 256 nodes and more, in steps of 64: nobody builds 259, which only suits a batch that divides
+        layout = _layout_on(asked, nodes)
+    grain = max(1, low // 4)  # round numbers: from 256 nodes on in steps of 64
     while layout is not None and nodes - low > grain:
         middle = low + max(1, (nodes - low) // (2 * grain)) * grain
-        tried = _on(asked, middle)
-        if tried is None:
+        fitting = _layout_on(asked, middle)
+        if fitting is None:
             low = middle
         else:
-            nodes, layout = middle, tried
+            nodes, layout = middle, fitting
     if layout is None:
         return None
     gpus = nodes * machine.gpus_per_node
@@ -228,19 +228,19 @@ def _grown(asked: Asked) -> Smaller | None:
 
 
 def _batch_on(asked: Asked, nodes: int) -> int:
-    """The batch must divide over more ranks: it is taken as large as that asks."""
+    """Return the global batch rounded up to a multiple of the number of GPUs."""
     gpus = nodes * asked.machine.gpus_per_node
     return -(-asked.global_batch // gpus) * gpus
 
 
-def _on(asked: Asked, nodes: int) -> Layout | None:
+def _layout_on(asked: Asked, nodes: int) -> Layout | None:
     machine = replace(asked.machine, nodes=nodes)
     return _first_fit(replace(asked, machine=machine, global_batch=_batch_on(asked, nodes), layout=None))
 
 
 def _first_fit(asked: Asked) -> Layout | None:
     for split in splits(asked):
-        for layout, held in _sized(asked, split):
-            if _holds(held):
+        for layout, held in _candidates(asked, split):
+            if _has_room(held):
                 return layout
     return None

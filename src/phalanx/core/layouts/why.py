@@ -1,4 +1,4 @@
-"""The planner's reasons in words: what the best layout is, what another loses to it, and what does not fit."""
+"""Explanations of the planner: the best layout, why another one is slower, and why one does not fit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GB = 1e9
 
 
 def said(asked: Asked, best: Judged) -> str:
-    """The answer in one sentence."""
+    """Return the answer in one sentence."""
     if best.tight:
         return f"{asked.model.name} may fit on {asked.machine.gpus} x {asked.machine.gpu.name} as {layout_text(best.layout)}: {tight(best)}"
     room = best.memory.room_bytes / GB
@@ -24,42 +24,39 @@ def said(asked: Asked, best: Judged) -> str:
 
 
 def lost_by(judged: Judged, best: Judged) -> str:
-    """What costs it most beside the best: the items that grew, largest first, at most two."""
+    """Explain why a layout is slower than the best: at most two items that take longer, largest first."""
     slower = judged.step.total_s / best.step.total_s - 1.0
     grown = sorted(
         ((judged.step.items[item] - best.step.items[item], item) for item in Item),
         key=lambda pair: (-pair[0], pair[1].value),
     )
-    parts = [
-        f"{item.value} +{seconds:.2g} s"
-        for seconds, item in grown[:2]
-        if seconds > 0.1 * abs(judged.step.total_s - best.step.total_s) and seconds > 0
-    ]
+    least_s = 0.1 * abs(judged.step.total_s - best.step.total_s)
+    parts = [f"{item.value} +{seconds:.2g} s" for seconds, item in grown[:2] if seconds > least_s]
     more = axes(judged.layout) - axes(best.layout)
-    simpler = f", and split in {more} more way{'s' * (more > 1)}" if more > 0 else ""
-    return f"{slower:.1%} slower{simpler}" + (f": {', '.join(parts)}" if parts else "")
+    extra = f", with {more} more kind{'s' * (more > 1)} of parallelism" if more > 0 else ""
+    return f"{slower:.1%} slower{extra}" + (f": {', '.join(parts)}" if parts else "")
 
 
 def tight(judged: Judged) -> str:
-    """What to mind where it fits only by the memory model's error."""
+    """Warn about a layout that exceeds the memory by less than the error of the memory model."""
     held = judged.memory
     return (
-        f"it is expected to need {held.total_bytes / GB:.1f} GB on the fullest GPU, which gives {held.usable_bytes / GB:.1f} GB: "
-        f"less over than the estimate may err by ({REFUSED - 1.0:.0%}), so it may run; try it before you count on it"
+        f"it needs about {held.total_bytes / GB:.1f} GB on the fullest GPU, which has {held.usable_bytes / GB:.1f} GB usable; "
+        f"the estimate may be {REFUSED - 1.0:.0%} too high, so it may run: try a short run first"
     )
 
 
 def axes(layout: Layout) -> int:
-    """Kinds of parallelism that the layout uses."""
+    """Return the number of kinds of parallelism that the layout uses."""
     return (layout.tensor > 1) + (layout.pipeline > 1) + (layout.context > 1) + (layout.expert > 1) + (layout.zero > 0)
 
 
 def misfit(judged: Judged, *, asked: Asked | None = None) -> str:
-    """What is too large, and by how much."""
+    """Explain why a layout does not fit: what is too large, and by how much."""
     held = judged.memory
     largest = max(held.items, key=lambda part: held.items[part])
     text = (
-        f"needs {_gb(held.total_bytes)} on the fullest GPU, which gives {_gb(held.usable_bytes)}; "
+        f"needs {_gb(held.total_bytes)} on the fullest GPU, which has {_gb(held.usable_bytes)} usable; "
         f"{largest.value} alone take {_gb(held.items[largest])}"
     )
     if asked is None:
@@ -73,16 +70,16 @@ def misfit(judged: Judged, *, asked: Asked | None = None) -> str:
             f"{asked.model.name} does not fit: parameters, gradients and states of {method} take {states / GB:,.0f} GB, "
             f"and {devices} have {have / 2**30:,.0f} GiB = {have / GB:,.0f} GB"
         )
-    return f"{asked.model.name} does not fit on {devices}: the leanest layout, {layout_text(judged.layout)}, {text}"
+    return f"{asked.model.name} does not fit on {devices}: the smallest layout, {layout_text(judged.layout)}, {text}"
 
 
 def _gb(count: float) -> str:
-    """One decimal where whole gigabytes would hide what is lacking: 2.2 GB of 2.1 GB."""
+    """Format gigabytes with one decimal below 10 GB, so that 2.2 GB of 2.1 GB shows a difference."""
     return f"{count / GB:,.1f} GB" if count < 10 * GB else f"{count / GB:,.0f} GB"
 
 
 def states_bytes(asked: Asked) -> float:
-    """Parameters, gradients and optimizer states of all ranks together, each kept once: 16 bytes a parameter with Adam in mixed precision.
+    """Return the bytes of parameters, gradients and optimizer states, each stored once: 16 per parameter with Adam in mixed precision.
 
     Source: S. Rajbhandari et al., "ZeRO", 2020, section 3.1.
     """
