@@ -33,38 +33,38 @@ class Split:
     data: int
 
 
-def splits(asked: Asked) -> Iterator[Split]:
+def splits(request: Asked) -> Iterator[Split]:
     """Yield the degrees of parallelism whose product is the number of devices."""
-    model, gpus = asked.model, asked.machine.gpus
-    network = Network(asked.machine, asked.physics)
-    domain = max(network.island if network.link_domain > 1 else asked.machine.gpus_per_node, 1)
-    whole = model.tied and not asked.stack.splits_tied
+    model, gpus = request.model, request.machine.gpus
+    network = Network(request.machine, request.physics)
+    domain = max(network.island if network.link_domain > 1 else request.machine.gpus_per_node, 1)
+    whole = model.tied and not request.stack.splits_tied
     for tensor in (1,) if whole else (1, 2, 4, 8, 16):
-        if tensor > min(domain, gpus) or gpus % tensor or not _divides(asked, tensor):
+        if tensor > min(domain, gpus) or gpus % tensor or not _divides(request, tensor):
             continue
         for pipeline in (1,) if whole else divisors(gpus // tensor):
             if pipeline > model.layers or _unevenness(model.layers, pipeline) > UNEVEN_MAX:
                 continue
             rest = gpus // tensor // pipeline
             for context in CONTEXTS:
-                if rest % context or not _splits_sequence(asked, context, tensor):
+                if rest % context or not _splits_sequence(request, context, tensor):
                     continue
                 data = rest // context
-                if asked.global_batch % data:
+                if request.global_batch % data:
                     continue
-                for expert in _experts(asked, data * context):
+                for expert in _experts(request, data * context):
                     yield Split(tensor, pipeline, context, expert, data)
 
 
-def shardings(asked: Asked, split: Split) -> Iterator[tuple[int, int, int]]:
+def shardings(request: Asked, split: Split) -> Iterator[tuple[int, int, int]]:
     """Yield (ZeRO degree, shard, replicate), from the least communication to the least memory."""
     ranks = split.data * split.context
-    zeros = [zero for zero in asked.stack.zeros if zero == 0 or ranks > 1]
+    zeros = [zero for zero in request.stack.zeros if zero == 0 or ranks > 1]
     for zero in zeros:
         if zero == 0:
             yield 0, 1, split.data
         else:
-            shard = max(1, asked.machine.gpus_per_node // (split.tensor * split.context))
+            shard = max(1, request.machine.gpus_per_node // (split.tensor * split.context))
             while zero == 3 and shard < split.data:
                 if shard > 1 and split.data % shard == 0:
                     # Hybrid: sharded within one, two, four, ... nodes, with replicas across them.
@@ -73,37 +73,37 @@ def shardings(asked: Asked, split: Split) -> Iterator[tuple[int, int, int]]:
             yield zero, split.data, 1
 
 
-def micro_batches(asked: Asked, split: Split) -> Iterator[int]:
+def micro_batches(request: Asked, split: Split) -> Iterator[int]:
     """Yield micro-batch sizes that divide the samples of one data parallel rank."""
-    share = asked.global_batch // split.data
+    share = request.global_batch // split.data
     for size in MICRO_BATCHES:
-        tokens = size * asked.seq // split.context
+        tokens = size * request.seq // split.context
         if share % size == 0 and (size == 1 or tokens <= BATCH_MAX_TOKENS) and share // size >= split.pipeline:
             yield size
 
 
-def recomputations(asked: Asked) -> Iterator[Recompute]:
+def recomputations(request: Asked) -> Iterator[Recompute]:
     """Yield the recomputations that the stack supports, from the least time to the least memory."""
     for again in (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL):
-        if again.value in asked.stack.recomputations:
+        if again.value in request.stack.recomputations:
             yield again
 
 
-def interleavings(asked: Asked, split: Split, steps: int) -> Iterator[int]:
+def interleavings(request: Asked, split: Split, steps: int) -> Iterator[int]:
     """Yield numbers of runs per stage. Megatron's schedule needs a multiple of the number of stages as micro-batches."""
     yield 1
-    if split.pipeline == 1 or steps % split.pipeline or asked.model.layers % split.pipeline:
+    if split.pipeline == 1 or steps % split.pipeline or request.model.layers % split.pipeline:
         return
-    per_stage = asked.model.layers // split.pipeline
+    per_stage = request.model.layers // split.pipeline
     runs = [run for run in divisors(per_stage) if 1 < run <= RUNS_MAX]
     yield from runs[:3] + [run for run in runs[3:] if run == runs[-1]]
 
 
-def layout_from(split: Split, *, asked: Asked, zero: int, shard: int, replicate: int, micro_batch: int) -> Layout:
+def layout_from(split: Split, *, request: Asked, zero: int, shard: int, replicate: int, micro_batch: int) -> Layout:
     """Return the layout without recomputation and interleaving."""
     return Layout(
         tensor=split.tensor,
-        sequence=split.tensor > 1 and asked.seq % (split.tensor * split.context) == 0,
+        sequence=split.tensor > 1 and request.seq % (split.tensor * split.context) == 0,
         pipeline=split.pipeline,
         context=split.context,
         expert=split.expert,
@@ -111,8 +111,8 @@ def layout_from(split: Split, *, asked: Asked, zero: int, shard: int, replicate:
         replicate=replicate,
         zero=zero,
         micro_batch=micro_batch,
-        micro_batches=asked.global_batch // split.data // micro_batch,
-        precision=asked.precision,
+        micro_batches=request.global_batch // split.data // micro_batch,
+        precision=request.precision,
     )
 
 
@@ -127,8 +127,8 @@ def divisors(number: int) -> list[int]:
     return low + [number // one for one in reversed(low) if one * one != number]
 
 
-def _divides(asked: Asked, tensor: int) -> bool:
-    model = asked.model
+def _divides(request: Asked, tensor: int) -> bool:
+    model = request.model
     widths = [model.heads, model.kv_heads if model.latent is None else model.heads, model.ffn]
     if model.mixture is not None:
         widths += [model.mixture.ffn, model.mixture.shared_ffn]
@@ -139,15 +139,15 @@ def _unevenness(layers: int, pipeline: int) -> float:
     return -(-layers // pipeline) * pipeline / layers
 
 
-def _splits_sequence(asked: Asked, context: int, tensor: int) -> bool:
+def _splits_sequence(request: Asked, context: int, tensor: int) -> bool:
     if context == 1:
         return True
-    return asked.seq % (2 * context * tensor) == 0 and asked.seq // context >= CONTEXT_TOKENS_MIN
+    return request.seq % (2 * context * tensor) == 0 and request.seq // context >= CONTEXT_TOKENS_MIN
 
 
-def _experts(asked: Asked, ranks: int) -> Iterator[int]:
-    mixture = asked.model.mixture
-    if mixture is None or not asked.stack.experts:
+def _experts(request: Asked, ranks: int) -> Iterator[int]:
+    mixture = request.model.mixture
+    if mixture is None or not request.stack.experts:
         yield 1
         return
     for expert in divisors(mixture.experts):

@@ -29,33 +29,33 @@ LOST_MAX: Final = 50.0
 """Failures between two checkpoints; beyond, the useful share (e^-50) is 0 and Daly's formula overflows."""
 
 
-def task_of(asked: Asked) -> Task:
+def task_of(request: Asked) -> Task:
     """Return the training task of a request."""
-    return Task(model=asked.model, seq=asked.seq, method=asked.method, adapter_share=asked.adapter_share)
+    return Task(model=request.model, seq=request.seq, method=request.method, adapter_share=request.adapter_share)
 
 
-def costs_of(asked: Asked) -> LayerCosts:
+def costs_of(request: Asked) -> LayerCosts:
     """Return the calculator of step times for this request; reuse it for many layouts."""
-    return LayerCosts(task_of(asked), asked.machine, asked.physics, asked.stack)
+    return LayerCosts(task_of(request), request.machine, request.physics, request.stack)
 
 
-def judge(asked: Asked, layout: Layout, *, costs: LayerCosts | None = None, why: str = "") -> Judged:
+def judge(request: Asked, layout: Layout, *, costs: LayerCosts | None = None, why: str = "") -> Judged:
     """Evaluate one layout, whether it fits or not."""
-    step = (costs or costs_of(asked)).step(layout)
-    held = memory_of(task_of(asked), layout, asked.machine.gpu, asked.stack)
+    step = (costs or costs_of(request)).step(layout)
+    held = memory_of(task_of(request), layout, request.machine.gpu, request.stack)
     low_s, high_s = interval_s(
-        step, asked.physics, asked.stack.spread, asked.machine.gpu, mixture=asked.model.mixture is not None
+        step, request.physics, request.stack.spread, request.machine.gpu, mixture=request.model.mixture is not None
     )
-    slowdown = asked.machine.measured.slowdown if asked.machine.measured is not None else 1.0
+    slowdown = request.machine.measured.slowdown if request.machine.measured is not None else 1.0
     low_s, middle_s, high_s = low_s * slowdown, step.total_s * slowdown, high_s * slowdown
-    tokens_per_s = layout.global_batch * asked.seq / middle_s
+    tokens_per_s = layout.global_batch * request.seq / middle_s
     train = hours = cost = None
-    if asked.tokens is not None:
-        steps = math.ceil(asked.tokens / (layout.global_batch * asked.seq))
+    if request.tokens is not None:
+        steps = math.ceil(request.tokens / (layout.global_batch * request.seq))
         train = (steps * low_s, steps * middle_s, steps * high_s)
         hours = _scaled(train, layout.ranks / HOUR_S)
-        if asked.machine.price is not None:
-            cost = _scaled(hours, asked.machine.price.usd_per_gpu_hour)
+        if request.machine.price is not None:
+            cost = _scaled(hours, request.machine.price.usd_per_gpu_hour)
     return Judged(
         layout=layout,
         memory=held,
@@ -63,8 +63,8 @@ def judge(asked: Asked, layout: Layout, *, costs: LayerCosts | None = None, why:
         low_s=low_s,
         high_s=high_s,
         tokens_per_s=tokens_per_s,
-        mfu=mfu(asked, tokens_per_s, layout.ranks),
-        checkpoint=checkpoint(asked, layout),
+        mfu=mfu(request, tokens_per_s, layout.ranks),
+        checkpoint=checkpoint(request, layout),
         train_s=train,
         gpu_hours=hours,
         cost_usd=cost,
@@ -73,10 +73,10 @@ def judge(asked: Asked, layout: Layout, *, costs: LayerCosts | None = None, why:
     )
 
 
-def mfu(asked: Asked, tokens_per_s: float, gpus: int) -> float:
+def mfu(request: Asked, tokens_per_s: float, gpus: int) -> float:
     """Return model FLOP/s over the dense 16-bit peak of the devices. Frozen weights need no gradients: a third less."""
-    peak = peak_flops(asked.machine.gpu)
-    flops_per_token = asked.model.flops_per_token(asked.seq, frozen=asked.method is not Method.FULL)
+    peak = peak_flops(request.machine.gpu)
+    flops_per_token = request.model.flops_per_token(request.seq, frozen=request.method is not Method.FULL)
     return tokens_per_s * flops_per_token / (gpus * peak)
 
 
@@ -85,11 +85,11 @@ def peak_flops(gpu: Gpu) -> float:
     return gpu.flops.get("bf16") or gpu.flops.get("fp16") or gpu.flops["fp32"]
 
 
-def checkpoint(asked: Asked, layout: Layout) -> Checkpoint:
+def checkpoint(request: Asked, layout: Layout) -> Checkpoint:
     """Return size, times and the optimal interval of checkpoints: J. T. Daly, 2006, see `core.recovery.interval`."""
-    trained = asked.model.parameters * (1.0 if asked.method is Method.FULL else asked.adapter_share)
+    trained = request.model.parameters * (1.0 if request.method is Method.FULL else request.adapter_share)
     bytes_ = trained * STATE_BYTES
-    machine = asked.machine
+    machine = request.machine
     nodes = max(1, -(-layout.ranks // machine.gpus_per_node))
     storage = machine.storage_bytes_per_s
     if machine.measured is not None and machine.measured.storage_bytes_per_s:
@@ -107,50 +107,50 @@ def checkpoint(asked: Asked, layout: Layout) -> Checkpoint:
     return Checkpoint(bytes=bytes_, write_s=write_s, stall_s=stall_s, interval_s=interval_s, goodput=goodput)
 
 
-def check_asked(asked: Asked) -> None:
+def check_asked(request: Asked) -> None:
     """Validate a request.
 
     Raises:
         BadRequest: a size is not positive, the device lacks the precision, or the nodes have no network.
     """
-    for name, value in (("seq", asked.seq), ("global batch", asked.global_batch), ("GPUs", asked.machine.gpus)):
+    for name, value in (("seq", request.seq), ("global batch", request.global_batch), ("GPUs", request.machine.gpus)):
         if value < 1:
             raise BadRequest(f"{name} is {value}; it must be at least 1")
-    machine, gpu = asked.machine, asked.machine.gpu
-    if machine.nodes > 1 and Network(machine, asked.physics).far_bytes_per_s <= 0.0:
+    machine, gpu = request.machine, request.machine.gpu
+    if machine.nodes > 1 and Network(machine, request.physics).far_bytes_per_s <= 0.0:
         raise BadRequest(
             f"the {machine.nodes} nodes have no network between them (0 bit/s), so no model can be split over them",
             hint="plan for one node, or give the bandwidth between nodes: --network 100gbit",
         )
     have = sorted({*gpu.flops, *gpu.best_flops})
-    if asked.precision not in have:
-        raise BadRequest(f"{gpu.name} does not support {asked.precision}", hint=f"it supports {', '.join(have)}")
-    if asked.precision not in asked.stack.precisions:
+    if request.precision not in have:
+        raise BadRequest(f"{gpu.name} does not support {request.precision}", hint=f"it supports {', '.join(have)}")
+    if request.precision not in request.stack.precisions:
         raise BadRequest(
-            f"{asked.stack.name} does not train in {asked.precision}",
+            f"{request.stack.name} does not train in {request.precision}",
             hint="choose a stack that does: --stack megatron-core",
         )
 
 
-def checked(asked: Asked, layout: Layout) -> Layout:
+def checked(request: Asked, layout: Layout) -> Layout:
     """Validate the layout of a user and fill in its number of micro-batches and its precision.
 
     Raises:
         BadRequest: it does not match the machine, or it cannot split this model and batch.
     """
-    if layout.ranks != asked.machine.gpus:
+    if layout.ranks != request.machine.gpus:
         raise BadRequest(
-            f"layout {layout} is for {layout.ranks} ranks, but the plan is for {asked.machine.gpus} GPUs",
+            f"layout {layout} is for {layout.ranks} ranks, but the plan is for {request.machine.gpus} GPUs",
             hint="choose axes whose product is the number of GPUs",
         )
-    if asked.global_batch % (layout.data * layout.micro_batch):
+    if request.global_batch % (layout.data * layout.micro_batch):
         raise BadRequest(
-            f"a global batch of {asked.global_batch} does not divide into {layout.data} data parallel ranks "
+            f"a global batch of {request.global_batch} does not divide into {layout.data} data parallel ranks "
             f"with micro-batches of {layout.micro_batch} sequences",
             hint=f"use a multiple of {layout.data * layout.micro_batch}",
         )
-    model = asked.model
-    filled = _filled(layout, asked)
+    model = request.model
+    filled = _filled(layout, request)
     check_split(
         filled,
         Splittable(
@@ -158,17 +158,17 @@ def checked(asked: Asked, layout: Layout) -> Layout:
             heads=model.heads,
             kv_heads=model.kv_heads if model.latent is None else model.heads,
             widths=(("ffn", model.ffn),),
-            sequence=asked.seq,
-            batch=asked.global_batch,
+            sequence=request.seq,
+            batch=request.global_batch,
             experts=1 if model.mixture is None else model.mixture.experts,
         ),
     )
     return filled
 
 
-def _filled(layout: Layout, asked: Asked) -> Layout:
-    precision = asked.precision if layout.precision == Layout().precision else layout.precision
-    micro_batches = asked.global_batch // (layout.data * layout.micro_batch)
+def _filled(layout: Layout, request: Asked) -> Layout:
+    precision = request.precision if layout.precision == Layout().precision else layout.precision
+    micro_batches = request.global_batch // (layout.data * layout.micro_batch)
     return replace(layout, micro_batches=micro_batches, precision=precision)
 
 

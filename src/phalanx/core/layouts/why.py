@@ -12,34 +12,34 @@ from phalanx.core.work.planned import layout_text
 GB = 1e9
 
 
-def said(asked: Asked, best: Judged) -> str:
+def said(request: Asked, best: Judged) -> str:
     """Return the answer in one sentence."""
     if best.tight:
-        return f"{asked.model.name} may fit on {asked.machine.gpus} x {asked.machine.gpu.name} as {layout_text(best.layout)}: {tight(best)}"
+        return f"{request.model.name} may fit on {request.machine.gpus} x {request.machine.gpu.name} as {layout_text(best.layout)}: {tight(best)}"
     room = best.memory.room_bytes / GB
     return (
-        f"{asked.model.name} fits on {asked.machine.gpus} x {asked.machine.gpu.name}: {layout_text(best.layout)}, "
+        f"{request.model.name} fits on {request.machine.gpus} x {request.machine.gpu.name}: {layout_text(best.layout)}, "
         f"{best.step.total_s:.3g} s a step, {best.mfu:.0%} MFU, {room:.0f} GB of memory to spare on the fullest GPU"
     )
 
 
-def lost_by(judged: Judged, best: Judged) -> str:
+def lost_by(evaluated: Judged, best: Judged) -> str:
     """Explain why a layout is slower than the best: at most two items that take longer, largest first."""
-    slower = judged.step.total_s / best.step.total_s - 1.0
+    slower = evaluated.step.total_s / best.step.total_s - 1.0
     grown = sorted(
-        ((judged.step.items[item] - best.step.items[item], item) for item in Item),
+        ((evaluated.step.items[item] - best.step.items[item], item) for item in Item),
         key=lambda pair: (-pair[0], pair[1].value),
     )
-    least_s = 0.1 * abs(judged.step.total_s - best.step.total_s)
+    least_s = 0.1 * abs(evaluated.step.total_s - best.step.total_s)
     parts = [f"{item.value} +{seconds:.2g} s" for seconds, item in grown[:2] if seconds > least_s]
-    more = axes(judged.layout) - axes(best.layout)
+    more = axes(evaluated.layout) - axes(best.layout)
     extra = f", with {more} more kind{'s' * (more > 1)} of parallelism" if more > 0 else ""
     return f"{slower:.1%} slower{extra}" + (f": {', '.join(parts)}" if parts else "")
 
 
-def tight(judged: Judged) -> str:
+def tight(evaluated: Judged) -> str:
     """Warn about a layout that exceeds the memory by less than the error of the memory model."""
-    held = judged.memory
+    held = evaluated.memory
     return (
         f"it needs about {held.total_bytes / GB:.1f} GB on the fullest GPU, which has {held.usable_bytes / GB:.1f} GB usable; "
         f"the estimate may be {REFUSED - 1.0:.0%} too high, so it may run: try a short run first"
@@ -51,26 +51,28 @@ def axes(layout: Layout) -> int:
     return (layout.tensor > 1) + (layout.pipeline > 1) + (layout.context > 1) + (layout.expert > 1) + (layout.zero > 0)
 
 
-def misfit(judged: Judged, *, asked: Asked | None = None) -> str:
+def misfit(evaluated: Judged, *, request: Asked | None = None) -> str:
     """Explain why a layout does not fit: what is too large, and by how much."""
-    held = judged.memory
+    held = evaluated.memory
     largest = max(held.items, key=lambda part: held.items[part])
     text = (
         f"needs {_gb(held.total_bytes)} on the fullest GPU, which has {_gb(held.usable_bytes)} usable; "
         f"{largest.value} alone take {_gb(held.items[largest])}"
     )
-    if asked is None:
+    if request is None:
         return text
-    states = states_bytes(asked)
-    have = asked.machine.gpus * asked.machine.gpu.memory_bytes
-    method = {Method.FULL: "full training with Adam", Method.LORA: "LoRA", Method.QLORA: "QLoRA"}[asked.method]
-    devices = f"{asked.machine.gpus} x {asked.machine.gpu.name}"
+    states = states_bytes(request)
+    have = request.machine.gpus * request.machine.gpu.memory_bytes
+    method = {Method.FULL: "full training with Adam", Method.LORA: "LoRA", Method.QLORA: "QLoRA"}[request.method]
+    devices = f"{request.machine.gpus} x {request.machine.gpu.name}"
     if states > have:
         return (
-            f"{asked.model.name} does not fit: parameters, gradients and states of {method} take {states / GB:,.0f} GB, "
+            f"{request.model.name} does not fit: parameters, gradients and states of {method} take {states / GB:,.0f} GB, "
             f"and {devices} have {have / 2**30:,.0f} GiB = {have / GB:,.0f} GB"
         )
-    return f"{asked.model.name} does not fit on {devices}: the smallest layout, {layout_text(judged.layout)}, {text}"
+    return (
+        f"{request.model.name} does not fit on {devices}: the smallest layout, {layout_text(evaluated.layout)}, {text}"
+    )
 
 
 def _gb(count: float) -> str:
@@ -78,13 +80,13 @@ def _gb(count: float) -> str:
     return f"{count / GB:,.1f} GB" if count < 10 * GB else f"{count / GB:,.0f} GB"
 
 
-def states_bytes(asked: Asked) -> float:
+def states_bytes(request: Asked) -> float:
     """Return the bytes of parameters, gradients and optimizer states, each stored once: 16 per parameter with Adam in mixed precision.
 
     Source: S. Rajbhandari et al., "ZeRO", 2020, section 3.1.
     """
-    count = float(asked.model.parameters)
-    if asked.method is Method.FULL:
+    count = float(request.model.parameters)
+    if request.method is Method.FULL:
         return 16.0 * count
-    base = 2.0 if asked.method is Method.LORA else PACKED_BYTES
-    return count * base + count * asked.adapter_share * 16.0
+    base = 2.0 if request.method is Method.LORA else PACKED_BYTES
+    return count * base + count * request.adapter_share * 16.0
