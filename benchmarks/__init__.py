@@ -1,1 +1,1 @@
-"""Measurements of the real thing. Each module prints a table for people, or `--json`; nothing here asserts a time."""
+"""Benchmarks of Phalanx. Each module prints a table, or JSON with `--json`; none of them asserts a time."""

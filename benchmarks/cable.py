@@ -1,4 +1,4 @@
-"""A cable between two programs of this machine, to be cut: a TCP forwarder in which nothing passes any more, and nobody is told."""
+"""A TCP forwarder between two programs of this machine that can stop forwarding silently, to simulate a network partition."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Self
 
 
 class Cable:
-    """To a port of loopback; while `cut` is set nothing passes. Connections made meanwhile are accepted, as by a firewall that drops, and stay mute."""
+    """A forwarder to a port on loopback. While `cut` is set, it drops all data and accepts connections that stay silent."""
 
     def __init__(self, port: int) -> None:
-        self._to = port
+        self._target_port = port
         self.cut = threading.Event()
         self._ended = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -32,17 +32,17 @@ class Cable:
                 near, _ = self._listener.accept()
             except OSError:
                 return
-            far = socket.create_connection(("127.0.0.1", self._to))
+            far = socket.create_connection(("127.0.0.1", self._target_port))
             for source, sink in ((near, far), (far, near)):
-                threading.Thread(target=self._carry, args=(source, sink), daemon=True).start()
+                threading.Thread(target=self._forward, args=(source, sink), daemon=True).start()
 
-    def _carry(self, source: socket.socket, sink: socket.socket) -> None:
+    def _forward(self, source: socket.socket, sink: socket.socket) -> None:
         while True:
             try:
                 data = source.recv(1 << 16)
             except OSError:
                 data = b""
-            while self.cut.is_set():  # on its way when the cable was cut: it never comes, and neither does the end
+            while self.cut.is_set():  # drops data in transit, and a close of the connection
                 time.sleep(0.05)
                 data = b""
             try:

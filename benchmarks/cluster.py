@@ -1,4 +1,4 @@
-"""A real head with virtual nodes in a folder of its own, for as long as a benchmark needs it."""
+"""A real head with virtual nodes in a temporary folder, for the duration of a benchmark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from phalanx.node.shell.proctable import ProcessIdentity, descendants, read_tabl
 from phalanx.node.shell.sweeps import sweep_node
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-HANG_S = 120.0  # a guard against hanging, not a measurement
+HANG_S = 120.0  # time-out of a hanging benchmark
 
 
 @dataclass(slots=True)
@@ -38,11 +38,23 @@ class Cluster:
     environment: dict[str, str] = field(default_factory=dict)
 
     def start(self, *, wait_nodes: bool = True) -> None:
-        """Start the head and wait until it serves, and its nodes are up."""
+        """Start the head and wait until it answers and its nodes are up."""
         command = [
-            sys.executable, "-m", "phalanx.app.head", "--home", self.home, "--port", str(self.port), "--virtual", self.virtual,
-            "--lease", str(self.lease_s), "--revive", str(self.revive_s), *self.words,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "phalanx.app.head",
+            "--home",
+            self.home,
+            "--port",
+            str(self.port),
+            "--virtual",
+            self.virtual,
+            "--lease",
+            str(self.lease_s),
+            "--revive",
+            str(self.revive_s),
+            *self.words,
+        ]
         self.environment = {**os.environ, "PHALANX_HOME": self.home, "PYTHONPATH": os.path.join(ROOT, "src")}
         with open(os.path.join(self.home, "head.out"), "ab") as output:
             self.head = subprocess.Popen(
@@ -54,14 +66,14 @@ class Cluster:
             until(lambda: sum(node["state"] == "up" for node in self.nodes()) == expected, "all nodes are up")
 
     def kill_head(self) -> None:
-        """SIGKILL to the head alone; the nodes go on."""
+        """Kill the head only; the nodes continue."""
         if self.head is not None:
             self.head.kill()
             self.head.wait()
             self.head = None
 
     def stop(self) -> None:
-        """End everything."""
+        """Stop the head and all nodes."""
         if self.head is not None:
             with contextlib.suppress(OSError, AssertionError, TimeoutError):
                 self.call("POST", "/v1/stop", {"cancel_jobs": True})
@@ -72,19 +84,19 @@ class Cluster:
                 self.head.kill()
                 self.head.wait()
             self.head = None
-        for record in self.node_records().values():  # nodes that outlived a head with jobs on them
+        for record in self.node_records().values():  # nodes with jobs that survived the head
             root = ProcessIdentity(pid=int(record["pid"]), started_ticks=int(record["start_ticks"]))
             sweep_node(str(record["node_key"]), root=root)
 
     def serves(self) -> bool:
-        """Whether the head answers."""
+        """Return whether the head answers."""
         try:
             return bool(self.call("GET", "/v1/health")["status"])
         except OSError:
             return False
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
-        """One API call; the decoded reply."""
+        """Call the API once; return the decoded reply."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         try:
             connection.sock = self.reach()
@@ -100,15 +112,15 @@ class Cluster:
         return json.loads(data) if data else None
 
     def reach(self) -> socket.socket:
-        """A connection to the head's loopback."""
+        """Connect to the loopback port of the head."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=30)
 
     def within(self, argv: list[str]) -> list[str]:
-        """What to exec here so that `argv` runs on the head's machine."""
+        """Return the command that runs `argv` on the machine of the head."""
         return argv
 
     def token(self) -> str:
-        """The admin's token; empty before the head made it."""
+        """Return the token of the administrator; empty until the head has created it."""
         try:
             with open(os.path.join(self.home, "token"), encoding="utf-8") as file:
                 return file.read()
@@ -116,32 +128,32 @@ class Cluster:
             return ""
 
     def nodes(self) -> list[dict[str, Any]]:
-        """The head's nodes."""
+        """Return the nodes of the head."""
         nodes: list[dict[str, Any]] = self.call("GET", "/v1/nodes")["nodes"]
         return nodes
 
     def submit(self, **body: Any) -> str:
-        """Submit a job; its id."""
+        """Submit a job; return its id."""
         job_id: str = self.call("POST", "/v1/jobs", {"workdir": self.home, **body})["job"]["id"]
         return job_id
 
     def job(self, job_id: str) -> dict[str, Any]:
-        """One job's view."""
+        """Return the view of one job."""
         view: dict[str, Any] = self.call("GET", f"/v1/jobs/{job_id}")["job"]
         return view
 
     def story(self, job_id: str) -> list[dict[str, Any]]:
-        """One job's story."""
+        """Return the history of one job."""
         lines: list[dict[str, Any]] = self.call("GET", f"/v1/jobs/{job_id}/story")["story"]
         return lines
 
     def wait(self, job_id: str, *states: str) -> dict[str, Any]:
-        """Wait until the job is in one of the states."""
+        """Wait until the job is in one of the states; return its view."""
         until(lambda: self.job(job_id)["state"] in states, f"job {job_id} is {' or '.join(states)}", every_s=0.02)
         return self.job(job_id)
 
     def node_records(self) -> dict[str, dict[str, Any]]:
-        """What the local engine wrote of each living node."""
+        """Return the record of the local engine for each running node."""
         records = {}
         root = os.path.join(self.home, "nodes")
         for name in sorted(os.listdir(root)) if os.path.isdir(root) else []:
@@ -153,13 +165,13 @@ class Cluster:
         return records
 
     def node_pids(self, name: str) -> list[int]:
-        """Every process of a node, its supervisor first."""
+        """Return all processes of a node, its supervisor first."""
         root = int(self.node_records()[name]["pid"])
-        assert root, f"the supervisor of {name} is being started: its record has only its key yet"
+        assert root, f"the supervisor of {name} is starting: its record has no pid yet"
         return [root, *sorted(descendants(read_table(), [root]))]
 
     def kill_node(self, name: str, signal_number: int = signal.SIGKILL) -> float:
-        """The same signal to every process of a node, at once; the Unix time just before."""
+        """Send a signal to all processes of a node; return the Unix time just before."""
         pids = self.node_pids(name)
         at_s = time.time()
         for pid in pids:
@@ -170,7 +182,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def cluster(virtual: str = "3x4", **options: Any) -> Iterator[Cluster]:
-    """A running cluster; nothing of it is left afterwards."""
+    """Run a cluster; remove it afterwards."""
     home = tempfile.mkdtemp(prefix="phalanx-bench-")
     made = Cluster(home=home, port=free_port(), virtual=virtual, **options)
     try:
@@ -182,7 +194,7 @@ def cluster(virtual: str = "3x4", **options: Any) -> Iterator[Cluster]:
 
 
 def command_words(pid: int) -> list[str]:
-    """The command line of a process; empty if it is gone or a zombie."""
+    """Return the command line of a process; empty if it has ended or is a zombie."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return file.read().decode(errors="replace").split("\0")
@@ -191,7 +203,7 @@ def command_words(pid: int) -> list[str]:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on."""
+    """Return a free port on loopback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -199,10 +211,10 @@ def free_port() -> int:
 
 
 def until(holds: Callable[[], Any], what: str, *, every_s: float = 0.02, limit_s: float = HANG_S) -> Any:
-    """Wait until `holds()` is true and return what it returned.
+    """Wait until `holds()` is true and return its value.
 
     Raises:
-        TimeoutError: it never came true.
+        TimeoutError: it was false for `limit_s`.
     """
     end = time.monotonic() + limit_s
     while time.monotonic() < end:
@@ -210,4 +222,4 @@ def until(holds: Callable[[], Any], what: str, *, every_s: float = 0.02, limit_s
         if found:
             return found
         time.sleep(every_s)
-    raise TimeoutError(f"waited {limit_s:.0f} s in vain until {what}")
+    raise TimeoutError(f"timed out after {limit_s:.0f} s: {what}")

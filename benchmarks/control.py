@@ -1,4 +1,4 @@
-"""The control plane: durable submits, small jobs, and a head that was killed.
+"""Benchmark of the control plane: durable submits, small jobs, and the restart of a killed head.
 
 python -m benchmarks.control [--json] [--runs N] [--only submits,jobs,restart]
 """
@@ -45,9 +45,13 @@ def _submits(runs: int) -> Figure:
             rates.append(SUBMITS / seconds)
             tell(f"submits, run {run + 1}: {rates[-1]:,.0f} /s")
     return at_least(
-        "durable submits over HTTP", rates, "/s", 1000, peer="Slurm 118 /s by REST, 27 /s by sbatch",
+        "durable submits over HTTP",
+        rates,
+        "/s",
+        1000,
+        peer="Slurm 118 /s by REST, 27 /s by sbatch",
         note=f"{SUBMITS} submits over {CONNECTIONS} connections, client on the same two cores",
-    )  # fmt: skip
+    )
 
 
 def _true_jobs(runs: int) -> Figure:
@@ -60,13 +64,17 @@ def _true_jobs(runs: int) -> Figure:
             rates.append(TRUE_JOBS / (time.monotonic() - began))
             tell(f"jobs of one `true`, run {run + 1}: {rates[-1]:,.0f} /s")
     return at_least(
-        "jobs of one `true`, submitted to ended", rates, "/s", 150, peer="Slurm 14 /s, HyperQueue 301 /s",
+        "jobs of one `true`, submitted to ended",
+        rates,
+        "/s",
+        150,
+        peer="Slurm 14 /s, HyperQueue 301 /s",
         note=f"{TRUE_JOBS} jobs, one node of 16 virtual devices",
-    )  # fmt: skip
+    )
 
 
 def _restart(runs: int) -> list[Figure]:
-    to_serving, to_judged = [], []
+    to_serving, to_scheduled = [], []
     with cluster("1x4") as head:
         head.call("POST", "/v1/nodes/n0/drain", {"why": "benchmark", "cordon_only": True})
         load(head, PENDING, CONNECTIONS)
@@ -75,8 +83,8 @@ def _restart(runs: int) -> list[Figure]:
             began = time.monotonic()
             head.start(wait_nodes=False)
             to_serving.append(time.monotonic() - began)
-            until(lambda: head.call("GET", "/v1/jobs?limit=1")["jobs"][0]["detail"], "the newest job was judged")
-            to_judged.append(time.monotonic() - began)
+            until(lambda: head.call("GET", "/v1/jobs?limit=1")["jobs"][0]["detail"], "the newest job was scheduled")
+            to_scheduled.append(time.monotonic() - began)
             tell(f"restart with {PENDING} jobs, run {run + 1}: serving after {to_serving[-1]:.2f} s")
     return [
         at_most(
@@ -86,29 +94,34 @@ def _restart(runs: int) -> list[Figure]:
             2.0,
             peer="Ray loses all without Redis",
         ),
-        shown("the same, to every pending job judged", to_judged, "s"),
+        shown("the same, to every pending job judged", to_scheduled, "s"),
     ]
 
 
 def ended(head: Cluster) -> int:
-    """How many jobs have succeeded."""
+    """Return the number of jobs that have succeeded."""
     counts = head.call("GET", "/v1/overview")["counts"]
     return int(counts["succeeded"])
 
 
 def load(head: Cluster, count: int, connections: int, *, run_line: str = "sleep 1000", gpus: int = 4) -> float:
-    """Submit from another process, as a client would; seconds from the first request sent to the last answer."""
+    """Submit from another process, as a client would; return the seconds from the first request to the last answer."""
     body = {"run": [*run_line.split()], "gpus": gpus, "workdir": head.home, "name": "bench"}
     command = [sys.executable, "-m", "benchmarks.control", "--as-client"]
     order = {"port": head.port, "token": head.token(), "count": count, "connections": connections, "body": body}
     done = subprocess.run(
-        head.within(command), input=json.dumps(order), capture_output=True, text=True, check=True, cwd=ROOT,
+        head.within(command),
+        input=json.dumps(order),
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
         env={**os.environ, "PYTHONPATH": os.path.join(ROOT, "src")},
-    )  # fmt: skip
+    )
     return float(json.loads(done.stdout)["seconds"])
 
 
-# ---- the client process: bare HTTP/1.1 over asyncio streams, so that the client costs little beside the head ------------
+# ---- the client process: plain HTTP/1.1 over asyncio streams, so that it uses little CPU compared with the head ---------
 
 
 async def _client(order: dict[str, Any]) -> float:

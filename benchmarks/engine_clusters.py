@@ -1,6 +1,6 @@
 """A cluster of three servers on each engine, in the lab (docs/lab.md): heads, joined servers, Ray and Slurm as a user would start them.
 
-Each behaves as a `benchmarks.cluster.Cluster` whose head is on host h0; cables are cut and hosts killed by its lab.
+Each is a `benchmarks.cluster.Cluster` whose head is on host h0. Its lab cuts cables and kills hosts.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from tests.lab.typed import join_words
 
 PHALANX: Final = [os.path.join(os.path.dirname(sys.executable), "phalanx")]
 HOME: Final = "/home/lab/.phalanx"
-WORKDIR: Final = "/var/tmp"  # on every host, and shared by none
-JOIN_S: Final = 90.0  # a guard: Ray takes 5 to 10 s
+WORKDIR: Final = "/var/tmp"  # exists on every host; not shared
+JOIN_S: Final = 90.0  # time-out; Ray takes 5 to 10 s
 _CLONE_NEWNET: Final = 0x40000000
 _RAY: Final = ("ray::", "raylet", "gcs_server", "/ray/")
 
@@ -36,9 +36,9 @@ class LabCluster(Cluster):
     """A head on h0 of a lab.
 
     Attributes:
-        up: the words of `phalanx up`.
-        slurm: the Slurm that it stands on, if it does.
-        line: the words of `phalanx join` that let another server in; empty where servers come with the engine.
+        up: arguments of `phalanx up`.
+        slurm: the Slurm below the head, if any.
+        line: arguments of `phalanx join` for another server; empty if the engine provides the servers.
     """
 
     lab: Lab
@@ -47,43 +47,43 @@ class LabCluster(Cluster):
     line: tuple[str, ...] = ()
 
     def begin(self) -> None:
-        """`phalanx up`, and every other server joins."""
+        """Run `phalanx up`, and let all other servers join."""
         self.environment = dict(os.environ)
-        said = self.lab.run("h0", [*PHALANX, "up", *self.up], timeout_s=JOIN_S)
+        output = self.lab.run("h0", [*PHALANX, "up", *self.up], timeout_s=JOIN_S)
         if self.slurm is None:
-            self.line = tuple(join_words(said))
+            self.line = tuple(join_words(output))
             for name in self.others:
                 self.join(name)
         until(lambda: len(self.ready()) == len(self.lab.hosts), "all nodes are up", every_s=0.1)
 
     def end(self) -> None:
-        """Everything of ours leaves in good order; the lab's end takes the rest."""
+        """Stop Phalanx on all hosts; the lab removes the rest."""
         for name in reversed(self.lab.hosts):
             with contextlib.suppress(RuntimeError, subprocess.TimeoutExpired):
                 self.lab.run(name, [*PHALANX, "down", "--cancel-jobs"], check=False, timeout_s=30.0)
 
     @property
     def others(self) -> list[str]:
-        """The hosts without the head."""
+        """All hosts except the one of the head."""
         return list(self.lab.hosts)[1:]
 
     def join(self, name: str) -> float:
-        """A server joins; seconds from the exec of the command until it says that the node is up."""
+        """Let a server join; return the seconds from the exec of the command until its node is up."""
         began = time.monotonic()
         self.lab.run(name, [*PHALANX, *self.line, "--virtual", "2"], timeout_s=JOIN_S)
         return time.monotonic() - began
 
     def leave(self, name: str) -> None:
-        """A server leaves."""
+        """Let a server leave."""
         self.lab.run(name, [*PHALANX, "down"], timeout_s=JOIN_S)
         until(lambda: name not in self.ready(), f"{name} has left", every_s=0.05)
 
     def ready(self) -> set[str]:
-        """Nodes that are up."""
+        """Return the nodes that are up."""
         return {node["id"] for node in self.nodes() if node["state"] == "up"}
 
     def reach(self) -> socket.socket:
-        """A connection to loopback of h0: made by a thread that steps into that host's network, usable by all."""
+        """Connect to loopback of h0: a thread enters the network namespace of that host; all threads can use the connection."""
         made: queue.SimpleQueue[socket.socket | OSError] = queue.SimpleQueue()
         thread = threading.Thread(target=self._reach, args=(made,))
         thread.start()
@@ -117,7 +117,7 @@ class LabCluster(Cluster):
             return ""
 
     def memory_mib(self) -> tuple[float, float]:
-        """Proportional set size of our processes on the head's host, and of the engine's own daemons there, in MiB."""
+        """Return the proportional set size of our processes on the host of the head, and of the daemons of the engine there, in MiB."""
         ours = theirs = 0.0
         for pid in self.lab.processes("h0"):
             with contextlib.suppress(OSError):
@@ -133,21 +133,21 @@ class LabCluster(Cluster):
 
 @contextlib.contextmanager
 def joined(lab: Lab) -> Iterator[LabCluster]:
-    """Servers that joined a head of the local engine."""
+    """Run servers that joined a head with the local engine."""
     with _running(lab, ("--listen", lab.host("h0").address, "--virtual", "1x2")) as cluster:
         yield cluster
 
 
 @contextlib.contextmanager
 def ray(lab: Lab) -> Iterator[LabCluster]:
-    """The same with a Ray cluster of Phalanx's own."""
+    """Run the same with a Ray cluster started by Phalanx."""
     with _running(lab, ("--engine", "ray", "--listen", lab.host("h0").address, "--virtual", "1x2")) as cluster:
         yield cluster
 
 
 @contextlib.contextmanager
 def slurm(lab: Lab) -> Iterator[LabCluster]:
-    """Slurm's daemons on every host, and a head on top."""
+    """Run Slurm on every host, and a head that uses it."""
     daemons = Slurm(lab=lab)
     daemons.start()
     with _running(lab, ("--engine", "slurm", "--listen", lab.host("h0").address), daemons) as cluster:

@@ -1,5 +1,5 @@
-"""The engines' own way to start a job, beside ours: plain `srun` and `sbatch` on the Slurm that Phalanx stands on, `ray job submit` on a Ray
-cluster of its own (ours runs without Ray's dashboard, which takes such jobs), with three nodes as ours has.
+"""The native ways of the engines to start a job, for comparison: plain `srun` and `sbatch` on the same Slurm, and `ray job submit` on a
+separate Ray cluster with three nodes, because Phalanx runs Ray without its dashboard, which accepts such jobs.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ SLURM_JOBS: Final = 100
 RAY_JOBS: Final = 12
 RAY_PORT: Final = 6399
 DASHBOARD: Final = "http://127.0.0.1:8265"
-# A Ray that asks for no token: it lives in the lab's own network. Set, since a plain start of Ray writes one into the user's folder.
+# Ray without a token, because it runs in the network of the lab. Otherwise Ray writes a token to the folder of the user.
 RAY_SET: Final = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
 _HANG_S: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peers:
-    """Ways to start a job or a node without Phalanx, by name: each measures one and returns seconds, or jobs per second."""
+    """Ways to start a job or a node without Phalanx, by name: each measures once and returns seconds, or jobs per second."""
 
     lines: dict[str, Callable[[], float]] = field(default_factory=dict)
     jobs: dict[str, Callable[[], float]] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Peers:
 
 @contextlib.contextmanager
 def beside(name: str, lab: Lab) -> Iterator[Peers]:
-    """What can be compared with an engine of that name."""
+    """Return the native ways of an engine."""
     if name == "slurm":
         yield Peers(
             lines={"srun": lambda: _srun(lab), "sbatch and srun": lambda: _sbatch_line(lab)},
@@ -55,10 +55,10 @@ def beside(name: str, lab: Lab) -> Iterator[Peers]:
 
 
 def until_line(command: list[str], *, environment: Mapping[str, str] | None = None, folder: str | None = None) -> float:
-    """Seconds from the exec of a command until it prints the line that the job prints.
+    """Return the seconds from the exec of a command until it prints the line of the job.
 
     Raises:
-        RuntimeError: it ended without.
+        RuntimeError: it ended without that line.
     """
     began = time.monotonic()
     process = subprocess.Popen(
@@ -67,9 +67,9 @@ def until_line(command: list[str], *, environment: Mapping[str, str] | None = No
     assert process.stdout is not None
     found = any(line.strip().endswith(LINE) for line in process.stdout)
     seconds = time.monotonic() - began
-    _, said = process.communicate(timeout=_HANG_S)
+    _, errors = process.communicate(timeout=_HANG_S)
     if not found:
-        raise RuntimeError(f"{command} did not print {LINE!r}, exit code {process.returncode}: {said[-500:]}")
+        raise RuntimeError(f"{command} did not print {LINE!r}, exit code {process.returncode}: {errors[-500:]}")
     return seconds
 
 
@@ -81,7 +81,7 @@ def _srun(lab: Lab) -> float:
 
 
 def _sbatch_line(lab: Lab) -> float:
-    """A batch script that starts its task by srun, on the host whose disk we can see."""
+    """Run a batch script that starts its task with srun, on the host whose disk is visible here."""
     path = "/var/tmp/line"
     output = lab.host("h0").path(path)
     script = f"srun echo {LINE}"
@@ -108,33 +108,38 @@ def _sbatch_rate(lab: Lab) -> float:
 def _plain_ray(lab: Lab) -> Iterator[dict[str, str]]:
     environment = {**os.environ, **RAY_SET}
     head = [
-        "--head", f"--port={RAY_PORT}", f"--node-ip-address={lab.host('h0').address}", "--include-dashboard=true",
-        "--dashboard-port=8265", "--ray-client-server-port=20111", "--temp-dir=/var/tmp/plain-ray",
-    ]  # fmt: skip
-    living = [_ray_node(lab, "h0", head, environment)]
+        "--head",
+        f"--port={RAY_PORT}",
+        f"--node-ip-address={lab.host('h0').address}",
+        "--include-dashboard=true",
+        "--dashboard-port=8265",
+        "--ray-client-server-port=20111",
+        "--temp-dir=/var/tmp/plain-ray",
+    ]
+    nodes = [_ray_node(lab, "h0", head, environment)]
     try:
         ask = lab.command("h0", [*_ray("job"), "list", "--address", DASHBOARD])
-        until(lambda: _quiet(ask, environment), "the dashboard answers", every_s=0.5)
-        living += [_ray_node(lab, name, _address(lab, name), environment) for name in list(lab.hosts)[1:]]
+        until(lambda: _succeeds(ask, environment), "the dashboard answers", every_s=0.5)
+        nodes += [_ray_node(lab, name, _address(lab, name), environment) for name in list(lab.hosts)[1:]]
         yield environment
     finally:
-        for process in living:
+        for process in nodes:
             process.terminate()
-        for process in living:
+        for process in nodes:
             process.wait()
 
 
 def _ray_node(lab: Lab, name: str, words: list[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
-    """`ray start`, which stays as long as its node, and has said that it runs."""
+    """Run `ray start --block`, and wait until it reports that the node runs."""
     start = [*_ray("start"), "--block", "--num-gpus=2", "--object-store-memory=80000000", *words]
     node = lab.start(name, start, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert node.stdout is not None
-    said = []
+    lines = []
     for line in node.stdout:
-        said.append(line)
+        lines.append(line)
         if "Ray runtime started" in line:
             return node
-    raise RuntimeError(f"plain Ray did not start on {name}: {''.join(said)[-500:]}")
+    raise RuntimeError(f"plain Ray did not start on {name}: {''.join(lines)[-500:]}")
 
 
 def _address(lab: Lab, name: str) -> list[str]:
@@ -142,7 +147,7 @@ def _address(lab: Lab, name: str) -> list[str]:
 
 
 def _ray_start(lab: Lab, environment: Mapping[str, str]) -> float:
-    """One more node: from the exec of `ray start` until it says that it runs. Ended again."""
+    """Add a node: return the seconds from the exec of `ray start` until it runs. Stop the node again."""
     began = time.monotonic()
     node = _ray_node(lab, "h1", _address(lab, "h1"), environment)
     seconds = time.monotonic() - began
@@ -157,7 +162,7 @@ def _ray_line(lab: Lab, environment: Mapping[str, str]) -> float:
 
 
 def _ray_rate(lab: Lab, environment: Mapping[str, str]) -> float:
-    """Submitted by one program of Ray's own client, so that the start of a command line is not counted each time."""
+    """Submit with the client library of Ray in one program, so that the start of a command is not counted for each job."""
     program = (
         "import time\nfrom ray.job_submission import JobSubmissionClient\n"
         f"client = JobSubmissionClient({DASHBOARD!r})\nbegan = time.monotonic()\n"
@@ -166,9 +171,13 @@ def _ray_rate(lab: Lab, environment: Mapping[str, str]) -> float:
         f"print({RAY_JOBS} / (time.monotonic() - began))\n"
     )
     done = subprocess.run(
-        lab.command("h0", [sys.executable, "-c", program]), env=environment, capture_output=True, text=True, check=True,
+        lab.command("h0", [sys.executable, "-c", program]),
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
         timeout=300,
-    )  # fmt: skip
+    )
     return float(done.stdout.split()[-1])
 
 
@@ -176,6 +185,6 @@ def _ray(verb: str) -> list[str]:
     return [sys.executable, "-m", "ray.scripts.scripts", verb]
 
 
-def _quiet(command: list[str], environment: Mapping[str, str]) -> bool:
+def _succeeds(command: list[str], environment: Mapping[str, str]) -> bool:
     done = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
     return done.returncode == 0

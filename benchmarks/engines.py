@@ -1,10 +1,10 @@
-"""The same few things on every engine, and beside them the engine's own way to start a job, in turn and in the same minutes.
+"""Compare the engines with each other, and with the native way of each engine to start a job, interleaved in the same minutes.
 
     python -m benchmarks.engines [--only local,joined,ray,slurm] [--figures line,jobs,join,death,cut,memory] [--runs 7] [--json]
 
-`local` is three virtual nodes of this machine. The others are three hosts of the lab (docs/lab.md), root: servers that joined, a Ray cluster
-of Phalanx's own with a plain one beside it, and Slurm with its default timers but for `SlurmdTimeout`. Where one of them cannot run here,
-one line says why and it is left out. Before each run lies a pause of random length: Slurm looks at its queue in a beat of its own.
+`local` is three virtual nodes of this machine. The others are three hosts of the lab (docs/lab.md), which needs root: servers that joined, a
+Ray cluster started by Phalanx with a plain one for comparison, and Slurm with its default timers except `SlurmdTimeout`. An engine that cannot
+run here is skipped with the reason. A pause of random length precedes each run, because Slurm checks its queue periodically.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from tests.lab.slurm import why_no_slurm
 ENGINES: Final = ("local", "joined", "ray", "slurm")
 FIGURES: Final = ("line", "jobs", "join", "death", "cut", "memory")
 RUNS: Final = 7
-LOSSES: Final = 3  # power cuts, and cables cut: each takes the better part of a minute with what heals after it
+LOSSES: Final = 3  # power cuts and cable cuts: each takes almost a minute, with the recovery
 TRUE_JOBS: Final = {"local": 300, "joined": 300, "ray": 300, "slurm": 40}
 SUBMITTERS: Final = 8  # connections of the client
-BEAT_S: Final = 3.0  # of Slurm's scheduler for batch jobs (SchedulerParameters, batch_sched_delay); each run begins when one has passed
+BEAT_S: Final = 3.0  # interval of the batch scheduler of Slurm (SchedulerParameters, batch_sched_delay); runs start after one interval
 READY: Final = ["sh", "-c", "echo ready"]
 
 
@@ -48,7 +48,7 @@ def main() -> None:
     for name in names:
         why = _why_not(name)
         if why:
-            tell(f"{name} is left out: {why}")
+            tell(f"skipped {name}: {why}")
             continue
         figures += _measure(name, wanted, given.runs or RUNS)
     report("Engines", figures, as_json=given.json)
@@ -64,7 +64,7 @@ def _why_not(name: str) -> str:
 
 def _beside_peers(name: str, wanted: set[str], runs: int) -> list[Figure]:
     with _in_the_lab(name) as head:
-        theirs = head.memory_mib()[1]  # before a peer's daemons stand beside them
+        theirs = head.memory_mib()[1]  # before the daemons for comparison start
         with engine_peers.beside(name, head.lab) as peers:
             figures = _lines(name, head, runs, peers.lines) if "line" in wanted else []
             figures += _jobs(name, head, peers.jobs) if "jobs" in wanted else []
@@ -77,7 +77,7 @@ def _beside_peers(name: str, wanted: set[str], runs: int) -> list[Figure]:
 
 
 def _measure(name: str, wanted: set[str], runs: int) -> list[Figure]:
-    """All figures of one engine; a cluster of its own for each loss, since Slurm takes minutes to have a lost node back."""
+    """Measure one engine; with a new cluster for each loss, because Slurm takes minutes to recover a lost node."""
     if name == "local":
         with cluster("3x2") as head:
             figures = _lines(name, head, runs, {}) if "line" in wanted else []
@@ -93,7 +93,7 @@ def _in_the_lab(name: str) -> Iterator[LabCluster]:
 
 
 def _lines(name: str, head: Cluster, runs: int, peers: dict[str, Callable[[], float]]) -> list[Figure]:
-    """From the exec of the command to the first line of the job's output; all ways take turns, in an order drawn for each run."""
+    """Measure from the exec of the command to the first line of output; the ways alternate in a random order for each run."""
     ways: dict[str, Callable[[], float]] = {"phalanx run": lambda: _first_line(head), **peers}
     order = random.Random(0)
     seconds: dict[str, list[float]] = {way: [] for way in ways}
@@ -113,7 +113,7 @@ def _first_line(head: Cluster) -> float:
 
 
 def _jobs(name: str, head: Cluster, peers: dict[str, Callable[[], float]]) -> list[Figure]:
-    """Jobs of one `true` on all nodes, from the first submit to the last end."""
+    """Measure jobs of one `true` on all nodes, from the first submit to the last end."""
     rates = []
     for _ in range(2):
         before, began = ended(head), time.monotonic()
@@ -126,7 +126,7 @@ def _jobs(name: str, head: Cluster, peers: dict[str, Callable[[], float]]) -> li
 
 
 def _joins(name: str, head: LabCluster, runs: int, peers: dict[str, Callable[[], float]]) -> list[Figure]:
-    """From the exec of `phalanx join` on a server until it has said that its node is up."""
+    """Measure from the exec of `phalanx join` on a server until its node is up."""
     host = head.others[0]
     seconds: dict[str, list[float]] = {way: [] for way in ("phalanx join", *peers)}
     for _ in range(min(runs, 5)):
@@ -140,7 +140,7 @@ def _joins(name: str, head: LabCluster, runs: int, peers: dict[str, Callable[[],
 
 
 def _losses(name: str, kind: str, rounds: int) -> Figure:
-    """A gang of two nodes loses one; until it runs elsewhere."""
+    """Measure from the loss of one of two nodes of a gang until the gang runs elsewhere."""
     seconds = []
     for run in range(rounds):
         with _in_the_lab(name) as head:
@@ -158,7 +158,7 @@ def _losses(name: str, kind: str, rounds: int) -> Figure:
 
 
 def _local_losses(wanted: set[str]) -> list[Figure]:
-    """The same for virtual nodes: killed at once, or stopped and silent."""
+    """Measure the same for virtual nodes, which are killed or stopped with SIGSTOP."""
     figures = []
     for kind, number in (("death", signal.SIGKILL), ("cut", signal.SIGSTOP)):
         seconds = []
@@ -178,7 +178,7 @@ def _local_losses(wanted: set[str]) -> list[Figure]:
 
 
 def running(head: Cluster, job: str, after_s: float) -> dict[str, Any] | None:
-    """The line of the job's story that says all ranks run, if there is one after that time."""
+    """Return the line of the job history with all ranks running, if there is one after that time."""
     return next((line for line in head.story(job) if line["kind"] == "running" and line["at_s"] > after_s), None)
 
 

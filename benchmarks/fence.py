@@ -1,11 +1,11 @@
-"""The fence drill: a whole node is stopped for longer than its lease and wakes again. What do its old ranks still do?
+"""Fence drill: stop a whole node for longer than its lease, wake it, and count the steps of its old ranks.
 
     python -m benchmarks.fence [--rounds 50] [--bare] [--lease 2] [--json]
 
-With `phalanx.torch` no step may be begun by an old rank once the new attempt has made one. A step counts as begun at the instant at which
-the fence was found open; a node may be stopped between that instant and the step's first instruction, and wakes in a step that was under
-way: such steps are counted apart. Nothing can prevent them on a host that may stop anywhere, and nothing they do is kept. A bare script has no fence inside: what it
-does between its wake and its supervisor's are counted and printed. In neither case is anything it wrote resumed.
+With `phalanx.torch` no old rank may begin a step after the first step of the new attempt. A step counts as begun when the fence was found
+open. A node may stop between that check and the first instruction of the step, and then wakes inside a step: such steps are counted
+separately. No host that may stop at any time can prevent them, and their results are discarded. A bare script has no fence: its steps
+between its wake-up and that of its supervisor are counted and printed. In both cases nothing that it wrote is resumed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SCRIPT = os.path.join(ROOT, "benchmarks", "fence_rank.py")
 
 
 def main() -> int:
-    """Run the drill; exits 1 if a step was begun past the fence, or anything of an old epoch was resumed."""
+    """Run the drill; exit with 1 if an old rank began a step after the fence, or state of an old epoch was resumed."""
     parser = arguments(__doc__ or "")
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--bare", action="store_true")
@@ -32,19 +32,45 @@ def main() -> int:
     late, under_way, resumed, back_s = zip(*rounds, strict=True)
     kind = "bare script" if given.bare else "phalanx.torch"
     figures = [
-        Figure(name=f"steps begun by old ranks after the new attempt's first, {kind}", value=float(sum(late)), unit="steps",
-               runs=[float(count) for count in late], target="0 steps" if not given.bare else "", met=None if given.bare else not any(late)),
-        shown("steps that were under way when the node was stopped, and ended after its wake", list(map(float, under_way)), "steps"),
-        Figure(name="things of an old epoch that were resumed", value=float(sum(resumed)), unit="", runs=[float(r) for r in resumed],
-               target="0", met=not any(resumed)),
-        shown("node stopped to a step of the new attempt", list(back_s), "s", note=f"lease {given.lease:g} s, {given.rounds} rounds"),
-    ]  # fmt: skip
+        Figure(
+            name=f"steps begun by old ranks after the new attempt's first, {kind}",
+            value=float(sum(late)),
+            unit="steps",
+            runs=[float(count) for count in late],
+            target="0 steps" if not given.bare else "",
+            met=None if given.bare else not any(late),
+        ),
+        shown(
+            "steps that were under way when the node was stopped, and ended after its wake",
+            list(map(float, under_way)),
+            "steps",
+        ),
+        Figure(
+            name="things of an old epoch that were resumed",
+            value=float(sum(resumed)),
+            unit="",
+            runs=[float(r) for r in resumed],
+            target="0",
+            met=not any(resumed),
+        ),
+        shown(
+            "node stopped to a step of the new attempt",
+            list(back_s),
+            "s",
+            note=f"lease {given.lease:g} s, {given.rounds} rounds",
+        ),
+    ]
     report("Fence drill", figures, as_json=given.json)
     return int(any(resumed) or (not given.bare and any(late)))
 
 
 def drill_round(number: int, *, bare: bool, lease_s: float) -> tuple[int, int, int, float]:
-    """One round: late steps of the old ranks, those that were under way, resumed things of theirs, and seconds from the stop to the new attempt's first step."""
+    """Run one round.
+
+    Returns:
+        Late steps of the old ranks, their steps that were in progress, resumed states of theirs, and the seconds from the stop to the first
+        step of the new attempt.
+    """
     with cluster("3x1", lease_s=lease_s) as head:
         folder = os.path.join(head.home, "drill")
         os.makedirs(folder)
@@ -60,8 +86,8 @@ def drill_round(number: int, *, bare: bool, lease_s: float) -> tuple[int, int, i
         first_ns = min(_steps(folder, 2, 0)[0][0], _steps(folder, 2, 1)[0][0])
         for pid in pids:
             _continue(pid)
-        until(lambda: _gone(ranks), "the old ranks are gone", limit_s=60)
-        time.sleep(0.2)  # a step begun meanwhile would have left its line by now
+        until(lambda: _gone(ranks), "the old ranks have ended", limit_s=60)
+        time.sleep(0.2)  # until a step in progress has written its line
         old = [step for rank in (0, 1) for step in _steps(folder, 1, rank)]
         late = sum(begun_ns > first_ns for begun_ns, _ in old)
         under_way = sum(begun_ns <= first_ns < now_ns for begun_ns, now_ns in old)
@@ -73,7 +99,7 @@ def drill_round(number: int, *, bare: bool, lease_s: float) -> tuple[int, int, i
 
 
 def _steps(folder: str, epoch: int, rank: int) -> list[tuple[int, int]]:
-    """When each step of a rank was begun and when its first instruction ran, CLOCK_BOOTTIME ns."""
+    """Return when each step of a rank began and when its first instruction ran, in CLOCK_BOOTTIME ns."""
     try:
         with open(os.path.join(folder, f"steps-{epoch}-{rank}"), encoding="ascii") as file:
             lines = [line.split() for line in file.read().split("\n")[:-1]]

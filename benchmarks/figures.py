@@ -1,4 +1,4 @@
-"""Medians, their spread, and the table that every benchmark prints."""
+"""The figures of a benchmark, and the table that every benchmark prints."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One measured thing beside its target and today's best.
+    """One measured figure with its target and the best known result.
 
     Attributes:
         value: the median of `runs`, in `unit`.
-        target: as DESIGN 6 words it; `met` is judged on the median alone.
+        target: the target in words; `met` compares the median with it.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Figure:
 
 
 def at_most(name: str, runs: Sequence[float], unit: str, bound: float, *, peer: str = "", note: str = "") -> Figure:
-    """A figure that should not exceed `bound`."""
+    """Return a figure that should not exceed `bound`."""
     middle = statistics.median(runs)
     return Figure(
         name=name,
@@ -49,7 +49,7 @@ def at_most(name: str, runs: Sequence[float], unit: str, bound: float, *, peer: 
 
 
 def at_least(name: str, runs: Sequence[float], unit: str, bound: float, *, peer: str = "", note: str = "") -> Figure:
-    """A figure that should reach `bound`."""
+    """Return a figure that should reach `bound`."""
     middle = statistics.median(runs)
     return Figure(
         name=name,
@@ -64,21 +64,21 @@ def at_least(name: str, runs: Sequence[float], unit: str, bound: float, *, peer:
 
 
 def shown(name: str, runs: Sequence[float], unit: str, *, note: str = "") -> Figure:
-    """A figure without a target."""
+    """Return a figure without a target."""
     return Figure(name=name, value=statistics.median(runs), unit=unit, runs=list(runs), note=note)
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
-    """The options that every benchmark has."""
+    """Return a parser with the options of every benchmark."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--json", action="store_true", help="figures as JSON on stdout")
-    parser.add_argument("--runs", type=int, default=None, help="runs per figure; the default is the benchmark's own")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON on stdout")
+    parser.add_argument("--runs", type=int, default=None, help="runs per figure; the default depends on the benchmark")
     parser.add_argument("--only", default="", help="comma-separated names of the figures to measure")
     return parser
 
 
 def tell(text: str) -> None:
-    """Progress, on stderr, so that stdout stays clean."""
+    """Print progress on stderr, so that stdout has only the result."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
@@ -93,9 +93,11 @@ def report(title: str, figures: Sequence[Figure], *, as_json: bool) -> None:
             "python": platform.python_version(),
         }
         record: dict[str, Any] = {
-            "title": title, "at": time.strftime("%Y-%m-%d %H:%M:%S"), "machine": machine,
+            "title": title,
+            "at": time.strftime("%Y-%m-%d %H:%M:%S"),
+            "machine": machine,
             "figures": {figure.name: asdict(figure) for figure in figures},
-        }  # fmt: skip
+        }
         sys.stdout.write(json.dumps(record, indent=1) + "\n")
         return
     from rich.console import Console
@@ -108,7 +110,14 @@ def report(title: str, figures: Sequence[Figure], *, as_json: bool) -> None:
         runs = figure.runs or [figure.value]
         met = "" if figure.met is None else "yes" if figure.met else "NO"
         table.add_row(
-            figure.name, f"{figure.value:,.4g} {figure.unit}", f"{min(runs):,.4g}", f"{max(runs):,.4g}", str(len(runs)),
-            figure.target, met, figure.peer, figure.note,
-        )  # fmt: skip
+            figure.name,
+            f"{figure.value:,.4g} {figure.unit}",
+            f"{min(runs):,.4g}",
+            f"{max(runs):,.4g}",
+            str(len(runs)),
+            figure.target,
+            met,
+            figure.peer,
+            figure.note,
+        )
     Console(width=None if sys.stdout.isatty() else 180).print(table)

@@ -1,8 +1,8 @@
-"""Fit the planner's coefficients to measured runs: least squares of log step times, with each coefficient's prior as one more equation.
+"""Fit the coefficients of the planner to measured runs: least squares of log step times, with the prior of each coefficient as an equation.
 
-Levenberg-Marquardt on the logarithms, residuals weighted down beyond 1.5 spreads (soft L1), so that a wrong row does not bend the
-machine. The rows of a source together weigh as the square root of their number (each residual by its inverse fourth root): 216 rows
-of one table count five times as much as 8, not 27 times.
+Levenberg-Marquardt on the logarithms. Residuals beyond 1.5 spreads have less weight (soft L1), so that a wrong row does not distort the
+fit. The weight of a source is the square root of its number of rows (each residual has the inverse fourth root): 216 rows of one table
+count five times as much as 8, not 27 times.
 Sources: K. Levenberg, 1944; D. Marquardt, SIAM J. Appl. Math. 11(2), 1963; soft L1 after B. Triggs et al., "Bundle Adjustment", 2000.
 """
 
@@ -23,7 +23,7 @@ from phalanx.core.performance.step import LayerCosts, StepTime
 from phalanx.facts.coefficients import Coefficient, physics_from, stacks_from
 
 NOISE: Final = 0.07
-"""Spread of one measured step time about a perfect model: runs of one table repeat within a few per cent."""
+"""Spread of a measured step time around a perfect model: runs of one table repeat within a few per cent."""
 SOFT: Final = 1.5  # spreads beyond which a residual counts linearly
 ROUNDS: Final = 14
 DONE: Final = 1e-4  # relative gain below which a round is the last
@@ -34,18 +34,18 @@ Vector = NDArray[np.float64]
 
 
 def predicted(runs: Sequence[Run], table: Table) -> list[StepTime]:
-    """Step times of the runs under the table's coefficients."""
+    """Return the step times of the runs for the coefficients of a table."""
     physics, stacks = physics_from(table), stacks_from(table)
     return [predict(run, physics, stacks[run.stack]) for run in runs]
 
 
 def predict(run: Run, physics: Physics, stack: Stack) -> StepTime:
-    """Step time of one run."""
+    """Return the step time of one run."""
     return LayerCosts(run.task, run.machine, physics, stack).step(run.layout)
 
 
 def fit(runs: Sequence[Run], table: Table) -> tuple[Coefficient, ...]:
-    """The table with its fitted values replaced; the search starts at the priors, so that nothing is left of an earlier fit."""
+    """Return the table with newly fitted values. The search starts at the priors, so it does not depend on an earlier fit."""
     free = [place for place, one in enumerate(table) if one.spread]
     centre = np.array([math.log(table[place].prior or table[place].value) for place in free])
     spread = np.array([table[place].spread or 1.0 for place in free])
@@ -62,33 +62,33 @@ def fit(runs: Sequence[Run], table: Table) -> tuple[Coefficient, ...]:
 
 
 def _search(residuals: Callable[[Vector], Vector], start: Vector, *, soft: int) -> Vector:
-    vector, damp = start.copy(), 1e-2
-    now = residuals(vector)
-    cost = _cost(now, soft)
+    vector, damping = start.copy(), 1e-2
+    current = residuals(vector)
+    cost = _cost(current, soft)
     for _ in range(ROUNDS):
-        jacobian = np.empty((len(now), len(vector)))
+        jacobian = np.empty((len(current), len(vector)))
         for column in range(len(vector)):
             moved = vector.copy()
             moved[column] += NUDGE
-            jacobian[:, column] = (residuals(moved) - now) / NUDGE
-        scale = _scale(now, soft)
-        left, right = jacobian * scale[:, None], now * scale
+            jacobian[:, column] = (residuals(moved) - current) / NUDGE
+        scale = _scale(current, soft)
+        left, right = jacobian * scale[:, None], current * scale
         normal, gradient = left.T @ left, left.T @ right
         before = cost
         for _ in range(8):
-            step = np.linalg.solve(normal + damp * np.diag(np.diag(normal)), -gradient)
-            tried = residuals(vector + step)
-            if _cost(tried, soft) < cost:
-                vector, now, cost, damp = vector + step, tried, _cost(tried, soft), damp / 5.0
+            step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), -gradient)
+            next_ = residuals(vector + step)
+            if _cost(next_, soft) < cost:
+                vector, current, cost, damping = vector + step, next_, _cost(next_, soft), damping / 5.0
                 break
-            damp *= 4.0
+            damping *= 4.0
         if before - cost < DONE * before:
             break
     return vector
 
 
 def _scale(residual: Vector, soft: int) -> Vector:
-    """Square root of each residual's weight under soft L1; priors keep theirs."""
+    """Return the square root of the weight of each residual under soft L1; priors have weight 1."""
     scale = np.ones_like(residual)
     scale[:soft] = (1.0 + (residual[:soft] / SOFT) ** 2) ** -0.25
     return scale

@@ -1,9 +1,10 @@
-"""What supervisors cost a head: a hundred of them, without ranks, on one head over TLS; and what a larger fleet would need.
+"""Measure the load of supervisors on a head: a hundred of them, without ranks, over TLS; and compute the needs of a larger fleet.
 
     python -m benchmarks.fleet_load [--supervisors 100] [--seconds 20] [--busy] [--json]
 
-Each is the supervisor's own code: the threads that renew its lease, wait for commands, send events and samples, with a connection each.
-Nothing runs under them. The head is a real one in the lab (root; docs/lab.md) and they sit on another host of it, on the same processors.
+Each one runs the real code of a supervisor: the threads that renew the lease, wait for commands, send events and samples, with one
+connection each, but no ranks. The head is a real one in the lab (needs root; docs/lab.md); the supervisors run on another host of the lab, on
+the same processors.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tests.lab.lab import Lab
 from tests.lab.needs import why_not
 
 PROCESSES: Final = 4
-"""Of the load: 400 threads under one interpreter lock would measure that lock."""
+"""Processes of the load: with 400 threads in one process, the interpreter lock would dominate."""
 SUBMITS_PER_S: Final = 10.0
 SETTLE_S: Final = 3.0
 BURST_S: Final = 3.0
@@ -37,7 +38,7 @@ FLEETS: Final = (100, 1_000, 10_000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What one request of each kind costs the head in processor time, and a supervisor in memory."""
+    """Processor time of the head per request of each kind, and its memory per supervisor."""
 
     renewal_s: float
     sample_s: float
@@ -47,12 +48,12 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What a fleet asks of one head.
+    """The load of a fleet on one head.
 
     Attributes:
-        lease_s, renew_s: lease and interval (controller/leases.py).
-        cores: processor time per second, for the channel alone. Past 1 a head cannot: one Python thread serves it.
-        lost_s: from the silence of a node until its jobs may start elsewhere.
+        lease_s, renew_s: lease and renewal interval (controller/leases.py).
+        cores: processor time per second for the channel only. The limit is 1, because one Python thread serves it.
+        lost_s: from the last message of a node until its jobs may start elsewhere.
     """
 
     nodes: int
@@ -67,16 +68,22 @@ class Needs:
 
 
 def needs(nodes: int, costs: Costs, *, busy: bool) -> Needs:
-    """Compute what `nodes` supervisors need, all of them with ranks or none. Pure."""
+    """Compute the load of `nodes` supervisors, either all with ranks or none."""
     lease_s, renew_s = LeaseBook().terms_for(nodes)
     renewals = nodes / renew_s
     samples = nodes / tell_every_s(renew_s, busy=busy)
     polls = nodes / POLL_S
     return Needs(
-        nodes=nodes, lease_s=lease_s, renew_s=renew_s, renewals_per_s=renewals, samples_per_s=samples, polls_per_s=polls,
+        nodes=nodes,
+        lease_s=lease_s,
+        renew_s=renew_s,
+        renewals_per_s=renewals,
+        samples_per_s=samples,
+        polls_per_s=polls,
         cores=renewals * costs.renewal_s + samples * costs.sample_s + polls * costs.poll_s,
-        memory_bytes=nodes * costs.supervisor_bytes, lost_s=lease_s + MARGIN_S,
-    )  # fmt: skip
+        memory_bytes=nodes * costs.supervisor_bytes,
+        lost_s=lease_s + MARGIN_S,
+    )
 
 
 def main() -> None:
@@ -84,7 +91,7 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--supervisors", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--busy", action="store_true", help="samples as often as under ranks, each second")
+    parser.add_argument("--busy", action="store_true", help="send samples every second, as with ranks")
     given = parser.parse_args()
     if why_not():
         tell(f"no lab here: {why_not()}")
@@ -110,12 +117,18 @@ class Load:
         self._processes: list[subprocess.Popen[str]] = []
 
     def begin(self) -> None:
-        """Start them all, and wait until each has said hello. Nothing is placed on them."""
+        """Start all supervisors, wait until each has registered, and cordon them."""
         line = self._head.call("GET", "/v1/join")
         ca_pem = self._head.lab.host("h0").path("/home/lab/.phalanx/tls/ca.pem").read_text(encoding="ascii")
         for number in range(PROCESSES):
             names = [f"f{index}" for index in range(number, self._count, PROCESSES)]
-            order = {"url": f"https://{line['address']}", "token": line["token"], "ca_pem": ca_pem, "names": names, "busy": self._busy}  # fmt: skip
+            order = {
+                "url": f"https://{line['address']}",
+                "token": line["token"],
+                "ca_pem": ca_pem,
+                "names": names,
+                "busy": self._busy,
+            }
             process = self._head.lab.start(
                 "h1", [sys.executable, "-m", "benchmarks.fleet_member"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
             )
@@ -129,13 +142,13 @@ class Load:
         tell(f"{self._count} supervisors are up")
 
     def ask(self, what: str, **more: str | float) -> list[dict[str, Any]]:
-        """Tell every process and wait for all answers."""
+        """Send an order to every process and wait for all answers."""
         for process in self._processes:
             self._write(process, {"do": what, **more})
         return [self._read(process) for process in self._processes]
 
     def end(self) -> None:
-        """They die at once; the head is about to end as well."""
+        """Kill all processes; the head ends soon, too."""
         for process in self._processes:
             process.kill()
             process.communicate()
@@ -157,9 +170,9 @@ class Load:
 
 
 def _steady(head: LabCluster, load: Load, seconds: float) -> list[Figure]:
-    """Let them be for a while, with a few submits beside: traffic, the head's processor time, and how long answers take."""
+    """Measure a steady phase with a few submits: traffic, processor time of the head, and latency of answers."""
     time.sleep(SETTLE_S)
-    load.ask("renewals")  # those of the beginning
+    load.ask("renewals")  # discards those of the start
     submits: list[float] = []
     over = threading.Event()
     beside = threading.Thread(target=_submit, args=(head, submits, over))
@@ -188,7 +201,7 @@ def _submit(head: LabCluster, seconds: list[float], over: threading.Event) -> No
 
 
 def _bursts(head: LabCluster, load: Load, count: int, empty_mib: float) -> list[Figure]:
-    """What one request of each kind costs: a few connections ask as fast as they can, over what the fleet takes meanwhile."""
+    """Measure the cost of one request of each kind: a few connections send as fast as they can, minus the load of the fleet."""
     full_mib = head.memory_mib()[0]
     idle_began_s = cpu_s(head)
     time.sleep(BURST_S)
@@ -204,10 +217,20 @@ def _bursts(head: LabCluster, load: Load, count: int, empty_mib: float) -> list[
             rates[kind] = count_sent / took_s
         costs[kind] = statistics.median(runs)
     known = Costs(
-        renewal_s=costs["renewal"], sample_s=costs["sample"], poll_s=costs["poll"],
+        renewal_s=costs["renewal"],
+        sample_s=costs["sample"],
+        poll_s=costs["poll"],
         supervisor_bytes=max(0.0, full_mib - empty_mib) * 2**20 / count,
-    )  # fmt: skip
-    figures = [shown(f"one {kind}: processor time of the head", [1e6 * cost], "us", note=f"{rates[kind]:.0f} /s over {PROCESSES} connections") for kind, cost in costs.items()]  # fmt: skip
+    )
+    figures = [
+        shown(
+            f"one {kind}: processor time of the head",
+            [1e6 * cost],
+            "us",
+            note=f"{rates[kind]:.0f} /s over {PROCESSES} connections",
+        )
+        for kind, cost in costs.items()
+    ]
     figures += [
         shown("head without supervisors", [empty_mib], "MiB"),
         shown("memory per supervisor", [known.supervisor_bytes / 1024], "KiB"),
@@ -215,15 +238,17 @@ def _bursts(head: LabCluster, load: Load, count: int, empty_mib: float) -> list[
     ]
     for nodes in FLEETS:
         for busy in (False, True):
-            told = needs(nodes, known, busy=busy)
+            load_of_fleet = needs(nodes, known, busy=busy)
             kind = "busy" if busy else "idle"
-            note = f"lease {told.lease_s:g} s; {told.renewals_per_s:.0f} renewals, {told.samples_per_s:.0f} samples, {told.polls_per_s:.0f} polls /s; {told.memory_bytes / 2**20:.0f} MiB"
-            figures.append(shown(f"computed: {nodes} nodes, {kind}", [100 * told.cores], "% of a core", note=note))
+            note = f"lease {load_of_fleet.lease_s:g} s; {load_of_fleet.renewals_per_s:.0f} renewals, {load_of_fleet.samples_per_s:.0f} samples, {load_of_fleet.polls_per_s:.0f} polls /s; {load_of_fleet.memory_bytes / 2**20:.0f} MiB"
+            figures.append(
+                shown(f"computed: {nodes} nodes, {kind}", [100 * load_of_fleet.cores], "% of a core", note=note)
+            )
     return figures
 
 
 def cpu_s(head: LabCluster) -> float:
-    """Processor time that the head's process has used."""
+    """Return the processor time that the head has used."""
     for pid in head.lab.processes("h0"):
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             if b"phalanx.app.head" not in file.read():

@@ -1,6 +1,6 @@
-"""Supervisors without ranks, many in one process: `python -m benchmarks.fleet_member`, told by lines of JSON on its standard input.
+"""Many supervisors without ranks in one process: `python -m benchmarks.fleet_member`, controlled by lines of JSON on standard input.
 
-The first line says where the head is and who they are; each further one is an order, answered by one line.
+The first line has the address of the head and the names of the nodes; each further line is an order, answered by one line.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from phalanx.wire.rank import boottime_ns
 
 DEVICES: Final = 8
 _ASK_S: Final = 30.0
-_HELLO_S: Final = 120.0  # a guard
+_HELLO_S: Final = 120.0  # time-out
 
 
 class Member:
-    """One supervisor: its channels, and nothing that they could be about."""
+    """One supervisor: only its channels, without ranks."""
 
     def __init__(self, name: NodeId, url: str, ca_file: str, token: str, *, busy: bool) -> None:
         self._ended = threading.Event()
@@ -42,19 +42,31 @@ class Member:
         self._probe = VirtualProbe(name, DEVICES, 64 * GIB)
         self.access = HeadAccess(address=HeadAddress(url, None), token=token, ca_file=ca_file)
         self._node = Node(
-            id=name, engine="joined", cpus=64, memory_bytes=512 * GIB, state=NodeState.UP, supervisor_id=self.who,
-            address="10.77.0.2", hostname=name, virtual=True,
+            id=name,
+            engine="joined",
+            cpus=64,
+            memory_bytes=512 * GIB,
+            state=NodeState.UP,
+            supervisor_id=self.who,
+            address="10.77.0.2",
+            hostname=name,
+            virtual=True,
             devices=tuple(
                 Device(index=d.index, uuid=d.uuid, model=d.model, memory_bytes=d.memory_bytes, virtual=True)
                 for d in self._probe.devices()
             ),
-        )  # fmt: skip
+        )
         self.greeter = Greeter(self.access, self._hello, self._ended)
         jobs = {index: JobId("1") for index in range(DEVICES)} if busy else {}
         renewer = Renewer(
-            self.access, self.greeter, node_id=name, supervisor_id=self.who, epochs=list, heard=self._heard,
+            self.access,
+            self.greeter,
+            node_id=name,
+            supervisor_id=self.who,
+            epochs=list,
+            heard=self._on_renewed,
             ended=self._ended,
-        )  # fmt: skip
+        )
         self._threads = {
             "renewer": renewer.run,
             "commands": Commands(
@@ -62,13 +74,20 @@ class Member:
             ).run,
             "events": Events(self.access, self.greeter, supervisor_id=self.who, ended=self._ended).run,
             "sampler": Sampler(
-                self.access, self._probe, node_id=name, supervisor_id=self.who, folder="/var/tmp", busy=lambda: jobs, pids=dict,
-                ended=self._ended, pace=lambda: renewer.renew_in_s,
+                self.access,
+                self._probe,
+                node_id=name,
+                supervisor_id=self.who,
+                folder="/var/tmp",
+                busy=lambda: jobs,
+                pids=dict,
+                ended=self._ended,
+                pace=lambda: renewer.renew_in_s,
             ).run,
-        }  # fmt: skip
+        }
 
     def begin(self) -> None:
-        """Start its threads."""
+        """Start the threads."""
         for name, run in self._threads.items():
             start_thread(name, run)
 
@@ -77,54 +96,63 @@ class Member:
             version=wire.WIRE_VERSION, supervisor_id=self.who, node=self._node, carries=[], challenge=challenge
         )
 
-    def _heard(self, renewed: Renewed) -> None:
+    def _on_renewed(self, renewed: Renewed) -> None:
         self.seconds.append((boottime_ns() - renewed.sent_ns) / 1e9)
 
 
 def main() -> None:
-    """Join, start, and answer until nobody asks any more."""
+    """Join, start, and answer orders until standard input ends."""
     order = json.loads(sys.stdin.readline())
     with tempfile.NamedTemporaryFile("w", suffix=".pem", delete=False) as file:
         file.write(order["ca_pem"])
     members = [_joined(NodeId(name), order, file.name) for name in order["names"]]
     for member in members:
         member.begin()
-        time.sleep(0.01)  # as servers come: not all in one instant
+        time.sleep(0.01)  # as servers join: not all at once
     for member in members:
         if not member.greeter.greeted.wait(_HELLO_S):
-            raise TimeoutError(f"{member.name} was not greeted in {_HELLO_S:g} s")
-    _say({"up": len(members)})
+            raise TimeoutError(f"{member.name} was not registered within {_HELLO_S:g} s")
+    _reply({"up": len(members)})
     for line in sys.stdin:
-        told = json.loads(line)
-        if told["do"] == "renewals":
+        order = json.loads(line)
+        if order["do"] == "renewals":
             taken = [each for member in members for each in member.seconds]
             for member in members:
                 member.seconds = []
-            _say({"seconds": taken})
+            _reply({"seconds": taken})
         else:
-            _say(_burst(members[0], told["kind"], told["seconds"]))
+            _reply(_burst(members[0], order["kind"], order["seconds"]))
 
 
 def _joined(name: NodeId, order: dict[str, Any], ca_file: str) -> Member:
     access = HeadAccess(address=HeadAddress(order["url"], None), token=order["token"], ca_file=ca_file)
-    wish = JoinRequest(node_id=name, hostname=name, address="10.77.0.2", devices=DEVICES, virtual=True)
+    request = JoinRequest(node_id=name, hostname=name, address="10.77.0.2", devices=DEVICES, virtual=True)
     connection = Connection(access)
-    given = wire.decode(connection.call("POST", "/v1/join", wire.encode(wish), timeout_s=_ASK_S), JoinReply)
+    given = wire.decode(connection.call("POST", "/v1/join", wire.encode(request), timeout_s=_ASK_S), JoinReply)
     connection.close()
     return Member(name, order["url"], ca_file, given.token, busy=order["busy"])
 
 
 def _burst(member: Member, kind: str, seconds: float) -> dict[str, float]:
-    """One request after the other, over one connection."""
+    """Send one request after the other over one connection."""
     connection, count, began = Connection(member.access), 0, time.monotonic()
     renewal = wire.encode(wire.LeaseRequest(supervisor_id=member.who, node_id=member.name, epochs=[], held_s=6.0))
     devices = [
         wire.DeviceSample(
-            index=index, uuid=f"VIRTUAL-{member.name}-{index}", counter="virtual", utilization=0.5, memory_used_bytes=GIB,
-            memory_total_bytes=64 * GIB, power_w=0.0, temperature_c=0.0, throttle=(), virtual=True, job_id=JobId("1"),
+            index=index,
+            uuid=f"VIRTUAL-{member.name}-{index}",
+            counter="virtual",
+            utilization=0.5,
+            memory_used_bytes=GIB,
+            memory_total_bytes=64 * GIB,
+            power_w=0.0,
+            temperature_c=0.0,
+            throttle=(),
+            virtual=True,
+            job_id=JobId("1"),
         )
         for index in range(DEVICES)
-    ]  # fmt: skip
+    ]
     samples = wire.encode(
         wire.SamplesRequest(
             supervisor_id=member.who,
@@ -139,7 +167,7 @@ def _burst(member: Member, kind: str, seconds: float) -> dict[str, float]:
     requests: dict[str, tuple[str, str, bytes | None]] = {
         "renewal": ("POST", "/v1/node/lease", renewal),
         "sample": ("POST", "/v1/node/samples", samples),
-        "poll": ("GET", "/v1/node/commands?after=0&wait_s=0.001", None),  # as one that waited in vain
+        "poll": ("GET", "/v1/node/commands?after=0&wait_s=0.001", None),  # as a poll that timed out
     }
     while time.monotonic() - began < seconds:
         connection.call(*requests[kind], timeout_s=_ASK_S)
@@ -149,7 +177,7 @@ def _burst(member: Member, kind: str, seconds: float) -> dict[str, float]:
     return {"count": count, "seconds": took_s}
 
 
-def _say(answer: dict[str, Any]) -> None:
+def _reply(answer: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
 

@@ -1,14 +1,14 @@
-"""Goodput of a long training under failures at published rates: the real interval policy against the best fixed interval in hindsight.
+"""Goodput of a long training with failures at published rates: the real interval policy compared with the best fixed interval in hindsight.
 
     python -m benchmarks.goodput                # medians and the worst over seeds
     python -m benchmarks.goodput --json
 
-A gang trains for weeks in virtual time. Failures are a Poisson process at a published rate; each costs what was not saved, and the time until
-the gang computes again. The code that decides is the real one: `phalanx.torch.cadence.Cadence` says when a save is due, fed with noisy
-stalls; `core.recovery.failure_rate` learns the rate from the fleet's failures, and is asked at each start of an attempt, as the head does.
-The other side is told everything: of forty fixed intervals the one that did best on these very failures.
+A gang trains for weeks in virtual time. Failures are a Poisson process at a published rate; each costs the unsaved work, and the time until the
+gang computes again. The policy is the real code: `phalanx.torch.cadence.Cadence` decides when a save is due, with noisy stalls;
+`core.recovery.failure_rate` estimates the rate from the failures of the fleet at each start of an attempt, as in the head. The comparison
+knows everything: it is the best of forty fixed intervals for the same failures.
 
-What it does not show: real disks and networks. A stall is a number here, and a restart takes equally long each time.
+Real disks and networks are not modelled. A stall is a number here, and every restart takes the same time.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from phalanx.torch.cadence import Cadence
 DAY_S: Final = 86_400.0
 STEP_S: Final = 5.0  # a step of the largest trainings; a save waits for its end
 WRITE_S: Final = 5.0
-"""From the end of the stall until a checkpoint counts. 405 B parameters at 14 bytes are 5.7 TB, and 2 TB/s of storage takes 3 s for it.
+"""From the end of the stall until a checkpoint is durable. 405 B parameters at 14 bytes are 5.7 TB, and 2 TB/s of storage takes 3 s for it.
 Source: Grattafiori et al., "The Llama 3 Herd of Models", 2024, section 3.3.1 (Tectonic, 2 TB/s sustained)."""
-STALL_SPREAD: Final = 0.2  # of one save's stall about its mean: a lognormal's sigma
-INTERVALS: Final = 40  # fixed ones tried, from STEP_S to half a day in equal ratios
+STALL_SPREAD: Final = 0.2  # of the stall of a save around its mean: sigma of a lognormal distribution
+INTERVALS: Final = 40  # number of fixed intervals, from STEP_S to half a day in equal ratios
 WITHIN_POINTS: Final = 0.5  # of the best fixed interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One setting. `least`: share of goodput demanded; None where even perfect knowledge may not reach a bar."""
+    """One setting. `least`: required goodput; None if even perfect knowledge might not reach a limit."""
 
     name: str
     nodes: int
@@ -51,32 +51,45 @@ class Case:
 LLAMA_MTBF_S: Final = 3.09 * 3600.0
 """One failure per 3.09 h on 16,384 GPUs. Source: the same, section 3.3.4: 419 unexpected interruptions in 54 days."""
 RSC_NODE_S: Final = DAY_S / 6.5e-3
-"""Of one node. Source: A. Kokolis et al., HPCA 2025: 6.5 failures per 1,000 node-days."""
+"""Mean time between failures of one node. Source: A. Kokolis et al., HPCA 2025: 6.5 failures per 1,000 node-days."""
 RESTART_S: Final = 60.0  # detection and restart, as the target is worded
 MEASURED_S: Final = {"lease": 6.9, "slurm": 12.4}
 """Power cut to running elsewhere, medians of docs/benchmarks.md ("On each engine"): a joined node, whose lease decides, and Slurm."""
 
 
 def cases() -> list[Case]:
-    """Every setting that is run."""
+    """Return all settings."""
     found = []
     for stall_s, least in ((10.0, 0.95), (1.0, 0.98)):
         for word, restart_s in (("60s", RESTART_S), *MEASURED_S.items()):
             found.append(
-                Case(name=f"llama_16384_stall{stall_s:g}_{word}", nodes=2048, mtbf_s=LLAMA_MTBF_S, stall_s=stall_s, restart_s=restart_s, least=least)
-            )  # fmt: skip
+                Case(
+                    name=f"llama_16384_stall{stall_s:g}_{word}",
+                    nodes=2048,
+                    mtbf_s=LLAMA_MTBF_S,
+                    stall_s=stall_s,
+                    restart_s=restart_s,
+                    least=least,
+                )
+            )
         for nodes in (8, 128, 1024, 2048):
             mtbf_s = RSC_NODE_S / nodes
             reachable = least <= 1.0 - math.sqrt(2.0 * stall_s / mtbf_s) - (RESTART_S + WRITE_S) / mtbf_s
             found.append(
-                Case(name=f"rsc_{8 * nodes}_stall{stall_s:g}_60s", nodes=nodes, mtbf_s=mtbf_s, stall_s=stall_s, restart_s=RESTART_S,
-                     least=least if reachable else None)
-            )  # fmt: skip
+                Case(
+                    name=f"rsc_{8 * nodes}_stall{stall_s:g}_60s",
+                    nodes=nodes,
+                    mtbf_s=mtbf_s,
+                    stall_s=stall_s,
+                    restart_s=RESTART_S,
+                    least=least if reachable else None,
+                )
+            )
     return found
 
 
 def failures_of(case: Case, seed: int) -> list[float]:
-    """When the gang fails, in seconds from the beginning."""
+    """Return the times of failures of the gang, in seconds from the start."""
     rng, at_s = random.Random(f"{case.nodes}/{case.mtbf_s}/{seed}"), 0.0
     found: list[float] = []
     while True:
@@ -87,7 +100,7 @@ def failures_of(case: Case, seed: int) -> list[float]:
 
 
 def spans_of(case: Case, failures: Sequence[float]) -> list[tuple[float, float, bool]]:
-    """When the gang computes: (from, to, whether a failure ends it). A failure during a restart begins it anew."""
+    """Return when the gang computes: (from, to, whether a failure ends it). A failure during a restart starts it again."""
     end_s, begin_s = case.days * DAY_S, 0.0
     spans: list[tuple[float, float, bool]] = []
     for at_s in failures:
@@ -98,7 +111,7 @@ def spans_of(case: Case, failures: Sequence[float]) -> list[tuple[float, float, 
 
 
 def real(case: Case, seed: int) -> float:
-    """Goodput with the real policy: the cadence of each attempt, told the rate that the head has learned by then."""
+    """Return the goodput of the real policy: the cadence of each attempt, with the failure rate that the head has estimated by then."""
     rng = random.Random(f"stalls/{seed}")
     failures = failures_of(case, seed)
     kept_s, stall_s, write_s = 0.0, None, None
@@ -115,7 +128,7 @@ def real(case: Case, seed: int) -> float:
 
 
 def _attempt(cadence: Cadence, case: Case, begin_s: float, end_s: float, rng: random.Random) -> tuple[float, float]:
-    """(work done, work kept by a durable checkpoint) of one attempt that computes from `begin_s` to `end_s`."""
+    """Return (work done, work in a durable checkpoint) of one attempt that computes from `begin_s` to `end_s`."""
     now_s, done_s, saved_s = begin_s, 0.0, 0.0
     while True:
         steps = max(1, math.ceil((cadence.since_s + cadence.interval_s - now_s) / STEP_S))
@@ -123,7 +136,7 @@ def _attempt(cadence: Cadence, case: Case, begin_s: float, end_s: float, rng: ra
         if ready_s > end_s:
             return done_s + max(0, int((end_s - now_s) / STEP_S)) * STEP_S, saved_s
         now_s, done_s = ready_s, done_s + steps * STEP_S
-        assert cadence.due(now_s + 1e-6)  # the policy's own word; the sum above may be a rounding short of it
+        assert cadence.due(now_s + 1e-6)  # the sum above may differ by rounding
         stall_s = case.stall_s * rng.lognormvariate(-(STALL_SPREAD**2) / 2, STALL_SPREAD)
         if now_s + stall_s + WRITE_S > end_s:
             return done_s, saved_s
@@ -134,7 +147,7 @@ def _attempt(cadence: Cadence, case: Case, begin_s: float, end_s: float, rng: ra
 
 
 def fixed(case: Case, failures: Sequence[float], interval_s: float) -> float:
-    """Goodput with a save every `interval_s` of work, whatever happens."""
+    """Return the goodput with a save every `interval_s` of work."""
     work_s = math.ceil(interval_s / STEP_S) * STEP_S
     cycle_s, kept_s = work_s + case.stall_s, 0.0
     for begin_s, end_s, failed in spans_of(case, failures):
@@ -146,29 +159,33 @@ def fixed(case: Case, failures: Sequence[float], interval_s: float) -> float:
 
 
 def best_fixed(case: Case, seed: int) -> tuple[float, float]:
-    """(goodput, interval) of the fixed interval that did best on these failures."""
+    """Return (goodput, interval) of the best fixed interval for these failures."""
     failures = failures_of(case, seed)
     ratio = (43_200.0 / STEP_S) ** (1.0 / (INTERVALS - 1))
-    tried = [STEP_S * ratio**number for number in range(INTERVALS)]
-    return max((fixed(case, failures, interval_s), interval_s) for interval_s in tried)
+    intervals_s = [STEP_S * ratio**number for number in range(INTERVALS)]
+    return max((fixed(case, failures, interval_s), interval_s) for interval_s in intervals_s)
 
 
 def measured(case: Case, seeds: int) -> dict[str, Any]:
-    """The figures of one case over seeds."""
+    """Return the figures of one case over seeds."""
     ours = [real(case, seed) for seed in range(seeds)]
     best = [best_fixed(case, seed) for seed in range(seeds)]
     behind = [100.0 * (other - own) for own, (other, _) in zip(ours, best, strict=True)]
     median = statistics.median(ours)
     return {
-        "goodput": round(median, 5), "goodput_worst": round(min(ours), 5), "best_fixed": round(statistics.median(one for one, _ in best), 5),
+        "goodput": round(median, 5),
+        "goodput_worst": round(min(ours), 5),
+        "best_fixed": round(statistics.median(one for one, _ in best), 5),
         "best_fixed_interval_s": round(statistics.median(interval_s for _, interval_s in best)),
-        "points_behind": round(statistics.median(behind), 3), "points_behind_worst": round(max(behind), 3), "least": case.least,
+        "points_behind": round(statistics.median(behind), 3),
+        "points_behind_worst": round(max(behind), 3),
+        "least": case.least,
         "met": (case.least is None or median >= case.least) and statistics.median(behind) <= WITHIN_POINTS,
-    }  # fmt: skip
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the figures; 1 if one is missed."""
+    """Print the figures; return 1 if one is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.goodput", description=__doc__.split("\n")[0])
     parser.add_argument("--seeds", type=int, default=40, help="failure histories for each setting (40)")
     parser.add_argument("--json", action="store_true", help="one object")
@@ -184,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(
             f"{name:32} {one['goodput']:8.2%} {one['goodput_worst']:8.2%} {bar:>6} {one['best_fixed']:8.2%} {one['best_fixed_interval_s']:6.0f} s "
             f"{one['points_behind']:7.2f} {one['points_behind_worst']:7.2f}{'' if one['met'] else '  missed'}"
-        )  # fmt: skip
+        )
     return bool(missed)
 
 

@@ -1,4 +1,4 @@
-"""Several real heads on loopback over one real PostgreSQL, each with its own folder, virtual nodes and port; and what is done to them."""
+"""Several real heads on loopback with one real PostgreSQL, each with its own folder, virtual nodes and port."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from phalanx.wire.api.head import Health
 
 @dataclass(slots=True)
 class OneHead:
-    """One of them; `store` is the address that it uses."""
+    """One head; `store` is the address of its database."""
 
     home: str
     port: int
@@ -34,18 +34,33 @@ class OneHead:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The address of the head."""
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Start it, and wait until it answers, as whatever."""
+        """Start the head and wait until it answers, in any role."""
         command = [
-            sys.executable, "-P", "-m", "phalanx.app.head", "--home", self.home, "--port", str(self.port), "--virtual", self.virtual,
-            "--revive", "0", *(["--listen", f"{self.listen}:{self.port}"] if self.listen else []), *self.words,
-        ]  # fmt: skip
+            sys.executable,
+            "-P",
+            "-m",
+            "phalanx.app.head",
+            "--home",
+            self.home,
+            "--port",
+            str(self.port),
+            "--virtual",
+            self.virtual,
+            "--revive",
+            "0",
+            *(["--listen", f"{self.listen}:{self.port}"] if self.listen else []),
+            *self.words,
+        ]
         environment = {
-            **os.environ, "PHALANX_HOME": self.home, "PHALANX_STORE": self.store, "PYTHONPATH": os.path.join(ROOT, "src"),
-        }  # fmt: skip
+            **os.environ,
+            "PHALANX_HOME": self.home,
+            "PHALANX_STORE": self.store,
+            "PYTHONPATH": os.path.join(ROOT, "src"),
+        }
         with open(os.path.join(self.home, "head.out"), "ab") as output:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, env=environment
@@ -54,7 +69,7 @@ class OneHead:
         assert not self.ended(), self.words_of()
 
     def health(self) -> Health | None:
-        """What it says of itself; None where it does not answer."""
+        """Return its health; None if it does not answer."""
         with Client(self.url, "none", patience_s=0.0, answer_s=2.0) as client:
             try:
                 return client.health()
@@ -62,16 +77,16 @@ class OneHead:
                 return None
 
     def role(self) -> str:
-        """leader, standby, or nothing."""
+        """Return "leader", "standby" or ""."""
         found = self.health()
         return "" if found is None else found.role
 
     def ended(self) -> bool:
-        """Whether its process is gone."""
+        """Return whether its process has ended."""
         return self.process is None or self.process.poll() is not None
 
     def send(self, number: int) -> None:
-        """A signal to its process alone; its nodes go on."""
+        """Send a signal to its process only; its nodes continue."""
         assert self.process is not None
         self.process.send_signal(number)
         if number == signal.SIGKILL:
@@ -79,17 +94,17 @@ class OneHead:
             self.process = None
 
     def log(self) -> str:
-        """What it has logged."""
+        """Return its log."""
         with open(os.path.join(self.home, "head.log"), encoding="utf-8", errors="replace") as file:
             return file.read()
 
     def words_of(self) -> str:
-        """What it printed."""
+        """Return the end of its output."""
         with open(os.path.join(self.home, "head.out"), encoding="utf-8", errors="replace") as file:
             return file.read()[-2000:]
 
     def stop(self) -> None:
-        """End it and its nodes."""
+        """Kill the head and its nodes."""
         if self.process is not None:
             self.process.send_signal(signal.SIGCONT)
             self.process.kill()
@@ -103,16 +118,16 @@ class OneHead:
 
 @dataclass(slots=True)
 class Heads:
-    """All of them."""
+    """A set of heads."""
 
     heads: list[OneHead] = field(default_factory=list)
 
     def leader(self) -> OneHead | None:
-        """The one that says that it leads."""
+        """Return the current leader, if any."""
         return next((head for head in self.heads if not head.ended() and head.role() == "leader"), None)
 
     def led(self, *, but: OneHead | None = None) -> OneHead:
-        """Wait until one leads, another than `but`."""
+        """Wait until a head other than `but` leads; return it."""
 
         def another() -> OneHead | None:
             found = self.leader()
@@ -122,18 +137,18 @@ class Heads:
         return found
 
     def client(self, *, patience_s: float = 60.0) -> Client:
-        """One that knows all heads, with the first one's token."""
-        if self.heads[0].listen:  # off loopback they have a CA, which the folder knows
+        """Return a client that knows all heads, with the token of the first one."""
+        if self.heads[0].listen:  # off loopback the heads use TLS; the folder has their CA
             return Client(home=self.heads[0].home, patience_s=patience_s)
         return Client(",".join(head.url for head in self.heads), self.token(), patience_s=patience_s)
 
     def token(self) -> str:
-        """Of the first head's folder."""
+        """Return the token in the folder of the first head."""
         with open(os.path.join(self.heads[0].home, "token"), encoding="ascii") as file:
             return file.read().strip()
 
     def all_up(self) -> None:
-        """Wait until a head leads and every node has said hello."""
+        """Wait until a head leads and all nodes are registered."""
         self.led()
         wanted = sum(int(head.virtual.split("x")[0]) for head in self.heads)
         with self.client() as client:
@@ -144,14 +159,14 @@ class Heads:
 def heads(
     dsn: str, *virtual: str, words: tuple[str, ...] = (), stores: tuple[str, ...] = (), listen: tuple[str, ...] = ()
 ) -> Iterator[Heads]:
-    """Running heads, one for each word of `virtual`; nothing of them is left afterwards.
+    """Run one head for each item of `virtual`; remove them afterwards.
 
     Args:
-        dsn: of the database that they share.
-        virtual: nodes and devices of each, as "1x2".
+        dsn: address of the shared database.
+        virtual: nodes and devices of each head, such as "1x2".
         words: arguments of every head.
-        listen: addresses at which the first of them are reached with TLS, as from other machines.
-        stores: addresses by which the first of them reach that database, where it is not `dsn`.
+        stores: addresses of that database for the first heads, if not `dsn`.
+        listen: addresses with TLS for the first heads, as for other machines.
     """
     made = Heads()
     try:
@@ -163,7 +178,7 @@ def heads(
                 OneHead(home=home, port=free_port(), virtual=nodes, store=store, words=words, listen=outer)
             )
             made.heads[-1].start()
-            made.led()  # the first one leads: who stands by is known to the tests
+            made.led()  # so the first head leads and the others are standbys
         made.all_up()
         yield made
     finally:

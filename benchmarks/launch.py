@@ -1,9 +1,9 @@
-"""Launching and recovering: how long until something runs, and until it runs again.
+"""Benchmark of launch and recovery: the time until a job runs, and until it runs again.
 
     python -m benchmarks.launch [--json] [--runs N] [--only first_line,step,crash,node,silent] [--pairs 30]
 
-Peers that cannot run here (Slurm, Kubernetes, torchrun's restart) are quoted from the design's table; the bare fork and the script
-started by hand run in the same minutes, interleaved.
+Figures of peers that cannot run here (Slurm, Kubernetes, restart of torchrun) are quoted. The bare fork and the script started by hand run
+interleaved, in the same minutes.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _until_first_line(command: list[str], head: Cluster) -> float:
 
 
 def _step_overhead(pairs: int) -> list[Figure]:
-    """Interleaved pairs in random order within each pair; the median step of each run; ratio launched / by hand."""
+    """Measure interleaved pairs, in random order within each pair: the median step of each run, and the ratio launched / by hand."""
     script = os.path.join(ROOT, "examples", "ddp_step", "train.py")
     order, ratios, by_hand_ms, launched_ms = random.Random(0), [], [], []
     with cluster("1x2") as head:
@@ -102,16 +102,21 @@ def _step_overhead(pairs: int) -> list[Figure]:
             tell(f"DDP step, pair {pair + 1}: by hand {by_hand_ms[-1]:.2f} ms, launched {launched_ms[-1]:.2f} ms")
     upper = _upper_bound([(ratio - 1) * 100 for ratio in ratios])
     return [
-        at_most("launched DDP step over the script by hand, median of pairs", [(r - 1) * 100 for r in ratios], "%", 1.0,
-                note=f"95 % upper bound of the median {upper:.2f} % over {pairs} pairs"),
+        at_most(
+            "launched DDP step over the script by hand, median of pairs",
+            [(r - 1) * 100 for r in ratios],
+            "%",
+            1.0,
+            note=f"95 % upper bound of the median {upper:.2f} % over {pairs} pairs",
+        ),
         at_most("the same, upper 95 % bound", [upper], "%", 1.0),
         shown("DDP step by hand", by_hand_ms, "ms"),
         shown("DDP step launched", launched_ms, "ms"),
-    ]  # fmt: skip
+    ]
 
 
 def _upper_bound(values: list[float]) -> float:
-    """One-sided 95 % bound of the median, by bootstrap."""
+    """Return the one-sided 95 % bound of the median, by bootstrap."""
     rng = random.Random(1)
     medians = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(BOOTSTRAPS))
     return medians[int(0.95 * BOOTSTRAPS)]
@@ -123,9 +128,16 @@ def _by_hand(script: str, head: Cluster) -> float:
     ranks = []
     for rank in range(2):
         environment = {
-            **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(rank),
-            "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1",
-        }  # fmt: skip
+            **os.environ,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "WORLD_SIZE": "2",
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": "2",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
         command = [sys.executable, script, "--steps", "60", "--warmup", "10", "--out", out]
         ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL))
     for process in ranks:
@@ -150,7 +162,7 @@ def _median_step(path: str) -> float:
 
 
 def _crash(runs: int) -> list[Figure]:
-    """SIGKILL to one rank of 2 x 2; until every rank of the next generation is exec'd, and has printed."""
+    """Kill one rank of 2 x 2; measure until all ranks of the next generation are exec'd, and have printed."""
     running, printed = [], []
     with cluster("2x2") as head:
         for run in range(runs):
@@ -174,7 +186,7 @@ def _crash(runs: int) -> list[Figure]:
 
 
 def _node_death(runs: int, *, silent: bool) -> list[Figure]:
-    """SIGKILL (or SIGSTOP, the node falls silent) to a whole node; until the gang runs on another."""
+    """Send SIGKILL or SIGSTOP (a silent node) to a whole node; measure until the gang runs on another."""
     running = []
     for run in range(runs):
         with cluster("3x2") as head:
@@ -188,7 +200,7 @@ def _node_death(runs: int, *, silent: bool) -> list[Figure]:
             tell(f"node {'silent' if silent else 'killed'}, run {run + 1}: running elsewhere after {running[-1]:.2f} s")
             if silent:
                 for pid in pids:
-                    with contextlib.suppress(ProcessLookupError):  # it ended as its parent woke
+                    with contextlib.suppress(ProcessLookupError):  # it ended when its parent woke
                         os.kill(pid, signal.SIGCONT)
     if silent:
         return [

@@ -1,6 +1,6 @@
-"""Published training runs as the planner sees them: each row of a file of measured runs becomes a task, a layout, a machine and a stack.
+"""Read published training runs: each row of a file of measured runs becomes a task, a layout, a machine and a stack.
 
-The columns are those of `training_measured.csv` (see docs/planner.md); what a row leaves open is filled as its stack does it.
+The columns are those of `training_measured.csv` (see docs/planner.md). Missing values get the defaults of the stack.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from phalanx.facts.coefficients import stack_of
 from phalanx.facts.gpus import GBIT, GpuEntry, gpu_named, gpu_on
 
 LATENT: Final = LatentAttention(query_rank=1536, kv_rank=512, rope_dim=64, value_dim=128)
-"""What a row that says only "mla" means. Source: DeepSeek-AI, "DeepSeek-V3", 2024, section 4.2."""
+"""The shape for a row with only "mla". Source: DeepSeek-AI, "DeepSeek-V3", 2024, section 4.2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One measured run. `memory_bytes` and `peers` (what other tools predict, seconds) where the row has them."""
+    """One measured run. `memory_bytes` and `peers` (predictions of other tools, in seconds) are optional."""
 
     row: str
     source: str
@@ -42,7 +42,7 @@ class Run:
 
 
 def read_runs(path: Path) -> tuple[list[Run], list[str]]:
-    """Every row of the file that can be read, in its order; and of each other one its line and what is wrong with it."""
+    """Return the valid rows of the file in its order, and an error with the line for each other row."""
     runs: list[Run] = []
     wrong: list[str] = []
     with path.open(encoding="utf-8", newline="") as file:
@@ -116,7 +116,7 @@ def _model(row: Mapping[str, str]) -> Model:
             dense_layers=_whole(row, "dense_layers", 0),
         )
     if latent and head_dim > LATENT.value_dim:
-        head_dim -= LATENT.rope_dim  # the row counts the features that carry the position
+        head_dim -= LATENT.rope_dim  # the row includes the features for the position
     return Model(
         name=row.get("model", ""),
         layers=_whole(row, "layers", 1),
@@ -139,7 +139,7 @@ def _gpu(text: str) -> GpuEntry:
 
 
 def _stack(framework: str, notes: str, *, flash: bool) -> str:
-    """The stack profile of a row: its framework, where it is older than flash attention, and whether it says that it is not compiled."""
+    """Return the stack of a row: by its framework, older than flash attention or not, and compiled or not."""
     if "megatron" in framework.lower() and not flash:
         return "megatron-2022"
     name = stack_of(framework) or "generic"

@@ -1,9 +1,9 @@
-"""How true the planner is: its step times and memory beside published runs, on sources it was fitted to and on sources left out.
+"""Accuracy of the planner: its step times and memory compared with published runs, on fitted sources and on sources left out of the fit.
 
 python -m benchmarks.planner [--csv FILE] [--json] [--no-loso] [--fit]
 
-FILE has the columns of training_measured.csv (docs/planner.md lists them). Without --csv the file is looked for where the tests do.
-For `loso` every coefficient is fitted again without the source, from its prior; `--fit` fits all rows and prints the table to ship.
+FILE has the columns of training_measured.csv (docs/planner.md lists them). The default for --csv is the file that the tests use.
+For `loso` (leave one source out) all coefficients are fitted again without the source; `--fit` fits all rows and prints the table to ship.
 """
 
 from __future__ import annotations
@@ -30,24 +30,17 @@ from phalanx.core.performance.memory import Memory, Part, memory_of, refused
 from phalanx.core.performance.uncertainty import interval_s
 from phalanx.core.work.gpus import parse_gpus
 from phalanx.facts.argument import model_from
-from phalanx.facts.coefficients import (
-    Coefficient,
-    coefficients,
-    physics,
-    physics_from,
-    stack_named,
-    stacks_from,
-)
+from phalanx.facts.coefficients import Coefficient, coefficients, physics, physics_from, stack_named, stacks_from
 from phalanx.facts.machines import machine_for
 
 RANGES: Final = Path(__file__).parent / "ranges" / "planner.json"
 CLOSE: Final = 0.05  # a choice within 5 % of the best measured layout counts as the best
-UNKNOWN: Final = "generic"  # whose spread a stack has that no row of the fit knows
+UNKNOWN: Final = "generic"  # its spread is used for a stack without rows in the fit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """One row beside its prediction. `error` is predicted over measured, less 1."""
+    """One row with its prediction. `error` is predicted over measured, minus 1."""
 
     run: Run
     seconds: float
@@ -56,12 +49,12 @@ class Score:
 
     @property
     def error(self) -> float:
-        """Relative, signed."""
+        """The relative, signed error."""
         return self.seconds / self.run.step_s - 1.0
 
     @property
     def held(self) -> bool:
-        """Whether the truth lies in the interval."""
+        """Whether the measured value is in the interval."""
         return self.low_s <= self.run.step_s <= self.high_s
 
 
@@ -92,25 +85,25 @@ def _options() -> argparse.Namespace:
     public = public_runs()
     parser.add_argument("--csv", default=str(public) if public else None)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--no-loso", action="store_true", help="leave out the fits without one source (a minute)")
+    parser.add_argument("--no-loso", action="store_true", help="skip the fits that leave one source out (a minute)")
     parser.add_argument(
         "--fit", action="store_true", help="fit all rows and print the lines of coefficients.csv that change"
     )
     options = parser.parse_args()
     if options.csv is None:
-        parser.error("no file of measured runs here; name one with --csv")
+        parser.error("no file of measured runs found; give one with --csv")
     return options
 
 
 def public_runs() -> Path | None:
-    """Where the file of published runs lies, found as the tests find the traces: beside the checkout or at PHALANX_SHARED."""
+    """Return the path of the published runs: next to the checkout or in PHALANX_SHARED, as for the traces of the tests."""
     beside = Path(__file__).resolve().parents[1].parent / "shared"
     path = Path(os.environ.get("PHALANX_SHARED", beside)) / "data" / "training_measured.csv"
     return path if path.is_file() else None
 
 
 def score(runs: Sequence[Run], table: Sequence[Coefficient], known: set[str]) -> list[Score]:
-    """Every run under the table; `known` are the stacks that the fit has seen."""
+    """Score all runs for a table; `known` are the stacks with rows in the fit."""
     physics, stacks = physics_from(table), stacks_from(table)
     scores = []
     for run, step in zip(runs, predicted(runs, table), strict=True):
@@ -121,7 +114,7 @@ def score(runs: Sequence[Run], table: Sequence[Coefficient], known: set[str]) ->
 
 
 def left_out(runs: Sequence[Run], table: Sequence[Coefficient]) -> list[Score]:
-    """Every run by a fit that has not seen its source."""
+    """Score every run with a fit that leaves its source out."""
     sources = sorted({run.source for run in runs})
     if len(sources) < 2:
         return []
@@ -136,12 +129,12 @@ def _left_out(runs: Sequence[Run], table: Sequence[Coefficient], source: str) ->
 
 
 def summary(scores: Sequence[Score], left: Sequence[Score], table: Sequence[Coefficient]) -> dict[str, Any]:
-    """All figures by name."""
+    """Return all figures by name."""
     stacks = stacks_from(table)
     memories = [
         (one.run, memory_of(one.run.task, one.run.layout, one.run.machine.gpu, stacks[one.run.stack])) for one in scores
     ]
-    off = [abs(_said(memory, run) / run.memory_bytes - 1.0) for run, memory in memories if run.memory_bytes]
+    off = [abs(_comparable_bytes(memory, run) / run.memory_bytes - 1.0) for run, memory in memories if run.memory_bytes]
     figures: dict[str, Any] = {
         "rows": len(scores),
         "mape": _mape(scores),
@@ -165,7 +158,7 @@ def summary(scores: Sequence[Score], left: Sequence[Score], table: Sequence[Coef
 
 
 def search_s(runs: int = 5) -> float:
-    """Seconds of one search: every layout of a model of a trillion parameters on 8,192 H100, the median of some searches."""
+    """Return the median seconds of a search: all layouts of a model of a trillion parameters on 8,192 H100."""
     asked = Asked(
         model=model_from("megatron-1t"),
         machine=machine_for(parse_gpus("1024xh100:8")),
@@ -183,7 +176,7 @@ def search_s(runs: int = 5) -> float:
 
 
 def choices(scores: Sequence[Score]) -> dict[str, Any]:
-    """Where several layouts of one task were measured: how much slower the one predicted fastest was than the one measured fastest."""
+    """For tasks with several measured layouts, compare the layout predicted fastest with the one measured fastest."""
     groups: dict[tuple[str, ...], list[Score]] = defaultdict(list)
     for one in scores:
         groups[one.run.group].append(one)
@@ -203,7 +196,7 @@ def choices(scores: Sequence[Score]) -> dict[str, Any]:
 
 
 def peers(scores: Sequence[Score]) -> dict[str, Any]:
-    """Other tools on the rows that they can predict, and ours on the same rows."""
+    """Compare other tools with ours on the rows that they can predict."""
     out: dict[str, Any] = {}
     for name in sorted({name for one in scores for name in one.run.peers}):
         rows = [one for one in scores if name in one.run.peers]
@@ -219,8 +212,8 @@ def peers(scores: Sequence[Score]) -> dict[str, Any]:
     return out
 
 
-def _said(memory: Memory, run: Run) -> float:
-    """What the row's figure means: the allocator's reserve, or parameters, states and activations alone where it was modelled."""
+def _comparable_bytes(memory: Memory, run: Run) -> float:
+    """Return the bytes that the row reports: reserved by the allocator, or only parameters, states and activations if modelled."""
     if "modelled" in run.memory_kind:
         return memory.total_bytes - memory.items[Part.OTHER]
     return memory.allocator_bytes
@@ -242,12 +235,12 @@ def _by_source(scores: Sequence[Score]) -> dict[str, float]:
 
 
 def shipped_lines(table: Sequence[Coefficient]) -> list[str]:
-    """The beginnings of the lines of coefficients.csv that a fit changes."""
+    """Return the changed parts of the lines of coefficients.csv."""
     return [f"{one.scope},{one.name},{one.value:.4g},{one.prior:g},{one.spread:g}" for one in table if one.spread]
 
 
 def drawn(figures: dict[str, Any]) -> str:
-    """The table for people."""
+    """Format the figures as text."""
     bounds = json.loads(RANGES.read_text(encoding="utf-8"))
     lines = [f"{figures['rows']} measured runs of {figures['csv']}", ""]
     lines.append(f"{'source':24} {'error':>8} {'bias':>8} {'left out':>9} {'in 80 %':>8}")

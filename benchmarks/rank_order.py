@@ -1,11 +1,11 @@
-"""Topology pays: the same training, the same layout, the same two hosts; only who sits beside whom differs.
+"""Effect of the rank order: the same training, layout and hosts, with a topology-aware and a naive order of ranks.
 
     python -m benchmarks.rank_order [--rate 200] [--devices 2] [--runs 7] [--json]
 
-Two hosts of the lab (network namespaces, docs/lab.md) are joined by links of `--rate` Mbit/s each way; inside a host ranks talk over
-loopback. A small GPT trains under each layout twice, in turn and in the same processes: in the order that Phalanx plans (tensor parallel
-ranks on one host) and in the naive one. Ratios are of step times of the same round, so both had the same neighbours on the machine.
-Where there is no lab it says why and ends with 0.
+Two hosts of the lab (network namespaces, docs/lab.md) are joined by links of `--rate` Mbit/s each way; inside a host ranks use
+loopback. A small GPT trains under each layout twice, alternating in the same processes: in the order that Phalanx plans (tensor parallel
+ranks on one host) and in the naive one. Ratios compare step times of the same round, so that both had the same load on the machine.
+Without a lab it prints the reason and exits with 0.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SHAPE = {"width": 128, "layers": 4, "heads": 8, "sequence": 128, "vocabulary": 2
 STEPS = 2
 RUNS = 7
 HANG_S = 300.0
-"""A guard for all rounds together."""
+"""Time-out for all rounds together."""
 
 STREAM = str(ROOT / "tests" / "lab" / "stream.py")
 
@@ -40,9 +40,9 @@ class Case:
     """One layout in two orders.
 
     Attributes:
-        seats: of each arm, the process of each rank; processes are numbered host by host.
-        naive: what somebody does who does not look at the network.
-        naive_seen: the naive arm as a layout of ranks that are numbered host by host: what the planner is asked about.
+        seats_planned, seats_naive: the process of each rank; processes are numbered host by host.
+        naive: the layout of a user who ignores the network.
+        naive_seen: the naive layout for ranks that are numbered host by host, as input for the planner.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Case:
     means: str
 
     def arms(self) -> list[dict[str, Any]]:
-        """Both, as the ranks read them."""
+        """Return both variants, as input for the ranks."""
         return [
             {"name": f"{self.name}/planned", "layout": layout_to_json(self.planned), "seats": self.seats_planned},
             {"name": f"{self.name}/naive", "layout": layout_to_json(self.naive), "seats": self.seats_naive},
@@ -62,7 +62,7 @@ class Case:
 
 
 def cases(devices: int) -> list[Case]:
-    """All that is compared, for so many ranks on each of the two hosts."""
+    """Return all comparisons, for a number of ranks on each of the two hosts."""
     straight = list(range(HOSTS * devices))
     dealt = [host * devices + index for index in range(devices) for host in range(HOSTS)]
     copies = Layout(tensor=devices, replicate=HOSTS, micro_batch=4, micro_batches=4)
@@ -71,22 +71,37 @@ def cases(devices: int) -> list[Case]:
     spread = replace(stages, order=_innermost(Axis.PIPELINE))
     return [
         Case(
-            name="tp_dp", planned=copies, naive=scattered, naive_seen=scattered,
-            seats_planned=straight, seats_naive=straight, means="naive: data innermost",
+            name="tp_dp",
+            planned=copies,
+            naive=scattered,
+            naive_seen=scattered,
+            seats_planned=straight,
+            seats_naive=straight,
+            means="naive: data innermost",
         ),
         Case(
-            name="tp_pp", planned=stages, naive=spread, naive_seen=spread,
-            seats_planned=straight, seats_naive=straight, means="naive: pipeline innermost",
+            name="tp_pp",
+            planned=stages,
+            naive=spread,
+            naive_seen=spread,
+            seats_planned=straight,
+            seats_naive=straight,
+            means="naive: pipeline innermost",
         ),
         Case(
-            name="tp_dp_dealt", planned=copies, naive=copies, naive_seen=scattered,
-            seats_planned=straight, seats_naive=dealt, means="naive: host file h0,h1,h0,h1, tensor innermost",
+            name="tp_dp_dealt",
+            planned=copies,
+            naive=copies,
+            naive_seen=scattered,
+            seats_planned=straight,
+            seats_naive=dealt,
+            means="naive: host file h0,h1,h0,h1, tensor innermost",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def traffic(layout: Layout, seats: list[int], devices: int) -> float:
-    """Bytes that one host sends to the other per step, by formula.
+    """Return the bytes that one host sends to the other per step, by formula.
 
     A ring all-reduce of n bytes over two ranks sends n from each. Tensor parallel: two all-reduces of the activations forward and two
     backward per layer (Shoeybi et al. 2019, arXiv:1909.08053, section 3); data parallel: one of the rank's gradients; pipeline: one
@@ -118,7 +133,7 @@ def traffic(layout: Layout, seats: list[int], devices: int) -> float:
 
 
 def main() -> int:
-    """Measure, print."""
+    """Measure and print."""
     parser = arguments("rank order in a shaped network")
     parser.add_argument("--rate", type=float, default=200.0, help="of the links between hosts, each way, in Mbit/s")
     parser.add_argument("--devices", type=int, default=2, help="ranks per host, one of 2, 4 or 8")
@@ -163,23 +178,29 @@ def main() -> int:
 
 
 def train(lab: Lab, wanted: list[Case], *, devices: int, rounds: int) -> list[list[dict[str, Any]]]:
-    """What each rank printed, line by line."""
+    """Run all ranks; return the lines that each of them printed."""
     arms = [arm for case in wanted for arm in case.arms()]
     asked = {"arms": arms, "rounds": rounds, "steps": STEPS, "shape": SHAPE, "devices": devices}
     tell(f"{HOSTS * devices} ranks, {rounds} rounds of {len(arms)} arms")
     ranks: list[subprocess.Popen[str]] = []
     for rank in range(HOSTS * devices):
         environment = {
-            "RANK": rank, "WORLD_SIZE": HOSTS * devices, "MASTER_ADDR": lab.host("h0").address, "MASTER_PORT": 29500,
-            "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": 1, "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONPATH": ROOT / "src",
-        }  # fmt: skip
+            "RANK": rank,
+            "WORLD_SIZE": HOSTS * devices,
+            "MASTER_ADDR": lab.host("h0").address,
+            "MASTER_PORT": 29500,
+            "GLOO_SOCKET_IFNAME": "eth0",
+            "OMP_NUM_THREADS": 1,
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+            "PYTHONPATH": ROOT / "src",
+        }
         words = ["env", *(f"{name}={value}" for name, value in environment.items())]
         words += [sys.executable, "-m", "benchmarks.rank_order_rank", json.dumps(asked)]
         ranks.append(lab.start(f"h{rank // devices}", words, stdout=subprocess.PIPE))
-    said = [rank.communicate(timeout=HANG_S)[0] for rank in ranks]
+    outputs = [rank.communicate(timeout=HANG_S)[0] for rank in ranks]
     if any(rank.returncode for rank in ranks):
-        raise RuntimeError(f"ranks ended with {[rank.returncode for rank in ranks]}; what they said stands above")
-    return [[json.loads(line) for line in text.splitlines()] for text in said]
+        raise RuntimeError(f"ranks ended with {[rank.returncode for rank in ranks]}; their output is above")
+    return [[json.loads(line) for line in text.splitlines()] for text in outputs]
 
 
 def _figures(case: Case, lines: list[list[dict[str, Any]]], *, rate_mbit: float, devices: int) -> list[Figure]:
@@ -206,26 +227,20 @@ def _figures(case: Case, lines: list[list[dict[str, Any]]], *, rate_mbit: float,
     note = f"planner {expected_s[1] / expected_s[0]:.2f} x; {case.means}; {learnt}"
     figures.append(
         Figure(
-            name=f"{case.name} ratio",
-            value=middle,
-            unit="x",
-            runs=ratios,
-            target="> 1 x",
-            met=middle > 1.0,
-            note=note,
+            name=f"{case.name} ratio", value=middle, unit="x", runs=ratios, target="> 1 x", met=middle > 1.0, note=note
         )
     )
     return figures
 
 
 def _found(lines: list[list[dict[str, Any]]]) -> dict[str, float]:
-    """The rates that ranks measured before the first round, the median rank of each."""
+    """Return the rates that ranks measured before the first round: the median over ranks."""
     rows = [line for rank in lines for line in rank if line["arm"] == "rates"]
     return {name: statistics.median(row[name] for row in rows) for name in rows[0] if name != "arm"}
 
 
 def _rounds(lines: list[list[dict[str, Any]]], arm: str) -> list[tuple[float, float, float]]:
-    """Per round: the slowest rank's step time, the loss, what the busier host sent."""
+    """Return per round: the step time of the slowest rank, the loss, and the bytes that the busier host sent."""
     found = []
     for rows in zip(*([line for line in rank if line["arm"] == arm] for rank in lines), strict=True):
         losses = [row["loss"] for row in rows if row["loss"]]
@@ -236,7 +251,7 @@ def _rounds(lines: list[list[dict[str, Any]]], arm: str) -> list[tuple[float, fl
 
 
 def _bandwidth(lab: Lab, name: str, source: str, target: str) -> Figure:
-    """By plain sockets, one stream."""
+    """Measure with plain sockets, one stream."""
     runs = []
     for _ in range(3):
         with lab.start(target, [sys.executable, "-S", STREAM, "sink"], stdout=subprocess.PIPE) as sink:
@@ -251,7 +266,7 @@ def _bandwidth(lab: Lab, name: str, source: str, target: str) -> Figure:
 
 
 def _innermost(axis: Axis) -> tuple[Axis, ...]:
-    """The usual order with one axis pulled to the inside."""
+    """Return the usual order with one axis moved to the inside."""
     return (axis, *(other for other in ORDER if other is not axis))
 
 

@@ -1,4 +1,4 @@
-"""What the planner's formula says of the rank-order benchmark: the same model, the rates that the ranks themselves have measured."""
+"""Prediction of the planner for the rank-order benchmark: the same model, with the rates that the ranks measured."""
 
 from __future__ import annotations
 
@@ -17,16 +17,23 @@ from phalanx.facts.gpus import gpu_named
 def planned_s(
     layout: Layout, shape: Mapping[str, int], found: Mapping[str, float], *, hosts: int, devices: int
 ) -> float:
-    """Seconds of one step under the layout, its ranks numbered host by host.
+    """Return the predicted seconds of one step, with ranks numbered host by host.
 
-    `found` has `flops` and `memory_bytes_per_s` of one rank while all are busy, and `within_bytes_per_s` and `between_bytes_per_s`: what
-    one rank sends per second in an all-reduce of one activation, in its host and between hosts.
+    `found` has `flops` and `memory_bytes_per_s` of one rank while all are busy, and `within_bytes_per_s` and `between_bytes_per_s`: bytes per
+    second that one rank sends in an all-reduce of one activation, inside its host and between hosts.
     """
     width, heads = shape["width"], shape["heads"]
     model = Model(
-        name="rank-order", layers=shape["layers"], hidden=width, heads=heads, kv_heads=heads, head_dim=width // heads, ffn=4 * width,
-        vocab=shape["vocabulary"], gated=False,
-    )  # fmt: skip
+        name="rank-order",
+        layers=shape["layers"],
+        hidden=width,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=width // heads,
+        ffn=4 * width,
+        vocab=shape["vocabulary"],
+        gated=False,
+    )
     measured = Measured(
         flops={"fp32": found["flops"], "bf16": found["flops"]},
         memory_bytes_per_s=found["memory_bytes_per_s"],
@@ -34,14 +41,23 @@ def planned_s(
         between_bytes_per_s=found["between_bytes_per_s"],
     )
     machine = Machine(
-        gpu=gpu_named("virtual").gpu, nodes=hosts, gpus_per_node=devices, network_bytes_per_s=found["between_bytes_per_s"],
-        network_kind="tcp", measured=measured,
-    )  # fmt: skip
-    # Nothing overlaps, no kernel is fused, and the host is the device. A core has no special kernel for attention.
+        gpu=gpu_named("virtual").gpu,
+        nodes=hosts,
+        gpus_per_node=devices,
+        network_bytes_per_s=found["between_bytes_per_s"],
+        network_kind="tcp",
+        measured=measured,
+    )
+    # Nothing overlaps, no kernel is fused, the host is the device, and there is no flash attention.
     loop = Stack(
-        name="rank-order", elementwise=1.0, host_s=0.0, tensor_exposed=1.0, data_exposed=1.0, reduce_bytes=4.0,
+        name="rank-order",
+        elementwise=1.0,
+        host_s=0.0,
+        tensor_exposed=1.0,
+        data_exposed=1.0,
+        reduce_bytes=4.0,
         flash_shares={"": physics().matmul_share},
-    )  # fmt: skip
+    )
     task = Task(model=model, seq=shape["sequence"])
     return step_time(
         task, replace(layout, precision="fp32"), machine, replace(physics(), pipeline_exposed=1.0), loop

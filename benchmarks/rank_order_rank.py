@@ -2,8 +2,8 @@
 
     python -m benchmarks.rank_order_rank '{"arms": [...], "rounds": 5, "steps": 2, "shape": {...}}'
 
-Plain torch over gloo and nothing of `phalanx.torch`: what is measured is the order of the ranks, not our wrappers. All arms live in the
-same processes and take turns, so that whatever else the machine does hits them alike. Prints one JSON line per arm and round.
+Plain torch over gloo without `phalanx.torch`, so that only the order of the ranks matters. All arms alternate in the same processes, so
+that other load on the machine affects them equally. Prints one JSON line per arm and round.
 
 Shapes: B sequences of a micro-batch, S tokens, D width, H heads, V vocabulary; t is the number of tensor parallel ranks.
 """
@@ -35,7 +35,7 @@ class CopyIn(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
-        """Remember the group."""
+        """Store the group."""
         ctx.group = group
         return x
 
@@ -85,7 +85,7 @@ class Arm:
         self.step_number = 0
 
     def step(self) -> float:
-        """One step, all micro-batches; the loss on the last stage, else 0."""
+        """Run one step of all micro-batches; return the loss on the last stage, else 0."""
         self.step_number += 1
         passed = [self._forward(number) for number in range(self.layout.micro_batches)]
         for x_BSD, y in passed:
@@ -144,13 +144,13 @@ class Arm:
         return x_BSD + SumOut.apply(raised @ block["down"].T, group)
 
     def _block(self, layer: int) -> dict[str, torch.Tensor]:
-        """The part of each matrix that is this rank's: rows of what comes in, columns of what goes out."""
+        """Return the part of each matrix on this rank."""
         width, t, mine = self.shape["width"], self.layout.tensor, self.place[Axis.TENSOR]
         sizes = {"qkv": (3 * width, width), "out": (width, width), "up": (4 * width, width), "down": (width, 4 * width)}
         parts = {}
         for name, (rows, columns) in sizes.items():
             whole = self._weight(f"{name}{layer}", rows, columns).detach()
-            if name == "qkv":  # each rank has its own heads of all three
+            if name == "qkv":  # each rank has its heads of all three
                 part = whole.view(3, t, -1, width)[:, mine].reshape(-1, width)
             else:
                 part = whole.chunk(t, dim=0 if name == "up" else 1)[mine]
@@ -158,7 +158,7 @@ class Arm:
         return parts
 
     def _weight(self, name: str, rows: int, columns: int) -> torch.Tensor:
-        """The same in every process and arm: drawn from its name."""
+        """Return a random weight that depends only on its name: equal in all processes and arms."""
         drawn = torch.Generator().manual_seed(int.from_bytes(name.encode().ljust(8)[:8], "little") >> 1)
         return (torch.randn(rows, columns, generator=drawn) * columns**-0.5).requires_grad_()
 
@@ -166,7 +166,7 @@ class Arm:
         return [weight for block in self.blocks for weight in block.values()] + [self.embedding_VD, self.head_VD]
 
     def _group(self, axis: Axis) -> Any:
-        """My process group along the axis. Collective: every process makes every group, in the same order."""
+        """Return the process group of this rank along the axis. Collective: all processes create all groups in the same order."""
         mine = None
         for rank in range(self.layout.ranks):
             if self.layout.coordinates(rank)[axis] == 0:
@@ -176,18 +176,18 @@ class Arm:
         return mine
 
     def _neighbour(self, step: int) -> int:
-        """The process one stage further."""
+        """Return the process of a neighbouring stage."""
         return self.seats[self.seats.index(dist.get_rank()) + step * self.layout.stride(Axis.PIPELINE)]
 
 
 def sent_bytes() -> int:
-    """What has left this host by its cable."""
+    """Return the bytes that this host has sent over its link."""
     with open(SENT, encoding="ascii") as file:
         return int(file.read())
 
 
 def measure(arm: Arm, steps: int) -> dict[str, Any]:
-    """Some steps of one arm, from a common start to this rank's end."""
+    """Measure some steps of one arm, from a common start to the end on this rank."""
     dist.barrier()
     before = sent_bytes()
     began = time.perf_counter()
@@ -200,7 +200,7 @@ def measure(arm: Arm, steps: int) -> dict[str, Any]:
 
 
 def rates(shape: dict[str, int], devices: int, micro_batch: int) -> dict[str, float]:
-    """What this rank reaches while all are at it: the planner's formulas are given this, and nothing that was fitted to the step times."""
+    """Measure the rates of this rank while all ranks are busy. They are the input of the planner; nothing is fitted to the step times."""
     rank, world = dist.get_rank(), dist.get_world_size()
     tokens, width = micro_batch * shape["sequence"], shape["width"]
     inside = [dist.new_group(list(range(first, first + devices))) for first in range(0, world, devices)]
@@ -217,7 +217,7 @@ def rates(shape: dict[str, int], devices: int, micro_batch: int) -> dict[str, fl
 
 
 def _each_s(what: Callable[[], Any]) -> float:
-    """Seconds of one, of some made in a row by all ranks at once."""
+    """Return the seconds of one repeat; all ranks repeat at once."""
     what()
     dist.barrier()
     began = time.perf_counter()
@@ -229,7 +229,7 @@ def _each_s(what: Callable[[], Any]) -> float:
 
 
 def main() -> None:
-    """Take turns."""
+    """Run all arms in turn."""
     asked = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

@@ -1,7 +1,7 @@
-"""Replays of a month of jobs through the whole lifecycle, for `benchmarks.scheduler`: which trace, and how long one policy takes.
+"""Replay a month of jobs through the whole lifecycle, for `benchmarks.scheduler`.
 
-The public Philly trace is read where it lies, beside the checkout or at `PHALANX_SHARED`; it is not part of the project. Elsewhere a trace
-of the same size and likeness is drawn, and the output says which of the two it was.
+Uses the public Philly trace if it exists next to the checkout or in `PHALANX_SHARED`; it is not part of the project. Otherwise a random trace
+of the same size and shape is generated. The output names the trace.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from phalanx.simulator.fleet import equal_nodes
 from phalanx.simulator.simulate import Setting, simulate_live
 from phalanx.simulator.trace import Trace, TraceJob, read_trace
 
-NODES, GPUS_PER_NODE = 80, 8  # the loaded pool of the issue's table: 640 GPUs
+NODES, GPUS_PER_NODE = 80, 8  # a loaded pool of 640 GPUs
 TRACE_NAME: Final = "philly_2017_oct.csv"
-JOBS: Final = 47_192  # as that trace
-# Shape of the drawn trace, reckoned from philly_2017_oct.csv: GPUs and their shares, run times (median 1,278 s, deviation of the logarithm
-# 1.92, none past 2,750,674 s), 11 virtual clusters, and a load of 0.92 of the pool, by which the submits are spread.
+JOBS: Final = 47_192  # as in that trace
+# Shape of the generated trace, computed from philly_2017_oct.csv: GPUs and their shares, run times (median 1,278 s, deviation of the logarithm
+# 1.92, none past 2,750,674 s), 11 virtual clusters, and a load of 0.92 of the pool, which determines the submit times.
 SHARES: Final = (
     (1, 0.953),
     (2, 0.0166),
@@ -38,7 +38,7 @@ LABELS, LOAD = 11, 0.92
 
 
 def replay_s(policy: str) -> tuple[float, dict[str, object]]:
-    """Seconds of one replay, reading the trace not counted; and what was replayed."""
+    """Return the seconds of one replay, without reading the trace, and the name and size of the trace."""
     name, trace = replayed_trace()
     nodes = equal_nodes(NODES, GPUS_PER_NODE)
     gc.collect()
@@ -52,7 +52,7 @@ def replay_s(policy: str) -> tuple[float, dict[str, object]]:
 
 
 def replayed_trace() -> tuple[str, Trace]:
-    """The trace and its name: the public one where it lies, else a drawn one."""
+    """Return the trace and its name: the public one if it exists, else a generated one."""
     path = public_trace()
     if path is None:
         return f"synthetic ({TRACE_NAME} is not here)", synthetic_trace()
@@ -60,23 +60,31 @@ def replayed_trace() -> tuple[str, Trace]:
 
 
 def public_trace() -> Path | None:
-    """Where the public trace lies, found as the tests find it."""
+    """Return the path of the public trace, as in the tests; None if it does not exist."""
     beside = Path(__file__).resolve().parents[2] / "shared"
     path = Path(os.environ.get("PHALANX_SHARED", beside)) / "data" / "traces" / TRACE_NAME
     return path if path.is_file() else None
 
 
 def synthetic_trace(jobs: int = JOBS, seed: int = 1) -> Trace:
-    """A trace like the public one: heavy-tailed run times, mostly single GPUs, bursts by chance alone. Equal seeds give equal traces."""
-    chance = random.Random(seed)  # a benchmark's dice
+    """Generate a trace like the public one: heavy-tailed run times, mostly single GPUs, random bursts. Deterministic for a seed."""
+    chance = random.Random(seed)
     sizes, weights = [gpus for gpus, _ in SHARES], [share for _, share in SHARES]
     asked = chance.choices(sizes, weights, k=jobs)
     ran = [float(round(min(MEDIAN_S * chance.lognormvariate(0.0, LOG_DEVIATION), LONGEST_S))) for _ in range(jobs)]
     work_gpu_s = sum(gpus * run_s for gpus, run_s in zip(asked, ran, strict=True))
     gaps = list(accumulate(chance.expovariate(1.0) for _ in range(jobs)))
     stretch = work_gpu_s / (LOAD * NODES * GPUS_PER_NODE) / gaps[-1]
-    return Trace(jobs=tuple(
-        TraceJob(id=f"drawn-{at}", submit_s=float(round(gaps[at] * stretch)), duration_s=ran[at], gpus=asked[at],
-                 label=f"vc{chance.randrange(LABELS)}", line=at + 2)
-        for at in range(jobs)
-    ))  # fmt: skip
+    return Trace(
+        jobs=tuple(
+            TraceJob(
+                id=f"drawn-{at}",
+                submit_s=float(round(gaps[at] * stretch)),
+                duration_s=ran[at],
+                gpus=asked[at],
+                label=f"vc{chance.randrange(LABELS)}",
+                line=at + 2,
+            )
+            for at in range(jobs)
+        )
+    )

@@ -1,4 +1,4 @@
-"""A head that is killed and started again with 10,000 jobs of all kinds: from its exec to the first answered request about jobs, and what that time is made of.
+"""Restart of a killed head with 10,000 jobs of all kinds: the time from its exec to the first answer about jobs, and its parts.
 
 python -m benchmarks.restart [--json] [--runs N]
 """
@@ -18,7 +18,7 @@ from phalanx.store.sql.sqlite.store import SqliteStore
 
 JOBS = 10_000
 RUNNING = 8
-ENDED = 4_000  # cancelled, each with its story; the rest waits
+ENDED = 4_000  # cancelled; the rest waits
 ARRAY = 1_000  # elements of one submit
 TARGET_S = 2.0
 
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def measured(runs: int) -> list[Figure]:
-    """The median of so many restarts, and its parts."""
+    """Return the median of some restarts, and its parts."""
     serving, busy, imports, opening, loading = [], [], [], [], []
     with cluster("1x8", lease_s=120.0) as head:
         fill(head)
@@ -52,30 +52,38 @@ def measured(runs: int) -> list[Figure]:
         assert counts["running"] == RUNNING, counts
     mixed = f"{RUNNING} running, {ENDED} ended, the others pending"
     return [
-        at_most(f"head killed, started with {JOBS} jobs of all kinds: exec to the first answer about jobs", serving, "s", TARGET_S, note=mixed),
+        at_most(
+            f"head killed, started with {JOBS} jobs of all kinds: exec to the first answer about jobs",
+            serving,
+            "s",
+            TARGET_S,
+            note=mixed,
+        ),
         shown("CPU time that the head had used by then", busy, "s"),
         shown("of it: Python and its imports", imports, "s"),
         shown("of it: the database opened, and checked whole", opening, "s"),
         shown("of it: the world loaded", loading, "s"),
-    ]  # fmt: skip
+    ]
 
 
 def fill(head: Cluster) -> None:
-    """Jobs that run, jobs that have ended, and jobs that wait, each with its story."""
+    """Submit jobs: some run, some have ended, some wait."""
     for _ in range(RUNNING):
         head.submit(run=["sleep", "100000"], gpus=1)
     until(lambda: head.call("GET", "/v1/overview")["counts"]["running"] == RUNNING, "they run")
     arrays = [
-        head.call("POST", "/v1/jobs", {"run": ["sleep", "1"], "gpus": 8, "workdir": head.home, "array": f"0-{ARRAY - 1}"})["array_id"]
+        head.call(
+            "POST", "/v1/jobs", {"run": ["sleep", "1"], "gpus": 8, "workdir": head.home, "array": f"0-{ARRAY - 1}"}
+        )["array_id"]
         for _ in range((JOBS - RUNNING + ARRAY - 1) // ARRAY)
-    ]  # fmt: skip
+    ]
     for array in arrays[: ENDED // ARRAY]:
         head.call("POST", f"/v1/jobs/{array}/cancel", {"why": "the benchmark"})
     until(lambda: head.call("GET", "/v1/overview")["counts"]["cancelled"] >= ENDED, "they have ended")
 
 
 def cpu_s(head: Cluster) -> float:
-    """Seconds of CPU that the head has used: what a busy machine does not stretch."""
+    """Return the CPU seconds that the head has used, which do not depend on other load."""
     assert head.head is not None
     with open(f"/proc/{head.head.pid}/stat", encoding="ascii") as file:
         fields = file.read().rpartition(")")[2].split()
@@ -83,7 +91,7 @@ def cpu_s(head: Cluster) -> float:
 
 
 def store_parts(home: str) -> tuple[float, float]:
-    """Seconds to open a copy of the database as the head left it, and to load it."""
+    """Return the seconds to open a copy of the database of the head, and to load it."""
     folder = tempfile.mkdtemp(prefix="phalanx-restart-")
     try:
         for name in ("phalanx.db", "phalanx.db-wal"):
@@ -100,7 +108,7 @@ def store_parts(home: str) -> tuple[float, float]:
 
 
 def import_s() -> float:
-    """Seconds of a process that imports what a head does, and ends."""
+    """Return the seconds of a process that imports the modules of a head and ends."""
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", "import phalanx.app.head"], check=True)
     return time.monotonic() - began

@@ -1,8 +1,8 @@
-"""What a scheduling pass costs on a large fleet, and what replays cost: figures of the pure scheduler, on one core, no daemon.
+"""Benchmark of the pure scheduler, on one core without a daemon: scheduling passes on a large fleet, and replays.
 
 python -m benchmarks.scheduler [--json] [--runs N] [--only pass,place,decision,fifo,default,replay]
 
-Each part runs in a process of its own; bounds, and where each comes from, stand in ranges/scheduler.json.
+Each part runs in its own process. ranges/scheduler.json has the bounds and their origin.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ GPUS_PER_NODE = 8
 HELD_SHARE = 0.95
 PLACED_LEAST, CLASSES_LEAST = 500, 2_000
 ENDS = ARRIVALS = 450  # between two passes: enough that more than PLACED_LEAST can start
-WARM_UP = 3  # passes before the first that counts: the history of a fresh scheduler is fitted anew at every tenth end
+WARM_UP = 3  # uncounted passes: a new scheduler fits its history again at every tenth end
 T = 1_700_000_000.0
 
 
@@ -64,7 +64,7 @@ class Pass:
 def main(argv: list[str] | None = None) -> None:
     """Measure and print."""
     parser = arguments("The scheduler alone: passes, placements, one decision, replays of a month.")
-    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)  # what a child is asked for
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)  # for child processes
     given = parser.parse_args(argv)
     runs = given.runs or RUNS
     if given.part:
@@ -75,7 +75,7 @@ def main(argv: list[str] | None = None) -> None:
         only |= set(REPLAYS)
     wanted = [part for part in PARTS if not only or part in only]
     if not wanted:
-        parser.error(f"--only {given.only}: no such figure; there are {', '.join(PARTS)} and replay")
+        parser.error(f"--only {given.only}: unknown figure; known are {', '.join(PARTS)} and replay")
     print_figures({part: in_a_child(part, runs) for part in wanted}, as_json=given.json)
 
 
@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None) -> None:
 
 @dataclass(frozen=True)
 class Part:
-    """What one part of the benchmark has measured: runs by figure, facts that are no figures, and its process's largest memory."""
+    """The result of one part of the benchmark: runs by figure, further facts, and the peak memory of its process."""
 
     runs: dict[str, list[float]]
     facts: dict[str, object]
@@ -104,33 +104,31 @@ def measured(part: str, repeat: int) -> Part:
         runs = {"decision_1213_ms": [1000 * decision_s(seed) for seed in range(repeat)]}
     else:
         seconds, facts = replay_s(part)
-        facts[f"replay_{part}_cpu_s"] = round(
-            time.process_time(), 1
-        )  # what it would be nearer to on a machine of its own
-        runs = {f"replay_{part}_s": [seconds]}  # once: it takes as long as all others together
+        facts[f"replay_{part}_cpu_s"] = round(time.process_time(), 1)  # does not depend on other load
+        runs = {f"replay_{part}_s": [seconds]}  # once: it takes as long as all other parts
     return Part(runs=runs, facts=facts, peak_mib=peak_mib())
 
 
 def in_a_child(part: str, runs: int) -> Part:
-    """The same in a fresh process: peaks are told apart, and no part runs in the memory that another has broken up."""
+    """Measure one part in a new process, for a separate memory peak and an unfragmented heap."""
     tell(f"{part} ...")
     words = [sys.executable, "-m", "benchmarks.scheduler", "--part", part, "--runs", str(runs)]
     done = subprocess.run(
         words, cwd=Path(__file__).resolve().parents[1], stdout=subprocess.PIPE, text=True, check=False
     )
     if done.returncode:
-        raise SystemExit(f"benchmarks.scheduler: {part} ended with {done.returncode}; what it said stands above")
+        raise SystemExit(f"benchmarks.scheduler: {part} ended with {done.returncode}; its output is above")
     return Part(**json.loads(done.stdout))
 
 
 def peak_mib() -> float:
-    """The most memory that this process has held. Not `ru_maxrss`: that begins with what the parent held when it forked."""
+    """Return the peak memory of this process. Not `ru_maxrss`, which starts with the memory of the parent at the fork."""
     with open("/proc/self/status", encoding="ascii") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) / 1024
 
 
 def print_figures(parts: dict[str, Part], *, as_json: bool) -> None:
-    """The medians beside their ranges (ranges/scheduler.json): a table, or one flat JSON object in which `missed` names what is out of range."""
+    """Print the medians with their ranges as a table, or as one flat JSON object in which `missed` lists figures out of range."""
     ranges = json.loads(RANGES.read_text(encoding="utf-8"))
     peaks = {part: each.peak_mib for part, each in parts.items()}
     figures = [ranged(name, runs, ranges) for each in parts.values() for name, runs in each.runs.items()]
@@ -154,32 +152,32 @@ def print_figures(parts: dict[str, Part], *, as_json: bool) -> None:
 
 
 def ranged(name: str, runs: list[float], ranges: dict[str, dict[str, Any]]) -> Figure:
-    """A figure beside its range."""
+    """Return a figure with its range."""
     bound = ranges[name]
-    judge = {"at most": at_most, "at least": at_least}[bound["direction"]]
-    return judge(name, runs, bound["unit"], bound["bound"], note=bound["origin"])
+    make = {"at most": at_most, "at least": at_least}[bound["direction"]]
+    return make(name, runs, bound["unit"], bound["bound"], note=bound["origin"])
 
 
 # ---- one pass on a full fleet -------------------------------------------------------------------------------------------
 
 
 def measure_passes(repeat: int) -> list[Pass]:
-    """A pass is: 450 jobs end, 450 arrive, the policy decides. Every pass goes on from the state that the one before left."""
-    random_ = random.Random(7)  # a benchmark's dice
+    """Measure passes: 450 jobs end, 450 arrive, the policy decides. Each pass continues from the state after the previous one."""
+    random_ = random.Random(7)
     world, change = full_world(random_)
     scheduler = Scheduler(Policy(placements_max=100_000))
     now_s = T
     scheduler.plan(world, now_s)
-    calm_collector()  # as the head does when it begins
+    calm_collector()  # as the head does at start
     found = []
     for number in range(WARM_UP + repeat):
         now_s += 60.0
-        told = len(change.records)
+        seen = len(change.records)
         for attempt in random_.sample(sorted(world.attempts.values(), key=lambda attempt: int(attempt.job_id)), ENDS):
             end(world, change, attempt, now_s)
         for _ in range(ARRIVALS):
             change.put(new_job(change.new_job_seq(), random_, now_s))
-        changed = change.records[told:]
+        changed = change.records[seen:]
         begun = time.perf_counter()
         scheduler.tell(world, changed, now_s)
         plan = scheduler.plan(world, now_s)
@@ -195,7 +193,7 @@ def measure_passes(repeat: int) -> list[Pass]:
 
 
 def full_world(random_: random.Random) -> tuple[World, Change]:
-    """12,500 nodes of 8 in 4 spines of 10 leaves, 95 % held; 50,000 jobs wait in 200 queues and more than 2,000 classes."""
+    """Build 12,500 nodes of 8 in 4 spines of 10 leaves, 95 % allocated; 50,000 jobs wait in 200 queues and more than 2,000 classes."""
     world = World()
     change = Change(world=world)
     for number in range(NODES):
@@ -207,7 +205,7 @@ def full_world(random_: random.Random) -> tuple[World, Change]:
         )
     whole = list(range(NODES))
     random_.shuffle(whole)
-    broken: list[tuple[int, list[int]]] = []  # nodes held in part, and what is free on them
+    partial: list[tuple[int, list[int]]] = []  # partly allocated nodes with their free devices
     held = 0
     while held < HELD_SHARE * NODES * GPUS_PER_NODE:
         gpus = random_.choice((1, 1, 2, 4, 8, 8, 16, 32))
@@ -215,10 +213,10 @@ def full_world(random_: random.Random) -> tuple[World, Change]:
         if gpus >= GPUS_PER_NODE:
             parts = [(whole.pop(), list(range(GPUS_PER_NODE))) for _ in range(gpus // GPUS_PER_NODE)]
         else:
-            room = next((place for place in broken[-64:] if len(place[1]) >= gpus), None)
+            room = next((place for place in partial[-64:] if len(place[1]) >= gpus), None)
             if room is None:
                 room = (whole.pop(), list(range(GPUS_PER_NODE)))
-                broken.append(room)
+                partial.append(room)
             parts = [(room[0], [room[1].pop(0) for _ in range(gpus)])]
         held += gpus
         run(change, new_job(change.new_job_seq(), random_, T - 7200.0, gpus=gpus), parts, random_)
@@ -228,29 +226,41 @@ def full_world(random_: random.Random) -> tuple[World, Change]:
 
 
 def node(number: int) -> Node:
-    """One server and its place."""
+    """Return one server with its place in the topology."""
     return Node(
-        id=NodeId(f"n{number:05}"), engine="local", cpus=128, memory_bytes=2048 * GIB, state=NodeState.UP,
-        devices=tuple(Device(index=index, uuid=f"{number}-{index}", model="h100", memory_bytes=80 * GIB) for index in range(GPUS_PER_NODE)),
+        id=NodeId(f"n{number:05}"),
+        engine="local",
+        cpus=128,
+        memory_bytes=2048 * GIB,
+        state=NodeState.UP,
+        devices=tuple(
+            Device(index=index, uuid=f"{number}-{index}", model="h100", memory_bytes=80 * GIB)
+            for index in range(GPUS_PER_NODE)
+        ),
         labels={"spine": f"s{number * 4 // NODES}", "leaf": f"l{number * 40 // NODES:02}"},
-    )  # fmt: skip
+    )
 
 
 def new_job(seq: int, random_: random.Random, submit_s: float, gpus: int | None = None) -> Job:
-    """A job of some class: its queue, its size, its priority."""
+    """Return a job with a random queue and size."""
     size = gpus or random_.choice((1, 1, 1, 2, 2, 3, 4, 6, 8, 8, 16, 24, 32, 48, 64, 128))
     spec = JobSpec(
         name="train", role=Role(argv=("python", "train.py"), gpus=parse_gpus(size)), workdir="/work", saves_on_stop=True
     )
     queue = random_.randrange(QUEUES)
     return Job(
-        id=JobId(str(seq)), seq=seq, spec=spec, user=UserId(f"u{queue}"), project=ProjectId("p"), queue=QueueId(f"q{queue}"),
+        id=JobId(str(seq)),
+        seq=seq,
+        spec=spec,
+        user=UserId(f"u{queue}"),
+        project=ProjectId("p"),
+        queue=QueueId(f"q{queue}"),
         submit_s=submit_s,
-    )  # fmt: skip
+    )
 
 
 def run(change: Change, job: Job, parts: list[tuple[int, list[int]]], random_: random.Random) -> None:
-    """The job has run for up to two hours on these nodes."""
+    """Make the job run on these nodes, for up to two hours already."""
     grants = tuple(
         Grant(
             node_id=NodeId(f"n{number:05}"),
@@ -265,21 +275,28 @@ def run(change: Change, job: Job, parts: list[tuple[int, list[int]]], random_: r
     )
     placed_s = T - random_.random() * 7200.0
     change.put(replace(job, state=JobState.RUNNING, epoch=Epoch(1), started_s=placed_s))
-    change.put(Attempt(
-        job_id=job.id, epoch=Epoch(1), allocation=Allocation(grants=grants), placed_s=placed_s, state=AttemptState.RUNNING,
-        members=tuple(Member(node_id=grant.node_id) for grant in grants), first_running_s=placed_s,
-    ))  # fmt: skip
+    change.put(
+        Attempt(
+            job_id=job.id,
+            epoch=Epoch(1),
+            allocation=Allocation(grants=grants),
+            placed_s=placed_s,
+            state=AttemptState.RUNNING,
+            members=tuple(Member(node_id=grant.node_id) for grant in grants),
+            first_running_s=placed_s,
+        )
+    )
 
 
 def end(world: World, change: Change, attempt: Attempt, now_s: float) -> None:
-    """The job has come to its end."""
+    """End the job successfully."""
     change.put(replace(world.jobs[attempt.job_id], state=JobState.SUCCEEDED, ended_s=now_s))
     change.put(replace(attempt, state=AttemptState.ENDED, ended_s=now_s))
 
 
 def commit(world: World, change: Change, scheduler: Scheduler, plan: object, now_s: float) -> None:
-    """Carry the plan out, outside the measured time, as the controller does."""
-    told = len(change.records)
+    """Apply the plan as the controller does; not part of the measured time."""
+    seen = len(change.records)
     facts = Facts(now_s=now_s)
     for stop in plan.stops:  # type: ignore[attr-defined]
         attempt = world.attempts[stop.job_id]
@@ -290,14 +307,14 @@ def commit(world: World, change: Change, scheduler: Scheduler, plan: object, now
         change.put(outcome.job)
         if outcome.attempt is not None:
             change.put(outcome.attempt)
-    scheduler.tell(world, change.records[told:], now_s)
+    scheduler.tell(world, change.records[seen:], now_s)
 
 
 # ---- placements alone ---------------------------------------------------------------------------------------------------
 
 
 def placements_per_s(seed: int) -> float:
-    """Gangs of mixed sizes placed by topology on the empty fleet until it is full: finds and takes per second."""
+    """Place gangs of mixed sizes by topology on the empty fleet until it is full; return placements per second."""
     from phalanx.core.fleet.topology import tree_of
 
     random_ = random.Random(seed)
@@ -313,7 +330,7 @@ def placements_per_s(seed: int) -> float:
 
 
 def decision_s(seed: int) -> float:
-    """One gang of 64 GPUs judged and placed on 1,213 nodes, half of them held in part: the whole plan, on a warm scheduler."""
+    """Plan and place one gang of 64 GPUs on 1,213 nodes, half of them partly allocated, with a warm scheduler; return the seconds."""
     random_ = random.Random(seed)
     world = World()
     change = Change(world=world)
@@ -325,11 +342,11 @@ def decision_s(seed: int) -> float:
         run(change, job, [(number, [0, 1, 2, 3])], random_)
     scheduler = Scheduler(Policy())
     scheduler.plan(world, T)
-    told = len(change.records)
+    seen = len(change.records)
     gang = replace(new_job(change.new_job_seq(), random_, T, gpus=64), queue=QueueId("q0"))
     change.put(gang)
     begun = time.perf_counter()
-    scheduler.tell(world, change.records[told:], T + 1.0)
+    scheduler.tell(world, change.records[seen:], T + 1.0)
     plan = scheduler.plan(world, T + 1.0)
     seconds = time.perf_counter() - begun
     assert plan.placement(gang.id) is not None

@@ -1,11 +1,11 @@
-"""A whole cluster under load for as long as you like: is any answer wrong, how slow are the slowest, does anything grow?
+"""Soak test: a whole cluster under load. Checks all answers, and measures tail latencies and memory growth.
 
     python -m benchmarks.soak [--minutes 10] [--supervisors 500] [--standing 10000] [--users 8] [--json]
 
-A real head in a process of its own; supervisors with their real logic and wire, many in one process, whose tasks are timers
-(benchmarks/soak_member.py); users that hold each answer against what they were promised (benchmarks/soak_client.py, soak_books.py); and every
-30 s a blow: the head is killed, a supervisor dies, or a node is cut off. The head is killed in the first 40 % of the time alone, so that one life
-is long enough for its memory to tell. Ends with 1 if an answer was wrong.
+Runs a real head in its own process; supervisors with their real logic and protocol, many in one process, whose tasks are timers
+(benchmarks/soak_member.py); users that check each answer against earlier ones (benchmarks/soak_client.py, soak_books.py); and a fault every
+30 s: the head is killed, a supervisor dies, or a node is cut off. The head is killed only in the first 40 % of the time, so that one head
+process runs long enough to measure its memory. Exits with 1 if an answer was wrong.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from phalanx.app.home import Home
 from phalanx.core.access.node_keys import node_token
 from phalanx.core.ids import NodeId
 
-PROCESSES: Final = 4  # that carry the supervisors
+PROCESSES: Final = 4  # for the supervisors
 LEASE_S: Final = 12.0  # twice the default: supervisors, users and head share the processors
 BLOW_EVERY_S: Final = 30.0
 HEAD_KILLS_SHARE: Final = 0.4
 DEAD_S: Final = (5.0, 20.0)  # how long a dead supervisor stays away
 SILENT_S: Final = (3.0, 40.0)  # shorter and longer than a lease
 WATCH_EVERY_S: Final = 5.0
-WARM_S: Final = 45.0  # of a head's life, before its memory is judged
+WARM_S: Final = 45.0  # age of a head process from which its memory counts
 HEAD_BACK_S: Final = (
-    20.0  # after a kill requests may find nobody for so long; restart with 10,000 jobs takes 2 s on a quiet machine
+    20.0  # requests may fail for this long after a kill; a restart with 10,000 jobs takes 2 s on an idle machine
 )
-SETTLE_S: Final = 240.0  # a hang guard
+SETTLE_S: Final = 240.0  # time-out
 PAUSE_S: Final = 0.15  # between two requests of one user, on average
 CANCEL_AT_ONCE: Final = 500
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
@@ -52,12 +52,12 @@ MIB: Final = 2**20
 
 @dataclass(slots=True)
 class Watch:
-    """The head's processes over time: (seconds since this life began, RSS MiB, descriptors, threads), one list for each life."""
+    """Readings of the head over time: (age of the process in seconds, RSS MiB, descriptors, threads), one list for each process."""
 
     lives: list[list[tuple[float, float, int, int]]] = field(default_factory=list)
 
     def look(self, pid: int, age_s: float) -> None:
-        """Take one reading; a process that has just gone gives none."""
+        """Take one reading, unless the process has just ended."""
         try:
             with open(f"/proc/{pid}/statm", encoding="ascii") as file:
                 rss_mib = int(file.read().split()[1]) * PAGE_BYTES / MIB
@@ -67,7 +67,7 @@ class Watch:
         self.lives[-1].append((age_s, rss_mib, descriptors, threads))
 
     def slope_mib_per_h(self) -> float | None:
-        """Of the longest life after warming up, by least squares; None if none was long enough."""
+        """Return the memory growth of the longest process after warming up, by least squares; None if all were too short."""
         warm = [[(age, rss) for age, rss, *_ in life if age > WARM_S] for life in self.lives]
         longest = max(warm, key=len, default=[])
         if len(longest) < 6:
@@ -77,7 +77,7 @@ class Watch:
 
 
 class Soak:
-    """One run."""
+    """One run of the soak test."""
 
     def __init__(
         self, head: Cluster, *, minutes: float, supervisors: int, standing: int, users: int, seed: int
@@ -97,24 +97,24 @@ class Soak:
         self._begun_s = 0.0
 
     async def run(self) -> None:
-        """All of it."""
+        """Run the whole test."""
         self._prepare()
         await self._start_supervisors()
         tell(f"{self._supervisors} supervisors are up")
         while await self.crowd.stand() < self.crowd.standing:
             pass
         tell(f"{self.crowd.standing} jobs wait")
-        self._new_life()
+        self._new_head()
         load = asyncio.create_task(self.crowd.run(self._users, PAUSE_S))
-        watching = asyncio.create_task(self._look_on())
-        await self._blows()
+        watching = asyncio.create_task(self._watch_head())
+        await self._inject_faults()
         self.crowd.over = True
         await load
-        tell("the load is over: settling")
+        tell("the load has ended, waiting for the jobs")
         await self._settle()
         watching.cancel()
-        self._judge_absences()
-        await self._hear_supervisors()
+        self._check_absences()
+        await self._collect_spans()
         for process in self._processes:
             process.kill()
             await process.wait()
@@ -124,11 +124,11 @@ class Soak:
         for name, priority in (("side", 0), (STANDING_QUEUE, -5)):
             self._head.call("PUT", f"/v1/queues/{name}", {"open": True, "priority": priority})
 
-    def _new_life(self) -> None:
+    def _new_head(self) -> None:
         self._begun_s = time.monotonic()
         self.watch.lives.append([])
 
-    async def _look_on(self) -> None:
+    async def _watch_head(self) -> None:
         while True:
             if self._head.head is not None:
                 self.watch.look(self._head.head.pid, time.monotonic() - self._begun_s)
@@ -139,9 +139,15 @@ class Soak:
         for number in range(PROCESSES):
             names = [f"f{index}" for index in range(number, self._supervisors, PROCESSES)]
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "benchmarks.soak_member", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-                cwd=ROOT, limit=1 << 30, env={**os.environ, "PYTHONPATH": os.path.join(ROOT, "src")},
-            )  # fmt: skip
+                sys.executable,
+                "-m",
+                "benchmarks.soak_member",
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                cwd=ROOT,
+                limit=1 << 30,
+                env={**os.environ, "PYTHONPATH": os.path.join(ROOT, "src")},
+            )
             self._processes.append(process)
             self._homes |= dict.fromkeys(names, process)
             self._write(
@@ -150,7 +156,7 @@ class Soak:
         for process in self._processes:
             await self._read(process)
 
-    async def _blows(self) -> None:
+    async def _inject_faults(self) -> None:
         end = time.monotonic() + self._seconds
         until_kills = time.monotonic() + HEAD_KILLS_SHARE * self._seconds
         number = 0
@@ -165,7 +171,7 @@ class Soak:
             if kind == "head":
                 await self._kill_head()
             else:
-                await self._hurt_nodes(kind)
+                await self._fault_nodes(kind)
             tell(
                 f"{self._seconds - (end - time.monotonic()):.0f} s: {kind}; {self.books.counts['requests']} requests, {self.books.counts['wrong answers']} wrong"
             )
@@ -174,9 +180,9 @@ class Soak:
         self._kills.append(time.monotonic())
         await asyncio.to_thread(self._head.kill_head)
         await asyncio.to_thread(self._head.start, wait_nodes=False)
-        self._new_life()
+        self._new_head()
 
-    async def _hurt_nodes(self, kind: str) -> None:
+    async def _fault_nodes(self, kind: str) -> None:
         for name in self._rng.sample(sorted(self._homes), max(1, self._supervisors // 100)):
             seconds = self._rng.uniform(*(DEAD_S if kind == "death" else SILENT_S))
             self._write(
@@ -185,12 +191,12 @@ class Soak:
             await self._read(self._homes[name])
 
     async def _settle(self) -> None:
-        """Let the users' jobs end, cancel what stands, and hold all that is left against the books."""
+        """Wait for the jobs of the users, cancel the standing ones, and check the final state."""
         user = User(self.crowd, Wire(self._head.port, self._head.token()))
         mine = set(self.crowd.submitted)
         end = time.monotonic() + SETTLE_S
         views = await user.all_jobs()
-        # First what stands: it would keep gangs of several nodes waiting for days, as the default policy has it (docs/scheduling.md).
+        # First the standing jobs: with the default policy, gangs of several nodes would wait for them for days (docs/scheduling.md).
         await self._cancel(
             user, [view["id"] for view in views if view["id"] not in mine and view["state"] not in TERMINAL]
         )
@@ -204,7 +210,7 @@ class Soak:
                     for view in views
                     if view["id"] in mine and view["state"] not in TERMINAL
                 ]
-                self.books.say(f"{len(late)} jobs did not end in {SETTLE_S:g} s after the blows: {late[:5]}")
+                self.books.say(f"{len(late)} jobs did not end within {SETTLE_S:g} s after the faults: {late[:5]}")
                 break
             await asyncio.sleep(2.0)
             views = await user.all_jobs()
@@ -231,23 +237,23 @@ class Soak:
             )
         self.books.cancelled |= set(jobs)
 
-    def _judge_absences(self) -> None:
-        """Nobody found no head, but just after it was killed."""
-        strange = [at for at in self.crowd.away if not any(kill <= at <= kill + HEAD_BACK_S for kill in self._kills)]
-        if strange:
-            self.books.say(f"{len(strange)} requests found no head though none had been killed")
+    def _check_absences(self) -> None:
+        """Check that requests failed to reach a head only just after it was killed."""
+        unexpected = [at for at in self.crowd.away if not any(kill <= at <= kill + HEAD_BACK_S for kill in self._kills)]
+        if unexpected:
+            self.books.say(f"{len(unexpected)} requests found no head though none had been killed")
 
-    async def _hear_supervisors(self) -> None:
+    async def _collect_spans(self) -> None:
         held: list[Any] = []
         ran: list[Any] = []
         for process in self._processes:
             self._write(process, {"do": "spans"})
-            told = await self._read(process)
-            held += told["held"]
-            ran += told["ran"]
-            self.refused += told["refused"]
-            if told["live"]:
-                self.books.say(f"tasks run on though nothing should: {told['live'][:5]}")
+            spans = await self._read(process)
+            held += spans["held"]
+            ran += spans["ran"]
+            self.refused += spans["refused"]
+            if spans["live"]:
+                self.books.say(f"tasks still run at the end: {spans['live'][:5]}")
         self.books.held(held)
         self.books.ran(ran)
 
@@ -266,7 +272,7 @@ class Soak:
         return answer
 
     def figures(self) -> list[Figure]:
-        """All that was measured."""
+        """Return all figures."""
         counts = {name: count for name, count in sorted(self.books.counts.items()) if name != "wrong answers"}
         figures = [Figure(name=name, value=count, unit="") for name, count in counts.items()]
         figures.append(
@@ -319,7 +325,7 @@ class Soak:
 
 @contextmanager
 def soaked(**options: Any) -> Iterator[Soak]:
-    """A run that is over; its head is still there."""
+    """Run the test; the head still runs in the context."""
     with tempfile.TemporaryDirectory(prefix="phalanx-soak-", ignore_cleanup_errors=True) as home:
         head = Cluster(home=home, port=free_port(), virtual="1x1", lease_s=LEASE_S)
         try:
@@ -336,7 +342,7 @@ def main() -> int:
     parser = arguments(__doc__ or "")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--supervisors", type=int, default=500)
-    parser.add_argument("--standing", type=int, default=10_000, help="jobs that wait all the time")
+    parser.add_argument("--standing", type=int, default=10_000, help="number of jobs that always wait")
     parser.add_argument("--users", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()

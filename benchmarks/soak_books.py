@@ -1,4 +1,4 @@
-"""What the soak was promised and what it saw: every contradiction becomes a wrong answer. Pure bookkeeping, no network."""
+"""Records of the answers in a soak test. Every contradiction counts as a wrong answer. Pure bookkeeping, no network."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 TERMINAL: Final = frozenset({"succeeded", "failed", "cancelled", "timeout"})
-WRONG_MAX: Final = 200  # kept; more say nothing new
+WRONG_MAX: Final = 200  # stored wrong answers; the rest is only counted
 Span = Sequence[Any]
-"""(node, device or rank, job, epoch, generation, begin_ns, end_ns), as a supervisor saw it; CLOCK_BOOTTIME, one for all on this machine."""
+"""(node, device or rank, job, epoch, generation, begin_ns, end_ns), as seen by a supervisor; CLOCK_BOOTTIME, common to all processes of this machine."""
 
 
 @dataclass(slots=True)
 class Books:
-    """Of one run.
+    """The records of one run.
 
     Attributes:
-        jobs: of every acknowledged submit, its key -> the ids of its jobs (several for an array).
-        seen: job -> (state, epoch) as last shown.
+        jobs: key of every acknowledged submit -> ids of its jobs (several for an array).
+        seen: job -> last seen (state, epoch).
         cancelled: jobs whose cancel was acknowledged.
     """
 
@@ -31,19 +31,19 @@ class Books:
     counts: Counter[str] = field(default_factory=Counter)
 
     def say(self, what: str) -> None:
-        """A wrong answer."""
+        """Record a wrong answer."""
         self.counts["wrong answers"] += 1
         if len(self.wrong) < WRONG_MAX:
             self.wrong.append(what)
 
     def acknowledged(self, key: str, ids: list[str]) -> None:
-        """A submit was answered; a second answer for one key names the same jobs."""
+        """Record the answer to a submit. A second answer for one key must have the same jobs."""
         before = self.jobs.setdefault(key, ids)
         if before != ids:
             self.say(f"submit {key} was acknowledged as {before[:2]} and as {ids[:2]}")
 
     def view(self, view: Mapping[str, Any]) -> None:
-        """A job as shown; it contradicts nothing that was shown before."""
+        """Record the view of a job. It must not contradict earlier views."""
         job_id, state, epoch = str(view["id"]), str(view["state"]), int(view["epoch"])
         before = self.seen.get(job_id)
         if before is not None and before[0] in TERMINAL and state != before[0]:
@@ -52,10 +52,10 @@ class Books:
             self.say(f"job {job_id} was in epoch {before[1]} and is in {epoch}")
         self.seen[job_id] = (state, max(epoch, before[1] if before else 0))
         if state == "running" and view["gpu_count"] and not view["nodes"]:
-            self.say(f"job {job_id} runs nowhere")
+            self.say(f"job {job_id} is running without nodes")
 
     def listed(self, views: Sequence[Mapping[str, Any]], *, before_seq: int | None = None) -> None:
-        """One page: newest first, nothing twice, nothing that an earlier page had."""
+        """Check one page: newest first, no duplicates, no overlap with an earlier page."""
         seqs = [int(view["seq"]) for view in views]
         if any(later >= earlier for earlier, later in itertools.pairwise(seqs)):
             self.say(f"a page is not newest first, or has a job twice: {seqs[:20]}")
@@ -63,29 +63,29 @@ class Books:
             self.say(f"a page before seq {before_seq} begins with {seqs[0]}")
 
     def whole(self, views: Sequence[Mapping[str, Any]], states: Mapping[str, int]) -> None:
-        """The whole list and the overview, with nothing going on: each acknowledged job once, no other, and the counts agree."""
+        """Check the whole list and the overview without activity: exactly the acknowledged jobs, once each, and equal counts."""
         times = Counter(str(view["id"]) for view in views)
         promised = {job_id for ids in self.jobs.values() for job_id in ids}
-        twice = [job_id for job_id, count in times.items() if count > 1]
-        lost, strange = promised - set(times), set(times) - promised
+        duplicates = [job_id for job_id, count in times.items() if count > 1]
+        lost, unknown = promised - set(times), set(times) - promised
         for what, jobs in (
-            ("listed twice", twice),
-            ("acknowledged and not there", lost),
-            ("there and never acknowledged", strange),
+            ("listed twice", duplicates),
+            ("acknowledged but not listed", lost),
+            ("listed but never acknowledged", unknown),
         ):
             if jobs:
                 self.say(f"{len(jobs)} jobs {what}: {sorted(jobs)[:10]}")
         counted = Counter(str(view["state"]) for view in views)
-        told = {state: count for state, count in states.items() if count}
-        if dict(counted) != told:
-            self.say(f"the list counts {dict(counted)}, the overview {told}")
+        overview = {state: count for state, count in states.items() if count}
+        if dict(counted) != overview:
+            self.say(f"the list has {dict(counted)}, but the overview {overview}")
         for view in views:
             self.view(view)
             if view["id"] in self.cancelled and view["state"] not in TERMINAL:
                 self.say(f"job {view['id']} was cancelled and is {view['state']}")
 
     def story(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """All lines of the head: dense, and no job placed after it ended or in an epoch that is not the next."""
+        """Check the history of the head: no gaps, and no job placed after its end or in an epoch that is not the next one."""
         for number, line in enumerate(lines, start=1):
             if line["seq"] != number:
                 self.say(f"line {number} of the story has seq {line['seq']}")
@@ -110,23 +110,23 @@ class Books:
                 ended[job_id] = kind
 
     def held(self, spans: Iterable[Span]) -> None:
-        """No device was under two tasks at once, frozen or not."""
+        """Check that no device had two tasks at once, frozen or not."""
         by_device: dict[Any, list[Span]] = defaultdict(list)
         for span in spans:
             self.counts["tasks on devices"] += 1
             by_device[span[0], span[1]].append(span)
-        for place, under in by_device.items():
-            for earlier, later in _overlaps(under):
-                self.say(f"device {place} was under {earlier[2:]} and {later[2:]} at once")
+        for place, tasks in by_device.items():
+            for earlier, later in _overlaps(tasks):
+                self.say(f"device {place} had tasks {earlier[2:]} and {later[2:]} at once")
 
     def ran(self, spans: Iterable[Span]) -> None:
-        """No job ran in two epochs or generations at once: the older one was frozen or gone."""
+        """Check that no job ran in two epochs or generations at once: the older one must be frozen or ended."""
         by_job: dict[str, list[Span]] = defaultdict(list)
         for span in spans:
             by_job[span[2]].append(span)
         for job_id, runs in by_job.items():
-            lives = {(span[3], span[4]) for span in runs}
-            for one, two in itertools.combinations(sorted(lives), 2):
+            starts = {(span[3], span[4]) for span in runs}
+            for one, two in itertools.combinations(sorted(starts), 2):
                 last_ns = max(span[6] for span in runs if (span[3], span[4]) == one)
                 first_ns = min(span[5] for span in runs if (span[3], span[4]) == two)
                 if first_ns < last_ns:

@@ -1,4 +1,4 @@
-"""The four channels of a soak's supervisor: lease, commands, events with output, samples. What `node.shell.channels` does with threads, on one loop."""
+"""The channels of a supervisor in the soak test: lease, commands, events with output, samples. Like `node.shell.channels`, but on asyncio."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BATCH_MAX: Final = 64
 
 @dataclass
 class Channels:
-    """Of one node. `link` is its cable; `refused` holds what the head would not hear."""
+    """The channels of one node. While `link` is clear, it is cut off; `refused` has the requests that the head rejected."""
 
     name: NodeId
     port: int
@@ -39,11 +39,11 @@ class Channels:
     running: list[asyncio.Task[None]] = field(default_factory=list)
 
     def hear(self, *happenings: Happening) -> None:
-        """What arrives; the node decides."""
+        """Handle events; implemented by the node."""
         raise NotImplementedError
 
     def open(self, who: SupervisorId) -> None:
-        """As a supervisor that has just begun."""
+        """Start the channels of a new supervisor."""
         self.link.set()
         self.who = who
         self.carried: tuple[MemberKey, ...] = ()
@@ -52,11 +52,11 @@ class Channels:
         self.hello_count = self.after = self.held_until_ns = 0
         self.some, self.renew_now, self.greeting = asyncio.Event(), asyncio.Event(), asyncio.Lock()
         self.wires = {name: Wire(self.port, self.token) for name in ("hello", "lease", "commands", "events", "samples")}
-        loops: tuple[Coroutine[Any, Any, None], ...] = (self._renew(), self._poll(), self._tell(), self._sample())
+        loops: tuple[Coroutine[Any, Any, None], ...] = (self._renew(), self._poll(), self._send(), self._sample())
         self.running = [asyncio.get_running_loop().create_task(loop) for loop in loops]
 
     def shut(self) -> None:
-        """Nothing is sent or heard any more."""
+        """Stop sending and receiving."""
         for task in self.running:
             task.cancel()
         for connection in self.wires.values():
@@ -68,7 +68,7 @@ class Channels:
             method, path, b"" if message is None else wire.encode(message), timeout_s=timeout_s
         )
         if not self.link.is_set():
-            raise Away("the cable is out")
+            raise Away("the link is cut")
         if answer.status == 409 and b"say_hello" in answer.body:
             await self._greet(self.hello_count)
             raise Away("hello first")
@@ -92,13 +92,13 @@ class Channels:
                 hostname=self.name,
                 devices=devices,
             )
-            said = wire.HelloRequest(
+            hello = wire.HelloRequest(
                 version=wire.WIRE_VERSION,
                 supervisor_id=self.who,
                 node=replace(node, supervisor_id=self.who),
                 carries=[(key.job_id, key.epoch, key.generation) for key in self.carried],
             )
-            answer = await self.wires["hello"].ask("POST", "/v1/node/hello", wire.encode(said))
+            answer = await self.wires["hello"].ask("POST", "/v1/node/hello", wire.encode(hello))
             if answer.status != 200:
                 self._refused("hello", answer)
                 raise Away("hello refused")
@@ -120,18 +120,18 @@ class Channels:
                 epochs = [(key.job_id, key.epoch) for key in self.carried]
                 sent_ns = boottime_ns()
                 held_s = max(0, self.held_until_ns - sent_ns) / 1e9
-                wish = wire.LeaseRequest(supervisor_id=self.who, node_id=self.name, epochs=epochs, held_s=held_s)
-                answer = await self._ask("lease", "POST", "/v1/node/lease", wish, RENEW_TIMEOUT_S)
+                lease = wire.LeaseRequest(supervisor_id=self.who, node_id=self.name, epochs=epochs, held_s=held_s)
+                answer = await self._ask("lease", "POST", "/v1/node/lease", lease, RENEW_TIMEOUT_S)
                 if answer.status == 200:
-                    told = wire.decode(answer.body, wire.LeaseReply)
-                    self.held_until_ns = sent_ns + int(told.lease_s * 1e9)
-                    pause_s = told.renew_in_s
+                    reply = wire.decode(answer.body, wire.LeaseReply)
+                    self.held_until_ns = sent_ns + int(reply.lease_s * 1e9)
+                    pause_s = reply.renew_in_s
                     self.hear(
                         Renewed(
                             sent_ns=sent_ns,
-                            lease_s=told.lease_s,
+                            lease_s=reply.lease_s,
                             asked=frozenset(epochs),
-                            superseded=frozenset(told.superseded),
+                            superseded=frozenset(reply.superseded),
                         )
                     )
                 else:
@@ -163,29 +163,29 @@ class Channels:
                 self._refused("commands", answer)
                 await asyncio.sleep(PAUSE_S)
                 continue
-            told = wire.decode(answer.body, wire.CommandsReply)
+            reply = wire.decode(answer.body, wire.CommandsReply)
             if greeted != self.hello_count:
                 continue
-            after = max(after, told.last)
-            for framed in told.commands:
+            after = max(after, reply.last)
+            for framed in reply.commands:
                 command = wire.command_of(framed)
                 if not isinstance(command, wire.OpenExec):
                     self.hear(Commanded(command=command))
 
-    async def _tell(self) -> None:
+    async def _send(self) -> None:
         while True:
             await self.some.wait()
             self.some.clear()
             try:
                 while self.hello_count and (self.unsent or self.chunks):
-                    await self._tell_some()
+                    await self._send_some()
             except Away:
                 pass
             if self.unsent or self.chunks:
                 self.some.set()
                 await asyncio.sleep(PAUSE_S)
 
-    async def _tell_some(self) -> None:
+    async def _send_some(self) -> None:
         if self.chunks:
             some = self.chunks[:BATCH_MAX]
             answer = await self._ask(
@@ -194,7 +194,7 @@ class Channels:
             if answer.status == 503:
                 raise Away("try later")
             self.chunks = self.chunks[len(some) :]
-            if answer.status != 200:  # of an attempt that is no longer ours, after a silence
+            if answer.status != 200:  # for an attempt that this node has lost while it was cut off
                 self._refused("streams", answer)
         if self.unsent:
             batch = self.unsent[:BATCH_MAX]
@@ -213,10 +213,18 @@ class Channels:
         while True:
             await asyncio.sleep(SAMPLE_S * random.uniform(0.8, 1.2))
             devices = [
-                wire.DeviceSample(index=i, uuid=f"VIRTUAL-{self.name}-{i}", counter="none", utilization=0.5, memory_used_bytes=1, memory_total_bytes=GIB, virtual=True)
+                wire.DeviceSample(
+                    index=i,
+                    uuid=f"VIRTUAL-{self.name}-{i}",
+                    counter="none",
+                    utilization=0.5,
+                    memory_used_bytes=1,
+                    memory_total_bytes=GIB,
+                    virtual=True,
+                )
                 for i in range(DEVICES)
-            ]  # fmt: skip
-            said = wire.SamplesRequest(
+            ]
+            samples = wire.SamplesRequest(
                 supervisor_id=self.who,
                 node_id=self.name,
                 at_s=time.time(),
@@ -227,7 +235,7 @@ class Channels:
                 every_s=SAMPLE_S,
             )
             try:
-                answer = await self._ask("samples", "POST", "/v1/node/samples", said)
+                answer = await self._ask("samples", "POST", "/v1/node/samples", samples)
                 if answer.status != 204:
                     self._refused("samples", answer)
             except Away:

@@ -1,4 +1,4 @@
-"""The soak's users: mixed requests, each answer held against the books."""
+"""The users of the soak test: mixed requests, whose answers are checked against earlier ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ARRAY_MAX: Final = 2000  # elements of one standing array
 PAGE: Final = 1000
 STORY_PAGE: Final = 1000
 AWAY_PAUSE_S: Final = 0.1
-RETRY_S: Final = 120.0  # for one submit, over a head's absence
+RETRY_S: Final = 120.0  # for one submit while the head is away
 
 
 @dataclass(slots=True)
@@ -31,8 +31,9 @@ class Crowd:
     """All users of one run.
 
     Attributes:
-        seconds: how long answers took, by kind of request, while a head was there.
-        away: when no head answered (monotonic).
+        seconds: latencies of answers by kind of request, while a head was available.
+        away: times (monotonic) at which no head answered.
+        standing: number of jobs that always wait.
     """
 
     port: int
@@ -43,31 +44,30 @@ class Crowd:
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     away: list[float] = field(default_factory=list)
     over: bool = False
+    standing: int = 0
     submitted: list[str] = field(default_factory=list)
     number: itertools.count[int] = field(default_factory=itertools.count)
 
     async def run(self, users: int, pause_s: float) -> None:
-        """Until `over`."""
+        """Run all users until `over`."""
         await asyncio.gather(*(self._user(pause_s) for _ in range(users)), self._keep_standing())
 
     async def _user(self, pause_s: float) -> None:
         user = User(self, Wire(self.port, self.token))
-        doing = list(user.kinds())
-        weights = [weight for _, weight in doing]
+        kinds = user.kinds()
+        weights = [weight for _, weight in kinds]
         while not self.over:
-            what = self.rng.choices(doing, weights)[0][0]
+            request = self.rng.choices(kinds, weights)[0][0]
             try:
-                await what()
+                await request()
             except Away:
                 self.away.append(time.monotonic())
                 self.books.counts["requests while the head was away"] += 1
                 await asyncio.sleep(AWAY_PAUSE_S)
             await asyncio.sleep(self.rng.expovariate(1 / pause_s))
 
-    standing: int = 0
-
     async def stand(self) -> int:
-        """Bring the jobs that wait up to `standing`; how many waited before."""
+        """Submit waiting jobs up to `standing`; return how many waited before."""
         user = User(self, Wire(self.port, self.token))
         answer = await user.ask("queue", "GET", f"/v1/queues/{STANDING_QUEUE}")
         waiting = int(json.loads(answer.body)["queue"]["pending"])
@@ -99,23 +99,39 @@ class Crowd:
 
 @dataclass(slots=True)
 class User:
-    """One connection that does one thing after the other."""
+    """One user with one connection."""
 
     crowd: Crowd
     wire: Wire
 
     def kinds(self) -> list[tuple[Callable[[], Awaitable[None]], float]]:
-        """What it does, and how often beside the others."""
+        """Return the requests and their relative frequencies."""
         return [
-            (self.one_job, 6), (self.small_array, 1), (self.list_filtered, 2), (self.list_all, 0.1), (self.show, 5), (self.why, 1), (self.story, 1),
-            (self.logs, 2), (self.steps, 0.5), (self.events, 0.5), (self.cancel, 1), (self.hold, 0.5), (self.requeue, 0.5), (self.queues, 1),
-            (self.nodes, 0.5), (self.drain, 0.3), (self.overview, 0.5), (self.dry_run, 0.5), (self.metrics, 0.2),
-        ]  # fmt: skip
+            (self.one_job, 6),
+            (self.small_array, 1),
+            (self.list_filtered, 2),
+            (self.list_all, 0.1),
+            (self.show, 5),
+            (self.why, 1),
+            (self.story, 1),
+            (self.logs, 2),
+            (self.steps, 0.5),
+            (self.events, 0.5),
+            (self.cancel, 1),
+            (self.hold, 0.5),
+            (self.requeue, 0.5),
+            (self.queues, 1),
+            (self.nodes, 0.5),
+            (self.drain, 0.3),
+            (self.overview, 0.5),
+            (self.dry_run, 0.5),
+            (self.metrics, 0.2),
+        ]
 
     async def ask(
         self, kind: str, method: str, path: str, body: Any = None, key: str = "", fine: tuple[int, ...] = ()
     ) -> Answer:
-        """One request; a status that nobody could expect is a wrong answer."""
+        """Send one request; an unexpected status is a wrong answer."""
         answer = await self.wire.ask(method, path, b"" if body is None else json.dumps(body).encode(), key=key)
         books = self.crowd.books
         books.counts["requests"] += 1
@@ -128,7 +144,7 @@ class User:
         return answer
 
     async def submit(self, body: dict[str, Any], kind: str = "submit") -> list[str]:
-        """Hand in a job, over and over under one key until the head has acknowledged it; now and then once more after that."""
+        """Submit a job with one key until the head acknowledges it; sometimes once more after that."""
         crowd = self.crowd
         key = f"soak-{next(crowd.number)}"
         end = time.monotonic() + RETRY_S
@@ -140,15 +156,15 @@ class User:
             except Away:
                 crowd.away.append(time.monotonic())
                 if time.monotonic() > end:
-                    crowd.books.say(f"submit {key} found no head for {RETRY_S:g} s")
+                    crowd.books.say(f"submit {key} reached no head for {RETRY_S:g} s")
                     raise
                 await asyncio.sleep(AWAY_PAUSE_S)
                 continue
             if answer.status not in (200, 201):
                 return []
-            told = json.loads(answer.body)
-            size = int(told["job"]["array_size"])
-            ids = [f"{told['array_id']}_{index}" for index in range(size)] if size else [told["job"]["id"]]
+            reply = json.loads(answer.body)
+            size = int(reply["job"]["array_size"])
+            ids = [f"{reply['array_id']}_{index}" for index in range(size)] if size else [reply["job"]["id"]]
             crowd.books.acknowledged(key, ids)
             answers += 1
         if kind != "submit, large array":
@@ -156,7 +172,7 @@ class User:
         return ids
 
     async def one_job(self) -> None:
-        """A few GPUs for a few seconds; one in ten fails."""
+        """Submit a job of a few GPUs and seconds; one in ten fails."""
         rng = self.crowd.rng
         words = ["soak", f"{rng.uniform(1, 10):.1f}", str(int(rng.random() < 0.1))]
         await self.submit(
@@ -170,7 +186,7 @@ class User:
         )
 
     async def small_array(self) -> None:
-        """Ten of them."""
+        """Submit an array of ten jobs."""
         await self.submit(
             {"run": ["soak", "2", "0"], "gpus": 1, "array": "0-9", "name": "array", "priority": 10},
             kind="submit, array of 10",
@@ -190,42 +206,41 @@ class User:
         return (job_id, json.loads(answer.body)) if answer.status < 300 else None
 
     async def show(self) -> None:
-        """A job, which contradicts nothing that was shown before; at most one of its attempts lives."""
-        told = await self._about("show", "")
-        if told is not None:
-            self.crowd.books.view(told[1]["job"])
-            live = [attempt for attempt in told[1]["attempts"] if attempt["state"] != "ended"]
+        """Show a job; it must not contradict earlier views, and have at most one live attempt."""
+        found = await self._about("show", "")
+        if found is not None:
+            self.crowd.books.view(found[1]["job"])
+            live = [attempt for attempt in found[1]["attempts"] if attempt["state"] != "ended"]
             if len(live) > 1:
-                self.crowd.books.say(f"job {told[0]} has {len(live)} live attempts")
+                self.crowd.books.say(f"job {found[0]} has {len(live)} live attempts")
 
     async def why(self) -> None:
-        """Why it waits."""
+        """Ask why a job waits."""
         await self._about("why", "/why", fine=(409,))
 
     async def story(self) -> None:
-        """Its story, in order."""
-        told = await self._about("story", "/story")
-        if told is not None:
-            seqs = [line["seq"] for line in told[1]["story"]]
+        """Read the history of a job; it must be in order."""
+        found = await self._about("story", "/story")
+        if found is not None:
+            seqs = [line["seq"] for line in found[1]["story"]]
             if seqs != sorted(set(seqs)):
-                self.crowd.books.say(f"the story of {told[0]} is out of order: {seqs}")
+                self.crowd.books.say(f"the history of {found[0]} is out of order: {seqs}")
 
     async def logs(self) -> None:
-        """Its output: of each rank what that rank printed."""
-        told = await self._about("logs", "/logs")
-        for chunk in told[1]["chunks"] if told is not None else ():
-            assert told is not None
+        """Read the output of a job; each line must be from its rank."""
+        job_id, reply = await self._about("logs", "/logs") or ("", {"chunks": []})
+        for chunk in reply["chunks"]:
             for line in chunk["text"].splitlines():
                 words = line.split()
-                if words[0] not in ("begin", "end") or words[1] != told[0] or int(words[4]) != chunk["rank"]:
-                    self.crowd.books.say(f"rank {chunk['rank']} of {told[0]} printed {line[:80]!r}")
+                if words[0] not in ("begin", "end") or words[1] != job_id or int(words[4]) != chunk["rank"]:
+                    self.crowd.books.say(f"rank {chunk['rank']} of {job_id} printed {line[:80]!r}")
 
     async def steps(self) -> None:
-        """Its steps."""
+        """Read the steps of a job."""
         await self._about("steps", "/steps")
 
     async def events(self) -> None:
-        """Follow a job for a second: lines in order, and an end if there is one."""
+        """Follow a job for a second; its events must be in order."""
         job_id = self._some()
         if job_id is None:
             return
@@ -238,7 +253,7 @@ class User:
                 last = int(mark)
 
     async def list_filtered(self) -> None:
-        """One page under a filter, and the next."""
+        """List two pages with a filter."""
         rng = self.crowd.rng
         name, value = rng.choice(
             (
@@ -255,27 +270,27 @@ class User:
             answer = await self.ask("list, filtered", "GET", f"/v1/jobs?{urlencode(query)}")
             page = json.loads(answer.body)
             self.crowd.books.listed(page["jobs"], before_seq=before)
-            strange = [view["id"] for view in page["jobs"] if view[name] != value]
-            if strange:
-                self.crowd.books.say(f"a list of {name}={value} holds {strange[:5]}")
+            wrong = [view["id"] for view in page["jobs"] if view[name] != value]
+            if wrong:
+                self.crowd.books.say(f"a list of {name}={value} contains {wrong[:5]}")
             before = page["next"]
             if before is None:
                 return
 
     async def list_all(self) -> None:
-        """Every page: all that was acknowledged before is there, each once."""
+        """List all pages; all jobs acknowledged before must be there once."""
         promised = {job_id for ids in list(self.crowd.books.jobs.values()) for job_id in ids}
         found = [view["id"] for view in await self.all_jobs()]
         if len(set(found)) != len(found):
-            self.crowd.books.say("a walk over all pages met a job twice")
+            self.crowd.books.say("a walk over all pages found a job twice")
         lost = promised - set(found)
         if lost:
             self.crowd.books.say(
-                f"a walk over all pages did not meet {len(lost)} acknowledged jobs: {sorted(lost)[:5]}"
+                f"a walk over all pages did not find {len(lost)} acknowledged jobs: {sorted(lost)[:5]}"
             )
 
     async def all_jobs(self) -> list[dict[str, Any]]:
-        """All of them, newest first."""
+        """Return all jobs, newest first."""
         views: list[dict[str, Any]] = []
         before: int | None = None
         while True:
@@ -288,7 +303,7 @@ class User:
                 return views
 
     async def all_story(self) -> list[dict[str, Any]]:
-        """Every line of the head."""
+        """Return the whole history of the head."""
         lines: list[dict[str, Any]] = []
         while True:
             answer = await self.ask(
@@ -302,34 +317,34 @@ class User:
                 return lines
 
     async def cancel(self) -> None:
-        """End one for good."""
-        told = await self._about("cancel", "/cancel", "POST", {"why": "soak"}, fine=(409,))
-        if told is not None:
-            self.crowd.books.view(told[1]["job"])
-            self.crowd.books.cancelled.add(told[0])
+        """Cancel a job."""
+        found = await self._about("cancel", "/cancel", "POST", {"why": "soak"}, fine=(409,))
+        if found is not None:
+            self.crowd.books.view(found[1]["job"])
+            self.crowd.books.cancelled.add(found[0])
 
     async def hold(self) -> None:
-        """Hold and release."""
+        """Hold a job, and release some."""
         if await self._about("hold", "/hold", "POST", fine=(409,)) is not None:
             for job_id in self.crowd.submitted[-300:]:
                 if self.crowd.rng.random() < 0.02:
                     await self.ask("release", "POST", f"/v1/jobs/{job_id}/release", fine=(409,))
 
     async def requeue(self) -> None:
-        """Stop one and let it wait again."""
+        """Requeue a job."""
         await self._about("requeue", "/requeue", "POST", fine=(409,))
 
     async def queues(self) -> None:
-        """Look at them, and put one."""
+        """List the queues, and change one."""
         await self.ask("queues", "GET", "/v1/queues")
         await self.ask("put queue", "PUT", "/v1/queues/side", {"priority": self.crowd.rng.randrange(3)})
 
     async def nodes(self) -> None:
-        """All nodes."""
+        """List the nodes."""
         await self.ask("nodes", "GET", "/v1/nodes")
 
     async def drain(self) -> None:
-        """Cordon one and let it back."""
+        """Drain a node, and undo it."""
         node = f"f{self.crowd.rng.randrange(100)}"
         await self.ask(
             "drain",
@@ -342,18 +357,18 @@ class User:
         await self.ask("undrain", "POST", f"/v1/nodes/{node}/undrain", fine=(404,))
 
     async def overview(self) -> None:
-        """What `top` draws: running jobs within the devices there are, and no device under two of them."""
-        told = json.loads((await self.ask("overview", "GET", "/v1/overview")).body)
-        for view in told["running"]:
+        """Read the overview; running jobs must be running."""
+        reply = json.loads((await self.ask("overview", "GET", "/v1/overview")).body)
+        for view in reply["running"]:
             if view["state"] in TERMINAL:
-                self.crowd.books.say(f"overview: {view['id']} is among the running and {view['state']}")
+                self.crowd.books.say(f"overview: {view['id']} is listed as running but is {view['state']}")
 
     async def dry_run(self) -> None:
-        """Whether it would start."""
+        """Ask whether a job would start."""
         await self.ask(
             "dry run", "POST", "/v1/jobs/dry-run", {"run": ["soak", "1", "0"], "gpus": 8, "workdir": self.crowd.workdir}
         )
 
     async def metrics(self) -> None:
-        """What Prometheus scrapes."""
+        """Read the metrics."""
         await self.ask("metrics", "GET", "/metrics")

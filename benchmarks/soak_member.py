@@ -1,7 +1,7 @@
-"""Supervisors of the soak, many in one process: the real logic and the real wire over tasks that are only timers.
+"""Supervisors of the soak test, many in one process: the real logic and protocol, with tasks that are only timers.
 
-`python -m benchmarks.soak_member`, told by lines of JSON on its standard input. The first says where the head is and who they are; each
-further one is an order: die, silence, spans. A job's command says how its tasks behave: `soak SECONDS EXIT_CODE`.
+`python -m benchmarks.soak_member`, controlled by lines of JSON on standard input. The first has the address of the head and the names of the
+nodes; each further one is an order: die, silence, spans. The command of a job defines its tasks: `soak SECONDS EXIT_CODE`.
 """
 
 from __future__ import annotations
@@ -30,21 +30,19 @@ from phalanx.node.logic.happenings import (
     Spawned,
     TaskEnded,
     WoundUp,
-)  # fmt: skip
+)
 from phalanx.node.logic.supervisor import Supervisor
 from phalanx.wire import supervisor as wire
 from phalanx.wire.rank import boottime_ns
 
 Span = tuple[str, int, str, int, int, int, int]
 """(node, device or rank, job, epoch, generation, begin_ns, end_ns)."""
-STEP_S: Final = (
-    10.0  # of rank 0's training loop: 500 jobs with a step a second each would measure little but step reports
-)
+STEP_S: Final = 10.0  # of rank 0; with one step per second, reports of 500 jobs would dominate the load
 
 
 @dataclass(slots=True)
 class Task:
-    """A process that only takes time. `left_s` is what it still has to do; frozen it does nothing."""
+    """A task that only takes time. `left_s` is its remaining time, which does not pass while it is frozen."""
 
     key: MemberKey
     rank: int
@@ -60,10 +58,12 @@ class Task:
 
 @dataclass
 class Member(Channels):
-    """One node and the lives of its supervisor.
+    """One node and its successive supervisors.
 
-    `held` are (node, device, job, epoch, generation, begin_ns, end_ns) of its tasks from start to end; `ran` the same of the times in which they
-    were not frozen, with rank for device.
+    Attributes:
+        held: (node, device, job, epoch, generation, begin_ns, end_ns) of its tasks from start to end.
+        ran: the same for the times in which they were not frozen, with the rank instead of the device.
+        life: number of the supervisor process.
     """
 
     held: list[Span] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Member(Channels):
     life: int = 0
 
     def begin(self) -> None:
-        """A new life."""
+        """Start a new supervisor."""
         self.life += 1
         self.logic = Supervisor(self.name)
         self.tasks: dict[tuple[MemberKey, int], Task] = {}
@@ -82,32 +82,34 @@ class Member(Channels):
         self.open(SupervisorId(f"{self.name}-life{self.life}"))
 
     def die(self) -> None:
-        """Power off: nothing is said, nothing is left."""
+        """Power off: end all tasks without any message."""
         self.shut()
-        self.life += 1  # no timer of this life does anything any more
+        self.life += 1  # disables all timers of this supervisor
         for each in list(self.tasks.values()):
             self._over(each)
         if self.wake is not None:
             self.wake.cancel()
 
-    # ---- the step and its hands ---------------------------------------------------------------------------------------
+    # ---- the step and its actions -------------------------------------------------------------------------------------
 
     def hear(self, *happenings: Happening) -> None:
-        """Let the logic decide, and do what it says."""
+        """Pass events to the logic, and perform its actions."""
         out = self.logic.step(boottime_ns(), happenings, unix_s=time.time())
         for action in out.actions:
-            self._do(action)
+            self._perform(action)
         if self.wake is not None:
             self.wake.cancel()
             self.wake = None
         if out.wake_ns is not None:
             self.wake = self._after(max(0.0, (out.wake_ns - boottime_ns()) / 1e9), self.hear)
 
-    def _after(self, delay_s: float, what: Any, *words: Any) -> asyncio.TimerHandle:
+    def _after(self, delay_s: float, callback: Any, *arguments: Any) -> asyncio.TimerHandle:
         life = self.life
-        return asyncio.get_running_loop().call_later(delay_s, lambda: what(*words) if self.life == life else None)
+        return asyncio.get_running_loop().call_later(
+            delay_s, lambda: callback(*arguments) if self.life == life else None
+        )
 
-    def _do(self, action: actions.Action) -> None:
+    def _perform(self, action: actions.Action) -> None:
         match action:
             case actions.PrepareMember(key=key, prepare=prepare):
                 self.killed.discard(key)
@@ -181,13 +183,22 @@ class Member(Channels):
             self._step(key, 1)
 
     def _step(self, key: MemberKey, step: int) -> None:
-        """Rank 0's training loop, as its reports show it."""
+        """Report a step of rank 0, and schedule the next one."""
         if not self._of(key):
             return
         now_ns = boottime_ns()
-        said = {"k": "step", "rank": 0, "epoch": key.epoch, "generation": key.generation, "step": step, "begin_ns": now_ns - 10**9,
-                "end_ns": now_ns, "at_s": time.time(), "loss": 1.0 / step}  # fmt: skip
-        self._ship(key, "steps-0", json.dumps(said) + "\n")
+        report = {
+            "k": "step",
+            "rank": 0,
+            "epoch": key.epoch,
+            "generation": key.generation,
+            "step": step,
+            "begin_ns": now_ns - 10**9,
+            "end_ns": now_ns,
+            "at_s": time.time(),
+            "loss": 1.0 / step,
+        }
+        self._ship(key, "steps-0", json.dumps(report) + "\n")
         self._after(STEP_S, self._step, key, step + 1)
 
     def _go(self, task: Task) -> None:
@@ -219,8 +230,15 @@ class Member(Channels):
             task.key, f"rank-{task.rank}", f"end {task.key.job_id} {task.key.epoch} {task.key.generation} {task.rank}\n"
         )
         self.hear(
-            TaskEnded(key=task.key, rank=task.rank, code=task.code, signal=task.signal, ended_ns=boottime_ns(), at_s=time.time())
-        )  # fmt: skip
+            TaskEnded(
+                key=task.key,
+                rank=task.rank,
+                code=task.code,
+                signal=task.signal,
+                ended_ns=boottime_ns(),
+                at_s=time.time(),
+            )
+        )
         if not killed and not self._of(task.key):
             self._after(0.01, self.hear, Emptied(key=task.key))
 
@@ -240,7 +258,7 @@ class Member(Channels):
 
 
 async def serve(order: dict[str, Any]) -> None:
-    """Start all, then obey until standard input ends."""
+    """Start all supervisors, then follow orders until standard input ends."""
     held: list[Any] = []
     ran: list[Any] = []
     refused: list[str] = []
@@ -251,34 +269,34 @@ async def serve(order: dict[str, Any]) -> None:
     for member in members.values():
         member.begin()
         await asyncio.sleep(0.01)
-    while not all(member.hello_count for member in members.values()):  # noqa: ASYNC110  # once, at the beginning
+    while not all(member.hello_count for member in members.values()):  # noqa: ASYNC110  # once, at the start
         await asyncio.sleep(0.1)
-    _say({"up": len(members)})
+    _reply({"up": len(members)})
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
-        told = json.loads(line)
-        match told["do"]:
+        request = json.loads(line)
+        match request["do"]:
             case "die":
-                member = members[told["node"]]
+                member = members[request["node"]]
                 member.die()
-                loop.call_later(told["seconds"], member.begin)
-                _say({"died": member.name})
+                loop.call_later(request["seconds"], member.begin)
+                _reply({"died": member.name})
             case "silence":
-                member = members[told["node"]]
+                member = members[request["node"]]
                 member.link.clear()
-                loop.call_later(told["seconds"], member.link.set)
-                _say({"silent": member.name})
+                loop.call_later(request["seconds"], member.link.set)
+                _reply({"silent": member.name})
             case "spans":
                 live = [(task.key.job_id, member.name) for member in members.values() for task in member.tasks.values()]
                 for member in members.values():
                     for task in list(member.tasks.values()):
-                        member._over(task)  # noqa: SLF001  # as good as over: nothing is asked of it any more
-                _say({"held": held, "ran": ran, "refused": refused, "live": live})
-            case what:
-                raise ValueError(f"no such order: {what}")
+                        member._over(task)  # noqa: SLF001  # the test has ended
+                _reply({"held": held, "ran": ran, "refused": refused, "live": live})
+            case unknown:
+                raise ValueError(f"unknown order: {unknown}")
 
 
-def _say(answer: dict[str, Any]) -> None:
+def _reply(answer: dict[str, Any]) -> None:
     sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
     sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""HTTP/1.1 over asyncio streams for the soak: keep-alive, nothing else, so that five hundred supervisors cost little beside the head."""
+"""Minimal HTTP/1.1 with keep-alive over asyncio streams, so that 500 supervisors need little CPU compared with the head."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-ASK_S = 120.0  # no answer after this: the head hangs
+ASK_S = 120.0  # time-out of a request
 LINE_BYTES_MAX = 1 << 20
 
 
 class Away(Exception):
-    """No head answered: refused, reset, or silent. A killed head looks like this."""
+    """No head answered: connection refused, reset or timed out, as after a kill."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """What the head said, and how long it took."""
+    """The answer of the head and its latency."""
 
     status: int
     body: bytes
@@ -26,14 +26,14 @@ class Answer:
 
 
 class Wire:
-    """One connection; made again when the head closed it."""
+    """One connection; reopened if the head closed it."""
 
     def __init__(self, port: int, token: str) -> None:
         self._port, self._token = port, token
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     def close(self) -> None:
-        """Drop the connection."""
+        """Close the connection."""
         if self._streams is not None:
             self._streams[1].close()
             self._streams = None
@@ -41,10 +41,10 @@ class Wire:
     async def ask(
         self, method: str, path: str, body: bytes = b"", *, key: str = "", timeout_s: float = ASK_S
     ) -> Answer:
-        """One request and its answer.
+        """Send one request and return its answer.
 
         Raises:
-            Away: there is no head, or it went away before it answered.
+            Away: there is no head, or it ended before it answered.
         """
         began = time.monotonic()
         try:
@@ -52,7 +52,7 @@ class Wire:
                 status, answer = await self._ask(method, path, body, key)
         except TimeoutError as error:
             self.close()
-            raise Away(f"{method} {path}: silent for {timeout_s:g} s") from error
+            raise Away(f"{method} {path}: no answer within {timeout_s:g} s") from error
         except (OSError, asyncio.IncompleteReadError, ValueError) as error:
             self.close()
             raise Away(f"{method} {path}: {type(error).__name__} {error}") from error
@@ -72,10 +72,10 @@ class Wire:
         return status, data
 
     async def follow(self, path: str, seconds: float) -> AsyncIterator[tuple[str, bytes]]:
-        """Events of a stream as (id, data), for some seconds or until it ends.
+        """Yield the events of a stream as (id, data), for some seconds or until it ends.
 
         Raises:
-            Away: as above.
+            Away: as for `ask`.
         """
         end = time.monotonic() + seconds
         try:
@@ -121,7 +121,7 @@ class Wire:
 async def _head_of(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
     first = await reader.readline()
     if not first.startswith(b"HTTP/1.1 "):
-        raise ValueError(f"no answer: {first[:100]!r}")
+        raise ValueError(f"not an HTTP answer: {first[:100]!r}")
     headers = {}
     while (line := await reader.readline()) not in (b"\r\n", b""):
         name, _, value = line.decode("latin-1").partition(":")
@@ -130,7 +130,7 @@ async def _head_of(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
 
 
 async def _unchunked(reader: asyncio.StreamReader) -> bytes | None:
-    """The next chunk of a stream; None at its end."""
+    """Return the next chunk of a stream; None at its end."""
     size = int((await reader.readline()).strip() or b"0", 16)
     if not size:
         return None

@@ -1,8 +1,8 @@
-"""The store's two databases side by side: commits that are durable, and the load of a starting head.
+"""Compare the two databases of the store: durable commits, and loading at the start of a head.
 
 python -m benchmarks.store [--json] [--runs N] [--only commits,load]
 
-PostgreSQL is a server of its own on this machine, with fsync on, over loopback. The client is on the same cores.
+PostgreSQL runs on this machine with fsync on, over loopback. The client uses the same cores.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests import postgres_here
 from tests.contract import records
 
 COMMITS = 500  # of one submit
-LOTS = 50  # of a hundred, as a head under load writes them
+LOTS = 50  # of a hundred submits, as in a head under load
 PENDING = 10_000
 Opener = Callable[[], Store]
 
@@ -79,8 +79,8 @@ def _load(name: str, database: Callable[[], AbstractContextManager[Opener]], run
 
 
 def submitted(first: int, count: int = 1) -> Batch:
-    """A batch as the controller makes it of submits."""
-    batch: Batch = records.submitted(first, count)  # type: ignore[no-untyped-call]  # tests are drawings
+    """Return the batch that the controller writes for submits."""
+    batch: Batch = records.submitted(first, count)  # type: ignore[no-untyped-call]  # tests are untyped
     return batch
 
 

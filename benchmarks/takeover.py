@@ -1,10 +1,10 @@
-"""What a takeover takes: two real heads over one real PostgreSQL; whoever leads is killed, stopped, cut off, or told to go.
+"""Takeover time: two real heads with one real PostgreSQL; the leader is killed, stopped, cut off, or shut down.
 
     python -m benchmarks.takeover [--only kill,stop,cut,down] [--runs 20] [--json]
 
-Two times from the fault on: until another head says that it leads, and until a submit is acknowledged that was sent in the moment after the
-fault by a client that knows both heads. At the end every acknowledged job is there once, and the job that ran all along is in its first attempt;
-else the benchmark fails. PostgreSQL runs with `fsync` off and everything is on one machine: networks and disks come on top.
+Measures two times from the fault: until the other head leads, and until a submit is acknowledged that a client with both addresses sent right
+after the fault. At the end every acknowledged job must exist once, and a long-running job must be in its first attempt; otherwise the benchmark
+fails. PostgreSQL runs with `fsync` off and everything is on one machine, so networks and disks add to the times.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from phalanx.client import Client
 from tests import postgres_here
 
 RUNS: Final = 20
-BOUND_S: Final = 5.0  # issue: leads within 5 s of the leader's death, of its stop, of a cut network
-LEASE_S: Final = 30.0  # of supervisors: the benchmark is about heads, on machines that may be slow
+BOUND_S: Final = 5.0  # target: a new leader within 5 s after a kill, a stop, or a cut network
+LEASE_S: Final = 30.0  # of supervisors; long, because the benchmark measures only heads
 KINDS: Final = {
     "kill": "leader killed",
     "stop": "leader stopped (SIGSTOP)",
@@ -37,17 +37,17 @@ KINDS: Final = {
 
 
 def main() -> int:
-    """Measure and print; 1 where a job was lost, doubled or disturbed."""
+    """Measure and print."""
     parser = arguments(__doc__ or "")
     given = parser.parse_args()
     why = postgres_here.why_not()
     if why:
-        tell(f"not here: {why}")
+        tell(f"skipped: {why}")
         return 0
     figures: list[Figure] = []
     for kind, words in KINDS.items():
         if not given.only or kind in given.only.split(","):
-            led, answered = zip(*_campaign(kind, given.runs or RUNS), strict=True)
+            led, answered = zip(*_takeovers(kind, given.runs or RUNS), strict=True)
             figures += [
                 at_most(f"{words}, to the next one leading", led, "s", BOUND_S),
                 at_most(f"{words}, to a submit acknowledged", answered, "s", BOUND_S),
@@ -56,8 +56,8 @@ def main() -> int:
     return 0
 
 
-def _campaign(kind: str, runs: int) -> Iterator[tuple[float, float]]:
-    """(until another led, until a submit was acknowledged) of each takeover, in seconds."""
+def _takeovers(kind: str, runs: int) -> Iterator[tuple[float, float]]:
+    """Yield (until the other head led, until a submit was acknowledged) for each takeover, in seconds."""
     server = postgres_here.server()
     dsn = server.empty()
     with contextlib.ExitStack() as stack:
@@ -79,7 +79,7 @@ def _campaign(kind: str, runs: int) -> Iterator[tuple[float, float]]:
             acknowledged[f"run-{run}"], led_s, answered_s = _timed(cluster, client, leader, f"run-{run}")
             tell(f"{kind} {run + 1}/{runs}: {led_s - began_s:.2f} s, {answered_s - began_s:.2f} s")
             yield led_s - began_s, answered_s - began_s
-            _mend(leader, cable)
+            _repair(leader, cable)
         _check(client, steady, acknowledged)
         client.cancel(steady)
 
@@ -97,7 +97,7 @@ def _fault(kind: str, leader: OneHead, cable: Cable, cluster: Heads) -> None:
 
 
 def _timed(cluster: Heads, client: Client, leader: OneHead, key: str) -> tuple[str, float, float]:
-    """The job's id, and when another head led and when the submit was acknowledged, on the monotonic clock."""
+    """Submit a job; return its id, when the other head led, and when the submit was acknowledged, on the monotonic clock."""
     led_s: list[float] = []
     other = next(head for head in cluster.heads if head is not leader)
 
@@ -113,12 +113,12 @@ def _timed(cluster: Heads, client: Client, leader: OneHead, key: str) -> tuple[s
     return job, led_s[0], answered_s
 
 
-def _mend(leader: OneHead, cable: Cable) -> None:
-    """Have the fault over, and wait until that head stands by."""
+def _repair(leader: OneHead, cable: Cable) -> None:
+    """Undo the fault, and wait until that head is a standby."""
     cable.cut.clear()
     if leader.process is not None and leader.process.poll() is None and leader.role() == "":
         leader.send(signal.SIGCONT)
-    time.sleep(0.5)  # one that was told to go may still be going
+    time.sleep(0.5)  # a shutdown may still be in progress
     until(lambda: leader.ended() or leader.role() == "standby", "it has ended, or stands by")
     if leader.ended():
         leader.start()

@@ -1,9 +1,9 @@
-"""One job as wide as a small machine can hold: 128 ranks on 16 virtual nodes, an all-reduce over gloo, warm parents.
+"""One wide job on a small machine: 128 ranks on 16 virtual nodes, an all-reduce over gloo, warm parents.
 
     python -m benchmarks.wide [--virtual 16x8] [--runs 2] [--json]
 
-The ranks are real processes, and gloo joins each to each: 8,128 connections. What a real cluster spreads over 16 servers happens here on the
-processors of one, so the times say what Phalanx and torch cost, not how long it takes there.
+The ranks are real processes, and gloo connects all pairs: 8,128 connections. A real cluster distributes this load over 16 servers, so the
+times show the cost of Phalanx and torch, not the duration there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.figures import arguments, report, shown, tell
 
 SCRIPT = os.path.join(ROOT, "examples", "bare_allreduce", "train.py")
 STEPS = 3
-"""Of the example; each makes five all-reduces."""
+"""Steps of the example; each has five all-reduces."""
 
 HANG_S = 600.0
 LOOK_S = 0.25
@@ -29,7 +29,7 @@ MIB = 2**20
 
 @dataclass(slots=True)
 class Memory:
-    """How much of the machine's memory is taken at most while this is the context; also by others, and without the page cache."""
+    """Context that measures the peak memory use of the machine, of all processes, without the page cache."""
 
     most_bytes: int = 0
     _begun_bytes: int = 0
@@ -80,12 +80,12 @@ def main() -> None:
 
 
 def submit_wide(head: Cluster, virtual: str) -> str:
-    """Submit the all-reduce to every device of the cluster; the job's id."""
+    """Submit the all-reduce to all devices of the cluster; return the id of the job."""
     return head.submit(run=[sys.executable, SCRIPT, str(STEPS)], gpus=virtual, name="wide", warm=True)
 
 
 def available_bytes() -> int:
-    """What the kernel says could be taken without swapping."""
+    """Return the memory that is available without swapping."""
     with open("/proc/meminfo", encoding="ascii") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))
 

@@ -1,6 +1,6 @@
-"""Data-parallel training by hand, with torch.distributed and the environment alone. It has never heard of Phalanx.
+"""Data-parallel training by hand, with torch.distributed and the environment only. It does not use Phalanx.
 
-It runs unchanged under it: `phalanx run --gpus 4 -- python examples/bare_allreduce/train.py`.
+It runs unchanged under Phalanx: `phalanx run --gpus 4 -- python examples/bare_allreduce/train.py`.
 """
 
 from __future__ import annotations

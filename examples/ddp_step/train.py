@@ -1,10 +1,10 @@
-"""A DDP step, timed: what does it cost to be launched and watched by Phalanx?
+"""Time a DDP step, to measure the overhead of a launch by Phalanx.
 
     torchrun --nproc-per-node 2 examples/ddp_step/train.py --out by-hand.json
     phalanx run --gpus 2 -- python examples/ddp_step/train.py --out "$PWD/launched.json"
 
-The same script on both sides. With `--report` it also makes the calls of `phalanx.torch` after each step, and their cost is part of
-the step. Rank 0 writes {"world_size", "report", "step_s": [...]}, warm-up left out.
+Both use the same script. With `--report` it also calls `phalanx.torch` after each step, which counts as part of the step. Rank 0 writes
+{"world_size", "report", "step_s": [...]} without the warm-up.
 """
 
 from __future__ import annotations
@@ -21,23 +21,22 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def main() -> None:
-    """Make the steps and write their times."""
+    """Run the steps and write their times."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--warmup", type=int, default=10)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--batch", type=int, default=128, help="samples per rank")
-    parser.add_argument("--report", action="store_true", help="report and ask should_stop after every step")
+    parser.add_argument("--report", action="store_true", help="call report and should_stop after every step")
     parser.add_argument("--out", default=os.path.join(os.environ.get("PHALANX_OUTPUT_DIR", "."), "steps.json"))
     options = parser.parse_args()
 
-    watched = (
-        importlib.import_module("phalanx.torch") if options.report else None
-    )  # by hand it runs without Phalanx installed
-    if watched is not None:
-        watched.init()
-        watched.plan(steps_total=options.warmup + options.steps)
+    # Imported on demand: without --report the script runs without Phalanx.
+    library = importlib.import_module("phalanx.torch") if options.report else None
+    if library is not None:
+        library.init()
+        library.plan(steps_total=options.warmup + options.steps)
     else:
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     device = select_device()
@@ -55,10 +54,10 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        loss_value = float(loss.detach())  # the step is over on the device, too
-        if watched is not None:
-            watched.report(step=step, loss=loss_value, tokens=options.batch * dist.get_world_size())
-            watched.should_stop()
+        loss_value = float(loss.detach())  # waits for the device
+        if library is not None:
+            library.report(step=step, loss=loss_value, tokens=options.batch * dist.get_world_size())
+            library.should_stop()
         step_s.append(time.perf_counter() - began_s)
 
     if dist.get_rank() == 0:
@@ -68,14 +67,14 @@ def main() -> None:
         ordered = sorted(record["step_s"])
         median_ms = 1e3 * ordered[len(ordered) // 2]
         print(f"median step {median_ms:.3f} ms over {len(ordered)} steps, {options.out}", flush=True)
-    if watched is not None:
-        watched.finish()
+    if library is not None:
+        library.finish()
     else:
         dist.destroy_process_group()
 
 
 def select_device() -> torch.device:
-    """The device of this local rank; one thread on a CPU."""
+    """Return the device of this local rank; use one thread on a CPU."""
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)

@@ -1,6 +1,6 @@
-"""A byte-level GPT that declares its parts, so that Phalanx can split it any way. Nothing in it knows how it is split.
+"""A byte-level GPT that declares its parts, so that Phalanx can split it under any layout. The model does not depend on the layout.
 
-Legend of shapes: B samples, T positions, D width, H heads held here (all of them, or this rank's share), K width of a head, V = 256.
+Legend of shapes: B samples, T positions, D width, H heads on this rank (all of them, or a share), K width of a head, V = 256.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Widen, bend, narrow."""
+    """Two linear layers with a GELU between them."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class GPT(nn.Module):
         self.head = nn.Linear(width, BYTES, bias=False)
 
     def phalanx_parts(self) -> phalanx.torch.Parts:
-        """The model as a chain, and how its layers split among tensor parallel ranks."""
+        """Declare the model as a chain, and how tensor parallel ranks share its layers."""
         return phalanx.torch.Parts(
             chain=("embed", "blocks", "norm", "head"),
             tensor={
@@ -105,7 +105,7 @@ class GPT(nn.Module):
 
 
 def rotary_table(length: int, head_width: int) -> torch.Tensor:
-    """Cosine and sine of rotary positions with base 10,000, (length, 2, head_width / 2).
+    """Return cosine and sine of rotary positions with base 10,000, (length, 2, head_width / 2).
 
     Source: Su et al., "RoFormer", 2021, equation (15).
     """
@@ -115,14 +115,14 @@ def rotary_table(length: int, head_width: int) -> torch.Tensor:
 
 
 def rotate(x_BHTK: torch.Tensor, rotary: torch.Tensor) -> torch.Tensor:
-    """Turn each pair of features by its position's angle."""
+    """Rotate each pair of features by the angle of its position."""
     cosine, sine = rotary.to(x_BHTK.dtype).unbind(1)
     first, second = x_BHTK.chunk(2, dim=-1)
     return torch.cat((first * cosine - second * sine, first * sine + second * cosine), dim=-1)
 
 
 def initialize(part: nn.Module) -> None:
-    """Small random weights, for a part built without any (on the meta device)."""
+    """Initialize a part that was built on the meta device with small random weights."""
     for module in part.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=1.0 / math.sqrt(module.in_features))

@@ -4,8 +4,8 @@
     phalanx run --plan tp=2,fsdp=2,precision=fp32 -- python examples/gpt_layouts/train.py
     torchrun --nproc-per-node 4 examples/gpt_layouts/train.py --layout pp=2,fsdp=2,accumulate=2,precision=fp32
 
-The global batch and its samples do not depend on the ranks, so the losses do not either, and a run goes on under another layout from the
-checkpoint of the first.
+The global batch and its samples do not depend on the ranks, so neither do the losses. A run can continue under another layout from its
+checkpoint.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import phalanx.torch
 
 
 def main() -> None:
-    """Train to the last step, or until asked to stop."""
+    """Train to the last step, or until a stop is requested."""
     options = parse_arguments()
     run = phalanx.torch.init()
     text = load_text()
@@ -31,21 +31,21 @@ def main() -> None:
     training = phalanx.torch.parallelize(
         model.GPT(width=options.width, layers=options.layers, heads=options.heads, length=options.length),
         loss=loss,
-        optimizer=lambda held: torch.optim.AdamW(held.parameters(), lr=options.rate, betas=(0.9, 0.95)),
+        optimizer=lambda own: torch.optim.AdamW(own.parameters(), lr=options.rate, betas=(0.9, 0.95)),
         layout=options.layout,
         clip=1.0,
         sequence=options.length,
         batch=options.batch,
     )
     saver = phalanx.torch.checkpoint(training, every_steps=options.save_every_steps, directory=options.checkpoints)
-    begun = saver.resume().step
+    resumed = saver.resume().step
     phalanx.torch.plan(steps_total=options.steps, tokens_total=options.steps * options.batch * options.length)
     if run.rank == 0:
         held = sum(parameter.numel() for parameter in training.model.parameters())
-        print(f"{held:,} parameters in the layers of rank 0, from step {begun}", flush=True)
+        print(f"{held:,} parameters in the layers of rank 0, from step {resumed}", flush=True)
 
     began_s = time.monotonic()
-    for step in range(begun + 1, options.steps + 1):
+    for step in range(resumed + 1, options.steps + 1):
         inputs_BT, targets_BT = batch(text, options, step, training.share(options.batch))
         mean = training.train_step(inputs_BT, targets_BT)
         phalanx.torch.report(step=step, loss=mean, tokens=options.batch * options.length)
@@ -62,12 +62,12 @@ def main() -> None:
 
 
 def loss(logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
-    """Mean over what it is given; the mean over micro-batches and ranks is Phalanx's."""
+    """Return the mean loss of its input; Phalanx averages over micro-batches and ranks."""
     return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
 
 
 def load_text() -> torch.Tensor:
-    """The sources of the Python standard library's plain modules, as bytes."""
+    """Return the sources of the top-level modules of the Python standard library, as bytes."""
     paths = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     return torch.frombuffer(bytearray(b"".join(path.read_bytes() for path in paths)), dtype=torch.uint8)
 
@@ -75,7 +75,7 @@ def load_text() -> torch.Tensor:
 def batch(
     text: torch.Tensor, options: argparse.Namespace, step: int, samples: range
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and targets of the given samples of the global batch: what a sample is depends on step and number alone."""
+    """Return inputs and targets of samples of the global batch. A sample depends only on its step and number."""
     generator = torch.Generator().manual_seed(options.seed * 1_000_003 + step)
     starts = torch.randint(len(text) - options.length - 1, (options.batch,), generator=generator)
     rows_BT = torch.stack([text[start : start + options.length + 1] for start in starts[list(samples)].tolist()]).long()
@@ -83,10 +83,10 @@ def batch(
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The defaults are a model of a million parameters, for CPU ranks."""
+    """Parse the options; the defaults are a model of a million parameters, for CPU ranks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--layout", help="tp=2,pp=2,accumulate=4; by default the plan's, else fully sharded data parallel"
+        "--layout", help="such as tp=2,pp=2,accumulate=4; by default from the plan, else fully sharded data parallel"
     )
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--width", type=int, default=144)
@@ -96,7 +96,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=16, help="samples of the whole gang per step")
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--checkpoints", help="folder; by default the job's")
+    parser.add_argument("--checkpoints", help="folder; by default the one of the job")
     parser.add_argument("--save-every-steps", type=int, default=20)
     parser.add_argument("--print-every", type=int, default=5)
     return parser.parse_args()

@@ -1,4 +1,4 @@
-"""A byte-level GPT: pre-norm, rotary positions, squared-ReLU MLP. Bytes are small words, so each position starts from its last few.
+"""A byte-level GPT: pre-norm, rotary positions, squared-ReLU MLP. The input of each position is its last few bytes.
 
 Legend of shapes: B samples, T positions, D width, H heads, K width of a head, V = 256 byte values.
 """
@@ -13,7 +13,7 @@ from torch import nn
 
 BYTES = 256
 LOOK_BACK = 3
-"""Bytes a position starts from: itself and two before it. Attention needs not learn that first; it saves a short run 100 steps."""
+"""Bytes in the input of a position: its own and two before it. Attention need not learn that, which saves 100 steps of a short run."""
 
 
 class Attention(nn.Module):
@@ -63,7 +63,7 @@ class GPT(nn.Module):
         self.head = nn.Linear(width, BYTES, bias=False)
 
     def initialize(self) -> None:
-        """Small random weights; the branches into the stream and the head start at zero, so the first loss is ln 256 = 5.545."""
+        """Set small random weights. The branches into the stream and the head start at zero, so the first loss is ln 256 = 5.545."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=1.0 / math.sqrt(module.in_features))
@@ -82,7 +82,7 @@ class GPT(nn.Module):
         return self.head(self.norm(x_BTD))
 
     def embed(self, bytes_BT: torch.Tensor) -> torch.Tensor:
-        """Sum of the embeddings of each byte and the ones before it, each by its own table; zeros before the start."""
+        """Return the sum of the embeddings of each byte and the ones before it, each from its own table; zeros before the start."""
         x_BTD = self.embeddings[0](bytes_BT)
         for back in range(1, LOOK_BACK):
             earlier_BTD = self.embeddings[back](bytes_BT[:, :-back])
@@ -91,7 +91,7 @@ class GPT(nn.Module):
 
 
 def rotary_tables(length: int, head_width: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosine and sine, each (length, head_width / 2), of rotary positions with base 10,000.
+    """Return cosine and sine, each (length, head_width / 2), of rotary positions with base 10,000.
 
     Source: Su et al., "RoFormer", 2021, equation (15).
     """
@@ -101,7 +101,7 @@ def rotary_tables(length: int, head_width: int, device: torch.device) -> tuple[t
 
 
 def rotate(x_BHTK: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Turn each pair of features by its position's angle."""
+    """Rotate each pair of features by the angle of its position."""
     cosine, sine = rotary
     first, second = x_BHTK.chunk(2, dim=-1)
     return torch.cat((first * cosine - second * sine, first * sine + second * cosine), dim=-1)

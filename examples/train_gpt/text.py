@@ -1,4 +1,4 @@
-"""The training text: the Python standard library's own sources, as bytes, the same on every rank and at every attempt."""
+"""The training text: the sources of the Python standard library as bytes, equal on every rank and in every attempt."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packag
 
 
 def load(limit_bytes: int) -> torch.Tensor:
-    """The first `limit_bytes` of the library's modules in order of a hash of their names, as uint8.
+    """Return the first `limit_bytes` of the modules of the library, in the order of a hash of their names, as uint8.
 
-    The order is fixed and yet mixed, so that a small limit is not all one package.
+    The order is fixed but mixed, so that a small limit does not select a single package.
     """
     parts: list[bytes] = []
     length = 0
@@ -26,24 +26,22 @@ def load(limit_bytes: int) -> torch.Tensor:
         if length >= limit_bytes:
             break
     if length < 1_000_000:
-        raise SystemExit(
-            f"only {length} bytes of Python sources under {_library()}; is this a full Python installation?"
-        )
+        raise SystemExit(f"only {length} bytes of Python sources in {_library()}; use a complete Python installation")
     return torch.frombuffer(bytearray(b"".join(parts)[:limit_bytes]), dtype=torch.uint8)
 
 
 def digest(text: torch.Tensor) -> str:
-    """SHA-256 of the text: two nodes with other Pythons would train on other bytes."""
+    """Return the SHA-256 of the text: nodes with different Python versions would train on different bytes."""
     return hashlib.sha256(text.numpy().tobytes()).hexdigest()
 
 
 def batch(
     text: torch.Tensor, *, seed: int, step: int, samples: range, length: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and targets of the given samples of a global batch, each (len(samples), length).
+    """Return inputs and targets of samples of a global batch, each (len(samples), length).
 
-    A sample depends on seed, step and its number in the global batch alone: a step made again, also by another number of ranks,
-    sees the same bytes.
+    A sample depends only on seed, step and its number in the global batch: a repeated step, even on another number of ranks, uses the
+    same bytes.
     """
     rows = [_sample(text, seed, step, number, length) for number in samples]
     rows_BT = torch.stack(rows).long()

@@ -1,11 +1,11 @@
-"""Train a byte-level GPT with FSDP2 on the Python standard library's own sources.
+"""Train a byte-level GPT with FSDP2 on the sources of the Python standard library.
 
     phalanx run --gpus 4 -- python examples/train_gpt/train.py
     torchrun --nproc-per-node 2 examples/train_gpt/train.py
     python examples/train_gpt/train.py --steps 100
 
-The global batch is the same whatever the number of ranks, and every sample is drawn by its step and number. So a run that died and
-resumed, on as many ranks or others, repeats the losses of the first.
+The global batch does not depend on the number of ranks, and a sample depends only on its step and number. So a run that failed and resumed,
+even on another number of ranks, repeats the losses of the first.
 """
 
 from __future__ import annotations
@@ -29,17 +29,20 @@ import phalanx.torch
 WARMUP_STEPS = 10
 LAST_RATE_SHARE = 0.1
 OWN_SHARD_PARAMETERS = 1_000_000
-"""With 4 CPU ranks a step of the default model took 73 ms as one group, 107 to 159 ms block by block (two runs, busy machine)."""
+"""Smallest block with its own collective. With 4 CPU ranks a step of the default model took 73 ms as one group, 107 to 159 ms block by
+block (two runs, busy machine)."""
 TABLE_RATE = 8.0
-"""Embeddings and head learn so much faster than the blocks: few of their rows are touched in a step."""
+"""Learning rate of embeddings and head relative to the blocks: a step updates only few of their rows."""
 
 
 def main() -> None:
-    """Train to the last step, or until asked to stop."""
+    """Train to the last step, or until a stop is requested."""
     options = parse_arguments()
     run = phalanx.torch.init()
     if options.batch < run.world_size:
-        raise SystemExit(f"--batch {options.batch} is less than the {run.world_size} ranks; every rank needs a sample")
+        raise SystemExit(
+            f"--batch {options.batch} is less than the {run.world_size} ranks; use at least one sample per rank"
+        )
     corpus = text.load(options.corpus_bytes)
     gpt = build(options, run)
     optimizer = build_optimizer(gpt, options.lr)
@@ -47,9 +50,7 @@ def main() -> None:
     resumed = saver.resume()
     digest = text.digest(corpus)
     if run.rank == 0 and resumed.extra.get("corpus", digest) != digest:
-        print(
-            "the standard library here differs from the one this run began with; its losses will not repeat", flush=True
-        )
+        print("the standard library differs from the one at the start of this run; losses will not repeat", flush=True)
     phalanx.torch.plan(steps_total=options.steps, tokens_total=options.steps * options.batch * options.seq)
     if run.rank == 0:
         parameters = sum(parameter.numel() for parameter in gpt.parameters())
@@ -77,9 +78,9 @@ def main() -> None:
 
 
 def train_step(gpt: Any, optimizer: Any, corpus: Any, options: argparse.Namespace, run: Any, step: int) -> float:
-    """One step of the whole gang; returns the mean loss over the global batch.
+    """Train one step of the whole gang; return the mean loss over the global batch.
 
-    Ranks may have unequal shares of the batch, so each weighs its sum by the global batch; FSDP's mean over ranks is undone.
+    Ranks may have unequal shares of the batch, so each divides its sum by the global batch, and the mean of FSDP over ranks is undone.
     """
     set_rates(optimizer, options.lr, step, options.steps)
     samples = range(run.rank * options.batch // run.world_size, (run.rank + 1) * options.batch // run.world_size)
@@ -96,7 +97,7 @@ def train_step(gpt: Any, optimizer: Any, corpus: Any, options: argparse.Namespac
 
 
 def build(options: argparse.Namespace, run: Any) -> Any:
-    """The model, equal on all ranks by its seed, then sharded: block by block where a block is worth a collective of its own."""
+    """Build the model, equal on all ranks by its seed, and shard it: large blocks each with their own collective."""
     torch.manual_seed(options.seed)
     gpt = model.GPT(width=options.d_model, layers=options.layers, heads=options.heads)
     gpt.initialize()
@@ -109,7 +110,7 @@ def build(options: argparse.Namespace, run: Any) -> Any:
 
 
 def build_optimizer(gpt: Any, rate: float) -> Any:
-    """AdamW; byte tables (embeddings and head) at a rate of their own."""
+    """Return AdamW, with a separate rate for byte tables (embeddings and head)."""
     tables = [parameter for name, parameter in gpt.named_parameters() if name.startswith(("embeddings.", "head."))]
     blocks = [parameter for name, parameter in gpt.named_parameters() if not name.startswith(("embeddings.", "head."))]
     groups = [{"params": blocks, "share": 1.0}, {"params": tables, "share": TABLE_RATE}]
@@ -117,7 +118,7 @@ def build_optimizer(gpt: Any, rate: float) -> Any:
 
 
 def set_rates(optimizer: Any, rate: float, step: int, steps: int) -> None:
-    """Linear warm-up, then linear decay; a function of the step alone, so there is no scheduler to restore."""
+    """Set the rates: linear warm-up, then linear decay. They depend only on the step, so there is no scheduler to restore."""
     factor = min(1.0, step / WARMUP_STEPS) * max(LAST_RATE_SHARE, 1.0 - step / steps)
     for group in optimizer.param_groups:
         group["lr"] = rate * factor * group["share"]
@@ -126,7 +127,7 @@ def set_rates(optimizer: Any, rate: float, step: int, steps: int) -> None:
 def write_results(
     gpt: Any, options: argparse.Namespace, run: Any, loss: float, resumed_from: int, wall_s: float
 ) -> None:
-    """A sample of text and the figures, by rank 0, into the folder that outlives the job. Generating takes all ranks."""
+    """Write a text sample and the figures to the folder that survives the job, on rank 0. All ranks must generate."""
     sample = generate(gpt, options, run)
     if run.rank != 0:
         return
@@ -149,7 +150,7 @@ def write_results(
 
 @torch.no_grad()
 def generate(gpt: Any, options: argparse.Namespace, run: Any) -> str:
-    """Continue a prompt byte by byte. FSDP gathers the weights from all ranks, so all generate, with equal seeds the same."""
+    """Continue a prompt byte by byte. FSDP gathers the weights from all ranks, so all ranks generate, with equal seeds."""
     for module in gpt.modules():
         if hasattr(module, "set_reshard_after_forward"):
             module.set_reshard_after_forward(False, recurse=False)  # gather once, not once per byte
@@ -163,7 +164,7 @@ def generate(gpt: Any, options: argparse.Namespace, run: Any) -> str:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The defaults suit 4 ranks on 2 CPU cores: 300 steps in about half a minute."""
+    """Parse the options; the defaults suit 4 ranks on 2 CPU cores: 300 steps in about half a minute."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--d-model", type=int, default=96)

@@ -120,7 +120,7 @@ def test_killed_for_want_of_memory_is_the_users(cluster):
     job = cluster.submit(gpus=4, behaviour=fails_once(signal=9, oom=True, times=9))
     ended = cluster.ends(job)
     assert (ended.state, ended.exit_code) == (JobState.FAILED, 137)
-    assert "the kernel killed it for want of memory" in ended.detail
+    assert "out of memory: killed by the kernel" in ended.detail
 
 
 def test_full_disk_moves_the_job_and_drains_nothing(cluster):

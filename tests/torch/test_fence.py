@@ -92,4 +92,4 @@ def test_supervisor_that_does_not_read_costs_reports_never_the_training(tmp_path
     with Gang(tmp_path, LOOP, "--steps", "20", PHALANX_REPORT_PIPE=tmp_path / "gone") as gang:
         assert gang.finish() == [0]
         assert "step 20 " in gang.log()
-        assert gang.log().count("nobody reads the report pipe") == 1
+        assert gang.log().count("does not read the report pipe") == 1

@@ -49,7 +49,7 @@ class Small(nn.Module):
     ("said", "says"),
     [
         ({"chain": ("embed", "block")}, "part 'block' of the chain is not in the model"),
-        ({"chain": ("embed", "blocks")}, "parameter 'scale' lies in no part of the chain"),
+        ({"chain": ("embed", "blocks")}, "parameter 'scale' is in no part of the chain"),
         ({"chain": ("embed", "blocks"), "tensor": {"blocks.*": "row"}}, "tensor role 'row'"),
         ({"chain": ("embed", "blocks"), "tensor": {"blocks.*.up": "rows"}}, "'blocks.*.up': no layer has that name"),
     ],
@@ -126,8 +126,8 @@ def test_order_moves_ranks_and_not_the_names():
 
 def test_tensor_group_on_two_nodes_is_told():
     assert crossing(parse_layout("tp=2,dp=3"), local_world_size=6) == ""
-    assert "crosses nodes of 3 ranks" in crossing(parse_layout("tp=2,dp=3"), local_world_size=3)
-    assert "crosses nodes of 4 ranks" in crossing(parse_layout("tp=8"), local_world_size=4)
+    assert "spans nodes of 3 ranks" in crossing(parse_layout("tp=2,dp=3"), local_world_size=3)
+    assert "spans nodes of 4 ranks" in crossing(parse_layout("tp=8"), local_world_size=4)
 
 
 def test_pieces_of_a_sequence_join_to_the_whole():
@@ -154,7 +154,7 @@ def test_plan_comes_as_json_or_words():
 
 def test_plan_for_more_ranks_than_came_shrinks_and_a_written_one_does_not():
     assert chosen(None, "tp=2,fsdp=4", "", ranks=4, choose=never).shard == 2
-    with pytest.raises(BadRequest, match="is for 8 ranks, and there are 4"):
+    with pytest.raises(BadRequest, match="is for 8 ranks, but there are 4"):
         chosen("tp=2,fsdp=4", "", "", ranks=4, choose=never)
 
 
@@ -168,7 +168,7 @@ def test_auto_asks_the_planner_with_the_machine():
     assert chosen(None, "auto", '{"gpu": "virtual"}', ranks=4, choose=choose) == parse_layout("tp=4")
     assert chosen("auto", "dp=4", "", ranks=4, choose=choose) == parse_layout("tp=4")
     assert asked == [{"gpu": "virtual"}, None]
-    with pytest.raises(BadRequest, match="PHALANX_MACHINE is no JSON"):
+    with pytest.raises(BadRequest, match="PHALANX_MACHINE is not valid JSON"):
         chosen(None, "auto", "{", ranks=4, choose=choose)
 
 
@@ -176,5 +176,5 @@ def test_planner_chooses_what_can_be_run_for_the_devices_that_are_there(gpt):
     there = {"gpu": "virtual", "memory_bytes": 2 << 30, "virtual": True, "nodes": 2, "gpus_per_node": 2}
     layout = choose(gpt, 4, there, local=2, sequence=16, batch=8)
     assert (layout.ranks, layout.precision, layout.global_batch) == (4, "fp32", 8)
-    with pytest.raises(BadRequest, match="must know the length of a sample and the batch"):
+    with pytest.raises(BadRequest, match="needs the length of a sample and the batch"):
         choose(gpt, 4, there, local=2, sequence=0, batch=0)

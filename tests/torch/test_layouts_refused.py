@@ -47,11 +47,11 @@ class Decoder(nn.Module):
 @pytest.mark.parametrize(
     ("layout", "model", "says"),
     [
-        ("dp=2,precision=fp8", Decoder(), "precision=fp8 is not run by phalanx.torch"),
-        ("dp=2,precision=fp16", Decoder(), "precision=fp16 is not run by phalanx.torch"),
-        ("dp=2,ep=2", Decoder(), "expert parallel is not run by phalanx.torch yet"),
-        ("cp=2", Decoder(), "Decoder does not say which buffers hold positions"),
-        ("tp=2", Decoder(said={"tensor": {}}), "tp=2: Decoder does not say how its layers split"),
+        ("dp=2,precision=fp8", Decoder(), "phalanx.torch does not support precision=fp8"),
+        ("dp=2,precision=fp16", Decoder(), "phalanx.torch does not support precision=fp16"),
+        ("dp=2,ep=2", Decoder(), "phalanx.torch does not support expert parallel yet"),
+        ("cp=2", Decoder(), "Decoder does not declare its buffers of positions"),
+        ("tp=2", Decoder(said={"tensor": {}}), "tp=2: Decoder does not declare how its layers split"),
         ("tp=2", Decoder(tie=True), "embed.weight and head.weight are one parameter"),
         ("pp=2,accumulate=2", Decoder(tie=True), "embed.weight and head.weight are one parameter"),
     ],
@@ -71,7 +71,7 @@ def test_tied_parameters_are_fine_where_ranks_hold_the_whole_chain():
 def test_layer_among_split_ones_must_say_what_it_sees():
     model = Decoder()
     part = chain(model, declared(model))[1]
-    with pytest.raises(BadRequest, match=r"blocks\.0\.head_norm lies among split layers") as refused:
+    with pytest.raises(BadRequest, match=r"blocks\.0\.head_norm is next to split layers") as refused:
         styles(part, declared(model), sequence=False)
     assert "shared" in refused.value.hint
 
@@ -80,7 +80,7 @@ def test_parameter_beside_layers_must_move_into_one():
     model = Decoder()
     model.blocks[0].register_parameter("scale", nn.Parameter(nn.init.ones_(model.head.weight.new_empty(8))))
     part = chain(model, declared(model))[1]
-    with pytest.raises(BadRequest, match=r"blocks\.0 holds parameters beside its layers"):
+    with pytest.raises(BadRequest, match=r"blocks\.0 has parameters outside its layers"):
         styles(part, declared(model), sequence=False)
 
 
@@ -100,11 +100,11 @@ phalanx.torch.parallelize(model, loss=None, optimizer=None, layout=sys.argv[2])
 """
 
 
-UNEQUAL = "phalanx: the ranks built different models; call torch.manual_seed with the same number before you build it"
+UNEQUAL = "phalanx: the ranks built different models; call torch.manual_seed with the same number on every rank before you build the model"
 TOO_FEW = (
-    "phalanx: layout tp=4 is for 4 ranks, and there are 2; start 4 ranks, or give a layout whose sizes multiply to 2"
+    "phalanx: layout tp=4 is for 4 ranks, but there are 2; start 4 ranks, or use a layout whose sizes multiply to 2"
 )
-EMPTY = "phalanx: part 'head' is on the meta device, and nothing says how to initialize it; give parallelize(initialize=function of a part)"
+EMPTY = "phalanx: part 'head' is on the meta device, and there is no initialize function; pass parallelize(initialize=...), a function of a part"
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_picture_is_drawn_of_what_fits_and_of_what_does_not(typed, tmp_path):
     ("words", "told"),
     [
         (("--layout", "tp=16,dp=2"), "8 key-value heads cannot be shared by tp=16 ranks"),
-        (("--layout", "tp=3,dp=8"), "is for 24 ranks and the plan is for 32 GPUs"),
+        (("--layout", "tp=3,dp=8"), "is for 24 ranks, but the plan is for 32 GPUs"),
         (
             ("--layout", "fsdp=32", "--global-batch", "7"),
             "a global batch of 7 does not divide into 32 data parallel ranks",
@@ -143,7 +143,7 @@ def test_layout_at_the_edge_of_the_memory_may_fit_and_says_how_sure_that_is(type
     code, out, _ = typed("llama-3.1-405b", *words, "--layout", "tp=8,pp=16,fsdp=128,zero=1,sp=1")
     assert code == 0
     assert "sp=1 may fit: " in out
-    assert "try it before you count on it" in " ".join(out.split())
+    assert "try a short run first" in " ".join(out.split())
 
 
 def test_layout_that_does_not_fit_leads_to_the_one_that_does(typed):

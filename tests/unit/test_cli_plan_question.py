@@ -79,7 +79,7 @@ def test_adapters_are_a_method():
     [
         (("llama-9-8b", "--gpus", "h100:8"), "model: unknown model 'llama-9-8b'"),
         (("llama-3-8b",), "no GPUs given (add --gpus 4xh100:8, or --fleet here"),
-        (("llama-3-8b", "--gpus", "8"), "names no GPU"),
+        (("llama-3-8b", "--gpus", "8"), "has no GPU model"),
         (("llama-3-8b", "--gpus", "h1000:8"), "unknown GPU"),
         (("llama-3-8b", "--gpus", "h100:0"), "at least one GPU"),
         (("llama-3-8b", "--gpus", "h100:8", "--seq", "-1"), "--seq: '-1' is not a positive integer"),

@@ -96,7 +96,7 @@ def test_a_config_is_found_as_a_file_or_in_its_folder(tmp_path):
 
 @pytest.mark.parametrize("kind", ["bert", "t5", "whisper", "mamba", "clip"])
 def test_an_unsupported_kind_is_refused_by_name_with_what_is_supported(kind):
-    with pytest.raises(BadFile, match=f"models of kind '{kind}' cannot be planned") as caught:
+    with pytest.raises(BadFile, match=f"model_type '{kind}' is not supported") as caught:
         model_of({"model_type": kind, "hidden_size": 768}, "config.json", "x")
     assert "supported: " in caught.value.hint
     assert "qwen3_moe" in caught.value.hint
@@ -121,7 +121,7 @@ def test_an_unsupported_kind_is_refused_by_name_with_what_is_supported(kind):
         ({"model_type": None}, "model_type is missing"),
         ({"model_type": 7}, "model_type is missing"),
         ({"model_type": "mixtral"}, "num_local_experts is missing"),
-        ({"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3}, "visits 3 experts, and a layer has 2"),
+        ({"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3}, "visits 3 experts, but a layer has only 2"),
         ({"model_type": "deepseek_v3", "kv_lora_rank": 0}, "kv_lora_rank is 0"),
         ({"model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 2, "attn_config": 3}, "attn_config is '3'"),
         ({"model_type": "qwen2_moe", "mlp_only_layers": 2}, "mlp_only_layers is '2'; it must be a list"),
@@ -136,7 +136,7 @@ def test_a_bad_key_is_one_line_that_names_it(change, said):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("{", "line 1: no JSON"), ("[]", "not list"), ("7", "not int"), ("", "no JSON")]
+    ("text", "said"), [("{", "line 1: not valid JSON"), ("[]", "not list"), ("7", "not int"), ("", "not valid JSON")]
 )
 def test_a_file_that_is_no_config_is_refused(tmp_path, text, said):
     path = tmp_path / "config.json"
@@ -149,5 +149,5 @@ def test_a_file_that_is_no_config_is_refused(tmp_path, text, said):
 def test_a_path_that_leads_nowhere_is_said(tmp_path):
     with pytest.raises(BadFile, match="no such file"):
         model_from(str(tmp_path / "none.json"))
-    with pytest.raises(BadFile, match=r"the folder holds no config\.json"):
+    with pytest.raises(BadFile, match=r"the folder has no config\.json"):
         model_from(str(tmp_path))

@@ -61,7 +61,7 @@ def test_memory_tells_two_gpus_of_one_name_apart():
 def test_a_name_of_several_gpus_is_the_first_of_them_and_that_is_said():
     notes: list[str] = []
     assert gpu_named("a100", notes=notes).gpu.name == "a100-sxm4-80gb"
-    assert notes == ["a100 is taken as a100-sxm4-80gb; there is also a100-sxm4-40gb, a100-pcie-80gb"]
+    assert notes == ["took a100 as a100-sxm4-80gb; other variants: a100-sxm4-40gb, a100-pcie-80gb"]
     notes.clear()
     gpu_named("a100-80gb", notes=notes)
     assert notes == []
@@ -80,7 +80,7 @@ def test_the_machine_of_a_shape_has_its_nodes_and_the_usual_network_with_its_sou
     assert (machine.gpu.name, machine.nodes, machine.gpus_per_node, machine.gpus) == ("h100-sxm5-80gb", 4, 8, 32)
     assert machine.network_bytes_per_s == 50e9
     assert machine.network_fact.source
-    assert any("network between nodes not stated: 400 Gbit/s per GPU" in note for note in notes)
+    assert any("network between nodes not stated: assumed 400 Gbit/s per GPU" in note for note in notes)
 
 
 @pytest.mark.parametrize(
@@ -120,21 +120,21 @@ def test_a_price_of_servers_with_a_slower_network_than_planned_says_so():
 @pytest.mark.parametrize(
     ("text", "options", "said", "hint"),
     [
-        ("8", {}, "names no GPU", "h100:8"),
+        ("8", {}, "has no GPU model", "h100:8"),
         ("h100:0", {}, "at least one GPU", "h100:8"),
-        ("h100:13", {}, "13 GPUs do not divide into equal nodes of up to 8", "ask for 8 or 16"),
+        ("h100:13", {}, "13 GPUs do not divide into equal nodes of up to 8", "request 8 or 16"),
         ("h1oo:8", {}, "unknown GPU 'h1oo'", "h100"),
         ("h100:8", {"instance": "p5.48xlarg"}, "unknown instance 'p5.48xlarg'", "p5.48xlarge"),
-        ("a100:8", {"instance": "p5.48xlarge"}, "p5.48xlarge has h100-sxm5-80gb", "one of the two"),
+        ("a100:8", {"instance": "p5.48xlarge"}, "p5.48xlarge has h100-sxm5-80gb", "not both"),
         ("1xh100:16", {"instance": "p5.48xlarge"}, "p5.48xlarge has 8 GPUs", ""),
         ("h100:16", {"network": "ib-nr"}, "unknown network 'ib-nr'", "ib-ndr"),
         ("h100:16", {"network_gbit_per_gpu": -1.0}, "-1 Gbit/s", ""),
         ("h100:16", {"network_gbit_per_gpu": float("nan")}, "nan Gbit/s", ""),
         ("h100:16", {"storage_gb_per_s": 0.0}, "0 GB/s per node", ""),
-        ("h100:8", {"price": 2.5}, "as of when?", "prices without a date are refused"),
-        ("h100:8", {"price": 2.5, "price_date": "soon"}, "'soon' is no date", "2026-11"),
+        ("h100:8", {"price": 2.5}, "has no date", "--price-date 2026-11"),
+        ("h100:8", {"price": 2.5, "price_date": "soon"}, "'soon' is not a date", "2026-11"),
         ("h100:8", {"price": -2.5, "price_date": "2026"}, "-2.5 US dollars", ""),
-        ("h100:8", {"price_kind": "spt"}, "no offer is of kind 'spt'", "spot"),
+        ("h100:8", {"price_kind": "spt"}, "unknown kind of price 'spt'", "spot"),
     ],
 )
 def test_a_machine_that_cannot_be_is_one_clear_line(text, options, said, hint):
@@ -193,9 +193,9 @@ def cost(text, tables):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("nvlink", "string"), "column link_kind: 'string' is none of nvlink, xgmi, pcie"),
+        (("nvlink", "string"), "column link_kind: 'string' is not one of nvlink, xgmi, pcie"),
         (("infiniband", "pigeons"), "column network_kind: 'pigeons'"),
-        (("5000", "0"), "no rate above 0"),
+        (("5000", "0"), "no precision has a rate above 0"),
         (("196608", "0"), "column memory_mib: 0 must be 1 or more"),
     ],
 )

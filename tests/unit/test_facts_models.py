@@ -70,14 +70,14 @@ def test_every_name_and_alias_leads_to_its_own_row():
 def test_a_bare_size_is_the_usual_model_of_it_and_that_is_said():
     notes: list[str] = []
     assert model_from("70b", notes=notes).name == "llama-3.1-70b"
-    assert notes == ["70b is taken as llama-3.1-70b"]
+    assert notes == ["took 70b as llama-3.1-70b"]
 
 
 def test_a_bare_size_that_nobody_has_is_the_nearest_dense_one():
     notes: list[str] = []
     found = model_from("500B", notes=notes)
     assert found.name == "megatron-530b"
-    assert "no model of 500B is listed" in notes[0]
+    assert "no model of size 500B is listed" in notes[0]
     assert "530B parameters" in notes[0]
 
 
@@ -114,7 +114,7 @@ def test_sizes_may_state_a_mixture():
 @pytest.mark.parametrize(
     ("text", "said", "hint"),
     [
-        ("layers=32,hidden=4096,heads=32", "vocab is missing", "needed: layers, hidden, heads, vocab"),
+        ("layers=32,hidden=4096,heads=32", "vocab is missing", "required: layers, hidden, heads, vocab"),
         ("layers=32,hiden=4096,heads=32,vocab=1", "unknown size 'hiden'", "did you mean 'hidden'?"),
         ("layers=32,layers=4,hidden=4096,heads=32,vocab=1", "layers is given twice", ""),
         ("layers=-1,hidden=4096,heads=32,vocab=1", "layers is -1", ""),
@@ -124,13 +124,13 @@ def test_sizes_may_state_a_mixture():
         ("layers=4,hidden=100,heads=32,vocab=1", "32 heads do not divide the hidden size 100", "head_dim"),
         ("layers=4,hidden=128,heads=4,kv_heads=3,vocab=1", "heads 4 do not divide by kv_heads 3", ""),
         ("layers=4,hidden=128,heads=4,vocab=1,gated=2", "gated is 2", ""),
-        ("layers=4,hidden=128,heads=4,vocab=1,experts=4", "experts without per_token", "per_token=2"),
-        ("layers=4,hidden=128,heads=4,vocab=1,per_token=4", "per_token says nothing without experts", "experts=8"),
-        ("layers=4,hidden=128,heads=4,vocab=1,experts=4,per_token=5", "visits 5 experts, and a layer has 4", ""),
+        ("layers=4,hidden=128,heads=4,vocab=1,experts=4", "experts needs per_token", "per_token=2"),
+        ("layers=4,hidden=128,heads=4,vocab=1,per_token=4", "per_token needs experts", "experts=8"),
+        ("layers=4,hidden=128,heads=4,vocab=1,experts=4,per_token=5", "visits 5 experts, but a layer has only 4", ""),
         ("layers=4,hidden=128,heads=4,vocab=1,experts=4,per_token=1,dense_layers=5", "5 dense layers", ""),
-        ("layers=four,hidden=128", "'layers=four' is no size", "layers=32"),
-        ("", "empty name", "llama3-70b"),
-        ("x" * 5000, "longer than any path", ""),
+        ("layers=four,hidden=128", "'layers=four' is not a size", "layers=32"),
+        ("", "name is empty", "llama3-70b"),
+        ("x" * 5000, "longer than 4096 characters", ""),
     ],
 )
 def test_sizes_that_cannot_be_are_one_clear_line(text, said, hint):

@@ -170,7 +170,7 @@ def test_nodes_come_by_name_whatever_their_rank_in_the_job():
 
 
 def test_samples_of_other_nodes_than_the_jobs_are_refused():
-    with pytest.raises(BadRequest, match="measured 2 nodes and the job had 1"):
+    with pytest.raises(BadRequest, match="measured 2 nodes, but the job had 1"):
         profile_of(samples(), members("n0"))
     with pytest.raises(BadRequest, match="one accelerator"):
         profile_of(samples(), [*members("n0"), *members("n1", gpu="a100")])
@@ -288,9 +288,9 @@ def test_age_new_nodes_and_changed_devices_make_it_stale():
     now_s = 1000.0 + KEEPS_S + 86400
     said = stale_because(profile(*fleet(1.0, 1.0)), now_s, {"n0": ("h200", 8), "n1": ("h100", 4), "n7": ("h100", 8)})
     assert said == (
-        "it is 31 days old, and one is believed for 30",
+        "it is 31 days old; a profile is valid for 30 days",
         "n7 was never measured",
-        "n0, n1 have other devices since",
+        "the devices of n0, n1 have changed since",
     )
 
 
@@ -354,10 +354,10 @@ def test_a_profile_and_samples_come_back_from_plain_values_as_they_were():
         ({"nodez": []}, "unknown field 'nodez'"),
         ({"nodes": "n0"}, "profile.nodes is 'n0'; it must be a list"),
         ({"nodes": [{"node": "n0"}]}, "profile.nodes[0] lacks gpu, devices"),
-        ({"nodes": []}, "has no node"),
-        ({"nodes": [*to_plain(fleet(1.0)), *to_plain(fleet(1.0))]}, "has a node twice"),
+        ({"nodes": []}, "has no nodes"),
+        ({"nodes": [*to_plain(fleet(1.0)), *to_plain(fleet(1.0))]}, "lists a node twice"),
         ({"nodes": to_plain(fleet(1.0, -1.0))}, "node n1: link_bytes_per_s is -1.0; it must be above 0"),
-        ({"pairs": to_plain(pairs(n0_n9=1.0))}, "a pair n0 - n9, and not both of its nodes"),
+        ({"pairs": to_plain(pairs(n0_n9=1.0))}, "the pair n0 - n9, but not both of its nodes"),
         ({"runs": [to_plain(replace(RUN, step_s=0.0))]}, "step_s is 0.0; it must be above 0"),
     ],
 )

@@ -40,7 +40,7 @@ def test_all_is_well(books):
 
 
 def test_lost_job_is_found(books):
-    assert "acknowledged and not there: ['2_1']" in whole(books, view("1", 1), view("2_0", 2))[0]
+    assert "acknowledged but not listed: ['2_1']" in whole(books, view("1", 1), view("2_0", 2))[0]
 
 
 def test_job_that_is_there_twice_is_found(books):

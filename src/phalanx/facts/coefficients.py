@@ -1,4 +1,4 @@
-"""The shipped numbers of `core.performance`: `Physics`, and each software stack by name."""
+"""Read the shipped coefficients of `core.performance`: `Physics`, and the software stacks by name."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from phalanx.facts.files import shipped_json, shipped_text
 from phalanx.facts.table import Columns, rows_of
 
 DEFAULT_STACK: Final = "phalanx"
-"""`phalanx.torch`: what it cannot build is not planned, so that the answer can be run as it stands."""
+"""`phalanx.torch`. The planner proposes only layouts that it can build, so that you can run the answer unchanged."""
 WIDER_STACK: Final = "megatron-core"
-"""What is planned for instead where `phalanx.torch` does not go: experts spread over ranks, and fp8."""
+"""The default for features that `phalanx.torch` does not support: expert parallelism and fp8."""
 _COLUMNS: Final = Columns(needed=("scope", "name", "value", "meaning"), free=("prior", "spread"))
 _ANY: Final = "*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coefficient:
-    """One number. `prior` and `spread` (of its logarithm) where it was fitted, else None."""
+    """One row. `prior` and `spread` (of the logarithm) are None unless the value was fitted."""
 
     scope: str
     name: str
@@ -35,7 +35,7 @@ class Coefficient:
 
 @cache
 def coefficients() -> tuple[Coefficient, ...]:
-    """The shipped table, in its order."""
+    """Return the shipped table, in its order."""
     rows = rows_of(shipped_text("coefficients.csv"), "coefficients.csv", _COLUMNS)
     return tuple(
         Coefficient(
@@ -51,18 +51,18 @@ def coefficients() -> tuple[Coefficient, ...]:
 
 @cache
 def physics() -> Physics:
-    """As shipped."""
+    """Return the shipped record."""
     return physics_from(coefficients())
 
 
 @cache
 def stacks() -> Mapping[str, Stack]:
-    """As shipped, by name."""
+    """Return the shipped stacks by name."""
     return stacks_from(coefficients())
 
 
 def physics_from(table: Sequence[Coefficient]) -> Physics:
-    """The record of the rows of scope "physics"."""
+    """Build the record from the rows of the scopes "physics", "spread" and "seen"."""
     return Physics(
         **{one.name: one.value for one in table if one.scope == "physics"},
         spreads={one.name: one.value for one in table if one.scope == "spread"},
@@ -71,10 +71,10 @@ def physics_from(table: Sequence[Coefficient]) -> Physics:
 
 
 def stacks_from(table: Sequence[Coefficient]) -> dict[str, Stack]:
-    """Every stack, its numbers from the table and the rest from stacks.json."""
+    """Build every stack: numbers from the table, the rest from stacks.json."""
     shares: dict[str, dict[str, float]] = {}
     numbers: dict[str, dict[str, Any]] = {}
-    described = _described()
+    described = _descriptions()
     for one in table:
         if one.scope in described:
             numbers.setdefault(one.scope, {})[one.name] = one.value
@@ -82,57 +82,57 @@ def stacks_from(table: Sequence[Coefficient]) -> dict[str, Stack]:
             shares.setdefault(one.scope, {})[one.name.replace(_ANY, "")] = one.value
     known = {field.name for field in fields(Stack)}
     out = {}
-    for name, words in described.items():
-        given: dict[str, Any] = dict(numbers[str(words.get("like", name))])
-        for key, value in words.items():
+    for name, description in described.items():
+        given: dict[str, Any] = dict(numbers[str(description.get("like", name))])
+        for key, value in description.items():
             if key in known:
                 given[key] = tuple(value) if isinstance(value, list) else value
-        out[name] = Stack(name=name, flash_shares=shares[words["attention"]], **given)
+        out[name] = Stack(name=name, flash_shares=shares[description["attention"]], **given)
     return out
 
 
 def stack_named(text: str) -> Stack:
-    """The stack of that name, or the one that a framework of that name belongs to ("torchtitan", "NeMo").
+    """Return the stack with this name, or the stack of the framework with this name ("torchtitan", "NeMo").
 
     Raises:
-        BadRequest: nobody is called so; the nearest is named.
+        BadRequest: unknown name; the hint has the nearest one.
     """
     name = stack_of(text)
     if name is None:
-        every = sorted(_described())
-        close = nearest(text, every)
+        known = sorted(_descriptions())
+        close = nearest(text, known)
         raise BadRequest(
-            f"unknown stack {text!r}", hint=f"did you mean {close!r}?" if close else f"known: {', '.join(every)}"
+            f"unknown stack {text!r}", hint=f"did you mean {close!r}?" if close else f"known: {', '.join(known)}"
         )
     return stacks()[name]
 
 
 def stack_for(model: Model, precision: str, notes: list[str]) -> Stack:
-    """The stack to plan for where nobody names one; `notes` is told why it is not `phalanx.torch`."""
+    """Return the default stack for a model; `notes` receives the reason if it is not `phalanx.torch`."""
     own = stacks()[DEFAULT_STACK]
     lacks = [
-        *(["spread experts"] if model.mixture is not None and not own.experts else []),
-        *([f"train in {precision}"] if precision not in own.precisions else []),
+        *(["expert parallelism"] if model.mixture is not None and not own.experts else []),
+        *([precision] if precision not in own.precisions else []),
     ]
     if not lacks:
         return own
     notes.append(
-        f"phalanx.torch does not {' or '.join(lacks)} yet: planned for the habits of {WIDER_STACK}; --stack names another"
+        f"phalanx.torch does not support {' or '.join(lacks)} yet; planned for the {WIDER_STACK} stack, change it with --stack"
     )
     return stacks()[WIDER_STACK]
 
 
 def stack_of(text: str) -> str | None:
-    """The name of the stack that `text` mentions, by the longest framework name in it; None where it mentions none."""
+    """Return the name of the stack whose framework `text` mentions, by the longest framework name in it; None without one."""
     low = text.strip().lower()
-    described = _described()
+    described = _descriptions()
     if low in described:
         return low
-    found = [(len(word), name) for name, words in described.items() for word in words["frameworks"] if word in low]
+    found = [(len(word), name) for name, one in described.items() for word in one["frameworks"] if word in low]
     return max(found)[1] if found else None
 
 
 @cache
-def _described() -> Mapping[str, Mapping[str, Any]]:
-    described: Mapping[str, Mapping[str, Any]] = shipped_json("stacks.json")
-    return described
+def _descriptions() -> Mapping[str, Mapping[str, Any]]:
+    descriptions: Mapping[str, Mapping[str, Any]] = shipped_json("stacks.json")
+    return descriptions

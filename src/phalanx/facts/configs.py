@@ -1,6 +1,6 @@
-"""A Hugging Face `config.json` as a `Model`. One function per family of kinds (`model_type`); what none of them knows is refused by name.
+"""Read a Hugging Face `config.json` as a `Model`. One function per family of model types; unknown types are rejected by name.
 
-Biases on queries, keys and values alone (Qwen) are left out: they are under 0.1 % of any such model.
+Biases on queries, keys and values only (Qwen) are not counted: they are under 0.1 % of any such model.
 """
 
 from __future__ import annotations
@@ -21,56 +21,58 @@ CONFIG: Final = "config.json"
 
 
 def config_at(path: str) -> Model:
-    """The model of a config file, or of a folder that holds one.
+    """Return the model of a config file, or of a folder with one.
 
     Raises:
-        BadFile: it cannot be read, is of an unsupported kind, or a key is missing or cannot be; the key is named.
+        BadFile: the file cannot be read, its `model_type` is not supported, or a key is missing or invalid; the key is named.
     """
     file = os.path.join(path, CONFIG) if os.path.isdir(path) else path
     values = json_at(file)
     if not isinstance(values, Mapping):
-        raise BadFile(f"{file}: a config is an object of keys, not {type(values).__name__}")
+        raise BadFile(f"{file}: a config must be a JSON object, not {type(values).__name__}")
     name = os.path.basename(os.path.dirname(os.path.abspath(file))) if os.path.basename(file) == CONFIG else ""
     return model_of(values, file, name or os.path.splitext(os.path.basename(file))[0])
 
 
 def model_of(values: Mapping[str, Any], where: str, name: str) -> Model:
-    """The model that a config's values describe.
+    """Return the model of a parsed config.
 
     Args:
         values: the parsed JSON.
-        where: what errors call the config.
-        name: what the model is called unless the config says (`_name_or_path`).
+        where: name of the config in errors.
+        name: name of the model, unless the config has one (`_name_or_path`).
 
     Raises:
-        BadFile: as `config_at`.
+        BadFile: as for `config_at`.
     """
     keys = Keys(where=where, values=values)
     kind = values.get("model_type")
-    if isinstance(kind, str) and kind not in KINDS and _of_text(values) in KINDS:
-        # A model of text and pictures: what is planned is its decoder.
-        keys, kind = keys.part("text_config"), _of_text(values)
+    if isinstance(kind, str) and kind not in KINDS and _text_model_type(values) in KINDS:
+        # A multimodal model: the planner uses its text decoder.
+        keys, kind = keys.part("text_config"), _text_model_type(values)
     if not isinstance(kind, str) or not kind:
-        raise BadFile(f"{where}: model_type is missing", hint="give the config.json of a Hugging Face checkpoint")
+        raise BadFile(f"{where}: model_type is missing", hint="use the config.json of a Hugging Face checkpoint")
     reader = KINDS.get(kind)
     if reader is None:
         known = ", ".join(sorted(KINDS))
         close = nearest(kind, KINDS)
-        raise BadFile(f"{where}: models of kind {kind[:60]!r} cannot be planned",
-                      hint=(f"did you mean {close!r}? " if close else "") + f"supported: {known}")  # fmt: skip
-    stated = values.get("_name_or_path")
-    called = os.path.basename(stated.rstrip("/")) if isinstance(stated, str) and stated.strip("./") else name
-    return sane(reader(keys, called), where, BadFile)
+        raise BadFile(
+            f"{where}: model_type {kind[:60]!r} is not supported",
+            hint=(f"did you mean {close!r}? " if close else "") + f"supported: {known}",
+        )
+    path = values.get("_name_or_path")
+    name = os.path.basename(path.rstrip("/")) if isinstance(path, str) and path.strip("./") else name
+    return sane(reader(keys, name), where, BadFile)
 
 
-def _of_text(values: Mapping[str, Any]) -> str:
+def _text_model_type(values: Mapping[str, Any]) -> str:
     text = values.get("text_config")
     kind = text.get("model_type") if isinstance(text, Mapping) else None
     return kind if isinstance(kind, str) else ""
 
 
 def _llama(keys: Keys, name: str, *, ffn: int | None = None, **more: Any) -> Model:
-    """Llama and all that are shaped alike: RMSNorm, gated MLP, grouped queries, rotary positions. `more` says what is otherwise."""
+    """Return a model of the shape of Llama: RMSNorm, gated MLP, grouped queries, rotary positions. `more` overrides fields."""
     hidden = keys.whole("hidden_size")
     heads = keys.whole("num_attention_heads")
     shape: dict[str, Any] = {
@@ -95,12 +97,12 @@ def _gemma(keys: Keys, name: str) -> Model:
 
 
 def _gemma2(keys: Keys, name: str) -> Model:
-    """Four RMSNorms per layer: as many vectors as two LayerNorms."""
+    """Gemma 2: four RMSNorms per layer, which have as many vectors as two LayerNorms."""
     return _llama(keys, name, tied=keys.truth("tie_word_embeddings", default=True), norm_vectors=2)
 
 
 def _nemotron(keys: Keys, name: str) -> Model:
-    """Squared ReLU without a gate, LayerNorm."""
+    """Nemotron: squared ReLU without a gate, LayerNorm."""
     return _llama(keys, name, gated=False, norm_vectors=2)
 
 
@@ -118,7 +120,7 @@ def _gpt_oss(keys: Keys, name: str) -> Model:
 
 
 def _qwen_moe(keys: Keys, name: str) -> Model:
-    """Qwen 2 with a shared expert, Qwen 3 without."""
+    """Qwen 2 MoE with a shared expert, Qwen 3 MoE without."""
     layers = keys.whole("num_hidden_layers")
     every = keys.whole("decoder_sparse_step", default=1)
     dense = min(layers, layers - layers // every + keys.count("mlp_only_layers"))
@@ -133,7 +135,7 @@ def _qwen_moe(keys: Keys, name: str) -> Model:
 
 
 def _llama4(keys: Keys, name: str) -> Model:
-    """Every `interleave_moe_layer_step`-th layer is a mixture with one shared expert of an expert's width, the others are dense."""
+    """Llama 4: every `interleave_moe_layer_step`-th layer is a mixture with one shared expert, the others are dense."""
     layers = keys.whole("num_hidden_layers")
     width = keys.whole("intermediate_size")
     mixture = Mixture(
@@ -147,7 +149,7 @@ def _llama4(keys: Keys, name: str) -> Model:
 
 
 def _deepseek(keys: Keys, name: str) -> Model:
-    """Multi-head latent attention, and after the first dense layers a mixture with shared experts."""
+    """DeepSeek: multi-head latent attention, and a mixture with shared experts after the first dense layers."""
     latent = LatentAttention(
         query_rank=keys.whole("q_lora_rank", least=0, default=0),
         kv_rank=keys.whole("kv_lora_rank"),
@@ -204,7 +206,7 @@ def _gpt_neox(keys: Keys, name: str) -> Model:
 
 
 def _falcon(keys: Keys, name: str) -> Model:
-    """One key-value head, or `num_kv_heads` in the newer design; attention and MLP side by side, with one norm in the older one."""
+    """Falcon: attention and MLP in parallel. The older design has one key-value head and one norm, the newer one `num_kv_heads`."""
     hidden, heads = keys.whole("hidden_size"), keys.whole("num_attention_heads", "n_head")
     newer = keys.truth("new_decoder_architecture", default=False)
     if newer:
@@ -251,9 +253,18 @@ def _mpt(keys: Keys, name: str) -> Model:
 
 
 KINDS: Final[Mapping[str, Callable[[Keys, str], Model]]] = {
-    "llama": _llama, "mistral": _llama, "qwen2": _llama, "qwen3": _llama, "phi3": _llama, "gemma": _gemma, "gemma2": _gemma2,
-    "nemotron": _nemotron, "mixtral": _mixtral, "gpt_oss": _gpt_oss, "qwen2_moe": _qwen_moe, "qwen3_moe": _qwen_moe,
-    "llama4": _llama4, "llama4_text": _llama4, "deepseek_v2": _deepseek, "deepseek_v3": _deepseek, "kimi_k2": _deepseek,
-    "gpt2": _gpt2, "gpt_neox": _gpt_neox, "falcon": _falcon, "mpt": _mpt,
-}  # fmt: skip
-"""What `model_type` may be, and who reads it."""
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "phi3"), _llama),
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _qwen_moe),
+    **dict.fromkeys(("llama4", "llama4_text"), _llama4),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2"), _deepseek),
+    "gemma": _gemma,
+    "gemma2": _gemma2,
+    "nemotron": _nemotron,
+    "mixtral": _mixtral,
+    "gpt_oss": _gpt_oss,
+    "gpt2": _gpt2,
+    "gpt_neox": _gpt_neox,
+    "falcon": _falcon,
+    "mpt": _mpt,
+}
+"""The reader for each supported `model_type`."""

@@ -1,6 +1,6 @@
-"""The table of failure rules: what a sign means and what is done about it, each row with its source. Read by the head when it starts.
+"""Read the table of failure rules: the cause and the remedy for each failure sign, each row with its source. The head reads it at start.
 
-An operator's own rules (`phalanx rules apply`) stand before these, and one of the same name takes its place.
+The rules of an operator (`phalanx rules apply`) precede these; a rule with the same name replaces the shipped one.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _NUMBERS: Final = ("codes", "xids")
 
 @cache
 def shipped_rules() -> tuple[Rule, ...]:
-    """The rules that come with Phalanx, in their order.
+    """Return the shipped rules, in their order.
 
     Raises:
-        BadFile: the table is not what it should be; line and column are named.
+        BadFile: the table is invalid; line and column are named.
     """
     return rules_in(shipped_text("failures.csv"), "failures.csv")
 
 
 def rules_in(text: str, where: str) -> tuple[Rule, ...]:
-    """The rules of one table's text.
+    """Return the rules in the text of a table.
 
     Raises:
-        BadFile: as `shipped_rules`.
+        BadFile: as for `shipped_rules`.
     """
     return named_of(text, where, COLUMNS, _entry, lambda rule: rule.name)
 
@@ -61,5 +61,5 @@ def _entry(row: Row) -> Rule:
 
 def _whole(row: Row, column: str, word: str) -> int:
     if not word.isdecimal():
-        raise row.wrong(column, f"{word!r} is no whole number", hint="several stand between semicolons")
+        raise row.wrong(column, f"{word!r} is not a whole number", hint="separate several numbers by semicolons")
     return int(word)

@@ -1,4 +1,4 @@
-"""The table of GPUs, and what a user or a driver means by a GPU's name."""
+"""Read the table of GPUs, and resolve the GPU names of users and drivers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,21 @@ from phalanx.core.work.nearest import nearest
 from phalanx.facts.files import shipped_text, text_at
 from phalanx.facts.table import Columns, Row, laid_over, named_of
 
+_MEMORY_COLUMNS: Final = ("memory_gb", "memory_mib", "memory_gb_per_s")
+_LINK_COLUMNS: Final = ("link_kind", "link_gb_per_s", "link_domain", "pcie_gb_per_s")
+_SERVER_COLUMNS: Final = ("gpus_per_node", "network_gbit_per_gpu", "network_kind", "network_source")
+_RATE_COLUMNS: Final = (
+    "bf16_tflops",
+    "fp16_tflops",
+    "fp8_tflops",
+    "fp32_tflops",
+    "best_bf16_tflops",
+    "best_fp8_tflops",
+)
 COLUMNS: Final = Columns(
-    needed=("name", "memory_gb", "memory_mib", "memory_gb_per_s", "link_kind", "link_gb_per_s", "link_domain",
-            "pcie_gb_per_s", "watts", "gpus_per_node", "network_gbit_per_gpu", "network_kind", "network_source"),
-    free=("aliases", "bf16_tflops", "fp16_tflops", "fp8_tflops", "fp32_tflops", "best_bf16_tflops", "best_fp8_tflops",
-          "best_source", "virtual", "note"),
-)  # fmt: skip
+    needed=("name", *_MEMORY_COLUMNS, *_LINK_COLUMNS, "watts", *_SERVER_COLUMNS),
+    free=("aliases", *_RATE_COLUMNS, "best_source", "virtual", "note"),
+)
 LINK_KINDS: Final = ("nvlink", "xgmi", "pcie")
 NETWORK_KINDS: Final = ("infiniband", "roce", "efa", "tcp", "ethernet", "none")
 TERA: Final = 1e12
@@ -33,13 +42,13 @@ _MEMORY: Final = re.compile(r"(.*?[a-z0-9)])[-:]([0-9]{1,4})(?:g(?:i?b)?)(?:-hbm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuEntry:
-    """One row: the GPU, and how such GPUs usually stand in servers.
+    """One row: the GPU, and the usual server for it.
 
     Attributes:
-        memory_gb: as the name has it (80 for "80 GB"); `gpu.memory_bytes` is what the driver reports.
+        memory_gb: nominal size (80 for "80 GB"); `gpu.memory_bytes` is the size that the driver reports.
         gpus_per_node: of the usual server.
-        network_bytes_per_s: per GPU and direction between nodes in the usual server; `network_fact` says which server that is.
-        note: what to know of the figures; empty for nothing.
+        network_bytes_per_s: per GPU and direction between nodes of the usual server; `network_fact` names the server.
+        note: remark on the figures, or empty.
     """
 
     gpu: Gpu
@@ -52,10 +61,10 @@ class GpuEntry:
 
 
 def read_gpus(*paths: str) -> tuple[GpuEntry, ...]:
-    """The shipped table, then the tables at `paths`: a row there replaces the one of its name, a new name is added.
+    """Return the shipped table merged with the tables at `paths`, whose rows replace rows of the same name.
 
     Raises:
-        BadFile: a table is not what it should be; file, line and column are named.
+        BadFile: a table is invalid; file, line and column are named.
     """
     return laid_over(_shipped(), (gpus_in(text_at(path), path) for path in paths), _name)
 
@@ -66,10 +75,10 @@ def _shipped() -> tuple[GpuEntry, ...]:
 
 
 def gpus_in(text: str, where: str) -> tuple[GpuEntry, ...]:
-    """The GPUs of one table's text.
+    """Return the GPUs in the text of a table.
 
     Raises:
-        BadFile: as `read_gpus`.
+        BadFile: as for `read_gpus`.
     """
     return named_of(text, where, COLUMNS, _entry, _name)
 
@@ -84,10 +93,10 @@ def _entry(row: Row) -> GpuEntry:
         name: row.number(f"best_{name}_tflops") * TERA for name in ("bf16", "fp8") if row.text(f"best_{name}_tflops")
     }
     if not peak or min(peak.values()) <= 0:
-        raise row.wrong("bf16_tflops", "no rate above 0 is given for any precision")
+        raise row.wrong("bf16_tflops", "no precision has a rate above 0")
     for name, rate in best.items():
         if not row.text("best_source"):
-            raise row.wrong("best_source", "is empty; a measured rate says who measured it")
+            raise row.wrong("best_source", "is empty; a measured rate needs a source")
         if rate > peak.get(name, 0.0):
             raise row.wrong(f"best_{name}_tflops", "is above the peak")
     gpu = Gpu(
@@ -119,48 +128,48 @@ def _entry(row: Row) -> GpuEntry:
 def gpu_named(
     text: str, *, memory_gib: int | None = None, gpus: Sequence[GpuEntry] | None = None, notes: list[str] | None = None
 ) -> GpuEntry:
-    """The GPU that is meant: a name of the table, an alias ("h100"), either with memory ("a100-40gb", "H100:80GB"), or what the driver
-    calls it ("NVIDIA H100 80GB HBM3"). Case does not count.
+    """Return the GPU with this name: a name in the table, an alias ("h100"), either with memory ("a100-40gb", "H100:80GB"), or the name
+    from the driver ("NVIDIA H100 80GB HBM3"). Case is ignored.
 
-    A name that several rows bear means the first of them in the table; `notes` is then told so, and which others there are.
+    If several rows match, return the first; `notes` then receives the choice and the other rows.
 
-    With `memory_gib`, as `GpuRequest` has it, the row of that memory is meant, or else of the least above it. `gpus` is the table, the
-    shipped one by default.
+    With `memory_gib`, as in `GpuRequest`, return the row with that memory, or with the next larger one. `gpus` is the table, by default
+    the shipped one.
 
     Raises:
-        BadRequest: no such GPU, or none of it with that memory.
+        BadRequest: unknown GPU, or no variant has enough memory.
     """
     table = read_gpus() if gpus is None else gpus
     asked = text if memory_gib is None else f"{text}-{memory_gib}gb"
     name = _plain(text)
-    if memory_gib is None and not _bearing(name, table) and (split := _MEMORY.fullmatch(name)):
+    if memory_gib is None and not _matching(name, table) and (split := _MEMORY.fullmatch(name)):
         name, memory_gib = split[1], int(split[2])
-    bearing = (_bearing(f"{name}-{memory_gib}gb", table) if memory_gib else []) or _bearing(name, table)
-    if not bearing:
+    variants = (_matching(f"{name}-{memory_gib}gb", table) if memory_gib else []) or _matching(name, table)
+    if not variants:
         raise _unknown(asked, name, table)
-    found = [entry for entry in bearing if memory_gib is None or entry.memory_gb >= memory_gib]
+    found = [entry for entry in variants if memory_gib is None or entry.memory_gb >= memory_gib]
     if not found:
-        have = ", ".join(f"{entry.gpu.name} ({entry.memory_gb} GB)" for entry in bearing)
+        have = ", ".join(f"{entry.gpu.name} ({entry.memory_gb} GB)" for entry in variants)
         raise BadRequest(f"gpus: no {name} has {memory_gib} GB", hint=f"known: {have}")
     chosen = found[0] if memory_gib is None else min(found, key=lambda entry: entry.memory_gb)
     if chosen.gpu.name != name and len(found) > 1 and notes is not None and memory_gib is None:
         others = ", ".join(entry.gpu.name for entry in found if entry is not chosen)
-        notes.append(f"{text} is taken as {chosen.gpu.name}; there is also {others}")
+        notes.append(f"took {text} as {chosen.gpu.name}; other variants: {others}")
     return chosen
 
 
 def gpu_on(entry: GpuEntry, per_node: int) -> Gpu:
-    """The GPU as a node with `per_node` of them has it: links inside a server join no more than are there; those of a rack join as ever."""
+    """Return the GPU for a node with `per_node` of them. A link domain inside a server is at most the node; one of a rack is unchanged."""
     if entry.gpu.link_domain > entry.gpus_per_node or entry.gpu.link_domain <= per_node:
         return entry.gpu
     return replace(entry.gpu, link_domain=per_node)
 
 
 def gpu_in(row: Row, gpus: Sequence[GpuEntry]) -> str:
-    """The table's name of the GPU that a row's column `gpu` names.
+    """Resolve the column `gpu` of a row to a name in the table of GPUs.
 
     Raises:
-        BadFile: there is no such GPU; line and nearest match are named.
+        BadFile: unknown GPU; the line and the nearest match are named.
     """
     try:
         return gpu_named(row.text("gpu"), gpus=gpus).gpu.name
@@ -168,8 +177,8 @@ def gpu_in(row: Row, gpus: Sequence[GpuEntry]) -> str:
         raise row.wrong("gpu", unknown.message.removeprefix("gpus: "), hint=unknown.hint) from None
 
 
-def _bearing(name: str, table: Sequence[GpuEntry]) -> list[GpuEntry]:
-    """Rows of that name: the one it is the name of, or else all that have it among their aliases."""
+def _matching(name: str, table: Sequence[GpuEntry]) -> list[GpuEntry]:
+    """Return the row with this name, or else all rows with this alias."""
     exact = [entry for entry in table if _plain(entry.gpu.name) == name]
     return exact or [entry for entry in table if any(_plain(alias) == name for alias in entry.gpu.aliases)]
 

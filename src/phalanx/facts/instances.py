@@ -1,4 +1,4 @@
-"""The tables of rented servers (AWS, Google, Azure) and of networks between servers, by name."""
+"""Read the tables of cloud instances (AWS, Google, Azure) and of networks between servers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NETWORK_COLUMNS: Final = Columns(needed=("name", "kind", "gbit_per_gpu"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """What joins nodes. Bytes per second are per GPU and direction."""
+    """A network between nodes. Bytes per second are per GPU and direction."""
 
     name: str
     kind: str
@@ -32,11 +32,11 @@ class Network:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """One kind of rented server.
+    """One instance type of a cloud.
 
     Attributes:
-        gpu: a name of the table of GPUs.
-        storage_bytes_per_s: durable, per node; None where nobody says.
+        gpu: a name in the table of GPUs.
+        storage_bytes_per_s: durable writes, per node; None if unknown.
     """
 
     name: str
@@ -50,16 +50,17 @@ class Instance:
 
     @property
     def offer(self) -> str:
-        """As the table of prices has it."""
+        """The name in the table of prices."""
         return f"{self.cloud} {self.name}"
 
 
 def read_instances(*paths: str, gpus: Sequence[GpuEntry] | None = None) -> tuple[Instance, ...]:
-    """The shipped table, then the tables at `paths`: a row there replaces the one of its name. `gpus` is the table in which the column
-    `gpu` is looked up, the shipped one by default.
+    """Return the shipped table merged with the tables at `paths`, whose rows replace rows of the same name.
+
+    `gpus` is the table for the column `gpu`, by default the shipped one.
 
     Raises:
-        BadFile: a table is not what it should be; file, line and column are named.
+        BadFile: a table is invalid; file, line and column are named.
     """
     own = (instances_in(text_at(path), path, gpus) for path in paths)
     return laid_over(_shipped(), own, lambda entry: entry.name.lower())
@@ -71,10 +72,10 @@ def _shipped() -> tuple[Instance, ...]:
 
 
 def instances_in(text: str, where: str, gpus: Sequence[GpuEntry] | None = None) -> tuple[Instance, ...]:
-    """The instances of one table's text.
+    """Return the instances in the text of a table.
 
     Raises:
-        BadFile: as `read_instances`.
+        BadFile: as for `read_instances`.
     """
     known = read_gpus() if gpus is None else gpus
     return tuple(_instance(row, known) for row in rows_of(text, where, COLUMNS))
@@ -101,10 +102,10 @@ def _instance(row: Row, gpus: Sequence[GpuEntry]) -> Instance:
 
 @cache
 def read_networks() -> tuple[Network, ...]:
-    """The shipped table of networks.
+    """Return the shipped table of networks.
 
     Raises:
-        BadFile: it is not what it should be.
+        BadFile: the table is invalid.
     """
     return tuple(
         Network(
@@ -118,10 +119,10 @@ def read_networks() -> tuple[Network, ...]:
 
 
 def instance_named(text: str, instances: Sequence[Instance]) -> Instance:
-    """The instance of that name, with or without its cloud before it; case does not count.
+    """Return the instance with this name, with or without its cloud as a prefix. Case is ignored.
 
     Raises:
-        BadRequest: there is none.
+        BadRequest: unknown instance.
     """
     word = text.strip().lower()
     for instance in instances:
@@ -129,15 +130,17 @@ def instance_named(text: str, instances: Sequence[Instance]) -> Instance:
             return instance
     names = [instance.name for instance in instances]
     close = nearest(word, names)
-    raise BadRequest(f"instance: unknown instance {text!r}",
-                     hint=f"did you mean {close!r}?" if close else f"known: {', '.join(names)}")  # fmt: skip
+    raise BadRequest(
+        f"instance: unknown instance {text!r}",
+        hint=f"did you mean {close!r}?" if close else f"known: {', '.join(names)}",
+    )
 
 
 def network_named(text: str) -> Network:
-    """The network of that name ("ib-ndr", "25gbe"); case does not count.
+    """Return the network with this name ("ib-ndr", "25gbe"). Case is ignored.
 
     Raises:
-        BadRequest: there is none.
+        BadRequest: unknown network.
     """
     word = text.strip().lower()
     for network in read_networks():
@@ -145,5 +148,7 @@ def network_named(text: str) -> Network:
             return network
     names = [network.name for network in read_networks()]
     close = nearest(word, names)
-    raise BadRequest(f"network: unknown network {text!r}",
-                     hint=f"did you mean {close!r}?" if close else f"known: {', '.join(names)}")  # fmt: skip
+    raise BadRequest(
+        f"network: unknown network {text!r}",
+        hint=f"did you mean {close!r}?" if close else f"known: {', '.join(names)}",
+    )

@@ -1,4 +1,4 @@
-"""The keys of a model's config file, read strictly: each size is found under one of its names, and an error names file and key."""
+"""Strict access to the keys of a model config. A size may have several names; an error names the file and the key."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Any, Final
 
 from phalanx.core.errors import BadFile
 
-SIZE_MAX: Final = 1 << 50  # past any count of features or tokens; bounds what arithmetic is done with a hostile file
+SIZE_MAX: Final = 1 << 50  # more than any count of features or tokens; limits the arithmetic on a hostile file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keys:
-    """A config's values. A key that holds null counts as missing, as Hugging Face has it."""
+    """The values of a config. As in Hugging Face, a key with the value null is missing."""
 
     where: str
     values: Mapping[str, Any]
 
     def has(self, key: str) -> bool:
-        """Whether the key holds something."""
+        """Return whether the key has a value."""
         return self.values.get(key) is not None
 
     def whole(self, *names: str, least: int = 1, default: int | None = None) -> int:
-        """The whole number under the first of `names` that is there, or the default.
+        """Return the whole number of the first key in `names` that exists, or the default.
 
         Raises:
-            BadFile: none of them is there and there is no default, or it is no whole number of at least `least`.
+            BadFile: no key exists and there is no default, or the value is not a whole number of at least `least`.
         """
         name = next((name for name in names if self.has(name)), None)
         if name is None:
@@ -34,7 +34,7 @@ class Keys:
                 return default
             raise BadFile(
                 f"{self.where}: {names[0]} is missing",
-                hint="a shape cannot be guessed; use the model's own config.json",
+                hint="use the original config.json of the model",
             )
         value = self.values[name]
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value // 1:
@@ -44,7 +44,7 @@ class Keys:
         return int(value)
 
     def number(self, name: str, *, default: float) -> float:
-        """A number above 0, or the default."""
+        """Return a number above 0, or the default."""
         value = self.values.get(name)
         if value is None:
             return default
@@ -53,7 +53,7 @@ class Keys:
         return float(value)
 
     def truth(self, name: str, *, default: bool) -> bool:
-        """True or false, or the default."""
+        """Return a boolean, or the default."""
         value = self.values.get(name)
         if value is None:
             return default
@@ -62,7 +62,7 @@ class Keys:
         return value
 
     def part(self, name: str) -> Keys:
-        """The object under a key; an empty one where there is none."""
+        """Return the object of a key, empty if the key is missing."""
         value = self.values.get(name)
         if value is None:
             return Keys(where=f"{self.where}, {name}", values={})
@@ -71,7 +71,7 @@ class Keys:
         return Keys(where=f"{self.where}, {name}", values=value)
 
     def count(self, name: str) -> int:
-        """Entries of a list; 0 where there is none."""
+        """Return the length of a list, 0 if the key is missing."""
         value = self.values.get(name)
         if value is None:
             return 0
@@ -80,13 +80,13 @@ class Keys:
         return len(value)
 
     def head_dim(self, hidden: int, heads: int, key: str = "head_dim") -> int:
-        """Features per head: stated, or else hidden over heads.
+        """Return the features per head: the value of `key`, or else hidden over heads.
 
         Raises:
-            BadFile: it is not stated and the heads do not divide the hidden size.
+            BadFile: the key is missing and the heads do not divide the hidden size.
         """
         if self.has(key):
             return self.whole(key)
         if hidden % heads:
-            raise BadFile(f"{self.where}: {heads} heads do not divide the hidden size {hidden}, and no {key} is given")
+            raise BadFile(f"{self.where}: {heads} heads do not divide the hidden size {hidden}, and {key} is missing")
         return hidden // heads

@@ -1,4 +1,4 @@
-"""The table of model shapes, and what a user means by a model's name."""
+"""Read the table of model shapes, and resolve model names."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from phalanx.facts.files import shipped_text, text_at
 from phalanx.facts.sane import sane
 from phalanx.facts.table import Columns, Row, named_of
 
+_MIXTURE_COLUMNS: Final = ("experts", "per_token", "expert_ffn", "shared_ffn", "dense_layers")
+_LATENT_COLUMNS: Final = ("query_rank", "kv_rank", "rope_dim", "value_dim")
+_FLAG_COLUMNS: Final = ("gated", "tied", "positions", "biases", "norm_vectors")
 COLUMNS: Final = Columns(
     needed=("name", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "published_parameters"),
-    free=("aliases", "gated", "tied", "positions", "biases", "norm_vectors", "experts", "per_token", "expert_ffn",
-          "shared_ffn", "dense_layers", "query_rank", "kv_rank", "rope_dim", "value_dim", "note"),
-)  # fmt: skip
-# What people and hubs append to a name without changing the shape.
+    free=("aliases", *_FLAG_COLUMNS, *_MIXTURE_COLUMNS, *_LATENT_COLUMNS, "note"),
+)
+# Suffixes of names that do not change the shape.
 _SUFFIXES: Final = re.compile(r"-(?:hf|base|instruct|chat|it|sft|v[0-9]+(?:\.[0-9]+)*)$")
 _SIZE: Final = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,3})?)\s*([mbt])")
-_TIMES: Final = {"m": 1e6, "b": 1e9, "t": 1e12}
+_FACTORS: Final = {"m": 1e6, "b": 1e9, "t": 1e12}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelEntry:
-    """One row: the shape, other names of it, and the number of parameters that its makers publish."""
+    """One row: the shape, its other names, and the published number of parameters."""
 
     model: Model
     aliases: tuple[str, ...]
@@ -40,14 +42,14 @@ class ModelEntry:
 
 
 def read_models(*paths: str) -> tuple[ModelEntry, ...]:
-    """The shipped table, then the tables at `paths`: a row there replaces the one of its name.
+    """Return the shipped table merged with the tables at `paths`, whose rows replace rows of the same name.
 
     Raises:
-        BadFile: a table is not what it should be; file, line and column are named.
+        BadFile: a table is invalid; file, line and column are named.
     """
     entries = {entry.model.name: entry for entry in _shipped()}
     for path in paths:
-        # Ahead of the shipped ones, so that an alias of the user's is met first.
+        # Before the shipped rows, so that an alias of the user takes precedence.
         own = {entry.model.name: entry for entry in models_in(text_at(path), path)}
         entries = own | {name: entry for name, entry in entries.items() if name not in own}
     return tuple(entries.values())
@@ -59,10 +61,10 @@ def _shipped() -> tuple[ModelEntry, ...]:
 
 
 def models_in(text: str, where: str) -> tuple[ModelEntry, ...]:
-    """The models of one table's text.
+    """Return the models in the text of a table.
 
     Raises:
-        BadFile: as `read_models`.
+        BadFile: as for `read_models`.
     """
     return named_of(text, where, COLUMNS, _entry, lambda entry: entry.model.name)
 
@@ -118,45 +120,45 @@ def _latent(row: Row) -> LatentAttention | None:
 
 
 def model_named(text: str, *, models: Sequence[ModelEntry] | None = None, notes: list[str] | None = None) -> Model:
-    """The model of that name: "llama3-70b", "Llama-3.1-70B", "meta-llama/Llama-3.1-70B-Instruct"; case does not count. A bare size ("70b")
-    means the row that bears it as an alias, or else the dense model of nearest size; `notes` is then told which.
+    """Return the model with this name: "llama3-70b", "Llama-3.1-70B", "meta-llama/Llama-3.1-70B-Instruct". Case is ignored.
+
+    A bare size ("70b") means the row with this alias, or else the dense model of the nearest size; `notes` then receives its name.
 
     Raises:
-        BadRequest: no such model.
+        BadRequest: unknown model.
     """
     table = read_models() if models is None else models
-    said = [] if notes is None else notes
+    notes = [] if notes is None else notes
     by_word = _by_word(tuple(table))
     words = _spellings(text)
     size = _SIZE.fullmatch(text.strip().lower())
     for word in words:
         if (entry := by_word.get(word)) is not None:
             if size:
-                said.append(f"{text.strip()} is taken as {entry.model.name}")
+                notes.append(f"took {text.strip()} as {entry.model.name}")
             if entry.note:
-                said.append(f"{entry.model.name}: {entry.note}")
+                notes.append(f"{entry.model.name}: {entry.note}")
             return entry.model
     if size and float(size[1]) > 0:
-        return _nearest_size(float(size[1]) * _TIMES[size[2]], text.strip(), table, said)
+        return _nearest_size(float(size[1]) * _FACTORS[size[2]], text.strip(), table, notes)
     names = sorted({name for entry in table for name in (entry.model.name, *entry.aliases)})
     close = nearest(text.rstrip("/").rsplit("/", 1)[-1], names)
-    raise BadRequest(f"model: unknown model {text!r}",
-                     hint=f"did you mean {close!r}?" if close else
-                     "give a name (docs/facts.md), a config.json, or layers=..,hidden=..,heads=..,vocab=..")  # fmt: skip
+    forms = "give a name (docs/facts.md), a config.json, or layers=..,hidden=..,heads=..,vocab=.."
+    raise BadRequest(f"model: unknown model {text!r}", hint=f"did you mean {close!r}?" if close else forms)
 
 
 def _nearest_size(parameters: float, text: str, table: Sequence[ModelEntry], notes: list[str]) -> Model:
     dense = [entry.model for entry in table if entry.model.mixture is None]
     found = min(dense, key=lambda model: (abs(math.log(model.parameters / parameters)), model.name))
     notes.append(
-        f"no model of {text} is listed; {found.name} with {found.parameters / 1e9:.3g}B parameters is the nearest dense one"
+        f"no model of size {text} is listed; took the nearest dense one, {found.name} with {found.parameters / 1e9:.3g}B parameters"
     )
     return found
 
 
 @cache
 def _by_word(table: tuple[ModelEntry, ...]) -> dict[str, ModelEntry]:
-    """Rows by name and alias, as `_plain` spells them; where two bear a word, the first."""
+    """Return rows by normalised name and alias; the first row takes precedence."""
     by_word: dict[str, ModelEntry] = {}
     for entry in table:
         by_word.setdefault(_plain(entry.model.name), entry)
@@ -167,7 +169,7 @@ def _by_word(table: tuple[ModelEntry, ...]) -> dict[str, ModelEntry]:
 
 
 def _spellings(text: str) -> list[str]:
-    """The name as it may stand in the table: without its owner on a hub, and without endings that change no shape."""
+    """Return the spellings to look up: without the owner on a hub, and without suffixes that do not change the shape."""
     word = text.strip().lower().rstrip("/").rsplit("/", 1)[-1].replace("_", "-").replace(" ", "-")
     found = [_plain(word)]
     while _SUFFIXES.search(word):
@@ -177,5 +179,5 @@ def _spellings(text: str) -> list[str]:
 
 
 def _plain(word: str) -> str:
-    """Hyphens do not count, and neither does the maker before a name that says it anyway ("meta-llama-3-8b")."""
+    """Normalise a name: remove hyphens and the prefix "meta-"."""
     return re.sub(r"[-_ ]", "", word.lower().removeprefix("meta-"))

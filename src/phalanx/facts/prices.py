@@ -1,4 +1,4 @@
-"""The table of prices: what one GPU costs per hour, where, since when. A price without a date is refused: it would be a rumour."""
+"""Read the table of prices per GPU and hour, by offer and region. Prices must have a date."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ from phalanx.facts.table import Columns, Row, is_date, laid_over, rows_of
 
 COLUMNS: Final = Columns(needed=("offer", "gpu", "kind", "usd_per_gpu_hour"), free=("region", "note"))
 ON_DEMAND: Final = "on-demand"
-USD_PER_GPU_HOUR_MAX: Final = 50.0  # three times the dearest offer known; a larger one is the price of a whole server
+USD_PER_GPU_HOUR_MAX: Final = (
+    50.0  # three times the most expensive known offer; a larger one is the price of a whole server
+)
+
+_PER_GPU_HINT: Final = "divide the price of the instance by its GPUs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceEntry:
-    """One row: the price, and the GPU (a name of the table of GPUs) that it is for. `own` rows are a user's, not shipped."""
+    """One row: a price and its GPU (a name in the table of GPUs). `own` marks rows of the user."""
 
     gpu: str
     price: Price
@@ -30,11 +34,12 @@ class PriceEntry:
 
 
 def read_prices(*paths: str, gpus: Sequence[GpuEntry] | None = None) -> tuple[PriceEntry, ...]:
-    """The shipped table, then the tables at `paths`: a row there replaces those of its offer, kind and region. `gpus` is the table in which
-    the column `gpu` is looked up, the shipped one by default.
+    """Return the shipped table merged with the tables at `paths`, whose rows replace rows of the same offer, kind and region.
+
+    `gpus` is the table for the column `gpu`, by default the shipped one.
 
     Raises:
-        BadFile: a table is not what it should be, or a price has no date; file, line and column are named.
+        BadFile: a table is invalid, or a price has no date; file, line and column are named.
     """
     return laid_over(_shipped(), (prices_in(text_at(path), path, own=True, gpus=gpus) for path in paths), _key)
 
@@ -47,10 +52,10 @@ def _shipped() -> tuple[PriceEntry, ...]:
 def prices_in(
     text: str, where: str, *, own: bool = False, gpus: Sequence[GpuEntry] | None = None
 ) -> tuple[PriceEntry, ...]:
-    """The prices of one table's text.
+    """Return the prices in the text of a table.
 
     Raises:
-        BadFile: as `read_prices`.
+        BadFile: as for `read_prices`.
     """
     known = read_gpus() if gpus is None else gpus
     return tuple(_entry(row, own, known) for row in rows_of(text, where, COLUMNS))
@@ -64,8 +69,7 @@ def _key(entry: PriceEntry) -> tuple[str, str, str, str]:
 def _entry(row: Row, own: bool, gpus: Sequence[GpuEntry]) -> PriceEntry:
     usd = row.number("usd_per_gpu_hour")
     if usd > USD_PER_GPU_HOUR_MAX:
-        raise row.wrong("usd_per_gpu_hour", f"{usd:g} US dollars for one GPU and hour cannot be",
-                        hint="divide the price of the instance by its GPUs")  # fmt: skip
+        raise row.wrong("usd_per_gpu_hour", _out_of_range(usd), hint=_PER_GPU_HINT)
     price = Price(
         usd_per_gpu_hour=usd,
         kind=row.text("kind").lower(),
@@ -76,20 +80,24 @@ def _entry(row: Row, own: bool, gpus: Sequence[GpuEntry]) -> PriceEntry:
     return PriceEntry(gpu=gpu_in(row, gpus), price=price, note=row.text("note"), own=own)
 
 
+def _out_of_range(usd: float) -> str:
+    return f"{usd:g} US dollars per GPU and hour is outside 0 to {USD_PER_GPU_HOUR_MAX:g}"
+
+
 def stated_price(usd_per_gpu_hour: float, date: str | None, *, source: str = "given by the user") -> Price:
-    """The price a user states.
+    """Return the price that a user states.
 
     Raises:
-        BadRequest: it has no date, or is no price.
+        BadRequest: the date is missing or invalid, or the price is out of range.
     """
     if not math.isfinite(usd_per_gpu_hour) or not 0 <= usd_per_gpu_hour <= USD_PER_GPU_HOUR_MAX:
-        raise BadRequest(f"price: {usd_per_gpu_hour:g} US dollars for one GPU and hour cannot be",
-                         hint="divide the price of the instance by its GPUs")  # fmt: skip
+        raise BadRequest(f"price: {_out_of_range(usd_per_gpu_hour)}", hint=_PER_GPU_HINT)
     if not date:
-        raise BadRequest(f"price: {usd_per_gpu_hour:g} US dollars per GPU and hour, but as of when?",
-                         hint="add --price-date 2026-11; prices without a date are refused")  # fmt: skip
+        raise BadRequest(
+            f"price: {usd_per_gpu_hour:g} US dollars per GPU and hour has no date", hint="add --price-date 2026-11"
+        )
     if not is_date(date):
-        raise BadRequest(f"price: {date!r} is no date", hint="write 2026, 2026-11 or 2026-11-21")
+        raise BadRequest(f"price: {date!r} is not a date", hint="write 2026, 2026-11 or 2026-11-21")
     fact = Fact(source=source, date=date)
     return Price(usd_per_gpu_hour=usd_per_gpu_hour, kind="given", offer="own price", region="", fact=fact)
 
@@ -97,14 +105,15 @@ def stated_price(usd_per_gpu_hour: float, date: str | None, *, source: str = "gi
 def price_of(
     gpu: str, prices: Sequence[PriceEntry], *, offers: Collection[str] = (), kind: str = ON_DEMAND
 ) -> Price | None:
-    """The price to count with: of that kind and GPU (a name of the table of GPUs), the newest, then the cheapest, then by offer and
-    region; None where none is known. Only those of `offers`, any case; of all where empty.
+    """Return the price to use for a GPU (a name in the table of GPUs) and kind: the newest, then the cheapest, then by offer and region.
+
+    `offers`, if not empty, limits the search to these offers; case is ignored. None if no price is known.
     """
-    among = {offer.lower() for offer in offers}
+    allowed = {offer.lower() for offer in offers}
     found = [
         entry.price
         for entry in prices
-        if entry.gpu == gpu and entry.price.kind == kind and (not among or entry.price.offer.lower() in among)
+        if entry.gpu == gpu and entry.price.kind == kind and (not allowed or entry.price.offer.lower() in allowed)
     ]
     if not found:
         return None

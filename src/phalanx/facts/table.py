@@ -1,5 +1,7 @@
-"""A table of facts: CSV with a header, one fact per row, each with its source and date. Strict, so that a slip is an error with its
-line and column and never a silently wrong plan. Lines that are empty or begin with # are skipped.
+"""Read fact tables: CSV with a header, one fact per row, each with its source and date.
+
+Validation is strict: a mistake is an error with line and column, never a silently wrong plan. Empty lines and lines that begin with #
+are skipped.
 """
 
 from __future__ import annotations
@@ -17,15 +19,15 @@ from phalanx.core.work.nearest import nearest
 
 E = TypeVar("E")
 
-ROWS_MAX: Final = 10_000  # a price list of every cloud region has some thousand rows
+ROWS_MAX: Final = 10_000  # a price list of all cloud regions has a few thousand rows
 _DATE: Final = re.compile(r"(20[0-9]{2})(?:-(0[1-9]|1[0-2])(?:-(0[1-9]|[12][0-9]|3[01]))?)?")
-_WORDS: Final = {"1": True, "yes": True, "true": True, "0": False, "no": False, "false": False}
+_BOOLEANS: Final = {"1": True, "yes": True, "true": True, "0": False, "no": False, "false": False}
 _DAYS: Final = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """What a table has: columns that each row must fill, and those that may stay empty. `source` and `date` are always demanded."""
+    """The columns of a table: `needed` ones must be filled in each row, `free` ones may be empty. `source` and `date` are always required."""
 
     needed: Sequence[str]
     free: Sequence[str] = ()
@@ -38,74 +40,74 @@ class Columns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One line of a table. Its methods read one column each, and name file, line and column when that cannot be."""
+    """One line of a table. Each method reads one column; its error names file, line and column."""
 
     where: str
     line: int
     values: Mapping[str, str]
 
     def text(self, column: str) -> str:
-        """As written, without spaces around; empty where nothing is written."""
+        """Return the text without surrounding spaces."""
         return self.values.get(column, "").strip()
 
     def number(self, column: str, *, least: float = 0.0, default: float | None = None) -> float:
-        """A decimal number of at least `least`."""
+        """Return a decimal number of at least `least`."""
         text = self.text(column)
         if not text and default is not None:
             return default
         try:
             value = float(text)
         except ValueError:
-            raise self.wrong(column, f"{text!r} is no number") from None
+            raise self.wrong(column, f"{text!r} is not a number") from None
         if not math.isfinite(value) or value < least:
             raise self.wrong(column, f"{text} must be {least:g} or more")
         return value
 
     def whole(self, column: str, *, least: int = 0, default: int | None = None) -> int:
-        """A whole number of at least `least`; `1.3e9` is read too."""
+        """Return a whole number of at least `least`; also reads `1.3e9`."""
         value = self.number(column, least=least, default=default)
         if value != int(value):
-            raise self.wrong(column, f"{self.text(column)} is no whole number")
+            raise self.wrong(column, f"{self.text(column)} is not a whole number")
         return int(value)
 
     def truth(self, column: str, *, default: bool = False) -> bool:
-        """1, yes or true; 0, no or false."""
+        """Return a boolean: 1, yes or true; 0, no or false."""
         text = self.text(column).lower()
         if not text:
             return default
-        if text not in _WORDS:
+        if text not in _BOOLEANS:
             raise self.wrong(column, f"{text!r} is neither 1 nor 0")
-        return _WORDS[text]
+        return _BOOLEANS[text]
 
     def one_of(self, column: str, known: Sequence[str]) -> str:
-        """One of the known words, any case."""
+        """Return one of the known words; case is ignored."""
         word = self.text(column).lower()
         if word not in known:
-            raise self.wrong(column, f"{word!r} is none of {', '.join(known)}")
+            raise self.wrong(column, f"{word!r} is not one of {', '.join(known)}")
         return word
 
     def words(self, column: str) -> tuple[str, ...]:
-        """Words between semicolons, lower case."""
+        """Return the words between semicolons, in lower case."""
         return tuple(word.strip().lower() for word in self.text(column).split(";") if word.strip())
 
     def fact(self, source: str = "source", date: str = "date") -> Fact:
-        """Where the row is from, and when that was so."""
+        """Return the source and the date of the row."""
         return Fact(source=self.text(source), date=self.dated(date))
 
     def dated(self, column: str = "date") -> str:
-        """An ISO date: year, month or day."""
+        """Return an ISO date: year, month or day."""
         text = self.text(column)
         if not is_date(text):
-            raise self.wrong(column, f"{text!r} is no date", hint="write 2026, 2026-11 or 2026-11-21")
+            raise self.wrong(column, f"{text!r} is not a date", hint="write 2026, 2026-11 or 2026-11-21")
         return text
 
     def wrong(self, column: str, what: str, *, hint: str = "") -> BadFile:
-        """The error to raise for a column."""
+        """Return the error for a column."""
         return BadFile(f"{self.where} line {self.line}, column {column}: {what}", hint=hint)
 
 
 def is_date(text: str) -> bool:
-    """Whether `text` is an ISO year, month or day of this century."""
+    """Return whether `text` is an ISO year, month or day of this century."""
     found = _DATE.fullmatch(text)
     if found is None:
         return False
@@ -115,10 +117,10 @@ def is_date(text: str) -> bool:
 
 
 def rows_of(text: str, where: str, columns: Columns) -> tuple[Row, ...]:
-    """The rows of a table, in its order.
+    """Return the rows of a table, in its order.
 
     Raises:
-        BadFile: an unknown, doubled or missing column, a row of another length, an empty column that is needed, or no source or date.
+        BadFile: an unknown, duplicate or missing column, a row of the wrong length, an empty required column, or no source or date.
     """
     reader = csv.reader(_lines(text), strict=True)
     header: list[str] | None = None
@@ -144,27 +146,27 @@ def rows_of(text: str, where: str, columns: Columns) -> tuple[Row, ...]:
 def named_of(
     text: str, where: str, columns: Columns, entry: Callable[[Row], E], name: Callable[[E], str]
 ) -> tuple[E, ...]:
-    """The records of a table whose rows have names, in its order.
+    """Return the records of a table whose rows have unique names, in its order.
 
     Raises:
-        BadFile: as `rows_of` and `entry`, or a name that stands there twice.
+        BadFile: as for `rows_of` and `entry`, or a duplicate name.
     """
     entries: dict[str, E] = {}
     for row in rows_of(text, where, columns):
         one = entry(row)
         if name(one) in entries:
-            raise row.wrong("name", f"{name(one)} stands there twice")
+            raise row.wrong("name", f"{name(one)} is listed twice")
         entries[name(one)] = one
     return tuple(entries.values())
 
 
 def laid_over(shipped: Iterable[E], own: Iterable[Iterable[E]], key: Callable[[E], Hashable]) -> tuple[E, ...]:
-    """The shipped records with a user's tables over them: one of a known key takes that one's place, a new one stands at the end."""
+    """Merge tables of a user into the shipped records: a record with a known key replaces that one, a new one is appended."""
     return tuple({key(one): one for table in (shipped, *own) for one in table}.values())
 
 
 def _lines(text: str) -> Iterator[str]:
-    """The lines of the file; what says nothing becomes an empty line, so that line numbers stay those of the file."""
+    """Yield the lines of the file. Comments become empty lines, so that line numbers match the file."""
     for line in text.splitlines():
         yield "" if line.lstrip().startswith("#") else line + "\n"
 
@@ -178,11 +180,12 @@ def _header(names: list[str], where: str, columns: Columns) -> list[str]:
                 hint=f"did you mean {close!r}?" if close else f"known: {', '.join(columns.all)}",
             )
         if names.count(name) > 1:
-            raise BadFile(f"{where} line 1: column {name!r} stands there twice")
+            raise BadFile(f"{where} line 1: column {name!r} is listed twice")
     missing = [name for name in (*columns.needed, "source", "date") if name not in names]
     if missing:
         raise BadFile(
-            f"{where} line 1: no column {missing[0]!r}", hint=f"needed: {', '.join(columns.needed)}, source, date"
+            f"{where} line 1: missing column {missing[0]!r}",
+            hint=f"required: {', '.join(columns.needed)}, source, date",
         )
     return names
 
@@ -190,8 +193,8 @@ def _header(names: list[str], where: str, columns: Columns) -> list[str]:
 def _row(cells: list[str], header: list[str], where: str, line: int) -> Row:
     if len(cells) != len(header):
         raise BadFile(
-            f"{where} line {line}: {len(cells)} cells, the header has {len(header)}",
-            hint="put a cell that holds a comma between double quotes",
+            f"{where} line {line}: {len(cells)} cells, but the header has {len(header)}",
+            hint="put double quotes around a cell that contains a comma",
         )
     return Row(where=where, line=line, values=dict(zip(header, cells, strict=True)))
 
@@ -201,8 +204,8 @@ def _filled(row: Row, columns: Columns) -> Row:
         if not row.text(name):
             raise row.wrong(name, "is empty")
     if not row.text("source"):
-        raise row.wrong("source", "is empty; a fact says where it is from")
+        raise row.wrong("source", "is empty; every fact needs a source")
     if not row.text("date"):
-        raise row.wrong("date", "is empty; a fact says when it was so", hint="write 2026, 2026-11 or 2026-11-21")
+        raise row.wrong("date", "is empty; every fact needs a date", hint="write 2026, 2026-11 or 2026-11-21")
     row.dated()
     return row

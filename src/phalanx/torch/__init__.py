@@ -1,8 +1,8 @@
-"""Training under Phalanx: progress, checkpoints, stopping in time, and never a step past the lease.
+"""Training under Phalanx: progress, checkpoints, stopping in time, and no step after the lease has expired.
 
-Works in any script that is started with the variables of torch.distributed, with or without Phalanx; alone, a process is a gang of
-one. Importing this package starts no thread and runs no tensor operation, so a warm process may import it and fork. `session` has
-the shape of a training loop.
+Works in any script that is started with the variables of torch.distributed, with or without Phalanx; without them, a process is a gang
+of one. Importing this package starts no thread and runs no tensor operation, so a warm process may import it and fork. `session` shows
+a training loop.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from phalanx.torch import session as _sessions
+from phalanx.torch import session as _session
 from phalanx.torch.environment import RankEnvironment
 from phalanx.torch.parts import Parts
 from phalanx.wire.rank import ReportKind, StopReason
@@ -46,7 +46,7 @@ _BUSY_CHARS_MAX: Final = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
-    """This process in its gang. `device` is a torch.device; `output_dir` outlives the job, None outside Phalanx."""
+    """This process in its gang. `device` is a torch.device; `output_dir` survives the job and is None outside Phalanx."""
 
     rank: int
     world_size: int
@@ -60,20 +60,20 @@ class Rank:
 
 
 def init(backend: str | None = None, timeout_s: float | None = None) -> Rank:
-    """Join the gang: process group, device, supervisor. Collective; a second call returns the same.
+    """Join the gang: process group, device, supervisor. Collective; a second call returns an equal `Rank`.
 
     Args:
-        backend: of torch.distributed; by default NCCL beside gloo where this rank has a CUDA device, else gloo. A process group that
-            exists already is used as it is.
-        timeout_s: of one collective; by default PHALANX_COLLECTIVE_TIMEOUT_S.
+        backend: of torch.distributed; by default NCCL and gloo if this rank has a CUDA device, else gloo. An existing process group is
+            used unchanged.
+        timeout_s: timeout of one collective; by default PHALANX_COLLECTIVE_TIMEOUT_S.
 
     Raises:
-        RuntimeError: there is no device for this local rank, or the supervisor's lease page is missing.
+        RuntimeError: there is no device for this local rank, or the lease page of the supervisor is missing.
     """
     environment = RankEnvironment.read(os.environ)
-    session = _sessions.open_session(lambda: _sessions.start(environment, backend=backend, timeout_s=timeout_s))
-    atexit.unregister(_sessions.wait_at_exit)
-    atexit.register(_sessions.wait_at_exit)
+    session = _session.open_session(lambda: _session.start(environment, backend=backend, timeout_s=timeout_s))
+    atexit.unregister(_session.wait_at_exit)
+    atexit.register(_session.wait_at_exit)
     return Rank(
         rank=session.rank,
         world_size=session.world_size,
@@ -88,56 +88,56 @@ def init(backend: str | None = None, timeout_s: float | None = None) -> Rank:
 
 
 def plan(*, steps_total: int, tokens_total: int | None = None) -> None:
-    """Say how long the training is, so that its progress has an end. Rank 0's word counts."""
-    session = _sessions.current()
+    """Report the length of the training, so that Phalanx can show its progress. Only the call of rank 0 has an effect."""
+    session = _session.current()
     if session.rank == 0:
         known = {} if tokens_total is None else {"tokens_total": tokens_total}
         session.pipe.send(ReportKind.PLANNED, steps_total=steps_total, **known)
 
 
 def report(*, step: int, loss: float | None = None, tokens: int | None = None, mfu: float | None = None) -> None:
-    """End step `step` and let the next begin. Call it in every rank after every step; it is no collective.
+    """Report the end of step `step`. Call it in every rank after every step; it is not a collective.
 
-    Blocks while the lease is over, and ends the process if a newer epoch has taken its place.
+    Blocks while the lease has expired, and ends the process if a newer epoch has replaced it.
 
     Args:
-        step: number of the step just made; the first is 1.
-        loss: of this step. A tensor on a device is waited for.
-        tokens: of the whole gang in this step.
+        step: number of the finished step; the first is 1.
+        loss: loss of this step. Waits for a tensor on a device.
+        tokens: tokens of the whole gang in this step.
         mfu: model FLOP/s over peak, if the script knows it.
     """
-    _sessions.current().report(step=step, loss=loss, tokens=tokens, mfu=mfu)
+    _session.current().report(step=step, loss=loss, tokens=tokens, mfu=mfu)
 
 
 def busy(what: str) -> None:
-    """Say that no step will come for a while, as before an evaluation that takes long: the silence is then no hang for up to an hour.
+    """Report work without steps, such as a long evaluation, so that it does not count as a hang for up to an hour.
 
-    The next `report` ends it. One rank of a node is enough. Saves say so by themselves.
+    The next `report` ends it. One rank of a node is enough. Saves report themselves.
 
     Args:
-        what: a word for it ("evaluation").
+        what: name of the work ("evaluation").
     """
-    _sessions.current().pipe.send(ReportKind.BUSY, what=what[:_BUSY_CHARS_MAX])
+    _session.current().pipe.send(ReportKind.BUSY, what=what[:_BUSY_CHARS_MAX])
 
 
 def fence() -> int:
-    """Block while the lease is over. `report` and `should_stop` do it too; call it before other work that must not happen twice.
+    """Block while the lease has expired. `report` and `should_stop` do so too; call it before other work that must not run twice.
 
     Returns:
-        The instant at which the lease was found to hold, in ns of CLOCK_BOOTTIME. What follows counts as begun then: a node that is
-        stopped after it and before the work's first instruction wakes in work that was under way.
+        The time at which the lease was valid, in ns of CLOCK_BOOTTIME. The following work counts as begun at that time: a node that stops
+        between this check and the first instruction resumes work that was in progress.
     """
-    return _sessions.current().pass_fence()
+    return _session.current().pass_fence()
 
 
 def should_stop() -> StopReason:
-    """Whether to leave the loop now, and why; StopReason.NONE, which is false, while training goes on.
+    """Return why the training should stop now; StopReason.NONE, which is false, while it should continue.
 
-    All ranks get the same answer at the same call. True for preemption, cancellation, a drain, SIGTERM, and when the time limit leaves
-    just enough time to save. Collective: call it once per step in every rank. It waits for nobody (see `agreement`) and answers
-    about half a second after the wish.
+    All ranks get the same answer at the same call. Reasons: preemption, cancellation, a drain, SIGTERM, or a time limit that leaves
+    just enough time to save. Collective: call it once per step in every rank. It does not wait for other ranks (see `agreement`), so
+    the answer comes about half a second after the first rank sees the reason.
     """
-    session = _sessions.current()
+    session = _session.current()
     session.heed_signals()
     stop = session.stop_agreed(session.tick("should_stop"))
     session.pass_fence()
@@ -156,18 +156,18 @@ def checkpoint(
     """Prepare asynchronous, atomic checkpoints of `model` and `optimizer`. Collective; call it after wrapping and before the loop.
 
     Args:
-        model: plain, DDP, FSDP2, or what `parallelize` returned, which has its optimizer in it.
-        optimizer: one or several; may be left out.
-        directory: where checkpoints go; by default PHALANX_CHECKPOINT_DIR. With neither, nothing is saved.
+        model: plain, DDP, FSDP2, or the result of `parallelize`, which contains its optimizer.
+        optimizer: none, one or several.
+        directory: folder of the checkpoints; by default PHALANX_CHECKPOINT_DIR. Without both, nothing is saved.
         stateful: further objects with state_dict and load_state_dict, by name; saved per rank.
-        every_steps: save every so many steps instead of at the interval of `cadence`.
+        every_steps: save after this number of steps instead of at the interval of `cadence`.
         mtbf_s: mean time between failures of this gang; by default PHALANX_MTBF_S, else from a published rate per device.
     """
-    # Here, not above: half a second of imports that a script without checkpoints saves.
+    # Imported here: a script without checkpoints saves half a second.
     from phalanx.torch.checkpointer import Checkpointer
 
     return Checkpointer(
-        _sessions.current(),
+        _session.current(),
         model,
         tuple(optimizer) if isinstance(optimizer, (list, tuple)) else (optimizer,),
         directory=directory,
@@ -178,10 +178,10 @@ def checkpoint(
 
 
 def mesh(layout: Layout | str | None = None) -> Any:
-    """The DeviceMesh over all ranks, with the names pipeline, replicate, shard, context, tensor. Collective; `parallelize` makes its own.
+    """Return the DeviceMesh over all ranks, with the names pipeline, replicate, shard, context, tensor. Collective.
 
-    Neighbours in the network are neighbours along the inner axes: tensor parallel ranks share a node, data parallel and pipeline ranks
-    may lie apart.
+    `parallelize` creates its own mesh. Neighbours along the inner axes are near in the network: tensor parallel ranks share a node, data
+    parallel and pipeline ranks may be far apart.
 
     Args:
         layout: as for `parallelize`.
@@ -191,7 +191,7 @@ def mesh(layout: Layout | str | None = None) -> Any:
     """
     from phalanx.torch import building
 
-    return building.mesh(_sessions.current(), layout)
+    return building.mesh(_session.current(), layout)
 
 
 def parallelize(
@@ -206,21 +206,22 @@ def parallelize(
     sequence: int = 0,
     batch: int = 0,
 ) -> Training:
-    """Split a model that declares its parts over all ranks, as the layout says. Collective; the same call on any number of ranks.
+    """Split a model that declares its parts over all ranks according to a layout. Collective; the same call for any number of ranks.
 
     Args:
         model: built with the same seed on every rank, or on the meta device; it has a method `phalanx_parts`.
-        loss: from the output of the last part and the targets to the mean loss.
-        optimizer: from the parameters this rank holds (a module with the names of the whole model) to an optimizer over them.
-        layout: by default the plan's (PHALANX_LAYOUT), else fully sharded data parallel over all ranks. `tp=2,pp=2` is understood.
+        loss: maps the output of the last part and the targets to the mean loss.
+        optimizer: maps the parameters of this rank (a module with the names of the whole model) to their optimizer.
+        layout: a `Layout` or a text such as `tp=2,pp=2`; by default the layout of the plan (PHALANX_LAYOUT), else fully sharded data
+            parallel over all ranks.
         clip: bound on the norm of the gradients of the whole model.
         initialize: fills one part with values, if the model is on the meta device.
-        seed: of what `initialize` draws; every part has its own, so that values do not depend on the layout.
-        sequence: positions of a sample, 0 if unknown. With it and the batch a layout that cannot split them is refused here.
+        seed: seed of `initialize`; every part gets its own, so that values do not depend on the layout.
+        sequence: positions of a sample, 0 if unknown. With `sequence` and `batch`, a layout that cannot split them is rejected here.
         batch: samples of one step over all ranks, 0 if unknown.
 
     Raises:
-        BadRequest: this layout cannot split this model, in one line.
+        BadRequest: this layout cannot split this model.
     """
     from phalanx.torch import building
     from phalanx.torch.training import Recipe
@@ -234,9 +235,9 @@ def parallelize(
         sequence=sequence,
         batch=batch,
     )
-    return building.parallelize(_sessions.current(), model, layout, recipe)
+    return building.parallelize(_session.current(), model, layout, recipe)
 
 
 def finish() -> None:
     """Wait until the last checkpoint is durable and leave the gang. Collective; call it at the end of the script."""
-    _sessions.close_session()
+    _session.close_session()

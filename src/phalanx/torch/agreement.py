@@ -1,13 +1,13 @@
-"""How all ranks come to the same decision at the same step: stop, save, or go on.
+"""Make all ranks take the same decision at the same step: stop, save, or continue.
 
-Each rank reads its own lease page, clock and signals, and two ranks may read different things around the same step. A rank that
-stopped alone would leave the others in a collective for ever. So the wishes of all ranks are joined by one all_reduce(MAX) of a few
-integers, on a gloo group of its own: CPU tensors, so it never touches the stream of the device.
+Each rank reads its own lease page, clock and signals, and two ranks may read different values around the same step. A rank that
+stopped alone would leave the others in a collective for ever. So one all_reduce(MAX) of a few integers merges the requests of all ranks,
+on a separate gloo group with CPU tensors, which does not use the stream of the device.
 
-It is overlapped and rare, to stay under 1 % of a step. The all_reduce is launched at one tick and read at the next; by then every
-rank has launched it long ago, because the step between had collectives of its own, so reading does not wait. The next is launched
-EXCHANGE_S later by the slowest rank's pace, counted in ticks so that every rank counts alike. A decision is thus acted on within
-EXCHANGE_S plus two steps of the first rank's wish.
+The exchange is overlapped and rare, to stay under 1 % of a step. The all_reduce is launched at one tick and read at the next. By then
+every rank has launched it, because the step between has its own collectives, so reading does not wait. The next exchange follows after
+EXCHANGE_S at the pace of the slowest rank, counted in ticks so that all ranks launch it at the same tick. All ranks act on a request
+within EXCHANGE_S plus two steps.
 """
 
 from __future__ import annotations
@@ -22,19 +22,22 @@ import torch
 import torch.distributed as dist
 
 EXCHANGE_S: Final = 0.5
-"""One exchange costs each rank 0.4 ms of CPU with 2 ranks and 1.1 ms with 4, all on 2 busy cores (measured November 2026, gloo over
-loopback): with 4 ranks 2.2 ms of both cores, 0.45 % of this. A grace period is several seconds."""
+"""One exchange takes 0.4 ms of CPU per rank with 2 ranks and 1.1 ms with 4, on 2 busy cores (measured November 2026, gloo over loopback).
+With 4 ranks that is 2.2 ms of both cores, 0.45 % of this interval. A grace period is several seconds."""
 _TICKS_MAX: Final = 256
-"""Bound on the gap between exchanges: steps of 1 ms still exchange every EXCHANGE_S, and when steps grow longer in mid-run the old gap
-does not delay a stop for long. For the same reason a gap at most doubles."""
+"""Largest gap between exchanges. It limits the delay of a stop when steps suddenly take longer; for the same reason a gap at most doubles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What one rank wants, or all of them together: the maximum of each field.
+    """The requests of one rank, or of all ranks: the maximum of each field.
 
-    stop: a StopReason value. checkpoints_asked: the lease page's counter. save_due: 1 when the checkpoint interval is over.
-    saving: 1 while an earlier checkpoint is still being written. tick_us: mean length of this rank's ticks since the last exchange.
+    Attributes:
+        stop: a StopReason value.
+        checkpoints_asked: counter of the lease page.
+        save_due: 1 when the checkpoint interval has passed.
+        saving: 1 while an earlier checkpoint is being written.
+        tick_us: mean length of the ticks of this rank since the last exchange.
     """
 
     stop: int = 0
@@ -49,17 +52,17 @@ _WISH_FIELDS: Final = tuple(field.name for field in fields(Wish))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreed:
-    """The joined wish and the tick at which the ranks uttered it; what a rank did at or after that tick, the wish did not know."""
+    """The merged requests and the tick at which the ranks made them. They do not reflect actions at or after that tick."""
 
     wish: Wish
     uttered_at: int
 
 
 class Agreement:
-    """Joins the wishes of all ranks; `advance` is collective and must be called equally often by all.
+    """Merges the requests of all ranks. `advance` is collective: all ranks must call it equally often.
 
     Args:
-        group: a gloo group of all ranks used for nothing else; None in a gang of one.
+        group: a gloo group of all ranks with no other use; None in a gang of one.
     """
 
     def __init__(self, group: Any | None) -> None:
@@ -69,16 +72,16 @@ class Agreement:
         self._launched_at = 0
         self._launched_s = time.monotonic()
         self._gap = 1
-        self._flying: tuple[Any, Any] | None = None
+        self._pending: tuple[Any, Any] | None = None
         self.agreed = Agreed(wish=Wish(), uttered_at=0)
 
     @property
     def tick(self) -> int:
-        """How often `advance` was called; equal on all ranks."""
+        """Number of calls of `advance`; equal on all ranks."""
         return self._tick
 
     def advance(self, wish: Callable[[int], Wish]) -> Agreed:
-        """One tick: read what was joined, launch the next exchange when it is time. `wish` is called only then, with `tick_us`."""
+        """Do one tick: read the last exchange, and launch the next one if it is due. Only then is `wish` called, with `tick_us`."""
         self._tick += 1
         self.settle()
         if self._tick >= self._launch_at:
@@ -89,22 +92,22 @@ class Agreement:
         return self.agreed
 
     def settle(self) -> None:
-        """Wait for the exchange in flight, if any, and take its result."""
-        if self._flying is None:
+        """Wait for the exchange in progress, if any, and store its result."""
+        if self._pending is None:
             return
-        (work, tensor), self._flying = self._flying, None
+        (work, tensor), self._pending = self._pending, None
         work.wait()
-        self._take(Wish(**dict(zip(_WISH_FIELDS, tensor.tolist(), strict=True))))
+        self._store(Wish(**dict(zip(_WISH_FIELDS, tensor.tolist(), strict=True))))
 
     def _launch(self, wish: Wish) -> None:
         if self._group is None:
-            self._take(wish)
+            self._store(wish)
             return
         tensor = torch.tensor(astuple(wish), dtype=torch.int64)
-        self._flying = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group, async_op=True), tensor
-        self._launch_at = self._tick + _TICKS_MAX  # settled at the next tick, which sets the true one
+        self._pending = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group, async_op=True), tensor
+        self._launch_at = self._tick + _TICKS_MAX  # the next tick settles it and sets the final value
 
-    def _take(self, wish: Wish) -> None:
+    def _store(self, wish: Wish) -> None:
         self.agreed = Agreed(wish=wish, uttered_at=self._launched_at)
         ticks = math.ceil(EXCHANGE_S * 1e6 / max(1, wish.tick_us))
         self._gap = min(ticks, 2 * self._gap, _TICKS_MAX)

@@ -1,7 +1,7 @@
-"""From a whole model and a layout to what this rank computes of it.
+"""Build the part of a model that this rank computes under a layout.
 
-In this order, each upon the one before: cut the chain into stages (pipeline), split layers (tensor, sequence), let attention look
-across (context), compute blocks again in the backward pass (recompute), shard or copy the states (data parallel), schedule.
+The steps, in this order: cut the chain into stages (pipeline), split layers (tensor, sequence), make attention use all positions
+(context), recompute blocks in the backward pass (recompute), shard or copy the states (data parallel), schedule.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
-from torch.utils.checkpoint import checkpoint as compute_again
+from torch.utils.checkpoint import checkpoint as recompute
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.work.layout import Axis, Layout, Recompute
 from phalanx.core.work.split import check_split
-from phalanx.torch import stage as _stages
+from phalanx.torch import stage as _stage
 from phalanx.torch import tensor as _tensor
 from phalanx.torch.context import ContextAttention, Pieces, look_across
 from phalanx.torch.device_mesh import build_mesh, data_mesh, sharded
@@ -36,7 +36,7 @@ _PRECISIONS: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def assemble(model: Any, layout: Layout, recipe: Recipe, *, device: Any) -> Training:
-    """See `phalanx.torch.parallelize`. Collective."""
+    """Implement `phalanx.torch.parallelize`. Collective."""
     parts = declared(model)
     check_split(layout, splittable(model, parts, layout, sequence=recipe.sequence, batch=recipe.batch))
     check_kinds(layout, parts, model)
@@ -46,22 +46,22 @@ def assemble(model: Any, layout: Layout, recipe: Recipe, *, device: Any) -> Trai
     positions = _position_buffers(whole, parts) if layout.context > 1 else ()
     mesh = build_mesh(layout, device.type)
     place = layout.coordinates(dist.get_rank())
-    held = _stages.stages(whole, layout, place[Axis.PIPELINE])
-    one_parameter = tied(model)
+    held = _stage.stages(whole, layout, place[Axis.PIPELINE])
+    tied_pairs = tied(model)
     _materialise(whole, held, device=device, initialize=recipe.initialize, seed=recipe.seed)
-    _tie(model, one_parameter)
+    _tie(model, tied_pairs)
     pieces = Pieces(layout.context, place[Axis.CONTEXT]) if layout.context > 1 else None
     for stage in held:
         _split(stage, parts, mesh, layout, pieces)
-    shared_states = data_mesh(mesh, layout)
-    computing = [_data_parallel(stage, shared_states, layout, device, apart=not one_parameter) for stage in held]
-    joined = _stages.hold(held)
-    full_loss = _in_full(recipe.loss) if _half(layout) else recipe.loss
+    states_mesh = data_mesh(mesh, layout)
+    computing = [_data_parallel(stage, states_mesh, layout, device, apart=not tied_pairs) for stage in held]
+    whole_stage = _stage.hold(held)
+    full_loss = _in_fp32(recipe.loss) if _is_half(layout) else recipe.loss
     return Training(
         layout=layout,
         mesh=mesh,
-        model=joined,
-        optimizer=recipe.optimizer(joined),
+        model=whole_stage,
+        optimizer=recipe.optimizer(whole_stage),
         compute=computing[0],
         schedule=_schedule(computing, layout, mesh, full_loss, device) if layout.pipeline > 1 else None,
         loss=full_loss,
@@ -75,31 +75,32 @@ def assemble(model: Any, layout: Layout, recipe: Recipe, *, device: Any) -> Trai
 
 
 def check_kinds(layout: Layout, parts: Parts, model: Any) -> None:
-    """Refuse what no code here does, before anything is built.
+    """Reject layouts that phalanx.torch does not support, before anything is built.
 
     Raises:
-        BadRequest: with the layout's word that must change.
+        BadRequest: names the part of the layout to change.
     """
     if layout.precision not in _PRECISIONS:
         raise BadRequest(
-            f"precision={layout.precision} is not run by phalanx.torch", hint="choose precision=bf16 or precision=fp32"
+            f"phalanx.torch does not support precision={layout.precision}",
+            hint="choose precision=bf16 or precision=fp32",
         )
     if layout.expert > 1:
-        raise BadRequest("expert parallel is not run by phalanx.torch yet", hint="choose a layout with ep=1")
+        raise BadRequest("phalanx.torch does not support expert parallel yet", hint="choose a layout with ep=1")
     if layout.context > 1 and parts.positions is None:
         raise BadRequest(
-            f"context parallel: {type(model).__name__} does not say which buffers hold positions",
-            hint="declare Parts(positions=...), an empty tuple if it has none",
+            f"context parallel: {type(model).__name__} does not declare its buffers of positions",
+            hint="declare Parts(positions=...), an empty tuple if there are none",
         )
     if layout.tensor > 1 and not parts.tensor:
         raise BadRequest(
-            f"tp={layout.tensor}: {type(model).__name__} does not say how its layers split",
+            f"tp={layout.tensor}: {type(model).__name__} does not declare how its layers split",
             hint="declare Parts(tensor=...)",
         )
     if (pairs := tied(model)) and (layout.tensor > 1 or layout.pipeline > 1):
         one, other = pairs[0]
         raise BadRequest(
-            f"{one} and {other} are one parameter, which tensor and pipeline parallel cannot keep together",
+            f"{one} and {other} are one parameter, which tensor and pipeline parallel do not support",
             hint="untie them, or choose a layout with tp=1 and pp=1",
         )
 
@@ -107,26 +108,26 @@ def check_kinds(layout: Layout, parts: Parts, model: Any) -> None:
 def _check_parts(
     whole: Sequence[Part], parts: Parts, layout: Layout, *, initialize: Callable[[Any], None] | None
 ) -> None:
-    """Refuse on every rank what one stage of a pipeline cannot do: its ranks alone would refuse while the others wait for them.
+    """Check all parts on every rank, so that all ranks fail alike. Otherwise the ranks of other pipeline stages would wait.
 
     Raises:
-        BadRequest: a part is on the meta device and there is no `initialize`, or no rule says how ranks share a parameter.
+        BadRequest: a part is on the meta device and there is no `initialize`, or no rule tells how ranks share a parameter.
     """
     for part in whole:
         if initialize is None and _on_meta(part):
             raise BadRequest(
-                f"part {part.name!r} is on the meta device, and nothing says how to initialize it",
-                hint="give parallelize(initialize=function of a part)",
+                f"part {part.name!r} is on the meta device, and there is no initialize function",
+                hint="pass parallelize(initialize=...), a function of a part",
             )
         if layout.tensor > 1:
             _tensor.styles(part, parts, sequence=layout.sequence)
 
 
 def _check_equal(model: Any, device: Any) -> None:
-    """Compare the parameters of all ranks: each keeps its share of its own copy, so the copies must be equal.
+    """Check that the parameters of all ranks are equal: each rank uses its share of its own copy.
 
     Raises:
-        BadRequest: they are not.
+        BadRequest: they differ.
     """
     names, total = 0, 0.0
     for name, parameter in model.named_parameters():
@@ -138,23 +139,24 @@ def _check_equal(model: Any, device: Any) -> None:
     ends = torch.tensor([names, -names, total, -total], dtype=torch.float64, device=device)
     dist.all_reduce(ends, op=dist.ReduceOp.MAX)
     most_names, least_names, most, least = (float(end) for end in ends)
-    if most_names != -least_names or most + least > _ALIKE * most:
+    if most_names != -least_names or most + least > _EQUAL * most:
         raise BadRequest(
-            "the ranks built different models", hint="call torch.manual_seed with the same number before you build it"
+            "the ranks built different models",
+            hint="call torch.manual_seed with the same number on every rank before you build the model",
         )
 
 
-_ALIKE: Final = 1e-8
-"""Relative; two kinds of CPU may differ in the last bit of a random number (6e-8 of it, either way), and by the root of their count less
-in the sum. Other seeds differ by more than this up to 1e15 parameters."""
+_EQUAL: Final = 1e-8
+"""Relative difference of sums that counts as equal. Two CPU models may differ in the last bit of a random number (6e-8 of it), and in the
+sum by that over the root of the count. Different seeds differ by more, up to 1e15 parameters."""
 
 
 def _materialise(
     whole: Sequence[Part], held: Sequence[Stage], *, device: Any, initialize: Callable[[Any], None] | None, seed: int
 ) -> None:
-    """Move this rank's parts to its device and free the others. Parts built on the meta device are initialized here.
+    """Move the parts of this rank to its device and free the others. Initialize parts that are on the meta device.
 
-    A part's values depend on the seed and its place in the chain, not on the layout. One part at a time is whole in memory.
+    The values of a part depend on the seed and its place in the chain, not on the layout. Only one part at a time is whole in memory.
     """
     mine = {part.name for stage in held for part in stage.parts}
     for index, part in enumerate(whole):
@@ -175,14 +177,14 @@ def _on_meta(part: Part) -> bool:
 
 
 def _tie(model: Any, pairs: Sequence[tuple[str, str]]) -> None:
-    """Make each pair one parameter again: a module that leaves the meta device gets parameters of its own. In place."""
+    """Tie each pair again: a module that leaves the meta device gets separate parameters. In place."""
     for one, other in pairs:
         owner, _, attribute = other.rpartition(".")
         setattr(model.get_submodule(owner), attribute, model.get_parameter(one))
 
 
 def _split(stage: Stage, parts: Parts, mesh: DeviceMesh, layout: Layout, pieces: Pieces | None) -> None:
-    """Tensor, sequence and context parallel, and recomputation, part by part."""
+    """Apply tensor, sequence and context parallel, and recomputation, part by part."""
     if layout.tensor > 1:
         for part in stage.parts:
             _tensor.split_part(part, parts, mesh["tensor"], sequence=layout.sequence)
@@ -192,15 +194,15 @@ def _split(stage: Stage, parts: Parts, mesh: DeviceMesh, layout: Layout, pieces:
         if pieces is not None:
             look_across(part.module, ContextAttention(pieces, mesh["context"].get_group()))
         if layout.recompute is Recompute.FULL and part.layer:
-            # Inside the hooks of FSDP, so that parameters are gathered once for both passes.
-            part.module.forward = functools.partial(compute_again, part.module.forward, use_reentrant=False)
+            # Inside the hooks of FSDP, so that it gathers parameters once for both passes.
+            part.module.forward = functools.partial(recompute, part.module.forward, use_reentrant=False)
 
 
 def _position_buffers(whole: Sequence[Part], parts: Parts) -> tuple[tuple[Any, str], ...]:
-    """Modules and the names of their buffers that hold positions. Of the whole chain, so that all ranks refuse alike.
+    """Return modules and the names of their buffers of positions, for the whole chain, so that all ranks fail alike.
 
     Raises:
-        BadRequest: a checkpoint would hold such a buffer.
+        BadRequest: a checkpoint would contain such a buffer.
     """
     found = {}
     for part in whole:
@@ -210,7 +212,7 @@ def _position_buffers(whole: Sequence[Part], parts: Parts) -> tuple[tuple[Any, s
             if any(fnmatch.fnmatchcase(full, pattern) for pattern in parts.positions or ()):
                 if name in saved:
                     raise BadRequest(
-                        f"buffer {full!r} is cut by context parallel and would be saved cut",
+                        f"context parallel splits buffer {full!r}, so a checkpoint would contain only a part of it",
                         hint="register it with persistent=False",
                     )
                 path, _, attribute = name.rpartition(".")
@@ -220,46 +222,45 @@ def _position_buffers(whole: Sequence[Part], parts: Parts) -> tuple[tuple[Any, s
 
 
 def _data_parallel(stage: Stage, mesh: DeviceMesh, layout: Layout, device: Any, *, apart: bool) -> Any:
-    """Shard or copy the states of one stage; what is called to compute it. `apart` is False where parts share a parameter.
+    """Shard or copy the states of one stage; return the module to call. `apart` is False if parts share a parameter.
 
-    Half precision goes through FSDP's machinery even on one rank: it casts parameters, where autocast would cast every product's inputs,
-    and all layouts are to compute alike.
+    Half precision uses FSDP even on one rank, so that all layouts compute alike: FSDP casts parameters, autocast the inputs of products.
     """
     copies = not sharded(layout)
-    if copies and not _half(layout):
+    if copies and not _is_half(layout):
         if mesh.size() == 1:
             return stage
-        # DDP also copies buffers, which context parallel has cut.
+        # DDP also copies buffers, which context parallel has split.
         if layout.tensor * layout.pipeline * layout.context == 1:
             ids = [device.index] if device.type == "cuda" else None
             return torch.nn.parallel.DistributedDataParallel(stage, device_ids=ids, process_group=mesh.get_group())
     policy = MixedPrecisionPolicy()
-    if _half(layout):
+    if _is_half(layout):
         policy = MixedPrecisionPolicy(param_dtype=_PRECISIONS[layout.precision], reduce_dtype=torch.float32)
     if copies:
         wrap = functools.partial(replicate, mesh=mesh, mp_policy=policy)
     else:
         wrap = functools.partial(fully_shard, mesh=mesh, mp_policy=policy, reshard_after_forward=layout.zero == 3)
-    # Stage copies such views before anything could be written into them.
+    # Stage copies such views before they can be modified.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     for part in stage.parts:
         if apart and any(True for _ in part.module.parameters()):
             wrap(part.module)
-    wrap(stage)  # the root: it holds no parameters of its own, unless parts share them
+    wrap(stage)  # the root: it has no parameters of its own, unless parts share them
     return stage
 
 
-def _in_full(loss: Loss) -> Loss:
-    """The loss of what half precision gave, itself in full: its sums over the vocabulary need the digits."""
+def _in_fp32(loss: Loss) -> Loss:
+    """Compute the loss of half-precision outputs in fp32: sums over the vocabulary need the precision."""
     return lambda output, targets: loss(output.float(), targets)
 
 
-def _half(layout: Layout) -> bool:
+def _is_half(layout: Layout) -> bool:
     return _PRECISIONS[layout.precision] is not torch.float32
 
 
 def _schedule(computing: Sequence[Any], layout: Layout, mesh: DeviceMesh, loss: Loss, device: Any) -> Any:
-    """1F1B, interleaved if a rank has several stages."""
+    """Return the 1F1B schedule, interleaved if a rank has several stages."""
     group = mesh["pipeline"].get_group()
     place = mesh["pipeline"].get_local_rank()
     total = layout.pipeline * layout.interleave

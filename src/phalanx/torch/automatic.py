@@ -1,6 +1,6 @@
-"""`auto`: the planner's layout for the model that the script has built, on the devices that the job was given.
+"""The layout `auto`: plan a layout for the model of the script on the devices of the job.
 
-The shape is read off the declared parts, the devices are those the head named or, without a head, those this rank sees.
+The shape comes from the declared parts. The devices come from the head or, without a head, from this rank.
 """
 
 from __future__ import annotations
@@ -29,41 +29,41 @@ from phalanx.torch.parts import COLUMNS, ROWS, Parts, chain, declared, role, spl
 def choose(
     model: Any, ranks: int, machine: Mapping[str, Any] | None, *, local: int, sequence: int, batch: int
 ) -> Layout:
-    """The fastest layout that fits, as the planner judges it.
+    """Return the layout that the planner expects to be the fastest.
 
     Args:
         model: declares its parts.
-        ranks: processes there are.
-        machine: what PHALANX_MACHINE holds; None without a head.
+        ranks: number of processes.
+        machine: value of PHALANX_MACHINE; None without a head.
         local: processes on each node.
         sequence: positions of a sample.
         batch: samples of one step over all ranks.
 
     Raises:
-        BadRequest: the planner cannot know enough, or nothing fits.
+        BadRequest: information is missing, or no layout fits.
     """
     if not sequence or not batch:
         raise BadRequest(
-            "layout auto: the planner must know the length of a sample and the batch",
-            hint="give parallelize(sequence=..., batch=...)",
+            "layout auto: the planner needs the length of a sample and the batch",
+            hint="call parallelize(sequence=..., batch=...)",
         )
     parts = declared(model)
-    there = surroundings_from_json(machine) if machine is not None else _seen(ranks, local)
+    gang = surroundings_from_json(machine) if machine is not None else _local_gang(ranks, local)
     answer = plan(
         Asked(
             model=shape_of(model, parts),
-            machine=_machine(there),
+            machine=_machine(gang),
             physics=physics(),
             stack=stack_named(DEFAULT_STACK),
             seq=sequence,
             global_batch=batch,
-            precision="fp32" if there.virtual else "bf16",
+            precision="fp32" if gang.virtual else "bf16",
         ),
-        top=_LOOKED_AT,
+        top=_CANDIDATES,
     )
     if not answer.fits:
         raise BadRequest(
-            f"layout auto: {answer.reason}", hint="ask for more devices, or name a layout to try it anyway"
+            f"layout auto: {answer.reason}", hint="request more devices, or name a layout to try it anyway"
         )
     why = ""
     for judged in answer.layouts:
@@ -75,24 +75,26 @@ def choose(
             why = why or f"{layout}: {refused.message}"
         else:
             return layout
-    raise BadRequest(f"layout auto: none of the {len(answer.layouts)} best can be run ({why})", hint="name a layout")
+    raise BadRequest(
+        f"layout auto: none of the {len(answer.layouts)} best layouts can run ({why})", hint="name a layout"
+    )
 
 
-_LOOKED_AT: Final = 64
-"""Ways to split that are asked for: more than there are for the ranks of most jobs, so that one that can be run is among them."""
+_CANDIDATES: Final = 64
+"""Number of layouts to request: more than most jobs have, so that at least one of them can run."""
 
 
 def shape_of(model: Any, parts: Parts) -> Model:
-    """The shape of a declared decoder.
+    """Return the shape of a declared decoder.
 
     Raises:
-        BadRequest: its first layer is not attention and an MLP of Linear layers in which each split ends in "rows".
+        BadRequest: its first layer is not attention and an MLP of Linear layers, each with one "rows" layer at the end.
     """
     layers = [part for part in chain(model, parts) if part.layer]
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     if not layers or not tables or not parts.heads:
         raise BadRequest(
-            f"layout auto: the shape of {type(model).__name__} cannot be read off its parts",
+            f"layout auto: the parts of {type(model).__name__} do not tell its shape",
             hint="declare a ModuleList of layers and Parts(heads=...), or name a layout",
         )
     first = layers[0]
@@ -101,12 +103,12 @@ def shape_of(model: Any, parts: Parts) -> Model:
     rows = [name for name in linear if roles[name] == ROWS]
     if len(rows) != 2:
         raise BadRequest(
-            f'layout auto: {first.name} has {len(rows)} layers that split by "rows", and attention and MLP have one each',
+            f'layout auto: {first.name} has {len(rows)} layers that split by "rows", but attention and MLP must have one each',
             hint="name a layout",
         )
     out, down = (linear[name] for name in rows)
     columns = [name for name in linear if roles[name] == COLUMNS]
-    into_mlp = [name for name in columns if _last_before(name, rows, list(linear)) == rows[1]]
+    into_mlp = [name for name in columns if _next_rows(name, rows, list(linear)) == rows[1]]
     table = max(tables, key=lambda one: one.num_embeddings)
     kv_heads = parts.kv_heads or parts.heads
     return Model(
@@ -125,14 +127,14 @@ def shape_of(model: Any, parts: Parts) -> Model:
     )
 
 
-def _last_before(name: str, rows: list[str], order: list[str]) -> str:
-    """The split that the layer leads to: the next "rows" in the order of definition."""
+def _next_rows(name: str, rows: list[str], order: list[str]) -> str:
+    """Return the next layer that splits by "rows", in the order of definition."""
     after = order[order.index(name) :]
     return next((one for one in after if one in rows), rows[-1])
 
 
-def _seen(ranks: int, local: int) -> Surroundings:
-    """This rank's own device, for a script that was started by hand."""
+def _local_gang(ranks: int, local: int) -> Surroundings:
+    """Describe the gang by the device of this rank, for a script that was started by hand."""
     cuda = torch.cuda.is_available()
     memory = torch.cuda.get_device_properties(0).total_memory if cuda else 0
     return Surroundings(
@@ -144,9 +146,9 @@ def _seen(ranks: int, local: int) -> Surroundings:
     )
 
 
-def _machine(there: Surroundings) -> Machine:
-    name = "virtual" if there.virtual else there.gpu.lower()
+def _machine(gang: Surroundings) -> Machine:
+    name = "virtual" if gang.virtual else gang.gpu.lower()
     request = GpuRequest(
-        total=there.nodes * there.gpus_per_node, nodes=there.nodes, per_node=there.gpus_per_node, model=name
+        total=gang.nodes * gang.gpus_per_node, nodes=gang.nodes, per_node=gang.gpus_per_node, model=name
     )
-    return machine_for(request, network=there.network or None)
+    return machine_for(request, network=gang.network or None)

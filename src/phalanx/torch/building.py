@@ -1,4 +1,4 @@
-"""Behind `phalanx.torch.mesh` and `parallelize`: the session's device and ranks, the layout that counts here, and what is said of it."""
+"""Implement `phalanx.torch.mesh` and `parallelize`: choose the layout for the session, build, and report errors once."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], obj
 
 
 def mesh(session: Session, layout: Layout | str | None) -> Any:
-    """See `phalanx.torch.mesh`."""
+    """Implement `phalanx.torch.mesh`."""
 
     def no_model(_machine: Mapping[str, Any] | None) -> Layout:
         raise BadRequest(
-            f"layout {AUTO!r} is chosen for a model, and mesh() has none",
-            hint="call parallelize(model, ...), whose result has the mesh",
+            f"layout {AUTO!r} needs a model, but mesh() has none",
+            hint="call parallelize(model, ...) and use the mesh of its result",
         )
 
-    with _refusing_together(session):
-        found = _chosen(session, layout, no_model)
+    with _one_error(session):
+        found = _choose(session, layout, no_model)
         return build_mesh(found, session.device.type)
 
 
 def parallelize(session: Session, model: Any, layout: Layout | str | None, recipe: Recipe) -> Training:
-    """See `phalanx.torch.parallelize`."""
+    """Implement `phalanx.torch.parallelize`."""
     from phalanx.torch.assembly import assemble
 
     local = session.environment.local_world_size
@@ -44,46 +44,46 @@ def parallelize(session: Session, model: Any, layout: Layout | str | None, recip
 
         return choose(model, session.world_size, machine, local=local, sequence=recipe.sequence, batch=recipe.batch)
 
-    with _refusing_together(session):
-        found = _chosen(session, layout, planned)
+    with _one_error(session):
+        found = _choose(session, layout, planned)
         training = assemble(model, found, recipe, device=session.device)
     if session.rank == 0:
         print(f"phalanx: layout {found}: {session.world_size} ranks", flush=True)
-        if said := crossing(found, local_world_size=local):
-            print(f"phalanx: {said}", flush=True)
+        if warning := crossing(found, local_world_size=local):
+            print(f"phalanx: {warning}", flush=True)
     return training
 
 
-def _chosen(session: Session, layout: Layout | str | None, choose: Chooser) -> Layout:
+def _choose(session: Session, layout: Layout | str | None, choose: Chooser) -> Layout:
     environment = session.environment
     return chosen(layout, environment.layout, environment.machine, ranks=session.world_size, choose=choose)
 
 
 @contextlib.contextmanager
-def _refusing_together(session: Session) -> Iterator[None]:
-    """All ranks come to the same refusal here, so one of them says it. From now on refusals are one line, also those of a later step."""
-    _speak_plainly()
+def _one_error(session: Session) -> Iterator[None]:
+    """Let only rank 0 print an error that all ranks raise. From then on an uncaught error of Phalanx prints one line, no traceback."""
+    _install_hook()
     try:
         yield
-    except PhalanxError as refused:
+    except PhalanxError as error:
         if session.rank != 0:
-            refused.add_note(_SAID_ELSEWHERE)
+            error.add_note(_PRINTED_BY_RANK_0)
         raise
 
 
-_SAID_ELSEWHERE = "rank 0 says it"
+_PRINTED_BY_RANK_0 = "rank 0 prints this error"
 
 
-def _speak_plainly() -> None:
-    """Let an uncaught refusal end the script with one line; anything else ends it as it did before."""
+def _install_hook() -> None:
+    """Print an uncaught error of Phalanx as one line. Other exceptions use the previous hook."""
     before = sys.excepthook
-    if getattr(before, "func", None) is not _end:
-        sys.excepthook = functools.partial(_end, before)
+    if getattr(before, "func", None) is not _print_error:
+        sys.excepthook = functools.partial(_print_error, before)
 
 
-def _end(before: _Hook, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print a refusal, unless another rank does."""
+def _print_error(before: _Hook, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print an error of Phalanx in one line, unless rank 0 prints it."""
     if not isinstance(error, PhalanxError):
         before(kind, error, trace)
-    elif _SAID_ELSEWHERE not in getattr(error, "__notes__", ()):
+    elif _PRINTED_BY_RANK_0 not in getattr(error, "__notes__", ()):
         print(f"phalanx: {error.message}" + (f"; {error.hint}" if error.hint else ""), file=sys.stderr, flush=True)

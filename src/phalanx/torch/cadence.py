@@ -1,8 +1,7 @@
-"""When the next checkpoint is due. Decides only: times come in as numbers, nothing is measured here.
+"""Decide when the next checkpoint is due. Times are arguments; this module measures nothing.
 
-The interval is Daly's optimum for the stall this job really has and the mean time between failures of its gang. It is kept between
-two bounds the formula does not know: an asynchronous write must be over before the next begins, and what no failure rate tells
-(power, people) makes an hour of lost work too much even on a good fleet.
+The interval is Daly's optimum for the measured stall of this job and the mean time between failures of its gang. Two bounds limit it: an
+asynchronous write must end before the next begins, and failures that no rate includes (power, operators) must not cost too much work.
 """
 
 from __future__ import annotations
@@ -13,20 +12,22 @@ from typing import Final
 from phalanx.core.recovery.interval import daly_interval_s
 
 _FIRST_S: Final = 2.0
-"""Training time before the first checkpoint: it is worth little by itself, but it measures the stall the formula needs."""
+"""Training time before the first checkpoint, which measures the stall that the formula needs."""
 _LONGEST_S: Final = 1800.0
 _WRITE_SHARE: Final = 2.0
-"""The interval is at least so many times the write: half the time the disk belongs to others."""
+"""The interval is at least this multiple of the write, so that the disk is free half of the time."""
 _SMOOTHING: Final = 0.5
-"""Weight of the newest measurement; the first save of a process also allocates its staging buffers and is slower."""
+"""Weight of the newest measurement. The first save of a process is slower, because it allocates the staging buffers."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Cadence:
-    """The measured costs of one job's checkpoints and when the last one was.
+    """The measured cost of the checkpoints of a job, and the time of the last one.
 
-    mtbf_s: of the whole gang. since_s: when training began or the last save started, on any steady clock.
-    stall_s, write_s: measured, smoothed; None before the first save. They travel in the checkpoint to the next attempt.
+    Attributes:
+        mtbf_s: mean time between failures of the whole gang.
+        since_s: when training began or the last save started, on any monotonic clock.
+        stall_s, write_s: measured and smoothed; None before the first save. The checkpoint passes them to the next attempt.
     """
 
     mtbf_s: float
@@ -44,20 +45,20 @@ class Cadence:
 
     @property
     def save_s(self) -> float:
-        """Seconds from the decision to save until the checkpoint is durable, as far as known."""
+        """Seconds from the decision to save until the checkpoint is durable; 0 if unknown."""
         return (self.stall_s or 0.0) + (self.write_s or 0.0)
 
     def due(self, now_s: float) -> bool:
-        """Whether a checkpoint should be begun."""
+        """Return whether the next checkpoint should start."""
         return now_s - self.since_s >= self.interval_s
 
     def staged(self, now_s: float, *, stall_s: float) -> None:
-        """A checkpoint was copied off the device; training goes on from `now_s`. Also counts for one whose write then fails."""
+        """Record that a checkpoint was copied from the device and training continues at `now_s`, even if its write fails later."""
         self.since_s = now_s
         self.stall_s = _smooth(self.stall_s, stall_s)
 
     def written(self, *, write_s: float) -> None:
-        """Its files are durable."""
+        """Record that the files of the checkpoint are durable."""
         self.write_s = _smooth(self.write_s, write_s)
 
 

@@ -1,13 +1,13 @@
-"""Asynchronous checkpoints: training stands still while its state is copied to host memory, and goes on while that is written.
+"""Asynchronous checkpoints: training pauses while its state is copied to host memory, and continues while it is written.
 
 One save, on all ranks together:
-    1. stage (training waits; this is the measured stall): sharded state of model and optimizer copied to host memory, with this
-       rank's own state beside it.
-    2. write (a thread, on a gloo group of its own): DCP writes one file per rank into a temporary folder; each rank fsyncs and
-       checksums what it wrote.
+    1. stage (training waits; this is the measured stall): the sharded state of model and optimizer is copied to host memory, with
+       the state of this rank.
+    2. write (a thread, on its own gloo group): DCP writes one file per rank into a temporary folder; each rank fsyncs and
+       checksums its files.
     3. commit (rank 0): manifest, fence, rename, fsync of the parent; then the report to the supervisor. The head publishes it.
-A failure in 2 or 3, a full disk for one, is the same on all ranks: the temporary folder goes, CHECKPOINT_FAILED is reported, and
-training goes on.
+A failure in 2 or 3, such as a full disk, is the same on all ranks: the temporary folder is removed, CHECKPOINT_FAILED is reported, and
+training continues.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from phalanx.wire.manifest import CheckpointInvalid, ManifestFile
 from phalanx.wire.rank import ReportKind
 
 _ERROR_CHARACTERS: Final = 500
-"""Of an error in a report; a DCP traceback of all ranks would not fit a report."""
+"""Limit for an error in a report: a DCP traceback of all ranks would not fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """Where training stands. `step` is the last step contained, 0 at a fresh start; `extra` is what the save was given."""
+    """The state of training after a resume. `step` is the last step contained, 0 without a checkpoint; `extra` is from the save."""
 
     step: int = 0
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Resumed:
 
 @dataclass(slots=True, kw_only=True)
 class _Save:
-    """One checkpoint on its way to disk. `digest` and `error` are set when the thread ends, equal on all ranks."""
+    """One checkpoint being written. `digest` and `error` are set when the thread ends, equal on all ranks."""
 
     step: int
     temporary: str
@@ -64,7 +64,7 @@ class _Save:
 
 
 class Checkpointer:
-    """Saves and resumes one training state; made by `phalanx.torch.checkpoint`. All public methods but `saving` are collective."""
+    """Saves and resumes one training state; created by `phalanx.torch.checkpoint`. Its methods are collective, except `due`."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Checkpointer:
         self._stateful = stateful
         self._layout = state.layout_of(model)
         self._directory = directory or environment.checkpoint_dir
-        # A folder of the caller's own is the caller's: it must be one that all nodes share.
+        # A folder given by the caller must be shared by all nodes.
         self._apart = environment.apart and directory is None
         self._leads = session.rank == 0 or (self._apart and environment.local_rank == 0)
         self._every_steps = every_steps
@@ -103,7 +103,7 @@ class Checkpointer:
 
     @property
     def saving(self) -> bool:
-        """Whether this rank's write is still going on."""
+        """Whether the write of this rank is in progress."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
@@ -113,21 +113,22 @@ class Checkpointer:
 
     @property
     def interval_s(self) -> float:
-        """Seconds between two checkpoints at present; grows and shrinks with the measured stall."""
+        """Current seconds between two checkpoints; depends on the measured stall."""
         return self._cadence.interval_s
 
     def due(self) -> bool:
-        """Whether this rank's clock says that the interval is over. Local; the ranks agree on rank 0's."""
+        """Return whether the interval has passed on the clock of this rank. Local; the value of rank 0 counts."""
         return self._directory is not None and self._every_steps is None and self._cadence.due(time.monotonic())
 
     def resume(self) -> Resumed:
-        """Load the newest valid checkpoint into model, optimizer and `stateful`, whatever the world size and layout that wrote it.
+        """Load the newest valid checkpoint into model, optimizer and `stateful`. World size and layout may differ from the writer's.
 
-        Generators and the state of `stateful` are each rank's own when world size and layout are the same; else objects get rank 0's
-        and generators stay as they are. Under Phalanx the supervisor names the checkpoint; alone, the newest valid one is looked for.
+        With the same world size and layout, each rank restores its own random generators and `stateful` objects. Otherwise the objects
+        get the state of rank 0, and generators are not restored. Under Phalanx the supervisor names the checkpoint; without, the newest
+        valid one is used.
 
         Raises:
-            CheckpointInvalid: the checkpoint the supervisor named is not whole.
+            CheckpointInvalid: the checkpoint that the supervisor named is incomplete.
         """
         began_s = time.monotonic()
         path, step, writers = self._find()
@@ -153,10 +154,10 @@ class Checkpointer:
         return Resumed(step=step, extra=extra)
 
     def save_if_due(self, step: int, *, extra: Mapping[str, Any] | None = None) -> bool:
-        """Begin a checkpoint after step `step` when it is due; call it once per step, before `should_stop`.
+        """Start a checkpoint after step `step` if it is due; call it once per step, before `should_stop`.
 
-        Due are: the interval's end, every_steps, the supervisor's request, and the stop of the job; at a stop it returns only when
-        the checkpoint is durable. Returns whether one was begun.
+        A checkpoint is due at the end of the interval, at `every_steps`, on request of the supervisor, and when the job stops; then it
+        returns only when the checkpoint is durable. Returns whether one was started.
         """
         if self._directory is None:
             self._session.pass_fence()
@@ -165,7 +166,7 @@ class Checkpointer:
         agreed = self._session.tick("checkpoint")
         stop = bool(self._session.stop_agreed(agreed))
         asked = agreed.wish.checkpoints_asked > self._asked
-        # What the ranks wished before the last save began is answered by it.
+        # The last save satisfies requests that the ranks made before it.
         interval_over = bool(agreed.wish.save_due) and not agreed.wish.saving and agreed.uttered_at > self._saved_tick
         counted = self._every_steps is not None and step % self._every_steps == 0
         begun = step > self._saved_step and (stop or asked or interval_over or counted)
@@ -178,12 +179,12 @@ class Checkpointer:
         return begun
 
     def save(self, step: int, *, extra: Mapping[str, Any] | None = None, wait: bool = False) -> None:
-        """Begin a checkpoint of the state after step `step` now; with `wait`, return when it is durable or has failed.
+        """Start a checkpoint of the state after step `step` now; with `wait`, return when it is durable or has failed.
 
-        Waits for an earlier one first: two at once would share the staging memory.
+        Waits for an earlier one first, because two would share the staging memory.
 
         Raises:
-            TypeError: `extra` or the state of an object holds what could not be loaded again.
+            TypeError: `extra` or the state of an object contains a value that could not be loaded again.
         """
         if self._directory is None:
             return
@@ -207,7 +208,7 @@ class Checkpointer:
             stall_s=now_s - began_s,
             waited=wait,
         )
-        # A daemon: when this rank dies of an exception its peers may be gone, and the write could wait for them for an hour.
+        # A daemon thread: after an exception in this rank, the write could wait an hour for ranks that have ended.
         self._thread = threading.Thread(target=self._write, args=(self._current,), name="checkpoint", daemon=True)
         self._thread.start()
         if wait:
@@ -215,46 +216,46 @@ class Checkpointer:
         self._session.pass_fence()
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Wait for the write in progress, if any. Returns the step of the newest checkpoint known to be durable, 0 if none."""
+        """Wait for the write in progress, if any. Return the step of the newest durable checkpoint, 0 without one."""
         if self._thread is not None:
             self._thread.join(timeout_s)
             if not self._thread.is_alive():
                 self._thread = None
-                self._take(self._current)
+                self._finish_save(self._current)
                 self._current = None
         return self.durable_step
 
-    def _take(self, save: _Save | None) -> None:
-        """Learn from a finished save, in the training thread."""
+    def _finish_save(self, save: _Save | None) -> None:
+        """Record a finished save, in the training thread."""
         if save is not None and save.digest is not None:
             self.durable_step = save.step
             self._cadence.written(write_s=save.write_s)
 
     def _write(self, save: _Save) -> None:
-        """The background half; never raises."""
+        """Write and commit a save in the background; never raises."""
         began_s = time.monotonic()
         try:
             self._write_files(save)
             save.write_s = time.monotonic() - began_s
             if self._leads:
                 self._announce(save)
-        except Exception as error:  # noqa: BLE001 - a peer died in mid-save; training will notice by itself, and better
+        except Exception as error:  # noqa: BLE001 - a peer died during the save; training detects that by itself
             save.error = _brief(error)
-            self._failed(save)
+            self._report_failure(save)
 
     def _write_files(self, save: _Save) -> None:
-        """Steps 2 and 3 of the module's text. Every rank takes part in every exchange, whatever failed before."""
-        error = self._agreed(self._begin(save))
+        """Do steps 2 and 3 of the module docstring. Every rank takes part in every exchange, even after a failure."""
+        error = self._any_error(self._begin(save))
         if error is None:
             sealed = self._write_shard(save)
             if self._apart:
-                save.digest, save.size_bytes, error = self._commit_apart(save, sealed)
+                save.digest, save.size_bytes, error = self._commit_per_node(save, sealed)
             else:
                 outcome = self._commit(save, self._gathered(sealed))
                 save.digest, save.size_bytes, error = self._from_rank_0(outcome)
         save.error = error
         if error is not None:
-            self._failed(save)
+            self._report_failure(save)
 
     def _begin(self, save: _Save) -> str | None:
         if not self._leads:
@@ -266,20 +267,20 @@ class Checkpointer:
         return None
 
     def _write_shard(self, save: _Save) -> list[ManifestFile] | str:
-        """This rank's files, written and durable, or why not."""
+        """Write the files of this rank durably; return their manifest entries, or the error."""
         try:
             writer = dcp.FileSystemWriter(save.temporary, single_file_per_rank=True, sync_files=True, thread_count=1)
             dcp.save(save.staged, storage_writer=writer, process_group=self._group)
             rank = self._session.rank
             state.write_durably(save.own, os.path.join(save.temporary, state.rank_file(rank)))
             return [folder.seal(save.temporary, name) for name in state.own_files(save.temporary, rank)]
-        except CheckpointException as error:  # a BaseException; DCP has told it to all ranks
+        except CheckpointException as error:  # a BaseException that DCP raises on all ranks
             return "; ".join(f"rank {rank}: {_brief(cause[0])}" for rank, cause in sorted(error.failures.items()))
         except (OSError, RuntimeError) as error:  # torch.save wraps a failing write in a RuntimeError
             return f"rank {self._session.rank}: {_brief(error)}"
 
     def _commit(self, save: _Save, shards: list[list[ManifestFile] | str]) -> tuple[str | None, int, str | None]:
-        """Rank 0: manifest, fence, rename. Returns digest, bytes and error; elsewhere nothing."""
+        """On rank 0: write the manifest, check the fence, rename. Return digest, bytes and error; on other ranks nothing."""
         if self._session.rank != 0:
             return None, 0, None
         failures = [shard for shard in shards if isinstance(shard, str)]
@@ -288,8 +289,8 @@ class Checkpointer:
         files = [file for shard in shards if not isinstance(shard, str) for file in shard]
         try:
             digest = folder.write_manifest(save.temporary, self._manifest(save, files))
-            folder.check_sizes(save.temporary)  # a rank of another release may have written elsewhere
-            self._session.fence.pass_()  # nothing is committed past the lease
+            folder.check_sizes(save.temporary)  # a rank of another release may use another folder name
+            self._session.fence.pass_()  # no commit after the lease has expired
             digest = folder.commit(save.temporary, save.final) or digest
         except (OSError, CheckpointInvalid) as error:
             return None, 0, _brief(error)
@@ -299,11 +300,11 @@ class Checkpointer:
         epoch, world_size = self._session.environment.epoch, self._session.world_size
         return folder.manifest_of(step=save.step, epoch=epoch, world_size=world_size, files=files)
 
-    def _commit_apart(self, save: _Save, sealed: list[ManifestFile] | str) -> tuple[str | None, int, str | None]:
-        """Where each node has a folder of its own: every node gets the manifest of all, and renames its part.
+    def _commit_per_node(self, save: _Save, sealed: list[ManifestFile] | str) -> tuple[str | None, int, str | None]:
+        """Commit if each node has its own folder: every node writes the whole manifest and renames its part.
 
-        A gang restarted in place makes the same steps again. The head may hold the first of two already, so that one stays if every
-        node still has its part of it.
+        A gang that restarts in place repeats steps. The head may have published the first of two checkpoints of a step, so the first one
+        is kept if every node still has its part of it.
         """
         shards = self._gathered(sealed)
         failures = [shard for shard in shards if isinstance(shard, str)]
@@ -315,19 +316,19 @@ class Checkpointer:
         if error is not None:
             return None, 0, error
         own = [] if isinstance(sealed, str) else sealed
-        before = self._gathered(folder.held(save.final, own))
-        stays = self._from_rank_0(before[0] if before and len(set(before)) == 1 else None)
-        error = self._agreed(self._rename_part(save, encoded, stays=stays is not None))
-        return (None, 0, error) if error is not None else (stays or manifests.digest(encoded), size_bytes, None)
+        existing = self._gathered(folder.held(save.final, own))
+        kept = self._from_rank_0(existing[0] if existing and len(set(existing)) == 1 else None)
+        error = self._any_error(self._rename_part(save, encoded, keep_existing=kept is not None))
+        return (None, 0, error) if error is not None else (kept or manifests.digest(encoded), size_bytes, None)
 
-    def _rename_part(self, save: _Save, encoded: bytes, *, stays: bool) -> str | None:
+    def _rename_part(self, save: _Save, encoded: bytes, *, keep_existing: bool) -> str | None:
         if not self._leads:
             return None
         try:
-            if stays:
+            if keep_existing:
                 shutil.rmtree(save.temporary)
             else:
-                self._session.fence.pass_()  # nothing is committed past the lease
+                self._session.fence.pass_()  # no commit after the lease has expired
                 folder.commit_part(save.temporary, save.final, encoded)
         except OSError as error:
             return f"rank {self._session.rank}: {_brief(error)}"
@@ -354,18 +355,18 @@ class Checkpointer:
         if not self._session.environment.supervised and self._directory is not None:
             folder.retain(self._directory)
 
-    def _failed(self, save: _Save) -> None:
-        """Leave no temporary folder behind and say so once, by rank 0."""
+    def _report_failure(self, save: _Save) -> None:
+        """Remove the temporary folder; rank 0 reports the failure."""
         if self._leads:
             shutil.rmtree(save.temporary, ignore_errors=True)
         if self._session.rank != 0:
             return
-        message = f"phalanx: the checkpoint of step {save.step} failed and training goes on: {save.error}"
+        message = f"phalanx: the checkpoint of step {save.step} failed, training continues: {save.error}"
         print(message, file=sys.stderr, flush=True)
         self._session.pipe.send(ReportKind.CHECKPOINT_FAILED, step=save.step, error=save.error)
 
     def _prepare_directory(self) -> None:
-        """The first rank of a folder sweeps what a killed process left. The others may go on: nobody writes before a save, which it begins."""
+        """Remove temporary folders of a killed process, on the first rank of a folder. The others need not wait: that rank begins every save."""
         if self._directory is None:
             return
         self._directory = os.path.abspath(self._directory)
@@ -373,9 +374,9 @@ class Checkpointer:
             folder.sweep(self._directory)
 
     def _find(self) -> tuple[str | None, int, int]:
-        """The checkpoint to load with its step and the number of ranks that wrote it, chosen by rank 0 for all.
+        """Return the checkpoint to load, its step and the number of ranks that wrote it. Rank 0 chooses for all.
 
-        The path is the node's own where nodes have folders of their own: its supervisor has brought the checkpoint there.
+        If each node has its own folder, the path is local: the supervisor has copied the checkpoint there.
         """
         path, step, writers = self._from_rank_0(self._choose() if self._session.rank == 0 else (None, 0, 0))
         own = self._session.environment.resume_from
@@ -398,7 +399,7 @@ class Checkpointer:
         return path, manifest.step, manifest.world_size
 
     def _from_rank_0(self, value: Any) -> Any:
-        """Rank 0's `value` on all ranks; an exception is raised on all."""
+        """Return the `value` of rank 0 on all ranks; raise it if it is an exception."""
         box = [value]
         if self._session.world_size > 1:
             dist.broadcast_object_list(box, src=0, group=self._group)
@@ -406,26 +407,26 @@ class Checkpointer:
             raise box[0]
         return box[0]
 
-    def _agreed(self, error: str | None) -> str | None:
-        """The first rank's trouble, on all ranks; None where no rank has any."""
+    def _any_error(self, error: str | None) -> str | None:
+        """Return the first error of any rank on all ranks; None without errors."""
         if not self._apart:
             return self._from_rank_0(error)
         found = [one for one in self._gathered(error) if one is not None]
         return self._from_rank_0(found[0] if found else None)
 
     def _gathered(self, value: Any) -> list[Any]:
-        """The ranks' values at rank 0, in order; an empty list elsewhere."""
+        """Return the values of all ranks on rank 0, in order; an empty list on other ranks."""
         if self._session.world_size == 1:
             return [value]
-        everybody = [None] * self._session.world_size if self._session.rank == 0 else None
-        dist.gather_object(value, everybody, dst=0, group=self._group)
-        return everybody or []
+        values = [None] * self._session.world_size if self._session.rank == 0 else None
+        dist.gather_object(value, values, dst=0, group=self._group)
+        return values or []
 
 
 def _staging(device: Any) -> StagingOptions:
-    """Plain copies on the CPU; pinned memory and overlapping copies from a CUDA device.
+    """Return plain copies for the CPU; pinned memory and overlapping copies for a CUDA device.
 
-    Never in the background: the copy is the point at which the state is consistent, so training waits for it.
+    Never in the background: the copied state must be consistent, so training waits for the copy.
     """
     cuda = device.type == "cuda"
     return StagingOptions(
@@ -434,6 +435,6 @@ def _staging(device: Any) -> StagingOptions:
 
 
 def _brief(error: BaseException) -> str:
-    """One line of an error, without DCP's tracebacks."""
+    """Return the first line of an error, without the tracebacks of DCP."""
     text = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.strerror else str(error)
     return (text.splitlines() or [""])[0][:_ERROR_CHARACTERS] or type(error).__name__

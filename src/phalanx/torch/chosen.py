@@ -1,7 +1,7 @@
-"""Which layout this job runs: the caller's word, the plan's, or plain data parallel.
+"""Choose the layout of this job: given by the caller, by the plan, or plain data parallel.
 
-`PHALANX_LAYOUT` holds the layout as JSON, or as people write it (`tp=2,fsdp=4`), or `auto`: then it is chosen here, once the model is
-known, for the machine that `PHALANX_MACHINE` describes.
+`PHALANX_LAYOUT` is the layout as JSON, as text (`tp=2,fsdp=4`), or `auto`. For `auto` the layout is planned once the model is known, for
+the machine that `PHALANX_MACHINE` describes.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from phalanx.core.work.split import resized
 AUTO: Final = "auto"
 
 Chooser = Callable[[Mapping[str, Any] | None], Layout]
-"""From the machine (None if nobody described it) to a layout for all ranks."""
+"""Maps the machine (None if unknown) to a layout for all ranks."""
 
 
 def chosen(given: Layout | str | None, planned: str, machine: str, *, ranks: int, choose: Chooser) -> Layout:
-    """The layout for `ranks` processes.
+    """Return the layout for `ranks` processes.
 
     Args:
-        given: by the script; None for the plan's.
-        planned: what PHALANX_LAYOUT holds; empty without a plan.
-        machine: what PHALANX_MACHINE holds.
-        ranks: processes there are.
-        choose: asked when the word is `auto`.
+        given: layout of the script; None to use the plan.
+        planned: value of PHALANX_LAYOUT; empty without a plan.
+        machine: value of PHALANX_MACHINE.
+        ranks: number of processes.
+        choose: called for the layout `auto`.
 
     Raises:
-        BadRequest: it cannot be read, or no number of replicas makes it fit the ranks.
+        BadRequest: the layout is invalid, or no number of replicas makes it fit the ranks.
     """
     if isinstance(given, Layout):
         return _exact(given, ranks)
@@ -47,22 +47,22 @@ def chosen(given: Layout | str | None, planned: str, machine: str, *, ranks: int
 
 
 def data_parallel(ranks: int) -> Layout:
-    """Fully sharded over all ranks, in the precision of the model: what a script runs without a plan."""
+    """Return the layout without a plan: fully sharded over all ranks, in the precision of the model."""
     if ranks == 1:
         return Layout(precision="fp32")
     return Layout(shard=ranks, zero=3, precision="fp32")
 
 
 def _exact(layout: Layout, ranks: int) -> Layout:
-    """The layout if it is for that many ranks.
+    """Return the layout if its number of ranks matches.
 
     Raises:
-        BadRequest: it is not.
+        BadRequest: it does not match.
     """
     if layout.ranks != ranks:
         raise BadRequest(
-            f"layout {layout} is for {layout.ranks} ranks, and there are {ranks}",
-            hint=f"start {layout.ranks} ranks, or give a layout whose sizes multiply to {ranks}",
+            f"layout {layout} is for {layout.ranks} ranks, but there are {ranks}",
+            hint=f"start {layout.ranks} ranks, or use a layout whose sizes multiply to {ranks}",
         )
     return layout
 
@@ -71,7 +71,7 @@ def _json(text: str, variable: str) -> Mapping[str, Any]:
     try:
         values = json.loads(text)
     except ValueError as error:
-        raise BadRequest(f"{variable} is no JSON: {error}") from None
+        raise BadRequest(f"{variable} is not valid JSON: {error}") from None
     if not isinstance(values, dict):
-        raise BadRequest(f"{variable} is no JSON object")
+        raise BadRequest(f"{variable} is not a JSON object")
     return values

@@ -1,8 +1,8 @@
-"""Context parallel: the positions of one sequence are shared by ranks, and only attention looks across.
+"""Context parallel: ranks share the positions of one sequence, and only attention uses positions of other ranks.
 
-Each rank holds two pieces of the sequence, one from the front and its mirror from the back: with a causal mask every rank then has the
-same work. Attention gathers keys and values of all ranks and computes its own queries against what lies before them. That moves
-2 g k s elements per layer, less than the queries where key-value heads are few, and needs nothing of the attention kernel.
+Each rank has two pieces of the sequence, one from the front and its mirror from the back: with a causal mask all ranks then have the
+same work. Attention gathers the keys and values of all ranks and computes its own queries against the preceding ones. That moves
+2 g k s elements per layer, less than the queries if there are few key-value heads, and works with any attention kernel.
 Source: A. Grattafiori et al., "The Llama 3 Herd of Models", 2024, section 3.3.2 (all-gather based context parallelism).
 """
 
@@ -20,30 +20,30 @@ from torch.overrides import TorchFunctionMode
 
 from phalanx.core.errors import BadRequest
 
-_SEQUENCE = 1  # the dimension of positions in what a model is given: (B, T, ...)
-_HEADS_SEQUENCE = -2  # and in what attention is given: (B, H, T, K)
+_SEQUENCE = 1  # the dimension of positions in the input of a model: (B, T, ...)
+_HEADS_SEQUENCE = -2  # and in the inputs of attention: (B, H, T, K)
 
 
 class Pieces:
-    """Which positions this rank holds: pieces `place` and `2 ranks - 1 - place` of `2 ranks` equal ones."""
+    """The positions of this rank: pieces `place` and `2 ranks - 1 - place` of `2 ranks` equal ones."""
 
     def __init__(self, ranks: int, place: int) -> None:
         self.ranks = ranks
         self.mine = (place, 2 * ranks - 1 - place)
 
     def take(self, whole: torch.Tensor, dimension: int) -> torch.Tensor:
-        """This rank's share of the dimension."""
+        """Return the share of this rank along the dimension."""
         pieces = whole.chunk(2 * self.ranks, dim=dimension)
         return torch.cat([pieces[index] for index in self.mine], dim=dimension)
 
     def join(self, shares: Sequence[torch.Tensor], dimension: int) -> torch.Tensor:
-        """The whole dimension in order, from the shares of all ranks in theirs."""
+        """Return the whole dimension in order, from the shares of all ranks."""
         halves = [share.chunk(2, dim=dimension) for share in shares]
         return torch.cat([first for first, _ in halves] + [last for _, last in reversed(halves)], dim=dimension)
 
 
 class ContextAttention(TorchFunctionMode):
-    """While it is entered, `F.scaled_dot_product_attention` looks at the keys and values of all context ranks."""
+    """While active, makes `F.scaled_dot_product_attention` use the keys and values of all context ranks."""
 
     def __init__(self, pieces: Pieces, group: Any) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class ContextAttention(TorchFunctionMode):
     ) -> torch.Tensor:
         if attn_mask is not None:
             raise BadRequest(
-                "context parallel: attention was given a mask, and only causal or full attention can be cut",
+                "context parallel supports only causal or full attention, but attention was called with a mask",
                 hint="use is_causal=True, or a layout without cp",
             )
         keys, values = (self.pieces.join(_Gather.apply(part, self.group), _HEADS_SEQUENCE) for part in (key, value))
@@ -76,13 +76,13 @@ class ContextAttention(TorchFunctionMode):
         outputs = []
         for index, queries in zip(self.pieces.mine, query.chunk(2, dim=_HEADS_SEQUENCE), strict=True):
             length = queries.shape[_HEADS_SEQUENCE]
-            seen = (index + 1) * length  # keys up to and with the piece itself
-            mask = causal_lower_right(length, seen)
+            visible = (index + 1) * length  # keys up to the end of the piece
+            mask = causal_lower_right(length, visible)
             outputs.append(
                 F.scaled_dot_product_attention(
                     queries,
-                    keys.narrow(_HEADS_SEQUENCE, 0, seen),
-                    values.narrow(_HEADS_SEQUENCE, 0, seen),
+                    keys.narrow(_HEADS_SEQUENCE, 0, visible),
+                    values.narrow(_HEADS_SEQUENCE, 0, visible),
                     attn_mask=mask,
                     dropout_p=dropout_p,
                     **options,
@@ -92,7 +92,7 @@ class ContextAttention(TorchFunctionMode):
 
 
 class _Gather(torch.autograd.Function):
-    """Everybody's tensor, in order of ranks; the gradient of each comes back as the sum of what all ranks made of it."""
+    """All-gather the tensors of all ranks in order; the backward pass sums the gradients of all ranks."""
 
     @staticmethod
     def forward(context: Any, share: torch.Tensor, group: Any) -> tuple[torch.Tensor, ...]:
@@ -111,29 +111,29 @@ class _Gather(torch.autograd.Function):
 
 
 def look_across(module: Any, mode: ContextAttention) -> None:
-    """Let the module compute with `mode` entered, also when it is computed again in the backward pass. In place."""
-    module.forward = _within(module.forward, mode)
+    """Activate `mode` whenever the module computes, also when it is recomputed in the backward pass. In place."""
+    module.forward = _with_mode(module.forward, mode)
 
 
 def share_positions(buffers: Iterable[tuple[Any, str]], pieces: Pieces, length: int) -> None:
-    """Cut what a model keeps per position (rotary tables) as its input is cut, for sequences of `length`. In place.
+    """Reduce buffers per position (such as rotary tables) to the positions of this rank, for sequences of `length`. In place.
 
     Raises:
-        BadRequest: a buffer holds fewer positions.
+        BadRequest: a buffer has fewer positions.
     """
     for module, name in buffers:
         whole = getattr(module, name)
         if whole.shape[0] < length:
-            raise BadRequest(f"buffer {name!r} holds {whole.shape[0]} positions, and a sequence has {length}")
+            raise BadRequest(f"buffer {name!r} has {whole.shape[0]} positions, but a sequence has {length}")
         setattr(module, name, pieces.take(whole[:length], 0))
 
 
 def take_sequence(batch: torch.Tensor, pieces: Pieces) -> torch.Tensor:
-    """This rank's positions of what all context ranks were given; tensors without positions stay."""
+    """Return the positions of this rank from the input of all context ranks; tensors without positions are unchanged."""
     return batch if batch.dim() <= _SEQUENCE else pieces.take(batch, _SEQUENCE)
 
 
-def _within(forward: Callable[..., Any], mode: ContextAttention) -> Callable[..., Any]:
+def _with_mode(forward: Callable[..., Any], mode: ContextAttention) -> Callable[..., Any]:
     @functools.wraps(forward)
     def inside(*args: Any, **kwargs: Any) -> Any:
         with mode:

@@ -1,8 +1,8 @@
-"""The mesh of ranks that a layout asks for: who computes together with whom.
+"""The mesh of ranks for a layout.
 
-Which rank sits where is the layout's word (`Layout.order`, `Layout.coordinates`): innermost axes hold neighbouring ranks, and Phalanx
-numbers ranks so that neighbours are near in the network. So tensor parallel ranks share a node and its NVLink, data parallel and
-pipeline ranks may lie far apart. The names of the mesh are those of the layout's axes, always all five and always in the same order.
+The layout determines the place of each rank (`Layout.order`, `Layout.coordinates`): ranks along innermost axes are neighbours, and Phalanx
+numbers ranks so that neighbours are near in the network. So tensor parallel ranks share a node and its NVLink, while data parallel and
+pipeline ranks may be far apart. The mesh always has the names of all five axes in the same order.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from phalanx.core.work.layout import Axis, Layout
 
 NAMES: Final = (Axis.PIPELINE, Axis.REPLICATE, Axis.SHARD, Axis.CONTEXT, Axis.TENSOR)
-"""Outermost first. Fixed, because torch wants the dimensions of a nested split in the order in which they were made."""
+"""Outermost first. Fixed, because torch requires the dimensions of a nested split in the order of their creation."""
 
 
 def rank_table(layout: Layout) -> torch.Tensor:
-    """Rank numbers by (pipeline, replicate, shard, context, tensor)."""
+    """Return the rank numbers by (pipeline, replicate, shard, context, tensor)."""
     table = torch.empty([layout.size(axis) for axis in NAMES], dtype=torch.int)
     for rank in range(layout.ranks):
         place = layout.coordinates(rank)
@@ -29,23 +29,23 @@ def rank_table(layout: Layout) -> torch.Tensor:
 
 
 def build_mesh(layout: Layout, device_type: str) -> DeviceMesh:
-    """The mesh over all ranks of the job. Collective: it makes the process groups of every axis, once for each split of the ranks."""
+    """Return the mesh over all ranks of the job. Collective: creates the process groups of all axes, once for each rank table."""
     table = rank_table(layout)
     key = (id(dist.group.WORLD), device_type, tuple(table.shape), tuple(table.flatten().tolist()))
-    if key not in _made:
-        _made[key] = DeviceMesh(device_type, table, mesh_dim_names=tuple(axis.value for axis in NAMES))
-    return _made[key]
+    if key not in _meshes:
+        _meshes[key] = DeviceMesh(device_type, table, mesh_dim_names=tuple(axis.value for axis in NAMES))
+    return _meshes[key]
 
 
-_made: dict[tuple[object, ...], DeviceMesh] = {}
-"""Process groups are a scarce good: each costs sockets, or memory on the device. One set serves every model of the process."""
+_meshes: dict[tuple[object, ...], DeviceMesh] = {}
+"""Cache: each process group needs sockets, or memory on the device. All models of the process share one set."""
 
 
 def data_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh:
-    """The ranks that hold the same layers and exchange gradients, as FSDP2 takes them. Collective.
+    """Return the ranks that have the same layers and exchange gradients, as a mesh for FSDP2. Collective.
 
-    Context parallel ranks see other tokens of the same samples: to gradients they are data parallel ranks, and states are sharded over
-    them too.
+    Context parallel ranks process other tokens of the same samples: for gradients they are data parallel ranks, and states are sharded
+    over them too.
 
     Returns:
         One dimension (`states`: sharded; or `copies`: all replicas) or two (replicate, states).
@@ -61,13 +61,13 @@ def data_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh:
 
 
 def sharded(layout: Layout) -> bool:
-    """Whether data parallel ranks hold shards of the states; else each holds all."""
+    """Return whether data parallel ranks have shards of the states; otherwise each has all states."""
     return layout.zero > 0 and layout.shard > 1
 
 
 def crossing(layout: Layout, *, local_world_size: int) -> str:
-    """What to say of a tensor group that lies on two nodes: the most talkative axis over the slowest links. Empty if none does."""
+    """Return a warning if a tensor group spans two nodes, which puts the most communication on the slowest links; else empty."""
     span = layout.tensor * layout.stride(Axis.TENSOR)
     if layout.tensor == 1 or (span <= local_world_size and local_world_size % span == 0):
         return ""
-    return f"tensor parallel over {layout.tensor} ranks crosses nodes of {local_world_size} ranks; a tp that divides them is faster"
+    return f"tensor parallel over {layout.tensor} ranks spans nodes of {local_world_size} ranks; a tp that divides {local_world_size} is faster"

@@ -1,4 +1,4 @@
-"""What the environment says about this rank, as one record. Parsing only; every variable may be missing."""
+"""Parse the environment variables of this rank into one record. Every variable may be missing."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from phalanx.wire.rank import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnvironment:
-    """The variables of DESIGN 2 that this package reads. Paths and limits are None where the variable is unset or empty.
+    """The variables that this package reads. Paths and limits are None if the variable is unset or empty.
 
-    `launched` is True when somebody (Phalanx, torchrun, Slurm) set the rendezvous of torch.distributed; without it the process
-    is a gang of its own. `supervised` is True when a Phalanx supervisor listens to reports. `layout` and `machine`
-    are the plan's, see `chosen`; empty without one. `apart`: each node of the gang has a checkpoint folder of its own.
-    `stacks`: where this rank leaves its stacks when asked.
+    Attributes:
+        launched: a launcher (Phalanx, torchrun, Slurm) set the rendezvous of torch.distributed; without, the process is a gang of one.
+        apart: each node of the gang has its own checkpoint folder.
+        layout, machine: from the plan, see `chosen`; empty without a plan.
+        stacks: folder in which this rank writes its stacks on request.
     """
 
     launched: bool
@@ -50,15 +51,15 @@ class RankEnvironment:
 
     @property
     def supervised(self) -> bool:
-        """Whether a supervisor reads what this rank reports, and retention and publishing are the head's."""
+        """Whether a supervisor reads the reports of this rank; the head then publishes and retains checkpoints."""
         return self.report_pipe is not None
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> Self:
-        """The record of `variables` (usually os.environ).
+        """Parse `variables` (usually os.environ).
 
         Raises:
-            ValueError: a variable that must be a number is not one; the message names it.
+            ValueError: a variable that must be a number is not a number; the message names it.
         """
         world_size = _integer(variables, "WORLD_SIZE", 1)
         local_rank = _integer(variables, "LOCAL_RANK", 0)
@@ -98,7 +99,7 @@ def _integer(variables: Mapping[str, str], name: str, absent: int) -> int:
 
 
 def _seconds(variables: Mapping[str, str], name: str) -> float | None:
-    """A positive number of seconds; None where unset, empty or 0 ("no limit")."""
+    """Return a positive number of seconds; None if unset, empty or 0 ("no limit")."""
     text = variables.get(name, "")
     if not text:
         return None

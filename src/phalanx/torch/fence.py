@@ -1,8 +1,8 @@
-"""The fence: no step is begun and nothing is committed past the lease.
+"""The fence: no step begins and no checkpoint is committed after the lease has expired.
 
-The supervisor keeps the deadline in the lease page. A host that was stopped may wake between its ranks and its supervisor, so
-each rank looks for itself: before each step and before each commit `Fence.pass_` blocks while the deadline is past, and ends the
-process at once when the page speaks for another epoch. Without a page the fence is open.
+The supervisor writes the deadline to the lease page. On a host that was suspended, ranks may wake before their supervisor, so each rank
+checks the page itself. Before each step and each commit, `Fence.pass_` blocks while the deadline has passed, and ends the process at once
+if the page belongs to another epoch. Without a page the fence is open.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Final
 from phalanx.wire.rank import LeasePage, StopReason, boottime_ns
 
 EXIT_SUPERSEDED: Final = 75
-"""How a rank ends that a newer epoch replaced: EX_TEMPFAIL, nothing is wrong with the job itself."""
+"""Exit code of a rank that a newer epoch replaced: EX_TEMPFAIL, because the job itself is not at fault."""
 
 _POLL_S: Final = 0.01
-"""Short against a step and a lease (seconds); 100 reads of shared memory a second cost nothing measurable."""
+"""Short compared with a step and a lease (seconds); 100 reads of shared memory per second have no measurable cost."""
 
 
 class Fence:
-    """One rank's view of its lease page.
+    """The fence of one rank, based on its lease page.
 
     Args:
-        page: None where the rank runs without a supervisor.
-        epoch: the epoch this rank was started under.
-        generation: the in-place restart this rank belongs to.
+        page: None if the rank runs without a supervisor.
+        epoch: the epoch of this rank.
+        generation: the number of in-place restarts at the start of this rank.
     """
 
     def __init__(self, page: LeasePage | None, *, epoch: int, generation: int) -> None:
@@ -36,11 +36,10 @@ class Fence:
 
     @classmethod
     def attach(cls, path: str | None, *, epoch: int, generation: int) -> Fence:
-        """The fence of the page at `path`; an open one when `path` is None.
+        """Return the fence of the page at `path`; an open one if `path` is None.
 
         Raises:
-            RuntimeError: the environment names a page that cannot be mapped; running on unfenced could make steps that a
-                newer epoch makes as well.
+            RuntimeError: the page cannot be mapped. Without a fence, this rank could repeat steps of a newer epoch.
         """
         if path is None:
             return cls(None, epoch=epoch, generation=generation)
@@ -48,51 +47,51 @@ class Fence:
             page = LeasePage.attach(path)
         except (OSError, ValueError) as error:
             raise RuntimeError(
-                f"lease page {path} cannot be attached ({error}); a rank started by a supervisor does not run without it: "
+                f"lease page {path} cannot be attached ({error}); a rank of a supervisor cannot run without it: "
                 "start the job again, or unset PHALANX_LEASE_PAGE to run by hand"
             ) from error
         return cls(page, epoch=epoch, generation=generation)
 
     def pass_(self) -> tuple[int, int]:
-        """Block until the lease holds; end the process if it can never hold again.
+        """Block until the lease is valid; end the process if it was superseded.
 
         Returns:
-            The CLOCK_BOOTTIME reading in ns that was found before the deadline, which is the instant from which the coming
-            step counts as begun, and the ns for which the fence was shut (0 if it was open).
+            The CLOCK_BOOTTIME reading in ns before the deadline, at which the next step counts as begun, and the blocked time in ns (0
+            if the fence was open).
         """
         arrived_ns = now_ns = boottime_ns()
-        while not self._holds(now_ns):
+        while not self._is_valid(now_ns):
             time.sleep(_POLL_S)
             now_ns = boottime_ns()
         return now_ns, now_ns - arrived_ns
 
     def stop(self) -> StopReason:
-        """What the supervisor asks for; NONE without a page. Ends the process when superseded."""
+        """Return the stop reason from the supervisor; NONE without a page. Ends the process if superseded."""
         if self._page is None:
             return StopReason.NONE
         self._leave_if_superseded(self._page)
         asked = self._page.read("stop")
         try:
             return StopReason(asked)
-        except ValueError:  # a reason a newer supervisor knows; it wants an end all the same
+        except ValueError:  # a reason of a newer supervisor: stop in any case
             return StopReason.CANCELLED
 
     def job_deadline_ns(self) -> int:
-        """CLOCK_BOOTTIME at which the job's time limit ends; 0 without one."""
+        """Return the CLOCK_BOOTTIME in ns at which the time limit of the job ends; 0 without a limit."""
         return 0 if self._page is None else self._page.read("job_deadline_ns")
 
     def checkpoints_asked(self) -> int:
-        """How many times the supervisor has asked for a checkpoint now."""
+        """Return the number of checkpoints that the supervisor has requested."""
         return 0 if self._page is None else self._page.read("checkpoint_now")
 
-    def _holds(self, now_ns: int) -> bool:
+    def _is_valid(self, now_ns: int) -> bool:
         if self._page is None:
             return True
         self._leave_if_superseded(self._page)
         return now_ns < self._page.read("deadline_ns")
 
     def _leave_if_superseded(self, page: LeasePage) -> None:
-        """End this process at once, without cleaning up: a newer epoch or generation runs, nothing done here may count."""
+        """End this process at once, without cleaning up, if a newer epoch or generation runs."""
         current = page.read("epoch") == self._epoch and page.read("generation") == self._generation
         if not current or page.read("stop") == StopReason.SUPERSEDED:
             os._exit(EXIT_SUPERSEDED)

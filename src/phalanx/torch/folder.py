@@ -1,9 +1,8 @@
-"""Checkpoints as folders on disk: names, durability, the atomic commit, sweeping and retention. No torch in here.
+"""Checkpoint folders: names, durability, the atomic commit, removal of leftovers, and retention. Does not use torch.
 
 A checkpoint is written to `step-<8 digits>.tmp-<generation>` (`.tmp-<epoch>-<generation>` in a folder of several epochs) and becomes
-`step-<8 digits>` by one rename, after every file in it and the folder itself were fsynced and the manifest with size and CRC-32 of each
-file lies beside them. So a crash at any instant leaves a complete checkpoint or a temporary folder, which the next start sweeps; never
-something in between under the final name.
+`step-<8 digits>` by one rename, after each file, the manifest with size and CRC-32 of each file, and the folder were fsynced. So a crash
+at any time leaves a complete checkpoint or a temporary folder, which the next start removes; never an incomplete one under the final name.
 """
 
 from __future__ import annotations
@@ -20,27 +19,27 @@ from phalanx.wire.manifest import MANIFEST_FORMAT, MANIFEST_NAME, CheckpointInva
 _STEP: Final = re.compile(r"step-(\d{8,})")
 _TEMPORARY: Final = re.compile(r"step-\d{8,}\.tmp-.+")
 _KEPT_BY_HAND: Final = 2
-"""Checkpoints kept where no head keeps them: the newest, and one more in case the newest turns out unreadable."""
+"""Checkpoints to keep without a head: the newest, and one more in case the newest is unreadable."""
 
 
 def step_folder(directory: str, step: int) -> str:
-    """The final name of the checkpoint made after `step` steps."""
+    """Return the final path of the checkpoint after `step` steps."""
     return os.path.join(directory, f"step-{step:08d}")
 
 
 def temporary_folder(directory: str, step: int, *, epoch: int, generation: int) -> str:
-    """Where it is written first. Equal on all ranks without a word between them.
+    """Return the temporary path of a checkpoint. Equal on all ranks without communication.
 
-    No other epoch or generation writes there, also where all share `directory`: a rank of an older one may wake between two fences.
-    In a folder of one epoch the name is that of older releases, of which some ranks of a gang may be.
+    No other epoch or generation uses it, even in a shared `directory`: a rank of an older one may wake between two fence checks.
+    In a folder of one epoch, the name is compatible with older releases, which some ranks of a gang may run.
     """
-    alone = os.path.basename(os.path.normpath(directory)) == f"epoch-{epoch}"
-    life = f"{generation}" if alone else f"{epoch}-{generation}"
-    return f"{step_folder(directory, step)}.tmp-{life}"
+    one_epoch = os.path.basename(os.path.normpath(directory)) == f"epoch-{epoch}"
+    suffix = f"{generation}" if one_epoch else f"{epoch}-{generation}"
+    return f"{step_folder(directory, step)}.tmp-{suffix}"
 
 
 def begin(temporary: str) -> None:
-    """Make the temporary folder, empty. An older one of that name is a failed try of this process."""
+    """Create an empty temporary folder. Replaces one from a failed save of this process."""
     shutil.rmtree(temporary, ignore_errors=True)
     os.makedirs(temporary)
 
@@ -54,14 +53,14 @@ def seal(folder: str, name: str) -> ManifestFile:
 
 
 def manifest_of(*, step: int, epoch: int, world_size: int, files: Iterable[ManifestFile]) -> bytes:
-    """The manifest of sealed files, encoded."""
+    """Return the encoded manifest of sealed files."""
     return manifests.encode(
         Manifest(format=MANIFEST_FORMAT, step=step, epoch=epoch, world_size=world_size, files=tuple(files))
     )
 
 
 def write_manifest(temporary: str, encoded: bytes) -> str:
-    """Write the manifest durably and return its digest. All files must have been sealed."""
+    """Write the manifest durably and return its digest. Seal all files before."""
     path = os.path.join(temporary, MANIFEST_NAME)
     with open(path, "wb") as file:
         file.write(encoded)
@@ -72,11 +71,11 @@ def write_manifest(temporary: str, encoded: bytes) -> str:
 
 
 def commit(temporary: str, final: str) -> str | None:
-    """Rename the whole, durable `temporary` to `final`.
+    """Rename the complete, durable folder `temporary` to `final`.
 
     Returns:
-        None, or the digest of the valid checkpoint that already lay at `final`. A gang restarted in place makes the same steps of
-        the same epoch again; the first one may be published already, so it stays and the newcomer is dropped.
+        None, or the digest of the valid checkpoint that already exists at `final`. A gang that restarts in place repeats steps of the
+        same epoch. The first checkpoint may be published already, so it is kept and the new one deleted.
     """
     if os.path.lexists(final):
         try:
@@ -93,7 +92,7 @@ def commit(temporary: str, final: str) -> str | None:
 
 
 def held(final: str, own: Iterable[ManifestFile]) -> str | None:
-    """The digest of what lies at `final`, if this node's part of it is whole: the files of the same names as `own`. Else None."""
+    """Return the digest of the checkpoint at `final` if this node has all its files there, named as in `own`; else None."""
     try:
         manifest, digest = manifests.read(final)
         listed = {file.path: file for file in manifest.files}
@@ -107,7 +106,7 @@ def held(final: str, own: Iterable[ManifestFile]) -> str | None:
 
 
 def commit_part(temporary: str, final: str, encoded: bytes) -> None:
-    """As `commit`, for a node's part of a checkpoint: with the manifest of all of it, in place of what may lie there."""
+    """Commit the part of one node, with the manifest of the whole checkpoint. Replaces an existing part."""
     write_manifest(temporary, encoded)
     if os.path.lexists(final):
         shutil.rmtree(final)
@@ -116,23 +115,23 @@ def commit_part(temporary: str, final: str, encoded: bytes) -> None:
 
 
 def sweep(directory: str) -> None:
-    """Remove temporary folders that a killed process left in `directory`. Call it before the first save, with no other writer."""
+    """Remove temporary folders of killed processes from `directory`. Call it before the first save, without other writers."""
     for entry in _entries(directory):
         if _TEMPORARY.fullmatch(entry.name):
             shutil.rmtree(entry.path, ignore_errors=True)
 
 
 def retain(directory: str) -> None:
-    """Keep the newest complete checkpoints of `directory` and delete older ones. Only where no head does."""
+    """Delete all but the newest complete checkpoints of `directory`. For use without a head only."""
     complete = [path for _, path in _newest_first(directory) if _has_manifest(path)]
     for path in complete[_KEPT_BY_HAND:]:
-        doomed = f"{path}.tmp-retired"  # renamed first, so that a crash in mid-deletion leaves nothing torn under a final name
-        os.rename(path, doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
+        retired = f"{path}.tmp-retired"  # renamed first: a crash while deleting leaves no incomplete checkpoint under a final name
+        os.rename(path, retired)
+        shutil.rmtree(retired, ignore_errors=True)
 
 
 def newest_valid(directory: str) -> str | None:
-    """The newest checkpoint of `directory` whose every byte matches its manifest. Cost: one pass over the ones tried."""
+    """Return the newest checkpoint of `directory` that matches its manifest. Cost: one pass over each checkpoint it reads."""
     for _, path in _newest_first(directory):
         try:
             manifests.verify(path)
@@ -143,10 +142,10 @@ def newest_valid(directory: str) -> str | None:
 
 
 def check_sizes(folder: str) -> Manifest:
-    """The manifest of `folder` if every file is there in full length. Cheap; the supervisor has compared the bytes before.
+    """Return the manifest of `folder` if every file exists with its full size. Cheap; the supervisor has verified the bytes before.
 
     Raises:
-        CheckpointInvalid: something is missing or short.
+        CheckpointInvalid: a file is missing or has the wrong size.
     """
     manifest, _ = manifests.read(folder)
     for file in manifest.files:
@@ -156,7 +155,7 @@ def check_sizes(folder: str) -> Manifest:
             raise CheckpointInvalid(f"{folder}: {file.path}: {error.strerror}") from error
         if size_bytes != file.size_bytes:
             raise CheckpointInvalid(
-                f"{folder}: {file.path} has {size_bytes} bytes, the manifest says {file.size_bytes}"
+                f"{folder}: {file.path} has {size_bytes} bytes, but the manifest has {file.size_bytes}"
             )
     return manifest
 
@@ -178,7 +177,7 @@ def _entries(directory: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(directory) as entries:
             return sorted(entries, key=lambda entry: entry.name)
-    except OSError:  # not there yet, or no folder at all: then each save says so, and training goes on
+    except OSError:  # the folder does not exist yet, or the path is not a folder; then each save reports it
         return []
 
 

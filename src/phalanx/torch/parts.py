@@ -1,7 +1,7 @@
-"""What a model says about itself so that it can be split: the chain of its parts, and how its layers share a matrix product.
+"""The declaration that makes a model splittable: the chain of its parts, and how ranks share the matrix products of its layers.
 
-A model declares it in its method `phalanx_parts`. Every layout computes the chain, part after part, and never the model's own
-`forward`: so what is computed is the same whatever the layout, and a model whose `forward` does more than its chain shows it at once.
+A model returns it from its method `phalanx_parts`. Every layout computes the chain, part after part, and never the `forward` of the model.
+So all layouts compute the same, and a model whose `forward` does more than its chain fails visibly.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _ROLES: Final = (COLUMNS, ROWS, SHARED, WHOLE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """A model as a chain of parts, each a module that takes one tensor (B, T, ...) and gives one.
+    """A model as a chain of parts, each a module that maps one tensor (B, T, ...) to one tensor.
 
     Attributes:
-        chain: names of the parts in the order of computing. The members of a ModuleList are a part each, and its name stands for them.
-        tensor: layer names, `*` for any text, to the way tensor parallel ranks share the layer: "columns" (each computes some of the
-            outputs), "rows" (each takes some of the inputs, and the results are added), "shared" (all hold it whole, each applies it to
-            its own share: a norm over each head), "whole" (all apply it to the whole stream). A layer not named is "whole" where that is
-            beyond doubt, and refused else.
-        heads, kv_heads: of attention, to be checked; `kv_heads` 0 where they equal `heads`, 0 for a model without.
-        positions: names of buffers whose first dimension is the position in the sequence, for context parallel; None for "not said".
+        chain: names of the parts in the order of computing. The name of a ModuleList stands for its members, each of which is a part.
+        tensor: maps layer names (`*` matches any text) to the way tensor parallel ranks share the layer: "columns" (each rank computes some
+            of the outputs), "rows" (each rank uses some of the inputs, and the results are added), "shared" (each rank has the whole layer
+            and applies it to its own share, such as a norm over each head), "whole" (each rank applies it to the whole stream). Other
+            layers are "whole" if that is certain, else they are an error.
+        heads, kv_heads: of attention, to check the layout; 0 for a model without. `kv_heads` is 0 if equal to `heads`.
+        positions: names of buffers whose first dimension is the position in the sequence, for context parallel; None if not declared.
     """
 
     chain: tuple[str, ...]
@@ -48,7 +48,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One member of the chain. `layer` is True for what a ModuleList holds: the blocks that a pipeline shares out."""
+    """One member of the chain. `layer` is True for members of a ModuleList: the blocks that a pipeline distributes."""
 
     name: str
     module: Any
@@ -56,15 +56,15 @@ class Part:
 
 
 def declared(model: Any) -> Parts:
-    """What the model declares.
+    """Return the declaration of a model.
 
     Raises:
-        BadRequest: it declares nothing, or what it names is not there.
+        BadRequest: there is none, or it names something that does not exist.
     """
     if not hasattr(model, "phalanx_parts"):
         raise BadRequest(
             f"{type(model).__name__} does not declare its parts",
-            hint="give it a method phalanx_parts() that returns phalanx.torch.Parts(chain=...); see docs/layouts.md",
+            hint="add a method phalanx_parts() that returns phalanx.torch.Parts(chain=...); see docs/layouts.md",
         )
     parts: Parts = model.phalanx_parts()
     names = dict(model.named_modules())
@@ -75,15 +75,15 @@ def declared(model: Any) -> Parts:
             )
     for pattern, role in parts.tensor.items():
         if role not in _ROLES:
-            raise BadRequest(f"tensor role {role!r} of {pattern!r} is none of {', '.join(_ROLES)}")
+            raise BadRequest(f"tensor role {role!r} of {pattern!r} is not one of {', '.join(_ROLES)}")
         if not fnmatch.filter(names, pattern):
             raise BadRequest(f"tensor role of {pattern!r}: no layer has that name", hint=_near(pattern, names))
-    _check_whole(model, parts)
+    _check_all_in_parts(model, parts)
     return parts
 
 
 def chain(model: Any, parts: Parts) -> tuple[Part, ...]:
-    """The parts in order."""
+    """Return the parts in order."""
     found: list[Part] = []
     for name in parts.chain:
         module = model.get_submodule(name)
@@ -97,24 +97,24 @@ def chain(model: Any, parts: Parts) -> tuple[Part, ...]:
 
 
 def role(parts: Parts, layer: str) -> str | None:
-    """How tensor parallel ranks share the layer of that full name; None for held whole."""
-    for pattern, said in parts.tensor.items():
+    """Return how tensor parallel ranks share the layer with this full name; None if it is not declared."""
+    for pattern, declared_role in parts.tensor.items():
         if fnmatch.fnmatchcase(layer, pattern):
-            return said
+            return declared_role
     return None
 
 
 def splittable(model: Any, parts: Parts, layout: Layout, *, sequence: int = 0, batch: int = 0) -> Splittable:
-    """What `core.work.split` must know to judge the layout."""
+    """Return the sizes that `core.work.split` needs to check the layout."""
     widths: list[tuple[str, int]] = []
     for name, module in model.named_modules():
-        said = role(parts, name)
+        layer_role = role(parts, name)
         weight = getattr(module, "weight", None)
-        if said in {COLUMNS, ROWS} and weight is not None and layout.tensor > 1:
-            # A Linear's weight is (outputs, inputs), a table (rows, width).
+        if layer_role in {COLUMNS, ROWS} and weight is not None and layout.tensor > 1:
+            # The weight of a Linear is (outputs, inputs), of an Embedding (rows, width).
             outputs_first = not isinstance(module, nn.Embedding)
-            dimension = 0 if (said == COLUMNS) == outputs_first else 1
-            widths.append((f"{name} ({said})", int(weight.shape[dimension])))
+            dimension = 0 if (layer_role == COLUMNS) == outputs_first else 1
+            widths.append((f"{name} ({layer_role})", int(weight.shape[dimension])))
     return Splittable(
         layers=sum(part.layer for part in chain(model, parts)),
         heads=parts.heads,
@@ -126,7 +126,7 @@ def splittable(model: Any, parts: Parts, layout: Layout, *, sequence: int = 0, b
 
 
 def tied(model: Any) -> list[tuple[str, str]]:
-    """Pairs of names of one and the same parameter."""
+    """Return pairs of names of the same parameter."""
     first: dict[int, str] = {}
     pairs = []
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -136,13 +136,13 @@ def tied(model: Any) -> list[tuple[str, str]]:
     return pairs
 
 
-def _check_whole(model: Any, parts: Parts) -> None:
-    """Every parameter must lie in a part, else no rank would train it."""
+def _check_all_in_parts(model: Any, parts: Parts) -> None:
+    """Check that every parameter is in a part; otherwise no rank would train it."""
     heads = tuple(f"{name}." for name in parts.chain)
     for name, _ in model.named_parameters(remove_duplicate=False):
         if not name.startswith(heads):
             raise BadRequest(
-                f"{type(model).__name__}: parameter {name!r} lies in no part of the chain",
+                f"{type(model).__name__}: parameter {name!r} is in no part of the chain",
                 hint="name its module in `chain`, or move it into the part that uses it",
             )
 

@@ -1,7 +1,8 @@
-"""Matrix products on every visible device, in a second: `python -m phalanx.torch.preflight`, which a supervisor starts before a gang.
+"""Run matrix products on every visible device for a second: `python -m phalanx.torch.preflight`, started by a supervisor before a gang.
 
-Prints a JSON object a line: `{"device": 0, "flops": 6.1e14, "least_flops": 3.3e13}`, or with `"error"` where a device fails or computes
-wrong. `device` counts the visible ones. Says nothing and ends with 0 where torch sees no GPU. Judges nothing: `node.logic.fitness` does.
+Prints one JSON object per line: `{"device": 0, "flops": 6.1e14, "least_flops": 3.3e13}`, or with `"error"` if a device fails or computes
+wrong results. `device` is the index among visible devices. Without a GPU it prints nothing and exits with 0. `node.logic.fitness` evaluates
+the results.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from typing import Any, Final
 
 import torch
 
-SIZE: Final = 4096  # square; its product fills every multiprocessor of any GPU there is, and takes a millisecond
+SIZE: Final = 4096  # square matrices; the product uses all multiprocessors of any GPU and takes a millisecond
 REPEATS: Final = 20
 FP32_LANES: Final = 64
-"""Multiply-adds that a multiprocessor makes in a cycle, at least, in plain FP32: 64 on compute capability 7.0 to 8.0, 128 on later ones
+"""Minimum of FP32 multiply-adds of a multiprocessor per cycle: 64 on compute capability 7.0 to 8.0, 128 on later ones
 (NVIDIA, CUDA C++ Programming Guide, "Arithmetic Instructions"). Half-precision products run on tensor cores, at several times that."""
 LEAST_SHARE: Final = 0.5
 
@@ -31,9 +32,9 @@ def main() -> None:
 
 
 def measured(device: Any) -> dict[str, Any]:
-    """Rate of half-precision products, and what any sound device of its make gives."""
+    """Measure the rate of half-precision products; return it with the minimum for a healthy device."""
     properties = torch.cuda.get_device_properties(device)
-    # In kHz, and not told by every release of torch: then the node's other devices are the only measure.
+    # In kHz; missing in some releases of torch. Then only a comparison with other devices of the node remains.
     clock_hz = getattr(properties, "clock_rate", 0) * 1e3
     ones_MK = torch.ones(SIZE, SIZE, dtype=torch.float16, device=device)
     halves_KN = torch.full((SIZE, SIZE), 0.5, dtype=torch.float16, device=device)
@@ -44,7 +45,7 @@ def measured(device: Any) -> dict[str, Any]:
         torch.mm(ones_MK, halves_KN, out=product_MN)
     torch.cuda.synchronize(device)
     seconds = time.perf_counter() - began_s
-    # Every element is SIZE halves: 2048, which FP16 holds exactly.
+    # Every element is SIZE / 2 = 2048, which FP16 represents exactly.
     wrong = int((product_MN != SIZE / 2).sum())
     if wrong:
         return {"error": f"{wrong} of {SIZE * SIZE} elements of a product are wrong"}

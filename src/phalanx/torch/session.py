@@ -1,6 +1,6 @@
-"""One rank's training process: its group, its supervisor, and the calls between two steps.
+"""The session of one rank: its process group, its supervisor, and the calls between two steps.
 
-A training loop reads
+A training loop:
 
     run = phalanx.torch.init()
     saver = phalanx.torch.checkpoint(model, optimizer)
@@ -12,9 +12,8 @@ A training loop reads
             break
     phalanx.torch.finish()
 
-Step n is the n-th; a checkpoint "of step n" holds the state after it. Every call here that gives control back to the loop passes the
-fence on its way out, and the next step counts as begun at the instant at which the fence was found open: so no step is begun past
-the lease, whatever lay between the calls.
+Steps count from 1; a checkpoint "of step n" has the state after step n. Every call that returns to the loop passes the fence last, and the
+next step counts as begun when the fence was found open. So no step begins after the lease has expired, whatever happens between the calls.
 """
 
 from __future__ import annotations
@@ -40,17 +39,17 @@ from phalanx.torch.stacks import answer_with_stacks
 from phalanx.wire.rank import ReportKind, StopReason, boottime_ns
 
 _DEFAULT_TIMEOUT_S: Final = 600.0
-"""Of a collective, where nobody says: torch's own default for NCCL."""
+"""Default timeout of a collective: the default of torch for NCCL."""
 _SLOW_WRITE_S: Final = 3600.0
-"""A rank may wait this long for another's disk in the background; a dead rank is noticed at once by its closed connection."""
+"""How long a rank may wait in the background for the disk of another rank. A dead rank is detected at once by its closed connection."""
 _REPORTED_STALL_NS: Final = 1_000_000
-"""Shorter shut fences than 1 ms are not worth a report."""
+"""Shorter blocking by the fence than 1 ms is not reported."""
 _DEADLINE_MARGIN_S: Final = 5.0
-"""Kept between the end of the last save and the job's time limit, beside twice the measured save."""
+"""Time between the end of the last save and the time limit of the job, in addition to twice the measured save."""
 
 
 class Session:
-    """The state behind the functions of `phalanx.torch`; there is one per process, made by `init`."""
+    """The state of `phalanx.torch`; one per process, created by `init`."""
 
     def __init__(self, environment: RankEnvironment, *, device: Any) -> None:
         self.environment = environment
@@ -69,62 +68,64 @@ class Session:
         self.pass_fence()
 
     def new_group(self, *, timeout_s: float | None = None) -> Any:
-        """A gloo group of all ranks for one use. Sharing one between threads, or with the user's, is undefined. Collective."""
+        """Create a gloo group of all ranks for one use. Threads must not share a group with each other or with the user. Collective."""
         timeout_s = timeout_s or collective_timeout_s(self.environment)
         return dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout_s))
 
     def new_background_group(self) -> Any:
-        """As `new_group`, for writes in the background, whose length is the disk's."""
+        """Create a group for background writes, which may take as long as the disk needs. Collective."""
         return self.new_group(timeout_s=max(_SLOW_WRITE_S, collective_timeout_s(self.environment)))
 
     def pass_fence(self) -> int:
-        """Block until the lease holds, and let the next step begin; the instant (CLOCK_BOOTTIME ns) at which it did."""
+        """Block until the lease is valid; return the time (CLOCK_BOOTTIME ns) at which the next step begins."""
         self._begin_ns, blocked_ns = self.fence.pass_()
         if blocked_ns >= _REPORTED_STALL_NS:
             self.pipe.send(ReportKind.STALL, seconds=blocked_ns / 1e9, cause="fence")
         return self._begin_ns
 
     def report(self, *, step: int, loss: float | None, tokens: int | None, mfu: float | None) -> None:
-        """See `phalanx.torch.report`."""
+        """Implement `phalanx.torch.report`."""
         begin_ns, end_ns, at_s = self._begin_ns, boottime_ns(), time.time()
-        # The fence comes first: what a superseded rank did last is not even reported.
+        # The fence comes first: a superseded rank does not report its last step.
         self.pass_fence()
         given = {"loss": None if loss is None else float(loss), "tokens": tokens, "mfu": mfu}
         measured = {name: value for name, value in given.items() if value is not None}
         self.pipe.send(ReportKind.STEP, step=step, begin_ns=begin_ns, end_ns=end_ns, at_s=at_s, **measured)
 
     def tick(self, caller: str) -> Agreed:
-        """The ranks' agreement at this point of the loop; several callers between two steps share one. Collective."""
+        """Return the agreement of all ranks at this point of the loop; callers between two steps share one. Collective."""
         self._calls[caller] += 1
         if self._calls[caller] > self.agreement.tick:
             self.agreement.advance(self._wish)
         return self.agreement.agreed
 
     def stop_agreed(self, agreed: Agreed) -> StopReason:
-        """The reason all ranks know of by now. Once there is one it stays."""
+        """Return the stop reason that all ranks know. The first one stays in effect."""
         if not self._stop:
             self._stop = StopReason(agreed.wish.stop)
         return self._stop
 
     def heed_signals(self) -> None:
-        """Let SIGTERM ask for a stop instead of ending the process.
+        """Make SIGTERM request a stop instead of ending the process.
 
-        Called only by scripts that ask `should_stop`: any other would ignore SIGTERM until SIGKILL. A second SIGTERM ends it.
+        Only for scripts that call `should_stop`: others would ignore SIGTERM until SIGKILL. A second SIGTERM ends the process.
         """
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def finish(self) -> None:
-        """See `phalanx.torch.finish`."""
+        """Implement `phalanx.torch.finish`."""
         for saver in self.savers:
             saver.wait()
         try:
             self.agreement.settle()
-        except RuntimeError:  # a peer has left already: nothing is decided by this last exchange
+        except RuntimeError:  # another rank has left already; the result of this last exchange is not needed
             pass
         if dist.is_initialized():
             dist.destroy_process_group()
-        self.pipe.send(ReportKind.BUSY, what="finished")  # what follows (a last evaluation, an upload) makes no steps
+        self.pipe.send(
+            ReportKind.BUSY, what="finished"
+        )  # the script may continue without steps, such as a last evaluation or an upload
 
     def _on_sigterm(self, _signal: int, _frame: object) -> None:
         self._signalled = True
@@ -132,14 +133,14 @@ class Session:
 
     def _wish(self, tick_us: int) -> Wish:
         return Wish(
-            stop=self._wanted_stop(tick_us),
+            stop=self._stop_reason(tick_us),
             checkpoints_asked=self.fence.checkpoints_asked(),
             save_due=int(self.rank == 0 and any(saver.due() for saver in self.savers)),
             saving=int(any(saver.saving for saver in self.savers)),
             tick_us=tick_us,
         )
 
-    def _wanted_stop(self, tick_us: int) -> StopReason:
+    def _stop_reason(self, tick_us: int) -> StopReason:
         asked = self.fence.stop()
         if asked:
             return asked
@@ -152,7 +153,7 @@ class Session:
         return StopReason.NONE
 
     def _left_s(self) -> float | None:
-        """Seconds until the job's time limit; None without one. The page's clock does not jump, so it goes before Unix time."""
+        """Return seconds until the time limit of the job; None without one. The clock of the lease page is preferred, as it does not jump."""
         deadline_ns = self.fence.job_deadline_ns()
         if deadline_ns:
             return (deadline_ns - boottime_ns()) / 1e9
@@ -162,7 +163,7 @@ class Session:
 
 
 def collective_timeout_s(environment: RankEnvironment) -> float:
-    """The timeout of one collective in seconds."""
+    """Return the timeout of one collective in seconds."""
     return environment.collective_timeout_s or _DEFAULT_TIMEOUT_S
 
 
@@ -176,23 +177,25 @@ def start(environment: RankEnvironment, *, backend: str | None, timeout_s: float
 
 
 def _select_device(environment: RankEnvironment) -> Any:
-    """The CUDA device by local rank, else the CPU with its share of threads.
+    """Select the CUDA device by local rank, else the CPU with its share of threads.
 
     Raises:
-        RuntimeError: the node shows fewer devices than it has ranks.
+        RuntimeError: the node has fewer visible devices than ranks.
     """
     if not environment.virtual and torch.cuda.is_available():
         count = torch.cuda.device_count()
         if environment.local_rank >= count:
             raise RuntimeError(
-                f"local rank {environment.local_rank} has no device: this node shows {count}; "
-                "start as many ranks per node as it has devices"
+                f"local rank {environment.local_rank} has no device: this node has {count} visible; "
+                "start at most one rank per device"
             )
         device = torch.device("cuda", environment.local_rank)
         torch.cuda.set_device(device)
         return device
     if "OMP_NUM_THREADS" not in os.environ:
-        cores = 1 if environment.virtual else len(os.sched_getaffinity(0))  # virtual nodes share one machine's cores
+        cores = (
+            1 if environment.virtual else len(os.sched_getaffinity(0))
+        )  # virtual nodes share the cores of one machine
         torch.set_num_threads(max(1, cores // environment.local_world_size))
     return torch.device("cpu")
 
@@ -211,10 +214,10 @@ _session: Session | None = None
 
 
 def current() -> Session:
-    """The session `init` made.
+    """Return the session of this process.
 
     Raises:
-        RuntimeError: there is none yet.
+        RuntimeError: `init` was not called.
     """
     if _session is None:
         raise RuntimeError("phalanx.torch.init() has not been called; call it first, in every rank")
@@ -222,7 +225,7 @@ def current() -> Session:
 
 
 def open_session(make: Callable[[], Session]) -> Session:
-    """Keep what `make` returns as the session of this process; a second call returns the first one's."""
+    """Create the session of this process with `make`, or return the existing one."""
     global _session
     if _session is None:
         _session = make()
@@ -238,8 +241,8 @@ def close_session() -> None:
 
 
 def wait_at_exit() -> None:
-    """At a normal end of the interpreter let a checkpoint in the making be finished, should the script have forgotten `finish`."""
-    if _session is None or hasattr(sys, "last_value"):  # an uncaught exception: peers may be gone, do not wait for them
+    """Wait for a checkpoint in progress at a normal exit, in case the script did not call `finish`."""
+    if _session is None or hasattr(sys, "last_value"):  # after an uncaught exception: other ranks may be gone
         return
     for saver in _session.savers:
         saver.wait(timeout_s=_EXIT_PATIENCE_S)

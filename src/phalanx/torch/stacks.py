@@ -1,7 +1,7 @@
-"""Lets the supervisor ask this rank where it stands: a signal on which Python writes the stacks of all its threads into a file.
+"""Dump the stacks of this rank on request of the supervisor: on a signal, Python writes the stacks of all threads to a file.
 
-Done by `faulthandler` in the signal handler itself, so that it works in a call that never comes back. The file's being there tells the
-supervisor that the signal is safe to send.
+`faulthandler` does so in the signal handler itself, so that it works in a call that never returns. The existence of the file tells the
+supervisor that it may send the signal.
 """
 
 from __future__ import annotations
@@ -12,21 +12,20 @@ from typing import IO, Any
 
 from phalanx.wire.rank import STACK_SIGNAL, stack_file
 
-_file: IO[Any] | None = (
-    None  # faulthandler keeps the descriptor alone: closing the file would hand its number to another
-)
+# Stays open: faulthandler stores only the descriptor, whose number another file would get after a close.
+_file: IO[Any] | None = None
 
 
 def answer_with_stacks(folder: str | None, rank: int) -> None:
-    """Begin to. Nothing without a folder, or where the file cannot be made: training goes before its own diagnosis."""
+    """Install the handler. Without a folder, or if the file cannot be created, do nothing: training has priority over diagnosis."""
     global _file
     if folder is None or _file is not None:
         return
     try:
-        _file = open(stack_file(folder, rank, os.getpid()), "a", encoding="utf-8")  # noqa: SIM115  # held for the life of the process
+        _file = open(stack_file(folder, rank, os.getpid()), "a", encoding="utf-8")  # noqa: SIM115  # open until the process ends
         faulthandler.register(STACK_SIGNAL, file=_file, all_threads=True, chain=False)
     except (OSError, ValueError, RuntimeError):
         if _file is not None:
-            os.unlink(_file.name)  # its being there would say that the signal is safe
+            os.unlink(_file.name)  # its existence would mean that the signal is safe
             _file.close()
             _file = None

@@ -1,7 +1,6 @@
 """The parts of a model that one rank computes, as one module.
 
-Parameters keep the names they have in the whole model, whatever the stage holds: a checkpoint written by one layout is found again by
-another.
+Parameters have the names of the whole model in every stage, so that any layout can load a checkpoint of another.
 """
 
 from __future__ import annotations
@@ -20,38 +19,38 @@ Exchange = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Stage(nn.Module):
-    """Parts in order.
+    """A sequence of parts.
 
     Args:
-        parts: what it computes.
-        enter: applied to the stream before the first layer, and `leave` after the last one, where this stage holds those: sequence
-            parallel splits the stream between them.
+        parts: the parts to compute.
+        enter, leave: index of the first and of the last layer of the model, if this stage has them. Sequence parallel splits the stream
+            between them.
     """
 
     def __init__(self, parts: Sequence[Part], *, enter: int | None = None, leave: int | None = None) -> None:
         super().__init__()
-        self.parts = tuple(parts)  # a tuple, so that the names below are the only ones
+        self.parts = tuple(parts)  # a tuple, so that torch registers modules only under the names below
         self.scatter: Exchange | None = None
         self.gather: Exchange | None = None
         self.enter, self.leave = enter, leave
         for part in parts:
-            _hang(self, part.name.split("."), part.module)
+            _add_module(self, part.name.split("."), part.module)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The stream after this stage's parts; samples for the first stage, logits from the last."""
+        """Return the stream after the parts of this stage. The first stage gets samples, the last one returns logits."""
         for index, part in enumerate(self.parts):
             if self.scatter is not None and index == self.enter:
                 x = self.scatter(x)
             x = part.module(x)
             if self.gather is not None and index == self.leave:
                 x = self.gather(x)
-            if index < len(self.parts) - 1 and x._is_view():  # noqa: SLF001 - the only way to ask
-                x = x.clone()  # FSDP hangs its hook on what a part returns, and a write into a view would lose it
+            if index < len(self.parts) - 1 and x._is_view():  # noqa: SLF001 - no public method
+                x = x.clone()  # FSDP attaches its hook to the result of a part; a write into a view would lose it
         return x
 
 
 def cut(parts: Sequence[Part], chunks: int) -> tuple[tuple[Part, ...], ...]:
-    """The chain in `chunks` pieces with the layers spread evenly; what comes before them is in the first, what after in the last."""
+    """Split the chain into `chunks` pieces with equal numbers of layers; parts before and after the layers are in the first and last piece."""
     layers = [index for index, part in enumerate(parts) if part.layer]
     ends = []
     taken = 0
@@ -63,14 +62,14 @@ def cut(parts: Sequence[Part], chunks: int) -> tuple[tuple[Part, ...], ...]:
 
 
 def stages(parts: Sequence[Part], layout: Layout, place: int) -> tuple[Stage, ...]:
-    """The stages of the pipeline rank `place`: every pipeline-th of the chunks, so that runs of layers are interleaved."""
+    """Return the stages of pipeline rank `place`: every pipeline-th chunk, so that runs of layers are interleaved."""
     pieces = cut(parts, layout.pipeline * layout.interleave)
     layers = [part.name for part in parts if part.layer]
     return tuple(_stage(pieces[chunk], layers) for chunk in range(place, len(pieces), layout.pipeline))
 
 
 def hold(held: Sequence[Stage]) -> Any:
-    """One module with the parts of several stages under their names, for checkpoints and optimizers; it computes nothing."""
+    """Return one module with the parts of all given stages, for checkpoints and optimizers; it is not called to compute."""
     if len(held) == 1:
         return held[0]
     return Stage([part for stage in held for part in stage.parts])
@@ -83,8 +82,8 @@ def _stage(piece: Sequence[Part], layers: Sequence[str]) -> Stage:
     return Stage(piece, enter=enter, leave=leave)
 
 
-def _hang(root: nn.Module, path: Sequence[str], module: nn.Module) -> None:
-    """Put the module at a dotted path, with empty modules on the way."""
+def _add_module(root: nn.Module, path: Sequence[str], module: nn.Module) -> None:
+    """Add the module at a dotted path; create empty modules on the way."""
     for name in path[:-1]:
         if name not in dict(root.named_children()):
             root.add_module(name, nn.Module())

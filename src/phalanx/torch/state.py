@@ -1,8 +1,8 @@
-"""What a checkpoint holds, taken from and put back into live objects.
+"""Read the state for a checkpoint from live objects, and restore it.
 
-Model and optimizer go through torch.distributed.checkpoint.state_dict, which names parameters alike for plain modules, DDP and
-FSDP2, so that DCP can load them into another world size. What belongs to one rank (random number generators, the user's `extra`, the
-state of schedulers and loaders) is one small file per rank, `rank-<k>.pt`, readable with weights_only=True: it can run no code.
+Model and optimizer use torch.distributed.checkpoint.state_dict, which gives parameters the same names for plain modules, DDP and
+FSDP2, so that DCP can load them into another world size. The state of one rank (random generators, the `extra` of the user, schedulers
+and data loaders) is one small file per rank, `rank-<k>.pt`. It is loaded with weights_only=True, so it cannot run code.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ class Stateful(Protocol):
     """An object that can be saved and restored: a learning-rate scheduler, a data loader, a gradient scaler."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Its state, of plain Python values and tensors."""
+        """Return its state as plain Python values and tensors."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
-        """Restore what `state_dict` returned."""
+        """Restore a state from `state_dict`."""
         ...
 
 
 class Split(Protocol):
-    """A model that knows its own state under a layout, optimizer included: what `phalanx.torch.parallelize` returns."""
+    """A model with its optimizer under a layout, as returned by `phalanx.torch.parallelize`."""
 
     layout: Any
 
     def live_state(self) -> dict[str, Any]:
-        """As the function below."""
+        """Return the sharded state by name, as the function below."""
         ...
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
-        """As the function below."""
+        """Restore the state, as the function below."""
         ...
 
 
 def rank_file(rank: int) -> str:
-    """Name of one rank's own file within a checkpoint."""
+    """Return the name of the file of one rank in a checkpoint."""
     return f"rank-{rank}.pt"
 
 
 def live_state(model: Any, optimizers: tuple[Any, ...]) -> dict[str, Any]:
-    """The sharded state of model and optimizers by name; it shares memory with them. Called by all ranks."""
+    """Return the sharded state of model and optimizers by name; it shares memory with them. Collective."""
     if hasattr(model, "live_state"):
         split: Split = model
         return split.live_state()
@@ -70,12 +70,12 @@ def live_state(model: Any, optimizers: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def layout_of(model: Any) -> str:
-    """The layout a model is split by, empty for none. What belongs to rank k under one belongs to nobody under another."""
+    """Return the layout of a model, empty without one. The state of rank k is valid under the same layout only."""
     return str(model.layout) if hasattr(model, "live_state") else ""
 
 
 def restore_state(model: Any, optimizers: tuple[Any, ...], state: Mapping[str, Any]) -> None:
-    """Put `state`, loaded into what `live_state` gave, back into model and optimizers."""
+    """Restore model and optimizers from `state`, which was loaded into the result of `live_state`."""
     if hasattr(model, "restore_state"):
         split: Split = model
         split.restore_state(state)
@@ -94,12 +94,12 @@ def rank_state(
     costs: tuple[float | None, float | None],
     layout: str,
 ) -> dict[str, Any]:
-    """This rank's own part of a checkpoint. `costs` are stall and write of the checkpoints so far, in seconds; `layout` as it is written.
+    """Return the state of this rank for a checkpoint. `costs`: measured stall and write of a checkpoint, in seconds.
 
     Raises:
-        TypeError: `extra` or an object's state holds a value that could not be loaded again without running code.
+        TypeError: `extra` or the state of an object contains a value that cannot be loaded without running code.
     """
-    objects = {name: thing.state_dict() for name, thing in stateful.items()}
+    objects = {name: one.state_dict() for name, one in stateful.items()}
     _require_plain(objects, "the state of ")
     _require_plain(extra, "extra")
     return {
@@ -112,7 +112,7 @@ def rank_state(
 
 
 def written_layout(path: str) -> str:
-    """The layout under which a rank file was written; empty for a model that no layout split."""
+    """Return the layout under which a rank file was written; empty without one."""
     saved = torch.load(path, map_location="cpu", weights_only=True)
     return str(saved.get("layout", ""))
 
@@ -120,29 +120,29 @@ def written_layout(path: str) -> str:
 def restore_rank_state(
     path: str, stateful: Mapping[str, Stateful], device: Any, *, generators: bool
 ) -> tuple[Extra, tuple[float | None, float | None]]:
-    """Load a rank file: objects get their state, generators too if `generators`. Returns the user's extra and the costs.
+    """Load a rank file: restore objects, and random generators if `generators`. Return the `extra` of the user and the costs.
 
     Raises:
-        KeyError: an object was not in the checkpoint.
+        KeyError: the checkpoint does not contain an object.
     """
     saved = torch.load(path, map_location="cpu", weights_only=True)
-    for name, thing in stateful.items():
+    for name, one in stateful.items():
         if name not in saved["objects"]:
-            raise KeyError(f"{path} holds no state of {name!r}; it has {sorted(saved['objects'])}")
-        thing.load_state_dict(saved["objects"][name])
+            raise KeyError(f"{path} has no state of {name!r}; it has {sorted(saved['objects'])}")
+        one.load_state_dict(saved["objects"][name])
     if generators:
         _restore_generators(saved["generators"], device)
     return saved["extra"], saved["costs"]
 
 
 def write_durably(value: Any, path: str) -> None:
-    """torch.save to `path`; the caller fsyncs when it seals the file."""
+    """Write `value` to `path` with torch.save. The caller fsyncs the file when it seals it."""
     with open(path, "wb") as file:
         torch.save(value, file)
 
 
 def own_files(folder: str, rank: int) -> Iterable[str]:
-    """Names of the files in `folder` that this rank wrote: DCP prefixes its shards with the rank; rank 0 writes the index."""
+    """Yield the names of the files in `folder` that this rank wrote. DCP prefixes shards with the rank; rank 0 writes the index."""
     prefix = f"__{rank}_"
     for name in sorted(os.listdir(folder)):
         if name.startswith(prefix) or name == rank_file(rank) or (rank == 0 and name == ".metadata"):
@@ -175,7 +175,7 @@ def _restore_generators(states: Mapping[str, Any], device: Any) -> None:
 
 
 def _require_plain(value: Any, where: str) -> None:
-    """Refuse what weights_only=True would refuse when it is too late."""
+    """Reject values that weights_only=True would reject when loading."""
     if isinstance(value, _ATOMS):
         return
     if type(value) in _MAPPINGS:
@@ -188,6 +188,6 @@ def _require_plain(value: Any, where: str) -> None:
             _require_plain(item, f"{where}[{index}]")
         return
     raise TypeError(
-        f"{where} is a {type(value).__module__}.{type(value).__qualname__}; a checkpoint takes numbers, strings, bytes, tensors "
+        f"{where} is a {type(value).__module__}.{type(value).__qualname__}; a checkpoint supports numbers, strings, bytes, tensors, "
         "and lists, tuples, sets and dicts of them"
     )

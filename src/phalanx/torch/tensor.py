@@ -1,7 +1,7 @@
 """Tensor and sequence parallel: layers of a part become DTensors over the ranks that share each matrix product.
 
-The roles come from the model's declaration. Between two layers the stream is a plain tensor: whole on every rank, or, with sequence
-parallel, this rank's piece of the positions from the first layer of the chain to the last.
+The roles come from the declaration of the model. Between two layers the stream is a plain tensor: whole on every rank, or, with sequence
+parallel, the positions of this rank, from the first layer of the chain to the last.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _POSITIONS = 1  # the dimension of the stream (B, T, ...) that sequence parallel
 
 
 class Whole(ParallelStyle):
-    """A layer that every rank holds and computes whole, as a DTensor like its neighbours: optimizers take no mixture of both."""
+    """A layer that every rank computes whole, as a DTensor, because optimizers do not support a mixture with plain tensors."""
 
     def _apply(self, module: Any, device_mesh: DeviceMesh) -> Any:
         return distribute_module(module, device_mesh, None, _as_whole, _as_local)
@@ -37,7 +37,7 @@ class Whole(ParallelStyle):
 class Around(ParallelStyle):
     """A module around split layers: its first input becomes one whole DTensor for all of them.
 
-    So the gradients of queries, keys and values are added before they are exchanged, once, not each.
+    So the gradients of queries, keys and values are added first and exchanged once.
     """
 
     def __init__(self, arrives: Any) -> None:
@@ -47,7 +47,7 @@ class Around(ParallelStyle):
     def _apply(self, module: Any, device_mesh: DeviceMesh) -> Any:
         def whole(_module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
             stream = inputs[0]
-            if not isinstance(stream, DTensor):  # else a module around this one has made it
+            if not isinstance(stream, DTensor):  # an outer module may have converted it
                 stream = DTensor.from_local(stream, device_mesh, [self.arrives], run_check=False)
             return (stream.redistribute(placements=[Replicate()]), *inputs[1:])
 
@@ -56,36 +56,38 @@ class Around(ParallelStyle):
 
 
 def split_part(part: Part, parts: Parts, mesh: DeviceMesh, *, sequence: bool) -> None:
-    """Distribute the layers of one part over the tensor ranks, in place. Every rank holds the same values before."""
+    """Distribute the layers of one part over the tensor ranks, in place. All ranks must have the same values before."""
     for name, style in styles(part, parts, sequence=sequence).items():
         parallelize_module(part.module.get_submodule(name), mesh, style, src_data_rank=None)
 
 
 def styles(part: Part, parts: Parts, *, sequence: bool) -> dict[str, ParallelStyle]:
-    """How each layer of one part is shared, by its name in the part.
+    """Return how ranks share each layer of one part, by its name in the part.
 
     Raises:
-        BadRequest: a parameter for which no rule says how it is shared.
+        BadRequest: no rule tells how ranks share a parameter.
     """
-    said = {name: role(parts, f"{part.name}.{name}" if name else part.name) for name, _ in part.module.named_modules()}
-    inside = _between(said) if ROWS in said.values() else frozenset()
+    roles = {name: role(parts, f"{part.name}.{name}" if name else part.name) for name, _ in part.module.named_modules()}
+    inside = _parents(roles) if ROWS in roles.values() else frozenset()
     split_stream = sequence and part.layer
     stream = {
-        layer.out_features for name, layer in part.module.named_modules() if said[name] == ROWS and _linear(layer)
+        layer.out_features
+        for name, layer in part.module.named_modules()
+        if roles[name] == ROWS and isinstance(layer, nn.Linear)
     }
     plan: dict[str, ParallelStyle] = {}
     for name, layer in part.module.named_modules():
-        if said[name] is None and not _owns(layer):
+        if roles[name] is None and not _has_parameters(layer):
             continue
-        _check_clear(part, name, layer, said[name], inside, stream)
-        plan[name] = _style(name, layer, said[name], gathers=not inside, split_stream=split_stream)
+        _check_unambiguous(part, name, layer, roles[name], inside, stream)
+        plan[name] = _style(name, layer, roles[name], gathers=not inside, split_stream=split_stream)
     for name in inside - {""}:
         plan[name] = Around(Shard(_POSITIONS) if split_stream else Replicate())
     return plan
 
 
 def scatter(mesh: DeviceMesh) -> Callable[[torch.Tensor], torch.Tensor]:
-    """From the whole stream to this rank's piece of the positions."""
+    """Return a function from the whole stream to the positions of this rank."""
     return lambda x: (
         DTensor.from_local(x, mesh, [Replicate()], run_check=False)
         .redistribute(placements=[Shard(_POSITIONS)])
@@ -94,7 +96,7 @@ def scatter(mesh: DeviceMesh) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def gather(mesh: DeviceMesh) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The reverse of `scatter`."""
+    """Return the inverse of `scatter`."""
     return lambda x: (
         DTensor.from_local(x, mesh, [Shard(_POSITIONS)], run_check=False)
         .redistribute(placements=[Replicate()])
@@ -102,55 +104,53 @@ def gather(mesh: DeviceMesh) -> Callable[[torch.Tensor], torch.Tensor]:
     )
 
 
-def _style(name: str, layer: Any, said: str | None, *, gathers: bool, split_stream: bool) -> ParallelStyle:
-    """How torch is told. `gathers`: no "rows" follows in this part, so that columns must become the whole again."""
-    flat = split_stream and "." not in name  # its input is the split stream itself, no module around it gathers
-    if said == COLUMNS:
-        arrives = Shard(_POSITIONS) if flat else None
-        return ColwiseParallel(input_layouts=arrives, output_layouts=Replicate() if gathers else None)
-    if said == ROWS:
+def _style(name: str, layer: Any, layer_role: str | None, *, gathers: bool, split_stream: bool) -> ParallelStyle:
+    """Return the torch style of a layer. `gathers`: no "rows" layer follows in this part, so the columns must be gathered."""
+    flat = split_stream and "." not in name  # its input is the split stream; no outer module gathers it
+    if layer_role == COLUMNS:
+        input_layout = Shard(_POSITIONS) if flat else None
+        return ColwiseParallel(input_layouts=input_layout, output_layouts=Replicate() if gathers else None)
+    if layer_role == ROWS:
         if isinstance(layer, nn.Embedding):
             return RowwiseParallel(input_layouts=Replicate())
         return RowwiseParallel(output_layouts=Shard(_POSITIONS) if split_stream else None)
-    if said == SHARED or (split_stream and not (said == WHOLE and not flat)):
-        # Which dimension is called split does not matter to a layer that treats all positions and heads alike.
+    if layer_role == SHARED or (split_stream and not (layer_role == WHOLE and not flat)):
+        # The split dimension does not matter for a layer that treats all positions and heads alike.
         return SequenceParallel(sequence_dim=0, use_local_output=True)
     return Whole()
 
 
-def _check_clear(part: Part, name: str, layer: Any, said: str | None, inside: frozenset[str], stream: set[int]) -> None:
-    """Do nothing if it is known what the layer sees: a wrong guess would give wrong gradients and no error.
+def _check_unambiguous(
+    part: Part, name: str, layer: Any, layer_role: str | None, inside: frozenset[str], stream: set[int]
+) -> None:
+    """Check that the input of a layer is known. A wrong guess would give wrong gradients without an error.
 
     Raises:
-        BadRequest: it is not.
+        BadRequest: it is unknown.
     """
     full = f"{part.name}.{name}" if name else part.name
-    if said is not None:
+    if layer_role is not None:
         return
     if any(True for _ in layer.children()):
         raise BadRequest(
-            f"tensor parallel: {full} holds parameters beside its layers, and nothing says how ranks share them",
-            hint="move them into a layer of their own",
+            f"tensor parallel: {full} has parameters outside its layers, and no rule tells how ranks share them",
+            hint="move them into a separate layer",
         )
     parent = name.rpartition(".")[0]
     of_stream = not parent and all(weight.shape[-1] in stream for weight in layer.parameters(recurse=False))
     if parent in inside and not of_stream:
         raise BadRequest(
-            f"tensor parallel: {full} lies among split layers, and nothing says what it sees",
-            hint='declare it in `tensor`: "shared" if it works on each head alike, "whole" if on the whole stream',
+            f"tensor parallel: {full} is next to split layers, and its input is not declared",
+            hint='declare it in `tensor`: "shared" if it treats each head alike, "whole" if it uses the whole stream',
         )
 
 
-def _linear(layer: Any) -> bool:
-    return isinstance(layer, nn.Linear)
+def _parents(roles: dict[str, str | None]) -> frozenset[str]:
+    """Return the modules around split layers; other layers in them may get a share of the features."""
+    return frozenset(name.rpartition(".")[0] for name, one in roles.items() if one in {COLUMNS, ROWS, SHARED})
 
 
-def _between(said: dict[str, str | None]) -> frozenset[str]:
-    """The modules around split layers; what else lies in them sees a share of the features."""
-    return frozenset(name.rpartition(".")[0] for name, what in said.items() if what in {COLUMNS, ROWS, SHARED})
-
-
-def _owns(layer: Any) -> bool:
+def _has_parameters(layer: Any) -> bool:
     return any(True for _ in layer.parameters(recurse=False))
 
 

@@ -1,7 +1,7 @@
 """A model under its layout: one training step, its loss, and its state for checkpoints.
 
-A step means the same under every layout: the mean of the loss over the global batch, one backward pass, one optimizer step. What
-differs is who computes which part of it.
+A step is the same under every layout: the mean loss over the global batch, one backward pass, one optimizer step. Only the distribution of
+the work over ranks differs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How a model is trained whatever its layout: the words of `phalanx.torch.parallelize`, which explains them."""
+    """How to train a model, independent of its layout: the arguments of `phalanx.torch.parallelize`, which documents them."""
 
     loss: Loss
     optimizer: Callable[[Any], Any]
@@ -44,15 +44,15 @@ class Recipe:
 
 
 class Training:
-    """Made by `phalanx.torch.parallelize`.
+    """A model that is split over ranks; created by `phalanx.torch.parallelize`.
 
     Attributes:
         layout: how the model is split.
         mesh: the ranks by (pipeline, replicate, shard, context, tensor).
-        model: what this rank holds, with the names of the whole model.
-        optimizer: over this rank's parameters.
-        data_rank, data_ranks: this rank's place among those that see different samples, and how many there are.
-        gradient_norm: of the last step over the whole model, where gradients are clipped; else nan.
+        model: the part on this rank, with the names of the whole model.
+        optimizer: over the parameters of this rank.
+        data_rank, data_ranks: index of this rank in the ranks with different samples, and their number.
+        gradient_norm: norm over the whole model in the last step if gradients are clipped, else nan.
     """
 
     def __init__(
@@ -91,41 +91,41 @@ class Training:
         self.data_rank = place[Axis.REPLICATE] * layout.shard + place[Axis.SHARD]
 
     def share(self, batch: int) -> range:
-        """The numbers of the samples of a global batch that this rank must be given; ranks that share a sample get the same.
+        """Return the indices of the samples of a global batch for this rank. Ranks that share a sample get the same ones.
 
         Raises:
-            BadRequest: the batch does not divide.
+            BadRequest: the batch does not divide evenly.
         """
         pieces = self.data_ranks * self.layout.micro_batches
         if batch % pieces:
             raise BadRequest(
                 f"a global batch of {batch} does not divide into {self.data_ranks} data parallel ranks "
                 f"x {self.layout.micro_batches} micro-batches",
-                hint=f"take a multiple of {pieces}",
+                hint=f"use a multiple of {pieces}",
             )
         each = batch // self.data_ranks
         return range(self.data_rank * each, (self.data_rank + 1) * each)
 
     def train_step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """One step over this rank's share of the global batch. Collective.
+        """Train one step with the share of this rank of the global batch. Collective.
 
         Args:
             inputs: (B, T, ...), the same on all ranks that share these samples.
-            targets: what the loss compares the last part's output with; also (B, T, ...), or (B, ...) without context parallel.
+            targets: second argument of the loss; also (B, T, ...), or (B, ...) without context parallel.
 
         Returns:
             The mean loss over the global batch, the same on every rank.
         """
         loss = self._backward(*self._placed(inputs, targets))
         self._complete_gradients()
-        loss = self._joined(loss)
+        loss = self._reduce_and_clip(loss)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return loss
 
     @torch.no_grad()
     def evaluate(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """As `train_step`, without training. Collective."""
+        """Return the mean loss, as `train_step` does, without training. Collective."""
         inputs, targets = self._placed(inputs, targets)
         if self._schedule is None:
             loss = torch.stack(
@@ -136,10 +136,10 @@ class Training:
         return self._mean(torch.stack((loss.float(), torch.zeros_like(loss, dtype=torch.float32))))[0]
 
     def live_state(self) -> dict[str, Any]:
-        """The state of model and optimizer by name, sharing memory with them: the same names under every layout.
+        """Return the state of model and optimizer by name, sharing memory with them. The names are the same under every layout.
 
-        The optimizer's options are kept per parameter: two pipeline ranks hold different parameters of one group. They are pairs and
-        not a dict, which would make a dozen small objects of each in the checkpoint.
+        Optimizer options are stored per parameter, because pipeline ranks have different parameters of one group. They are pairs, because
+        a dict would add a dozen small objects per parameter to the checkpoint.
         """
         state = {"model": get_model_state_dict(self.model)}
         options = get_optimizer_state_dict(self.model, self.optimizer)
@@ -151,7 +151,7 @@ class Training:
         return state | {"optimizer": {"state": options["state"], "groups": groups}}
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
-        """Put back what was loaded into what `live_state` gave."""
+        """Restore the state, which was loaded into the result of `live_state`."""
         set_model_state_dict(self.model, state["model"])
         saved = state["optimizer"]
         current = get_optimizer_state_dict(self.model, self.optimizer)["param_groups"]
@@ -164,7 +164,7 @@ class Training:
         )
 
     def _placed(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """On the device, and this rank's positions of them."""
+        """Move inputs and targets to the device, and select the positions of this rank."""
         count = self.layout.micro_batches
         if inputs.shape[0] % count or inputs.shape[0] == 0:
             raise BadRequest(
@@ -174,23 +174,23 @@ class Training:
         inputs, targets = inputs.to(self._device), targets.to(self._device)
         if self._pieces is None:
             return inputs, targets
-        self._cut_positions(inputs.shape[1])
+        self._split_positions(inputs.shape[1])
         return take_sequence(inputs, self._pieces), take_sequence(targets, self._pieces)
 
-    def _cut_positions(self, length: int) -> None:
+    def _split_positions(self, length: int) -> None:
         assert self._pieces is not None
         if length == self._length:
             return
         if self._length or length % (2 * self._pieces.ranks):
             raise BadRequest(
-                f"context parallel over {self._pieces.ranks} ranks: a sequence of {length} positions cannot be cut",
-                hint=f"keep one sequence length for the whole run, a multiple of {2 * self._pieces.ranks}",
+                f"context parallel over {self._pieces.ranks} ranks: a sequence of {length} positions cannot be split",
+                hint=f"use one sequence length for the whole run, a multiple of {2 * self._pieces.ranks}",
             )
         share_positions(self._position_buffers, self._pieces, length)
         self._length = length
 
     def _backward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Gradients in place; the loss of what this rank computed, 0 where it computed none."""
+        """Compute gradients in place; return the loss that this rank computed, else 0."""
         if self._schedule is not None:
             return self._through_pipeline(self._schedule.step, inputs, targets)
         count = self.layout.micro_batches
@@ -209,14 +209,14 @@ class Training:
     def _through_pipeline(self, run: Callable[..., Any], inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         losses: list[torch.Tensor] = []
         given = (inputs,) if self._first else ()
-        wanted = {"target": targets, "losses": losses} if self._last else {}
-        run(*given, **wanted, return_outputs=False)
+        last = {"target": targets, "losses": losses} if self._last else {}
+        run(*given, **last, return_outputs=False)
         return (
             torch.stack([loss.detach() for loss in losses]).mean() if losses else torch.zeros((), device=self._device)
         )
 
     def _exchanging(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:
-        """Gradients are exchanged after the last micro-batch; sharded ones (ZeRO 2, 3) after each, which keeps them sharded."""
+        """Exchange gradients after the last micro-batch only, but sharded gradients (ZeRO 2, 3) after each, so that they stay sharded."""
         if isinstance(self._compute, FSDPModule):
             self._compute.set_is_last_backward(last)
             self._compute.set_requires_gradient_sync(last or self.layout.zero >= 2)
@@ -224,8 +224,8 @@ class Training:
             return self._compute.no_sync()
         return contextlib.nullcontext()
 
-    def _joined(self, loss: torch.Tensor) -> torch.Tensor:
-        """The loss over all ranks; gradients are clipped by the way, since that needs the same exchange."""
+    def _reduce_and_clip(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return the loss over all ranks. Clip gradients here too, because that needs the same exchange."""
         square = self._square_of_gradients() if self._clip is not None else torch.zeros((), device=self._device)
         loss, square = self._mean(torch.stack((loss.float(), square.float())))
         if self._clip is not None:
@@ -237,22 +237,22 @@ class Training:
         return loss
 
     def _mean(self, loss_and_square: torch.Tensor) -> torch.Tensor:
-        """(mean loss, sum of squares) over all ranks from each one's share."""
+        """Return (mean loss, sum of squares) over all ranks from the share of each rank."""
         copies = self.layout.ranks // self.layout.pipeline
-        # Only the last stage knows a loss, and every rank beside it has its own or an equal one.
+        # Only the last stage has a loss; the ranks of that stage have their own or an equal one.
         loss_and_square = loss_and_square / copies
         if dist.get_world_size() > 1:
             dist.all_reduce(loss_and_square)
         return loss_and_square
 
     def _complete_gradients(self) -> None:
-        """Add up over the tensor ranks what each has of a gradient: of a norm, say, over its own positions or heads. One message."""
-        parted = [parameter for parameter in self.model.parameters() if _parted(parameter.grad)]
-        if not parted:
-            return  # FSDP2 has added up its own
-        flat = torch.cat([_local(parameter.grad).flatten() for parameter in parted])
-        dist.all_reduce(flat, group=parted[0].grad.device_mesh.get_group())
-        for parameter, whole in zip(parted, flat.split([parameter.numel() for parameter in parted]), strict=True):
+        """Sum partial gradients over the tensor ranks, such as those of a norm over the positions or heads of a rank. One message."""
+        partial = [parameter for parameter in self.model.parameters() if _is_partial(parameter.grad)]
+        if not partial:
+            return  # FSDP2 has summed its own
+        flat = torch.cat([_local(parameter.grad).flatten() for parameter in partial])
+        dist.all_reduce(flat, group=partial[0].grad.device_mesh.get_group())
+        for parameter, whole in zip(partial, flat.split([parameter.numel() for parameter in partial]), strict=True):
             mesh = parameter.grad.device_mesh
             parameter.grad = DTensor.from_local(whole.view_as(parameter), mesh, parameter.placements, run_check=False)
 
@@ -260,7 +260,7 @@ class Training:
         return [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
 
     def _square_of_gradients(self) -> torch.Tensor:
-        """Sum of squares, weighted so that the mean over the ranks of one stage counts every element once."""
+        """Return the sum of squares, weighted so that the mean over the ranks of one stage counts every element once."""
         total = torch.zeros((), device=self._device)
         for gradient in self._gradients():
             pieces = 1
@@ -271,7 +271,7 @@ class Training:
         return total
 
 
-def _parted(gradient: torch.Tensor | None) -> bool:
+def _is_partial(gradient: torch.Tensor | None) -> bool:
     return isinstance(gradient, DTensor) and any(placement.is_partial() for placement in gradient.placements)
 
 

@@ -1,1 +1,1 @@
-"""Which layouts of a model exist on a fleet, which of them fit, which is best, and why the others lost."""
+"""Search the layouts of a model on a fleet: those that fit, the fastest, and why the others were rejected."""

@@ -1,4 +1,4 @@
-"""What the planner is asked, and what it answers. Records alone; units are in the names."""
+"""The request to the planner and its answer. Records only; units are in the names."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from phalanx.core.work.layout import Layout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """One question.
+    """One planning request.
 
     Attributes:
         seq: positions of one sequence.
         global_batch: sequences per step over all ranks.
-        tokens: to train on; None where nobody says.
-        layout: judge this one alone.
-        adapter_share: of all parameters, how many LoRA's adapters have.
+        tokens: tokens to train on; None if unknown.
+        layout: evaluate only this layout.
+        adapter_share: parameters of the LoRA adapters as a share of all parameters.
     """
 
     model: Model
@@ -39,7 +39,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """What saving costs. `interval_s` is Daly's optimum; `goodput` the share of time that is kept then, failures included."""
+    """Cost of checkpoints. `interval_s` is Daly's optimum; `goodput` the share of useful time at it, failures included."""
 
     bytes: float
     write_s: float
@@ -50,14 +50,14 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """One layout.
+    """One evaluated layout.
 
     Attributes:
-        step: its expected time by item; `low_s` and `high_s` are the 80 % interval of the whole.
-        mfu: model FLOP/s over the devices' dense 16-bit peak, recomputation not counted.
-        train_s, gpu_hours, cost_usd: of all tokens, as (low, expected, high), without failures; None where no tokens, or no price.
-        fits: into the memory of the device, as far as the memory model can tell (`core.performance.memory.refused`).
-        why: what speaks for it, or what it loses to the best.
+        step: expected time by item; `low_s` and `high_s` are the 80 % interval of the whole step.
+        mfu: model FLOP/s over the dense 16-bit peak of the devices, without recomputation.
+        train_s, gpu_hours, cost_usd: for all tokens, as (low, expected, high), without failures; None without tokens or price.
+        fits: it is expected to fit into device memory (`core.performance.memory.refused`).
+        why: reason to choose it, or why it is worse than the best.
     """
 
     layout: Layout
@@ -76,13 +76,13 @@ class Judged:
 
     @property
     def tight(self) -> bool:
-        """Whether it fits only if the memory model errs to the safe side: above the device's memory by less than its usual error."""
+        """Whether it exceeds the device memory by less than the error of the memory model, so that it may fit."""
         return self.fits and self.memory.room_bytes < 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Smaller:
-    """A change of the question after which something fits."""
+    """A change of the request after which a layout fits."""
 
     what: str
     method: Method
@@ -92,14 +92,14 @@ class Smaller:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """All of it.
+    """The answer to one request.
 
     Attributes:
-        reason: one sentence: what fits how, or why nothing does.
-        layouts: those that fit, best first, one for each way to split.
-        losers: ways that fit worse or do not fit, each with its reason.
-        smallest: where nothing fits, what would.
-        judged: how many layouts were looked at.
+        reason: one sentence: the best layout, or why none fits.
+        layouts: layouts that fit, best first, one for each way to split.
+        losers: slower layouts and layouts that do not fit, each with its reason.
+        smallest: if nothing fits, changes after which a layout fits.
+        judged: number of layouts that were evaluated.
     """
 
     fits: bool

@@ -1,7 +1,7 @@
-"""Every layout of a model on a machine that is worth a look, in a fixed order.
+"""Enumerate the candidate layouts of a model on a machine, in a fixed order.
 
-Left out is what cannot be (heads that do not divide), and what loses for certain: tensor parallel wider than a link domain, recomputing
-where the layout fits without, sharding more where less fits. The last two are decided by the caller, who knows what fits.
+Impossible layouts are left out (such as heads that do not divide), and layouts that are certainly slower: tensor parallel wider than a link
+domain, recomputation or more sharding where the layout fits without. The caller decides the last two, because it knows what fits.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from phalanx.core.layouts.asked import Asked
 from phalanx.core.performance.collectives import Network
 from phalanx.core.work.layout import Layout, Recompute
 
-MICRO_BATCHES: Final = (1, 2, 4, 8, 16, 32)  # sequences at once; more fills no device better
+MICRO_BATCHES: Final = (1, 2, 4, 8, 16, 32)  # sequences; larger micro-batches do not use a device better
 CONTEXTS: Final = (1, 2, 4, 8, 16, 32)
-CONTEXT_TOKENS_MIN: Final = 2048  # a rank's part of a sequence; below, passing keys round costs more than it saves
-RUNS_MAX: Final = 12  # of layers per stage in published layouts, `vpp` of NeMo's GPT-3 and Nemotron recipes
-UNEVEN_MAX: Final = 1.13  # of the busiest stage over the mean; a worse cut wastes an eighth of the machine
-BATCH_MAX_TOKENS: Final = 1 << 17  # of one micro-batch on one rank, past which activations fit nowhere
+CONTEXT_TOKENS_MIN: Final = 2048  # per rank; below, exchanging keys and values costs more than it saves
+RUNS_MAX: Final = 12  # runs of layers per stage; the largest `vpp` of NeMo's GPT-3 and Nemotron recipes
+UNEVEN_MAX: Final = 1.13  # busiest stage over mean stage; a less even split wastes an eighth of the machine
+BATCH_MAX_TOKENS: Final = 1 << 17  # of one micro-batch on one rank; activations of more tokens fit on no device
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """What of a layout decides memory and time but for micro-batch, sharding and recomputation."""
+    """The degrees of parallelism of a layout; without micro-batch, sharding and recomputation."""
 
     tensor: int
     pipeline: int
@@ -33,80 +33,77 @@ class Split:
     data: int
 
 
-def splits(asked: Asked) -> Iterator[Split]:
-    """Degrees of tensor, pipeline, context, expert and data parallelism whose product is the machine."""
-    model, gpus = asked.model, asked.machine.gpus
-    network = Network(asked.machine, asked.physics)
-    domain = max(network.island if network.link_domain > 1 else asked.machine.gpus_per_node, 1)
-    whole = model.tied and not asked.stack.splits_tied
+def splits(request: Asked) -> Iterator[Split]:
+    """Yield the degrees of parallelism whose product is the number of devices."""
+    model, gpus = request.model, request.machine.gpus
+    network = Network(request.machine, request.physics)
+    domain = max(network.island if network.link_domain > 1 else request.machine.gpus_per_node, 1)
+    whole = model.tied and not request.stack.splits_tied
     for tensor in (1,) if whole else (1, 2, 4, 8, 16):
-        if tensor > min(domain, gpus) or gpus % tensor or not _divides(asked, tensor):
+        if tensor > min(domain, gpus) or gpus % tensor or not _divides(request, tensor):
             continue
         for pipeline in (1,) if whole else divisors(gpus // tensor):
-            if pipeline > model.layers or _waste(model.layers, pipeline) > UNEVEN_MAX:
+            if pipeline > model.layers or _unevenness(model.layers, pipeline) > UNEVEN_MAX:
                 continue
             rest = gpus // tensor // pipeline
             for context in CONTEXTS:
-                if rest % context or not _cuts(asked, context, tensor):
+                if rest % context or not _splits_sequence(request, context, tensor):
                     continue
                 data = rest // context
-                if asked.global_batch % data:
+                if request.global_batch % data:
                     continue
-                for expert in _experts(asked, data * context):
+                for expert in _experts(request, data * context):
                     yield Split(tensor, pipeline, context, expert, data)
 
 
-def shardings(asked: Asked, split: Split) -> Iterator[tuple[int, int, int]]:
-    """(ZeRO degree, shard, replicate) from the one that exchanges least to the one that needs least memory."""
+def shardings(request: Asked, split: Split) -> Iterator[tuple[int, int, int]]:
+    """Yield (ZeRO degree, shard, replicate), from the least communication to the least memory."""
     ranks = split.data * split.context
-    zeros = [zero for zero in asked.stack.zeros if zero == 0 or ranks > 1]
+    zeros = [zero for zero in request.stack.zeros if zero == 0 or ranks > 1]
     for zero in zeros:
         if zero == 0:
             yield 0, 1, split.data
         else:
-            shard = max(1, asked.machine.gpus_per_node // (split.tensor * split.context))
+            shard = max(1, request.machine.gpus_per_node // (split.tensor * split.context))
             while zero == 3 and shard < split.data:
                 if shard > 1 and split.data % shard == 0:
-                    yield (
-                        3,
-                        shard,
-                        split.data // shard,
-                    )  # hybrid: sharded within a node, two, four, ... and replicas across
+                    # Hybrid: sharded within one, two, four, ... nodes, with replicas across them.
+                    yield 3, shard, split.data // shard
                 shard *= 2
             yield zero, split.data, 1
 
 
-def micro_batches(asked: Asked, split: Split) -> Iterator[int]:
-    """Sizes of a micro-batch that divide the share of one data parallel rank."""
-    share = asked.global_batch // split.data
+def micro_batches(request: Asked, split: Split) -> Iterator[int]:
+    """Yield micro-batch sizes that divide the samples of one data parallel rank."""
+    share = request.global_batch // split.data
     for size in MICRO_BATCHES:
-        tokens = size * asked.seq // split.context
+        tokens = size * request.seq // split.context
         if share % size == 0 and (size == 1 or tokens <= BATCH_MAX_TOKENS) and share // size >= split.pipeline:
             yield size
 
 
-def recomputations(asked: Asked) -> Iterator[Recompute]:
-    """Those that the stack offers, from the one that costs least time to the one that needs least memory."""
+def recomputations(request: Asked) -> Iterator[Recompute]:
+    """Yield the recomputations that the stack supports, from the least time to the least memory."""
     for again in (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL):
-        if again.value in asked.stack.recomputations:
+        if again.value in request.stack.recomputations:
             yield again
 
 
-def interleavings(asked: Asked, split: Split, steps: int) -> Iterator[int]:
-    """Runs of layers per stage that divide it; Megatron's schedule wants micro-batches in rounds of the number of stages."""
+def interleavings(request: Asked, split: Split, steps: int) -> Iterator[int]:
+    """Yield numbers of runs per stage. Megatron's schedule needs a multiple of the number of stages as micro-batches."""
     yield 1
-    if split.pipeline == 1 or steps % split.pipeline or asked.model.layers % split.pipeline:
+    if split.pipeline == 1 or steps % split.pipeline or request.model.layers % split.pipeline:
         return
-    per_stage = asked.model.layers // split.pipeline
+    per_stage = request.model.layers // split.pipeline
     runs = [run for run in divisors(per_stage) if 1 < run <= RUNS_MAX]
     yield from runs[:3] + [run for run in runs[3:] if run == runs[-1]]
 
 
-def layout_from(split: Split, *, asked: Asked, zero: int, shard: int, replicate: int, micro_batch: int) -> Layout:
-    """The layout without recomputation or interleaving."""
+def layout_from(split: Split, *, request: Asked, zero: int, shard: int, replicate: int, micro_batch: int) -> Layout:
+    """Return the layout without recomputation and interleaving."""
     return Layout(
         tensor=split.tensor,
-        sequence=split.tensor > 1 and asked.seq % (split.tensor * split.context) == 0,
+        sequence=split.tensor > 1 and request.seq % (split.tensor * split.context) == 0,
         pipeline=split.pipeline,
         context=split.context,
         expert=split.expert,
@@ -114,43 +111,43 @@ def layout_from(split: Split, *, asked: Asked, zero: int, shard: int, replicate:
         replicate=replicate,
         zero=zero,
         micro_batch=micro_batch,
-        micro_batches=asked.global_batch // split.data // micro_batch,
-        precision=asked.precision,
+        micro_batches=request.global_batch // split.data // micro_batch,
+        precision=request.precision,
     )
 
 
 def with_runs(layout: Layout, runs: int) -> Layout:
-    """The layout with so many runs of layers per stage."""
+    """Return the layout with this number of runs of layers per stage."""
     return layout if runs == 1 else replace(layout, interleave=runs)
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors, smallest first."""
+    """Return all divisors, smallest first."""
     low = [one for one in range(1, int(number**0.5) + 1) if number % one == 0]
     return low + [number // one for one in reversed(low) if one * one != number]
 
 
-def _divides(asked: Asked, tensor: int) -> bool:
-    model = asked.model
+def _divides(request: Asked, tensor: int) -> bool:
+    model = request.model
     widths = [model.heads, model.kv_heads if model.latent is None else model.heads, model.ffn]
     if model.mixture is not None:
         widths += [model.mixture.ffn, model.mixture.shared_ffn]
     return all(width % tensor == 0 for width in widths)
 
 
-def _waste(layers: int, pipeline: int) -> float:
+def _unevenness(layers: int, pipeline: int) -> float:
     return -(-layers // pipeline) * pipeline / layers
 
 
-def _cuts(asked: Asked, context: int, tensor: int) -> bool:
+def _splits_sequence(request: Asked, context: int, tensor: int) -> bool:
     if context == 1:
         return True
-    return asked.seq % (2 * context * tensor) == 0 and asked.seq // context >= CONTEXT_TOKENS_MIN
+    return request.seq % (2 * context * tensor) == 0 and request.seq // context >= CONTEXT_TOKENS_MIN
 
 
-def _experts(asked: Asked, ranks: int) -> Iterator[int]:
-    mixture = asked.model.mixture
-    if mixture is None or not asked.stack.experts:
+def _experts(request: Asked, ranks: int) -> Iterator[int]:
+    mixture = request.model.mixture
+    if mixture is None or not request.stack.experts:
         yield 1
         return
     for expert in divisors(mixture.experts):

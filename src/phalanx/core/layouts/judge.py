@@ -1,4 +1,4 @@
-"""One layout: memory, time, money and checkpoints, from the formulas of `core.performance`."""
+"""Evaluate one layout: memory, time, cost and checkpoints, by the formulas of `core.performance`."""
 
 from __future__ import annotations
 
@@ -18,46 +18,44 @@ from phalanx.core.work.layout import Layout
 from phalanx.core.work.split import Splittable, check_split
 
 RESTART_S: Final = 180.0
-"""From a failure until the gang computes again, beside loading the checkpoint: notice, placement, imports, first step. Source: our
-own drills take seconds, imports and compilation of a large model minutes; A. Kokolis et al., HPCA 2025, give 2 to 8 minutes."""
-STATE_BYTES: Final = (
-    12.0  # per trained parameter in a checkpoint: 32-bit weight and two moments of Adam, as DCP writes FSDP2's states
-)
+"""Time from a failure until the gang computes again, without loading the checkpoint: detection, placement, imports, first step.
+Source: our drills take seconds, imports and compilation of a large model minutes; A. Kokolis et al., HPCA 2025, give 2 to 8 minutes."""
+STATE_BYTES: Final = 12.0
+"""Per trained parameter in a checkpoint: 32-bit weight and two moments of Adam, as DCP writes the states of FSDP2."""
 HOST_SHARE: Final = 0.5
-"""Of PCIe's bandwidth, reached when the state is copied to host memory: torch's pinned copies, our estimate, 2026-11."""
+"""Share of the PCIe bandwidth that copies to pinned host memory reach. Source: our estimate, 2026-11."""
 HOUR_S: Final = 3600.0
-LOST_MAX: Final = (
-    50.0  # failures between two checkpoints, past which the kept share (e^-50) is nothing and Daly's cost no number
-)
+LOST_MAX: Final = 50.0
+"""Failures between two checkpoints; beyond, the useful share (e^-50) is 0 and Daly's formula overflows."""
 
 
-def task_of(asked: Asked) -> Task:
-    """What is trained."""
-    return Task(model=asked.model, seq=asked.seq, method=asked.method, adapter_share=asked.adapter_share)
+def task_of(request: Asked) -> Task:
+    """Return the training task of a request."""
+    return Task(model=request.model, seq=request.seq, method=request.method, adapter_share=request.adapter_share)
 
 
-def costs_of(asked: Asked) -> LayerCosts:
-    """The time of layouts of this question; keep it over many of them."""
-    return LayerCosts(task_of(asked), asked.machine, asked.physics, asked.stack)
+def costs_of(request: Asked) -> LayerCosts:
+    """Return the calculator of step times for this request; reuse it for many layouts."""
+    return LayerCosts(task_of(request), request.machine, request.physics, request.stack)
 
 
-def judge(asked: Asked, layout: Layout, *, costs: LayerCosts | None = None, why: str = "") -> Judged:
-    """Everything about one layout, whether it fits or not."""
-    step = (costs or costs_of(asked)).step(layout)
-    held = memory_of(task_of(asked), layout, asked.machine.gpu, asked.stack)
+def judge(request: Asked, layout: Layout, *, costs: LayerCosts | None = None, why: str = "") -> Judged:
+    """Evaluate one layout, whether it fits or not."""
+    step = (costs or costs_of(request)).step(layout)
+    held = memory_of(task_of(request), layout, request.machine.gpu, request.stack)
     low_s, high_s = interval_s(
-        step, asked.physics, asked.stack.spread, asked.machine.gpu, mixture=asked.model.mixture is not None
+        step, request.physics, request.stack.spread, request.machine.gpu, mixture=request.model.mixture is not None
     )
-    slowdown = asked.machine.measured.slowdown if asked.machine.measured is not None else 1.0
+    slowdown = request.machine.measured.slowdown if request.machine.measured is not None else 1.0
     low_s, middle_s, high_s = low_s * slowdown, step.total_s * slowdown, high_s * slowdown
-    tokens_per_s = layout.global_batch * asked.seq / middle_s
+    tokens_per_s = layout.global_batch * request.seq / middle_s
     train = hours = cost = None
-    if asked.tokens is not None:
-        steps = math.ceil(asked.tokens / (layout.global_batch * asked.seq))
+    if request.tokens is not None:
+        steps = math.ceil(request.tokens / (layout.global_batch * request.seq))
         train = (steps * low_s, steps * middle_s, steps * high_s)
-        hours = _times(train, layout.ranks / HOUR_S)
-        if asked.machine.price is not None:
-            cost = _times(hours, asked.machine.price.usd_per_gpu_hour)
+        hours = _scaled(train, layout.ranks / HOUR_S)
+        if request.machine.price is not None:
+            cost = _scaled(hours, request.machine.price.usd_per_gpu_hour)
     return Judged(
         layout=layout,
         memory=held,
@@ -65,8 +63,8 @@ def judge(asked: Asked, layout: Layout, *, costs: LayerCosts | None = None, why:
         low_s=low_s,
         high_s=high_s,
         tokens_per_s=tokens_per_s,
-        mfu=mfu(asked, tokens_per_s, layout.ranks),
-        checkpoint=checkpoint(asked, layout),
+        mfu=mfu(request, tokens_per_s, layout.ranks),
+        checkpoint=checkpoint(request, layout),
         train_s=train,
         gpu_hours=hours,
         cost_usd=cost,
@@ -75,23 +73,23 @@ def judge(asked: Asked, layout: Layout, *, costs: LayerCosts | None = None, why:
     )
 
 
-def mfu(asked: Asked, tokens_per_s: float, gpus: int) -> float:
-    """Model FLOP/s over the dense 16-bit peak of the devices; frozen weights need no gradients, which is a third less."""
-    peak = peak_flops(asked.machine.gpu)
-    flops_per_token = asked.model.flops_per_token(asked.seq, frozen=asked.method is not Method.FULL)
+def mfu(request: Asked, tokens_per_s: float, gpus: int) -> float:
+    """Return model FLOP/s over the dense 16-bit peak of the devices. Frozen weights need no gradients: a third less."""
+    peak = peak_flops(request.machine.gpu)
+    flops_per_token = request.model.flops_per_token(request.seq, frozen=request.method is not Method.FULL)
     return tokens_per_s * flops_per_token / (gpus * peak)
 
 
 def peak_flops(gpu: Gpu) -> float:
-    """What MFU is a share of: the dense peak of 16-bit products, or of what the device has instead."""
+    """Return the peak that MFU refers to: dense 16-bit products, or fp32 on a device without them."""
     return gpu.flops.get("bf16") or gpu.flops.get("fp16") or gpu.flops["fp32"]
 
 
-def checkpoint(asked: Asked, layout: Layout) -> Checkpoint:
-    """Bytes, times and the best interval: J. T. Daly, 2006, see `core.recovery.interval`."""
-    trained = asked.model.parameters * (1.0 if asked.method is Method.FULL else asked.adapter_share)
+def checkpoint(request: Asked, layout: Layout) -> Checkpoint:
+    """Return size, times and the optimal interval of checkpoints: J. T. Daly, 2006, see `core.recovery.interval`."""
+    trained = request.model.parameters * (1.0 if request.method is Method.FULL else request.adapter_share)
     bytes_ = trained * STATE_BYTES
-    machine = asked.machine
+    machine = request.machine
     nodes = max(1, -(-layout.ranks // machine.gpus_per_node))
     storage = machine.storage_bytes_per_s
     if machine.measured is not None and machine.measured.storage_bytes_per_s:
@@ -109,50 +107,50 @@ def checkpoint(asked: Asked, layout: Layout) -> Checkpoint:
     return Checkpoint(bytes=bytes_, write_s=write_s, stall_s=stall_s, interval_s=interval_s, goodput=goodput)
 
 
-def check_asked(asked: Asked) -> None:
-    """Do nothing if the question makes sense.
+def check_asked(request: Asked) -> None:
+    """Validate a request.
 
     Raises:
-        BadRequest: a size that is not positive, a precision that the device does not have, or nodes that nothing joins.
+        BadRequest: a size is not positive, the device lacks the precision, or the nodes have no network.
     """
-    for name, value in (("seq", asked.seq), ("global batch", asked.global_batch), ("GPUs", asked.machine.gpus)):
+    for name, value in (("seq", request.seq), ("global batch", request.global_batch), ("GPUs", request.machine.gpus)):
         if value < 1:
             raise BadRequest(f"{name} is {value}; it must be at least 1")
-    machine, gpu = asked.machine, asked.machine.gpu
-    if machine.nodes > 1 and Network(machine, asked.physics).far_bytes_per_s <= 0.0:
+    machine, gpu = request.machine, request.machine.gpu
+    if machine.nodes > 1 and Network(machine, request.physics).far_bytes_per_s <= 0.0:
         raise BadRequest(
-            f"nothing joins the {machine.nodes} nodes (network of 0 bit/s), so no model can be split over them",
-            hint="plan for one node, or state what joins them: --network 100gbit",
+            f"the {machine.nodes} nodes have no network between them (0 bit/s), so no model can be split over them",
+            hint="plan for one node, or give the bandwidth between nodes: --network 100gbit",
         )
     have = sorted({*gpu.flops, *gpu.best_flops})
-    if asked.precision not in have:
-        raise BadRequest(f"{gpu.name} has no {asked.precision} products", hint=f"it has {', '.join(have)}")
-    if asked.precision not in asked.stack.precisions:
+    if request.precision not in have:
+        raise BadRequest(f"{gpu.name} does not support {request.precision}", hint=f"it supports {', '.join(have)}")
+    if request.precision not in request.stack.precisions:
         raise BadRequest(
-            f"{asked.stack.name} does not train in {asked.precision}",
-            hint="--stack names a program that does: megatron-core",
+            f"{request.stack.name} does not train in {request.precision}",
+            hint="choose a stack that does: --stack megatron-core",
         )
 
 
-def checked(asked: Asked, layout: Layout) -> Layout:
-    """The layout that a user gave, its batches filled in where it leaves them open.
+def checked(request: Asked, layout: Layout) -> Layout:
+    """Validate the layout of a user and fill in its number of micro-batches and its precision.
 
     Raises:
-        BadRequest: it is not for this machine, or it cannot split this model and batch.
+        BadRequest: it does not match the machine, or it cannot split this model and batch.
     """
-    if layout.ranks != asked.machine.gpus:
+    if layout.ranks != request.machine.gpus:
         raise BadRequest(
-            f"layout {layout} is for {layout.ranks} ranks and the plan is for {asked.machine.gpus} GPUs",
-            hint="its axes must multiply to the number of GPUs",
+            f"layout {layout} is for {layout.ranks} ranks, but the plan is for {request.machine.gpus} GPUs",
+            hint="choose axes whose product is the number of GPUs",
         )
-    if asked.global_batch % (layout.data * layout.micro_batch):
+    if request.global_batch % (layout.data * layout.micro_batch):
         raise BadRequest(
-            f"a global batch of {asked.global_batch} does not divide into {layout.data} data parallel ranks "
-            f"with {layout.micro_batch} sequences at once",
-            hint=f"take a multiple of {layout.data * layout.micro_batch}",
+            f"a global batch of {request.global_batch} does not divide into {layout.data} data parallel ranks "
+            f"with micro-batches of {layout.micro_batch} sequences",
+            hint=f"use a multiple of {layout.data * layout.micro_batch}",
         )
-    model = asked.model
-    filled = _filled(layout, asked)
+    model = request.model
+    filled = _filled(layout, request)
     check_split(
         filled,
         Splittable(
@@ -160,21 +158,21 @@ def checked(asked: Asked, layout: Layout) -> Layout:
             heads=model.heads,
             kv_heads=model.kv_heads if model.latent is None else model.heads,
             widths=(("ffn", model.ffn),),
-            sequence=asked.seq,
-            batch=asked.global_batch,
+            sequence=request.seq,
+            batch=request.global_batch,
             experts=1 if model.mixture is None else model.mixture.experts,
         ),
     )
     return filled
 
 
-def _filled(layout: Layout, asked: Asked) -> Layout:
-    precision = asked.precision if layout.precision == Layout().precision else layout.precision
-    micro_batches = asked.global_batch // (layout.data * layout.micro_batch)
+def _filled(layout: Layout, request: Asked) -> Layout:
+    precision = request.precision if layout.precision == Layout().precision else layout.precision
+    micro_batches = request.global_batch // (layout.data * layout.micro_batch)
     return replace(layout, micro_batches=micro_batches, precision=precision)
 
 
-def _times(three: tuple[float, float, float], factor: float) -> tuple[float, float, float]:
+def _scaled(three: tuple[float, float, float], factor: float) -> tuple[float, float, float]:
     return three[0] * factor, three[1] * factor, three[2] * factor
 
 

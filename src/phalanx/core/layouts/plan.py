@@ -1,4 +1,4 @@
-"""The planner: all layouts of a model on a machine, those that fit, the best of each way to split, and why the others lost."""
+"""Search all layouts of a model on a machine; return the best of each way to split, and why the others were rejected."""
 
 from __future__ import annotations
 
@@ -25,99 +25,103 @@ from phalanx.core.work.layout import Layout, Recompute
 from phalanx.core.work.planned import layout_text
 
 AXIS_COST: Final = 0.01
-"""Of the step, charged for each kind of parallelism: of two layouts that the planner cannot tell apart, the simpler one. Half of the
-mean loss of its choices where several layouts were measured (benchmarks.planner)."""
+"""Share of the step that is added for each kind of parallelism, so that the simpler of two equally fast layouts wins. Half of the mean
+loss of the planner's choices where several layouts were measured (benchmarks.planner)."""
 SPARE: Final = 0.04
-"""Of the device's memory, left free by every layout that the search offers: half of what the memory model errs by where memory was
-measured (benchmarks.planner). A layout that a user gives may use all of it."""
-GROWTH_MAX: Final = 256  # times the GPUs asked for, up to which a number that fits is sought
+"""Share of device memory that every layout of the search leaves free: half of the mean error of the memory model (benchmarks.planner).
+A layout that the user gives may use all memory."""
+GROWTH_MAX: Final = 256  # the search for a number of GPUs that fits ends at this multiple of the request
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _TimedLayout:
     layout: Layout
     seconds: float
     order: float
 
 
-def plan(asked: Asked, *, top: int = 5) -> Answer:
-    """The answer. One given layout is judged alone; else all are searched.
+def plan(request: Asked, *, top: int = 5) -> Answer:
+    """Answer a planning request: evaluate the given layout, or search all layouts.
 
     Raises:
-        BadRequest: the given layout cannot be, or the global batch divides into no number of ranks.
+        BadRequest: the request or its layout is invalid.
     """
-    check_asked(asked)
-    if asked.layout is not None:
-        return _given(asked, checked(asked, asked.layout))
-    costs = costs_of(asked)
-    best: dict[tuple[int, ...], _Found] = {}
+    check_asked(request)
+    if request.layout is not None:
+        return _evaluate_given(request, checked(request, request.layout))
+    costs = costs_of(request)
+    best: dict[tuple[int, ...], _TimedLayout] = {}
     nearest: dict[tuple[int, ...], tuple[float, Layout]] = {}
     count = 0
-    for split in splits(asked):
-        for layout, held in _sized(asked, split):
+    for split in splits(request):
+        for layout, held in _candidates(request, split):
             count += 1
             way = (split.tensor, split.pipeline, split.context, split.expert, layout.zero, layout.replicate > 1)
-            if not _holds(held):
+            if not _has_room(held):
                 over = held.total_bytes
                 if way not in nearest or over < nearest[way][0]:
                     nearest[way] = (over, layout)
                 continue
-            for found in _timed(asked, split, layout, costs):
+            for found in _timed(request, split, layout, costs):
                 if way not in best or found.order < best[way].order:
                     best[way] = found
     ranked = sorted(best.values(), key=lambda found: (found.order, str(found.layout)))
     if not ranked:
-        return _nothing(
-            asked, [layout for _, layout in sorted(nearest.values(), key=lambda one: (one[0], str(one[1])))], count
+        return _nothing_fits(
+            request, [layout for _, layout in sorted(nearest.values(), key=lambda one: (one[0], str(one[1])))], count
         )
-    first = judge(asked, ranked[0].layout, costs=costs)
-    seconds = [_second(asked, found.layout, first, costs) for found in ranked[1:top]]
-    layouts = (replace(first, why="fastest that fits"), *seconds)
+    first = judge(request, ranked[0].layout, costs=costs)
+    others = [_evaluate_slower(request, found.layout, first, costs) for found in ranked[1:top]]
+    layouts = (replace(first, why="fastest that fits"), *others)
     shown = {_family(one.layout) for one in layouts}
-    losers = [_second(asked, found.layout, first, costs) for found in ranked[top:] if _is_new(found.layout, shown)][:3]
+    slower = [found.layout for found in ranked[top:] if _add_if_new(found.layout, shown)][:3]
+    losers = [_evaluate_slower(request, layout, first, costs) for layout in slower]
     misfits = sorted((one for way, one in nearest.items() if way not in best), key=lambda one: (one[0], str(one[1])))
-    losers += [_missing(asked, layout, costs) for _, layout in misfits if _is_new(layout, shown)][:3]
+    too_large = [layout for _, layout in misfits if _add_if_new(layout, shown)][:3]
+    losers += [_evaluate_misfit(request, layout, costs) for layout in too_large]
     return Answer(
-        fits=True, reason=said(asked, first), layouts=layouts, losers=tuple(losers), smallest=(), judged=count
+        fits=True, reason=said(request, first), layouts=layouts, losers=tuple(losers), smallest=(), judged=count
     )
 
 
-def _given(asked: Asked, layout: Layout) -> Answer:
-    judged = judge(asked, layout)
-    if judged.fits:
+def _evaluate_given(request: Asked, layout: Layout) -> Answer:
+    evaluated = judge(request, layout)
+    if evaluated.fits:
         return Answer(
             fits=True,
-            reason=said(asked, judged),
-            layouts=(replace(judged, why=tight(judged) if judged.tight else "as given"),),
+            reason=said(request, evaluated),
+            layouts=(replace(evaluated, why=tight(evaluated) if evaluated.tight else "given layout"),),
             losers=(),
             smallest=(),
             judged=1,
         )
-    judged = replace(judged, why=misfit(judged))
+    evaluated = replace(evaluated, why=misfit(evaluated))
     return Answer(
         fits=False,
-        reason=f"{layout_text(layout)} does not fit: {judged.why}",
+        reason=f"{layout_text(layout)} does not fit: {evaluated.why}",
         layouts=(),
-        losers=(judged,),
-        smallest=_smaller(asked),
+        losers=(evaluated,),
+        smallest=_smaller(request),
         judged=1,
     )
 
 
-def _sized(asked: Asked, split: Split) -> Iterator[tuple[Layout, Memory]]:
-    """For each micro-batch, the cheapest recomputation and sharding that fit; where none fits, the leanest."""
-    task = task_of(asked)
-    for size in micro_batches(asked, split):
+def _candidates(request: Asked, split: Split) -> Iterator[tuple[Layout, Memory]]:
+    """Yield, for each micro-batch, the cheapest recomputation and its shardings that fit; if none fits, the smallest ones."""
+    task = task_of(request)
+    for size in micro_batches(request, split):
         any_fits = False
-        for again in recomputations(asked):
+        for again in recomputations(request):
             fitting = hybrid = False
-            for zero, shard, replicate in shardings(asked, split):
+            for zero, shard, replicate in shardings(request, split):
                 if hybrid and zero == 3 and replicate > 1:
-                    continue  # as narrow as fits: wider ones gather over more of the network, for every micro-batch
-                layout = layout_from(split, asked=asked, zero=zero, shard=shard, replicate=replicate, micro_batch=size)
+                    continue  # the narrowest that fits; wider ones gather over more of the network
+                layout = layout_from(
+                    split, request=request, zero=zero, shard=shard, replicate=replicate, micro_batch=size
+                )
                 layout = layout if again is Recompute.NONE else replace(layout, recompute=again)
-                held = memory_of(task, layout, asked.machine.gpu, asked.stack)
-                if _holds(held):
+                held = memory_of(task, layout, request.machine.gpu, request.stack)
+                if _has_room(held):
                     fitting = any_fits = True
                     hybrid = zero == 3
                     yield layout, held
@@ -129,37 +133,37 @@ def _sized(asked: Asked, split: Split) -> Iterator[tuple[Layout, Memory]]:
             return  # larger micro-batches need more
 
 
-def _holds(held: Memory) -> bool:
+def _has_room(held: Memory) -> bool:
     return held.room_bytes >= SPARE * held.usable_bytes
 
 
-def _timed(asked: Asked, split: Split, layout: Layout, costs: LayerCosts) -> Iterator[_Found]:
-    task = task_of(asked)
+def _timed(request: Asked, split: Split, layout: Layout, costs: LayerCosts) -> Iterator[_TimedLayout]:
+    task = task_of(request)
     ways = axes(layout)
-    for runs in interleavings(asked, split, layout.micro_batches):
+    for runs in interleavings(request, split, layout.micro_batches):
         run = with_runs(layout, runs)
-        if runs > 1 and not _holds(memory_of(task, run, asked.machine.gpu, asked.stack)):
+        if runs > 1 and not _has_room(memory_of(task, run, request.machine.gpu, request.stack)):
             continue
         seconds = costs.step(run).total_s
-        yield _Found(run, seconds, seconds * (1.0 + AXIS_COST * ways))
+        yield _TimedLayout(run, seconds, seconds * (1.0 + AXIS_COST * ways))
 
 
-def _second(asked: Asked, layout: Layout, first: Judged, costs: LayerCosts) -> Judged:
-    judged = judge(asked, layout, costs=costs)
-    return replace(judged, why=lost_by(judged, first))
+def _evaluate_slower(request: Asked, layout: Layout, first: Judged, costs: LayerCosts) -> Judged:
+    evaluated = judge(request, layout, costs=costs)
+    return replace(evaluated, why=lost_by(evaluated, first))
 
 
-def _missing(asked: Asked, layout: Layout, costs: LayerCosts) -> Judged:
-    judged = judge(asked, layout, costs=costs)
-    return replace(judged, why=misfit(judged))
+def _evaluate_misfit(request: Asked, layout: Layout, costs: LayerCosts) -> Judged:
+    evaluated = judge(request, layout, costs=costs)
+    return replace(evaluated, why=misfit(evaluated))
 
 
 def _family(layout: Layout) -> tuple[bool, ...]:
     return (layout.tensor > 1, layout.pipeline > 1, layout.context > 1, layout.expert > 1, layout.zero == 3)
 
 
-def _is_new(layout: Layout, shown: set[tuple[bool, ...]]) -> bool:
-    """Whether no layout with the same kinds of parallelism is shown yet; it is from now on."""
+def _add_if_new(layout: Layout, shown: set[tuple[bool, ...]]) -> bool:
+    """Add the kinds of parallelism of a layout to `shown`; return whether they are new."""
     family = _family(layout)
     if family in shown:
         return False
@@ -167,80 +171,78 @@ def _is_new(layout: Layout, shown: set[tuple[bool, ...]]) -> bool:
     return True
 
 
-def _nothing(asked: Asked, leanest: list[Layout], count: int) -> Answer:
-    costs = costs_of(asked)
-    losers = tuple(_missing(asked, layout, costs) for layout in leanest[:3])
+def _nothing_fits(request: Asked, leanest: list[Layout], count: int) -> Answer:
+    costs = costs_of(request)
+    losers = tuple(_evaluate_misfit(request, layout, costs) for layout in leanest[:3])
     if losers:
-        reason, smallest = misfit(losers[0], asked=asked), _smaller(asked)
-    else:  # it is no question of room: more GPUs divide the batch no better
-        reason = f"no layout of {asked.model.name} divides over {asked.machine.gpus} GPUs with a global batch of {asked.global_batch}"
+        reason, smallest = misfit(losers[0], request=request), _smaller(request)
+    else:  # memory is not the reason, and more GPUs would not divide the batch better
+        reason = f"no layout of {request.model.name} divides over {request.machine.gpus} GPUs with a global batch of {request.global_batch}"
         smallest = ()
     return Answer(fits=False, reason=reason, layouts=(), losers=losers, smallest=smallest, judged=count)
 
 
-def _smaller(asked: Asked) -> tuple[Smaller, ...]:
-    """Another layout of the same; or else adapters on the same GPUs, and the fewest of the same GPUs that hold the whole."""
-    if asked.layout is not None:
-        best = plan(replace(asked, layout=None), top=1).layouts
+def _smaller(request: Asked) -> tuple[Smaller, ...]:
+    """Return another layout for the same request, or else adapters on the same GPUs, and the smallest number of GPUs that fits."""
+    if request.layout is not None:
+        best = plan(replace(request, layout=None), top=1).layouts
         if best:
             return (
-                Smaller(what="another layout", method=asked.method, gpus=asked.machine.gpus, layout=best[0].layout),
+                Smaller(what="another layout", method=request.method, gpus=request.machine.gpus, layout=best[0].layout),
             )
     out = []
     for method in (Method.LORA, Method.QLORA):
-        if asked.method is Method.FULL or (asked.method is Method.LORA and method is Method.QLORA):
-            layout = _first_fit(replace(asked, method=method, layout=None))
+        if request.method is Method.FULL or (request.method is Method.LORA and method is Method.QLORA):
+            layout = _first_fit(replace(request, method=method, layout=None))
             if layout is not None:
                 out.append(
-                    Smaller(what=f"--method {method.value}", method=method, gpus=asked.machine.gpus, layout=layout)
+                    Smaller(what=f"--method {method.value}", method=method, gpus=request.machine.gpus, layout=layout)
                 )
                 break
-    grown = _grown(asked)
+    grown = _more_nodes(request)
     if grown is not None:
         out.append(grown)
     return tuple(out)
 
 
-def _grown(asked: Asked) -> Smaller | None:
-    machine = asked.machine
+def _more_nodes(request: Asked) -> Smaller | None:
+    machine = request.machine
     low, nodes = machine.nodes, machine.nodes
     layout = None
     while layout is None and nodes < machine.nodes * GROWTH_MAX:
         low, nodes = nodes, nodes * 2
-        layout = _on(asked, nodes)
-    grain = max(
-        1, low // 4
-    )  # of 256 nodes and more, in steps of 64: nobody builds 259, which only suits a batch that divides
+        layout = _layout_on(request, nodes)
+    grain = max(1, low // 4)  # round numbers: from 256 nodes on in steps of 64
     while layout is not None and nodes - low > grain:
         middle = low + max(1, (nodes - low) // (2 * grain)) * grain
-        tried = _on(asked, middle)
-        if tried is None:
+        fitting = _layout_on(request, middle)
+        if fitting is None:
             low = middle
         else:
-            nodes, layout = middle, tried
+            nodes, layout = middle, fitting
     if layout is None:
         return None
     gpus = nodes * machine.gpus_per_node
-    batch = _batch_on(asked, nodes)
-    larger = f" --global-batch {batch}" if batch != asked.global_batch else ""
+    batch = _batch_on(request, nodes)
+    larger = f" --global-batch {batch}" if batch != request.global_batch else ""
     what = f"{nodes}x{machine.gpu.name}:{machine.gpus_per_node}{larger}"
-    return Smaller(what=what, method=asked.method, gpus=gpus, layout=layout)
+    return Smaller(what=what, method=request.method, gpus=gpus, layout=layout)
 
 
-def _batch_on(asked: Asked, nodes: int) -> int:
-    """The batch must divide over more ranks: it is taken as large as that asks."""
-    gpus = nodes * asked.machine.gpus_per_node
-    return -(-asked.global_batch // gpus) * gpus
+def _batch_on(request: Asked, nodes: int) -> int:
+    """Return the global batch rounded up to a multiple of the number of GPUs."""
+    gpus = nodes * request.machine.gpus_per_node
+    return -(-request.global_batch // gpus) * gpus
 
 
-def _on(asked: Asked, nodes: int) -> Layout | None:
-    machine = replace(asked.machine, nodes=nodes)
-    return _first_fit(replace(asked, machine=machine, global_batch=_batch_on(asked, nodes), layout=None))
+def _layout_on(request: Asked, nodes: int) -> Layout | None:
+    machine = replace(request.machine, nodes=nodes)
+    return _first_fit(replace(request, machine=machine, global_batch=_batch_on(request, nodes), layout=None))
 
 
-def _first_fit(asked: Asked) -> Layout | None:
-    for split in splits(asked):
-        for layout, held in _sized(asked, split):
-            if _holds(held):
+def _first_fit(request: Asked) -> Layout | None:
+    for split in splits(request):
+        for layout, held in _candidates(request, split):
+            if _has_room(held):
                 return layout
     return None

@@ -1,4 +1,4 @@
-"""The planner's reasons in words: what the best layout is, what another loses to it, and what does not fit."""
+"""Explanations of the planner: the best layout, why another one is slower, and why one does not fit."""
 
 from __future__ import annotations
 
@@ -12,82 +12,81 @@ from phalanx.core.work.planned import layout_text
 GB = 1e9
 
 
-def said(asked: Asked, best: Judged) -> str:
-    """The answer in one sentence."""
+def said(request: Asked, best: Judged) -> str:
+    """Return the answer in one sentence."""
     if best.tight:
-        return f"{asked.model.name} may fit on {asked.machine.gpus} x {asked.machine.gpu.name} as {layout_text(best.layout)}: {tight(best)}"
+        return f"{request.model.name} may fit on {request.machine.gpus} x {request.machine.gpu.name} as {layout_text(best.layout)}: {tight(best)}"
     room = best.memory.room_bytes / GB
     return (
-        f"{asked.model.name} fits on {asked.machine.gpus} x {asked.machine.gpu.name}: {layout_text(best.layout)}, "
+        f"{request.model.name} fits on {request.machine.gpus} x {request.machine.gpu.name}: {layout_text(best.layout)}, "
         f"{best.step.total_s:.3g} s a step, {best.mfu:.0%} MFU, {room:.0f} GB of memory to spare on the fullest GPU"
     )
 
 
-def lost_by(judged: Judged, best: Judged) -> str:
-    """What costs it most beside the best: the items that grew, largest first, at most two."""
-    slower = judged.step.total_s / best.step.total_s - 1.0
+def lost_by(evaluated: Judged, best: Judged) -> str:
+    """Explain why a layout is slower than the best: at most two items that take longer, largest first."""
+    slower = evaluated.step.total_s / best.step.total_s - 1.0
     grown = sorted(
-        ((judged.step.items[item] - best.step.items[item], item) for item in Item),
+        ((evaluated.step.items[item] - best.step.items[item], item) for item in Item),
         key=lambda pair: (-pair[0], pair[1].value),
     )
-    parts = [
-        f"{item.value} +{seconds:.2g} s"
-        for seconds, item in grown[:2]
-        if seconds > 0.1 * abs(judged.step.total_s - best.step.total_s) and seconds > 0
-    ]
-    more = axes(judged.layout) - axes(best.layout)
-    simpler = f", and split in {more} more way{'s' * (more > 1)}" if more > 0 else ""
-    return f"{slower:.1%} slower{simpler}" + (f": {', '.join(parts)}" if parts else "")
+    least_s = 0.1 * abs(evaluated.step.total_s - best.step.total_s)
+    parts = [f"{item.value} +{seconds:.2g} s" for seconds, item in grown[:2] if seconds > least_s]
+    more = axes(evaluated.layout) - axes(best.layout)
+    extra = f", with {more} more kind{'s' * (more > 1)} of parallelism" if more > 0 else ""
+    return f"{slower:.1%} slower{extra}" + (f": {', '.join(parts)}" if parts else "")
 
 
-def tight(judged: Judged) -> str:
-    """What to mind where it fits only by the memory model's error."""
-    held = judged.memory
+def tight(evaluated: Judged) -> str:
+    """Warn about a layout that exceeds the memory by less than the error of the memory model."""
+    held = evaluated.memory
     return (
-        f"it is expected to need {held.total_bytes / GB:.1f} GB on the fullest GPU, which gives {held.usable_bytes / GB:.1f} GB: "
-        f"less over than the estimate may err by ({REFUSED - 1.0:.0%}), so it may run; try it before you count on it"
+        f"it needs about {held.total_bytes / GB:.1f} GB on the fullest GPU, which has {held.usable_bytes / GB:.1f} GB usable; "
+        f"the estimate may be {REFUSED - 1.0:.0%} too high, so it may run: try a short run first"
     )
 
 
 def axes(layout: Layout) -> int:
-    """Kinds of parallelism that the layout uses."""
+    """Return the number of kinds of parallelism that the layout uses."""
     return (layout.tensor > 1) + (layout.pipeline > 1) + (layout.context > 1) + (layout.expert > 1) + (layout.zero > 0)
 
 
-def misfit(judged: Judged, *, asked: Asked | None = None) -> str:
-    """What is too large, and by how much."""
-    held = judged.memory
+def misfit(evaluated: Judged, *, request: Asked | None = None) -> str:
+    """Explain why a layout does not fit: what is too large, and by how much."""
+    held = evaluated.memory
     largest = max(held.items, key=lambda part: held.items[part])
     text = (
-        f"needs {_gb(held.total_bytes)} on the fullest GPU, which gives {_gb(held.usable_bytes)}; "
+        f"needs {_gb(held.total_bytes)} on the fullest GPU, which has {_gb(held.usable_bytes)} usable; "
         f"{largest.value} alone take {_gb(held.items[largest])}"
     )
-    if asked is None:
+    if request is None:
         return text
-    states = states_bytes(asked)
-    have = asked.machine.gpus * asked.machine.gpu.memory_bytes
-    method = {Method.FULL: "full training with Adam", Method.LORA: "LoRA", Method.QLORA: "QLoRA"}[asked.method]
-    devices = f"{asked.machine.gpus} x {asked.machine.gpu.name}"
+    states = states_bytes(request)
+    have = request.machine.gpus * request.machine.gpu.memory_bytes
+    method = {Method.FULL: "full training with Adam", Method.LORA: "LoRA", Method.QLORA: "QLoRA"}[request.method]
+    devices = f"{request.machine.gpus} x {request.machine.gpu.name}"
     if states > have:
         return (
-            f"{asked.model.name} does not fit: parameters, gradients and states of {method} take {states / GB:,.0f} GB, "
+            f"{request.model.name} does not fit: parameters, gradients and states of {method} take {states / GB:,.0f} GB, "
             f"and {devices} have {have / 2**30:,.0f} GiB = {have / GB:,.0f} GB"
         )
-    return f"{asked.model.name} does not fit on {devices}: the leanest layout, {layout_text(judged.layout)}, {text}"
+    return (
+        f"{request.model.name} does not fit on {devices}: the smallest layout, {layout_text(evaluated.layout)}, {text}"
+    )
 
 
 def _gb(count: float) -> str:
-    """One decimal where whole gigabytes would hide what is lacking: 2.2 GB of 2.1 GB."""
+    """Format gigabytes with one decimal below 10 GB, so that 2.2 GB of 2.1 GB shows a difference."""
     return f"{count / GB:,.1f} GB" if count < 10 * GB else f"{count / GB:,.0f} GB"
 
 
-def states_bytes(asked: Asked) -> float:
-    """Parameters, gradients and optimizer states of all ranks together, each kept once: 16 bytes a parameter with Adam in mixed precision.
+def states_bytes(request: Asked) -> float:
+    """Return the bytes of parameters, gradients and optimizer states, each stored once: 16 per parameter with Adam in mixed precision.
 
     Source: S. Rajbhandari et al., "ZeRO", 2020, section 3.1.
     """
-    count = float(asked.model.parameters)
-    if asked.method is Method.FULL:
+    count = float(request.model.parameters)
+    if request.method is Method.FULL:
         return 16.0 * count
-    base = 2.0 if asked.method is Method.LORA else PACKED_BYTES
-    return count * base + count * asked.adapter_share * 16.0
+    base = 2.0 if request.method is Method.LORA else PACKED_BYTES
+    return count * base + count * request.adapter_share * 16.0

@@ -1,1 +1,1 @@
-"""What training a model costs: work, memory, traffic and time, as formulas with their sources over records of facts."""
+"""Cost of training a model: work, memory, traffic and time. Formulas with their sources, over records of facts."""

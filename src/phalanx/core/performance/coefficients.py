@@ -1,8 +1,8 @@
-"""The numbers between a formula and a real machine: how much of a peak is reached, what overlaps, how long a host takes.
+"""Coefficients of the formulas: the share of a peak that is reached, the share of communication that is hidden, the time of the host.
 
 They are data (`phalanx.facts`, each with its origin), in two layers: `Physics` holds for every program on a machine, `Stack` for one
-software stack. Both were fitted to published runs with priors that say what was expected beforehand; `benchmarks.planner` fits them
-again and shows how well they do on sources that the fit never saw.
+software stack. Both were fitted to published runs, with a prior for each coefficient. `benchmarks.planner` repeats the fit and tests it
+on sources that the fit did not use.
 """
 
 from __future__ import annotations
@@ -13,29 +13,30 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Physics:
-    """Of every stack. Shares are of the rates in `Gpu` and `Machine`.
+    """Coefficients that hold for every stack. Shares refer to the rates in `Gpu` and `Machine`.
 
     Attributes:
-        matmul_share: of the best measured matrix rate, kept up over a whole step (heat, clocks, unlucky shapes).
-        untuned_share: of the peak, where nobody published a best measured rate.
-        matmul_bytes: of a product's memory traffic, how much its arithmetic does not hide.
-        fp8_share: of the best measured fp8 rate, beside `matmul_share`.
-        fp8_cast: passes over the operands to bring them to fp8, relative to three per activation and one per weight.
-        memory_share: of the memory bandwidth, reached by simple kernels.
+        matmul_share: share of the best measured matrix rate that is sustained over a whole step (heat, clocks, unlucky shapes).
+        untuned_share: share of the peak that is assumed where no best measured rate is published.
+        matmul_bytes: share of a product's memory traffic that its arithmetic does not hide.
+        fp8_share: share of the best measured fp8 rate, in addition to `matmul_share`.
+        fp8_cast: passes over the operands to convert them to fp8, relative to three per activation and one per weight.
+        memory_share: share of the memory bandwidth that simple kernels reach.
         elementwise: passes over activations by norms, activations and residuals, relative to the count in `layer.py`.
         flash_backward: rate of flash attention backward, relative to forward.
         unfused_attention: passes over the score matrix where attention is not fused, relative to the count in `layer.py`.
-        link_share, network_share: of link and network bandwidth, reached by large collectives.
-        latency_s: of one step of a collective within a node; between nodes twice that.
-        interference: of hidden communication, how much slows the computation beside it.
-        pipeline_exposed, context_exposed: of sending activations between stages, keys and values in the ring.
-        expert_imbalance: of the busiest expert rank, relative to the mean.
+        link_share, network_share: share of link and network bandwidth that large collectives reach.
+        latency_s: latency of one step of a collective within a node; between nodes it is twice that.
+        interference: share of the hidden communication time by which the computation beside it slows down.
+        pipeline_exposed: share of the time to send activations between stages that is not hidden.
+        context_exposed: the same for keys and values in the ring of context parallel ranks.
+        expert_imbalance: load of the busiest expert rank, relative to the mean.
         loss: passes over logits and embeddings, relative to the count in `step.py`.
         optimizer: bytes moved per state, relative to the count in `step.py`.
-        host_sharpness: exponent by which host and device time combine; large for the larger of the two alone.
-        step_s: per step, whatever the size.
-        spreads: standard deviation of the logarithm of each item of a step, by its name.
-        seen: beginnings of the names of GPUs that runs were fitted on.
+        host_sharpness: exponent with which host and device time combine; a large one takes the larger of the two.
+        step_s: constant time per step.
+        spreads: standard deviation of the logarithm of each item of a step, by item name.
+        seen: name prefixes of the GPUs in the fitted runs.
     """
 
     matmul_share: float
@@ -67,24 +68,24 @@ class Stack:
     """A training program: framework, kernels and their settings.
 
     Attributes:
-        elementwise: beside `Physics.elementwise`: below 1 where kernels are fused or compiled.
-        host_s: time of one core to issue one layer's forward pass; the step cannot be faster.
-        tensor_exposed: of tensor parallel communication, how much is not hidden.
-        data_exposed: of gradient and parameter exchange once per step, how much is not hidden whatever the room.
-        expert_exposed: of sending tokens to their experts and back, how much is not hidden.
-        attention: which flash kernel: a key of `flash_shares`.
-        flash_shares: of the sustained matrix rate, reached by that kernel forward, by the beginning of the GPU's name; "" for others.
-        parameter_bytes, gradient_bytes, state_bytes: kept per parameter: the copy that is multiplied, the gradient, and optimizer
-            states with master copy.
+        elementwise: factor on `Physics.elementwise`; below 1 where kernels are fused or compiled.
+        host_s: time that one core needs to issue one layer's forward pass; the step cannot be faster.
+        tensor_exposed: share of tensor parallel communication that is not hidden.
+        data_exposed: share of the gradient and parameter exchange at the end of a step that is never hidden.
+        expert_exposed: share of the time to send tokens to their experts and back that is not hidden.
+        attention: name of the flash attention kernel: a scope of `coefficients.csv`.
+        flash_shares: share of the sustained matrix rate that the kernel reaches forward, by GPU name prefix; "" for all other GPUs.
+        parameter_bytes, gradient_bytes, state_bytes: stored per parameter: the copy that is multiplied, the gradient, and the
+            optimizer states with the master copy.
         gather_bytes, reduce_bytes: sent per parameter to gather it, and to reduce its gradient.
-        loss_bytes: per token and word of the vocabulary, alive at once in the loss.
-        activations: kept activations relative to the count in `memory.py`: below 1 where a compiler makes some of them again.
-        whole_gradients: under ZeRO 2, micro-batches but the last add to unsharded gradients (FSDP) instead of reducing each time.
-        zeros, recomputations, precisions: what it offers of each.
-        experts: it spreads the experts of a mixture over ranks.
-        splits_tied: it can split a model whose output shares the input embedding, by tensor or pipeline.
+        loss_bytes: allocated at once in the loss, per token and word of the vocabulary.
+        activations: stored activations relative to the count in `memory.py`; below 1 where a compiler recomputes some of them.
+        whole_gradients: under ZeRO 2, all micro-batches but the last add to unsharded gradients (FSDP) instead of reducing each time.
+        zeros, recomputations, precisions: supported values of each.
+        experts: supports expert parallelism.
+        splits_tied: supports tensor and pipeline parallelism for a model whose output shares the input embedding.
         whole_logits: with tensor parallel, every rank computes the loss over the whole vocabulary.
-        spread: half of the 80 % interval of its step times beside what the formulas' items say, as a logarithm.
+        spread: standard deviation of the logarithm of its step times, in addition to the spreads of the items.
     """
 
     name: str
@@ -113,6 +114,6 @@ class Stack:
     source: str = ""
 
     def flash_share(self, gpu_name: str) -> float:
-        """Of this GPU: the longest key that its name begins with."""
+        """Return the share for this GPU: the entry with the longest key that is a prefix of its name."""
         key = max((key for key in self.flash_shares if gpu_name.startswith(key)), key=len)
         return self.flash_shares[key]

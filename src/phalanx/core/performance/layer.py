@@ -1,15 +1,15 @@
-"""Time of one layer for one micro-batch on one rank: products, attention, the small kernels between, and what its ranks exchange.
+"""Time of one layer for one micro-batch on one rank: products, attention, the small kernels between them, and communication.
 
 Legend: T tokens of the micro-batch on this rank, d hidden, h heads, g key-value heads, k features per head, f MLP width, s sequence,
 t tensor parallel ranks.
-    product M x K x N    2 M K N / R + w (M K + K N + M N) 2 / B     R sustained FLOP/s, B bytes/s of memory, w what is not hidden
+    product M x K x N    2 M K N / R + w (M K + K N + M N) 2 / B     R sustained FLOP/s, B bytes/s of memory, w the share that is not hidden
     flash attention      2 T s h k / t, half of the square: forward; 2.5 times that backward (five products instead of two)
     unfused attention    the whole square at matrix rate, and the score matrix written and read by scale, softmax and dropout
     small kernels        about 10 passes over T d forward and 13 backward, 2.5 to 5.5 over T f / t
     tensor parallel      two all-reduces of T d forward and two backward; as gather and scatter where sequence parallel (same bytes)
 Sources: roofline with partial overlap after S. Williams, A. Waterman, D. Patterson, CACM 52(4), 2009; flash attention's FLOPs
-T. Dao, "FlashAttention-2", 2023, section 4.1; tensor parallel V. Korthikanti et al., 2022, section 4. Passes were counted by us from
-the kernels of a pre-norm block; `Physics.elementwise` carries what that count misses.
+T. Dao, "FlashAttention-2", 2023, section 4.1; tensor parallel V. Korthikanti et al., 2022, section 4. The passes are our own count of
+the kernels of a pre-norm block; `Physics.elementwise` corrects it.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from phalanx.core.performance.model import Model
 from phalanx.core.work.layout import Axis, Layout, Recompute
 
 BYTES: int = 2
-"""Of one activation, bf16 or fp16."""
+"""Size of one activation in bf16 or fp16."""
 
 PACKED_BYTES: float = 4.127 / 8.0
-"""Of one weight in NF4 with double quantisation. Source: T. Dettmers et al., "QLoRA", 2023, section 3."""
+"""Size of one weight in NF4 with double quantisation. Source: T. Dettmers et al., "QLoRA", 2023, section 3."""
 
 
 def activation_bytes(precision: str) -> int:
-    """Of one activation: fp8 keeps 16 bits between its products."""
+    """Return the size of one activation; fp8 training stores 16 bits between products."""
     return 2 * BYTES if precision == "fp32" else BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """Seconds of one pass through one layer, by what they are spent on. `tensor`, `context`, `expert` are communication."""
+    """Seconds of one pass through one layer, by kind of work. `tensor`, `context` and `expert` are communication."""
 
     matmul: float
     attention: float
@@ -48,13 +48,13 @@ class Pass:
 
     @property
     def total_s(self) -> float:
-        """One after the other; what of communication is hidden has been left out already."""
+        """The sum of all fields, which already exclude hidden communication."""
         return self.matmul + self.attention + self.small + self.tensor + self.context + self.expert
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """Both passes, and what is computed again in between."""
+    """Seconds of both passes; `again` is the recomputation before the backward pass."""
 
     forward: Pass
     backward: Pass
@@ -66,9 +66,7 @@ class Rates:
 
     def __init__(self, machine: Machine, physics: Physics, stack: Stack, precision: str) -> None:
         gpu = machine.gpu
-        self.matmul = sustained(
-            machine, physics, "fp16" if precision == "fp16" else "fp32" if precision == "fp32" else "bf16"
-        )
+        self.matmul = sustained(machine, physics, precision if precision in {"fp16", "fp32"} else "bf16")
         self.linear = self.matmul
         self.cast = 0.0
         if precision == "fp8" and ("fp8" in gpu.flops or "fp8" in gpu.best_flops):
@@ -83,7 +81,7 @@ class Rates:
         self.width = activation_bytes(precision)
 
     def product_s(self, m: float, k: float, n: float, *, linear: bool = True) -> float:
-        """Seconds of one product; `linear` ones run in fp8 where the stack does."""
+        """Return the seconds of one product; `linear` ones run in fp8 if the stack trains in fp8."""
         seconds = 2.0 * m * k * n / (self.linear if linear else self.matmul)
         seconds += self.uncovered * self.width * (m * k + k * n + m * n) / self.bytes
         if linear and self.cast:
@@ -92,7 +90,7 @@ class Rates:
 
 
 def sustained(machine: Machine, physics: Physics, precision: str) -> float:
-    """FLOP/s of large products, kept up."""
+    """Return the sustained FLOP/s of large products."""
     measured = machine.measured
     if measured is not None and measured.flops.get(precision):
         return measured.flops[precision]
@@ -100,7 +98,7 @@ def sustained(machine: Machine, physics: Physics, precision: str) -> float:
 
 
 def best(gpu: Gpu, physics: Physics, precision: str) -> float:
-    """Best FLOP/s that anybody measured, else the usual share of the peak; bf16 stands for fp16 and the reverse where one is missing."""
+    """Return the best published FLOP/s, else the usual share of the peak; bf16 and fp16 replace each other where one is missing."""
     for name in (precision, {"fp16": "bf16", "bf16": "fp16"}.get(precision, precision)):
         if gpu.best_flops.get(name):
             return gpu.best_flops[name]
@@ -110,10 +108,20 @@ def best(gpu: Gpu, physics: Physics, precision: str) -> float:
 
 
 def layer_of(
-    model: Model, layout: Layout, seq: int, *, mixture: bool, machine: Machine, physics: Physics, stack: Stack,
-    network: Network, flash: bool = True, frozen: bool = False, packed: bool = False,
-) -> Layer:  # fmt: skip
-    """One layer, a mixture or dense; `frozen` weights need no gradients of their own (LoRA), `packed` ones are 4 bits wide (QLoRA)."""
+    model: Model,
+    layout: Layout,
+    seq: int,
+    *,
+    mixture: bool,
+    machine: Machine,
+    physics: Physics,
+    stack: Stack,
+    network: Network,
+    flash: bool = True,
+    frozen: bool = False,
+    packed: bool = False,
+) -> Layer:
+    """Return the time of one mixture or dense layer. `frozen` weights need no gradients (LoRA); `packed` ones have 4 bits (QLoRA)."""
     rates = Rates(machine, physics, stack, layout.precision)
     tokens = layout.micro_batch * seq / layout.context
     products = [*_attention_products(model, layout, tokens), *_mlp_products(model, layout, tokens, mixture=mixture)]
@@ -147,7 +155,7 @@ def _again_s(layout: Layout, forward: Pass, *, flash: bool) -> float:
     if layout.recompute is Recompute.FULL:
         return forward.total_s
     if layout.recompute is Recompute.SELECTIVE:
-        # Without flash attention its core is made again; with it, every second product and the small kernels (torch's per-op policy).
+        # Without flash attention only attention is recomputed; with it, every second product and the small kernels (torch's per-op policy).
         return 0.35 * forward.matmul + 0.4 * forward.small if flash else forward.attention
     return 0.0
 
@@ -163,7 +171,7 @@ def _attention_products(model: Model, layout: Layout, tokens: float) -> Iterable
     if model.latent is not None:
         mla = model.latent
         wide = h * (k + mla.rope_dim) / t
-        down = mla.query_rank + mla.kv_rank + mla.rope_dim  # not split: every rank makes the latent vectors
+        down = mla.query_rank + mla.kv_rank + mla.rope_dim  # not split: every rank computes the latent vectors
         yield tokens, d, down if mla.query_rank else mla.kv_rank + mla.rope_dim
         yield tokens, mla.query_rank or d, wide
         yield tokens, mla.kv_rank, h * (k + mla.value_dim) / t
@@ -189,7 +197,7 @@ def _mlp_products(
 def _expert_products(
     model: Model, layout: Layout, tokens: float, physics: Physics
 ) -> Iterable[tuple[float, tuple[float, float, float]]]:
-    """How many experts lie here, and the products of one: its tokens are those of all ranks that share the experts."""
+    """Yield the number of experts on this rank with each product of one of them. Its tokens come from all ranks that share the experts."""
     mixture = model.mixture
     if mixture is None:
         return
@@ -211,7 +219,7 @@ def _attention_s(
     if flash:
         forward = half / rates.flash
         return forward, 2.5 * forward / physics.flash_backward
-    square = 2.0 * half / (0.8 * rates.matmul)  # 0.8: batched products of one head's width are small
+    square = 2.0 * half / (0.8 * rates.matmul)  # 0.8: batched products of the width of one head are small
     scores = physics.unfused_attention * tokens * seq * heads * rates.width / rates.bytes
     return square + 6.5 * scores, 2.0 * square + 9.0 * scores
 
@@ -235,7 +243,7 @@ def _small_s(
 
 
 def _unpack_s(model: Model, layout: Layout, rates: Rates, *, mixture: bool) -> float:
-    """Every 4-bit weight read and written in 16 bits, which each pass does again: T. Dettmers et al., "QLoRA", 2023, section 3."""
+    """Return the time to unpack 4-bit weights to 16 bits, which every pass repeats. Source: T. Dettmers et al., "QLoRA", 2023, section 3."""
     mlp = model.dense_mlp_parameters
     if mixture and model.mixture is not None:
         mlp = model.expert_parameters // layout.expert + model.mlp_matrices * model.hidden * model.mixture.shared_ffn
@@ -247,7 +255,7 @@ def _tensor_s(model: Model, layout: Layout, tokens: float, network: Network) -> 
 
 
 def _context_s(model: Model, layout: Layout, tokens: float, network: Network) -> float:
-    """Keys and values once round the ring; of latent attention they are the expanded ones."""
+    """Return the time to send keys and values once round the ring; latent attention sends the expanded ones."""
     if layout.context == 1:
         return 0.0
     features = 2 * model.kv_heads * model.head_dim
@@ -257,7 +265,7 @@ def _context_s(model: Model, layout: Layout, tokens: float, network: Network) ->
 
 
 def _expert_s(model: Model, layout: Layout, tokens: float, network: Network, physics: Physics) -> float:
-    """Tokens to their experts and back. Experts lie on neighbours among the ranks that see other tokens."""
+    """Return the time to send tokens to their experts and back. Experts lie on neighbouring ranks that process different tokens."""
     if model.mixture is None or layout.expert == 1:
         return 0.0
     group = network.group(layout.expert, layout.stride(Axis.CONTEXT))

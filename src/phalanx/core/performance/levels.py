@@ -1,9 +1,9 @@
-"""The tree of levels that measured rates between pairs of nodes tell of, and the links and nodes that fall short of theirs.
+"""Derive the tree of network levels from measured rates between pairs of nodes, and find slow links and slow nodes.
 
-Rates fall from level to level by a factor, while noise and wear change them by some per cent: a level is where sorted rates have a gap.
-At each gap, nodes that are joined by rates above it form domains, unless that only cuts off a few from most: those are slow and not far;
-what no more than half have is a place. One slow link within a domain does not split it: its ends meet through the others.
-Pure, from `profile.PairFound`; `phalanx topology --measure` asks.
+Rates fall from level to level by a factor, while noise and wear change them by some per cent. A gap in the sorted rates is therefore the
+border of a level. At each gap, nodes that are joined by rates above it form domains. If that separates only a minority from a domain, those
+nodes are slow, not far. One slow link within a domain does not split it, because its ends are joined through other nodes.
+Pure functions of `profile.PairFound`; called by `phalanx topology --measure`.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from typing import Final
 from phalanx.core.performance.profile import PairFound
 
 GAP: Final = 1.5
-"""Rates further apart than this factor are of two levels: a link's own ups and downs are within some 20 %, and a level's oversubscription is
+"""Rates that differ by more than this factor belong to two levels: one link varies by some 20 %, and the oversubscription of a level is
 rarely under 2 to 1. A link this factor below its level is slow."""
 DENSE: Final = 2 / 3
-"""Of the pairs within a domain that were measured, so many must be above the gap: a mere chain of fast links is no domain."""
+"""Share of the measured pairs within a domain that must be above the gap: a chain of fast links is not a domain."""
 NAMES: Final = (("leaf",), ("leaf", "rack"), ("spine", "leaf", "rack"))
-"""What levels are called by how many there are, outermost first: words of `core.fleet.topology.LEVELS`."""
+"""Level names by the number of levels, outermost first, from `core.fleet.topology.LEVELS`."""
 _DIGITS: Final = re.compile(r"(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """A rung of the tree.
+    """One level of the tree.
 
     Attributes:
-        domains: groups of two nodes and more, each sorted, by their first node; a node in none is near to nobody here.
-        bytes_per_s: what a sound link within one of them gives that is not within a domain further in; None where there is none.
+        domains: sorted groups of two nodes or more, ordered by first node. A node in no group has no neighbour at this level.
+        bytes_per_s: rate of a healthy link inside a domain but not inside a domain of a deeper level; None if there is no such link.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowLink:
-    """A link that gives much less than its level does; with an empty `second` all that a node has of that level."""
+    """A link far below the rate of its level. An empty `second` means all links of node `first` at that level."""
 
     first: str
     second: str
@@ -54,7 +54,7 @@ class SlowLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """What the rates tell. `levels`: outermost first, empty for a flat fleet; `bytes_per_s`: of sound links that are within no domain."""
+    """The derived topology. `levels`: outermost first, empty for a flat fleet; `bytes_per_s`: rate of healthy links outside all domains."""
 
     nodes: tuple[str, ...]
     levels: tuple[Level, ...]
@@ -62,7 +62,7 @@ class Measure:
     slow: tuple[SlowLink, ...]
 
     def labels(self) -> dict[str, dict[str, str]]:
-        """By node the name of its domain at each level; "" at a level where it is in none. Domains are m0, m1, ... over the fleet."""
+        """Return the domain name of each node at each level, "" where it has none. Domains of a level are named m0, m1, ..."""
         return {
             node: {
                 level.name: next((f"m{number}" for number, domain in enumerate(level.domains) if node in domain), "")
@@ -73,12 +73,12 @@ class Measure:
 
 
 def levels_of(pairs: Sequence[PairFound]) -> Measure:
-    """The levels, and what is slow. Equal rates give equal trees; pairs that were not measured say nothing. Cost: gaps x pairs."""
+    """Return the levels and the slow links. Deterministic; pairs that were not measured are ignored. Cost: gaps x pairs."""
     rates = {(pair.first, pair.second): pair.bytes_per_s for pair in pairs}
     nodes = tuple(sorted({node for pair in rates for node in pair}, key=natural))
     partitions = _partitions(nodes, rates)
     depths = {pair: _depth(pair, partitions) for pair in rates}
-    sound = [_sound(depth, rates, depths) for depth in range(len(partitions) + 1)]
+    sound = [_healthy_rate(depth, rates, depths) for depth in range(len(partitions) + 1)]
     names = NAMES[len(partitions) - 1] if partitions else ()
     levels = tuple(
         Level(name=name, domains=domains, bytes_per_s=sound[depth])
@@ -90,7 +90,7 @@ def levels_of(pairs: Sequence[PairFound]) -> Measure:
 
 
 def natural(name: str) -> tuple[tuple[int, str], ...]:
-    """A key by which n2 comes before n10."""
+    """Return a sort key that puts n2 before n10."""
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in _DIGITS.split(name))
 
 
@@ -99,10 +99,9 @@ _Pair = tuple[str, str]
 
 
 def _partitions(nodes: Sequence[str], rates: Mapping[_Pair, float]) -> list[_Domains]:
-    """The domains of each level, outermost first; of more than there are names for, those with the widest gaps."""
-    gaps = [
-        (high / low, math.sqrt(low * high)) for low, high in pairwise(sorted(rates.values())) if high > GAP * low
-    ]  # fmt: skip
+    """Return the domains of each level, outermost first. If there are more levels than names, the widest gaps count."""
+    ordered = sorted(rates.values())
+    gaps = [(high / low, math.sqrt(low * high)) for low, high in pairwise(ordered) if high > GAP * low]
     while True:
         levels: list[tuple[_Domains, tuple[float, float]]] = []
         for gap in gaps:
@@ -116,8 +115,9 @@ def _partitions(nodes: Sequence[str], rates: Mapping[_Pair, float]) -> list[_Dom
 
 
 def _within(outer: _Domains, rates: Mapping[_Pair, float], threshold: float) -> _Domains:
-    """What the domains become at the next level. One in which most stay together stays whole, unless those left over are as far from it as
-    the parts of others are from each other: then they are a place of their own, and else slow.
+    """Split the domains for the next level. A domain whose majority stays together is not split: the other nodes are slow.
+
+    Exception: if the other nodes are as far away as the parts of split domains are from each other, they form their own location.
     """
     inner = {domain: _domains(domain, rates, threshold) for domain in outer}
     whole = {domain for domain in outer if len(inner[domain]) == 1 and 2 * len(inner[domain][0]) > len(domain)}
@@ -125,20 +125,20 @@ def _within(outer: _Domains, rates: Mapping[_Pair, float], threshold: float) -> 
         rate
         for domain in outer
         if inner[domain] and domain not in whole
-        for rate in _among(domain, rates).values()
+        for rate in _rates_inside(domain, rates).values()
         if rate < threshold
     ]
     found: list[tuple[str, ...]] = []
     for domain in outer:
-        stays = domain in whole and not (far and _far(domain, inner[domain][0], rates, statistics.median(far)))
+        stays = domain in whole and not (far and _is_remote(domain, inner[domain][0], rates, statistics.median(far)))
         found += [domain] if stays else inner[domain]
     return tuple(found)
 
 
-def _far(domain: Sequence[str], group: Sequence[str], rates: Mapping[_Pair, float], far: float) -> bool:
-    """Whether the links of all that are left over to the group are about as fast as links between parts."""
+def _is_remote(domain: Sequence[str], group: Sequence[str], rates: Mapping[_Pair, float], far: float) -> bool:
+    """Return whether every node outside the group has links to it that are about as fast as links between parts."""
     links = [
-        _better(own)
+        _upper_quartile(own)
         for node in domain
         if node not in group
         and (own := [rate for pair, rate in rates.items() if node in pair and set(pair) & set(group)])
@@ -146,13 +146,13 @@ def _far(domain: Sequence[str], group: Sequence[str], rates: Mapping[_Pair, floa
     return bool(links) and all(far / GAP < rate < far * GAP for rate in links)
 
 
-def _among(nodes: Sequence[str], rates: Mapping[_Pair, float]) -> dict[_Pair, float]:
+def _rates_inside(nodes: Sequence[str], rates: Mapping[_Pair, float]) -> dict[_Pair, float]:
     own = set(nodes)
     return {pair: rate for pair, rate in rates.items() if pair[0] in own and pair[1] in own}
 
 
 def _domains(nodes: Sequence[str], rates: Mapping[_Pair, float], threshold: float) -> _Domains:
-    """Dense groups of two nodes and more that rates above the threshold join."""
+    """Return dense groups of two nodes or more that are joined by rates above the threshold."""
     root = {node: node for node in nodes}
 
     def find(node: str) -> str:
@@ -161,7 +161,7 @@ def _domains(nodes: Sequence[str], rates: Mapping[_Pair, float], threshold: floa
             node = root[node]
         return node
 
-    mine = _among(nodes, rates)
+    mine = _rates_inside(nodes, rates)
     for (first, second), rate in mine.items():
         if rate > threshold:
             root[find(second)] = find(first)
@@ -177,30 +177,30 @@ def _domains(nodes: Sequence[str], rates: Mapping[_Pair, float], threshold: floa
 
 
 def _depth(pair: _Pair, partitions: Sequence[_Domains]) -> int:
-    """How many levels the two nodes have a domain in common at."""
+    """Return the number of levels at which both nodes are in the same domain."""
     return sum(any(pair[0] in domain and pair[1] in domain for domain in domains) for domains in partitions)
 
 
-def _sound(depth: int, rates: Mapping[_Pair, float], depths: Mapping[_Pair, int]) -> float | None:
-    """What a sound link of this depth gives: the median over nodes of what each one's better links give."""
+def _healthy_rate(depth: int, rates: Mapping[_Pair, float], depths: Mapping[_Pair, int]) -> float | None:
+    """Return the rate of a healthy link of this depth: the median over nodes of the upper quartile of their links."""
     links: dict[str, list[float]] = {}
     for pair, rate in rates.items():
         if depths[pair] == depth:
             for node in pair:
                 links.setdefault(node, []).append(rate)
-    return statistics.median(_better(own) for own in links.values()) if links else None
+    return statistics.median(_upper_quartile(own) for own in links.values()) if links else None
 
 
-def _better(values: Iterable[float]) -> float:
-    """The upper quartile: where one node of three is bad, two of the three links are, and the median would take that for the rule."""
+def _upper_quartile(values: Iterable[float]) -> float:
+    """Return the upper quartile. With one slow node of three, two of three links are slow, so the median would be a slow link."""
     ordered = sorted(values)
     return ordered[(3 * (len(ordered) - 1) + 3) // 4]
 
 
 def _sharers(pair: _Pair, depth: int, partitions: Sequence[_Domains]) -> int:
-    """How many pairs may have shared the links between the two nodes' domains while these two were measured: as many as the smaller has nodes.
+    """Return how many pairs may have shared the links between the domains of the two nodes: the node count of the smaller domain.
 
-    All pairs of a round are measured at once, and a trunk between switches seldom carries what all ports of one do.
+    All pairs of a round are measured at once, and a trunk between switches seldom carries the rate of all ports of one switch.
     """
     if depth == len(partitions):
         return 1
@@ -215,7 +215,7 @@ def _slow(
     sound: Sequence[float | None],
     partitions: Sequence[_Domains],
 ) -> tuple[SlowLink, ...]:
-    """Nodes first, most missing first. A node is slow at a depth where its better links are; those links are not named beside it."""
+    """Return slow nodes, then slow links, slowest first. A node is slow if its upper quartile is; its links are then left out."""
     share = {
         pair: rate * _sharers(pair, depths[pair], partitions) / (sound[depths[pair]] or rate)
         for pair, rate in rates.items()
@@ -224,7 +224,7 @@ def _slow(
     for node in nodes:
         for depth, usual in enumerate(sound):
             own = [pair for pair in rates if node in pair and depths[pair] == depth]
-            if usual is not None and len(own) > 1 and GAP * _better(share[pair] for pair in own) < 1.0:
+            if usual is not None and len(own) > 1 and GAP * _upper_quartile(share[pair] for pair in own) < 1.0:
                 rate = statistics.median(rates[pair] for pair in own)
                 slow[node, depth] = SlowLink(first=node, second="", bytes_per_s=rate, level_bytes_per_s=usual)
     links = [

@@ -1,5 +1,5 @@
-"""What a fleet is able to: records of facts, each with where it is from. The numbers themselves are data (`phalanx.facts`) or measured
-(`phalanx calibrate`), never constants here.
+"""Records of hardware facts: accelerators, prices, machines, each with its source. The numbers are data (`phalanx.facts`) or measured
+(`phalanx calibrate`), never constants in this module.
 
 Rates are per device and second, one direction for links; bytes are bytes, not bits.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """Where a number is from: a page, paper or measurement, and its ISO date (year, month or day as known)."""
+    """Source of a number: a page, paper or measurement, and its ISO date (year, month or day)."""
 
     source: str
     date: str
@@ -23,18 +23,18 @@ class Gpu:
     """One accelerator model.
 
     Attributes:
-        name: as the tables have it ("h100-sxm5-80gb").
+        name: the name in the tables ("h100-sxm5-80gb").
         aliases: other names people and drivers use, lower case ("h100", "nvidia h100 80gb hbm3").
-        memory_bytes: what the device has; what a program gets is a little less, see the memory model.
-        memory_bytes_per_s: of the device memory.
+        memory_bytes: memory of the device; a program gets a little less, see the memory model.
+        memory_bytes_per_s: bandwidth of the device memory.
         flops: dense peak of matrix products by precision ("bf16", "fp16", "fp8", "fp32").
-        best_flops: the best that anybody measured of it, by precision; missing where nobody published it.
+        best_flops: best published measurement by precision; missing where there is none.
         link_bytes_per_s: to another device in the same link domain, one direction, all links together; 0 for PCIe only.
-        link_domain: devices joined by such links; 1 for none.
-        link_kind: "nvlink", "xgmi", "pcie": how the domain is joined.
+        link_domain: number of devices joined by such links; 1 for none.
+        link_kind: "nvlink", "xgmi" or "pcie".
         pcie_bytes_per_s: to the host, one direction.
-        watts: at most.
-        virtual: no accelerator at all; a slot on a CPU.
+        watts: maximum power.
+        virtual: no accelerator; a slot on a CPU.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """What one device costs per hour, in US dollars. Without a date it is no price.
+    """Price of one device and hour, in US dollars. A price has a date.
 
     Attributes:
         kind: "on-demand", "spot", "reserved", ...
@@ -70,16 +70,16 @@ class Price:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What `phalanx calibrate` found on this fleet; None where it did not measure. Rates as the records above have them.
+    """Rates that `phalanx calibrate` measured on this fleet; None where it did not measure. Units as in the records above.
 
     Attributes:
         flops: best measured by precision.
-        within_bytes_per_s: bus bandwidth of a large all-reduce among the devices of one node.
-        between_bytes_per_s: the same among nodes, per device.
+        within_bytes_per_s: bus bandwidth of a large all-reduce over the devices of one node.
+        between_bytes_per_s: the same between nodes, per device.
         all_to_all_within_bytes_per_s, all_to_all_between_bytes_per_s: sent per device.
-        within_latency_s, between_latency_s: of one small collective step.
+        within_latency_s, between_latency_s: latency of one small collective step.
         storage_bytes_per_s: written by one node, durable.
-        slowdown: measured over predicted step time, geometric mean of the short runs; 1 where none was made.
+        slowdown: measured over predicted step time, geometric mean of the short runs; 1 without runs.
     """
 
     at: str = ""
@@ -97,15 +97,15 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Equal nodes of one accelerator, and what joins them.
+    """Equal nodes of one accelerator, with their network and storage.
 
     Attributes:
-        nodes, gpus_per_node: what the plan may use.
+        nodes, gpus_per_node: nodes that the plan may use, and devices of each.
         network_bytes_per_s: per device, one direction, between nodes.
         network_kind: "infiniband", "roce", "efa", "tcp", "ethernet", "none".
-        network_fact: where that is from; an assumption says so.
+        network_fact: source of the network figures.
         storage_bytes_per_s: written per node, durable.
-        price: None where no dated one is known.
+        price: None if no dated price is known.
     """
 
     gpu: Gpu
@@ -121,5 +121,5 @@ class Machine:
 
     @property
     def gpus(self) -> int:
-        """Devices in all."""
+        """Number of devices."""
         return self.nodes * self.gpus_per_node

@@ -2,11 +2,11 @@
 
 Legend: T tokens of a micro-batch on this rank, d hidden, h k heads x features, g key-value heads, f MLP width, t tensor parallel ranks,
 p stages, v runs per stage.
-    states       per parameter: a copy to multiply, a gradient, the optimizer's states; sharded by ZeRO 1, 2, 3 from the right
+    states       per parameter: the multiplied copy, the gradient, the optimizer states; ZeRO 1, 2, 3 shard them from the right
     activations  per layer and token in bytes, 16-bit: block inputs and norm outputs 8 d, queries, keys, values 2 (h + 2 g) k / t,
-                 attention's output 2 h k / t, MLP 2 to 6 f / t; all of a layer again in fp8 less half of the products' inputs;
+                 attention's output 2 h k / t, MLP 2 to 6 f / t; in fp8 the inputs of the products take one byte instead of two;
                  without flash attention 5 bytes per score: h s / t
-    in flight    of a pipeline: the first stage holds p micro-batches, p (1 + (p - 1) / (p v)) with interleaving
+    in flight    in a pipeline the first stage stores p micro-batches, p (1 + (p - 1) / (p v)) with interleaving
     loss         logits, their 32-bit copy and gradients, on the last stage
 Sources: V. Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, equations 2 to 5 and section 4.3;
 S. Rajbhandari et al., "ZeRO", 2020, section 3.1; E. Hu et al., "LoRA", 2021; T. Dettmers et al., "QLoRA", 2023 (4.127 bits a weight).
@@ -26,17 +26,16 @@ from phalanx.core.performance.step import Method, Task, layer_parameters, rank_p
 from phalanx.core.work.layout import Layout, Recompute
 
 CONTEXT_BYTES: Final = 1.2e9
-"""CUDA context, NCCL buffers and library workspaces outside the allocator. Source: usual figure for NCCL with eight channels on
-Hopper, our estimate, 2026-11; `phalanx calibrate` on a real device replaces it."""
+"""CUDA context, NCCL buffers and library workspaces outside the allocator. Source: our estimate for NCCL with eight channels on Hopper,
+2026-11; `phalanx calibrate` on a real device replaces it."""
 SLACK: Final = 1.04
-"""Reserved over allocated memory of torch's caching allocator with expandable segments, our estimate, 2026-11."""
-
+"""Reserved over allocated memory of torch's caching allocator with expandable segments. Source: our estimate, 2026-11."""
 REFUSED: Final = 1.10
-"""A layout is refused when its expected memory is above the device's by more than the model's error: 10 % (benchmarks.planner)."""
+"""A layout is refused if its expected memory exceeds the device memory by more than the error of this model: 10 % (benchmarks.planner)."""
 
 
 class Part(enum.StrEnum):
-    """What device memory holds."""
+    """Kinds of content of device memory."""
 
     PARAMETERS = "parameters"
     GRADIENTS = "gradients"
@@ -49,7 +48,7 @@ class Part(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes on the fullest rank. `usable_bytes` is what the device gives to a program."""
+    """Bytes on the fullest rank. `usable_bytes` is the memory that a program can use."""
 
     items: Mapping[Part, float]
     total_bytes: float
@@ -57,29 +56,29 @@ class Memory:
 
     @property
     def room_bytes(self) -> float:
-        """Left over; negative where it does not fit."""
+        """Free bytes; negative if the layout does not fit."""
         return self.usable_bytes - self.total_bytes
 
     @property
     def allocator_bytes(self) -> float:
-        """As torch.cuda.max_memory_reserved says it: without the context."""
+        """Bytes that torch.cuda.max_memory_reserved reports: without the CUDA context."""
         return self.total_bytes - CONTEXT_BYTES
 
 
 def memory_of(task: Task, layout: Layout, gpu: Gpu, stack: Stack) -> Memory:
-    """Memory of the fullest rank: first or last stage, whichever needs more."""
+    """Return the memory of the fullest rank: on the first or the last stage."""
     model = task.model
     held = rank_parameters(model, layout)
     here, shared = held.total, held.sharded(layout)
     share = 1.0 if task.method is Method.FULL else task.adapter_share
     trained = here * share
     items = dict.fromkeys(Part, 0.0)
-    layers = -(-model.layers // layout.pipeline)  # of the stage that has most
+    layers = -(-model.layers // layout.pipeline)  # of the largest stage
     base = PACKED_BYTES if task.method is Method.QLORA else stack.parameter_bytes
     if layout.zero == 3:
-        # FSDP keeps sharded parameters in the optimizer's precision, which is their master copy too: 4 of `state_bytes`.
+        # FSDP stores sharded parameters in the precision of the optimizer; they are the master copy, counted in `state_bytes`.
         items[Part.PARAMETERS] = shared * (0.0 if task.method is Method.FULL else base)
-        at_once = 2.0  # the one that runs and the one being gathered
+        at_once = 2.0  # the running layer and the layer being gathered
         items[Part.GATHERED] = at_once * layer_parameters(model, layout).total * activation_bytes(layout.precision)
     else:
         items[Part.PARAMETERS] = here * base
@@ -109,12 +108,12 @@ def memory_of(task: Task, layout: Layout, gpu: Gpu, stack: Stack) -> Memory:
 
 
 def usable_bytes(gpu: Gpu) -> float:
-    """What remains of the device's memory after the driver's part: 1 %. Source: an 80 GB H100 shows 79.6 GiB of 81,559 MiB free."""
+    """Return the device memory without the 1 % of the driver. Source: an 80 GB H100 shows 79.6 GiB of 81,559 MiB free."""
     return gpu.memory_bytes * 0.99
 
 
 def in_flight(layout: Layout) -> float:
-    """Micro-batches whose activations the first stage holds at once."""
+    """Return the number of micro-batches whose activations the first stage stores at once."""
     stages = layout.pipeline
     if stages == 1:
         return 1.0
@@ -123,7 +122,7 @@ def in_flight(layout: Layout) -> float:
 
 
 def kept_bytes(task: Task, layout: Layout, stack: Stack) -> float:
-    """Of one layer and micro-batch, from its forward to its backward pass."""
+    """Return the bytes that one layer stores per micro-batch between its forward and its backward pass."""
     model = task.model
     tokens = layout.micro_batch * task.seq / layout.context
     block_input = tokens * 2.0 * model.hidden / (layout.tensor if layout.sequence else 1)
@@ -136,7 +135,7 @@ def kept_bytes(task: Task, layout: Layout, stack: Stack) -> float:
 
 
 def working_bytes(task: Task, layout: Layout) -> float:
-    """Beside what is kept: the layer in hand, made again in full, with the gradients of its widest activations."""
+    """Return the temporary bytes of the running layer: its recomputed activations and the gradients of the widest ones."""
     model = task.model
     tokens = layout.micro_batch * task.seq / layout.context
     width = _width(task)
@@ -144,7 +143,7 @@ def working_bytes(task: Task, layout: Layout) -> float:
     grown = wide * tokens * 2.0 * (3.0 * model.hidden + 2.0 * width / layout.tensor)
     if layout.recompute is Recompute.NONE:
         return grown
-    # Of the layer in hand, the inputs of its products are whole on every rank even where sequence parallel keeps slices.
+    # Every rank gathers the full inputs of the products of the running layer, although sequence parallel stores slices.
     gathered = tokens * 4.0 * model.hidden * (1.0 - 1.0 / layout.tensor) if layout.sequence else 0.0
     plain = Layout(
         tensor=layout.tensor, sequence=layout.sequence, context=layout.context, micro_batch=layout.micro_batch
@@ -153,7 +152,7 @@ def working_bytes(task: Task, layout: Layout) -> float:
 
 
 def loss_bytes(task: Task, layout: Layout, stack: Stack) -> float:
-    """Logits and what the loss makes of them."""
+    """Return the bytes of the logits and of the loss."""
     tokens = layout.micro_batch * task.seq / layout.context
     words = task.model.vocab / (1 if stack.whole_logits else layout.tensor)
     return tokens * words * stack.loss_bytes
@@ -170,18 +169,17 @@ def _layer_bytes(task: Task, layout: Layout) -> float:
         mla = model.latent
         heads, values = model.heads * (model.head_dim + mla.rope_dim), mla.value_dim
         keys = model.heads * (model.head_dim + mla.rope_dim + mla.value_dim) + mla.query_rank + mla.kv_rank
-        if layout.recompute is Recompute.SELECTIVE:  # queries, keys and values are made again from the latent vectors
+        if layout.recompute is Recompute.SELECTIVE:  # queries, keys and values are recomputed from the latent vectors
             keys = mla.query_rank + mla.kv_rank + mla.rope_dim - heads
-    each = 1.0 if layout.precision == "fp8" else 2.0  # fp8 keeps the products' inputs in one byte
+    each = 1.0 if layout.precision == "fp8" else 2.0  # fp8 stores the inputs of the products in one byte
     norms = 2.0 * 2.0 * model.hidden  # inputs of both norms
     inputs = each * 2.0 * model.hidden  # inputs of the first products of attention and MLP
-    attention = (
-        2.0 * (heads + keys) + 2.0 * model.heads * values
-    )  # to and from the kernel; the next product shares its output
+    # Inputs and output of the attention kernel; the next product shares the output.
+    attention = 2.0 * (heads + keys) + 2.0 * model.heads * values
     inner = _width(task) * ((4.0 + each) if model.gated else (2.0 + each))
     if model.mixture is not None:
         inner += each * model.mixture.per_token * model.hidden  # tokens are copied to each of their experts
-    dropout = 2.0 * model.hidden if not task.flash else 0.0  # masks of one byte, two per layer, of the older stacks
+    dropout = 2.0 * model.hidden if not task.flash else 0.0  # older stacks: two masks per layer, one byte each
     bytes_ = tokens * ((norms + inputs + dropout) / shared + (attention + inner) / t)
     if not task.flash and layout.recompute is not Recompute.SELECTIVE:
         bytes_ += 5.0 * tokens * task.seq * model.heads / t
@@ -194,5 +192,5 @@ def _width(task: Task) -> float:
 
 
 def refused(memory: Memory) -> bool:
-    """Whether it would not run even if the model were wrong by its usual error; between that and `room_bytes` of 0 it may."""
+    """Return whether the layout exceeds the memory by more than the error of this model. Below that, with `room_bytes` < 0, it may run."""
     return memory.total_bytes > REFUSED * memory.usable_bytes

@@ -1,10 +1,10 @@
-"""The shape of a transformer: what decides its parameters, work and traffic. Weights themselves are nobody's business here.
+"""The shape of a transformer, which determines its parameters, work and traffic. No weights.
 
 Counting, with d hidden, L layers, h heads of k features, g key-value heads, f width of the MLP, V vocabulary, s sequence length:
     attention     2 d h k + 2 d g k                              (queries and output; keys and values)
-    MLP           2 d f, gated 3 d f; a mixture has that per expert, and a router of d E
+    MLP           2 d f, gated 3 d f; a mixture has this per expert, and a router of d E
     embedding     V d, and V d again for the output unless tied
-Biases and norms are counted where the model has them (`biases`): they matter to nobody's memory but to equality with published counts.
+Biases and norms are counted if the model has them (`biases`): they need little memory, but published counts include them.
 Source: J. Kaplan et al., "Scaling Laws for Neural Language Models", 2020, table 1; for multi-head latent attention DeepSeek-AI,
 "DeepSeek-V2", 2024, section 2.1.
 """
@@ -20,7 +20,7 @@ class LatentAttention:
 
     Attributes:
         query_rank, kv_rank: width of the latent vectors; `query_rank` 0 for queries made directly.
-        rope_dim: features per head that carry the position, beside `head_dim` that do not.
+        rope_dim: features per head that carry the position, in addition to `head_dim` that do not.
         value_dim: features per head of the values.
     """
 
@@ -36,10 +36,10 @@ class Mixture:
 
     Attributes:
         experts: routed experts per layer.
-        per_token: of those, how many each token visits.
+        per_token: routed experts that each token visits.
         ffn: width of one expert.
-        shared_ffn: width of what every token visits beside them; 0 for none.
-        dense_layers: first layers that have a plain MLP of the model's `ffn` instead.
+        shared_ffn: width of the shared experts, which every token visits; 0 for none.
+        dense_layers: number of first layers with a plain MLP of the model's `ffn` instead.
     """
 
     experts: int
@@ -50,7 +50,7 @@ class Mixture:
 
     @property
     def visited_ffn(self) -> int:
-        """Width of all that one token passes through."""
+        """Total width of the experts that one token visits."""
         return self.shared_ffn + self.per_token * self.ffn
 
 
@@ -59,9 +59,9 @@ class Model:
     """A decoder. Sizes are counts of features.
 
     Attributes:
-        gated: the MLP has three matrices (SwiGLU and kin) instead of two.
+        gated: the MLP has three matrices (such as SwiGLU) instead of two.
         tied: the output shares the input embedding.
-        positions: learned position vectors; 0 for rotary or ALiBi.
+        positions: number of learned position vectors; 0 for rotary or ALiBi.
         biases: linear layers carry biases.
         norm_vectors: vectors of `hidden` per norm: 1 for RMSNorm, 2 for LayerNorm.
     """
@@ -84,7 +84,7 @@ class Model:
 
     @property
     def attention_parameters(self) -> int:
-        """Of one layer."""
+        """Parameters of the attention of one layer."""
         d, h, k = self.hidden, self.heads, self.head_dim
         if self.latent is not None:
             mla = self.latent
@@ -101,42 +101,42 @@ class Model:
 
     @property
     def mlp_matrices(self) -> int:
-        """Matrices in one MLP."""
+        """Number of matrices in one MLP."""
         return 3 if self.gated else 2
 
     @property
     def dense_mlp_parameters(self) -> int:
-        """Of one plain MLP."""
+        """Parameters of one plain MLP."""
         return self.mlp_matrices * self.hidden * self.ffn + (self.ffn + self.hidden if self.biases else 0)
 
     @property
     def dense_layers(self) -> int:
-        """Layers with a plain MLP."""
+        """Number of layers with a plain MLP."""
         return self.layers if self.mixture is None else self.mixture.dense_layers
 
     @property
     def expert_parameters(self) -> int:
-        """Of the routed experts of one mixture layer."""
+        """Parameters of the routed experts of one mixture layer."""
         return 0 if self.mixture is None else self.mixture.experts * self.mlp_matrices * self.hidden * self.mixture.ffn
 
     @property
     def embedding_parameters(self) -> int:
-        """Input, output unless tied, and positions."""
+        """Parameters of the input embedding, the output unless tied, and the positions."""
         return self.hidden * (self.vocab * (1 if self.tied else 2) + self.positions)
 
     @property
     def norm_parameters(self) -> int:
-        """Two norms per layer and one at the end."""
+        """Parameters of two norms per layer and one at the end."""
         return (2 * self.layers + 1) * self.hidden * self.norm_vectors
 
     @property
     def parameters(self) -> int:
-        """All of them."""
+        """Total number of parameters."""
         return self._parameters(1.0)
 
     @property
     def active_parameters(self) -> int:
-        """Those that one token visits."""
+        """Number of parameters that one token visits."""
         return self._parameters(0.0 if self.mixture is None else self.mixture.per_token / self.mixture.experts)
 
     def _parameters(self, share_of_experts: float) -> int:
@@ -149,10 +149,10 @@ class Model:
         return count
 
     def flops_per_token(self, seq: int, *, frozen: bool = False) -> float:
-        """Model FLOPs that training spends on one token, forward and backward, causal attention counted half; no recomputation.
+        """Return the model FLOPs per trained token, forward and backward, with half of the attention matrix (causal), without recomputation.
 
-        6 per parameter visited in a matrix product (the input embedding is a look-up), 4 where the weights are frozen, and 6 L s h k for scores and values of the
-        s/2 positions that a token sees on average.
+        6 per parameter in a matrix product (the input embedding is a look-up), 4 where the weights are frozen, and 6 L s h k for the
+        scores and values of the s/2 positions that a token attends to on average.
         Source: A. Chowdhery et al., "PaLM", 2022, appendix B, with the causal half of T. Dao et al., "FlashAttention", 2022.
         """
         products = self.active_parameters - self.norm_parameters - self.hidden * self.positions

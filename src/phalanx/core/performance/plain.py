@@ -1,4 +1,4 @@
-"""Records as plain values and back: what profiles and samples are written as. Every field by its name; JSON is somebody else's."""
+"""Convert records to plain values and back, for profiles and samples. Fields are stored by name; the caller encodes JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 def to_plain(value: Any) -> Any:
-    """The record as dicts, lists, texts and numbers."""
+    """Return the record as dicts, lists, strings and numbers."""
     if isinstance(value, Layout):
         return layout_to_json(value)
     if is_dataclass(value):
@@ -33,15 +33,15 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(record: type[R], values: Any, where: str = "") -> R:
-    """The reverse; fields that are missing have their defaults, numbers must be finite.
+    """Build a record from plain values. Missing fields get their defaults; numbers must be finite.
 
     Args:
-        record: a dataclass whose fields are numbers, texts, enums, mappings, tuples and such dataclasses.
-        values: as `to_plain` gives them.
-        where: what to call the record in an error.
+        record: a dataclass whose fields are numbers, strings, enums, mappings, tuples and such dataclasses.
+        values: as returned by `to_plain`.
+        where: name of the record in error messages.
 
     Raises:
-        BadRequest: a field that is unknown, missing or of another kind.
+        BadRequest: a field is unknown, missing or of the wrong type.
     """
     where = where or record.__name__.lower()
     if not isinstance(values, Mapping):
@@ -56,7 +56,7 @@ def from_plain(record: type[R], values: Any, where: str = "") -> R:
                 f"{where}: unknown field {str(name)[:40]!r}", hint=f"did you mean {near!r}?" if near else ""
             )
     given = {name: _value(hints[name], inner, f"{where}.{name}") for name, inner in values.items()}
-    lacking = [field.name for field in fields(record) if _needed(field) and field.name not in given]  # type: ignore[arg-type]
+    lacking = [field.name for field in fields(record) if _is_required(field) and field.name not in given]  # type: ignore[arg-type]
     if lacking:
         raise BadRequest(f"{where} lacks {', '.join(lacking)}")
     return record(**given)
@@ -64,11 +64,11 @@ def from_plain(record: type[R], values: Any, where: str = "") -> R:
 
 @cache
 def _hints(record: type[Any]) -> Mapping[str, Any]:
-    """Kinds of a record's fields; worked out once, for samples hold a hundred thousand records of a few kinds."""
+    """Return the field types of a record class. Cached: samples hold a hundred thousand records of a few classes."""
     return get_type_hints(record)
 
 
-def _needed(field: Field[Any]) -> bool:
+def _is_required(field: Field[Any]) -> bool:
     return field.default is MISSING and field.default_factory is MISSING
 
 
@@ -102,8 +102,8 @@ def _scalar(hint: Any, value: Any, where: str) -> Any:
         return number
     if hint in (int, str, bool) and type(value) is hint:
         return value
-    words = {float: "a finite number", int: "a whole number", str: "a text", bool: "true or false"}
-    raise BadRequest(f"{where} is {_shown(value)}; it must be {words.get(hint, 'something else')}")
+    words = {float: "a finite number", int: "a whole number", str: "a string", bool: "true or false"}
+    raise BadRequest(f"{where} is {_shown(value)}; it must be {words.get(hint, 'another type')}")
 
 
 def _shown(value: Any) -> str:

@@ -1,8 +1,8 @@
-"""What a calibration found of this fleet: node by node, pair by pair, and a few short trainings.
+"""The profile of a fleet: what a calibration measured per node, per pair of nodes, and in a few short trainings.
 
-The rank program (`phalanx.torch.calibrate`) measures, `samples.profile_of` makes this of it, the head keeps it, `phalanx plan` and
-placements ask it: `measured_of` what the machine gives, `slow_parts` whom to mend, `stale_because` whether to believe it still.
-Nothing here knows a clock: `at_s` is Unix time as the calibration had it.
+The rank program (`phalanx.torch.calibrate`) measures, `samples.profile_of` builds the profile, and the head stores it. `phalanx plan` and
+the scheduler use it: `measured_of` returns rates, `slow_parts` the parts to repair, `stale_because` the reasons to calibrate again.
+This module reads no clock: `at_s` is the Unix time of the calibration.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from phalanx.core.work.layout import Layout
 T = TypeVar("T")
 
 SLOW_SHARE: Final = 0.15
-"""A part is slow when it gives this much less than the median of its peers: past what healthy devices of one kind differ by.
+"""A part is slow if its rate is this share below the median of its peers, more than healthy devices of one kind differ.
 Source: P. Sinha et al., "Not All GPUs Are Created Equal", 2022 (arXiv 2208.11035): equal GPUs of one cluster vary by 8 % on average,
-the bad ones take up to 1.5 times the median's time."""
+bad ones take up to 1.5 times the median time."""
 KEEPS_S: Final = 30 * 86400.0
-"""A profile older than this is doubted: a month of driver, firmware and cable changes."""
+"""A profile older than this is stale: a month brings driver, firmware and cable changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFound:
-    """One node. Rates are medians over its devices, which all worked at once; None where it was not measured.
+    """The rates of one node: medians over its devices, measured on all at once; None where not measured.
 
     Attributes:
-        gpu: model of its devices as the node reported it.
-        worst_flops: of its slowest device, by precision: what a gang waits for.
-        within_bytes_per_s: bus bandwidth of an all-reduce among its devices.
-        link_bytes_per_s: to another node, one direction, one rank: median over the nodes it was paired with.
+        gpu: model of its devices as reported by the node.
+        worst_flops: rate of its slowest device, by precision: a gang waits for it.
+        within_bytes_per_s: bus bandwidth of an all-reduce over its devices.
+        link_bytes_per_s: to another node, one direction, one rank; median over its pairs.
     """
 
     node: str
@@ -56,7 +56,7 @@ class NodeFound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairFound:
-    """Two nodes, first by name first, that exchanged messages both ways at once; one direction's rate."""
+    """The rate of one direction between two nodes that sent both ways at once. `first` sorts before `second`."""
 
     first: str
     second: str
@@ -65,7 +65,7 @@ class PairFound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BetweenFound:
-    """Collectives among nodes of one accelerator: one rank of each, as many such groups at once as a node has devices.
+    """The rates of collectives between nodes of one accelerator. Each group has one rank per node; all groups run at once.
 
     Rates are per device.
     """
@@ -80,11 +80,11 @@ class BetweenFound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFound:
-    """A short training: what was run and the median time of its steps.
+    """One short training: its configuration and the median time of its steps.
 
     Attributes:
-        gpu: what it ran on; the ranks do not know it, `samples.profile_of` says it.
-        spread: (slowest - fastest) / median of the steps that count; a noisy run says little.
+        gpu: the accelerator; set by `samples.profile_of`, because the ranks do not know it.
+        spread: (slowest - fastest) / median of the timed steps.
     """
 
     model: Model
@@ -99,7 +99,7 @@ class RunFound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """All of it. `at` is the ISO date and time of `at_s`; `job` is the job that measured; `quick` says with few sizes and repeats."""
+    """All measurements. `at` is the ISO date and time of `at_s`; `job` is the calibration job; `quick` means few sizes and repeats."""
 
     at: str
     at_s: float
@@ -113,7 +113,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slow:
-    """A node or a pair of nodes that gives less than its peers: `part` is "n3" or "n1 - n3"; `share` is what is missing, 0.2 for 20 %."""
+    """A node or a pair of nodes below the rate of its peers: `part` is "n3" or "n1 - n3", `what` the measured quantity."""
 
     part: str
     what: str
@@ -122,29 +122,29 @@ class Slow:
 
     @property
     def share(self) -> float:
-        """What is missing of the median."""
+        """How far the value is below the median: 0.2 for 20 %."""
         return 1.0 - self.value / self.median
 
 
 def profile_from(values: Any) -> Profile:
-    """The profile in plain values, as `plain.to_plain` writes them.
+    """Build a profile from plain values, as returned by `plain.to_plain`.
 
     Raises:
-        BadRequest: it is none, a rate or time is not positive, a node comes twice, or a pair's node not at all.
+        BadRequest: not a profile, a rate or time is not positive, a node is duplicated, or a pair has an unknown node.
     """
     profile = from_plain(Profile, values)
     names = [node.node for node in profile.nodes]
     if not names:
-        raise BadRequest("the profile has no node", hint="phalanx calibrate makes one")
+        raise BadRequest("the profile has no nodes", hint="run `phalanx calibrate` to create a profile")
     if len(set(names)) != len(names):
-        raise BadRequest("the profile has a node twice")
+        raise BadRequest("the profile lists a node twice")
     for node in profile.nodes:
         rates = {name: value for name, value in to_plain(node).items() if name not in _NOT_RATES}
         _check_positive(f"node {node.node}", rates)
     for pair in profile.pairs:
         _check_positive(f"pair {pair.first} - {pair.second}", {"bytes_per_s": pair.bytes_per_s})
         if not {pair.first, pair.second} <= set(names):
-            raise BadRequest(f"the profile has a pair {pair.first} - {pair.second}, and not both of its nodes")
+            raise BadRequest(f"the profile has the pair {pair.first} - {pair.second}, but not both of its nodes")
     for one in profile.between:
         rates = {name: value for name, value in to_plain(one).items() if name not in _NOT_RATES}
         _check_positive(f"between {one.nodes} nodes", rates)
@@ -153,9 +153,8 @@ def profile_from(values: Any) -> Profile:
     return profile
 
 
-_NOT_RATES: Final = frozenset(
-    {"node", "gpu", "virtual", "at_s", "within_latency_s", "latency_s"}
-)  # a latency may come out as 0
+# A fitted latency may be 0.
+_NOT_RATES: Final = frozenset({"node", "gpu", "virtual", "at_s", "within_latency_s", "latency_s"})
 
 
 def _check_positive(where: str, values: Mapping[str, Any]) -> None:
@@ -167,9 +166,9 @@ def _check_positive(where: str, values: Mapping[str, Any]) -> None:
 
 
 def measured_of(profile: Profile, *, gpu: str | None = None, slowdown: float = 1.0) -> Measured:
-    """What the fleet, or its nodes with this accelerator, gives: medians over nodes. A fleet of two kinds is asked for one at a time.
+    """Return the rates of the fleet, or of its nodes with this accelerator: medians over nodes.
 
-    `slowdown` is the planner's: measured over predicted step time of `profile.runs`.
+    Pass `gpu` for a fleet with several accelerators. `slowdown`: measured over predicted step time of `profile.runs`.
     """
     nodes = [node for node in profile.nodes if gpu is None or node.gpu == gpu]
     precisions = sorted({precision for node in nodes for precision in node.flops})
@@ -190,15 +189,15 @@ def measured_of(profile: Profile, *, gpu: str | None = None, slowdown: float = 1
 
 
 def between_of(profile: Profile, gpu: str | None = None) -> BetweenFound | None:
-    """Collectives among the most nodes, of this accelerator or any; None where none were measured."""
+    """Return the collectives over the most nodes, with this accelerator or any; None if none were measured."""
     found = [one for one in profile.between if gpu in (None, one.gpu)]
     return max(found, key=lambda one: (one.nodes, one.gpu), default=None)
 
 
 def slow_parts(profile: Profile) -> tuple[Slow, ...]:
-    """Nodes and pairs that give SLOW_SHARE less than the median of their peers, worst first; peers are nodes with the same accelerator.
+    """Return nodes and pairs that are SLOW_SHARE below the median of their peers, worst first. Peers have the same accelerator.
 
-    A slow node's pairs are not named beside it: its link already is. A part alone of its kind is its own median, and never slow.
+    Pairs of a node with a slow link are left out. A part without peers is its own median, so it is never slow.
     """
     found: list[Slow] = []
     for gpu in sorted({node.gpu for node in profile.nodes}):
@@ -214,15 +213,15 @@ def slow_parts(profile: Profile) -> tuple[Slow, ...]:
 
 
 def slow_nodes(profile: Profile) -> tuple[str, ...]:
-    """Names of the slow nodes, sorted."""
+    """Return the names of the slow nodes, sorted."""
     nodes = {node.node for node in profile.nodes}
     return tuple(sorted({slow.part for slow in slow_parts(profile)} & nodes))
 
 
 def merged(old: Profile | None, new: Profile, fleet: Collection[str]) -> Profile:
-    """`new` with what `old` knows beside it, of nodes that are still in the fleet: so that a calibration of a few nodes adds to the rest.
+    """Merge `old` into `new` for nodes that are still in the fleet, so that a calibration of a few nodes completes the profile.
 
-    What was measured again in the same shape (accelerator, nodes, layout) is replaced.
+    New measurements of the same shape (accelerator, nodes, layout) replace old ones.
     """
     if old is None:
         return new
@@ -238,40 +237,34 @@ def merged(old: Profile | None, new: Profile, fleet: Collection[str]) -> Profile
         new,
         nodes=tuple(sorted((*kept, *new.nodes), key=lambda node: node.node)),
         pairs=tuple(sorted((*pairs, *new.pairs), key=lambda pair: (pair.first, pair.second))),
-        between=_renewed(old.between, new.between, lambda one: (one.gpu, one.nodes, one.groups)),
-        runs=_renewed(old.runs, new.runs, lambda one: (one.gpu, one.nodes, one.gpus_per_node, str(one.layout))),
+        between=_updated(old.between, new.between, lambda one: (one.gpu, one.nodes, one.groups)),
+        runs=_updated(old.runs, new.runs, lambda one: (one.gpu, one.nodes, one.gpus_per_node, str(one.layout))),
     )
 
 
 def stale_because(profile: Profile, now_s: float, fleet: Mapping[str, tuple[str, int]]) -> tuple[str, ...]:
-    """Why the profile should be made again; empty if it holds. `fleet`: accelerator and number of devices by node."""
+    """Return why the profile is stale; empty if it is valid. `fleet`: accelerator and number of devices by node."""
     reasons = []
     age_s = now_s - profile.at_s
     if age_s > KEEPS_S:
-        reasons.append(f"it is {age_s / 86400:.0f} days old, and one is believed for {KEEPS_S / 86400:.0f}")
+        reasons.append(f"it is {age_s / 86400:.0f} days old; a profile is valid for {KEEPS_S / 86400:.0f} days")
     known = {node.node: (node.gpu, node.devices) for node in profile.nodes}
     absent = [name for name in sorted(fleet) if name not in known]
     if absent:
-        reasons.append(
-            f"{_few(absent)} was never measured" if len(absent) == 1 else f"{_few(absent)} were never measured"
-        )
+        reasons.append(f"{_few(absent)} {'was' if len(absent) == 1 else 'were'} never measured")
     changed = [name for name in sorted(fleet) if name in known and known[name] != fleet[name]]
     if changed:
-        reasons.append(
-            f"{_few(changed)} has other devices since"
-            if len(changed) == 1
-            else f"{_few(changed)} have other devices since"
-        )
+        reasons.append(f"the devices of {_few(changed)} have changed since")
     return tuple(reasons)
 
 
-def _renewed(old: Iterable[T], new: Iterable[T], key: Callable[[T], tuple[Any, ...]]) -> tuple[T, ...]:
+def _updated(old: Iterable[T], new: Iterable[T], key: Callable[[T], tuple[Any, ...]]) -> tuple[T, ...]:
     by_key = {key(one): one for one in (*old, *new)}
     return tuple(by_key[name] for name in sorted(by_key))
 
 
 def _rates(nodes: Iterable[NodeFound]) -> dict[str, dict[str, float]]:
-    """Rates by what was measured and node; of the matrix products the slowest device's."""
+    """Return rates by measured quantity and node. For matrix products, the rate of the slowest device counts."""
     rates: dict[str, dict[str, float]] = {}
     for node in nodes:
         for precision, flops in node.worst_flops.items():

@@ -1,6 +1,6 @@
-"""What the ranks of a calibration measured, as they measured it, and the profile that it amounts to.
+"""The raw samples of a calibration, and the profile that they yield.
 
-A rank hands in medians of its repeats; nothing is thrown away before this. Times of collectives follow the alpha-beta model: a message
+A rank reports the median of its repeats for each measurement. Times of collectives follow the alpha-beta model: a message
 of m bytes takes alpha + beta m. With n ranks, a ring all-reduce makes 2 (n - 1) steps and sends 2 (n - 1) / n of its message per rank,
 an all-to-all sends (n - 1) / n of its buffer.
 Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations in MPICH", 2005, sections 3 and 4.
@@ -18,14 +18,14 @@ from phalanx.core.performance.profile import BetweenFound, NodeFound, PairFound,
 
 
 class Collective(enum.StrEnum):
-    """What was timed."""
+    """The collective that was timed."""
 
     ALL_REDUCE = "all-reduce"
     ALL_TO_ALL = "all-to-all"
 
 
 class Scope(enum.StrEnum):
-    """Among whom: the devices of one node, or one device of each node."""
+    """The ranks of a collective: the devices of one node, or one device of each node."""
 
     WITHIN = "within"
     BETWEEN = "between"
@@ -44,7 +44,7 @@ class ProductSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopySample:
-    """A copy within one device's memory; what is read and what is written both count."""
+    """A copy within the memory of one device; the rate counts read and written bytes."""
 
     node_rank: int
     rank: int
@@ -53,7 +53,7 @@ class CopySample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveSample:
-    """A collective of `bytes` per rank. `node_rank` is of the node for `within`; of `between` it is 0."""
+    """A collective of `bytes` per rank. `node_rank` is 0 for the scope `between`."""
 
     collective: Collective
     scope: Scope
@@ -76,7 +76,7 @@ class PairSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteSample:
-    """A file written and fsynced by one node, all nodes at once."""
+    """A file written and fsynced by one node, while all nodes write."""
 
     node_rank: int
     bytes: int
@@ -85,7 +85,7 @@ class WriteSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """All that one calibration measured. `devices`: ranks of each node, by node rank."""
+    """All samples of one calibration. `devices`: number of ranks of each node, by node rank."""
 
     at: str
     at_s: float
@@ -101,7 +101,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A node of the calibration as the head knows it, for node ranks are this one job's."""
+    """A node of the calibration job, known to the head. Samples have node ranks, which are valid in one job only."""
 
     node: str
     gpu: str
@@ -109,20 +109,21 @@ class Member:
 
 
 def profile_of(samples: Samples, members: Sequence[Member], *, job: str = "") -> Profile:
-    """The profile that the samples amount to. `members` are the nodes by node rank, equal in accelerator.
+    """Build the profile from the samples. `members` are the nodes by node rank, with equal accelerators.
 
-    What was measured in several passes counts by its best: noise only slows, and what is slow by itself is so in every pass.
+    The best of several passes counts: noise only slows a part down, and a slow part is slow in every pass.
 
     Raises:
-        BadRequest: there are other nodes in the samples than members, or of several accelerators.
+        BadRequest: the numbers of nodes differ, or the members have several accelerators.
     """
     if len({member.gpu for member in members}) > 1:
         raise BadRequest(
-            "one calibration measures nodes of one accelerator", hint="phalanx calibrate --nodes, kind by kind"
+            "one calibration measures nodes of one accelerator model",
+            hint="run `phalanx calibrate --nodes` once for each model",
         )
     if len(members) != len(samples.devices):
         raise BadRequest(
-            f"the calibration measured {len(samples.devices)} nodes and the job had {len(members)}",
+            f"the calibration measured {len(samples.devices)} nodes, but the job had {len(members)}",
             hint="calibrate again",
         )
     names = [member.node for member in members]
@@ -141,9 +142,9 @@ def profile_of(samples: Samples, members: Sequence[Member], *, job: str = "") ->
 
 
 def fit(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """Alpha in seconds and beta in seconds per byte of t = alpha + beta m, by least squares of the relative errors; both >= 0.
+    """Fit alpha (seconds) and beta (seconds per byte) of t = alpha + beta m by least squares of the relative errors; both >= 0.
 
-    Relative, for else the largest message would decide and alpha be whatever is left over. One size alone is all beta.
+    With absolute errors, the largest message would determine both. A single size is attributed to beta.
     """
     weights = [(m / t, 1.0 / t) for m, t in points]  # minimise sum of (alpha / t + beta m / t - 1) squared
     smm = sum(m * m for m, _ in weights)
@@ -156,7 +157,7 @@ def fit(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
         beta = (s11 * sm - sm1 * s1) / determinant
         if alpha >= 0.0 and beta > 0.0:
             return alpha, beta
-        if beta <= 0.0:  # larger messages took no longer: noise; the largest bounds beta
+        if beta <= 0.0:  # noise: larger messages took no longer; the largest one bounds beta
             m, t = max(points)
             return min(t for _, t in points), t / m
     return 0.0, sm / smm
@@ -187,7 +188,7 @@ def _node(samples: Samples, rank: int, member: Member, pairs: Sequence[PairFound
 
 
 def _best_products(samples: Samples, node_rank: int) -> dict[str, list[float]]:
-    """By precision, what each device of the node reached at the size that suits it best."""
+    """Return the best rate of each device of the node over all sizes, by precision."""
     best: dict[tuple[str, int], float] = {}
     for product in samples.products:
         if product.node_rank == node_rank:
@@ -200,7 +201,7 @@ def _best_products(samples: Samples, node_rank: int) -> dict[str, list[float]]:
 
 
 def _best_copies(samples: Samples, node_rank: int) -> list[float]:
-    """Of each device of the node."""
+    """Return the best rate of each device of the node."""
     best: dict[int, float] = {}
     for copy in samples.copies:
         if copy.node_rank == node_rank:
@@ -217,7 +218,7 @@ class _Fitted:
 
 
 def _fitted(samples: Samples, collective: Collective, scope: Scope, node_rank: int) -> _Fitted | None:
-    """Latency of one step, and bytes that one rank sends per second."""
+    """Fit the latency of one step and the bytes that one rank sends per second; None without samples."""
     mine = [
         one
         for one in samples.collectives
@@ -230,8 +231,8 @@ def _fitted(samples: Samples, collective: Collective, scope: Scope, node_rank: i
         best[one.bytes] = min(best.get(one.bytes, one.seconds), one.seconds)
     alpha, beta = fit(sorted(best.items()))
     ranks = mine[0].ranks
-    turns = 2 if collective is Collective.ALL_REDUCE else 1  # an all-reduce goes round the ring twice
-    steps, sent = turns * (ranks - 1), turns * (ranks - 1) / ranks
+    rounds_of_ring = 2 if collective is Collective.ALL_REDUCE else 1
+    steps, sent = rounds_of_ring * (ranks - 1), rounds_of_ring * (ranks - 1) / ranks
     return _Fitted(latency_s=alpha / steps, bytes_per_s=sent / beta, ranks=ranks, groups=mine[0].groups)
 
 
@@ -252,7 +253,7 @@ def _between(samples: Samples, members: Sequence[Member]) -> tuple[BetweenFound,
 
 
 def _pairs(samples: Sequence[PairSample], names: Sequence[str]) -> tuple[PairFound, ...]:
-    """Of each pair that met, by names."""
+    """Return the best rate of each measured pair, sorted by node names."""
     best: dict[tuple[str, str], float] = {}
     for pair in samples:
         first, second = sorted((names[pair.first], names[pair.second]))
@@ -263,20 +264,20 @@ def _pairs(samples: Sequence[PairSample], names: Sequence[str]) -> tuple[PairFou
 
 
 def rounds(nodes: int, most: int) -> list[list[tuple[int, int]]]:
-    """A tournament: in each round every node meets one other, and no two meet twice; all pairs in nodes - 1 rounds (nodes if odd).
+    """Return the rounds of a round-robin tournament: in each round every node has one partner, and no pair occurs twice.
 
-    With more rounds than `most`, that many evenly among them: each node then meets `most` others. By the circle method: node 0 stays,
-    the others move on by one.
+    All pairs need nodes - 1 rounds (nodes if odd). If that exceeds `most`, return `most` of them at even distances. Circle method: node 0
+    stays, the others rotate by one.
     """
     if nodes < 2:
         return []
-    seats = list(range(nodes)) + ([-1] if nodes % 2 else [])  # who meets -1 rests
-    count = len(seats)
-    played = []
+    order = list(range(nodes)) + ([-1] if nodes % 2 else [])  # the partner of -1 pauses
+    count = len(order)
+    found = []
     for _ in range(count - 1):
-        pairs = [(seats[place], seats[count - 1 - place]) for place in range(count // 2)]
-        played.append([(min(pair), max(pair)) for pair in pairs if -1 not in pair])
-        seats[1:] = [seats[-1], *seats[1:-1]]
-    if len(played) <= most:
-        return played
-    return [played[index * len(played) // most] for index in range(most)]
+        pairs = [(order[place], order[count - 1 - place]) for place in range(count // 2)]
+        found.append([(min(pair), max(pair)) for pair in pairs if -1 not in pair])
+        order[1:] = [order[-1], *order[1:-1]]
+    if len(found) <= most:
+        return found
+    return [found[index * len(found) // most] for index in range(most)]

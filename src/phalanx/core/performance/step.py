@@ -1,12 +1,12 @@
 """Time of one training step under one layout, item by item.
 
-Legend: m micro-batches per step, p pipeline stages, v runs of layers per stage, L layers, n ranks among which gradients are summed.
+Legend: m micro-batches per step, p pipeline stages, v runs of layers per stage, L layers, n ranks that sum gradients.
     one micro-batch on the busiest stage   F + B of its L / p layers, plus the output's products and the loss on the last one
-    the pipeline                           m of those, and (p - 1) / v more of the mean stage in which ranks wait (the bubble)
-    a layer under sharded data parallel    the longer of computing and gathering the next one; what is hidden slows by `interference`
-    host                                   if one core issues kernels slower than the device runs them, the step takes the host's time
-    gradients and parameters, once a step  reduce-scatter, and gather of what the optimizer changed; hidden behind the last backward
-                                           pass, but for `data_exposed` of it and what is longer than that pass
+    the pipeline                           m of those, and (p - 1) / v times the mean stage, in which ranks wait (the bubble)
+    a layer under sharded data parallel    the longer of computing and gathering the next one; hidden gathering slows computing by `interference`
+    host                                   if the host issues kernels slower than the device runs them, the step takes the time of the host
+    gradients and parameters, once a step  reduce-scatter, and gather of the updated parameters; hidden behind the last backward pass,
+                                           except `data_exposed` of it and the part longer than that pass
     optimizer                              states read and written at memory bandwidth
 Sources: bubble of 1F1B and interleaved 1F1B, D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
 Megatron-LM", 2021, section 2.2; sharded data parallel, Y. Zhao et al., "PyTorch FSDP", 2023, section 3; states, S. Rajbhandari et al.,
@@ -27,23 +27,23 @@ from phalanx.core.performance.model import Model
 from phalanx.core.work.layout import Axis, Layout, Recompute
 
 OVERLAP = 6.0
-"""Exponent by which computing and gathering combine where they overlap: nearly the longer of the two. One prefetch is never perfect."""
+"""Exponent with which overlapping computing and gathering combine: nearly the longer of the two. Prefetching is never perfect."""
 MIXTURE_KERNELS = 2.0
-"""Of a mixture's layer, how many kernels are issued for each of a dense one: router, permutation and groups beside the products."""
+"""Kernels of a mixture layer per kernel of a dense layer: router, permutation and groups in addition to the products."""
 LAST_PASS = 0.7
-"""Of one micro-batch's layers, the share of time in which gradients of the last backward pass can travel: its backward part."""
+"""Share of the time of one micro-batch that can hide the exchange of gradients: its backward pass."""
 
 
 class Method(enum.StrEnum):
-    """What is trained."""
+    """Training method: which parameters are trained."""
 
     FULL = "full"
-    LORA = "lora"  # low-rank adapters beside frozen 16-bit weights
-    QLORA = "qlora"  # the same beside weights in 4 bits
+    LORA = "lora"  # low-rank adapters and frozen 16-bit weights
+    QLORA = "qlora"  # low-rank adapters and frozen 4-bit weights
 
 
 class Item(enum.StrEnum):
-    """What the time of a step goes to."""
+    """Kinds of work in a training step."""
 
     MATMUL = "matmul"
     ATTENTION = "attention"
@@ -64,10 +64,10 @@ class Item(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What is trained, apart from how it is split.
+    """The training task, independent of its layout.
 
     Attributes:
-        adapter_share: of all parameters, how many the adapters of LoRA have.
+        adapter_share: parameters of the LoRA adapters as a share of all parameters.
         flash: attention is fused.
     """
 
@@ -80,7 +80,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Seconds of one step. `stages` is the time of one micro-batch on a middle stage and on the last one."""
+    """Seconds of one step. `stages`: time of one micro-batch on a middle stage and on the last stage."""
 
     items: Mapping[Item, float]
     total_s: float
@@ -88,12 +88,12 @@ class StepTime:
 
 
 def step_time(task: Task, layout: Layout, machine: Machine, physics: Physics, stack: Stack) -> StepTime:
-    """The expected step. Layer costs depend on few parts of a layout; whoever judges many keeps them (`LayerCosts`)."""
+    """Return the expected step time. To evaluate many layouts of one task, use `LayerCosts`, which caches layer costs."""
     return LayerCosts(task, machine, physics, stack).step(layout)
 
 
 class LayerCosts:
-    """Step times of many layouts of one task: a layer's cost is computed once for each way in which it can be split."""
+    """Compute step times of many layouts of one task. Caches the cost of a layer for each way to split it."""
 
     def __init__(self, task: Task, machine: Machine, physics: Physics, stack: Stack) -> None:
         self.task, self.machine, self.physics, self.stack = task, machine, physics, stack
@@ -102,11 +102,11 @@ class LayerCosts:
         self._rates: dict[str, Rates] = {}
 
     def step(self, layout: Layout) -> StepTime:
-        """See `step_time`."""
+        """Return the expected step time of one layout."""
         physics = self.physics
         micro_batches, stages, runs = layout.micro_batches, layout.pipeline, layout.interleave
         items = dict.fromkeys(Item, 0.0)
-        # The stage with the most layers sets the pace.
+        # The stage with the most layers determines the time.
         uneven = -(-self.task.model.layers // stages) * stages / self.task.model.layers
         stage_s = 0.0
         for layer, count, kernels in zip(self._layer(layout), self._counts(), (1.0, MIXTURE_KERNELS), strict=True):
@@ -130,31 +130,38 @@ class LayerCosts:
         return StepTime(items=items, total_s=sum(items.values()), stages=(stage_s, stage_s + output_s))
 
     def _layer(self, layout: Layout) -> tuple[Layer, Layer]:
-        """A dense layer and a mixture layer."""
-        key = (
-            layout.tensor, layout.sequence, layout.context, layout.expert, layout.micro_batch, layout.recompute, layout.precision,
-            layout.stride(Axis.TENSOR), layout.stride(Axis.CONTEXT),
-        )  # fmt: skip
+        """Return the costs of a dense layer and of a mixture layer."""
+        split = (layout.tensor, layout.sequence, layout.context, layout.expert)
+        strides = (layout.stride(Axis.TENSOR), layout.stride(Axis.CONTEXT))
+        key = (split, strides, layout.micro_batch, layout.recompute, layout.precision)
         known = self._layers.get(key)
         if known is None:
-            dense = self._one(layout, mixture=False)
-            mixed = dense if self.task.model.mixture is None else self._one(layout, mixture=True)
+            dense = self._compute_layer(layout, mixture=False)
+            mixed = dense if self.task.model.mixture is None else self._compute_layer(layout, mixture=True)
             known = self._layers[key] = (dense, mixed)
         return known
 
-    def _one(self, layout: Layout, *, mixture: bool) -> Layer:
+    def _compute_layer(self, layout: Layout, *, mixture: bool) -> Layer:
         return layer_of(
-            self.task.model, layout, self.task.seq, mixture=mixture, machine=self.machine, physics=self.physics,
-            stack=self.stack, network=self.network, flash=self.task.flash, frozen=self.task.method is not Method.FULL,
+            self.task.model,
+            layout,
+            self.task.seq,
+            mixture=mixture,
+            machine=self.machine,
+            physics=self.physics,
+            stack=self.stack,
+            network=self.network,
+            flash=self.task.flash,
+            frozen=self.task.method is not Method.FULL,
             packed=self.task.method is Method.QLORA,
-        )  # fmt: skip
+        )
 
     def _counts(self) -> tuple[int, int]:
         model = self.task.model
         return (model.dense_layers, model.layers - model.dense_layers)
 
     def _layer_items(self, layer: Layer, layout: Layout, kernels: float) -> dict[Item, float]:
-        """Seconds of one layer and micro-batch by item; they add up to what passes. `kernels`: issued for each of a dense layer."""
+        """Return seconds of one layer and micro-batch by item. `kernels`: issued kernels relative to a dense layer."""
         forward, backward = layer.forward, layer.backward
         gather_s, reduce_s = self._shard_s(layout)
         run = forward.total_s
@@ -180,7 +187,7 @@ class LayerCosts:
         }
 
     def _shard_s(self, layout: Layout) -> tuple[float, float]:
-        """Gathering one layer's parameters, and reducing its gradients, where they are sharded."""
+        """Return the time to gather the sharded parameters of one layer, and to reduce its gradients."""
         if layout.zero < 3 or layout.shard * layout.context == 1:
             return 0.0, 0.0
         group = self.network.axes(layout, Axis.CONTEXT, Axis.SHARD)
@@ -195,7 +202,7 @@ class LayerCosts:
         )
 
     def _ends(self, layout: Layout) -> tuple[float, float]:
-        """One micro-batch of the output, loss and their gradients; and of the embedding."""
+        """Return the time of one micro-batch in the output and loss with gradients, and in the embedding."""
         rates = self._rates_of(layout.precision)
         model, tokens = self.task.model, layout.micro_batch * self.task.seq / layout.context
         words = model.vocab / layout.tensor
@@ -214,7 +221,7 @@ class LayerCosts:
         return 2.0 * layout.interleave * hop * self.physics.pipeline_exposed
 
     def _gradients_s(self, layout: Layout, stage_s: float) -> float:
-        """Once a step; under ZeRO 2 of a pipeline after every micro-batch, since only a shard of the gradients is kept."""
+        """Return the exchange once per step. ZeRO 2 also reduces after every other micro-batch, as it stores only a shard of the gradients."""
         stack, network = self.stack, self.network
         if layout.zero == 3:
             group = network.axis(layout, Axis.REPLICATE)
@@ -240,7 +247,7 @@ class LayerCosts:
         return seconds
 
     def _optimizer_s(self, layout: Layout) -> float:
-        """States read and written, the gradient read, the parameter written; and gradients cleared or cast on every rank."""
+        """Return the time to read and write states, read gradients and write parameters, and to clear or cast gradients."""
         held = rank_parameters(self.task.model, layout)
         count = held.total * self._trained()
         own = held.sharded(layout) * self._trained() if layout.zero else count
@@ -258,17 +265,17 @@ class LayerCosts:
 
 
 def gathered_bytes(task: Task, layout: Layout, stack: Stack) -> float:
-    """Sent per parameter to gather it before it is multiplied; packed weights are unpacked where they arrive."""
+    """Return bytes sent per parameter to gather it; packed weights are unpacked by the receiver."""
     return PACKED_BYTES if task.method is Method.QLORA else _returned_bytes(layout, stack)
 
 
 def reduced_bytes(layout: Layout, stack: Stack) -> float:
-    """Sent per parameter to reduce its gradient: the stack's habit, and no fewer than the products need."""
+    """Return bytes sent per parameter to reduce its gradient: at least the width of the products."""
     return max(stack.reduce_bytes, float(activation_bytes(layout.precision)))
 
 
 def _returned_bytes(layout: Layout, stack: Stack) -> float:
-    """Sent per parameter that the optimizer changed, in the width that is multiplied or the stack's habit if that is wider."""
+    """Return bytes sent per updated parameter: at least the width of the products."""
     return max(stack.gather_bytes, float(activation_bytes(layout.precision)))
 
 
@@ -282,24 +289,24 @@ def _overlapped(compute_s: float, exchange_s: float, interference: float) -> flo
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Parameters that one rank multiplies with: those that all data parallel ranks have in common, and its share of routed experts."""
+    """Parameters of one rank: those common to all data parallel ranks, and its share of the routed experts."""
 
     common: float
     routed: float
 
     @property
     def total(self) -> float:
-        """Both."""
+        """Number of parameters."""
         return self.common + self.routed
 
     def sharded(self, layout: Layout) -> float:
-        """What remains on each rank when data parallel ranks share what they have in common. Equal experts lie on fewer of them."""
+        """Return the parameters per rank after sharding over data parallel ranks. Copies of one expert lie on fewer ranks."""
         shards = layout.shard * layout.context
         return self.common / shards + self.routed / max(1.0, shards / layout.expert)
 
 
 def layer_parameters(model: Model, layout: Layout) -> Held:
-    """Of a mean layer, before any sharding over data parallel ranks."""
+    """Return the parameters of the mean layer, before sharding over data parallel ranks."""
     dense, mixed = model.dense_layers, model.layers - model.dense_layers
     count = model.layers * model.attention_parameters + dense * model.dense_mlp_parameters
     routed = 0.0
@@ -311,7 +318,7 @@ def layer_parameters(model: Model, layout: Layout) -> Held:
 
 
 def rank_parameters(model: Model, layout: Layout) -> Held:
-    """Of the heaviest stage, before any sharding over data parallel ranks: layers, and one end of the model."""
+    """Return the parameters of the largest stage, before sharding over data parallel ranks: its layers and one end of the model."""
     ends = model.vocab * model.hidden * (1 if model.tied or layout.pipeline > 1 else 2)
     layer, layers = layer_parameters(model, layout), -(-model.layers // layout.pipeline)
     return Held(layer.common * layers + ends / layout.tensor, layer.routed * layers)

@@ -1,10 +1,10 @@
-"""How sure a step time is: each item has a spread of its own, and a stack one beside them.
+"""The uncertainty of a step time, from the spread of each item and the spread of the stack.
 
-The logarithm of measured over predicted time is taken as normal, with the variance
+The logarithm of measured over predicted time is modelled as normal, with the variance
     sum over items (share of the step x spread of the item)^2 + spread of the stack^2
-and, where no measured run was on such a GPU, or the model is a mixture, a spread for that. Items
-err for reasons of their own, so their variances add; a step that is mostly matrix products is surer than one that waits for a
-network. The spreads are data (`phalanx.facts`), set so that 80 % intervals held on sources that the fit had not seen.
+and a further spread for a GPU without measured runs, and one for a mixture. The errors of items are independent, so their variances
+add: a step of matrix products has less uncertainty than one that waits for the network. The spreads are data (`phalanx.facts`), chosen
+so that 80 % intervals cover sources that the fit did not use.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from phalanx.core.performance.machine import Gpu
 from phalanx.core.performance.step import StepTime
 
 WITHIN_80: Final = 1.2816
-"""Standard deviations on either side of the middle of a normal distribution that hold 80 %."""
+"""Standard deviations on either side of the mean of a normal distribution that contain 80 %."""
 OTHER_GPU: Final = "another gpu"
 MIXTURE: Final = "mixture"
 
 
 def sigma(step: StepTime, physics: Physics, stack_spread: float, gpu: Gpu, *, mixture: bool) -> float:
-    """Standard deviation of the logarithm of the step time."""
+    """Return the standard deviation of the logarithm of the step time."""
     spreads = physics.spreads
     variance = stack_spread**2
     for item, seconds in step.items.items():
@@ -38,6 +38,6 @@ def sigma(step: StepTime, physics: Physics, stack_spread: float, gpu: Gpu, *, mi
 def interval_s(
     step: StepTime, physics: Physics, stack_spread: float, gpu: Gpu, *, mixture: bool
 ) -> tuple[float, float]:
-    """The 80 % interval of the step, in seconds."""
+    """Return the 80 % interval of the step time, in seconds."""
     wide = math.exp(WITHIN_80 * sigma(step, physics, stack_spread, gpu, mixture=mixture))
     return step.total_s / wide, step.total_s * wide

@@ -1,4 +1,4 @@
-"""The rank program of `phalanx calibrate`: every rank of the fleet measures at once, and rank 0 writes what was found.
+"""The rank program of `phalanx calibrate`: all ranks of the fleet measure at once, and rank 0 writes the samples to a file.
 
-`python -m phalanx.torch.calibrate`, as an ordinary job. It knows nothing of profiles, facts or heads: samples go into a file.
+Runs as an ordinary job: `python -m phalanx.torch.calibrate`. It does not depend on profiles, facts or heads.
 """

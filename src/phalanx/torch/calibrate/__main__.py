@@ -1,4 +1,4 @@
-"""`python -m phalanx.torch.calibrate [--quick]`."""
+"""Run `python -m phalanx.torch.calibrate [--quick]`."""
 
 from phalanx.torch.calibrate.program import main
 

@@ -1,4 +1,4 @@
-"""What one device gives by itself, while all others work as well: matrix products by precision, and its memory."""
+"""Measure single devices while all devices work: matrix products by precision, and memory bandwidth."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 from phalanx.core.performance.samples import CopySample, ProductSample
 from phalanx.torch.calibrate.gang import Gang
 
-_CUDA_SIZES: Final = (4096, 8192, 12288)  # as the matrices of models of 7 to 200 billion parameters are wide
+_CUDA_SIZES: Final = (4096, 8192, 12288)  # the widths of models of 7 to 200 billion parameters
 _CPU_SIZES: Final = (256, 512, 768)  # a third of a gigaFLOP at most: tens of milliseconds on one slow core
 _DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-_CUDA_COPY_BYTES: Final = 1 << 30  # past every cache; H100 has 50 MB
-_CPU_COPY_BYTES: Final = 64 << 20  # past the cache of one core, and small beside a virtual node's memory
+_CUDA_COPY_BYTES: Final = 1 << 30  # larger than every cache; an H100 has 50 MB
+_CPU_COPY_BYTES: Final = 64 << 20  # larger than the cache of one core, small compared with the memory of a virtual node
 _BURST_S: Final = 0.04
-"""Virtual devices share cores in turns of a few milliseconds; ten turns are a fair share. On an accelerator it evens its clock out."""
+"""Virtual devices share cores in time slices of a few milliseconds, so a burst covers ten slices. On an accelerator it averages the clock."""
 _FP8_SINCE: Final = (8, 9)  # compute capability: Ada and Hopper. Source: NVIDIA, CUDA C++ Programming Guide, 2024
 
 
 def measure_products(gang: Gang) -> list[ProductSample]:
-    """Square products of each size in each precision that the device has. Collective."""
+    """Measure square products of each size in each supported precision. Collective."""
     sizes = _CUDA_SIZES if gang.on_cuda else _CPU_SIZES
     return [
         ProductSample(
@@ -37,7 +37,7 @@ def measure_products(gang: Gang) -> list[ProductSample]:
 
 
 def measure_memory(gang: Gang) -> list[CopySample]:
-    """A copy within the device's memory, read and written bytes together. Collective."""
+    """Measure a copy within device memory, in read plus written bytes. Collective."""
     count = (_CUDA_COPY_BYTES if gang.on_cuda else _CPU_COPY_BYTES) // 4
     source, target = torch.ones(count, device=gang.device), torch.empty(count, device=gang.device)
     seconds = gang.together_s(lambda: target.copy_(source), burst_s=_BURST_S)
@@ -45,7 +45,7 @@ def measure_memory(gang: Gang) -> list[CopySample]:
 
 
 def _precisions(gang: Gang) -> list[str]:
-    """Those that every rank's device has: ranks measure the same things in the same order."""
+    """Return the precisions that the devices of all ranks support, so that all ranks measure the same in the same order."""
     if not gang.on_cuda:
         return ["fp32", "bf16"]
     lacks_fp8 = gang.worst(float(torch.cuda.get_device_capability(gang.device) < _FP8_SINCE))
@@ -56,9 +56,9 @@ def _product(precision: str, size: int, device: Any) -> Callable[[], object]:
     left, right = torch.randn(size, size, device=device), torch.randn(size, size, device=device)
     if precision == "fp8":
         one = torch.ones((), device=device)
-        # The tensor cores read the right matrix by columns.
+        # Tensor cores read the right matrix by columns.
         a, b = left.to(torch.float8_e4m3fn), right.to(torch.float8_e4m3fn).t()
-        return lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)  # noqa: SLF001  # torch's only fp8 product
+        return lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)  # noqa: SLF001  # the only fp8 product of torch
     a, b = left.to(_DTYPES[precision]), right.to(_DTYPES[precision])
     out = torch.empty_like(a)
     return lambda: torch.mm(a, b, out=out)

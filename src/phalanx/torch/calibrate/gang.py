@@ -1,4 +1,4 @@
-"""Who takes part in a calibration, and the groups that they talk in."""
+"""The ranks of a calibration and their process groups."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ import phalanx.torch
 from phalanx.torch.calibrate.stopwatch import time_once_s, times_s
 
 BUDGET_S: Final = 1.0
-"""Spent on the repeats of one measurement; a tenth with `quick`. Of our choosing: fifty of those are a minute."""
+"""Time for the repeats of one measurement; a tenth of it with `quick`. Our choice: fifty measurements take a minute."""
 LEAST, MOST = 3, 50
-"""Repeats of one measurement: a median needs three; past fifty it moves no more."""
+"""Repeats of one measurement: a median needs three, and more than fifty do not change it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gang:
-    """All ranks, seen from one of them.
+    """All ranks, from the view of one of them.
 
     Attributes:
         device: a torch.device.
         places: node rank and local rank, by rank.
-        within: group of this rank's node.
-        between: group of the ranks with this local rank, one of each node; None where some node has fewer ranks.
+        within: group of the node of this rank.
+        between: group of the ranks with this local rank, one per node; None if a node has fewer ranks.
     """
 
     rank: int
@@ -41,15 +41,15 @@ class Gang:
 
     @classmethod
     def join(cls, me: phalanx.torch.Rank, *, quick: bool) -> Gang:
-        """Learn where everybody is and make the groups. Collective."""
+        """Exchange the places of all ranks and create the groups. Collective."""
         mine = (int(os.environ.get("PHALANX_NODE_RANK", os.environ.get("GROUP_RANK", "0"))), me.local_rank)
-        # NCCL joins a group at its first collective, and the first here may be an exchange of pairs, in which not all take part.
+        # NCCL connects a group at its first collective. The first one below may be an exchange of pairs without all ranks.
         dist.all_reduce(torch.zeros(1, device=me.device))
         places: list[Any] = [None] * me.world_size
         dist.all_gather_object(places, mine)
         nodes = sorted({node for node, _ in places})
         within = between = None
-        for node in nodes:  # every rank takes part in the making of every group
+        for node in nodes:  # all ranks must create every group
             ranks = [rank for rank, place in enumerate(places) if place[0] == node]
             group = dist.new_group(ranks)
             within = group if me.rank in ranks else within
@@ -61,64 +61,64 @@ class Gang:
 
     @property
     def world_size(self) -> int:
-        """Ranks in all."""
+        """Number of ranks."""
         return len(self.places)
 
     @property
     def node_rank(self) -> int:
-        """This rank's node."""
+        """The node rank of this rank."""
         return self.places[self.rank][0]
 
     @property
     def leads(self) -> bool:
-        """Whether it is its node's first rank."""
+        """Whether this is the first rank of its node."""
         return self.places[self.rank][1] == 0
 
     @property
     def on_cuda(self) -> bool:
-        """Whether there is an accelerator."""
+        """Whether the device is an accelerator."""
         return bool(self.device.type == "cuda")
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """Ranks of each node, by node rank."""
+        """Number of ranks of each node, by node rank."""
         nodes = [node for node, _ in self.places]
         return tuple(nodes.count(node) for node in range(max(nodes) + 1))
 
     @property
     def budget_s(self) -> float:
-        """For the repeats of one measurement."""
+        """Time for the repeats of one measurement."""
         return BUDGET_S / 10 if self.quick else BUDGET_S
 
     def leader(self, node: int) -> int:
-        """The rank that leads a node."""
+        """Return the first rank of a node."""
         return self.places.index((node, 0))
 
     def worst(self, value: float) -> float:
-        """The largest of all ranks' values. Collective."""
+        """Return the largest value of all ranks. Collective."""
         worst = torch.tensor([value], dtype=torch.float64)
         dist.all_reduce(worst, op=dist.ReduceOp.MAX)
         return float(worst)
 
     def barrier(self) -> None:
-        """Wait until all are here. Collective. By a tensor, for a barrier of NCCL would need to be told the device."""
+        """Wait for all ranks. Collective. Uses a tensor, because a barrier of NCCL needs the device."""
         self.worst(0.0)
 
     def gathered(self, mine: Sequence[Any]) -> list[Any]:
-        """Everybody's samples in rank order, in rank 0; elsewhere nothing. Collective."""
+        """Return the samples of all ranks in rank order on rank 0; an empty list on others. Collective."""
         lists: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
         dist.gather_object(list(mine), lists)
         return [] if lists is None else [sample for samples in lists for sample in samples]
 
     def together_s(self, work: Callable[[], object], *, burst_s: float = 0.0) -> float:
-        """Median time of `work`, which all ranks do as often as each other; the first time, which sets things up, is left out.
+        """Return the median time of `work`, which all ranks repeat equally often. The first run, which includes set-up, is not counted.
 
-        Collective, whether or not `work` is.
+        Collective, even if `work` is not.
 
         Args:
-            work: what is timed.
-            burst_s: time it in bursts at least so long, for work that shares its device in turns: between two turns a short one
-                would see the device all its own.
+            work: the work to time.
+            burst_s: minimum length of a timed burst, for devices that are shared in time slices: a shorter burst could run within one
+                slice.
         """
         work()
         self.barrier()

@@ -1,4 +1,4 @@
-"""A small GPT for the short trainings: a run of its layers, split over a tensor parallel group, in plain torch.
+"""A small GPT for the short trainings: a stage of its layers, split over a tensor parallel group, in plain torch.
 
 Shapes: B sequences, S positions, D features, V vocabulary. The column-row split of each pair of products with one all-reduce forward
 and one backward is that of M. Shoeybi et al., "Megatron-LM", 2019, section 3.
@@ -17,7 +17,7 @@ from phalanx.core.performance.model import Model
 
 
 class _Enter(torch.autograd.Function):
-    """Into a split product: the same forward, the sum of what the ranks give back backward."""
+    """Input of a split product: identity forward, all-reduce of the gradients backward."""
 
     @staticmethod
     def forward(ctx: Any, x_BSD: Any, group: Any) -> Any:
@@ -32,7 +32,7 @@ class _Enter(torch.autograd.Function):
 
 
 class _Leave(torch.autograd.Function):
-    """Out of a split product: the ranks' parts summed forward, the same backward."""
+    """Output of a split product: all-reduce forward, identity backward."""
 
     @staticmethod
     def forward(_ctx: Any, part_BSD: Any, group: Any) -> Any:
@@ -46,7 +46,7 @@ class _Leave(torch.autograd.Function):
 
 
 class Block(nn.Module):
-    """Attention and MLP, of which this rank has `1 / ways` of the heads and of the width."""
+    """Attention and MLP, with `1 / ways` of the heads and of the width on this rank."""
 
     def __init__(self, model: Model, group: Any, ways: int) -> None:
         super().__init__()
@@ -60,15 +60,15 @@ class Block(nn.Module):
         self.down = nn.Linear(model.ffn // ways, model.hidden, bias=False)
 
     def forward(self, x_BSD: Any) -> Any:
-        """The block's output."""
+        """Return the output of the block."""
         x_BSD = x_BSD + self._leave(self.out(self._attend(self.qkv(self._enter(self.attention_norm(x_BSD))))))
         return x_BSD + self._leave(self.down(functional.gelu(self.up(self._enter(self.mlp_norm(x_BSD))))))
 
     def _attend(self, qkv: Any) -> Any:
         batch, seq, _ = qkv.shape
         q, k, v = qkv.view(batch, seq, 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4)
-        heard = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return heard.transpose(1, 2).reshape(batch, seq, -1)
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return attended.transpose(1, 2).reshape(batch, seq, -1)
 
     def _enter(self, x_BSD: Any) -> Any:
         return x_BSD if self.group is None else _Enter.apply(x_BSD, self.group)
@@ -78,7 +78,7 @@ class Block(nn.Module):
 
 
 class Stage(nn.Module):
-    """Stage `number` of `stages`: its layers, the embeddings in the first, the output in the last."""
+    """Stage `number` of `stages`: its layers, with the embeddings in the first and the output in the last."""
 
     def __init__(self, model: Model, *, number: int, stages: int, group: Any, ways: int) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Stage(nn.Module):
         self.output = nn.Linear(model.hidden, model.vocab, bias=False) if ends else None
 
     def forward(self, given: Any, targets_BS: Any = None) -> Any:
-        """Activations, or the loss in the last stage; `given` are token numbers in the first."""
+        """Return activations, or the loss in the last stage. In the first stage, `given` are token numbers."""
         if self.tokens is not None and self.positions is not None:
             here_S = torch.arange(given.shape[1], device=given.device)
             given = self.tokens(given) + self.positions(here_S)

@@ -1,4 +1,4 @@
-"""What links give: collectives within nodes and between them, and every pair of nodes by itself, to find the slow ones."""
+"""Measure links: collectives within and between nodes, and every pair of nodes, to find slow ones."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _CUDA_SIZES: Final = (8 * _KIB, 256 * _KIB, 8 * _MIB, 64 * _MIB, 256 * _MIB)  # 
 _CPU_SIZES: Final = (1 * _KIB, 32 * _KIB, 512 * _KIB, 4 * _MIB, 16 * _MIB)  # gloo copies each message through the host
 _PAIR_BYTES: Final = {"cuda": 64 * _MIB, "cpu": 4 * _MIB}
 _ROUNDS_MAX, _ROUNDS_LEAST, _PAIRS_TWICE = 63, 8, 8192
-"""Rounds of the tournament: all pairs of up to 64 nodes, then as many rounds as make 4,096 pairs, for a profile must stay small, but
-never fewer than 8: the median of eight links of a node is still the node's own."""
+"""Rounds of the tournament: all pairs of up to 64 nodes; for more nodes as many rounds as yield 4,096 pairs, so that the profile stays small,
+but at least 8: the median of eight links of a node still describes the node."""
 
 
 def measure_collective(gang: Gang, collective: Collective, scope: Scope) -> list[CollectiveSample]:
-    """Several sizes, all groups of the scope at once, as training has them. Samples of one rank of each group. Collective."""
+    """Measure several sizes, with all groups of the scope at once, as in training. One rank of each group returns samples. Collective."""
     group = gang.within if scope is Scope.WITHIN else gang.between
     ranks = 1 if group is None else dist.get_world_size(group)
     first = group is not None and dist.get_rank(group) == 0
@@ -46,7 +46,7 @@ def measure_collective(gang: Gang, collective: Collective, scope: Scope) -> list
 
 
 def measure_pairs(gang: Gang) -> list[PairSample]:
-    """Every node against every other, in rounds in which each node has one partner, so that no two pairs share a node. Collective.
+    """Measure pairs of nodes, in rounds in which each node has one partner. Collective.
 
     The first rank of each node sends and receives at once; the others wait.
     """
@@ -66,11 +66,11 @@ def measure_pairs(gang: Gang) -> list[PairSample]:
 
 
 def _work(collective: Collective, group: Any, count: int, device: Any) -> Any:
-    if group is None:  # this rank has no counterpart on some node
+    if group is None:  # a node has no rank with this local rank
         return lambda: None
     tensor = torch.ones(count, device=device)
     if collective is Collective.ALL_REDUCE:
-        tensor.zero_()  # sums of ones would run away with the repeats
+        tensor.zero_()  # sums of ones would overflow with the repeats
         return lambda: dist.all_reduce(tensor, group=group)
     received = torch.empty_like(tensor)
     return lambda: dist.all_to_all_single(received, tensor, group=group)

@@ -1,4 +1,4 @@
-"""The order of a calibration: each measurement in turn, in all ranks at once, and at the end one file."""
+"""Run a calibration: one measurement after the other, on all ranks at once, and write one file."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from phalanx.torch.calibrate.storage import measure_writes
 from phalanx.torch.calibrate.trainings import layouts_for, train
 
 SAMPLES_FILE: Final = "calibration.json"  # in PHALANX_OUTPUT_DIR; `phalanx calibrate` fetches it
-STAGE_LINE: Final = "calibrate: "  # begins the lines that it draws its bar from: "calibrate: 3/11 memory"
+STAGE_LINE: Final = "calibrate: "  # prefix of progress lines for `phalanx calibrate`: "calibrate: 3/11 memory"
 
 LINKS: Final = "pairs"
-_TWICE: Final = ("products", "copies", "collectives", LINKS)  # what slow nodes and links are told by
-Stage = tuple[str, str, Callable[[], Sequence[Any]]]  # field of Samples, words, work
+_TWICE: Final = ("products", "copies", "collectives", LINKS)  # the measurements that identify slow nodes and links
+Stage = tuple[str, str, Callable[[], Sequence[Any]]]  # field of Samples, title, work
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, and write the samples."""
+    """Measure and write the samples."""
     parser = argparse.ArgumentParser(prog="phalanx.torch.calibrate", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer sizes and repeats: a first look")
-    parser.add_argument("--links", action="store_true", help="every pair of nodes, and nothing else")
+    parser.add_argument("--quick", action="store_true", help="use fewer sizes and repeats")
+    parser.add_argument("--links", action="store_true", help="measure only the links between all pairs of nodes")
     options = parser.parse_args(arguments)
     me = phalanx.torch.init()
     gang = Gang.join(me, quick=options.quick)
@@ -43,9 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     phalanx.torch.plan(steps_total=len(stages))
     found: dict[str, list[Any]] = {}
     stopped = False
-    for number, (kind, words, work) in enumerate(stages, start=1):
+    for number, (kind, title, work) in enumerate(stages, start=1):
         if gang.rank == 0:
-            print(f"{STAGE_LINE}{number}/{len(stages)} {words}", flush=True)
+            print(f"{STAGE_LINE}{number}/{len(stages)} {title}", flush=True)
         found.setdefault(kind, []).extend(gang.gathered(work()))
         phalanx.torch.report(step=number)
         if stopped := bool(phalanx.torch.should_stop()):
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def stages_of(gang: Gang, folder: str) -> list[Stage]:
-    """What there is to measure on this fleet: a node alone has no other, a device alone no neighbour."""
+    """Return the measurements for this fleet; one node has no pairs, one device no collectives."""
     stages: list[Stage] = [
         ("products", "matrix products", partial(measure_products, gang)),
         ("copies", "memory", partial(measure_memory, gang)),
@@ -71,21 +71,21 @@ def stages_of(gang: Gang, folder: str) -> list[Stage]:
         stages.append((LINKS, "every pair of nodes", partial(measure_pairs, gang)))
     stages.append(("writes", "storage", partial(measure_writes, gang, folder)))
     stages += [
-        ("runs", f"training with {_words(layout)}", partial(train, gang, layout)) for layout in layouts_for(gang)
+        ("runs", f"training with {_describe(layout)}", partial(train, gang, layout)) for layout in layouts_for(gang)
     ]
-    if not gang.quick:  # some way from the first time: what slowed a part then and not now was not the part
-        stages += [(kind, f"{words}, again", work) for kind, words, work in stages if kind in _TWICE]
+    if not gang.quick:  # repeat later: a temporary disturbance slows a part in one pass only
+        stages += [(kind, f"{title}, again", work) for kind, title, work in stages if kind in _TWICE]
     return stages
 
 
-def _words(layout: Layout) -> str:
-    """The degrees alone; the rest is the calibration's own affair."""
+def _describe(layout: Layout) -> str:
+    """Return the degrees of parallelism in words."""
     degrees = {"tensor": layout.tensor, "pipeline": layout.pipeline, "data": layout.data}
     return ", ".join(f"{degree} {kind} parallel" for kind, degree in degrees.items() if degree > 1) or "one rank"
 
 
 def _write(found: dict[str, list[Any]], gang: Gang, folder: str) -> None:
-    """Whole or not at all: whoever fetches it may come at any time."""
+    """Write the samples atomically, because another process may read the file at any time."""
     now_s = time.time()
     at = datetime.datetime.fromtimestamp(now_s, tz=datetime.UTC).isoformat(timespec="seconds")
     samples = Samples(

@@ -1,4 +1,4 @@
-"""How long work takes on a device: CUDA events where there is CUDA, for the host only queues the work; else the host's clock."""
+"""Time work on a device: with CUDA events, because the host only queues the work, or on a CPU with the host clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def times_s(work: Callable[[], object], device: Any, repeats: int, burst: int = 1) -> list[float]:
-    """Seconds of `work` in each of `repeats` bursts, one after the other."""
+    """Return the seconds of one `work` in each of `repeats` bursts."""
     if device.type == "cuda":
         marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
         for begin, end in marks:
@@ -30,7 +30,7 @@ def times_s(work: Callable[[], object], device: Any, repeats: int, burst: int = 
 
 
 def time_once_s(work: Callable[[], object], device: Any) -> float:
-    """Seconds of one time, by the host's clock, with the device idle before and after."""
+    """Return the seconds of one run by the host clock, with the device idle before and after."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     began_s = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What the checkpoints' storage takes: one file per node, written and fsynced, all nodes at once."""
+"""Measure the storage of checkpoints: one file per node, written and fsynced by all nodes at once."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from phalanx.core.performance.samples import WriteSample
 from phalanx.torch.calibrate.gang import Gang
 
 _FILE_BYTES: Final = {True: 64 << 20, False: 1 << 30}
-"""By `quick`. A gigabyte is past what a controller's cache takes at once."""
+"""By `quick`. A gigabyte is larger than the cache of a disk controller."""
 _CHUNK_BYTES: Final = 8 << 20
 _FREE_SHARE: Final = 8
-"""Of the free space, at most one part in so many is written: others save there as well."""
+"""Writes at most this fraction (1/8) of the free space, because other jobs use it too."""
 
 
 def measure_writes(gang: Gang, folder: str) -> list[WriteSample]:
-    """The leaders of all nodes write at once; nothing of it is left. Collective.
+    """Let the first rank of each node write a file, at once, and delete it. Collective.
 
     Raises:
-        OSError: the folder cannot be written.
+        OSError: the folder is not writable.
     """
     samples = []
     gang.barrier()
@@ -40,7 +40,7 @@ def measure_writes(gang: Gang, folder: str) -> list[WriteSample]:
 
 
 def _write(path: str, chunks: int) -> float:
-    """Seconds until the file is durable. Random bytes: a file system that compresses would do well at zeros."""
+    """Return the seconds until the file is durable. Uses random bytes, which a file system cannot compress."""
     chunk = os.urandom(_CHUNK_BYTES)
     try:
         with open(path, "wb", buffering=0) as file:
