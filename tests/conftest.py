@@ -43,7 +43,7 @@ def pytest_addoption(parser):
     parser.addoption("--shard", type=int, default=0, help="run one shard of tests/shards.py, counted from 1")
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the markers and xdist at the groups
 def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.get_closest_marker("serial"):
