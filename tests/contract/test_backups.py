@@ -36,6 +36,7 @@ from tests.contract.records import (
     attempt,
     calibration,
     dump,
+    failure_rules,
     job,
     key,
     line,
@@ -102,6 +103,7 @@ def fill(place, lines=2499):
                     node(),
                     node("n1"),
                     calibration(),
+                    failure_rules(),
                 ]
             )
         )

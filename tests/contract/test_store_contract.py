@@ -25,6 +25,7 @@ from tests.contract.records import (
     attempt,
     calibration,
     dump,
+    failure_rules,
     job,
     key,
     line,
@@ -79,7 +80,7 @@ def seqs(jobs):
 
 def test_every_kind_of_record_comes_back_as_it_was(store):
     records = [user(), project(), queue(), token(), scoped_token(), node(), job(1), attempt(1)]
-    put(store, reservation(), spent(), calibration())
+    put(store, reservation(), spent(), calibration(), failure_rules())
     put(store, *records, key(1))
     assert [*store.users(), *store.projects(), *store.queues(), *store.tokens(), *store.nodes()] == records[:6]
     assert store.job(JobId("1")) == job(1)
@@ -87,6 +88,7 @@ def test_every_kind_of_record_comes_back_as_it_was(store):
     assert store.reservations() == [reservation()]
     assert store.spent() == [spent()]
     assert store.calibration() == calibration()
+    assert store.failure_rules() == failure_rules()
 
 
 def test_the_last_of_several_states_of_one_record_counts(store):
@@ -137,6 +139,16 @@ def test_the_last_calibration_is_the_one_that_is_kept_and_loaded(store):
     put(store, calibration("root", profile='{"at":"later"}'))
     assert store.calibration() == calibration("root", profile='{"at":"later"}')
     assert list(store.load().calibrations.values()) == [calibration("root", profile='{"at":"later"}')]
+
+
+def test_failure_rules_are_a_record_of_their_own_beside_the_profile(store):
+    assert store.failure_rules() is None
+    put(store, calibration(), failure_rules())
+    put(store, failure_rules("root", rules='[{"name":"later"}]'))
+    assert store.failure_rules() == failure_rules("root", rules='[{"name":"later"}]')
+    world = store.load()
+    assert list(world.failure_rules.values()) == [failure_rules("root", rules='[{"name":"later"}]')]
+    assert list(world.calibrations.values()) == [calibration()]
 
 
 def test_an_ended_reservation_is_found_by_name_and_neither_listed_nor_loaded(store):

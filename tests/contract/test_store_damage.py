@@ -19,6 +19,7 @@ from tests.contract.damage import copies
 from tests.contract.records import (
     attempt,
     calibration,
+    failure_rules,
     node,
     project,
     queue,
@@ -48,7 +49,18 @@ def home():
 def filled(folder):
     path = str(folder / "live" / "phalanx.db")
     store = SqliteStore(path)
-    people = [user(), token(), project(), queue(), spent(), reservation(), calibration(), node("n0"), node("n1")]
+    people = [
+        user(),
+        token(),
+        project(),
+        queue(),
+        spent(),
+        reservation(),
+        calibration(),
+        failure_rules(),
+        node("n0"),
+        node("n1"),
+    ]
     store.commit(Batch(records=people))
     store.commit(submitted(1, 40))
     store.commit(Batch(records=[attempt(seq, node="n0", devices=()) for seq in range(1, 20)]))

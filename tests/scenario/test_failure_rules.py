@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.core.fleet.calibration import RULES, Calibration
+from phalanx.core.fleet.failure_rules import FailureRules
 from phalanx.core.ids import NodeId, UserId
 from phalanx.core.state.events import CordonNode, PutRules, UncordonNode
 from phalanx.core.work.attempt import Cause
@@ -143,7 +143,7 @@ def test_faults_without_progress_end_with_the_budget(cluster):
 
 
 def put(cluster, text):
-    cluster.ask(PutRules(document=Calibration(profile=text, by=UserId("op"), at_s=1.0, id=RULES)))
+    cluster.ask(PutRules(document=FailureRules(rules=text, by=UserId("op"), at_s=1.0)))
 
 
 SPOT = '[{"name": "spot", "codes": [117], "blame": "preempted", "remedy": "elsewhere"}]'

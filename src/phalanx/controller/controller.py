@@ -127,9 +127,14 @@ class Controller:
         self._stepped_boot_s = now.boot_s
         ages_s = _Ages(self._placed_boot_s, now.boot_s)
         turn = Turn(
-            world=self.world, settings=self.settings, now=now, change=Change(world=self.world), ages_s=ages_s, losses=self._losses,
+            world=self.world,
+            settings=self.settings,
+            now=now,
+            change=Change(world=self.world),
+            ages_s=ages_s,
+            losses=self._losses,
             rulebook=self._rulebook,
-        )  # fmt: skip
+        )
         try:
             answers = [self._hear(turn, event) for event in inbox]
             self._let_leases_end(turn)
@@ -150,9 +155,12 @@ class Controller:
         self._count("steps", 1)
         self._count("events", len(inbox))
         return Outbox(
-            change=turn.change, answers=answers, commands=turn.commands, lost=list(turn.lost),
+            change=turn.change,
+            answers=answers,
+            commands=turn.commands,
+            lost=list(turn.lost),
             due_in_s=self._due_in_s(now, wake_in_s),
-        )  # fmt: skip
+        )
 
     def committed(self, outbox: Outbox, now: Now) -> None:
         """The outbox's change is durable: publish what depends on it.

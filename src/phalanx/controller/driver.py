@@ -285,9 +285,11 @@ class Driver:
     def _publish(self, outbox: Outbox, now: Now) -> None:
         """All that follows from what is durable now. A fault of ours in one part costs neither the others nor the thread."""
         parts: tuple[Callable[[], None], ...] = (
-            partial(self.controller.committed, outbox, now), partial(self._command, outbox), partial(self._tell_engines, outbox),
+            partial(self.controller.committed, outbox, now),
+            partial(self._command, outbox),
+            partial(self._tell_engines, outbox),
             partial(self._ring, outbox),
-        )  # fmt: skip
+        )
         for part in parts:
             try:
                 part()

@@ -190,11 +190,6 @@ class LeaseBook:
                 self._leases.pop(node_id, None)
                 self._over.discard(node_id)
 
-    def next_end_s(self) -> float | None:
-        """When the first lease would end; None without leases."""
-        with self.guard:
-            return min((self._touched(lease).ends_s for lease in self._leases.values()), default=None)
-
     def look_again_s(self) -> float:
         """When `close_ended` may have something new to say; never after the first end. Infinite without leases; costs nothing."""
         with self.guard:

@@ -52,9 +52,16 @@ def peek(
 ) -> Peek:
     """The moment. Cost: one copy of each mapping; a few milliseconds at 60,000 jobs."""
     seen = Snapshot(
-        version=world.version, now_s=now.wall_s, nodes=dict(world.nodes), usage=dict(world.usage), queues=dict(world.queues),
-        reservations=world.reservations, attempts=dict(world.attempts), jobs=dict(world.jobs), spent=dict(world.spent),
-    )  # fmt: skip
+        version=world.version,
+        now_s=now.wall_s,
+        nodes=dict(world.nodes),
+        usage=dict(world.usage),
+        queues=dict(world.queues),
+        reservations=world.reservations,
+        attempts=dict(world.attempts),
+        jobs=dict(world.jobs),
+        spent=dict(world.spent),
+    )
     waiting = None if job_id is None else waits.get(job_id)
     return Peek(seen=seen, like=scheduler, history=history, waiting=waiting)
 

@@ -116,9 +116,17 @@ def _seen(turn: Turn, seen: NodeSeen) -> None:
         # A person's cordon outlives the engine's word.
         theirs = known.cordon is not None and known.cordon.by != node.engine
         fresh = replace(
-            fresh, cordon=known.cordon if theirs else node.cordon, joined_s=known.joined_s, failures=known.failures, slow=known.slow,
-            marks=known.marks, marked_s=known.marked_s, lemon=known.lemon, labels={**known.labels, **node.labels}, sees_head_files=known.sees_head_files,
-        )  # fmt: skip
+            fresh,
+            cordon=known.cordon if theirs else node.cordon,
+            joined_s=known.joined_s,
+            failures=known.failures,
+            slow=known.slow,
+            marks=known.marks,
+            marked_s=known.marked_s,
+            lemon=known.lemon,
+            labels={**known.labels, **node.labels},
+            sees_head_files=known.sees_head_files,
+        )
         if replace(known, changed_s=now_s) == fresh:
             return
     turn.change.put(fresh)
@@ -133,9 +141,20 @@ def _merged(known: Node | None, hello: Hello, now_s: float) -> Node:
             hello.node, state=NodeState.UP, supervisor_id=hello.supervisor_id, joined_s=now_s, changed_s=now_s
         )
     return replace(
-        hello.node, state=NodeState.UP, supervisor_id=hello.supervisor_id, cordon=known.cordon, slow=known.slow, joined_s=known.joined_s,
-        failures=known.failures, marks=known.marks, marked_s=known.marked_s, lemon=known.lemon, changed_s=now_s, labels={**known.labels, **hello.node.labels}, down_cause="",
-    )  # fmt: skip
+        hello.node,
+        state=NodeState.UP,
+        supervisor_id=hello.supervisor_id,
+        cordon=known.cordon,
+        slow=known.slow,
+        joined_s=known.joined_s,
+        failures=known.failures,
+        marks=known.marks,
+        marked_s=known.marked_s,
+        lemon=known.lemon,
+        changed_s=now_s,
+        labels={**known.labels, **hello.node.labels},
+        down_cause="",
+    )
 
 
 def _dead(turn: Turn, dead: NodeDead) -> None:

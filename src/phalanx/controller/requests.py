@@ -45,7 +45,7 @@ from phalanx.core.state.events import (
     TokensUsed,
     UncordonNode,
     Update,
-)  # fmt: skip
+)
 from phalanx.core.work.job import JobState
 
 

@@ -32,8 +32,9 @@ def put(turn: Turn, request: PutReservation) -> Reservation:
         if replace(standing, begun=False, by=NOBODY) == replace(wanted, by=NOBODY):
             return standing
         raise Conflict(
-            f"there is a reservation {wanted.id} already", hint=f"give another --name, or: phalanx nodes unreserve {wanted.id}"
-        )  # fmt: skip
+            f"there is a reservation {wanted.id} already",
+            hint=f"give another --name, or: phalanx nodes unreserve {wanted.id}",
+        )
     _check_time(wanted, turn.now.wall_s)
     _check_names(turn, wanted)
     _check_clash(turn, wanted)
@@ -95,8 +96,10 @@ def _check_names(turn: Turn, wanted: Reservation) -> None:
     if len(set(wanted.nodes)) != len(wanted.nodes):
         raise BadRequest(f"reservation {wanted.id} names a node twice")
     for kind, names, known in (
-        ("node", wanted.nodes, world.nodes), ("user", sorted(wanted.users), world.users), ("queue", sorted(wanted.queues), world.queues),
-    ):  # fmt: skip
+        ("node", wanted.nodes, world.nodes),
+        ("user", sorted(wanted.users), world.users),
+        ("queue", sorted(wanted.queues), world.queues),
+    ):
         missing = [name for name in names if name not in known]
         if missing:
             raise NotFound(f"no {kind} {missing[0]!r}", hint=f"phalanx {kind}s lists them")

@@ -161,9 +161,13 @@ def _put_array(turn: Turn, wish: Submit, indices: Sequence[int], parents: Mappin
     jobs: list[Job] = []
     for index, seq in zip(indices, seqs, strict=True):
         place = ArrayPlace(
-            array_id=array_id, index=index, size=len(indices), running_max=wish.spec.array_max,
-            lowest=indices[0], highest=indices[-1],
-        )  # fmt: skip
+            array_id=array_id,
+            index=index,
+            size=len(indices),
+            running_max=wish.spec.array_max,
+            lowest=indices[0],
+            highest=indices[-1],
+        )
         own = [Dependency(kind=one.kind, job_id=element_id(one.job_id, index)) for one in paired]
         more, alone = dependencies.unmet_of(turn.world, name, own, parents) if own else ((), "")
         unmet = (*shared, *more) if more else shared
@@ -187,9 +191,19 @@ def _put_one(
     (job_id, seq, array), (unmet, never) = place, waits
     reason, detail = dependencies.first_reason(held=spec.hold, unmet=unmet, begin_s=spec.begin_s, now_s=turn.now.wall_s)
     job = Job(
-        id=job_id, seq=seq, spec=spec, user=wish.user, project=wish.project, queue=wish.queue, submit_s=turn.now.wall_s,
-        held=spec.hold, reason=reason, detail=detail, array=array, unmet=unmet,
-    )  # fmt: skip
+        id=job_id,
+        seq=seq,
+        spec=spec,
+        user=wish.user,
+        project=wish.project,
+        queue=wish.queue,
+        submit_s=turn.now.wall_s,
+        held=spec.hold,
+        reason=reason,
+        detail=detail,
+        array=array,
+        unmet=unmet,
+    )
     turn.change.put(job)
     text = f"submitted by {wish.user} for {wish.project}: {spec.role.gpus.total} GPUs" + (
         f"; {detail}" if unmet else ""

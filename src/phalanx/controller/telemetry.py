@@ -111,10 +111,17 @@ class Telemetry:
                 return None
             step_s, tokens_per_s = _rates(track)
             return Progress(
-                epoch=track.epoch, generation=track.step_generation, step=track.step, at_s=track.at_s, steps_total=track.steps_total,
-                loss=track.loss, tokens_per_s=tokens_per_s, step_s=step_s, saving=track.saving,
+                epoch=track.epoch,
+                generation=track.step_generation,
+                step=track.step,
+                at_s=track.at_s,
+                steps_total=track.steps_total,
+                loss=track.loss,
+                tokens_per_s=tokens_per_s,
+                step_s=step_s,
+                saving=track.saving,
                 checkpoint_step=track.checkpoint_step,
-            )  # fmt: skip
+            )
 
     def steps_total(self, job_id: JobId) -> int | None:
         """How many steps the job plans to make, by its newest word on that."""

@@ -67,10 +67,16 @@ class Turn:
         if self._facts is None:
             book = self.rulebook or Rulebook(self.world, self.settings.rules)
             self._facts = Facts(
-                now_s=self.now.wall_s, addresses=_Addresses(self.world), nodes=self.world.nodes, checkpoint_root=self.settings.checkpoint_root,
-                output_root=self.settings.output_root, gang_mtbf_s=partial(_gang_mtbf_s, self.losses, self.now.wall_s), ages_s=self.ages_s,
-                judge=book.judge, judge_cause=book.judge_cause,
-            )  # fmt: skip
+                now_s=self.now.wall_s,
+                addresses=_Addresses(self.world),
+                nodes=self.world.nodes,
+                checkpoint_root=self.settings.checkpoint_root,
+                output_root=self.settings.output_root,
+                gang_mtbf_s=partial(_gang_mtbf_s, self.losses, self.now.wall_s),
+                ages_s=self.ages_s,
+                judge=book.judge,
+                judge_cause=book.judge_cause,
+            )
         return self._facts
 
     def case(self, job_id: JobId) -> Case:

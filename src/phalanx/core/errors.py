@@ -143,7 +143,18 @@ class WaitTimedOut(PhalanxError):
 BY_CODE: dict[str, type[PhalanxError]] = {
     kind.code: kind
     for kind in (
-        BadRequest, BadFile, NeverFits, NotFound, Conflict, NotSignedIn, NotPermitted, TooLarge, TryLater, NotLeading,
-        OutcomeUnknown, Unreachable, WaitTimedOut,
+        BadRequest,
+        BadFile,
+        NeverFits,
+        NotFound,
+        Conflict,
+        NotSignedIn,
+        NotPermitted,
+        TooLarge,
+        TryLater,
+        NotLeading,
+        OutcomeUnknown,
+        Unreachable,
+        WaitTimedOut,
     )
-}  # fmt: skip
+}

@@ -8,7 +8,8 @@ from typing import Protocol
 
 from phalanx.core.access.audit import AuditLine
 from phalanx.core.errors import TryLater
-from phalanx.core.fleet.calibration import FLEET, Calibration
+from phalanx.core.fleet.calibration import Calibration
+from phalanx.core.fleet.failure_rules import FailureRules
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, UserId
 from phalanx.core.state.story import StoryLine
@@ -150,8 +151,12 @@ class Store(Protocol):
         """One reservation, an ended one too."""
         ...
 
-    def calibration(self, document: str = FLEET) -> Calibration | None:
-        """What the last calibration found; or another document of the fleet, by its id."""
+    def calibration(self) -> Calibration | None:
+        """The result of the last calibration."""
+        ...
+
+    def failure_rules(self) -> FailureRules | None:
+        """The operators' own failure rules."""
         ...
 
     def projects(self) -> list[Project]:

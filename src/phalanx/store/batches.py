@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar, assert_never
 
 from phalanx.core.fleet.calibration import Calibration
+from phalanx.core.fleet.failure_rules import FailureRules
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, TokenId, UserId
 from phalanx.core.state.story import StoryLine
@@ -36,6 +37,7 @@ class Rows:
     tokens: dict[TokenId, Token] = field(default_factory=dict)
     reservations: dict[ReservationId, Reservation] = field(default_factory=dict)
     calibrations: dict[str, Calibration] = field(default_factory=dict)
+    failure_rules: dict[str, FailureRules] = field(default_factory=dict)
     nodes: dict[NodeId, Node] = field(default_factory=dict)
     jobs: dict[JobId, Job] = field(default_factory=dict)
     attempts: dict[tuple[JobId, Epoch], Attempt] = field(default_factory=dict)
@@ -82,6 +84,8 @@ def newest_of(batch: Batch) -> Rows:
                 _put_last(rows.reservations, record.id, record)
             case Calibration():
                 _put_last(rows.calibrations, record.id, record)
+            case FailureRules():
+                _put_last(rows.failure_rules, record.id, record)
             case Idempotency():
                 _put_last(rows.idempotency, (record.user, record.key), record)
             case _:

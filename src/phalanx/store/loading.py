@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from phalanx.core.fleet.calibration import Calibration
+from phalanx.core.fleet.failure_rules import FailureRules
 from phalanx.core.fleet.node import Node
 from phalanx.core.state.world import Change, Idempotency, World
 from phalanx.core.work.attempt import Attempt
@@ -28,6 +29,7 @@ def build_world(
     tokens: Iterable[Token],
     reservations: Iterable[Reservation],
     calibrations: Iterable[Calibration],
+    failure_rules: Iterable[FailureRules],
     jobs: Iterable[Job],
     attempts: Iterable[Attempt],
     idempotency: Iterable[Idempotency],
@@ -37,7 +39,8 @@ def build_world(
     """The world that holds these records. `jobs` come in submit order, attempts and reservations are the live ones, keys oldest first."""
     world = World(next_job_seq=last_job_seq + 1, next_story_seq=last_story_seq + 1)
     change = Change(world=world)
-    for records in (nodes, queues, spent, projects, users, tokens, reservations, calibrations, jobs, attempts):
+    documents = (calibrations, failure_rules)
+    for records in (nodes, queues, spent, projects, users, tokens, reservations, *documents, jobs, attempts):
         for record in records:
             change.put(record)
     for key in idempotency:  # no index hangs on them, and there may be many

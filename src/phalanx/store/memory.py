@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from phalanx.core.access.audit import AuditLine
 from phalanx.core.fleet.calibration import FLEET, Calibration
+from phalanx.core.fleet.failure_rules import OPERATORS, FailureRules
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, TokenId, UserId
 from phalanx.core.state.story import StoryLine
@@ -35,6 +36,7 @@ class _Tables:
     spent: dict[QueueId, Spent] = field(default_factory=dict)
     reservations: dict[ReservationId, Reservation] = field(default_factory=dict)
     calibrations: dict[str, Calibration] = field(default_factory=dict)
+    failure_rules: dict[str, FailureRules] = field(default_factory=dict)
     nodes: dict[NodeId, Node] = field(default_factory=dict)
     jobs: dict[JobId, Job] = field(default_factory=dict)
     job_of_seq: dict[int, JobId] = field(default_factory=dict)
@@ -102,6 +104,7 @@ class MemoryStore:
                 tokens=self._tokens(),
                 reservations=[one for one in _by_key(tables.reservations) if not one.ended],
                 calibrations=_by_key(tables.calibrations),
+                failure_rules=_by_key(tables.failure_rules),
                 jobs=[job for job in jobs if job.id not in forgotten],
                 attempts=[live for job in jobs if (live := self._live(job.id)) is not None],
                 idempotency=list(tables.idempotency.values())[-KEYS_LOADED:],
@@ -192,10 +195,15 @@ class MemoryStore:
         with self._lock:
             return self._tables.reservations.get(reservation_id)
 
-    def calibration(self, document: str = FLEET) -> Calibration | None:
-        """What the last calibration found; or another document of the fleet, by its id."""
+    def calibration(self) -> Calibration | None:
+        """The result of the last calibration."""
         with self._lock:
-            return self._tables.calibrations.get(document)
+            return self._tables.calibrations.get(FLEET)
+
+    def failure_rules(self) -> FailureRules | None:
+        """The operators' own failure rules."""
+        with self._lock:
+            return self._tables.failure_rules.get(OPERATORS)
 
     def projects(self) -> list[Project]:
         """All projects by id."""
@@ -243,6 +251,7 @@ class MemoryStore:
             tables.spent.pop(queue_id, None)
         tables.reservations.update(rows.reservations)
         tables.calibrations.update(rows.calibrations)
+        tables.failure_rules.update(rows.failure_rules)
         tables.nodes.update(rows.nodes)
         for node_id in batch.removed_nodes:
             tables.nodes.pop(node_id, None)

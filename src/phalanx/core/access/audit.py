@@ -91,16 +91,33 @@ def line_of(call: Call, tip: Tip, at_s: float, key: bytes, *, detail: str | None
     target, detail = call.target[:TEXT_MAX], (call.detail if detail is None else detail)[:TEXT_MAX]
     words = (tip.mac, seq, at_s, call.user, call.token_id, call.origin, call.action, target, detail, result)
     return AuditLine(
-        seq=seq, at_s=at_s, user=call.user, token_id=call.token_id, origin=call.origin, action=call.action,
-        target=target, detail=detail, result=result, mac=_mac(words, key),
-    )  # fmt: skip
+        seq=seq,
+        at_s=at_s,
+        user=call.user,
+        token_id=call.token_id,
+        origin=call.origin,
+        action=call.action,
+        target=target,
+        detail=detail,
+        result=result,
+        mac=_mac(words, key),
+    )
 
 
 def mac_of(line: AuditLine, before: str, key: bytes) -> str:
     """The code of a line whose predecessor has the code `before`; the first line's is empty."""
     words = (
-        before, line.seq, line.at_s, line.user, line.token_id, line.origin, line.action, line.target, line.detail, line.result,
-    )  # fmt: skip
+        before,
+        line.seq,
+        line.at_s,
+        line.user,
+        line.token_id,
+        line.origin,
+        line.action,
+        line.target,
+        line.detail,
+        line.result,
+    )
     return _mac(words, key)
 
 

@@ -32,7 +32,7 @@ from phalanx.core.state.events import (
     TokensUsed,
     UncordonNode,
     Update,
-)  # fmt: skip
+)
 from phalanx.core.work.job import Job
 from phalanx.core.work.people import Token, User
 from phalanx.core.work.queue import Project, Queue
@@ -107,8 +107,13 @@ def _of_job(request: Cancel | Hold | Requeue | Update) -> str:
         case Hold():
             return f"job {request.job_id} {'hold' if request.held else 'release'}"
         case Update():
-            asked = {"priority": request.priority, "queue": request.queue, "time_limit_s": request.time_limit_s,
-                     "begin_s": request.begin_s, "name": None if request.name is None else "changed"}  # fmt: skip
+            asked = {
+                "priority": request.priority,
+                "queue": request.queue,
+                "time_limit_s": request.time_limit_s,
+                "begin_s": request.begin_s,
+                "name": None if request.name is None else "changed",
+            }
             return f"job {request.job_id} " + " ".join(f"{k}={v}" for k, v in asked.items() if v is not None)
         case _:
             return f"job {request.job_id}"

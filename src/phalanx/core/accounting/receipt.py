@@ -262,6 +262,10 @@ def _generation(number: int, attempt: Attempt, reports: Reports) -> GenerationLi
 
 def _seconds(ledger: Ledger) -> GpuSeconds:
     return GpuSeconds(
-        productive=ledger.productive / 1e6, lost=ledger.lost / 1e6, saving=ledger.saving / 1e6, restarting=ledger.restarting / 1e6,
-        idle=ledger.idle / 1e6, total=ledger.total / 1e6,
-    )  # fmt: skip
+        productive=ledger.productive / 1e6,
+        lost=ledger.lost / 1e6,
+        saving=ledger.saving / 1e6,
+        restarting=ledger.restarting / 1e6,
+        idle=ledger.idle / 1e6,
+        total=ledger.total / 1e6,
+    )

@@ -27,7 +27,7 @@ from phalanx.core.state.events import (
     Progressed,
     TaskExited,
     Withdrawn,
-)  # fmt: skip
+)
 from phalanx.core.state.revise import replace
 from phalanx.core.state.story import StoryLine
 from phalanx.core.work.attempt import Attempt, AttemptState, Cause, Member, MemberState, TaskExit
@@ -80,9 +80,11 @@ def _ready(case: Case, attempt: Attempt, happening: MemberReady, facts: Facts) -
     if faults:
         return _unlinked(case, replace(attempt, members=members), faults, late, facts)
     attempt = replace(
-        attempt, members=members, state=_S.STARTING if whole else attempt.state,
+        attempt,
+        members=members,
+        state=_S.STARTING if whole else attempt.state,
         resume=happening.resume if rank_zero else attempt.resume,
-    )  # fmt: skip
+    )
     if not whole:
         return Outcome(job=case.job, attempt=attempt, lines=late)
     source = f", from step {attempt.resume.step}" if attempt.resume is not None else ""
@@ -139,9 +141,12 @@ def _started(case: Case, attempt: Attempt, happening: MemberStarted, facts: Fact
     if any(member.state in (MemberState.ASKED, MemberState.READY) for member in members):
         return Outcome(job=case.job, attempt=replace(attempt, members=members))
     attempt = replace(
-        attempt, members=members, state=_S.RUNNING, running_s=facts.now_s,
+        attempt,
+        members=members,
+        state=_S.RUNNING,
+        running_s=facts.now_s,
         first_running_s=attempt.first_running_s or facts.now_s,
-    )  # fmt: skip
+    )
     job = case.job if case.job.started_s is not None else replace(case.job, started_s=facts.now_s)
     told = line(case, facts, "running", f"all {attempt.allocation.world_size} ranks run")
     return Outcome(job=job, attempt=attempt, lines=(told,))
@@ -299,10 +304,13 @@ def _withdrawn(case: Case, attempt: Attempt, happening: Withdrawn, facts: Facts)
 def _remind(case: Case, attempt: Attempt, happening: Remind, facts: Facts) -> Outcome:
     node_id, state = happening.node_id, _member(attempt, happening.node_id).state
     if happening.probe_port:
-        attempt = replace(attempt, members=tuple(
-            replace(member, probe_port=happening.probe_port) if member.node_id == node_id else member
-            for member in attempt.members
-        ))  # fmt: skip
+        attempt = replace(
+            attempt,
+            members=tuple(
+                replace(member, probe_port=happening.probe_port) if member.node_id == node_id else member
+                for member in attempt.members
+            ),
+        )
     if attempt.state is _S.STOPPING:
         commands = orders.stop(case, attempt, only=node_id)
     elif state is MemberState.ASKED:

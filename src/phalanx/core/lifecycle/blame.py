@@ -111,7 +111,10 @@ def _movers(attempt: Attempt) -> list[TaskExit]:
         (
             exit
             for exit in attempt.exits
-            if exit.failed and exit.verdict is not None and exit.verdict.remedy in _MOVES and exit.verdict.blame is not Blame.PREEMPTED
+            if exit.failed
+            and exit.verdict is not None
+            and exit.verdict.remedy in _MOVES
+            and exit.verdict.blame is not Blame.PREEMPTED
         ),
         key=lambda exit: exit.rank,
-    )  # fmt: skip
+    )

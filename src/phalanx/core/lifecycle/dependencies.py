@@ -34,8 +34,11 @@ _OVER: Final = {
     JobState.TIMEOUT: "was over its time limit",
 }
 _OF_ONE: Final = (
-    DependencyKind.AFTER_OK, DependencyKind.AFTER_ANY, DependencyKind.AFTER_NOT_OK, DependencyKind.AFTER_CORR,
-)  # fmt: skip
+    DependencyKind.AFTER_OK,
+    DependencyKind.AFTER_ANY,
+    DependencyKind.AFTER_NOT_OK,
+    DependencyKind.AFTER_CORR,
+)
 _OF_FAILURE: Final = (DependencyKind.AFTER_OK, DependencyKind.AFTER_NOT_OK)
 
 States = Mapping[JobId, JobState]

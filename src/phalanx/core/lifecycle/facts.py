@@ -95,9 +95,12 @@ class Outcome:
     def then(self, later: Outcome) -> Outcome:
         """This outcome followed by one that started from it."""
         return replace(
-            later, commands=self.commands + later.commands, lines=self.lines + later.lines,
-            faults=self.faults + later.faults, marks=self.marks + later.marks,
-        )  # fmt: skip
+            later,
+            commands=self.commands + later.commands,
+            lines=self.lines + later.lines,
+            faults=self.faults + later.faults,
+            marks=self.marks + later.marks,
+        )
 
 
 def line(case: Case, facts: Facts, kind: str, text: str, *, node_id: NodeId | None = None, by: str = "") -> StoryLine:

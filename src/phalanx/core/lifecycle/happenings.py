@@ -17,7 +17,7 @@ from phalanx.core.state.events import (
     Progressed,
     TaskExited,
     Withdrawn,
-)  # fmt: skip
+)
 from phalanx.core.work.attempt import Cause
 
 
@@ -58,6 +58,19 @@ class Remind:
 
 
 Happening = (
-    MemberReady | MemberRefused | MemberStarted | TaskExited | MemberStopped | MemberFroze | MemberHung | CheckpointSaved | CheckpointFailed
-    | Progressed | MemberLost | StopWanted | StartOverdue | Remind | Withdrawn
-)  # fmt: skip
+    MemberReady
+    | MemberRefused
+    | MemberStarted
+    | TaskExited
+    | MemberStopped
+    | MemberFroze
+    | MemberHung
+    | CheckpointSaved
+    | CheckpointFailed
+    | Progressed
+    | MemberLost
+    | StopWanted
+    | StartOverdue
+    | Remind
+    | Withdrawn
+)

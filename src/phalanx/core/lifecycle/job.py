@@ -20,10 +20,14 @@ from phalanx.core.work.job import Job, JobState
 def place(job: Job, allocation: Allocation, facts: Facts) -> Outcome:
     """Commit a verified placement: the next epoch's attempt, and `Prepare` to each node."""
     attempt = Attempt(
-        job_id=job.id, epoch=Epoch(job.epoch + 1), allocation=allocation, placed_s=facts.now_s, generation_s=facts.now_s,
+        job_id=job.id,
+        epoch=Epoch(job.epoch + 1),
+        allocation=allocation,
+        placed_s=facts.now_s,
+        generation_s=facts.now_s,
         members=tuple(Member(node_id=grant.node_id) for grant in allocation.grants),
         kept=not all(_sees_head_files(grant.node_id, job, facts) for grant in allocation.grants),
-    )  # fmt: skip
+    )
     job = replace(job, state=JobState.RUNNING, epoch=attempt.epoch, detail="")
     names = ", ".join(grant.node_id for grant in allocation.grants)
     waited = format_duration(max(0.0, facts.now_s - job.submit_s))
@@ -71,13 +75,17 @@ def hold(case: Case, held: bool, by: str, facts: Facts) -> Outcome:
     job = case.job
     if job.state.terminal:
         word = "held" if held else "released"
-        raise Conflict(f"job {job.id} is {job.state.value}; a job that is over cannot be {word}",
-                       hint="phalanx submit starts it anew")  # fmt: skip
+        raise Conflict(
+            f"job {job.id} is {job.state.value}; a job that is over cannot be {word}",
+            hint="phalanx submit starts it anew",
+        )
     if job.held == held:
         return Outcome(job=job, attempt=case.attempt)
     if job.state is not JobState.PENDING:
-        raise Conflict(f"job {job.id} is {job.state.value}; only a pending job can be {'held' if held else 'released'}",
-                       hint=f"phalanx requeue {job.id} stops it first" if held else "")  # fmt: skip
+        raise Conflict(
+            f"job {job.id} is {job.state.value}; only a pending job can be {'held' if held else 'released'}",
+            hint=f"phalanx requeue {job.id} stops it first" if held else "",
+        )
     told = line(case, facts, "held" if held else "released", f"{'held' if held else 'released'} by {by}", by=by)
     reason, detail = first_reason(held=held, unmet=job.unmet, begin_s=job.spec.begin_s, now_s=facts.now_s)
     return Outcome(job=replace(job, held=held, reason=reason, detail=detail), attempt=None, lines=(told,))
@@ -115,14 +123,19 @@ def update(case: Case, event: Update, facts: Facts) -> Outcome:
         and event.time_limit_s > limit_s
     ):
         # Its supervisors end the tasks by the limit they were told at the start, also when no head is there.
-        raise Conflict(f"job {job.id} runs under a limit of {format_duration(limit_s)}; while it runs it can only be shortened",
-                       hint=f"phalanx requeue {job.id}, then update")  # fmt: skip
+        raise Conflict(
+            f"job {job.id} runs under a limit of {format_duration(limit_s)}; while it runs it can only be shortened",
+            hint=f"phalanx requeue {job.id}, then update",
+        )
     if event.begin_s is not None and job.state is not JobState.PENDING:
         raise Conflict(f"job {job.id} runs and has begun", hint=f"phalanx requeue {job.id} first")
     changes = {
-        "name": event.name, "priority": event.priority, "time_limit_s": event.time_limit_s, "queue": event.queue,
+        "name": event.name,
+        "priority": event.priority,
+        "time_limit_s": event.time_limit_s,
+        "queue": event.queue,
         "begin_s": event.begin_s,
-    }  # fmt: skip
+    }
     given = {key: value for key, value in changes.items() if value is not None}
     spec = replace(job.spec, **given)  # type: ignore[arg-type]  # the keys are JobSpec's own, of the types Update states
     told = line(

@@ -31,15 +31,26 @@ def prepare(job: Job, attempt: Attempt, facts: Facts, *, only: NodeId | None = N
     age_s = facts.ages_s.get(job.id, max(0.0, facts.now_s - attempt.placed_s))
     deadline_s = None if spec.time_limit_s is None else facts.now_s + spec.time_limit_s - age_s
     common = Prepare(
-        node_id=only or attempt.members[0].node_id, job_id=job.id, epoch=attempt.epoch, generation=attempt.generation, spec=spec,
-        allocation=attempt.allocation, addresses=addresses, candidates=tuple(reversed(job.checkpoints)),
-        checkpoint_dir=f"{root}/{job.id}/epoch-{attempt.epoch}", output_dir=f"{facts.output_root}/{job.id}",
-        deadline_s=deadline_s, restarts=attempt.epoch - 1 + attempt.generation,
-        mtbf_s=facts.gang_mtbf_s(job, len(attempt.allocation.grants)), user=job.user,
+        node_id=only or attempt.members[0].node_id,
+        job_id=job.id,
+        epoch=attempt.epoch,
+        generation=attempt.generation,
+        spec=spec,
+        allocation=attempt.allocation,
+        addresses=addresses,
+        candidates=tuple(reversed(job.checkpoints)),
+        checkpoint_dir=f"{root}/{job.id}/epoch-{attempt.epoch}",
+        output_dir=f"{facts.output_root}/{job.id}",
+        deadline_s=deadline_s,
+        restarts=attempt.epoch - 1 + attempt.generation,
+        mtbf_s=facts.gang_mtbf_s(job, len(attempt.allocation.grants)),
+        user=job.user,
         array=job.array,
-        surroundings=surroundings_of(attempt.allocation, facts.nodes) if spec.plan else None, kept=attempt.kept,
-        probe_ports=_probe_ports(attempt, facts), hangs=job.hangs,
-    )  # fmt: skip
+        surroundings=surroundings_of(attempt.allocation, facts.nodes) if spec.plan else None,
+        kept=attempt.kept,
+        probe_ports=_probe_ports(attempt, facts),
+        hangs=job.hangs,
+    )
     if only is not None:
         return (common,) if any(member.node_id == only for member in attempt.members) else ()
     return (common, *(replace(common, node_id=member.node_id) for member in attempt.members[1:]))
@@ -59,12 +70,16 @@ def start(attempt: Attempt, *, only: NodeId | None = None) -> tuple[Command, ...
     port = next((member.port for member in attempt.members if member.port is not None), None) or 0
     return tuple(
         StartTasks(
-            node_id=member.node_id, job_id=attempt.job_id, epoch=attempt.epoch, generation=attempt.generation, port=port,
+            node_id=member.node_id,
+            job_id=attempt.job_id,
+            epoch=attempt.epoch,
+            generation=attempt.generation,
+            port=port,
             resume=attempt.resume,
         )
         for member in attempt.members
         if only is None or member.node_id == only
-    )  # fmt: skip
+    )
 
 
 def stop(case: Case, attempt: Attempt, *, only: NodeId | None = None) -> tuple[Command, ...]:
@@ -78,12 +93,16 @@ def stop(case: Case, attempt: Attempt, *, only: NodeId | None = None) -> tuple[C
     reason = _STOP_REASON.get(attempt.ending, "restart") if attempt.ending is not None else "restart"
     return tuple(
         StopTasks(
-            node_id=member.node_id, job_id=attempt.job_id, epoch=attempt.epoch, generation=attempt.generation,
-            reason=reason, grace_s=grace_s,
+            node_id=member.node_id,
+            job_id=attempt.job_id,
+            epoch=attempt.epoch,
+            generation=attempt.generation,
+            reason=reason,
+            grace_s=grace_s,
         )
         for member in attempt.members
         if member.state not in (MemberState.STOPPED, MemberState.LOST) and (only is None or member.node_id == only)
-    )  # fmt: skip
+    )
 
 
 def forget(attempt: Attempt) -> tuple[Command, ...]:

@@ -19,7 +19,7 @@ from phalanx.core.lifecycle.facts import (
     Mark,
     Outcome,
     line,
-)  # fmt: skip
+)
 from phalanx.core.state.revise import replace
 from phalanx.core.work.attempt import TIME_LIMIT_NOTE, Attempt, AttemptState, Cause, Member, MemberState
 from phalanx.core.work.failure import Remedy
@@ -191,9 +191,13 @@ def _first_failure_code(attempt: Attempt) -> int:
 def _end(case: Case, attempt: Attempt, cause: Cause, state: JobState, code: int, facts: Facts) -> Outcome:
     ended = _ended(attempt, cause, facts, code)
     job = replace(
-        case.job, state=state, ended_s=facts.now_s, exit_code=code, detail=attempt.why if state is not JobState.SUCCEEDED else "",
+        case.job,
+        state=state,
+        ended_s=facts.now_s,
+        exit_code=code,
+        detail=attempt.why if state is not JobState.SUCCEEDED else "",
         reason=Reason.NEW,
-    )  # fmt: skip
+    )
     text = (
         state.value
         if state is JobState.SUCCEEDED
@@ -233,14 +237,25 @@ def _again(job: Job, attempt: Attempt, cause: Cause, facts: Facts) -> Outcome:
     if any(member.state is MemberState.LOST for member in attempt.members):
         return _wait(job, attempt, Cause.NODE_FAIL, Reason.NODE_FAIL, 0.0, facts)
     fresh = replace(
-        attempt, generation=Generation(attempt.generation + 1), state=AttemptState.PLACED, generation_s=facts.now_s,
-        members=tuple(Member(node_id=member.node_id) for member in attempt.members), running_s=None, exits=(), ending=None,
-        why="", exit_code=None, resume=None, causes=(*attempt.causes, cause),
-    )  # fmt: skip
+        attempt,
+        generation=Generation(attempt.generation + 1),
+        state=AttemptState.PLACED,
+        generation_s=facts.now_s,
+        members=tuple(Member(node_id=member.node_id) for member in attempt.members),
+        running_s=None,
+        exits=(),
+        ending=None,
+        why="",
+        exit_code=None,
+        resume=None,
+        causes=(*attempt.causes, cause),
+    )
     told = line(
-        Case(job=job, attempt=attempt), facts, "restart",
+        Case(job=job, attempt=attempt),
+        facts,
+        "restart",
         f"restart {fresh.generation} in place ({cause.value}: {attempt.why})",
-    )  # fmt: skip
+    )
     return Outcome(job=job, attempt=fresh, commands=orders.prepare(job, fresh, facts), lines=(told,))
 
 

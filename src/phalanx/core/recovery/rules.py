@@ -24,9 +24,25 @@ PATTERN_CHARS_MAX: Final = 500
 SAYS_CHARS_MAX: Final = 200
 WEIGHT_MAX: Final = 10.0
 SIGNALS: Final = {
-    "SIGHUP": 1, "SIGINT": 2, "SIGQUIT": 3, "SIGILL": 4, "SIGTRAP": 5, "SIGABRT": 6, "SIGBUS": 7, "SIGFPE": 8, "SIGKILL": 9,
-    "SIGUSR1": 10, "SIGSEGV": 11, "SIGUSR2": 12, "SIGPIPE": 13, "SIGALRM": 14, "SIGTERM": 15, "SIGXCPU": 24, "SIGXFSZ": 25, "SIGSYS": 31,
-}  # fmt: skip
+    "SIGHUP": 1,
+    "SIGINT": 2,
+    "SIGQUIT": 3,
+    "SIGILL": 4,
+    "SIGTRAP": 5,
+    "SIGABRT": 6,
+    "SIGBUS": 7,
+    "SIGFPE": 8,
+    "SIGKILL": 9,
+    "SIGUSR1": 10,
+    "SIGSEGV": 11,
+    "SIGUSR2": 12,
+    "SIGPIPE": 13,
+    "SIGALRM": 14,
+    "SIGTERM": 15,
+    "SIGXCPU": 24,
+    "SIGXFSZ": 25,
+    "SIGSYS": 31,
+}
 """Numbers of x86 and ARM Linux. Source: signal(7)."""
 _SHELL: Final = 128  # a shell says 128 + n of a command that signal n ended
 E = TypeVar("E", Blame, Remedy, Charge)
@@ -97,8 +113,14 @@ def _verdict(rule: Rule, line: str, found: Evidence) -> Verdict:
     if xid is not None:
         says = f"XID {xid}: {rule.says or rule.name}"
     return Verdict(
-        rule=rule.name, blame=rule.blame, remedy=rule.remedy, charge=rule.charge, says=says, weight=rule.weight, line=line.strip()
-    )  # fmt: skip
+        rule=rule.name,
+        blame=rule.blame,
+        remedy=rule.remedy,
+        charge=rule.charge,
+        says=says,
+        weight=rule.weight,
+        line=line.strip(),
+    )
 
 
 def _read(rule: Rule, exit: TaskExit, found: Evidence) -> str | None:
@@ -195,7 +217,10 @@ def rule_from(value: Any, where: str) -> Rule:
     for key in value:
         if key not in KEYS:
             near = nearest(str(key), KEYS)
-            raise BadRequest(f"{where}: unknown key {str(key)[:NAME_CHARS_MAX]!r}", hint=f"did you mean {near!r}?" if near else f"known: {', '.join(KEYS)}")  # fmt: skip
+            raise BadRequest(
+                f"{where}: unknown key {str(key)[:NAME_CHARS_MAX]!r}",
+                hint=f"did you mean {near!r}?" if near else f"known: {', '.join(KEYS)}",
+            )
     name = _text(value, "name", where, NAME_CHARS_MAX)
     if not name:
         raise BadRequest(f"{where}: name is missing")
@@ -220,11 +245,19 @@ def _signs(value: Mapping[str, Any], name: str, where: str) -> Rule:
     if pattern and not all(option.strip("* ") for option in pattern.split("|")):
         raise BadRequest(f"{where}: pattern: {pattern!r} would match every line")
     return Rule(
-        name=name, blame=blame, remedy=_one_of(value, "remedy", Remedy, where), pattern=pattern, oom=oom, weight=float(weight), cause=cause,
-        charge=_one_of(value, "charge", Charge, where) if "charge" in value else usual, codes=_numbers(value, "codes", where, 255),
-        signals=_numbers(value, "signals", where, 64), xids=_numbers(value, "xids", where, 9_999),
+        name=name,
+        blame=blame,
+        remedy=_one_of(value, "remedy", Remedy, where),
+        pattern=pattern,
+        oom=oom,
+        weight=float(weight),
+        cause=cause,
+        charge=_one_of(value, "charge", Charge, where) if "charge" in value else usual,
+        codes=_numbers(value, "codes", where, 255),
+        signals=_numbers(value, "signals", where, 64),
+        xids=_numbers(value, "xids", where, 9_999),
         says=_text(value, "says", where, SAYS_CHARS_MAX),
-    )  # fmt: skip
+    )
 
 
 def _text(value: Mapping[str, Any], key: str, where: str, chars_max: int) -> str:

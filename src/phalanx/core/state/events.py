@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from phalanx.core.fleet.calibration import Calibration
+from phalanx.core.fleet.failure_rules import FailureRules
 from phalanx.core.fleet.fitness import BadLink
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import (
@@ -210,9 +211,9 @@ class PutCalibration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutRules:
-    """Keep the operators' failure rules in place of those that are kept; an empty list takes them away."""
+    """Replace the operators' failure rules; an empty list removes them."""
 
-    document: Calibration
+    document: FailureRules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,9 +253,32 @@ class CancelAll:
 
 
 Request = (
-    Submit | Cancel | Hold | Requeue | Update | CordonNode | UncordonNode | LabelNodes | ForgetNode | PutUser | PutProject | PutQueue | ChangeQueue | PutQueues
-    | PutReservation | EndReservation | PutCalibration | PutRules | PutToken | RevokeToken | TokensUsed | ChangeUser | ChangeProject | PlanStop | CancelAll
-)  # fmt: skip
+    Submit
+    | Cancel
+    | Hold
+    | Requeue
+    | Update
+    | CordonNode
+    | UncordonNode
+    | LabelNodes
+    | ForgetNode
+    | PutUser
+    | PutProject
+    | PutQueue
+    | ChangeQueue
+    | PutQueues
+    | PutReservation
+    | EndReservation
+    | PutCalibration
+    | PutRules
+    | PutToken
+    | RevokeToken
+    | TokensUsed
+    | ChangeUser
+    | ChangeProject
+    | PlanStop
+    | CancelAll
+)
 
 # ---- reports of supervisors and observations of engines ---------------------------------------------------------------
 
@@ -456,7 +480,20 @@ class Withdrawn:
 
 
 Report = (
-    Hello | MemberReady | MemberRefused | MemberStarted | TaskExited | MemberStopped | MemberFroze | MemberHung
-    | CheckpointSaved | CheckpointFailed | Progressed | NodeDead | NodeSeen | SeatLost | Withdrawn
-)  # fmt: skip
+    Hello
+    | MemberReady
+    | MemberRefused
+    | MemberStarted
+    | TaskExited
+    | MemberStopped
+    | MemberFroze
+    | MemberHung
+    | CheckpointSaved
+    | CheckpointFailed
+    | Progressed
+    | NodeDead
+    | NodeSeen
+    | SeatLost
+    | Withdrawn
+)
 Event = Request | Report

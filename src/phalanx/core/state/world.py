@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from phalanx.core.fleet.calibration import Calibration
+from phalanx.core.fleet.failure_rules import FailureRules
 from phalanx.core.fleet.node import NO_OTHERS, Node
 from phalanx.core.fleet.summary import FleetSummary, node_kind, summary_of
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, TokenId, UserId
@@ -42,7 +43,20 @@ class Idempotency:
     at_s: float
 
 
-Record = Job | Attempt | Node | Queue | Project | User | Token | Idempotency | Reservation | Spent | Calibration
+Record = (
+    Job
+    | Attempt
+    | Node
+    | Queue
+    | Project
+    | User
+    | Token
+    | Idempotency
+    | Reservation
+    | Spent
+    | Calibration
+    | FailureRules
+)
 
 
 @dataclass(slots=True)
@@ -67,6 +81,7 @@ class World:
     reservations: Mapping[ReservationId, Reservation] = field(default_factory=dict)
     idempotency: dict[tuple[UserId, str], Idempotency] = field(default_factory=dict)
     calibrations: dict[str, Calibration] = field(default_factory=dict)
+    failure_rules: dict[str, FailureRules] = field(default_factory=dict)
     pending: dict[JobId, Job] = field(default_factory=dict)
     relations: Relations = field(default_factory=Relations)
     usage: dict[NodeId, Usage] = field(default_factory=dict)
@@ -96,9 +111,14 @@ class World:
     def snapshot(self, now_s: float) -> Snapshot:
         """The state as the scheduler sees it. Shares the mappings: valid until the next change."""
         return Snapshot(
-            version=self.version, now_s=now_s, nodes=self.nodes, usage=self.usage, pending=tuple(self.pending.values()),
-            queues=self.queues, reservations=self.reservations,
-        )  # fmt: skip
+            version=self.version,
+            now_s=now_s,
+            nodes=self.nodes,
+            usage=self.usage,
+            pending=tuple(self.pending.values()),
+            queues=self.queues,
+            reservations=self.reservations,
+        )
 
     def attempts_on(self, node_id: NodeId) -> list[Attempt]:
         """Live attempts with a grant on the node, by job in submit order."""
@@ -145,9 +165,8 @@ class Change:
                 self._forget_kinds_unless_equal(world.nodes.get(record.id), record)
                 self._count_others(world.nodes.get(record.id), record)
                 self._set(world.nodes, record.id, record)
-                # A store applies removals last: a node that is back within the step must not be removed by it.
-                self.removed[:] = [node for node in self.removed if node.id != record.id]
-                self.removed = [gone for gone in self.removed if gone.id != record.id]  # it came back within the step
+                # A store applies removals last: it must not remove a node that came back within the step.
+                self.removed = [gone for gone in self.removed if gone.id != record.id]
             case Queue():
                 world.tree = None
                 self._set(world.queues, record.id, record)
@@ -168,6 +187,8 @@ class Change:
                 self._put_reservation(record)
             case Calibration():
                 self._set(world.calibrations, record.id, record)
+            case FailureRules():
+                self._set(world.failure_rules, record.id, record)
             case Idempotency():
                 self._set(world.idempotency, (record.user, record.key), record)
         self.records.append(record)
@@ -248,9 +269,10 @@ class Change:
                 if node is not None and node.others.devices:  # the engine may have given ours to others meanwhile
                     devices = devices | set(node.others.devices)
                 usage = Usage(
-                    devices=frozenset(devices), cpus=held.cpus + sign * grant.cpus,
+                    devices=frozenset(devices),
+                    cpus=held.cpus + sign * grant.cpus,
                     memory_bytes=held.memory_bytes + sign * grant.memory_bytes,
-                )  # fmt: skip
+                )
                 self._set(world.usage, grant.node_id, usage)
         self.epochs[attempt.job_id] = attempt.epoch
 
@@ -289,9 +311,10 @@ class Change:
             for i in g.devices
         }
         usage = Usage(
-            devices=frozenset(ours | set(new.devices)), cpus=held.cpus - old.cpus + new.cpus,
+            devices=frozenset(ours | set(new.devices)),
+            cpus=held.cpus - old.cpus + new.cpus,
             memory_bytes=held.memory_bytes - old.memory_bytes + new.memory_bytes,
-        )  # fmt: skip
+        )
         self._set(world.usage, node.id, usage)
 
     def _forget_kinds_unless_equal(self, before: Node | None, node: Node) -> None:

@@ -51,9 +51,15 @@ def backup(place: Place, path: str, say: Say) -> Manifest:
         try:
             counts = held(look)
             manifest = Manifest(
-                format=FORMAT, version=VERSION, phalanx=__version__, made_s=time.time(), database=place.database,
-                migration=len(migrations(place.database)), counts=counts, last_job_seq=last_job_seq(look),
-            )  # fmt: skip
+                format=FORMAT,
+                version=VERSION,
+                phalanx=__version__,
+                made_s=time.time(),
+                database=place.database,
+                migration=len(migrations(place.database)),
+                counts=counts,
+                last_job_seq=last_job_seq(look),
+            )
             save(path, manifest, dumped(look), say)
         finally:
             look.rows("end_look")

@@ -10,6 +10,7 @@ import msgspec
 
 from phalanx.core.access.audit import AuditLine
 from phalanx.core.fleet.calibration import Calibration
+from phalanx.core.fleet.failure_rules import FailureRules
 from phalanx.core.fleet.node import Node
 from phalanx.core.state.story import StoryLine
 from phalanx.core.state.world import Idempotency, Record
@@ -66,6 +67,7 @@ USER: Final = Kind("user", msgspec.json.Decoder(User))
 TOKEN: Final = Kind("token", msgspec.json.Decoder(Token))
 RESERVATION: Final = Kind("reservation", msgspec.json.Decoder(Reservation))
 CALIBRATION: Final = Kind("calibration", msgspec.json.Decoder(Calibration))
+FAILURE_RULES: Final = Kind("failure rules", msgspec.json.Decoder(FailureRules))
 IDEMPOTENCY: Final = Kind("idempotency key", msgspec.json.Decoder(Idempotency))
 STORY: Final = Kind("story line", msgspec.json.Decoder(StoryLine))
 AUDIT: Final = Kind("audit line", msgspec.json.Decoder(AuditLine))
@@ -101,6 +103,11 @@ def calibration_row(calibration: Calibration) -> Row:
     return (calibration.id, *_document(calibration))
 
 
+def failure_rules_row(rules: FailureRules) -> Row:
+    """As `put_failure_rules` takes it."""
+    return (rules.id, *_document(rules))
+
+
 def token_row(token: Token) -> Row:
     """As `put_token` takes it."""
     return (token.id, token.user, token.sha256, float(token.created_s), *_document(token))
@@ -114,9 +121,18 @@ def node_row(node: Node) -> Row:
 def job_row(job: Job) -> Row:
     """As `put_job` takes it."""
     return (
-        job.seq, job.id, job.state.value, job.user, job.project, job.queue, job.name, float(job.submit_s),
-        None if job.ended_s is None else float(job.ended_s), job.epoch, *_document(job),
-    )  # fmt: skip
+        job.seq,
+        job.id,
+        job.state.value,
+        job.user,
+        job.project,
+        job.queue,
+        job.name,
+        float(job.submit_s),
+        None if job.ended_s is None else float(job.ended_s),
+        job.epoch,
+        *_document(job),
+    )
 
 
 def attempt_row(attempt: Attempt) -> Row:

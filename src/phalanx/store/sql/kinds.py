@@ -37,6 +37,7 @@ KINDS: Final = (
     Stored("spent", documents.SPENT, "spent", "put_spent", documents.spent_row),
     Stored("reservation", documents.RESERVATION, "all_reservations", "put_reservation", documents.reservation_row),
     Stored("calibration", documents.CALIBRATION, "calibrations", "put_calibration", documents.calibration_row),
+    Stored("rules", documents.FAILURE_RULES, "all_failure_rules", "put_failure_rules", documents.failure_rules_row),
     Stored("node", documents.NODE, "nodes", "put_node", documents.node_row),
     Stored("job", documents.JOB, "page_of_jobs", "put_job", documents.job_row, (-1,)),
     Stored("attempt", documents.ATTEMPT, "page_of_attempts", "put_attempt", documents.attempt_row, ("", -1)),

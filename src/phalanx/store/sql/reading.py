@@ -72,6 +72,7 @@ def load_world(look: Look) -> World:
             tokens=records(look, documents.TOKEN, "tokens"),
             reservations=records(look, documents.RESERVATION, "reservations"),
             calibrations=records(look, documents.CALIBRATION, "calibrations"),
+            failure_rules=records(look, documents.FAILURE_RULES, "all_failure_rules"),
             jobs=_jobs_to_load(look),
             attempts=records(look, documents.ATTEMPT, "live_attempts"),
             idempotency=reversed(records(look, documents.IDEMPOTENCY, "newest_idempotency", (KEYS_LOADED,))),
@@ -86,9 +87,12 @@ def list_jobs(look: Look, wanted: JobFilter) -> list[Job]:
     """Jobs by filter, newest first. Cost grows with `limit`, not with the jobs there are (for one condition beside the states)."""
     where, values = "", []
     conditions: tuple[tuple[str, Column], ...] = (
-        ('"user" =', wanted.user), ("project =", wanted.project), ("queue =", wanted.queue), ("name =", wanted.name),
+        ('"user" =', wanted.user),
+        ("project =", wanted.project),
+        ("queue =", wanted.queue),
+        ("name =", wanted.name),
         ("seq <", wanted.before_seq),
-    )  # fmt: skip
+    )
     for condition, value in conditions:
         if value is not None:
             where += f" AND {condition} {look.dialect.mark}"

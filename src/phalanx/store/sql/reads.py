@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from phalanx.core.access.audit import AuditLine
 from phalanx.core.fleet.calibration import FLEET, Calibration
+from phalanx.core.fleet.failure_rules import OPERATORS, FailureRules
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import JobId, NodeId, ReservationId, UserId
 from phalanx.core.state.story import StoryLine
@@ -117,9 +118,13 @@ class SqlReads(ABC):
         """One reservation, an ended one too."""
         return self._one(documents.RESERVATION, "reservation", reservation_id)
 
-    def calibration(self, document: str = FLEET) -> Calibration | None:
-        """What the last calibration found; or another document of the fleet, by its id."""
-        return self._one(documents.CALIBRATION, "calibration", document)
+    def calibration(self) -> Calibration | None:
+        """The result of the last calibration."""
+        return self._one(documents.CALIBRATION, "calibration", FLEET)
+
+    def failure_rules(self) -> FailureRules | None:
+        """The operators' own failure rules."""
+        return self._one(documents.FAILURE_RULES, "failure_rules", OPERATORS)
 
     def projects(self) -> list[Project]:
         """All projects by id."""

@@ -27,6 +27,7 @@ def statements(batch: Batch, rows: Rows) -> list[tuple[str, list[Row]]]:
         ("remove_spent", [(queue_id,) for queue_id in batch.removed_queues]),
         ("put_reservation", [documents.reservation_row(one) for one in rows.reservations.values()]),
         ("put_calibration", [documents.calibration_row(one) for one in rows.calibrations.values()]),
+        ("put_failure_rules", [documents.failure_rules_row(one) for one in rows.failure_rules.values()]),
         ("put_node", [documents.node_row(node) for node in rows.nodes.values()]),
         ("remove_node", [(node_id,) for node_id in batch.removed_nodes]),
         ("put_job", [documents.job_row(job) for job in rows.jobs.values()]),

@@ -14,10 +14,15 @@ from phalanx.core.errors import BadRequest
 CONNECT_TIMEOUT_S: Final = 3  # a leader has to be replaced within 5 s; libpq takes no less than 2
 # A cut cable is noticed within 4 s: unanswered bytes by the user timeout, an idle connection by keepalives (2 s, then 2 probes).
 DEFAULTS: Final[dict[str, str | int]] = {
-    "connect_timeout": CONNECT_TIMEOUT_S, "application_name": "phalanx", "client_encoding": "UTF8",
-    "target_session_attrs": "read-write", "keepalives_idle": 2, "keepalives_interval": 1, "keepalives_count": 2,
+    "connect_timeout": CONNECT_TIMEOUT_S,
+    "application_name": "phalanx",
+    "client_encoding": "UTF8",
+    "target_session_attrs": "read-write",
+    "keepalives_idle": 2,
+    "keepalives_interval": 1,
+    "keepalives_count": 2,
     "tcp_user_timeout": 4000,
-}  # fmt: skip
+}
 SECRETS: Final = ("password", "sslpassword")
 FORM: Final = "postgresql://USER@HOST:5432/DATABASE"
 _CREDENTIALS: Final = re.compile(r"(//[^/:@]*):.*@")  # greedy: a password may hold an @ of its own

@@ -81,9 +81,16 @@ class PostgresElection:
         """The row as it is now."""
         term, beat, holder, url, lease_s, grants_s, since_s, renewed_s, long_s = self._rows("look")[0]
         return Leader(
-            term=term, beat=beat, holder=holder, url=url, lease_s=lease_s, grants_s=grants_s, since_s=since_s, renewed_s=renewed_s,
+            term=term,
+            beat=beat,
+            holder=holder,
+            url=url,
+            lease_s=lease_s,
+            grants_s=grants_s,
+            since_s=since_s,
+            renewed_s=renewed_s,
             long_leases_left_s=long_s,
-        )  # fmt: skip
+        )
 
     def claim(self, seen: Leader, mine: HeadRecord, *, lease_s: float, grants_s: float) -> int | None:
         """Take over from what was seen: the new term, or None where anything moved since.
@@ -91,8 +98,13 @@ class PostgresElection:
         A head that was stopped inside a commit still holds the row: its sessions are ended, and the next try goes through.
         """
         words = {
-            "term": seen.term, "beat": seen.beat, "holder": mine.head_id, "url": mine.url, "lease_s": lease_s, "grants_s": grants_s,
-        }  # fmt: skip
+            "term": seen.term,
+            "beat": seen.beat,
+            "holder": mine.head_id,
+            "url": mine.url,
+            "lease_s": lease_s,
+            "grants_s": grants_s,
+        }
         try:
             found = self._rows("claim", words)
         except _Held:
@@ -122,10 +134,15 @@ class PostgresElection:
         self._rows(
             "say",
             {
-                "name": mine.name, "head_id": mine.head_id, "url": mine.url, "version": mine.version, "user": mine.user,
-                "token_sha256": mine.token_sha256, "started_s": mine.started_s,
+                "name": mine.name,
+                "head_id": mine.head_id,
+                "url": mine.url,
+                "version": mine.version,
+                "user": mine.user,
+                "token_sha256": mine.token_sha256,
+                "started_s": mine.started_s,
             },
-        )  # fmt: skip
+        )
 
     def leave(self, name: str) -> None:
         """Take it out again."""
@@ -135,11 +152,17 @@ class PostgresElection:
         """All heads that were seen within a week, by name."""
         return [
             HeadRecord(
-                name=name, head_id=head_id, url=url, version=version, user=user, token_sha256=sha256, started_s=started_s,
+                name=name,
+                head_id=head_id,
+                url=url,
+                version=version,
+                user=user,
+                token_sha256=sha256,
+                started_s=started_s,
                 seen_ago_s=ago_s,
             )
             for name, head_id, url, version, user, sha256, started_s, ago_s in self._rows("heads")
-        ]  # fmt: skip
+        ]
 
     def share(self, secrets: Mapping[str, str]) -> dict[str, str]:
         """Offer secrets by name; those that count, which are the first that were ever offered."""

@@ -20,9 +20,21 @@ from phalanx.store.sql.queries import POSTGRES
 from phalanx.store.sql.writing import lots
 
 TABLES: Final = (
-    "users", "projects", "tokens", "queues", "spent", "reservations", "calibrations", "nodes", "jobs", "attempts", "idempotency",
-    "story", "audit",
-)  # fmt: skip
+    "users",
+    "projects",
+    "tokens",
+    "queues",
+    "spent",
+    "reservations",
+    "calibrations",
+    "failure_rules",
+    "nodes",
+    "jobs",
+    "attempts",
+    "idempotency",
+    "story",
+    "audit",
+)
 
 
 def fill(dsn: str, records: Iterable[tuple[str, Any]], told: Callable[[int], Restore], *, replace: bool) -> str:
@@ -62,8 +74,9 @@ def fill(dsn: str, records: Iterable[tuple[str, Any]], told: Callable[[int], Res
 def _leave_word(writer: Connection, restore: Restore) -> None:
     found = {str(name): str(value) for name, value in writer.execute(POSTGRES.reads["words"].encode())}
     words = {
-        RESTORES: with_restore(found.get(RESTORES, ""), restore), TERMS: with_term(found.get(TERMS, ""), restore.term),
-    }  # fmt: skip
+        RESTORES: with_restore(found.get(RESTORES, ""), restore),
+        TERMS: with_term(found.get(TERMS, ""), restore.term),
+    }
     with around("restore.word"):
         writer.cursor().executemany(POSTGRES.writes["put_word"].encode(), list(words.items()))
 

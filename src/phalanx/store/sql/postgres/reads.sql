@@ -117,6 +117,12 @@ SELECT doc, crc FROM calibrations ORDER BY id;
 -- name: calibration
 SELECT doc, crc FROM calibrations WHERE id = %s;
 
+-- name: all_failure_rules
+SELECT doc, crc FROM failure_rules ORDER BY id;
+
+-- name: failure_rules
+SELECT doc, crc FROM failure_rules WHERE id = %s;
+
 -- name: projects
 SELECT doc, crc FROM projects ORDER BY id;
 
@@ -149,7 +155,8 @@ SELECT number, name, sha256 FROM migrations ORDER BY number;
 SELECT 'user', (SELECT count(*) FROM users) UNION ALL SELECT 'project', (SELECT count(*) FROM projects)
 UNION ALL SELECT 'token', (SELECT count(*) FROM tokens) UNION ALL SELECT 'queue', (SELECT count(*) FROM queues)
 UNION ALL SELECT 'spent', (SELECT count(*) FROM spent) UNION ALL SELECT 'reservation', (SELECT count(*) FROM reservations)
-UNION ALL SELECT 'calibration', (SELECT count(*) FROM calibrations) UNION ALL SELECT 'node', (SELECT count(*) FROM nodes)
+UNION ALL SELECT 'calibration', (SELECT count(*) FROM calibrations) UNION ALL SELECT 'rules', (SELECT count(*) FROM failure_rules)
+UNION ALL SELECT 'node', (SELECT count(*) FROM nodes)
 UNION ALL SELECT 'job', (SELECT count(*) FROM jobs) UNION ALL SELECT 'attempt', (SELECT count(*) FROM attempts)
 UNION ALL SELECT 'key', (SELECT count(*) FROM idempotency) UNION ALL SELECT 'story', (SELECT count(*) FROM story)
 UNION ALL SELECT 'audit', (SELECT count(*) FROM audit);

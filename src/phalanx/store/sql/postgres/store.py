@@ -284,11 +284,13 @@ def _fence(begun: Cursor) -> tuple[object, object, object]:
 def _standings(found: list[tuple[object, ...]]) -> dict[JobId, Standing]:
     return {
         JobId(str(job_id)): Standing(
-            seq=int(str(seq)), state=JobState(str(state)), epoch=Epoch(int(str(epoch))),
+            seq=int(str(seq)),
+            state=JobState(str(state)),
+            epoch=Epoch(int(str(epoch))),
             live_epoch=None if live is None else Epoch(int(str(live))),
         )
         for job_id, seq, state, epoch, live in found
-    }  # fmt: skip
+    }
 
 
 def _rolled_back(error: Exception) -> bool:

@@ -30,6 +30,10 @@ ON CONFLICT (id) DO UPDATE SET ended = excluded.ended, doc = excluded.doc, crc =
 INSERT INTO calibrations (id, doc, crc) VALUES (%s, %s, %s)
 ON CONFLICT (id) DO UPDATE SET doc = excluded.doc, crc = excluded.crc;
 
+-- name: put_failure_rules
+INSERT INTO failure_rules (id, doc, crc) VALUES (%s, %s, %s)
+ON CONFLICT (id) DO UPDATE SET doc = excluded.doc, crc = excluded.crc;
+
 -- name: put_token
 INSERT INTO tokens (id, "user", sha256, created_s, doc, crc) VALUES (%s, %s, %s, %s, %s, %s)
 ON CONFLICT (id) DO UPDATE SET
