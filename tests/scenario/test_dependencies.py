@@ -375,7 +375,7 @@ def test_aftercorr_of_other_elements_or_no_array_is_refused(cluster):
     plain = submit(cluster, "plain", hold=True)
     with pytest.raises(BadRequest, match=r"has no element 3-4"):
         submit(cluster, "train", array="0-4", after="aftercorr:1")
-    with pytest.raises(BadRequest, match="is no array"):
+    with pytest.raises(BadRequest, match="is not an array"):
         submit(cluster, "train", array="0-4", after=f"aftercorr:{plain}")
 
 

@@ -1,4 +1,4 @@
-"""The failure rules in force: the operators' own, as the head keeps them, before those that come with Phalanx."""
+"""The failure rules in force: the operators' own, then those shipped with Phalanx."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def own_rules(stored: FailureRules | None) -> tuple[tuple[Rule, ...], str]:
 
 
 class Rulebook:
-    """Rules as of now; read anew when the operators have put others.
+    """Current rules, parsed again when the operators change theirs.
 
     Args:
-        shipped: the rules that come with Phalanx. With none at all, codes and signals alone decide.
+        shipped: the rules shipped with Phalanx. Without any rule, exit codes and signals decide.
     """
 
     def __init__(self, world: World, shipped: Sequence[Rule]) -> None:
@@ -40,7 +40,7 @@ class Rulebook:
 
     @property
     def rules(self) -> Sequence[Rule]:
-        """In the order in which they are tried."""
+        """All rules, in the order in which they are tried."""
         stored = self._world.failure_rules.get(OPERATORS)
         if stored is not self._parsed:
             own, why_not = own_rules(stored)
@@ -50,10 +50,10 @@ class Rulebook:
         return self._rules
 
     def judge(self, exit: TaskExit) -> Verdict | None:
-        """What a task's end means; None without rules."""
+        """Diagnose a task's exit; None without rules."""
         rules = self.rules
         return judge(exit, rules) if rules else None
 
     def judge_cause(self, cause: Cause) -> Verdict | None:
-        """What the end of a whole generation means; None where no rule speaks of it."""
+        """Diagnose the end of a whole generation; None if no rule covers it."""
         return judge_cause(cause, self.rules)
