@@ -1,8 +1,9 @@
-"""Places where a write can be made to fail: a name around every write of the head, so that tests and drills can stop just there.
+"""Failpoints: named places around every write of the head where tests and drills can inject failures.
 
-Unarmed, a point is one look into an empty dict. A test arms points in its own process; a drill arms those of a real head through the
-environment, for example PHALANX_FAILPOINT="store.commit.commit=kill:3,logs.append.write=torn". The part of a name before its first dot says
-whose disk it is: `store` (SQLite) `postgres` `election` `upgrade` `backup` `restore` `logs` `blobs` (store/), `kept` `outputs` (api/), `home` `files` `tls` (app/), `private` `local` (engines/local/), `ray`.
+A failpoint that is not armed costs one lookup in an empty dict. Tests arm failpoints in their own process. Drills arm those of a real head
+through the environment, for example PHALANX_FAILPOINT="store.commit.commit=kill:3,logs.append.write=torn". The first part of a name is the
+component that writes: `store` (SQLite) `postgres` `election` `upgrade` `backup` `restore` `logs` `blobs` (store/), `kept` `outputs` (api/),
+`home` `files` `tls` (app/), `private` `local` (engines/local/), `ray`.
 """
 
 from __future__ import annotations
@@ -21,28 +22,28 @@ VARIABLE: Final = "PHALANX_FAILPOINT"
 
 
 class Failure(enum.StrEnum):
-    """What happens at an armed point."""
+    """The failure to inject."""
 
-    KILL = "kill"  # the process dies by SIGKILL before the write, as by the kernel or a loose cable
-    AFTER = "after"  # the write is done, then the process dies; nobody has heard of it
+    KILL = "kill"  # SIGKILL before the write
+    AFTER = "after"  # the write is done, then SIGKILL, before anything is acknowledged
     ERROR = "error"  # the write fails with EIO
     FULL = "full"  # the write fails with ENOSPC
-    TORN = "torn"  # half of the bytes reach the file, then the process dies
+    TORN = "torn"  # half of the bytes are written, then SIGKILL
 
 
 _AROUND: Final = frozenset({Failure.KILL, Failure.AFTER, Failure.ERROR, Failure.FULL})
 _WRITE: Final = _AROUND | {Failure.TORN}
-_BEFORE: Final = frozenset({Failure.KILL, Failure.ERROR, Failure.FULL})  # a mark between two writes
-_DONE: Final = frozenset({Failure.KILL})  # too late to fail: what was written is durable
-_FORGIVEN: Final = frozenset({Failure.KILL, Failure.AFTER})  # its failure is not told to anybody
+_BEFORE: Final = frozenset({Failure.KILL, Failure.ERROR, Failure.FULL})  # a point between two writes
+_DONE: Final = frozenset({Failure.KILL})  # too late for an error: the write is durable
+_IGNORED: Final = frozenset({Failure.KILL, Failure.AFTER})  # an error here would be ignored
 
 FAILPOINTS: Final[dict[str, frozenset[Failure]]] = {
     "store.open.folder": _AROUND,
     "store.open.lock": _AROUND,
     "store.open.create": _AROUND,
-    "store.open.begin": _AROUND,  # the file is there, and empty; the connection may make its WAL
+    "store.open.begin": _AROUND,  # the file exists and is empty; the connection may create its WAL
     "store.open.directory": _AROUND,
-    "store.open.mark": _WRITE,  # the lock file says from now on that there is a database
+    "store.open.mark": _WRITE,  # records in the lock file that a database exists
     "store.open.mark_sync": _AROUND,
     "store.migrate.begin": _BEFORE,
     "store.migrate.statements": _BEFORE,
@@ -50,14 +51,14 @@ FAILPOINTS: Final[dict[str, frozenset[Failure]]] = {
     "store.migrate.ledger": _BEFORE,
     "store.migrate.commit": _BEFORE,
     "store.migrate.done": _DONE,
-    "store.migrate.rollback": _FORGIVEN,
+    "store.migrate.rollback": _IGNORED,
     "store.commit.begin": _BEFORE,
     "store.commit.rows": _BEFORE,  # hit once for each kind of record in the batch
-    "store.commit.commit": _BEFORE,  # all is written, nothing is committed
-    "store.commit.done": _DONE,  # durable, and nobody knows yet
-    "store.commit.rollback": _FORGIVEN,
-    "store.settle.checkpoint": _FORGIVEN,
-    "store.close.checkpoint": _FORGIVEN,
+    "store.commit.commit": _BEFORE,  # everything is written, nothing is committed
+    "store.commit.done": _DONE,  # durable, not acknowledged
+    "store.commit.rollback": _IGNORED,
+    "store.settle.checkpoint": _IGNORED,
+    "store.close.checkpoint": _IGNORED,
     "postgres.open.term": _BEFORE,
     "postgres.migrate.nothing": _DONE,
     "postgres.migrate.schema": _BEFORE,
@@ -71,8 +72,8 @@ FAILPOINTS: Final[dict[str, frozenset[Failure]]] = {
     "postgres.commit.rows": _BEFORE,  # hit once for each kind of record in the batch
     "postgres.commit.remember": _BEFORE,
     "postgres.commit.patience": _BEFORE,
-    "postgres.commit.commit": _BEFORE,  # all is sent, COMMIT is not
-    "postgres.commit.done": _DONE,  # durable, and nobody knows yet
+    "postgres.commit.commit": _BEFORE,  # everything is sent except COMMIT
+    "postgres.commit.done": _DONE,  # durable, not acknowledged
     "postgres.commit.rollback": _DONE,
     "upgrade.copy.remove": _AROUND,
     "upgrade.copy.create": _AROUND,
@@ -101,7 +102,7 @@ FAILPOINTS: Final[dict[str, frozenset[Failure]]] = {
     "restore.end": _AROUND,
     "restore.schema": _AROUND,
     "restore.copy": _AROUND,
-    "restore.word": _AROUND,  # to heads that will lead later
+    "restore.word": _AROUND,  # records the restore for heads that lead later
     "restore.truncate": _AROUND,
     "restore.mark_folder": _AROUND,
     "restore.mark": _AROUND,
@@ -110,10 +111,10 @@ FAILPOINTS: Final[dict[str, frozenset[Failure]]] = {
     "restore.later_files": _AROUND,
     "restore.later_sync": _AROUND,
     "backup.write": _WRITE,
-    "backup.take_back": _FORGIVEN,
+    "backup.take_back": _IGNORED,
     "election.prepare.leads": _AROUND,
     "election.open.patience": _AROUND,
-    "election.say.statement": _AROUND,  # any of a head's statements about who leads, reads as well
+    "election.say.statement": _AROUND,  # any statement of the election, reads included
     "logs.open.directory": _AROUND,
     "logs.append.directory": _AROUND,
     "logs.append.create": _AROUND,
@@ -121,8 +122,8 @@ FAILPOINTS: Final[dict[str, frozenset[Failure]]] = {
     "logs.append.sync": _AROUND,  # written, not synced
     "logs.append.sync_directory": _AROUND,
     "logs.append.done": _DONE,
-    "logs.take_back.remove": _FORGIVEN,
-    "logs.take_back.cut": _FORGIVEN,
+    "logs.take_back.remove": _IGNORED,
+    "logs.take_back.cut": _IGNORED,
     "logs.delete.remove": _AROUND,
     "blobs.open.directory": _AROUND,
     "blobs.put.create": _AROUND,
@@ -131,9 +132,9 @@ FAILPOINTS: Final[dict[str, frozenset[Failure]]] = {
     "blobs.put.directory": _AROUND,
     "blobs.put.rename": _AROUND,
     "blobs.put.sync_directory": _AROUND,
-    "blobs.take_back.remove": _FORGIVEN,
+    "blobs.take_back.remove": _IGNORED,
     "blobs.sweep.remove": _AROUND,
-    "files.open.directory": _AROUND,  # that several heads share
+    "files.open.directory": _AROUND,  # shared by several heads
     "home.open.directory": _AROUND,
     "home.lock.create": _AROUND,
     "home.holder.cut": _AROUND,
@@ -151,13 +152,13 @@ FAILPOINTS: Final[dict[str, frozenset[Failure]]] = {
     "private.write.sync_directory": _AROUND,
     "local.spawn.directory": _AROUND,
     "local.spawn.output": _AROUND,
-    "local.spawn.process": _AROUND,  # no file, but what the record must not miss
+    "local.spawn.process": _AROUND,  # not a file write, but the record must include it
     "local.forget.name": _AROUND,
     "kept.open.directory": _AROUND,
     "kept.begin.directory": _AROUND,
     "kept.begin.mark": _AROUND,
     "kept.begin.parents": _AROUND,
-    "kept.begin.sync": _AROUND,  # of what an earlier life of the head took
+    "kept.begin.sync": _AROUND,  # of uploads to an earlier incarnation of the head
     "kept.whole.create": _AROUND,
     "kept.whole.write": _WRITE,
     "kept.whole.sync": _AROUND,
@@ -166,16 +167,16 @@ FAILPOINTS: Final[dict[str, frozenset[Failure]]] = {
     "kept.piece.write": _WRITE,
     "kept.piece.cut": _AROUND,
     "kept.piece.sync": _AROUND,
-    "kept.piece.take_back": _FORGIVEN,  # a file whose sync failed
+    "kept.piece.take_back": _IGNORED,  # a file whose sync failed
     "kept.finish.sync_inside": _AROUND,
     "kept.finish.rename": _AROUND,
     "kept.finish.sync_directory": _AROUND,
-    "kept.retire.rename": _FORGIVEN,
-    "kept.retire.remove": _FORGIVEN,
-    "kept.settle.mark": _FORGIVEN,
-    "kept.settle.epoch": _FORGIVEN,
-    "kept.settle.job": _FORGIVEN,
-    "outputs.open.sweep": _FORGIVEN,
+    "kept.retire.rename": _IGNORED,
+    "kept.retire.remove": _IGNORED,
+    "kept.settle.mark": _IGNORED,
+    "kept.settle.epoch": _IGNORED,
+    "kept.settle.job": _IGNORED,
+    "outputs.open.sweep": _IGNORED,
     "outputs.extend.write": _WRITE,
     "outputs.extend.sync": _AROUND,
     "outputs.extend.sync_directory": _AROUND,
@@ -183,14 +184,14 @@ FAILPOINTS: Final[dict[str, frozenset[Failure]]] = {
     "outputs.take.create": _AROUND,
     "outputs.take.cut": _AROUND,
     "outputs.take.write": _WRITE,
-    "outputs.name.refuse": _FORGIVEN,
+    "outputs.name.refuse": _IGNORED,
     "outputs.name.mode": _AROUND,
     "outputs.name.sync": _AROUND,
     "outputs.name.rename": _AROUND,
     "outputs.name.sync_directory": _AROUND,
     "outputs.remove.file": _AROUND,
     "outputs.remove.folder": _AROUND,
-    "outputs.settle.remove": _FORGIVEN,
+    "outputs.settle.remove": _IGNORED,
     "outputs.beside.rename": _AROUND,
     "outputs.own.directory": _AROUND,
     "outputs.own.sync_directory": _AROUND,
@@ -204,7 +205,7 @@ FAILPOINTS: Final[dict[str, frozenset[Failure]]] = {
     "ray.start.carried": _AROUND,
     "ray.start.output": _AROUND,
     "ray.start.process": _AROUND,
-    "ray.stop.temp": _FORGIVEN,
+    "ray.stop.temp": _IGNORED,
     "ray.driver.log": _AROUND,
     "ray.driver.process": _AROUND,
 }
@@ -221,20 +222,20 @@ _lock = threading.Lock()
 
 
 def hit(name: str) -> None:
-    """Pass a mark between two writes, or fail there if it is armed.
+    """Fail here if the failpoint is armed. For points between two writes.
 
     Raises:
-        OSError: it is armed with ERROR or FULL.
+        OSError: the failpoint is armed with ERROR or FULL.
     """
     if _armed:
         _pass(name)
 
 
 def around(name: str) -> _Around:
-    """A block with one write in it: fails before the write, or dies when it is done, if it is armed.
+    """Context manager around one write: if armed, fails before the write, or kills the process after it.
 
     Raises:
-        OSError: it is armed with ERROR or FULL.
+        OSError: the failpoint is armed with ERROR or FULL.
     """
     return _Around(name)
 
@@ -254,14 +255,14 @@ class _Around:
         if self._dies and kind is None:
             _die()
         if self._dies:
-            arm(self._name, Failure.AFTER)  # nothing was written, so it waits for the next pass
+            arm(self._name, Failure.AFTER)  # nothing was written: arm it again for the next pass
 
 
 def write(name: str, fd: int, content: bytes | memoryview, offset: int) -> None:
-    """Write all of `content` at `offset`, unless the point is armed. The only way in which the head writes bytes to its own files.
+    """Write all of `content` at `offset`, unless the failpoint is armed. The head writes all bytes to its own files through this function.
 
     Raises:
-        OSError: the disk took not all of it; some may be there.
+        OSError: the write failed; a part may be written.
     """
     view = memoryview(content)
     dies = bool(_armed) and _pass(name, fd, view, offset)
@@ -273,10 +274,10 @@ def write(name: str, fd: int, content: bytes | memoryview, offset: int) -> None:
 
 
 def sync_directory(name: str, path: str) -> None:
-    """Sync a folder, so that names in it survive a power cut.
+    """Sync a folder, so that its entries survive a power failure.
 
     Raises:
-        OSError: the disk, or the point is armed.
+        OSError: the disk failed, or the failpoint is armed.
     """
     with around(name):
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -287,28 +288,30 @@ def sync_directory(name: str, path: str) -> None:
 
 
 def arm(name: str, failure: Failure, nth: int = 1) -> None:
-    """Let the point fail at its nth pass from now, once.
+    """Make the failpoint fail once, at its nth pass from now.
 
     Raises:
-        ValueError: there is no such point, or it cannot fail in this way.
+        ValueError: no such failpoint, or it does not support this failure.
     """
     if name not in FAILPOINTS:
-        raise ValueError(f"there is no failpoint {name!r}; known: {' '.join(sorted(FAILPOINTS))}")
+        raise ValueError(f"no failpoint {name!r}; known: {' '.join(sorted(FAILPOINTS))}")
     if failure not in FAILPOINTS[name]:
-        raise ValueError(f"failpoint {name} cannot be {failure.value}, only {' or '.join(sorted(FAILPOINTS[name]))}")
+        raise ValueError(
+            f"failpoint {name} does not support {failure.value}, only {' or '.join(sorted(FAILPOINTS[name]))}"
+        )
     if nth < 1:
         raise ValueError(f"failpoint {name}: passes count from 1, not {nth}")
     _armed[name] = _Armed(failure, nth)
 
 
 def disarm() -> None:
-    """Let every point pass again."""
+    """Disarm every failpoint."""
     _armed.clear()
 
 
 @contextmanager
 def armed(name: str, failure: Failure, nth: int = 1) -> Iterator[None]:
-    """Arm one point for a block of a test."""
+    """Arm one failpoint for a block of a test."""
     arm(name, failure, nth)
     try:
         yield
@@ -317,10 +320,10 @@ def armed(name: str, failure: Failure, nth: int = 1) -> Iterator[None]:
 
 
 def arm_by_text(text: str) -> None:
-    """Arm what a line like "store.commit.commit=kill:3,logs.append.write=torn" names.
+    """Arm the failpoints of a line like "store.commit.commit=kill:3,logs.append.write=torn".
 
     Raises:
-        ValueError: the line cannot be read: better no head than one that runs a drill wrongly.
+        ValueError: the line is malformed: a drill must not run with the wrong failpoints.
     """
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, _, rest = item.partition("=")
@@ -331,7 +334,7 @@ def arm_by_text(text: str) -> None:
 
 
 def _pass(name: str, fd: int = -1, view: memoryview | None = None, offset: int = 0) -> bool:
-    """Fail, if it is armed for this pass. True: the process has to die after the write."""
+    """Fail if armed for this pass. True: the process must be killed after the write."""
     with _lock:
         point = _armed.get(name)
         if point is None:
@@ -358,7 +361,7 @@ def _pass(name: str, fd: int = -1, view: memoryview | None = None, offset: int =
 
 def _die() -> NoReturn:
     os.kill(os.getpid(), signal.SIGKILL)
-    signal.pause()  # the signal is on its way; nothing more may happen here
+    signal.pause()  # until the signal arrives; nothing else may run here
     raise AssertionError("unreachable")
 
 

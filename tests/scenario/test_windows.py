@@ -225,7 +225,7 @@ def test_plan_that_a_reservation_overtook_is_rejected():
     there = Placement(job_id=JobId("1"), allocation=allocation("n1:0,1,2,3"))
     assert rejection(world, there) == "", "not before it begins"
     change.put(replace(window, begun=True))
-    assert rejection(world, there) == "n1 is set aside for op (fans)"
+    assert rejection(world, there) == "n1 is reserved for op (fans)"
     change.put(replace(window, begun=True, users=frozenset({UserId("ada")})))
     assert rejection(world, there) == ""
 

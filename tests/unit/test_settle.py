@@ -352,7 +352,7 @@ def test_cancel_of_a_waiting_job_is_at_once_and_idempotent():
 
 
 def test_requeue_of_a_waiting_job_is_a_conflict():
-    with pytest.raises(Conflict, match="has nothing to stop"):
+    with pytest.raises(Conflict, match="only a running job can be requeued"):
         requeue(replace(placed(), attempt=None, job=job("1")), "ada", facts())
 
 

@@ -1,4 +1,4 @@
-"""The commands a gang is given at each point of its life."""
+"""Builds the commands for a gang in each state of its attempt."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _STOP_REASON: Final = {
     Cause.REQUEUED: "preempted",
     Cause.DRAINED: "drain",
     Cause.TIMEOUT: "deadline",
-    Cause.HANG: "hang",  # the supervisor keeps the stacks of its ranks before it ends them
+    Cause.HANG: "hang",  # the supervisor records the stacks of its ranks before it ends them
 }
 
 
 def prepare(job: Job, attempt: Attempt, facts: Facts, *, only: NodeId | None = None) -> tuple[Command, ...]:
-    """`Prepare` for every node of the gang (or one)."""
+    """`Prepare` for every node of the gang, or for one."""
     spec = job.spec
     root = spec.checkpoint or facts.checkpoint_root
     addresses = tuple(facts.addresses.get(grant.node_id, "127.0.0.1") for grant in attempt.allocation.grants)
@@ -57,7 +57,7 @@ def prepare(job: Job, attempt: Attempt, facts: Facts, *, only: NodeId | None = N
 
 
 def _probe_ports(attempt: Attempt, facts: Facts) -> tuple[int, ...]:
-    """By node rank; none for a node alone. A supervisor that is brought for the attempt is known once it is there: of two the later probes."""
+    """Probe ports by node rank; none for a single node. A seat's port is known once its supervisor registers: the later of two probes."""
     if len(attempt.members) < 2:
         return ()
     nodes = (facts.nodes.get(member.node_id) for member in attempt.members)
@@ -66,7 +66,7 @@ def _probe_ports(attempt: Attempt, facts: Facts) -> tuple[int, ...]:
 
 
 def start(attempt: Attempt, *, only: NodeId | None = None) -> tuple[Command, ...]:
-    """`StartTasks` for every node: the barrier is passed."""
+    """`StartTasks` for every node, or for one."""
     port = next((member.port for member in attempt.members if member.port is not None), None) or 0
     return tuple(
         StartTasks(
@@ -83,7 +83,7 @@ def start(attempt: Attempt, *, only: NodeId | None = None) -> tuple[Command, ...
 
 
 def stop(case: Case, attempt: Attempt, *, only: NodeId | None = None) -> tuple[Command, ...]:
-    """`StopTasks` for every node that is not accounted for yet. Nothing can be saved once a peer is gone, so its grace is short."""
+    """`StopTasks` for every member that is not stopped or lost. The grace period is short if a peer is gone: no save can succeed."""
     orderly = (
         attempt.ending in _STOP_REASON
         and attempt.ending is not Cause.HANG
@@ -106,7 +106,7 @@ def stop(case: Case, attempt: Attempt, *, only: NodeId | None = None) -> tuple[C
 
 
 def forget(attempt: Attempt) -> tuple[Command, ...]:
-    """`Forget` for every node that can still hear it."""
+    """`Forget` for every member that is not lost."""
     return tuple(
         Forget(node_id=member.node_id, job_id=attempt.job_id, epoch=attempt.epoch)
         for member in attempt.members
@@ -115,7 +115,7 @@ def forget(attempt: Attempt) -> tuple[Command, ...]:
 
 
 def drop_checkpoints(job: Job, attempt: Attempt, paths: tuple[str, ...]) -> tuple[Command, ...]:
-    """`DeleteCheckpoints` to node rank 0; nothing for no paths."""
+    """`DeleteCheckpoints` for node rank 0; none without paths."""
     if not paths:
         return ()
     node_id = attempt.allocation.grants[0].node_id
