@@ -255,7 +255,7 @@ def test_a_story_with_a_hole_or_a_repetition_is_refused(store, wrong):
 def test_a_batch_of_an_old_epoch_is_refused_whole(store):
     put(store, job(1, RUNNING, epoch=2), attempt(1, 2))
     before = dump(store)
-    with pytest.raises(StaleEpoch, match="epoch 1 is over, the store is at epoch 2"):
+    with pytest.raises(StaleEpoch, match="epoch 1 is stale, the store is at epoch 2"):
         put(store, job(2), attempt(1, 1, AttemptState.ENDED), epochs={JobId("1"): Epoch(1)}, story=[line(1)])
     assert dump(store) == before
 
@@ -298,7 +298,7 @@ def test_an_end_is_for_good(store):
 
 
 def test_orphans_are_refused(store):
-    with pytest.raises(StoreRefused, match="no such job"):
+    with pytest.raises(StoreRefused, match="the job does not exist"):
         put(store, attempt(1))
     with pytest.raises(StoreRefused, match="does not exist"):
         put(store, key(1))

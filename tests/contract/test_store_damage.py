@@ -145,7 +145,7 @@ def test_a_database_that_is_lost_is_no_new_one_until_its_lock_file_goes_too(tmp_
     store.commit(submitted(1, 3))
     store.close()
     lost(path)
-    with pytest.raises(StoreUnusable, match="is empty or gone, and it held a database before"):
+    with pytest.raises(StoreUnusable, match="is empty or missing, and it contained a database before"):
         SqliteStore(path)
     os.unlink(path + ".lock")
     SqliteStore(path).close()

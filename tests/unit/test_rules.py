@@ -179,10 +179,10 @@ REFUSED = [
     ({**OWN, "pattern": "x" * 501},   "at most 500"),
     ({**OWN, "oom": "yes"},           "true or false"),
     ({**OWN, "weight": float("nan")}, "weight"),
-    ({**OWN, "cause": "crash"},       "none of hang"),
-    ({"name": "r", "blame": "user", "remedy": "stop"}, "no sign"),
+    ({**OWN, "cause": "crash"},       "not one of hang"),
+    ({"name": "r", "blame": "user", "remedy": "stop"}, "a sign is missing"),
     ({"blame": "user", "remedy": "stop", "codes": 3},  "name is missing"),
-    ("text",                          "a table is wanted"),
+    ("text",                          "a table is required"),
 ]  # fmt: skip
 
 

@@ -232,7 +232,7 @@ def test_port_taken_again_and_again_is_the_jobs_own():
         case = replace(case, job=outcome.job, attempt=attempt)
     outcome = settle(case, case.attempt, facts())
     assert (outcome.job.state, outcome.job.exit_code) == (JobState.FAILED, 1)
-    assert "bind one of its own" in outcome.job.detail
+    assert "bind a fixed port" in outcome.job.detail
 
 
 def test_freezes_have_no_bound():

@@ -1,7 +1,7 @@
--- What readers and a starting head ask, by name.
+-- Queries of readers and of a starting head, by name.
 
 -- name: begin_look
--- What several queries read together is of one moment.
+-- Begins a snapshot for several queries.
 BEGIN;
 
 -- name: end_look
@@ -36,7 +36,7 @@ SELECT doc, crc FROM idempotency ORDER BY rowid DESC LIMIT ?;
 SELECT doc, crc FROM jobs WHERE id = ?;
 
 -- name: newest_seqs_in_state
--- One state's part of a list; `{where}` takes further conditions out of a fixed set (reading.py), never a caller's text.
+-- One state's part of a list; `{where}`: further conditions from a fixed set (reading.py), never a caller's text.
 SELECT seq FROM jobs WHERE state = ?{where} ORDER BY seq DESC LIMIT ?;
 
 -- name: jobs_of_seqs
@@ -115,7 +115,7 @@ SELECT doc, crc FROM (SELECT * FROM audit WHERE at_s >= ? AND (? = '' OR user = 
 SELECT doc, crc FROM audit ORDER BY seq DESC LIMIT 1;
 
 -- name: schema
--- What the database remembers of its migrations.
+-- The applied migrations.
 SELECT number, name, sha256 FROM migrations ORDER BY number;
 
 -- name: counts

@@ -1,4 +1,4 @@
--- What `commit` runs, by name. Every statement is idempotent but `add_story`: a story line is written once or refused.
+-- Statements of `commit`, by name. All are idempotent except `add_story` and `add_audit`, which refuse an existing line.
 
 -- name: put_user
 INSERT INTO users (id, role, disabled, doc, crc) VALUES (?, ?, ?, ?, ?)
