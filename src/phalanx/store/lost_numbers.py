@@ -82,7 +82,7 @@ def make_way(folder: str, now: Reach, restores: Iterable[Restore], stamp: str, *
     """Move files under lost numbers away; return the new folders. Called before a new leader does anything else.
 
     Files exist only for jobs and attempts whose commit was durable. So files that the database does not know when a head begins to lead
-    belong to lost records, whoever wrote them. Files beyond the extent of a restore are lost if they were written before it. A head marks
+    belong to lost records. Files beyond the extent of a restore are lost if they were written before it. A head marks
     its folder when it first leads after a restore, before it writes: so all files in a folder without the marker are older.
 
     Args:

@@ -228,12 +228,12 @@ def cancelled(job: Job, why: str, facts: Facts) -> Outcome:
     return Outcome(job=after, attempt=None, lines=(entry,))
 
 
-def without(job: Job, condition: Dependency, told: str, facts: Facts) -> Outcome:
+def without(job: Job, condition: Dependency, text: str, facts: Facts) -> Outcome:
     """Remove a met condition from the job; after the last one, the job may start."""
     unmet = tuple(one for one in job.unmet if one != condition)
     reason, detail = first_reason(held=job.held, unmet=unmet, begin_s=job.spec.begin_s, now_s=facts.now_s)
     after = replace(job, unmet=unmet, reason=reason, detail=detail)
-    lines = () if unmet else (line(Case(job=job), facts, "dependencies_met", f"its dependencies are met: {told}"),)
+    lines = () if unmet else (line(Case(job=job), facts, "dependencies_met", f"its dependencies are met: {text}"),)
     return Outcome(job=after, attempt=None, lines=lines)
 
 

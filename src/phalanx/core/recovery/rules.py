@@ -44,7 +44,7 @@ SIGNALS: Final = {
     "SIGSYS": 31,
 }
 """Numbers of x86 and ARM Linux. Source: signal(7)."""
-_SHELL: Final = 128  # a shell says 128 + n of a command that signal n ended
+_SHELL: Final = 128  # a shell reports 128 + n for a command that signal n ended
 E = TypeVar("E", Blame, Remedy, Charge)
 
 

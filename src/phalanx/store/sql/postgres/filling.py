@@ -37,10 +37,10 @@ TABLES: Final = (
 )
 
 
-def fill(dsn: str, records: Iterable[tuple[str, Any]], told: Callable[[int], Restore], *, replace: bool) -> str:
+def fill(dsn: str, records: Iterable[tuple[str, Any]], restore_in: Callable[[int], Restore], *, replace: bool) -> str:
     """Replace the database's records; return the schema that contains the previous ones, empty for none.
 
-    After all records are read, `told` describes this restore, given its term. The description is stored for the heads, whose folders may
+    After all records are read, `restore_in` describes this restore, given its term. The description is stored for the heads, whose folders may
     contain files under numbers that are lost now. The leader's term is incremented and its row locked from the beginning: a head that was
     disconnected, or starts meanwhile, cannot write.
 
@@ -63,7 +63,7 @@ def fill(dsn: str, records: Iterable[tuple[str, Any]], told: Callable[[int], Res
                 writer.cursor().executemany(
                     POSTGRES.writes[BY_WORD[word].put].encode(), [BY_WORD[word].row(one) for one in lot]
                 )
-        _record_restore(writer, told(0 if taken is None else int(taken[0])))
+        _record_restore(writer, restore_in(0 if taken is None else int(taken[0])))
         _commit(writer, address)
         return aside
     except (psycopg.Error, OSError) as error:
