@@ -28,7 +28,7 @@ class Failure(enum.StrEnum):
     AFTER = "after"  # the write is done, then the process dies before it can report that
     ERROR = "error"  # the write fails with EIO
     FULL = "full"  # the write fails with ENOSPC
-    TORN = "torn"  # half of the bytes reach the file, then the process dies
+    TORN = "torn"  # half of the bytes are written, then SIGKILL
 
 
 _AROUND: Final = frozenset({Failure.KILL, Failure.AFTER, Failure.ERROR, Failure.FULL})
@@ -294,9 +294,11 @@ def arm(name: str, failure: Failure, nth: int = 1) -> None:
         ValueError: there is no such failpoint, or it cannot fail in this way.
     """
     if name not in FAILPOINTS:
-        raise ValueError(f"there is no failpoint {name!r}; known: {' '.join(sorted(FAILPOINTS))}")
+        raise ValueError(f"no failpoint {name!r}; known: {' '.join(sorted(FAILPOINTS))}")
     if failure not in FAILPOINTS[name]:
-        raise ValueError(f"failpoint {name} cannot be {failure.value}, only {' or '.join(sorted(FAILPOINTS[name]))}")
+        raise ValueError(
+            f"failpoint {name} does not support {failure.value}, only {' or '.join(sorted(FAILPOINTS[name]))}"
+        )
     if nth < 1:
         raise ValueError(f"failpoint {name}: NTH is {nth}; passes count from 1")
     _armed[name] = _Armed(failure, nth)

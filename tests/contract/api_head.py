@@ -38,7 +38,7 @@ from phalanx.core.work.attempt import TaskExit
 from phalanx.core.work.people import Token, User, UserRole
 from phalanx.core.work.queue import Project, Queue
 from phalanx.store.blobs.files import FileBlobs
-from phalanx.store.logs.memory import MemoryLogs
+from phalanx.store.logs.files import FileLogs
 from phalanx.store.memory import MemoryStore
 from phalanx.wire.supervisor import (
     EventsRequest,
@@ -84,7 +84,7 @@ class ApiHead:
     head_id: str = "head-1"
 
     def __post_init__(self):
-        self.clock, self.logs = Clock(), MemoryLogs()
+        self.clock, self.logs = Clock(), FileLogs(f"{self.home}/logs")
         self.mailboxes, self.telemetry = Mailboxes(), Telemetry()
         self.stopped = threading.Event()
         self.output_root = f"{self.home}/outputs"
@@ -118,6 +118,7 @@ class ApiHead:
 
     def close(self):
         self.driver.stop()
+        self.logs.close()
 
     @contextmanager
     def calling(self):

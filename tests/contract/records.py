@@ -4,6 +4,7 @@ import hashlib
 
 from phalanx.core.fleet.calibration import Calibration
 from phalanx.core.fleet.device import Device
+from phalanx.core.fleet.failure_rules import FailureRules
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, TokenId, UserId
 from phalanx.core.state.story import StoryLine
@@ -96,6 +97,10 @@ def calibration(by="opal", profile='{"at":"2026-11-21"}'):
     return Calibration(profile=profile, by=UserId(by), at_s=7.5)
 
 
+def failure_rules(by="opal", rules="[]"):
+    return FailureRules(rules=rules, by=UserId(by), at_s=8.5)
+
+
 def key(seq, owner="ann", word=None):
     return Idempotency(
         user=UserId(owner), key=word or f"key-{seq}", body_sha256="0" * 64, job_id=JobId(str(seq)), at_s=3.0
@@ -134,4 +139,5 @@ def dump(store):
         "reservations": store.reservations(),
         "spent": store.spent(),
         "calibration": store.calibration(),
+        "failure_rules": store.failure_rules(),
     }

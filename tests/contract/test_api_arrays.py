@@ -130,7 +130,7 @@ def test_a_parent_that_left_the_memory_long_ago_still_counts(head, call):
         head.driver.controller.world.jobs.pop(JobId(job_id))
     assert post(call, depends_on="afterany:1", hold=True).json()["job"]["state"] == "pending"
     said = post(call, depends_on="1").json()["job"]
-    assert (said["state"], said["detail"]) == ("cancelled", "job 1_0 was cancelled, so that afterok:1 can never hold")
+    assert (said["state"], said["detail"]) == ("cancelled", "job 1_0 was cancelled, so afterok:1 can never be met")
     assert head.store.job(JobId(said["id"])).state is JobState.CANCELLED
 
 

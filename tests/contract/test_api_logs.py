@@ -166,7 +166,6 @@ def test_stream_goes_on_where_it_broke_when_the_head_restarts(tmp_path, head):
             until(lambda: texts(follower.events))
     head.driver.stop()
     later = ApiHead(str(tmp_path), store=head.store, head_id="head-2")
-    later.logs._streams = head.logs._streams
     with later.served(port=port) as url, httpx.Client(base_url=url, trust_env=False) as http:
         call = Caller(http, url)
         supervisor = Supervisor(call, supervisor_id="s1")
@@ -213,7 +212,10 @@ def test_one_user_leaves_streams_for_others(tmp_path):
             with httpx.stream("GET", asked, headers=bearer("viewer"), timeout=20) as refused:
                 assert refused.status_code == 503
                 error = json.loads(refused.read())["error"]
-            assert (error["code"], error["message"]) == ("try_later", "2 event streams of vic are already open, the most for one user")
+            assert (error["code"], error["message"]) == (
+                "try_later",
+                "2 event streams of vic are already open, the most for one user",
+            )
             assert "close some of yours" in error["hint"]
         others.enter_context(following(path, "admin"))
         first.close()
@@ -340,7 +342,6 @@ def test_progress_is_there_again_after_a_restart(tmp_path, head, call, superviso
     plan = json.dumps({"k": "planned", "rank": 0, "epoch": 1, "generation": 0, "steps_total": 4000}).encode() + b"\n"
     supervisor.ship(job_id, 1, "steps-0", 0, plan + b"".join(report(step) for step in range(1, 1000)))
     later = ApiHead(str(tmp_path), store=head.store, head_id="head-2")
-    later.logs._streams = head.logs._streams
     with later.calling() as call_later:
         progress = call_later("viewer", "GET", f"/v1/jobs/{job_id}").json()["job"]["progress"]
     later.close()

@@ -79,4 +79,4 @@ def test_what_is_no_profile_is_refused_and_the_kept_one_stays(head, call):
 def test_storing_is_told_in_the_story(head, call):
     call("operator", "PUT", "/v1/profile", profile(head))
     told = [line["text"] for line in call("viewer", "GET", "/v1/story").json()["story"]]
-    assert "the fleet's profile was stored by opal" in told
+    assert "opal stored the fleet's profile" in told

@@ -97,5 +97,5 @@ def test_begun_and_over_by_the_clock_it_is_told_in_the_story(head, call):
     assert told == [
         ("reserved", "fans, n0 for ada and queue default, from now on, for 4h00m: new fans"),
         ("reservation_begun", "reservation fans begins: n0 for ada and queue default, for 4h00m"),
-        ("reservation_ended", "reservation fans is over: n0 set aside for ada and queue default no more"),
+        ("reservation_ended", "reservation fans has ended: n0 no longer reserved for ada and queue default"),
     ]

@@ -217,7 +217,7 @@ def test_a_line_put_in_is_seen(trail, tmp_path):
 def test_lines_cut_off_while_the_head_runs_are_missed(trail, tmp_path):
     tampered(tmp_path, "DELETE FROM audit WHERE seq >= 4")
     (flaw,) = trail()["flaws"]
-    assert flaw["text"] == "cut off: the trail once had 5 lines, and ends at 3"
+    assert flaw["text"] == "truncated: the trail had at least 5 lines and ends at 3"
 
 
 def test_lines_cut_off_while_the_head_was_down_are_missed_by_its_anchors(trail, tmp_path, head, call):
@@ -225,7 +225,7 @@ def test_lines_cut_off_while_the_head_was_down_are_missed_by_its_anchors(trail, 
     tampered(tmp_path, "DELETE FROM audit WHERE seq >= 4")
     newest = head.store.audit_tip()
     head.driver.audit_tip = Tip(seq=newest.seq, mac=newest.mac)  # as the next head finds it
-    assert trail()["flaws"][0]["text"].startswith("cut off")
+    assert trail()["flaws"][0]["text"].startswith("truncated")
     os.unlink(tmp_path / "home" / "audit.anchors")
     assert trail()["flaws"] == []  # what the chain alone cannot show
     call("operator", "PUT", "/v1/queues/more", {})
@@ -242,7 +242,7 @@ def test_an_anchor_kept_elsewhere_shows_a_trail_that_was_written_anew(trail, tmp
         call("operator", "PUT", f"/v1/queues/other{number}", {})
     assert trail()["flaws"] == []
     (flaw,) = trail(kept)["flaws"]
-    assert (flaw["seq"], "written anew" in flaw["text"]) == (5, True)
+    assert (flaw["seq"], "rewritten" in flaw["text"]) == (5, True)
 
 
 def test_a_damaged_line_is_a_flaw_and_no_fault_of_ours(trail, tmp_path):

@@ -36,6 +36,7 @@ from tests.contract.records import (
     attempt,
     calibration,
     dump,
+    failure_rules,
     job,
     key,
     line,
@@ -102,6 +103,7 @@ def fill(place, lines=2499):
                     node(),
                     node("n1"),
                     calibration(),
+                    failure_rules(),
                 ]
             )
         )
@@ -239,7 +241,7 @@ def test_nothing_is_replaced_unless_told_and_what_was_there_is_kept(places, tmp_
     with opened(place) as store:
         store.commit(submitted(1, 3))
     backup(place, file, quiet)
-    with pytest.raises(Conflict, match="is there already"):
+    with pytest.raises(Conflict, match="already exists"):
         backup(place, file, quiet)
     with opened(place) as store:
         store.commit(submitted(4, 3))
@@ -417,9 +419,9 @@ def test_a_database_that_was_lost_is_restored_and_no_old_wal_comes_into_it(place
     backup(place, file, quiet)
     wal = left_by_a_crash(place)
     lost(place.path)
-    with pytest.raises(StoreUnusable, match="it held a database before"):
+    with pytest.raises(StoreUnusable, match="it contained a database before"):
         SqliteStore(place.path)
-    with pytest.raises(NotFound, match="there is no database"):
+    with pytest.raises(NotFound, match="no database"):
         backup(place, str(tmp_path / "of-nothing.phx"), quiet)
     done = restore(file, place, quiet, replace=False)
     with opened(place) as store:
@@ -437,7 +439,7 @@ def test_what_was_restored_into_an_empty_folder_is_missed_when_it_is_lost(places
     restore(file, target, quiet, replace=False)
     assert sorted(os.listdir(os.path.dirname(target.path))) == ["phalanx.db", "phalanx.db.lock"]
     os.unlink(target.path)
-    with pytest.raises(StoreUnusable, match="it held a database before"):
+    with pytest.raises(StoreUnusable, match="it contained a database before"):
         SqliteStore(target.path)
 
 
@@ -464,7 +466,7 @@ def test_a_restored_database_is_put_in_place_with_its_wal_in_it_or_not_at_all(pl
 
 
 def test_no_database_is_said(tmp_path):
-    with pytest.raises(NotFound, match="there is no database"):
+    with pytest.raises(NotFound, match="no database"):
         backup(Place(path=str(tmp_path / "none.db")), str(tmp_path / "b.phx"), quiet)
 
 
@@ -490,7 +492,7 @@ def test_a_backup_that_becomes_whole_under_the_hand_of_another_stays_as_it_is(pl
         flock(fd, how)
 
     monkeypatch.setattr(fcntl, "flock", and_it_ends)
-    with pytest.raises(Conflict, match="another backup writes"):
+    with pytest.raises(Conflict, match="another backup is writing"):
         backup(place, file, quiet)
     with open(file, "rb") as kept:
         assert kept.read() == b"a whole backup"
@@ -509,7 +511,7 @@ def test_a_restore_whose_last_answer_is_lost_does_not_say_that_nothing_was_writt
         return around(name)
 
     monkeypatch.setattr(filling, "around", losing)
-    with closing(wire), pytest.raises(StoreRefused, match="does not say whether") as caught:
+    with closing(wire), pytest.raises(StoreRefused, match="outcome is unknown") as caught:
         restore(file, Place(dsn=wire.dsn), quiet, replace=True)
     assert "--replace" in caught.value.hint
     assert not wire.deaf, "no answer was lost"
@@ -603,7 +605,7 @@ def test_a_restore_of_a_lost_database_that_is_killed_lets_no_head_begin_anew(pla
     with open(place.path + "-shm", "wb") as shm:
         shm.write(b"left")
     killed("restore", place, file, point, failure)
-    with pytest.raises(StoreUnusable, match="it held a database before"):
+    with pytest.raises(StoreUnusable, match="it contained a database before"):
         SqliteStore(place.path)
     restore(file, place, quiet, replace=True)
     with opened(place) as store:

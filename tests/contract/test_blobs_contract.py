@@ -84,7 +84,7 @@ def test_a_name_that_is_no_hash_is_refused(blobs, name):
 
 
 def test_an_unknown_blob_is_not_found(blobs):
-    with pytest.raises(NotFound, match="there is no upload"):
+    with pytest.raises(NotFound, match="no upload"):
         blobs.path(DIGEST)
 
 

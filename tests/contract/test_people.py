@@ -142,7 +142,7 @@ def test_whoever_was_admin_when_asking_and_is_no_longer_is_refused_by_the_contro
     late = head.driver.request(
         ChangeProject(project_id="nlp", by="ada", as_admin=False, members=frozenset({"ada", "bob"}))
     )
-    with pytest.raises(Exception, match="no admin of project nlp"):
+    with pytest.raises(Exception, match="not an admin of project nlp"):
         late.result(10)
 
 
@@ -436,7 +436,7 @@ def test_a_token_is_not_made_with_one_whose_revocation_waits_before_it(head):
 
 def test_a_token_is_not_made_by_a_user_who_is_disabled_or_by_a_former_admin_for_another(head):
     maker = token_of("opal", TOKENS["operator"]).id
-    with pytest.raises(NotPermitted, match="opal is no admin"):
+    with pytest.raises(NotPermitted, match="opal is not an admin"):
         head.ask(child(maker, "root"))
     head.ask(ChangeUser(user_id="opal", disabled=True))
     with pytest.raises(NotSignedIn, match="opal is disabled"):
@@ -452,7 +452,7 @@ def test_who_is_no_admin_any_more_changes_nobody_and_no_project_as_one(head):
     third = head.driver.request(ChangeProject(project_id="nlp", by="eve", as_admin=True, admins=frozenset({"eve"})))
     first.result(10)
     for late in (second, third):
-        with pytest.raises(NotPermitted, match="eve is no admin"):
+        with pytest.raises(NotPermitted, match="eve is not an admin"):
             late.result(10)
     assert head.store.user("eve").role is UserRole.USER
 

@@ -25,6 +25,7 @@ from tests.contract.records import (
     attempt,
     calibration,
     dump,
+    failure_rules,
     job,
     key,
     line,
@@ -79,7 +80,7 @@ def seqs(jobs):
 
 def test_every_kind_of_record_comes_back_as_it_was(store):
     records = [user(), project(), queue(), token(), scoped_token(), node(), job(1), attempt(1)]
-    put(store, reservation(), spent(), calibration())
+    put(store, reservation(), spent(), calibration(), failure_rules())
     put(store, *records, key(1))
     assert [*store.users(), *store.projects(), *store.queues(), *store.tokens(), *store.nodes()] == records[:6]
     assert store.job(JobId("1")) == job(1)
@@ -87,6 +88,7 @@ def test_every_kind_of_record_comes_back_as_it_was(store):
     assert store.reservations() == [reservation()]
     assert store.spent() == [spent()]
     assert store.calibration() == calibration()
+    assert store.failure_rules() == failure_rules()
 
 
 def test_newest_attempts_of_several_jobs(store):
@@ -145,6 +147,16 @@ def test_the_last_calibration_is_the_one_that_is_kept_and_loaded(store):
     put(store, calibration("root", profile='{"at":"later"}'))
     assert store.calibration() == calibration("root", profile='{"at":"later"}')
     assert list(store.load().calibrations.values()) == [calibration("root", profile='{"at":"later"}')]
+
+
+def test_failure_rules_are_a_record_of_their_own_beside_the_profile(store):
+    assert store.failure_rules() is None
+    put(store, calibration(), failure_rules())
+    put(store, failure_rules("root", rules='[{"name":"later"}]'))
+    assert store.failure_rules() == failure_rules("root", rules='[{"name":"later"}]')
+    world = store.load()
+    assert list(world.failure_rules.values()) == [failure_rules("root", rules='[{"name":"later"}]')]
+    assert list(world.calibrations.values()) == [calibration()]
 
 
 def test_an_ended_reservation_is_found_by_name_and_neither_listed_nor_loaded(store):
@@ -251,7 +263,7 @@ def test_a_story_with_a_hole_or_a_repetition_is_refused(store, wrong):
 def test_a_batch_of_an_old_epoch_is_refused_whole(store):
     put(store, job(1, RUNNING, epoch=2), attempt(1, 2))
     before = dump(store)
-    with pytest.raises(StaleEpoch, match="epoch 1 is over, the store is at epoch 2"):
+    with pytest.raises(StaleEpoch, match="epoch 1 is stale, the store is at epoch 2"):
         put(store, job(2), attempt(1, 1, AttemptState.ENDED), epochs={JobId("1"): Epoch(1)}, story=[line(1)])
     assert dump(store) == before
 
@@ -294,7 +306,7 @@ def test_an_end_is_for_good(store):
 
 
 def test_orphans_are_refused(store):
-    with pytest.raises(StoreRefused, match="no such job"):
+    with pytest.raises(StoreRefused, match="the job does not exist"):
         put(store, attempt(1))
     with pytest.raises(StoreRefused, match="does not exist"):
         put(store, key(1))

@@ -19,6 +19,7 @@ from tests.contract.damage import copies
 from tests.contract.records import (
     attempt,
     calibration,
+    failure_rules,
     node,
     project,
     queue,
@@ -49,7 +50,18 @@ def home():
 def filled(folder):
     path = str(folder / "live" / "phalanx.db")
     store = SqliteStore(path)
-    people = [user(), token(), project(), queue(), spent(), reservation(), calibration(), node("n0"), node("n1")]
+    people = [
+        user(),
+        token(),
+        project(),
+        queue(),
+        spent(),
+        reservation(),
+        calibration(),
+        failure_rules(),
+        node("n0"),
+        node("n1"),
+    ]
     store.commit(Batch(records=people))
     store.commit(submitted(1, 40))
     store.commit(Batch(records=[attempt(seq, node="n0", devices=()) for seq in range(1, 20)]))
@@ -124,7 +136,7 @@ def test_a_database_that_is_lost_is_no_new_one_until_its_lock_file_goes_too(tmp_
     store.commit(submitted(1, 3))
     store.close()
     lost(path)
-    with pytest.raises(StoreUnusable, match="is empty or gone, and it held a database before"):
+    with pytest.raises(StoreUnusable, match="is empty or missing, and it contained a database before"):
         SqliteStore(path)
     os.unlink(path + ".lock")
     SqliteStore(path).close()

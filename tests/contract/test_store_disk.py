@@ -262,7 +262,7 @@ def test_a_database_made_by_another_first_migration_is_refused(path):
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE migrations SET sha256 = 'x'")
     connection.close()
-    with pytest.raises(StoreUnusable, match="is not this release's 0001_initial"):
+    with pytest.raises(StoreUnusable, match="differs from this release's 0001_initial"):
         SqliteStore(path)
 
 
@@ -270,7 +270,7 @@ def test_a_database_of_something_else_is_left_alone(path):
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE theirs (x)")
     connection.close()
-    with pytest.raises(StoreUnusable, match="not one of Phalanx"):
+    with pytest.raises(StoreUnusable, match="database of another program"):
         SqliteStore(path)
     with sqlite3.connect(path) as connection:
         assert connection.execute("SELECT name FROM sqlite_schema").fetchall() == [("theirs",)]

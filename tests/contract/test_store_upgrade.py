@@ -96,7 +96,7 @@ def test_a_database_of_every_older_schema_is_upgraded_whole(tmp_path, level, cap
         assert connection.execute("SELECT max(number) FROM migrations").fetchone() == (len(migrations("sqlite")),)
     newest = level == len(migrations("sqlite"))
     assert (tmp_path / f"phalanx.db.before-{level + 1}").exists() is not newest
-    assert ("as it was it is kept" in caplog.text) is not newest
+    assert ("a copy of the old one" in caplog.text) is not newest
 
 
 @pytest.mark.parametrize("level", [level for level in LEVELS if level < len(migrations("sqlite"))])
@@ -119,7 +119,7 @@ def test_the_copy_put_back_in_the_place_of_the_database_is_taken_and_a_gap_is_no
     path = older(tmp_path, 1)
     SqliteStore(path).close()
     os.unlink(path)  # its lock file stays, as in the words of docs/operations.md
-    with pytest.raises(StoreUnusable, match="it held a database before"):
+    with pytest.raises(StoreUnusable, match="it contained a database before"):
         SqliteStore(path)
     shutil.copy(path + ".before-2", path)
     with closing(SqliteStore(path)) as store:

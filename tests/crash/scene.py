@@ -152,7 +152,7 @@ def nodes_change(home):
     ask, n0, n1 = home.head.ask, home.head.node("n0"), home.head.node("n1")
     ask("PATCH", "/v1/nodes", {"labels": {n0: {"rack": "mark-label"}}}, mark="mark-label")
     ask("POST", f"/v1/nodes/{n0}/drain", {"why": "mark-drain", "cordon_only": True}, mark="mark-drain")
-    ask("POST", f"/v1/nodes/{n0}/undrain", mark=f"{n0} takes work again")
+    ask("POST", f"/v1/nodes/{n0}/undrain", mark=f"{n0} is in service again")
     booked = {"nodes": [n0], "time": "1h", "start_s": time.time() + 1e6, "maintenance": True, "why": "mark-booked"}
     ask("PUT", "/v1/reservations/mark-reservation", booked, mark="mark-booked")
     ask("DELETE", "/v1/reservations/mark-reservation", mark="mark-reservation was ended")

@@ -181,7 +181,7 @@ def test_reserved_nodes_take_nobody_else_until_given_back(phalanx):
     refused = phalanx(
         "nodes", "reserve", "n1", "--start", "+1h", "--for", "1h", "--maintenance", "--why", "fans", code=64
     )
-    assert "n1 is reserved then: exam, n[0-1] for grace" in refused.stderr
+    assert "n1 is already reserved at that time: exam, n[0-1] for grace" in refused.stderr
     job = phalanx("submit", "--quiet", "--gpus", "1", "--", "true").stdout.strip()
     phalanx("submit", "--wait", "--timeout", "0.5s", "--gpus", "1", "--", "true", code=124)
     assert phalanx.json("show", job)["job"]["reason"] == "reservation"

@@ -141,9 +141,7 @@ def test_slurm_is_too_old(here, tmp_path):
     for name in ("sbatch", "scancel", "scontrol", "sinfo", "squeue"):  # all that is asked of one so old is its version
         (tmp_path / name).write_text("#!/bin/sh\necho slurm 20.02.7\n", encoding="ascii")
         (tmp_path / name).chmod(0o755)
-    is_one_line(
-        here("up", "--engine", "slurm", PATH=str(tmp_path)), 64, "needs Slurm 20.11 or newer, found 20.02"
-    )
+    is_one_line(here("up", "--engine", "slurm", PATH=str(tmp_path)), 64, "needs Slurm 20.11 or newer, found 20.02")
 
 
 @pytest.mark.parametrize("words", [["--partition", "gpu"], ["--ray-address", "h:1"], ["--ray-redis", "h:1"]])
@@ -197,7 +195,9 @@ print(join_token(bytes.fromhex(open("/home/lab/.phalanx/node_secret").read()), t
 @pytest.mark.root
 def test_a_join_token_that_is_over_wrong_or_of_another_line(lab, head):
     expired = lab.run("h0", [sys.executable, "-c", MAKE_TOKEN]).strip()
-    is_one_line(head.join("h1", "--token", expired), 77, "the join token has expired; join tokens are valid for one day")
+    is_one_line(
+        head.join("h1", "--token", expired), 77, "the join token has expired; join tokens are valid for one day"
+    )
     is_one_line(head.join("h1", "--token", "phxj.99.beef"), 77, "this head does not know the join token")
     is_one_line(head.join("h1", "--token", head.token[:-1]), 77, "this head does not know the join token")
     is_one_line(head.join("h1", "--fingerprint", "sha256:" + "a" * 64), 77, "nothing was sent to it")
@@ -242,7 +242,9 @@ def test_a_head_that_is_not_there_does_not_listen_or_is_cut_off(lab, head):
 @pytest.mark.root
 def test_a_server_joins_twice_under_a_name_that_is_taken_or_beside_a_head(lab, head):
     is_one_line(
-        head.join("h1", "--name", "n0"), 64, "node n0 is already up, at 10.77.0.1; two servers cannot have the same name"
+        head.join("h1", "--name", "n0"),
+        64,
+        "node n0 is already up, at 10.77.0.1; two servers cannot have the same name",
     )
     is_one_line(head.join("h1", "--name", "a.b"), 64, "'a.b' is not a valid name for a node")
     nothing_on(lab, "h1")

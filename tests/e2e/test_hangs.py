@@ -28,7 +28,10 @@ def said(head, job, kind):
     [
         ("sleeps", "is not in the collective in which 1 wait: fall_asleep (hanging_train.py:", "in fall_asleep"),
         pytest.param(
-            "stops", "stopped by a signal: state T", "no stack: the process is stopped by a signal", marks=pytest.mark.prove
+            "stops",
+            "stopped by a signal: state T",
+            "no stack: the process is stopped by a signal",
+            marks=pytest.mark.prove,
         ),
     ],
 )

@@ -172,4 +172,6 @@ def test_a_named_path_that_nodes_do_not_share_is_told_and_nothing_of_it_is_publi
     until(lambda: fleet.of(job)["state"] not in ("pending", "running"), "it ends")
     assert fleet.of(job)["checkpoints"] == []
     first, second = fleet.nodes_of(job, 0)
-    assert f"{first} does not see the files of {second} in /home/lab/ck" in fleet.call("logs", job, "--rank", "supervisor")
+    assert f"{first} does not see the files of {second} in /home/lab/ck" in fleet.call(
+        "logs", job, "--rank", "supervisor"
+    )

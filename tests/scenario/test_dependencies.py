@@ -93,8 +93,8 @@ def test_a_failed_parent_ends_the_whole_chain_in_the_same_step_and_is_named(clus
     sweeper = submit(cluster, "sweeper", after=f"afternotok:{grandchild}")
     ended_s = cluster.ends(parent).ended_s
     assert states(cluster, [child, grandchild]) == [CANCELLED, CANCELLED]
-    assert cluster.job(child).detail == f"job {parent} failed, so that afterok:{parent} can never hold"
-    assert cluster.job(grandchild).detail == f"job {child} was cancelled, so that afterok:{child} can never hold"
+    assert cluster.job(child).detail == f"job {parent} failed, so afterok:{parent} can never be met"
+    assert cluster.job(grandchild).detail == f"job {child} was cancelled, so afterok:{child} can never be met"
     assert (cluster.job(child).ended_s, cluster.job(grandchild).ended_s) == (ended_s, ended_s)
     assert cluster.kinds(child) == ["submitted", "cancelled"]
     assert cluster.ends(sweeper).state is SUCCEEDED, "it waited for just that"
@@ -350,7 +350,7 @@ def test_a_failed_element_ends_afterok_children_while_its_siblings_still_run(clu
     child = submit(cluster, after="1")
     sweeper = submit(cluster, "sweeper", after="afternotok:1")
     cluster.cancel(JobId("1_1"))
-    assert cluster.job(child).detail == "job 1_1 was cancelled, so that afterok:1 can never hold"
+    assert cluster.job(child).detail == "job 1_1 was cancelled, so afterok:1 can never be met"
     assert [str(one) for one in cluster.job(sweeper).unmet] == ["afterany:1"], (
         "what it waits for is the end of the rest"
     )
@@ -375,7 +375,7 @@ def test_aftercorr_of_other_elements_or_no_array_is_refused(cluster):
     plain = submit(cluster, "plain", hold=True)
     with pytest.raises(BadRequest, match=r"has no element 3-4"):
         submit(cluster, "train", array="0-4", after="aftercorr:1")
-    with pytest.raises(BadRequest, match="is no array"):
+    with pytest.raises(BadRequest, match="is not an array"):
         submit(cluster, "train", array="0-4", after=f"aftercorr:{plain}")
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.core.fleet.calibration import RULES, Calibration
+from phalanx.core.fleet.failure_rules import FailureRules
 from phalanx.core.ids import NodeId, UserId
 from phalanx.core.state.events import CordonNode, PutRules, UncordonNode
 from phalanx.core.work.attempt import Cause
@@ -45,7 +45,7 @@ def test_value_error_is_the_users_and_is_tried_nowhere_else(cluster):
     ended = cluster.ends(job)
     assert (ended.state, ended.exit_code, ended.epoch, ended.stalls) == (JobState.FAILED, 1, 1, 0)
     assert "ValueError: bad shape (python-error: user)" in ended.detail
-    assert said(cluster, job)[0].endswith("the job ends: no retry asked for, none spent")
+    assert said(cluster, job)[0].endswith("the job ends: no retry requested, none used")
 
 
 def test_value_error_is_retried_in_place_as_often_as_asked(cluster):
@@ -66,7 +66,7 @@ def test_lost_gpu_moves_the_job_elsewhere_drains_its_node_and_costs_no_retry(clu
     cordon = node(cluster, where).cordon
     assert (cordon.by, cordon.drain) == ("recovery", True)
     assert cordon.why == f"XID 79: the GPU has fallen off the bus (job {job}, rule xid-79)"
-    assert f"{where} is to be drained; counted as restart 1 of 5 without progress" in said(cluster, job)[0]
+    assert f"{where} is drained; counted as restart 1 of 5 without progress" in said(cluster, job)[0]
 
 
 def test_drained_node_lets_its_other_jobs_save_and_move(cluster):
@@ -88,7 +88,7 @@ def test_job_that_prints_what_a_broken_gpu_prints_drives_nobody_off_its_node(clu
         gpus=2, nodelist=(where, NodeId("n2")), behaviour=fails_once(lines=("CUDA error: uncorrectable ECC error encountered",))
     )  # fmt: skip
     cluster.ends(liar)
-    assert "it is placed again elsewhere; counted as restart 1 of 5" in said(cluster, liar)[0]
+    assert "the gang is placed again elsewhere; counted as restart 1 of 5" in said(cluster, liar)[0]
     assert [one.id for one in cluster.world.nodes.values() if one.cordon is not None] == []
     assert len(cluster.attempts(other)) == 1
     assert node(cluster, where).marks > 0.9
@@ -143,7 +143,7 @@ def test_faults_without_progress_end_with_the_budget(cluster):
 
 
 def put(cluster, text):
-    cluster.ask(PutRules(document=Calibration(profile=text, by=UserId("op"), at_s=1.0, id=RULES)))
+    cluster.ask(PutRules(document=FailureRules(rules=text, by=UserId("op"), at_s=1.0)))
 
 
 SPOT = '[{"name": "spot", "codes": [117], "blame": "preempted", "remedy": "elsewhere"}]'
@@ -165,7 +165,7 @@ def test_stop_ends_the_job_whatever_retries_are_left(cluster):
     job = cluster.submit(gpus=4, retry=5, behaviour=fails_once(lines=("error: no licence left",), times=9))
     ended = cluster.ends(job)
     assert (ended.state, ended.user_retries) == (JobState.FAILED, 0)
-    assert said(cluster, job)[0].endswith("the job ends: rule licence says stop")
+    assert said(cluster, job)[0].endswith("the job ends: by rule licence")
 
 
 def test_rules_that_this_release_cannot_read_leave_the_shipped_ones(cluster):

@@ -61,7 +61,7 @@ def test_silent_death_is_told_by_the_lease_alone(cluster):
     cluster.kill_node("n1", silent=True)
     took_s = cluster.until(lambda: cluster.world.nodes[N1].state is NodeState.DOWN)
     assert 5.4 <= took_s <= 7.1, "a lease of 6 s and its margin, counted from the last renewal"
-    assert "its lease is over" in cluster.world.nodes[N1].down_cause
+    assert "its lease expired" in cluster.world.nodes[N1].down_cause
     assert cluster.ends(job).state is JobState.SUCCEEDED
 
 

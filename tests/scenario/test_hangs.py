@@ -56,7 +56,7 @@ def test_hung_gang_restarts_in_place_once_and_the_culprit_is_named(cluster):
     assert cluster.live(job).causes == (Cause.HANG,)
     assert (cluster.job(job).hangs, cluster.job(job).stalls, cluster.job(job).user_retries) == (1, 1, 0)
     first, second = said(cluster, job)
-    assert first == "hung: no step for 61 s after step 7, where at most 30 s are usual; stacks are taken"
+    assert first == "hung: no step for 61 s after step 7; at most 30 s are usual; taking stacks"
     assert second.startswith("rank 2 on n1: is not in the collective in which 3 wait: sleep (t.py:1); stacks:")
 
 

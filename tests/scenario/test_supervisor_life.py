@@ -368,7 +368,9 @@ def test_of_a_flood_of_checkpoints_a_few_are_told_and_the_newest_always():
     world.tell(stop(grace_s=1)).wait(3, renewing=True)
     (note,) = world.did(act.Note)
     passed_over = 10_000 - len(steps_told(world))
-    assert note.text.startswith(f"{passed_over} checkpoints were not reported to the head: the job made more than {PER_S} a second")
+    assert note.text.startswith(
+        f"{passed_over} checkpoints were not reported to the head: the job made more than {PER_S} a second"
+    )
 
 
 def test_what_was_passed_over_is_removed_once_a_newer_one_is_told():

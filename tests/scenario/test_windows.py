@@ -87,7 +87,7 @@ def test_job_with_nowhere_to_go_waits_for_the_end_and_resumes(alone):
     assert alone.head.controller.waits[job].reason is Reason.RESERVATION
     alone.runs(job)
     assert alone.attempts(job)[1].placed_s >= alone.attempts(job)[0].placed_s + 120.0
-    assert story(alone, "reservation_ended") == ["reservation fans is over: n0 set aside for maintenance no more"]
+    assert story(alone, "reservation_ended") == ["reservation fans has ended: n0 no longer reserved for maintenance"]
     assert alone.world.reservations == {}
     assert alone.store.reservation(ReservationId("fans")).ended
 
@@ -225,7 +225,7 @@ def test_plan_that_a_reservation_overtook_is_rejected():
     there = Placement(job_id=JobId("1"), allocation=allocation("n1:0,1,2,3"))
     assert rejection(world, there) == "", "not before it begins"
     change.put(replace(window, begun=True))
-    assert rejection(world, there) == "n1 is set aside for op (fans)"
+    assert rejection(world, there) == "n1 is reserved for op (fans)"
     change.put(replace(window, begun=True, users=frozenset({UserId("ada")})))
     assert rejection(world, there) == ""
 
@@ -238,7 +238,7 @@ def test_ended_early_the_nodes_take_work_at_once():
     assert job not in cluster.world.attempts
     assert unreserve(cluster).ended
     cluster.runs(job)
-    assert story(cluster, "reservation_ended") == ["reservation fans was ended: n0 set aside for maintenance no more"]
+    assert story(cluster, "reservation_ended") == ["reservation fans was ended: n0 no longer reserved for maintenance"]
     with pytest.raises(NotFound, match="no reservation 'fans'"):
         unreserve(cluster)
 
@@ -249,7 +249,8 @@ def test_ended_early_the_nodes_take_work_at_once():
 def test_overlapping_reservations_of_a_node_are_refused_naming_the_other(cluster):
     reserve(cluster, "n0 n1", in_s=3600.0, for_s=3600.0, why="new fans")
     with pytest.raises(
-        Conflict, match=r"n1 is reserved then: fans, n\[0-1\] for maintenance, in 1h00m, for 1h00m: new fans"
+        Conflict,
+        match=r"n1 is already reserved at that time: fans, n\[0-1\] for maintenance, in 1h00m, for 1h00m: new fans",
     ):
         reserve(cluster, "n1 n2", in_s=7000.0, for_s=60.0, name="exam")
     reserve(cluster, "n1 n2", in_s=7200.0, for_s=60.0, name="after")
@@ -263,7 +264,7 @@ def test_the_same_again_is_harmless_and_another_of_its_name_refused(cluster):
     cluster.run(12.0)
     assert cluster.ask(PutReservation(reservation=made)).begun
     assert len(story(cluster, "reserved")) == 1
-    with pytest.raises(Conflict, match="there is a reservation fans already"):
+    with pytest.raises(Conflict, match="reservation fans already exists"):
         reserve(cluster, "n1", in_s=10.0, for_s=60.0)
 
 
@@ -275,10 +276,10 @@ def test_the_same_again_is_harmless_and_another_of_its_name_refused(cluster):
         ("n0", 0.0, 60.0, {"queues": frozenset({QueueId("nlp")})}, NotFound, "no queue 'nlp'"),
         ("", 0.0, 60.0, {}, BadRequest, "names no node"),
         ("n0 n0", 0.0, 60.0, {}, BadRequest, "names a node twice"),
-        ("n0", 0.0, 0.0, {}, BadRequest, "would end as it begins"),
+        ("n0", 0.0, 0.0, {}, BadRequest, "has no duration"),
         ("n0", -120.0, 60.0, {}, BadRequest, "would have ended 1m00s ago"),
-        ("n0", 367 * 86400.0, 60.0, {}, BadRequest, "more than 366d00h off"),
-        ("n0", 0.0, 367 * 86400.0, {}, BadRequest, "more than 366d00h off"),
+        ("n0", 367 * 86400.0, 60.0, {}, BadRequest, "more than 366d00h from now"),
+        ("n0", 0.0, 367 * 86400.0, {}, BadRequest, "more than 366d00h from now"),
     ],
 )
 def test_what_cannot_be_reserved_is_refused_and_changes_nothing(cluster, nodes, in_s, for_s, more, error, words):

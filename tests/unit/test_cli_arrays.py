@@ -77,7 +77,7 @@ def test_the_end_of_an_array_counts_its_elements():
 
 
 def test_a_job_ended_for_its_parent_says_which():
-    why = "job 12 failed, so that afterok:12 can never hold"
+    why = "job 12 failed, so afterok:12 can never be met"
     assert ended(job(13, "x", JobState.CANCELLED, detail=why)) == f"job 13 was cancelled: {why}"
     assert (
         ended(job(13, "x", JobState.CANCELLED, detail="no need", cancelled_by="ada")) == "job 13 was cancelled by ada"

@@ -35,14 +35,14 @@ def test_file_becomes_rules():
 
 REFUSED = [
     (GOOD.replace("codes: [117]", "code: 117"), "r.yaml:2: rule 1: unknown key 'code'", "did you mean 'codes'?"),
-    (GOOD.replace("remedy: here", "remedy: her"), "r.yaml:6: rule 2 (licence): remedy: 'her' is none of", "did you mean 'here'?"),
-    (GOOD.replace("licence\n    pattern", "spot\n    pattern"), "r.yaml:6: spot is defined twice, here and on line 2", ""),
+    (GOOD.replace("remedy: here", "remedy: her"), "r.yaml:6: rule 2 (licence): remedy: 'her' is not one of", "did you mean 'here'?"),
+    (GOOD.replace("licence\n    pattern", "spot\n    pattern"), "r.yaml:6: spot stands here and on line 2", ""),
     (GOOD.replace("oom: true", "oom: yes"), "r.yaml:6: rule 2 (licence): oom", ""),
     ("rule: []", "r.yaml:1: unknown key 'rule'", "did you mean 'rules'?"),
     ("- a\n- b", "r.yaml:1: a rule file begins with rules:", ""),
     ("", "r.yaml:1: a rule file begins with rules:", ""),
     ("rules: {a: 1}", "r.yaml:1: a rule file begins with rules:", ""),
-    ("rules:\n  - 5\n", "rule 1: a table is wanted", ""),
+    ("rules:\n  - 5\n", "rule 1: a table is required", ""),
     ("rules: [", "r.yaml:1: not YAML", ""),
     ("rules:\n  - &a {name: x}\n  - *a\n", "r.yaml:2: a rule file has only", ""),
     ("rules: !!python/object:os.system []", "r.yaml:1: a rule file has only", ""),

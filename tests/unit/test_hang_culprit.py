@@ -30,10 +30,10 @@ DRAWN = [
     (("S sleep 7", "T - 7", W, W),       [1], "stopped by a signal: state T"),  # a stopped one cannot go on whatever the others do
     (("D read 7", W, W, W),              [0], "waits in the kernel: read"),
     (("S a 6", "S a 7", "S a 7", "S a 7"), [0], "made the fewest steps: a"),
-    (("S a 7", "S a 7", "S b 7", "S a 7"), [2], "stands elsewhere than 3 others: b"),
-    (("S a 7", "S b 7", "S c 7", "S d 7"), [],  "the ranks stand in different places"),
-    ((W, W, W, W),                       [],  "all ranks stand alike: reduce"),
-    (("T - 7", "T - 7"),                 [],  "all ranks stand alike: state T"),
+    (("S a 7", "S a 7", "S b 7", "S a 7"), [2], "is not where 3 others are: b"),
+    (("S a 7", "S b 7", "S c 7", "S d 7"), [],  "the ranks are in different places"),
+    ((W, W, W, W),                       [],  "all ranks are in the same place: reduce"),
+    (("T - 7", "T - 7"),                 [],  "all ranks are in the same place: state T"),
     (("S sleep 7", W),                   [0], "is not in the collective in which 1 wait: sleep"),
     (("S sleep 7",),                     [0], "sleep"),
     ((None, None),                       [],  "no stack could be taken"),
@@ -53,4 +53,4 @@ def test_sentence_names_rank_and_node_and_bounds_the_names():
     assert told(gang(*[W] * 4, *["S sleep 7"] * 5)).startswith(
         "rank 4 on n2, rank 5 on n2, rank 6 on n3 and 2 more: is not"
     )
-    assert told(gang(W, W)).startswith("who held it up cannot be told")
+    assert told(gang(W, W)).startswith("the rank that caused it is unknown")

@@ -29,7 +29,7 @@ def test_renewal_counts_from_its_answer():
     renewal = leases.renew(N0, A, [], 105.0)
     assert (renewal.lease_s, renewal.renew_in_s) == (6.0, 1.5)
     assert leases.close_ended(111.9) == []
-    assert leases.next_end_s() == 112.0
+    assert leases.close_ended(112.0) == [N0]
 
 
 @pytest.mark.parametrize("who", [B, SupervisorId("")])
@@ -61,7 +61,7 @@ def test_ended_lease_is_named_until_its_loss_is_committed():
     assert leases.close_ended(200.0) == leases.close_ended(201.0) == [N0]
     leases.drop([N0, N1])
     assert leases.close_ended(202.0) == []
-    assert leases.next_end_s() is None
+    assert leases.look_again_s() == float("inf")
 
 
 def test_what_is_not_current_is_superseded():
@@ -135,25 +135,26 @@ def test_long_lease_shrinks_once_the_supervisor_has_shown_that_it_took_the_short
     leases = LeaseBook()
     leases.grant(N0, A, 100.0, until_s=700.0)
     assert leases.renew(N0, A, [], 101.0, held_s=599.0).lease_s == 6.0
-    assert leases.next_end_s() == 701.0 - MARGIN_S, (
-        "the answer may be lost: what it said it holds counts, and no more than was granted"
-    )
+    assert leases.close_ended(699.9) == [], "the answer may be lost: the lease that it reported counts"
     leases.renew(N0, A, [], 102.5, held_s=4.5)
-    assert leases.next_end_s() == 109.5
+    assert leases.close_ended(109.4) == []
+    assert leases.close_ended(109.5) == [N0]
 
 
 def test_supervisor_that_does_not_say_what_it_holds_may_hold_all_of_it():
     leases = LeaseBook()
     leases.grant(N0, A, 100.0, until_s=700.0)
     leases.renew(N0, A, [], 101.0)
-    assert leases.next_end_s() == 700.0
+    assert leases.close_ended(699.9) == []
+    assert leases.close_ended(700.0) == [N0]
 
 
 @pytest.mark.parametrize("held_s", [1e18, float("inf"), float("nan")])
 def test_nobody_holds_more_than_was_granted(held_s):
     leases = book()
     leases.renew(N0, A, [], 101.0, held_s=held_s)
-    assert leases.next_end_s() == 108.0
+    assert leases.close_ended(107.9) == []
+    assert leases.close_ended(108.0) == [N0]
 
 
 def test_interval_grows_with_the_fleet():
@@ -189,6 +190,4 @@ def test_head_never_believes_over_what_the_supervisor_holds(history):
             continue
         if what == "renew" and asked_s + renewal.lease_s > now:
             deadline = asked_s + renewal.lease_s
-        ends_s = leases.next_end_s()
-        assert ends_s is not None
-        assert deadline <= ends_s
+        assert leases.close_ended(deadline) == []

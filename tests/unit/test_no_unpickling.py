@@ -37,9 +37,6 @@ LOADS = {
     ("os", "popen"),
 }
 EXEMPT = {
-    "core/state/revise.py": {
-        "exec"
-    },  # of lines made of the names of our own records' fields, once, before anything is read
     # Between processes that one command starts for itself; the drill serves nobody.
     "simulator/drill/campaign.py": {"multiprocessing", "ProcessPoolExecutor"},
     "node/shell/zygote_main.py": {"exec", "compile"},  # the user's own script, in the user's own rank

@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.controller.rulebook import Rulebook
 from phalanx.core.errors import BadFile, BadRequest
-from phalanx.core.fleet.calibration import RULES, Calibration
+from phalanx.core.fleet.failure_rules import OPERATORS, FailureRules
 from phalanx.core.ids import UserId
 from phalanx.core.recovery.rules import judge, judge_cause, laid_over, matches, rules_from
 from phalanx.core.state.world import World
@@ -179,10 +179,10 @@ REFUSED = [
     ({**OWN, "pattern": "x" * 501},   "at most 500"),
     ({**OWN, "oom": "yes"},           "true or false"),
     ({**OWN, "weight": float("nan")}, "weight"),
-    ({**OWN, "cause": "crash"},       "none of hang"),
-    ({"name": "r", "blame": "user", "remedy": "stop"}, "no sign"),
+    ({**OWN, "cause": "crash"},       "not one of hang"),
+    ({"name": "r", "blame": "user", "remedy": "stop"}, "a sign is missing"),
     ({"blame": "user", "remedy": "stop", "codes": 3},  "name is missing"),
-    ("text",                          "a table is wanted"),
+    ("text",                          "a table is required"),
 ]  # fmt: skip
 
 
@@ -222,11 +222,9 @@ def test_defaults_of_charge_follow_the_blame():
 
 def test_rules_of_a_later_release_leave_the_shipped_ones_and_are_told(caplog):
     world = World()
-    world.calibrations[RULES] = Calibration(
-        profile='[{"name": "x", "moon": "full"}]', by=UserId("op"), at_s=1.0, id=RULES
-    )
+    world.failure_rules[OPERATORS] = FailureRules(rules='[{"name": "x", "moon": "full"}]', by=UserId("op"), at_s=1.0)
     book = Rulebook(world, shipped_rules())
     assert book.rules == book.rules == shipped_rules()
     assert [record.message for record in caplog.records] == [
-        "the operators' failure rules are not in force: this release cannot read them: rule 1: unknown key 'moon'"
+        "the operators' failure rules are ignored: this release cannot read them: rule 1: unknown key 'moon'"
     ]

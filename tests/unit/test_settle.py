@@ -232,7 +232,7 @@ def test_port_taken_again_and_again_is_the_jobs_own():
         case = replace(case, job=outcome.job, attempt=attempt)
     outcome = settle(case, case.attempt, facts())
     assert (outcome.job.state, outcome.job.exit_code) == (JobState.FAILED, 1)
-    assert "bind one of its own" in outcome.job.detail
+    assert "bind a fixed port" in outcome.job.detail
 
 
 def test_freezes_have_no_bound():
@@ -352,7 +352,7 @@ def test_cancel_of_a_waiting_job_is_at_once_and_idempotent():
 
 
 def test_requeue_of_a_waiting_job_is_a_conflict():
-    with pytest.raises(Conflict, match="has nothing to stop"):
+    with pytest.raises(Conflict, match="only a running job can be requeued"):
         requeue(replace(placed(), attempt=None, job=job("1")), "ada", facts())
 
 

@@ -201,7 +201,8 @@ def test_a_job_that_does_not_begin_in_15_s_is_taken_back_and_says_who_took_the_n
     assert isinstance(back, Withdrawn)
     assert back.cause is Cause.CONTENDED
     assert (
-        back.why == "Slurm job 6 of alice took h0, h1 before our Slurm job 5 started, within 15 s (Slurm's reason: Resources)"
+        back.why
+        == "Slurm job 6 of alice took h0, h1 before our Slurm job 5 started, within 15 s (Slurm's reason: Resources)"
     )
     assert (verdict.cancel, verdict.contended, verdict.order.phase) == (True, ("h0", "h1"), Phase.SETTLED)
 

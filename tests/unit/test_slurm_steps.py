@@ -70,7 +70,11 @@ def test_what_cannot_be_done_is_refused(line, why):
 
 def test_what_is_not_done_is_named():
     found = read_srun(["--cpu-bind=cores", "--gres", "gpu:1", "-t", "5", "--mpi=none", "hostname"])
-    assert [note.partition(" is ignored")[0] for note in found.notes] == ["--cpu-bind=cores", "--gres=gpu:1", "--time=5"]
+    assert [note.partition(" is ignored")[0] for note in found.notes] == [
+        "--cpu-bind=cores",
+        "--gres=gpu:1",
+        "--time=5",
+    ]
 
 
 @pytest.mark.parametrize(

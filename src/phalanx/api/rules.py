@@ -13,7 +13,7 @@ from phalanx.api.parts import HeadParts
 from phalanx.api.routes import Routes
 from phalanx.api.runtime import caller_of, off_loop, runtime_of
 from phalanx.controller.rulebook import own_rules
-from phalanx.core.fleet.calibration import RULES, Calibration
+from phalanx.core.fleet.failure_rules import FailureRules
 from phalanx.core.recovery.rules import Rule, laid_over, plain, rules_from
 from phalanx.core.state.events import PutRules
 from phalanx.core.work.people import Action
@@ -37,18 +37,17 @@ async def put_rules(request: Request) -> Response:
     own = rules_from(body.rules)
     if body.dry_run:
         return reply(_reply(own, by="", stored_s=None))
-    document = Calibration(
-        profile=json.dumps([plain(rule) for rule in own], separators=(",", ":")),
+    document = FailureRules(
+        rules=json.dumps([plain(rule) for rule in own], separators=(",", ":")),
         by=caller_of(request).user,
         at_s=runtime.parts.clock.now_s(),
-        id=RULES,
     )
     await runtime.ask(PutRules(document=document))
     return reply(await off_loop(_active_rules, runtime.parts))
 
 
 def _active_rules(parts: HeadParts) -> RulesReply:
-    stored = parts.store.calibration(RULES)
+    stored = parts.store.failure_rules()
     return _reply(
         own_rules(stored)[0], by="" if stored is None else stored.by, stored_s=None if stored is None else stored.at_s
     )

@@ -1,6 +1,6 @@
-"""The thin shell around the controller: one thread that collects, steps, commits, and only then answers and commands.
+"""The shell around the controller: one thread that collects events, steps, commits, and only then answers and sends commands.
 
-Everything that queued up while the last commit was being fsynced goes into the next one: that is the group commit.
+All events that arrive while one commit is fsynced share the next one (group commit).
 """
 
 from __future__ import annotations
@@ -35,22 +35,25 @@ from phalanx.ports.clock import Clock
 from phalanx.ports.engine import Engine
 from phalanx.ports.store import Store, StoreDiverged, StoreRefused
 
-INBOX_MAX: Final = 50_000  # letters waiting; past that requests are told to come back
+INBOX_MAX: Final = 50_000  # items waiting; above that, requests are refused with TryLater
 STEP_EVENTS_MAX: Final = 4096  # in one step, so that answers do not wait for the whole queue
-PEEKS_MAX: Final = 64  # questions waiting for the world to stand still; each is a person's
-REFUSED_WAIT_S: Final = 0.5  # before what nobody repeats is tried again on a disk that took nothing
-BROKEN_WAIT_S: Final = 1.0  # after a turn that broke off: a fault that lasts must not fill the log
-COLLECT_EVERY: Final = 50_000  # objects more than before; a step of the largest kind makes about as many
-OBSERVE_EVERY_S: Final = 0.1  # how late an engine's word of a death may be heard
+PEEKS_MAX: Final = 64  # snapshot requests waiting; each comes from one user's question
+REFUSED_WAIT_S: Final = 0.5  # before retrying observations after a refused commit
+BROKEN_WAIT_S: Final = 1.0  # after a step that raised: a persistent error must not fill the log
+COLLECT_EVERY: Final = 50_000  # new objects between garbage collections; the largest steps create about as many
+OBSERVE_EVERY_S: Final = 0.1  # polling interval for what engines observe
 _log = logging.getLogger("phalanx.controller")
 
 
 @dataclass(slots=True)
-class _Letter:
-    """Events and where their answers go. `again`: heard anew after a refused commit, since nobody else would repeat it.
-    `calls`: what the audit trail says of each event; of none (a call that the controller has no part in) it is told by itself.
+class _InboxItem:
+    """Events and the future for their answers.
 
-    The future is marked as running at once: a caller who leaves must not be able to cancel what the loop will answer.
+    Attributes:
+        again: retried after a refused commit, since no sender would repeat these events.
+        calls: the audit entry of each event. With calls and no events, the entry is written by itself.
+
+    The future is marked as running at once, so that a caller who disconnects cannot cancel it.
     """
 
     events: Sequence[Event]
@@ -58,11 +61,11 @@ class _Letter:
     again: bool = False
     calls: Sequence[Call] = ()
 
-    def parts(self) -> list[_Letter]:
-        """What can be heard on its own without the rest: each event that nobody waits for an answer to."""
+    def parts(self) -> list[_InboxItem]:
+        """Split the item into parts that can be applied separately: each event whose answer no caller awaits."""
         if not self.again:
             return [self]
-        return [_Letter(events=[event], future=Future(), again=True) for event in self.events]
+        return [_InboxItem(events=[event], future=Future(), again=True) for event in self.events]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,10 +73,10 @@ class Driver:
     """Runs a controller. Thread-safe: `request` and `report` may be called from anywhere.
 
     Attributes:
-        head_id: this life of the head; supervisors say hello again when it changes.
-        audit_key: of the audit trail (core.access.audit).
-        audit_tip: the newest line of it that is durable.
-        on_superseded: called, on the thread, when the store refuses a commit because it holds what this head does not know: another one leads.
+        head_id: identifies this incarnation of the head; supervisors register again when it changes.
+        audit_key: key of the audit trail (core.access.audit).
+        audit_tip: the newest durable line of the audit trail.
+        on_superseded: called on the driver's thread when the store refuses a commit because another head leads.
     """
 
     controller: Controller
@@ -87,8 +90,8 @@ class Driver:
     audit_tip: Tip = field(default_factory=Tip)
     on_superseded: Callable[[str], None] = lambda _: None
     _listeners: list[Callable[[frozenset[JobId]], None]] = field(default_factory=list)
-    _inbox: deque[_Letter] = field(default_factory=deque)
-    _unheard: list[_Letter] = field(default_factory=list)  # whose commit was refused; first in the next turn
+    _inbox: deque[_InboxItem] = field(default_factory=deque)
+    _retries: list[_InboxItem] = field(default_factory=list)  # items of a refused commit; first in the next step
     _peeks: deque[tuple[Future[Peek], JobId | None, Submit | None]] = field(default_factory=deque)
     _wake: threading.Condition = field(default_factory=threading.Condition)
     _stopping: bool = False
@@ -96,41 +99,39 @@ class Driver:
 
     @property
     def leases(self) -> LeaseBook:
-        """The leases, renewed from the API's thread."""
+        """The leases. The API's thread renews them."""
         return self.controller.leases
 
     @property
     def waits(self) -> Mapping[JobId, Waiting]:
-        """Why each pending job waits, as of the newest cycle."""
+        """Why each pending job waits, by the newest scheduling cycle."""
         return self.controller.waits
 
     def waiting(self) -> list[Job]:
-        """All jobs that wait, in submit order. For figures alone: may be ahead of the store by the commit under way."""
-        return list(
-            self.controller.world.pending.values()
-        )  # one step of the interpreter, so that no other thread comes between
+        """All pending jobs, in submit order. For statistics only: may include a change that is not committed yet."""
+        return list(self.controller.world.pending.values())  # one bytecode, so no other thread can interleave
 
     def holding(self) -> list[tuple[Job, Attempt]]:
-        """All live attempts with their jobs. For figures alone, as `waiting`."""
+        """All live attempts with their jobs. For statistics only, like `waiting`."""
         world = self.controller.world
         attempts = list(world.attempts.values())
         return [(job, attempt) for attempt in attempts if (job := world.jobs.get(attempt.job_id)) is not None]
 
     def fleet_gpus(self) -> int:
-        """Devices of all known nodes, up or down: what quotas are counted against. As `waiting`."""
+        """Number of devices on all known nodes, up or down: the basis of quotas. Like `waiting`."""
         return sum(len(node.devices) for node in list(self.controller.world.nodes.values()))
 
     @property
     def stats(self) -> dict[str, float]:
-        """Counters of the loop."""
+        """Counters of the controller."""
         return self.controller.stats
 
     def supervisor_of(self, node_id: NodeId, job_id: JobId, epoch: Epoch) -> NodeId:
-        """By which name the supervisor goes that carries a node's part of an attempt: the node's own, or its seat's."""
+        """Name of the supervisor that runs a node's part of an attempt: the node's own, or its seat's."""
         return supervisor_of(self.controller.world.nodes, node_id, job_id, epoch)
 
     def start(self, *, leases_until_s: float = 0.0) -> None:
-        """Take over the loaded world and begin to turn. `leases_until_s` as in `Controller.begin`."""
+        """Take over the loaded world and start the loop. `leases_until_s`: as in `Controller.begin`."""
         calm_collector()
         newest = self.store.audit_tip()
         self.audit_tip = Tip() if newest is None else Tip(seq=newest.seq, mac=newest.mac)
@@ -139,7 +140,7 @@ class Driver:
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish the step under way and end; what waits is told to try later."""
+        """Finish the current step and end the thread; waiting requests fail with TryLater."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
@@ -147,11 +148,11 @@ class Driver:
             self._thread.join(timeout=30.0)
 
     def request(self, event: Request, call: Call | None = None) -> Future[Answer]:
-        """Ask for something; the future holds the answer once it is durable, or the refusal. `call` goes into the audit trail with it."""
+        """Submit a request. The future holds the answer once it is durable, or the error. `call` is its entry in the audit trail."""
         answer: Future[Answer] = Future()
         answer.set_running_or_notify_cancel()
 
-        def hand_over(done: Future[list[Answer | PhalanxError]]) -> None:
+        def forward(done: Future[list[Answer | PhalanxError]]) -> None:
             error = done.exception()
             result = error if error is not None else done.result()[0]
             if isinstance(result, BaseException):
@@ -159,32 +160,32 @@ class Driver:
             else:
                 answer.set_result(result)
 
-        self._post([event], [] if call is None else [call]).add_done_callback(hand_over)
+        self._post([event], [] if call is None else [call]).add_done_callback(forward)
         return answer
 
     def report(self, reports: Sequence[Report]) -> Future[list[Answer | PhalanxError]]:
-        """Hand over what supervisors said; the future ends once all of it is durable."""
+        """Submit reports of supervisors; the future completes once all of them are durable."""
         return self._post(reports)
 
     def request_all(self, events: Sequence[Request], calls: Sequence[Call] = ()) -> Future[list[Answer | PhalanxError]]:
-        """The same for several requests in one step, with nothing scheduled in between; refusals are among the answers."""
+        """Submit several requests for one step, without scheduling between them; errors are among the answers."""
         return self._post(events, calls)
 
     def note(self, call: Call) -> Future[list[Answer | PhalanxError]]:
-        """Write a line of the audit trail for a call that asks the controller for nothing; the future ends once it is durable."""
+        """Write an audit entry for a call that needs no controller request; the future completes once it is durable."""
         return self._post([], [call])
 
     def listen(self, listener: Callable[[frozenset[JobId]], None]) -> None:
-        """Call `listener` with the jobs that each commit touched, on the controller's thread: it must return at once."""
+        """Call `listener` with the jobs that each commit changed, on the controller's thread; it must not block."""
         self._listeners.append(listener)
 
     def peek(self, *, job_id: JobId | None = None, wish: Submit | None = None) -> Future[Peek]:
-        """The state between two steps, as `Controller.peek`. May be ahead of the store by nothing: the last step is committed or undone."""
+        """Take a snapshot between two steps (`Controller.peek`): every step before it is committed or undone."""
         future: Future[Peek] = Future()
         future.set_running_or_notify_cancel()
         with self._wake:
             if self._stopping or len(self._peeks) >= PEEKS_MAX:
-                why = "the head is stopping" if self._stopping else f"{PEEKS_MAX} such questions wait already"
+                why = "the head is stopping" if self._stopping else f"{PEEKS_MAX} such questions are already waiting"
                 future.set_exception(TryLater(why, hint="try again in a moment"))
                 return future
             self._peeks.append((future, job_id, wish))
@@ -196,10 +197,10 @@ class Driver:
         future.set_running_or_notify_cancel()
         with self._wake:
             if self._stopping or len(self._inbox) >= INBOX_MAX:
-                why = "the head is stopping" if self._stopping else f"{INBOX_MAX} requests wait already"
+                why = "the head is stopping" if self._stopping else f"{INBOX_MAX} requests are already waiting"
                 future.set_exception(TryLater(why, hint="try again in a moment"))
                 return future
-            self._inbox.append(_Letter(events=events, future=future, calls=calls))
+            self._inbox.append(_InboxItem(events=events, future=future, calls=calls))
             self._wake.notify()
         return future
 
@@ -208,152 +209,151 @@ class Driver:
     def _run(self) -> None:
         wake_in_s = 0.0
         while True:
-            letters = self._collect(wake_in_s)
-            if letters is None:
+            items = self._collect(wake_in_s)
+            if items is None:
                 break
-            wake_in_s = self._turn(letters)
-            self._let_peek()
-        for letter in self._inbox:
-            letter.future.set_exception(TryLater("the head stopped", hint="try again once it is back"))
+            wake_in_s = self._run_step(items)
+            self._answer_peeks()
+        for item in self._inbox:
+            item.future.set_exception(TryLater("the head stopped", hint="try again once it is back"))
         for future, _, _ in self._peeks:
             future.set_exception(TryLater("the head stopped", hint="try again once it is back"))
 
-    def _collect(self, wake_in_s: float) -> list[_Letter] | None:
+    def _collect(self, wake_in_s: float) -> list[_InboxItem] | None:
         with self._wake:
             if not self._inbox and not self._peeks and not self._stopping:
                 self._wake.wait(min(wake_in_s, OBSERVE_EVERY_S) if self.engines else wake_in_s)
             if self._stopping:
                 return None
-            letters, self._unheard = self._unheard, []
-            # What engines saw goes first: the hello of a node's next life must not be heard before the end of the one before.
-            seen = [report for engine in self.engines for report in engine.observe()]
-            if seen:
-                letters.append(_Letter(events=seen, future=Future(), again=True))
+            items, self._retries = self._retries, []
+            # Observations of engines go first: a supervisor must not register before the end of its predecessor is known.
+            observed = [report for engine in self.engines for report in engine.observe()]
+            if observed:
+                items.append(_InboxItem(events=observed, future=Future(), again=True))
             events = 0
             while self._inbox and events < STEP_EVENTS_MAX:
-                letters.append(self._inbox.popleft())
-                events += len(letters[-1].events)
-        return letters
+                items.append(self._inbox.popleft())
+                events += len(items[-1].events)
+        return items
 
-    def _turn(self, letters: list[_Letter]) -> float:
+    def _run_step(self, items: list[_InboxItem]) -> float:
         now = self._now()
         try:
-            outbox = self.controller.step(now, [event for letter in letters for event in letter.events])
-        except Exception as error:  # noqa: BLE001  # a fault of ours, undone by the step; a dead thread would be a dead head
-            return self._one_by_one(letters, error)
-        audit = self._audited(letters, outbox, now)
+            outbox = self.controller.step(now, [event for item in items for event in item.events])
+        except Exception as error:  # noqa: BLE001  # an internal error, undone by the step; without this thread the head is dead
+            return self._one_by_one(items, error)
+        audit = self._audit_lines(items, outbox, now)
         try:
             if audit or not outbox.change.empty:
                 self.store.commit(outbox.batch(audit))
         except StoreRefused as error:
-            return self._refused(letters, outbox, error)
+            return self._refused(items, outbox, error)
         except Exception:  # noqa: BLE001  # as above
-            _log.exception("the store failed in a way it does not promise")
-            return self._refused(
-                letters,
-                outbox,
-                StoreRefused("the store failed in a way it does not promise", hint="the head's log has the details"),
-            )
+            _log.exception("unexpected error in the store")
+            unexpected = StoreRefused("unexpected error in the store", hint="see the head's log")
+            return self._refused(items, outbox, unexpected)
         if audit:
             self.audit_tip = Tip(seq=audit[-1].seq, mac=audit[-1].mac)
         self._publish(outbox, now)
         answers = iter(outbox.answers)
-        for letter in letters:
-            letter.future.set_result([next(answers) for _ in letter.events])
+        for item in items:
+            item.future.set_result([next(answers) for _ in item.events])
         return outbox.wake_in_s
 
-    def _audited(self, letters: list[_Letter], outbox: Outbox, now: Now) -> list[AuditLine]:
-        """What the trail says of this step's calls, in the order in which they were heard; refused ones too."""
+    def _audit_lines(self, items: list[_InboxItem], outbox: Outbox, now: Now) -> list[AuditLine]:
+        """Audit lines for this step's calls, refused ones included, in the order in which they were applied."""
         lines: list[AuditLine] = []
         tip, answered = self.audit_tip, 0
-        for letter in letters:
-            for number, call in enumerate(letter.calls):
-                result, words = "", call.detail
-                if letter.events:
-                    answer, event = outbox.answers[answered + number], letter.events[number]
+        for item in items:
+            for number, call in enumerate(item.calls):
+                result, detail = "", call.detail
+                if item.events:
+                    answer, event = outbox.answers[answered + number], item.events[number]
                     result = answer.code if isinstance(answer, PhalanxError) else ""
-                    words = words_of(event, answer) if isinstance(event, Request) else ""
-                lines.append(line_of(call, tip, now.wall_s, self.audit_key, detail=words, result=result))
+                    detail = words_of(event, answer) if isinstance(event, Request) else ""
+                lines.append(line_of(call, tip, now.wall_s, self.audit_key, detail=detail, result=result))
                 tip = Tip(seq=lines[-1].seq, mac=lines[-1].mac)
-            answered += len(letter.events)
+            answered += len(item.events)
         return lines
 
-    def _epoch_now(self, job_id: JobId) -> Epoch:
+    def _current_epoch(self, job_id: JobId) -> Epoch:
         attempt = self.controller.world.attempts.get(job_id)
         return NO_EPOCH if attempt is None else attempt.epoch
 
     def _publish(self, outbox: Outbox, now: Now) -> None:
-        """All that follows from what is durable now. A fault of ours in one part costs neither the others nor the thread."""
+        """Perform what follows from the commit. An internal error in one part stops neither the other parts nor the thread."""
         parts: tuple[Callable[[], None], ...] = (
-            partial(self.controller.committed, outbox, now), partial(self._command, outbox), partial(self._tell_engines, outbox),
-            partial(self._ring, outbox),
-        )  # fmt: skip
+            partial(self.controller.committed, outbox, now),
+            partial(self._send_commands, outbox),
+            partial(self._notify_engines, outbox),
+            partial(self._notify_listeners, outbox),
+        )
         for part in parts:
             try:
                 part()
             except Exception:  # noqa: BLE001  # as above
-                _log.exception("what follows a commit broke off")
+                _log.exception("internal error after a commit")
 
-    def _command(self, outbox: Outbox) -> None:
+    def _send_commands(self, outbox: Outbox) -> None:
         for command in outbox.commands:
-            epoch = self._epoch_now(command.job_id) if isinstance(command, DeleteCheckpoints) else command.epoch
+            epoch = self._current_epoch(command.job_id) if isinstance(command, DeleteCheckpoints) else command.epoch
             self.mailboxes.post(self.supervisor_of(command.node_id, command.job_id, epoch), command)
         for name in outbox.lost:
             self.mailboxes.forget(name)
 
-    def _tell_engines(self, outbox: Outbox) -> None:
-        """Engines that bring a supervisor for each attempt follow them, from the first record to the last."""
-        carriers = [engine for engine in self.engines if engine.capabilities.per_attempt]
-        if not carriers:
+    def _notify_engines(self, outbox: Outbox) -> None:
+        """Pass changed attempts to the engines that start one supervisor per attempt."""
+        engines = [engine for engine in self.engines if engine.capabilities.per_attempt]
+        if not engines:
             return
         records = outbox.change.records
         newest = {(one.job_id, one.epoch): one for one in records if isinstance(one, Attempt)}
-        # One that ended may have left the world by now.
+        # An ended job may have left the world by now.
         changed = {one.id: one for one in records if isinstance(one, Job)}
         for attempt in newest.values():
             job = changed.get(attempt.job_id) or self.controller.world.jobs[attempt.job_id]
-            for engine in carriers:
+            for engine in engines:
                 engine.follow(job, attempt)
 
-    def _ring(self, outbox: Outbox) -> None:
+    def _notify_listeners(self, outbox: Outbox) -> None:
         if self._listeners:
-            touched = frozenset(line.job_id for line in outbox.change.story if line.job_id is not None)
+            changed = frozenset(line.job_id for line in outbox.change.story if line.job_id is not None)
             for listener in self._listeners:
-                listener(touched)
+                listener(changed)
 
-    def _let_peek(self) -> None:
-        """Between two steps, when the world stands still."""
+    def _answer_peeks(self) -> None:
+        """Answer snapshot requests between two steps."""
         while self._peeks:
             future, job_id, wish = self._peeks.popleft()
             try:
                 future.set_result(self.controller.peek(self._now(), job_id=job_id, wish=wish))
-            except Exception as error:  # noqa: BLE001  # a refusal, or a fault of ours: the asker's to hear, not the loop's to die of
+            except Exception as error:  # noqa: BLE001  # refused, or an internal error: it goes to the caller, the loop continues
                 future.set_exception(error)
 
-    def _refused(self, letters: list[_Letter], outbox: Outbox, error: StoreRefused) -> float:
-        """Nothing of the step happened. What nobody else would repeat is heard again; requests are the caller's to repeat."""
+    def _refused(self, items: list[_InboxItem], outbox: Outbox, error: StoreRefused) -> float:
+        """Undo the step. Observations are retried, since no sender repeats them; callers repeat their requests themselves."""
         self.controller.refused(outbox)
-        _log.error("commit refused: %s", error)
+        _log.error("the store refused a commit: %s", error)
         if isinstance(error, StoreDiverged):
             self.on_superseded(error.message)
-        for letter in letters:
-            if letter.again:
-                self._unheard.append(letter)
+        for item in items:
+            if item.again:
+                self._retries.append(item)
             else:
-                letter.future.set_exception(error)
+                item.future.set_exception(error)
         return REFUSED_WAIT_S
 
-    def _one_by_one(self, letters: list[_Letter], error: Exception) -> float:
-        """The step broke off: hear each letter on its own, so that the one at fault is answered and the others are heard.
+    def _one_by_one(self, items: list[_InboxItem], error: Exception) -> float:
+        """Apply each item separately after a step raised, so that only the item at fault fails.
 
-        What engines saw comes in one letter and is told once: of it, nothing but the event at fault is lost.
+        Observations of engines share one item and are split as well: only the event at fault is lost.
         """
-        _log.error("a step with %d letters broke off", len(letters), exc_info=error)
-        alone = [part for letter in letters for part in letter.parts()]
+        _log.error("internal error in a step with %d inbox items", len(items), exc_info=error)
+        alone = [part for item in items for part in item.parts()]
         if len(alone) > 1:
-            return min([self._turn([part]) for part in alone])
-        for letter in letters:
-            letter.future.set_exception(PhalanxError("the head failed at this", hint="its log has the details"))
+            return min([self._run_step([part]) for part in alone])
+        for item in items:
+            item.future.set_exception(PhalanxError("internal error of the head", hint="see the head's log"))
         return BROKEN_WAIT_S
 
     def _now(self) -> Now:
@@ -361,9 +361,10 @@ class Driver:
 
 
 def calm_collector() -> None:
-    """Keep the garbage collector off what is loaded, and from looking at every few hundred records that a step makes.
+    """Exclude loaded objects from garbage collection, and raise its thresholds.
 
-    Records form no cycles: almost nothing is ever found. With Python's own thresholds a pass over 50,000 jobs took up to twice its time.
+    Records form no cycles, so collections find almost nothing. With Python's default thresholds, a scheduling pass over 50,000 jobs took
+    up to twice as long.
     """
     gc.collect()
     gc.freeze()

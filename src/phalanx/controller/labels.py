@@ -1,4 +1,4 @@
-"""Operators' labels on nodes: where they lie in the network, or whatever else. All of a request, or none of it."""
+"""Labels that operators put on nodes, for example their place in the network. A request applies whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from phalanx.core.fleet.hostlist import fold
 from phalanx.core.fleet.node import Node
 from phalanx.core.state.events import LabelNodes
 
-LABELS_MAX: Final = 64  # of one node, as of one job
+LABELS_MAX: Final = 64  # of one node; the same as for one job
 _VALUE_MAX: Final = 128  # characters; a rack's name has ten
 _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_./-]{0,61}[A-Za-z0-9])?")
 
 
 def label(turn: Turn, request: LabelNodes) -> None:
-    """Put the labels on; an empty text takes one away. Labels not named stay, and the same again is harmless.
+    """Set the labels; an empty value removes one. Other labels stay. Idempotent.
 
     Raises:
-        NotFound: a node that is not there.
-        BadRequest: a name or value that is no label, or too many.
+        NotFound: a node does not exist.
+        BadRequest: an invalid name or value, or too many labels.
     """
     changed: list[Node] = []
     for node_id in sorted(request.labels):
         node = turn.world.nodes.get(node_id)
         if node is None:
             raise NotFound(
-                f"no node {node_id!r}", hint="phalanx nodes lists them; one that never joined cannot be labelled"
+                f"no node {node_id!r}", hint="phalanx nodes lists them; only nodes that have joined can be labelled"
             )
         _check(node_id, request.labels[node_id])
         after = {name: text for name, text in {**node.labels, **request.labels[node_id]}.items() if text}
         if len(after) > LABELS_MAX:
-            raise BadRequest(f"{node_id} would have {len(after)} labels, more than {LABELS_MAX}")
+            raise BadRequest(f"{node_id} would have {len(after)} labels; at most {LABELS_MAX} are allowed")
         if after != node.labels:
             changed.append(replace(node, labels=after, changed_s=turn.now.wall_s))
     if not changed:
@@ -56,5 +56,5 @@ def _check(node_id: str, labels: Mapping[str, str]) -> None:
         ):
             raise BadRequest(
                 f"{node_id}: {name[:64]!r}: {text[:40]!r} is not a label",
-                hint=f"short names, and printable values of at most {_VALUE_MAX}",
+                hint=f"use a short name and a printable value of at most {_VALUE_MAX} characters",
             )

@@ -1,15 +1,15 @@
-"""When a head may lead and when it must stop, as functions of numbers. Called by the thread that campaigns, renews and watches.
+"""When a head may lead and when it must stop, as pure functions. Called by the election thread.
 
-One row in the shared database says who leads (`ports.election.Leader`). Two counts keep two heads from leading at once, and neither
-compares the clocks of two machines:
+One row in the shared database names the leader (`ports.election.Leader`). Two timers prevent two leaders at once; neither compares the
+clocks of two machines:
 
-- Who leads counts its lease from *sending* the renewal that was accepted, and stops MARGIN_S before its end.
-- Who waits counts from *hearing* the last sign of life: a term and beat that it has not seen before. It takes over a whole lease later.
+- The leader counts its lease from *sending* the accepted renewal, and stops MARGIN_S before the end.
+- A standby counts from *receiving* the last heartbeat: a term and beat that it has not seen before. It takes over one whole lease later.
 
-A sign of life is sent before it is heard, so the first count ends first, whatever the network does between. What could go wrong beyond
-this (a head that was stopped in the middle of a write) is refused by the database, which checks the term of every commit.
+A heartbeat is sent before it is received, so the leader's timer ends first whatever the network does. The remaining case, a head that was
+suspended during a write, is refused by the database, which checks the term of every commit.
 
-Times are seconds of CLOCK_BOOTTIME: it goes on while a machine sleeps, and nobody sets it.
+Times are seconds of CLOCK_BOOTTIME: it continues while a machine sleeps and ignores changes of the wall clock.
 """
 
 from __future__ import annotations
@@ -19,21 +19,19 @@ from typing import Final
 
 from phalanx.ports.election import Leader
 
-LEASE_S: Final = 3.0  # with the look-out and the loading of 10,000 jobs (2 s) a takeover stays within 5 s
-RENEW_EVERY_S: Final = 0.75  # four tries in a lease, as for supervisors
-LOOK_EVERY_S: Final = 0.2  # of who waits; a planned handover is seen no later than this
-LOOK_LEAST_S: Final = 0.005  # a look is a round trip; and no loop shall spin
-MARGIN_S: Final = (
-    0.2  # two clocks that run 1 % apart differ by 0.03 s over a lease; the rest is for a reply on its way out
-)
-SUPERVISORS_LEASE_S: Final = (
-    9.0  # the default with several heads: a takeover (5 s) and the way to the new leader fit into it
-)
+LEASE_S: Final = 3.0  # with polling and the loading of 10,000 jobs (2 s), a takeover stays within 5 s
+RENEW_EVERY_S: Final = 0.75  # four attempts per lease, as for supervisors
+LOOK_EVERY_S: Final = 0.2  # polling interval of a standby; a planned handover is seen within it
+LOOK_LEAST_S: Final = 0.005  # a poll is a round trip; prevents a busy loop
+# Two clocks that run 1 % apart differ by 0.03 s over a lease; the rest is for a reply on its way out.
+MARGIN_S: Final = 0.2
+# The default with several heads: a takeover (5 s) and reaching the new leader fit into it.
+SUPERVISORS_LEASE_S: Final = 9.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """What a waiting head knows: the row as last read, and since when it has heard no new sign of life."""
+    """A standby's view: the leader's row as last read, and since when it has shown no new heartbeat."""
 
     leader: Leader
     quiet_since_s: float
@@ -41,7 +39,7 @@ class Watch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenure:
-    """A term that we hold. `asked_s`: when the newest claim or renewal was sent that the database accepted."""
+    """A term that this head holds. `asked_s`: when the newest accepted claim or renewal was sent."""
 
     term: int
     asked_s: float
@@ -49,21 +47,21 @@ class Tenure:
 
 
 def watched(before: Watch | None, leader: Leader, heard_s: float) -> Watch:
-    """What is known once the row was read; `heard_s` is after the answer came."""
+    """The view after reading the row; `heard_s`: when the answer arrived."""
     if before is not None and (before.leader.term, before.leader.beat) == (leader.term, leader.beat):
         return Watch(leader=leader, quiet_since_s=before.quiet_since_s)
     return Watch(leader=leader, quiet_since_s=heard_s)
 
 
 def may_claim(watch: Watch, now_s: float, own_lease_s: float = LEASE_S) -> bool:
-    """Whether to try: nobody holds it, or whoever does has been silent for a whole lease (its own, if that is longer)."""
+    """Whether to claim: the term has no holder, or its holder was silent for a whole lease (its own, if longer)."""
     if not watch.leader.holder:
         return True
     return now_s - watch.quiet_since_s >= max(own_lease_s, watch.leader.lease_s)
 
 
 def look_in_s(watch: Watch | None, now_s: float) -> float:
-    """How long who waits does so before it looks again: no longer than until it may claim."""
+    """How long a standby waits before it polls again: at most until it may claim."""
     if watch is None or may_claim(watch, now_s):
         return LOOK_EVERY_S
     left_s = watch.quiet_since_s + max(LEASE_S, watch.leader.lease_s) - now_s
@@ -71,18 +69,18 @@ def look_in_s(watch: Watch | None, now_s: float) -> float:
 
 
 def leads_until_s(tenure: Tenure) -> float:
-    """The last moment at which we may answer or command."""
+    """The last moment at which this head may answer or send commands."""
     return tenure.asked_s + tenure.lease_s - MARGIN_S
 
 
 def renewed(tenure: Tenure, asked_s: float) -> Tenure:
-    """The tenure after a renewal that was sent then and accepted; answers may overtake each other."""
+    """The tenure after an accepted renewal that was sent at `asked_s`; answers may arrive out of order."""
     return Tenure(term=tenure.term, asked_s=max(tenure.asked_s, asked_s), lease_s=tenure.lease_s)
 
 
 def granted_s(before: Leader) -> float:
-    """How long supervisors may still hold leases of those who led before us, from when the row was read that we took over from.
+    """How long supervisors may still hold leases of previous leaders, counted from when the row was read that this head claimed.
 
-    Also where the last one gave up its term: what it granted goes on.
+    Leases stay valid even if the previous leader released its term.
     """
     return max(before.grants_s, before.long_leases_left_s)

@@ -1,7 +1,7 @@
-"""Leases of supervisors: kept in memory, answered without the store, judged by the controller.
+"""Leases of supervisors: in memory only; renewed without the store.
 
-The API's thread renews, the controller's thread lets leases end; both go through one guard, so that a renewal is either before the end
-or refused. The head counts from when it answered, plus a margin; the supervisor counts from when it asked: the head is always the later.
+The API's thread renews leases and the controller's thread expires them. One guard covers both, so a renewal comes before the expiry or is
+refused. The head counts from its answer, plus a margin; the supervisor counts from sending. So the supervisor's lease always ends first.
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ from typing import Final
 from phalanx.core.errors import Conflict
 from phalanx.core.ids import Epoch, JobId, NodeId, SupervisorId
 
-LEASE_DEFAULT_S: Final = (
-    6.0  # with 4 renewals in it, a silent node is declared dead within 8 s: half of the 15 s promised
-)
+# With 4 renewals per lease, a silent node is declared dead within 8 s: half of the 15 s that are promised.
+LEASE_DEFAULT_S: Final = 6.0
 RENEWALS_PER_LEASE: Final = 4
-# Of the whole fleet; past that the interval grows with it. A fifth of the head's one thread (docs/scale.md).
+# Of the whole fleet; above that, the interval grows. A fifth of the head's one thread (docs/scale.md).
 RENEWALS_PER_S_MAX: Final = 400.0
-NOBODY: Final = SupervisorId("")  # holds the lease of a seat until the supervisor that an engine brings says hello
-# The same after a start of the head: a supervisor may sit there, with whatever lease it was granted.
+NOBODY: Final = SupervisorId("")  # holds a seat's lease until the supervisor that an engine starts registers
+# The same after a restart of the head: a supervisor may hold the seat, with any lease that was granted before.
 SOMEBODY: Final = SupervisorId("?")
-MARGIN_S: Final = 1.0  # for the answer's way and for clocks that tick apart
+MARGIN_S: Final = 1.0  # for network delay and clock drift
 
 
 class SayHello(Conflict):
-    """The head does not know this supervisor (any more); it must present itself."""
+    """The head does not know this supervisor, or no longer; it must register."""
 
     code = "say_hello"
     retry_helps = True
@@ -51,15 +50,15 @@ class _Lease:
     over: bool = False
     current: dict[JobId, Epoch] = field(default_factory=dict)
     renewed_long: bool = False
-    presumed: int = 0  # how often every lease was presumed live, when its end was last brought up to that
+    presumed: int = 0  # value of `_presumed` when `ends_s` was last updated
 
 
 @dataclass(slots=True)
 class LeaseBook:
     """One lease per node. Times are seconds of CLOCK_BOOTTIME, passed in.
 
-    A step must not look at every lease: `_earliest_s` is never after the first end, and only once it has passed are all looked at. What
-    concerns every lease at once (`presume_live`) is noted once, and each lease brought up to it when it is touched.
+    A step must not scan every lease: `_earliest_s` is a lower bound of the first end, and only when it has passed are all leases scanned.
+    `presume_live`, which extends all leases, is recorded once and applied to each lease when it is next used.
     """
 
     lease_s: float = LEASE_DEFAULT_S
@@ -77,16 +76,16 @@ class LeaseBook:
         return self.terms_for(len(self._leases))
 
     def terms_for(self, nodes: int) -> tuple[float, float]:
-        """The same for a fleet of so many nodes."""
+        """Lease and renewal interval for a fleet of so many nodes, in seconds."""
         interval = max(self.lease_s / RENEWALS_PER_LEASE, nodes / RENEWALS_PER_S_MAX)
         lease = interval * RENEWALS_PER_LEASE
         return (lease if self._long_s is None else max(lease, self._long_s)), interval
 
     def grant(self, node_id: NodeId, supervisor_id: SupervisorId, now_s: float, *, until_s: float = 0.0) -> None:
-        """Begin a lease: at hello, and for every node believed up when a head starts; it ends no sooner than `until_s`.
+        """Begin a lease that ends at `until_s` or later: at registration, and for every node that is up when a head starts.
 
-        A supervisor that says hello again keeps what it holds: a lease longer than today's, and the epochs that count. So does the first
-        that comes where SOMEBODY was presumed.
+        A supervisor that registers again keeps a longer lease and its current epochs. So does the first supervisor that registers for a
+        seat whose lease SOMEBODY holds.
         """
         with self.guard:
             ends_s = max(now_s + self.terms[0] + MARGIN_S, until_s)
@@ -110,35 +109,35 @@ class LeaseBook:
         *,
         held_s: float | None = None,
     ) -> Renewal:
-        """Renew, and name what the supervisor carries that no longer counts.
+        """Renew a lease; return which of the supervisor's epochs are superseded.
 
         Args:
-            node_id: whose lease.
-            supervisor_id: who asks.
-            epochs: what it carries, as (job, epoch).
-            now_s: when it is answered.
-            held_s: how long the lease that the supervisor holds still lasts. A long one (from a planned stop) is only believed over
-                once the supervisor has shown that it took the shorter one: an answer may be lost. None, from one that does not say:
-                whatever was granted may still be held.
+            node_id: the node.
+            supervisor_id: the supervisor that renews.
+            epochs: the attempts it runs, as (job, epoch).
+            now_s: when the head answers.
+            held_s: remaining time of the lease that the supervisor holds. A long lease (from a planned stop) counts as held until the
+                supervisor reports a shorter one, since an answer may be lost. None if the supervisor does not report it: then all that
+                was granted counts as held.
 
         Raises:
-            SayHello: another supervisor, or none, holds this node's lease, or it is over.
+            SayHello: another supervisor or none holds this node's lease, or it has expired.
         """
         with self.guard:
             lease = self._leases.get(node_id)
             if lease is None or lease.over or lease.supervisor_id != supervisor_id:
-                raise SayHello(f"supervisor {supervisor_id} holds no lease for {node_id}", hint="say hello again")
+                raise SayHello(f"supervisor {supervisor_id} holds no lease for {node_id}", hint="register again")
             lease_s, renew_in_s = self.terms
             lease.heard_s = now_s
             granted_s = self._touched(lease).ends_s - now_s - MARGIN_S
             lease.ends_s = now_s + max(lease_s, granted_s if held_s is None else min(held_s, granted_s)) + MARGIN_S
-            self._earliest_s = min(self._earliest_s, lease.ends_s)  # a long lease may have been given back
+            self._earliest_s = min(self._earliest_s, lease.ends_s)  # a long lease may have become shorter
             lease.renewed_long = self._long_s is not None
             superseded = [(job, epoch) for job, epoch in epochs if lease.current.get(job) != epoch]
         return Renewal(lease_s=lease_s, renew_in_s=renew_in_s, superseded=superseded)
 
     def heard(self, node_id: NodeId, supervisor_id: SupervisorId, now_s: float) -> bool:
-        """Whether this supervisor may still renew and was heard, or presumed live, less than an ordinary lease ago: no long one."""
+        """Whether this supervisor can still renew, and renewed or was presumed live less than one ordinary lease ago."""
         with self.guard:
             lease = self._leases.get(node_id)
             if lease is None or lease.over or lease.supervisor_id != supervisor_id:
@@ -147,13 +146,13 @@ class LeaseBook:
             return now_s < max(lease.heard_s + ordinary_s + MARGIN_S, self._floor_s)
 
     def is_anothers(self, node_id: NodeId, supervisor_id: SupervisorId) -> bool:
-        """Whether another supervisor's hello was heard for this node, which may not have been answered yet."""
+        """Whether another supervisor has registered for this node; its registration may not be answered yet."""
         with self.guard:
             lease = self._leases.get(node_id)
             return lease is not None and lease.supervisor_id not in (supervisor_id, SOMEBODY, NOBODY)
 
     def set_current(self, node_id: NodeId, job_id: JobId, epoch: Epoch | None) -> None:
-        """Say which epoch of a job counts on a node; None: none does."""
+        """Set the current epoch of a job on a node; None: no epoch is current."""
         with self.guard:
             lease = self._leases.get(node_id)
             if lease is None:
@@ -164,7 +163,7 @@ class LeaseBook:
                 lease.current[job_id] = epoch
 
     def close_ended(self, now_s: float) -> list[NodeId]:
-        """Nodes whose lease is over; from now on their renewals are refused. Named again until `drop` confirms."""
+        """Expire leases; return the nodes whose lease has expired, again at each call until `drop`. Their renewals are refused."""
         with self.guard:
             if now_s >= self._earliest_s:
                 self._earliest_s = math.inf
@@ -177,31 +176,26 @@ class LeaseBook:
             return sorted(self._over)
 
     def presume_live(self, now_s: float) -> None:
-        """The head itself was away (stopped, suspended): nobody could renew, so every lease lasts one full lease from now."""
+        """Extend every lease to one full lease from now: the head itself was suspended, so no supervisor could renew."""
         with self.guard:
             self._floor_s = max(self._floor_s, now_s + self.terms[0] + MARGIN_S)
             self._presumed += 1
             self._earliest_s = max(self._earliest_s, self._floor_s)
 
     def drop(self, node_ids: Iterable[NodeId]) -> None:
-        """Forget leases: the loss of these nodes is committed."""
+        """Remove leases: the loss of these nodes is committed."""
         with self.guard:
             for node_id in node_ids:
                 self._leases.pop(node_id, None)
                 self._over.discard(node_id)
 
-    def next_end_s(self) -> float | None:
-        """When the first lease would end; None without leases."""
-        with self.guard:
-            return min((self._touched(lease).ends_s for lease in self._leases.values()), default=None)
-
     def look_again_s(self) -> float:
-        """When `close_ended` may have something new to say; never after the first end. Infinite without leases; costs nothing."""
+        """When to call `close_ended` next: at or before the first end; infinite without leases. O(1)."""
         with self.guard:
             return 0.0 if self._over else self._earliest_s
 
     def lengthen(self, lease_s: float) -> None:
-        """A planned stop: every renewal from now on is granted `lease_s`."""
+        """Grant `lease_s` at every renewal from now on: the head will stop as planned."""
         with self.guard:
             self._long_s = lease_s
 
@@ -211,7 +205,7 @@ class LeaseBook:
             return all(lease.renewed_long or lease.over for lease in self._leases.values())
 
     def _touched(self, lease: _Lease) -> _Lease:
-        """The lease with its end brought up to the last time that all were presumed live."""
+        """Apply the last `presume_live` to the lease and return it."""
         if lease.presumed != self._presumed:
             lease.presumed = self._presumed
             lease.ends_s = max(lease.ends_s, self._floor_s)

@@ -1,9 +1,12 @@
-"""Which life of a supervisor speaks for its node: none that has been replaced, and none that cannot say that it lives now.
+"""Rejects registrations from stale supervisor incarnations.
 
-A hello may lie in a socket's buffer while its supervisor dies and the next one presents itself. Heard after that, it would look like yet
-another life, and take from the living one what it carries: two epochs of a job would run. So a supervisor that was replaced is refused,
-and one that would replace another is told a word to say again: the hello of a dead one is answered to nobody. Where the two are on
-different machines (by their boots), the one that renews stays: only on its own machine does a newcomer know that the one before is gone.
+A registration (`Hello`) may sit in a socket buffer while its supervisor dies and a successor registers. Processed later, it would replace
+the live supervisor, and two epochs of a job could run. Therefore:
+
+- A supervisor that was replaced is refused.
+- A supervisor that would replace another must repeat its registration with a challenge; a dead one cannot.
+- If the two are on different machines (by boot id), the one that renews its lease stays: only on the same machine can a newcomer know that
+  its predecessor is gone.
 """
 
 from __future__ import annotations
@@ -16,44 +19,44 @@ from phalanx.core.fleet.node import Node
 from phalanx.core.ids import NodeId, SupervisorId
 from phalanx.core.state.events import Hello
 
-GONE_MAX: Final = 50_000  # four lives of each node of a large fleet; a hello is late by seconds, not by so many others
+GONE_MAX: Final = 50_000  # four incarnations for each node of a large fleet; registrations are late by seconds at most
 
 
 class SupervisorReplaced(Conflict):
-    """Another supervisor speaks for this node since."""
+    """Another supervisor has replaced this one."""
 
     code = "supervisor_replaced"
 
 
 class Challenged(Conflict):
-    """Another supervisor speaks for this node: the newcomer repeats its hello with this `challenge`, and is heard then."""
+    """The node has another supervisor. The newcomer must register again with this `challenge`."""
 
     code = "challenged"
 
     def __init__(self, message: str, challenge: str) -> None:
-        super().__init__(message, hint="say hello again with the challenge")
+        super().__init__(message, hint="register again with the challenge")
         self.challenge = challenge
 
 
 class OtherMachine(Conflict):
-    """A machine speaks for this node that was heard just now, and the newcomer is on another. It may come once that one is silent."""
+    """Another machine holds this node's lease and renewed it recently. The newcomer may register once that lease expires."""
 
     code = "other_machine"
     retry_helps = True
 
 
 class Lives:
-    """Kept by the controller from committed records. `head_id`: the life of the head, so that no challenge of another is taken for ours."""
+    """Current and replaced supervisors, from committed records. Challenges contain `head_id`, so those of other heads are not accepted."""
 
     def __init__(self, head_id: str = "") -> None:
         self._head_id = head_id
         self._present: dict[NodeId, SupervisorId] = {}
         self._gone: OrderedDict[SupervisorId, None] = OrderedDict()
-        self._asked: dict[NodeId, tuple[SupervisorId, str]] = {}  # the last newcomer, and what it was told
+        self._pending: dict[NodeId, tuple[SupervisorId, str]] = {}  # the newest newcomer and its challenge
         self._challenges = 0
 
     def note(self, node: Node) -> None:
-        """A node's record is durable."""
+        """Record a committed node's supervisor."""
         if node.supervisor_id is None:
             return
         before = self._present.get(node.id)
@@ -64,41 +67,42 @@ class Lives:
                 self._gone.popitem(last=False)
 
     def check(self, hello: Hello, known: Node | None, *, heard: bool = False) -> None:
-        """Let none speak that has been replaced, nor replace that may be dead or another machine.
+        """Refuse a registration by a replaced supervisor, or one that would replace a live supervisor elsewhere.
 
         Args:
-            hello: what it says.
-            known: the node as of this step, whose records are not durable yet.
-            heard: the supervisor that speaks for it was heard less than a lease ago.
+            hello: the registration.
+            known: the node in this step, including changes that are not durable yet.
+            heard: the node's current supervisor renewed its lease less than a lease ago.
 
         Raises:
-            SupervisorReplaced: it has been.
-            OtherMachine: it would replace one that lives elsewhere.
-            Challenged: it would replace another, and has not said the challenge yet.
+            SupervisorReplaced: this supervisor was replaced.
+            OtherMachine: the current supervisor runs on another machine.
+            Challenged: it would replace another supervisor and did not send the challenge.
         """
-        speaks = None if known is None else known.supervisor_id
+        current = None if known is None else known.supervisor_id
         node_id, supervisor_id = hello.node.id, hello.supervisor_id
-        within = speaks not in (None, supervisor_id) and self._present.get(node_id) == supervisor_id
-        if within or supervisor_id in self._gone:
+        replaced_now = current not in (None, supervisor_id) and self._present.get(node_id) == supervisor_id
+        if replaced_now or supervisor_id in self._gone:
             raise SupervisorReplaced(
-                f"node {node_id}: supervisor {supervisor_id} was replaced by {speaks or self._present[node_id]}",
-                hint="if it still runs, stop it: one supervisor speaks for a node",
+                f"node {node_id}: supervisor {supervisor_id} was replaced by {current or self._present[node_id]}",
+                hint="if it still runs, stop it: a node has one supervisor",
             )
-        if known is None or speaks in (None, supervisor_id):
+        if known is None or current in (None, supervisor_id):
             return
         if heard and "" not in (known.boot_id, hello.node.boot_id) and known.boot_id != hello.node.boot_id:
             raise OtherMachine(
-                f"node {node_id}: {known.hostname or 'another machine'} speaks for it and was heard just now; this is {hello.node.hostname}",
-                hint="a machine that was started anew is heard once its lease is over; of two machines with one name, let one join under another",
+                f"node {node_id} is taken by {known.hostname or 'another machine'}, which renewed its lease just now;"
+                f" this is {hello.node.hostname}",
+                hint="after a reboot, wait until the old lease expires; if two machines share the name, join one under another name",
             )
         if hello.challenge is not None:
             self._challenge(node_id, supervisor_id, hello.challenge)
 
-    def _challenge(self, node_id: NodeId, supervisor_id: SupervisorId, said: str) -> None:
-        asked = self._asked.get(node_id)
-        if asked is None or asked[0] != supervisor_id:  # a newer one than the last: what that was told counts no more
+    def _challenge(self, node_id: NodeId, supervisor_id: SupervisorId, response: str) -> None:
+        pending = self._pending.get(node_id)
+        if pending is None or pending[0] != supervisor_id:  # a newer newcomer invalidates the older challenge
             self._challenges += 1
-            asked = self._asked[node_id] = supervisor_id, f"{self._head_id}:{self._challenges}"
-        if said != asked[1]:
-            raise Challenged(f"node {node_id}: another supervisor than {supervisor_id} speaks for it", asked[1])
-        del self._asked[node_id]
+            pending = self._pending[node_id] = supervisor_id, f"{self._head_id}:{self._challenges}"
+        if response != pending[1]:
+            raise Challenged(f"node {node_id} has another supervisor than {supervisor_id}", pending[1])
+        del self._pending[node_id]

@@ -1,7 +1,7 @@
-"""Commands on their way to supervisors: one ordered, bounded box for each node, in memory.
+"""Queues of commands for supervisors: one ordered, bounded mailbox for each node, in memory.
 
-The controller's thread posts, the API's threads take. Nothing here is durable: a command may be lost with the head, and the
-lifecycle asks again when a supervisor says hello. Sequence numbers start anew with each life of the head (`CommandsReply.head_id`).
+The controller's thread posts, the API's threads take. Nothing here is durable: a command may be lost with the head, and the lifecycle sends
+it again when the supervisor registers. Sequence numbers start again with each incarnation of the head (`CommandsReply.head_id`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from phalanx.core.ids import NodeId
 from phalanx.core.state.commands import Command
 from phalanx.wire.supervisor import Framed, OpenExec, frame
 
-BOX_COMMANDS_MAX: Final = 10_000  # a node holds some hundred tasks at most; more means that nobody empties the box
-TAKE_COMMANDS_MAX: Final = 500  # bounds one reply; the rest comes with the next long poll, at once
+BOX_COMMANDS_MAX: Final = 10_000  # a node holds some hundred tasks at most; more means that no supervisor reads the box
+TAKE_COMMANDS_MAX: Final = 500  # bounds one reply; the next long poll returns the rest at once
 
 
 @dataclass(slots=True)
@@ -34,11 +34,13 @@ class Mailboxes:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._boxes: dict[NodeId, _Box] = {}
-        self._forgotten = 0  # the highest seq of a box that is gone: a new one counts on from there, so that no old `after` is past it
+        self._forgotten = (
+            0  # highest seq of a removed box: new ones continue from it, so that no old `after` exceeds them
+        )
         self._next_listener = 0
 
     def post(self, node_id: NodeId, command: Command | OpenExec) -> None:
-        """Put a command into the node's box and wake who waits for it. A full box loses its oldest command."""
+        """Append a command to the node's box and wake its listeners. A full box drops its oldest command."""
         with self._lock:
             box = self._box(node_id)
             box.last += 1
@@ -50,9 +52,9 @@ class Mailboxes:
             wake()
 
     def take(self, node_id: NodeId, after: int) -> tuple[list[Framed], int]:
-        """Commands with seq > `after`, in order, and the seq to ask after next; those up to `after` are dropped.
+        """Return commands with seq > `after`, in order, and the next `after`; drop those up to `after`.
 
-        An `after` from another life of the head (past the last seq) takes nothing and drops nothing.
+        An `after` from another incarnation of the head (past the last seq) returns nothing and drops nothing.
         """
         with self._lock:
             box = self._boxes.get(node_id)
@@ -64,11 +66,11 @@ class Mailboxes:
                 box.waiting.popleft()
             taken = list(islice(box.waiting, TAKE_COMMANDS_MAX))
             last = taken[-1][0] if taken else box.last
-        # Encoded by the taker: a gang of a thousand nodes must not cost the controller a thousand encodings of it.
+        # Encoded on the caller's thread: a gang of a thousand nodes must not cost the controller a thousand encodings.
         return [frame(seq, command) for seq, command in taken], last
 
     def listen(self, node_id: NodeId, wake: Callable[[], None]) -> Callable[[], None]:
-        """Call `wake` at every post to this node until the function returned here is called; that one is harmless twice."""
+        """Call `wake` at every post to this node until the returned function is called, which is idempotent."""
         with self._lock:
             self._next_listener += 1
             number = self._next_listener
@@ -82,13 +84,13 @@ class Mailboxes:
         return stop
 
     def last(self, node_id: NodeId) -> int:
-        """The last seq: after it commands begin for a supervisor that says hello. Its first `take` drops those before."""
+        """The last seq: a supervisor that registers starts after it. Its first `take` drops older commands."""
         with self._lock:
             box = self._boxes.get(node_id)
             return self._forgotten if box is None else box.last
 
     def forget(self, node_id: NodeId) -> None:
-        """Nobody will take from this box again: its supervisor is gone for good. One that is listened to stays."""
+        """Remove the box of a supervisor that is gone for good, unless it has listeners."""
         with self._lock:
             box = self._boxes.get(node_id)
             if box is not None and not box.listeners:
@@ -96,7 +98,7 @@ class Mailboxes:
                 self._forgotten = max(self._forgotten, box.last)
 
     def waiting(self) -> dict[NodeId, int]:
-        """How many commands wait for each node, for metrics; nodes with none are left out."""
+        """Number of queued commands for each node, for metrics; without nodes that have none."""
         with self._lock:
             return {node_id: len(box.waiting) for node_id, box in self._boxes.items() if box.waiting}
 

@@ -1,4 +1,4 @@
-"""What one step of the controller hands to its shell."""
+"""The result of one step of the controller."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Answer = Job | Node | Queue | Project | User | Token | Reservation | list[Job] |
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Now:
-    """The two clocks of one step: Unix seconds for records, CLOCK_BOOTTIME seconds for leases and limits (nobody sets it)."""
+    """The two clocks of one step: Unix seconds for records, CLOCK_BOOTTIME seconds (monotonic) for leases and limits."""
 
     wall_s: float
     boot_s: float
@@ -32,13 +32,13 @@ class Now:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outbox:
-    """Nothing in here may leave before `change` is committed.
+    """The result of a step. Nothing of it may be sent before `change` is committed.
 
     Attributes:
         answers: one for each event of the inbox, in order; an error for a refused one.
         commands: for supervisors, in order.
         lost: nodes whose leases end with this commit.
-        due_in_s: how long until something falls due by itself; infinite when only an event can change anything.
+        due_in_s: time until the next deadline; infinite if only an event can change anything.
     """
 
     change: Change
@@ -49,11 +49,11 @@ class Outbox:
 
     @property
     def wake_in_s(self) -> float:
-        """Step again after at most this long, even with an empty inbox: a head that does not step has been away."""
+        """Step again after at most this long, even with an empty inbox: a longer gap counts as a suspended head."""
         return min(IDLE_WAKE_S, self.due_in_s)
 
     def batch(self, audit: Sequence[AuditLine] = ()) -> Batch:
-        """What is to be committed, with these lines of the audit trail."""
+        """The batch to commit, with these lines of the audit trail."""
         change = self.change
         return Batch(
             records=change.records,

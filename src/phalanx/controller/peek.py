@@ -1,7 +1,7 @@
-"""The loop's state as of one moment, for questions that are worked out elsewhere: `why`, dry runs.
+"""Snapshot of the controller's state for questions answered on other threads: `why`, dry runs.
 
-Made on the controller's own thread, between two steps: mappings are copied, records and what was learned are shared, since neither is
-changed in place. A would-be job goes through the very checks of a submit, and is undone.
+Taken on the controller's thread between two steps. Mappings are copied; records and learned predictors are shared, since neither is
+changed in place. A hypothetical job goes through the checks of a real submit, which is then undone.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from phalanx.core.work.job import Job
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peek:
-    """One moment.
+    """One snapshot.
 
     Attributes:
-        seen: all that lives; `jobs` holds some that ended, too.
-        like: the loop's own scheduler, to be copied (`blank`) and never asked to plan.
-        history: the loop's own; its predictor is for one reader at a time.
-        waiting: why the job asked for waits, by the newest cycle.
-        would_be: the jobs that a submit would make; in no mapping.
+        seen: all live records; `jobs` also holds some ended jobs.
+        like: the controller's own scheduler, to be copied (`blank`); never call its `plan`.
+        history: the controller's own; its predictor supports one reader at a time.
+        waiting: why the requested job waits, by the newest cycle.
+        would_be: the jobs that a submit would create; in no mapping.
     """
 
     seen: Snapshot
@@ -50,20 +50,27 @@ def peek(
     *,
     job_id: JobId | None = None,
 ) -> Peek:
-    """The moment. Cost: one copy of each mapping; a few milliseconds at 60,000 jobs."""
+    """Take a snapshot. Cost: one copy of each mapping; a few milliseconds at 60,000 jobs."""
     seen = Snapshot(
-        version=world.version, now_s=now.wall_s, nodes=dict(world.nodes), usage=dict(world.usage), queues=dict(world.queues),
-        reservations=world.reservations, attempts=dict(world.attempts), jobs=dict(world.jobs), spent=dict(world.spent),
-    )  # fmt: skip
+        version=world.version,
+        now_s=now.wall_s,
+        nodes=dict(world.nodes),
+        usage=dict(world.usage),
+        queues=dict(world.queues),
+        reservations=world.reservations,
+        attempts=dict(world.attempts),
+        jobs=dict(world.jobs),
+        spent=dict(world.spent),
+    )
     waiting = None if job_id is None else waits.get(job_id)
     return Peek(seen=seen, like=scheduler, history=history, waiting=waiting)
 
 
 def would_be(turn: Turn, wish: Submit) -> tuple[Job, ...]:
-    """The jobs that the submit would make. The world is afterwards as before.
+    """The jobs that the submit would create. The world is unchanged afterwards.
 
     Args:
-        turn: a fresh one; it is not carried out.
+        turn: a fresh one; it is not committed.
         wish: without an idempotency key.
 
     Raises:

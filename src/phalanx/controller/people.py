@@ -1,6 +1,7 @@
-"""Users, projects and tokens, judged where nothing else changes them at the same moment: what is left out stays, and one admin stays.
+"""Requests about users, projects and tokens. Fields that a request leaves out stay; the last admin stays.
 
-The gate judges who asks before the request is here; what takes their right away may be heard in between, so it is judged here again.
+The API authorises the caller before the request arrives here. Another request may have revoked that right in between, so it is checked
+again here, where no other request interleaves.
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ def put_user(turn: Turn, user: User) -> User:
     """Add a user or replace one.
 
     Raises:
-        Conflict: nobody would be left who may administer.
+        Conflict: no admin would remain.
     """
     before = turn.world.users.get(user.id)
     others = (one for one in turn.world.users.values() if one.id != user.id)
     if before is not None and _administers(before) and not _administers(user) and not any(map(_administers, others)):
         raise Conflict(
-            f"{user.id} is the last admin", hint="make somebody else admin first: phalanx users set NAME --role admin"
+            f"{user.id} is the last admin", hint="make another user admin first: phalanx users set NAME --role admin"
         )
     turn.change.put(user)
     return user
 
 
 def change_user(turn: Turn, wish: ChangeUser) -> User:
-    """Add a plain user, or change of one what is told.
+    """Add a user with role `user`, or change the given fields of one.
 
     Raises:
-        NotPermitted: who asks is no admin any more.
-        Conflict: nobody would be left who may administer.
+        NotPermitted: the caller is no longer an admin.
+        Conflict: no admin would remain.
     """
     if wish.by is not None:
         _check_admin(turn, wish.by)
@@ -50,16 +51,16 @@ def change_user(turn: Turn, wish: ChangeUser) -> User:
 
 
 def change_project(turn: Turn, wish: ChangeProject) -> Project:
-    """Add a project, or change of one what is told. An admin of the project alone says who its members are, and nothing more.
+    """Add a project, or change the given fields of one. A project admin may only change the members.
 
     Raises:
-        NotFound: a name that is no user's.
-        NotPermitted: the caller is an admin of this project (or of the head, as whom they ask) no longer, or wants more than members.
-        BadRequest: they would open the project to everybody by leaving it without members.
+        NotFound: a user does not exist.
+        NotPermitted: the caller is no longer an admin of this project (or of the head, with `as_admin`), or changes more than members.
+        BadRequest: a project admin would open the project to all users by removing every member.
     """
-    strangers = sorted({*(wish.members or ()), *(wish.admins or ())} - turn.world.users.keys())
-    if strangers:
-        raise NotFound(f"no user {strangers[0]!r}", hint="add them first: phalanx users")
+    unknown = sorted({*(wish.members or ()), *(wish.admins or ())} - turn.world.users.keys())
+    if unknown:
+        raise NotFound(f"no user {unknown[0]!r}", hint="add the user first: phalanx users")
     known = turn.world.projects.get(wish.project_id)
     if wish.as_admin:
         _check_admin(turn, wish.by)
@@ -76,16 +77,16 @@ def change_project(turn: Turn, wish: ChangeProject) -> Project:
 
 
 def put_token(turn: Turn, token: Token) -> Token:
-    """Add a token, if the one that it was made with is still good.
+    """Add a token, if the token that it was created with is still valid.
 
     Raises:
         NotSignedIn: that one is expired or revoked, or its user is disabled.
-        NotPermitted: it is another's, and who made it is no admin any more.
+        NotPermitted: the new token is another user's, and its creator is no longer an admin.
     """
     maker = None if token.made_by is None else turn.world.tokens.get(token.made_by)
     if maker is not None:
         if not maker.good(turn.now.wall_s):
-            raise NotSignedIn(f"token {maker.id} is expired or revoked", hint="make another: phalanx tokens add")
+            raise NotSignedIn(f"token {maker.id} is expired or revoked", hint="create another: phalanx tokens add")
         user = turn.world.users.get(maker.user)
         if user is not None and user.disabled:
             raise NotSignedIn(f"user {user.id} is disabled", hint="ask an admin")
@@ -96,18 +97,18 @@ def put_token(turn: Turn, token: Token) -> Token:
 
 
 def revoke(turn: Turn, wish: RevokeToken) -> Token:
-    """End a token, and with `made_too` those that were made with it, and with those, and so on.
+    """Revoke a token; with `made_too` also the tokens created with it, transitively.
 
     Raises:
-        NotFound: there is no such token.
+        NotFound: no such token.
     """
     token = turn.world.tokens.get(wish.token_id)
     if token is None:
         raise NotFound(f"no token {wish.token_id}", hint="phalanx tokens lists them")
-    ending = {wish.token_id}
+    revoked = {wish.token_id}
     if wish.made_too:
-        ending |= _made_with(turn, wish.token_id)
-    for token_id in sorted(ending):
+        revoked |= _made_with(turn, wish.token_id)
+    for token_id in sorted(revoked):
         one = turn.world.tokens[token_id]
         if one.revoked_s is None:
             turn.change.put(replace(one, revoked_s=turn.now.wall_s))
@@ -115,7 +116,7 @@ def revoke(turn: Turn, wish: RevokeToken) -> Token:
 
 
 def note_use(turn: Turn, wish: TokensUsed) -> None:
-    """Keep when tokens were last used. Of one that is not there any more nothing is kept."""
+    """Record when tokens were last used; unknown tokens are ignored."""
     for token_id, used_s in wish.used_s.items():
         token = turn.world.tokens.get(token_id)
         if token is not None and used_s > (token.used_s or 0.0):
@@ -129,32 +130,35 @@ def _administers(user: User) -> bool:
 def _check_admin(turn: Turn, user_id: UserId) -> None:
     user = turn.world.users.get(user_id)
     if user is None or not _administers(user):
-        raise NotPermitted(f"{user_id} is no admin", hint="ask an admin")
+        raise NotPermitted(f"{user_id} is not an admin", hint="ask an admin")
 
 
 def _check_project_admin(project: Project | None, wish: ChangeProject) -> None:
     if project is None or wish.by not in project.admins:
         raise NotPermitted(
-            f"{wish.by} is no admin of project {wish.project_id}", hint="its admins and those of the head may"
+            f"{wish.by} is not an admin of project {wish.project_id}", hint="ask an admin of the project or of the head"
         )
     if wish.admins is not None and wish.admins != project.admins:
-        raise NotPermitted(f"{wish.by} may not say who the admins of {project.id} are", hint="ask an admin of the head")
+        raise NotPermitted(
+            f"{wish.by} may not change the admins of project {project.id}", hint="ask an admin of the head"
+        )
     if wish.members is not None and not wish.members and project.members:
         raise BadRequest(
-            f"without members project {project.id} would be open to all", hint="keep one, or ask an admin of the head"
+            f"without members, project {project.id} would be open to all users",
+            hint="keep one member, or ask an admin of the head",
         )
 
 
 def _made_with(turn: Turn, token_id: TokenId) -> set[TokenId]:
-    made: dict[TokenId, list[TokenId]] = {}
+    children: dict[TokenId, list[TokenId]] = {}
     for token in turn.world.tokens.values():
         if token.made_by is not None:
-            made.setdefault(token.made_by, []).append(token.id)
+            children.setdefault(token.made_by, []).append(token.id)
     found: set[TokenId] = set()
-    ahead = list(made.get(token_id, ()))
-    while ahead:
-        one = ahead.pop()
+    queue = list(children.get(token_id, ()))
+    while queue:
+        one = queue.pop()
         if one not in found:
             found.add(one)
-            ahead += made.get(one, ())
+            queue += children.get(one, ())
     return found

@@ -1,4 +1,4 @@
-"""Queues put and removed, as operators ask: the tree as a whole is checked, and a refused request changes nothing."""
+"""Requests that change or remove queues. The whole queue tree is validated; a refused request changes nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from phalanx.core.work.queuetree import check_tree
 
 
 def change(turn: Turn, wish: ChangeQueue) -> Queue:
-    """Add a queue, or change of one what is told: merged here, where nothing else changes it at the same moment.
+    """Add a queue, or change the given fields of one; merged here, where no other request interleaves.
 
     Raises:
         BadRequest: as `put`.
@@ -29,21 +29,21 @@ def change(turn: Turn, wish: ChangeQueue) -> Queue:
 
 
 def put(turn: Turn, request: PutQueues) -> None:
-    """Put some queues and remove others, all or nothing. What is as it was is not written again.
+    """Put some queues and remove others, all or nothing. Unchanged queues are not written.
 
     Raises:
-        BadRequest: the queues would be no tree, or their numbers contradict each other.
-        NotFound: one to remove does not exist.
-        Conflict: one to remove still has jobs that are not over.
+        BadRequest: the queues would not form a tree, or their quotas contradict each other.
+        NotFound: a queue to remove does not exist.
+        Conflict: a queue to remove still has live jobs.
     """
     world = turn.world
-    queues = [_as_open(world.queues.get(queue.id), queue, request) for queue in request.queues]
+    queues = [_keep_open_state(world.queues.get(queue.id), queue, request) for queue in request.queues]
     after = {**world.queues, **{queue.id: queue for queue in queues}}
     for queue_id in request.remove:
         if after.pop(queue_id, None) is None:
             raise NotFound(f"no queue {queue_id!r}", hint="phalanx queues lists them")
     check_tree(after)
-    _refuse_inhabited(turn, request.remove)
+    _refuse_in_use(turn, request.remove)
     for queue in queues:
         if queue.id in after and world.queues.get(queue.id) != queue:
             turn.change.put(queue)
@@ -52,17 +52,17 @@ def put(turn: Turn, request: PutQueues) -> None:
             turn.change.remove_queue(queue_id)
 
 
-def _as_open(known: Queue | None, queue: Queue, request: PutQueues) -> Queue:
+def _keep_open_state(known: Queue | None, queue: Queue, request: PutQueues) -> Queue:
     return queue if known is None or queue.id not in request.as_open else replace(queue, open=known.open)
 
 
-def _refuse_inhabited(turn: Turn, queue_ids: tuple[QueueId, ...]) -> None:
+def _refuse_in_use(turn: Turn, queue_ids: tuple[QueueId, ...]) -> None:
     if not queue_ids:
         return
     alive = [job for job in turn.world.jobs.values() if job.queue in queue_ids and not job.state.terminal]
     if alive:
         first = alive[0]
         raise Conflict(
-            f"queue {first.queue} still has {sum(job.queue == first.queue for job in alive)} jobs that wait or run",
-            hint=f"phalanx queues set {first.queue} --close starts no more of them; phalanx ps --queue {first.queue} lists them",
+            f"queue {first.queue} still has {sum(job.queue == first.queue for job in alive)} pending or running jobs",
+            hint=f"stop new starts: phalanx queues set {first.queue} --close; list the jobs: phalanx ps --queue {first.queue}",
         )

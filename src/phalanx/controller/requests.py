@@ -1,4 +1,4 @@
-"""What users ask for, turned into changes of the world. Each request is validated before anything is put."""
+"""Carries out users' requests as changes of the world. Each request is validated before anything is changed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from phalanx.core.state.events import (
     TokensUsed,
     UncordonNode,
     Update,
-)  # fmt: skip
+)
 from phalanx.core.work.job import JobState
 
 
@@ -100,12 +100,12 @@ def hear(turn: Turn, request: Request) -> Answer:
             return reservations.end(turn, request)
         case PutCalibration(calibration=calibration):
             turn.change.put(calibration)
-            turn.tell("calibrated", f"the fleet's profile was stored by {calibration.by}", by=calibration.by)
+            turn.tell("calibrated", f"{calibration.by} stored the fleet's profile", by=calibration.by)
             _mark_slow(turn, calibration)
             return None
         case PutRules(document=document):
             turn.change.put(document)
-            turn.tell("rules", f"{document.by} put failure rules of the operators' own", by=document.by)
+            turn.tell("rules", f"{document.by} stored the operators' failure rules", by=document.by)
             return None
         case PutToken(token=token):
             return people.put_token(turn, token)
@@ -121,32 +121,30 @@ def hear(turn: Turn, request: Request) -> Answer:
 
 
 def _cancel(turn: Turn, job_id: JobId, by: str, why: str) -> Answer:
-    return _each(turn, job_id, lambda case: jobs.cancel(case, by, why, turn.facts), lambda _: True, "lives")
+    return _each(turn, job_id, lambda case: jobs.cancel(case, by, why, turn.facts), lambda _: True, "is live")
 
 
 def _hold(turn: Turn, wish: Hold) -> Answer:
-    """Of an array, the elements that wait; those that run go on, as with Slurm."""
+    """Hold or release a job. Of an array only the pending elements; running ones continue, as with Slurm."""
     act = partial(jobs.hold, held=wish.held, by=wish.by, facts=turn.facts)
-    answer = _each(turn, wish.job_id, act, lambda case: case.job.state is JobState.PENDING, "waits")
-    return answer
+    return _each(turn, wish.job_id, act, lambda case: case.job.state is JobState.PENDING, "waits")
 
 
 def _update(turn: Turn, update: Update) -> Answer:
     if update.queue is not None and update.queue not in turn.world.queues:
         raise NotFound(f"no queue {update.queue!r}", hint=f"there are: {', '.join(sorted(turn.world.queues))}")
     act = partial(jobs.update, event=update, facts=turn.facts)
-    answer = _each(turn, update.job_id, act, lambda _: True, "lives")
-    return answer
+    return _each(turn, update.job_id, act, lambda _: True, "is live")
 
 
 def _each(
-    turn: Turn, job_id: JobId, act: Callable[[Case], Outcome], takes: Callable[[Case], bool], word: str
+    turn: Turn, job_id: JobId, act: Callable[[Case], Outcome], applies: Callable[[Case], bool], word: str
 ) -> Answer:
-    """Do it to the job; where an array is named, to each live element that it applies to, all or none.
+    """Apply `act` to the job, or to each live element of an array for which `applies` holds; all or none.
 
     Raises:
-        NotFound: there is no such job, or no live element.
-        Conflict: no element `takes` it; or what `act` raises for any.
+        NotFound: no such job, or no live element.
+        Conflict: it applies to no element; or what `act` raises for any.
     """
     world = turn.world
     if job_id in world.jobs:
@@ -154,7 +152,7 @@ def _each(
         return world.jobs[job_id]
     if job_id not in world.relations.elements:
         raise NotFound(f"no job {job_id}", hint="phalanx ps -a lists them")
-    cases = [case for element in world.relations.elements[job_id] if takes(case := turn.case(element))]
+    cases = [case for element in world.relations.elements[job_id] if applies(case := turn.case(element))]
     if not cases:
         raise Conflict(f"no element of array {job_id} {word}", hint=f"phalanx show {job_id}")
     outcomes = [act(case) for case in sorted(cases, key=lambda case: case.job.seq)]
@@ -164,20 +162,21 @@ def _each(
 
 
 def _mark_slow(turn: Turn, calibration: Calibration) -> None:
-    """What the profile found slow is used last from now on, and what it found sound as before. Virtual nodes share one machine's cores:
-    what is slow there is the neighbour's doing.
+    """Mark the nodes that the profile found slow, which are then used last, and unmark the others that it measured.
+
+    Virtual nodes are skipped: they share one machine's cores, so slowness there is caused by their neighbours.
     """
     profile = profile_from(json.loads(calibration.profile))
-    said: dict[str, list[str]] = {}
+    slowness: dict[str, list[str]] = {}
     for slow in slow_parts(profile):
-        said.setdefault(slow.part, []).append(f"{slow.what} {slow.share:.0%} under the fleet's median")
+        slowness.setdefault(slow.part, []).append(f"{slow.what} {slow.share:.0%} under the fleet's median")
     measured = {node.node for node in profile.nodes}
     for node in list(turn.world.nodes.values()):
         if node.id in measured and not node.virtual:
-            words = "; ".join(said.get(node.id, ()))
-            if words != node.slow:
-                turn.change.put(replace(node, slow=words))
-                what = f"is slow: {words}" if words else "is no longer slow"
+            text = "; ".join(slowness.get(node.id, ()))
+            if text != node.slow:
+                turn.change.put(replace(node, slow=text))
+                what = f"is slow: {text}" if text else "is no longer slow"
                 turn.tell("calibrated", f"node {node.id} {what}", node_id=node.id)
 
 
@@ -190,15 +189,15 @@ def _operate(turn: Turn, request: CordonNode | UncordonNode | ForgetNode) -> Nod
             return _cordon(turn, node, request)
         case UncordonNode():
             if node.cordon is not None or node.lemon:
-                # Whoever lets work on again has looked at it: what counted against it before is settled.
+                # An operator returned the node to service: clear its marks.
                 node = replace(node, cordon=None, marks=0.0, lemon="", changed_s=turn.now.wall_s)
                 turn.change.put(node)
-                turn.tell("undrained", f"{node.id} takes work again", node_id=node.id, by=request.by)
+                turn.tell("undrained", f"{node.id} is in service again", node_id=node.id, by=request.by)
             return node
         case ForgetNode():
             if node.state is NodeState.UP or turn.world.attempts_on(node.id):
                 raise Conflict(
-                    f"{node.id} is {node.state.value} or still holds jobs", hint=f"phalanx nodes drain {node.id} first"
+                    f"{node.id} is {node.state.value} or still runs jobs", hint=f"phalanx nodes drain {node.id} first"
                 )
             turn.change.remove_node(node)
             turn.tell("node_forgotten", f"{node.id} was removed from the fleet", node_id=node.id, by=request.by)

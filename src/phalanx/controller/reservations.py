@@ -1,4 +1,4 @@
-"""Requests about reservations: set nodes aside, give them back, run a job inside one. Each is validated before anything is put."""
+"""Requests about reservations: create one, end one, submit a job to one. Each is validated before anything is changed."""
 
 from __future__ import annotations
 
@@ -14,49 +14,50 @@ from phalanx.core.state.events import EndReservation, PutReservation, Submit
 from phalanx.core.units import format_duration
 from phalanx.core.work.reservation import NOBODY, Reservation
 
-AHEAD_MAX_S: Final = 366 * 86_400.0  # both of the start and of the length: what lies further off is a typo in the year
-RESERVATIONS_MAX: Final = 1000  # at once: two a week on each of ten racks for a year; each change copies the table
+AHEAD_MAX_S: Final = 366 * 86_400.0  # limit of start and length: anything further off is a typo in the year
+RESERVATIONS_MAX: Final = 1000  # at once; two a week on each of ten racks for a year. Each change copies the table
 
 
 def put(turn: Turn, request: PutReservation) -> Reservation:
-    """Set nodes aside. The same reservation again is the one that stands.
+    """Create a reservation. Idempotent: an equal one is returned as it is.
 
     Raises:
-        BadRequest: no nodes, no time, or too far off.
-        NotFound: a node, user or queue that is not there.
-        Conflict: the name is taken, or another reservation has a node at that time.
+        BadRequest: no nodes, no duration, or too far in the future.
+        NotFound: a node, user or queue does not exist.
+        Conflict: the name is taken, or another reservation has one of the nodes at that time.
     """
     wanted = replace(request.reservation, begun=False, ended=False)
-    standing = turn.world.reservations.get(wanted.id)
-    if standing is not None:
-        if replace(standing, begun=False, by=NOBODY) == replace(wanted, by=NOBODY):
-            return standing
+    existing = turn.world.reservations.get(wanted.id)
+    if existing is not None:
+        if replace(existing, begun=False, by=NOBODY) == replace(wanted, by=NOBODY):
+            return existing
         raise Conflict(
-            f"there is a reservation {wanted.id} already", hint=f"give another --name, or: phalanx nodes unreserve {wanted.id}"
-        )  # fmt: skip
+            f"reservation {wanted.id} already exists",
+            hint=f"give another --name, or: phalanx nodes unreserve {wanted.id}",
+        )
     _check_time(wanted, turn.now.wall_s)
     _check_names(turn, wanted)
     _check_clash(turn, wanted)
     turn.change.put(wanted)
-    turn.tell("reserved", _said(wanted, turn.now.wall_s), by=wanted.by)
+    turn.tell("reserved", _summary(wanted, turn.now.wall_s), by=wanted.by)
     return wanted
 
 
 def end(turn: Turn, request: EndReservation) -> Reservation:
-    """Give its nodes back.
+    """End a reservation: its nodes accept any job again.
 
     Raises:
-        NotFound: there is none, or it has ended.
+        NotFound: no such reservation, or it has ended.
     """
     return windows.end(turn, _known(turn, request.reservation_id), "was ended", by=request.by)
 
 
 def check_named(turn: Turn, submit: Submit) -> None:
-    """Refuse a job that could never start because of the reservation it names; nothing without one.
+    """Check the reservation that a submit names, if any.
 
     Raises:
-        NotFound: there is none, or it has ended.
-        NotPermitted: it is for others.
+        NotFound: no such reservation, or it has ended.
+        NotPermitted: it does not admit this user and queue.
     """
     if not submit.spec.reservation:
         return
@@ -64,7 +65,7 @@ def check_named(turn: Turn, submit: Submit) -> None:
     if not reservation.admits(submit.user, submit.queue):
         raise NotPermitted(
             f"reservation {reservation.id} is for {reservation.holders}, not for {submit.user} in queue {submit.queue}",
-            hint="submit without --reservation, or to a queue that it is for",
+            hint="submit without --reservation, or to a queue that it admits",
         )
 
 
@@ -78,14 +79,14 @@ def _known(turn: Turn, reservation_id: ReservationId) -> Reservation:
 def _check_time(wanted: Reservation, now_s: float) -> None:
     if abs(wanted.start_s - now_s) > AHEAD_MAX_S or wanted.end_s - wanted.start_s > AHEAD_MAX_S:
         raise BadRequest(
-            f"reservation {wanted.id} begins or ends more than {format_duration(AHEAD_MAX_S)} off",
-            hint="look at the year",
+            f"reservation {wanted.id} begins or ends more than {format_duration(AHEAD_MAX_S)} from now",
+            hint="check the year",
         )
     if wanted.end_s <= wanted.start_s:
-        raise BadRequest(f"reservation {wanted.id} would end as it begins", hint="give --for a time, as 4h")
+        raise BadRequest(f"reservation {wanted.id} has no duration", hint="give a duration, for example --for 4h")
     if wanted.end_s <= now_s:
-        over_s = now_s - wanted.end_s
-        raise BadRequest(f"reservation {wanted.id} would have ended {format_duration(over_s)} ago", hint="--start now")
+        ago = format_duration(now_s - wanted.end_s)
+        raise BadRequest(f"reservation {wanted.id} would have ended {ago} ago", hint="use --start now")
 
 
 def _check_names(turn: Turn, wanted: Reservation) -> None:
@@ -95,8 +96,10 @@ def _check_names(turn: Turn, wanted: Reservation) -> None:
     if len(set(wanted.nodes)) != len(wanted.nodes):
         raise BadRequest(f"reservation {wanted.id} names a node twice")
     for kind, names, known in (
-        ("node", wanted.nodes, world.nodes), ("user", sorted(wanted.users), world.users), ("queue", sorted(wanted.queues), world.queues),
-    ):  # fmt: skip
+        ("node", wanted.nodes, world.nodes),
+        ("user", sorted(wanted.users), world.users),
+        ("queue", sorted(wanted.queues), world.queues),
+    ):
         missing = [name for name in names if name not in known]
         if missing:
             raise NotFound(f"no {kind} {missing[0]!r}", hint=f"phalanx {kind}s lists them")
@@ -105,19 +108,21 @@ def _check_names(turn: Turn, wanted: Reservation) -> None:
 def _check_clash(turn: Turn, wanted: Reservation) -> None:
     others = turn.world.reservations
     if len(others) >= RESERVATIONS_MAX:
-        raise Conflict(f"there are {len(others)} reservations already", hint="phalanx nodes unreserve NAME ends one")
+        raise Conflict(
+            f"there are already {len(others)} reservations, the maximum", hint="phalanx nodes unreserve NAME ends one"
+        )
     for other in sorted(others.values(), key=lambda one: (one.start_s, one.id)):
         shared = wanted.clashes(other)
         if shared:
             raise Conflict(
-                f"{fold(sorted(shared))} {'is' if len(shared) == 1 else 'are'} reserved then:"
-                f" {_said(other, turn.now.wall_s)}",
+                f"{fold(sorted(shared))} {'is' if len(shared) == 1 else 'are'} already reserved at that time:"
+                f" {_summary(other, turn.now.wall_s)}",
                 hint=f"choose another time or other nodes, or: phalanx nodes unreserve {other.id}",
             )
 
 
-def _said(reservation: Reservation, now_s: float) -> str:
-    """One line of it, with times as distances: the head does not know its readers' time zones."""
+def _summary(reservation: Reservation, now_s: float) -> str:
+    """The reservation in one line, with relative times: the head does not know its readers' time zones."""
     ahead_s = reservation.start_s - now_s
     lasting = f"for {format_duration(reservation.end_s - reservation.start_s)}"
     if reservation.begun:

@@ -1,4 +1,4 @@
-"""The failure rules in force: the operators' own, as the head keeps them, before those that come with Phalanx."""
+"""The failure rules in force: the operators' own, then those shipped with Phalanx."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from phalanx.core.errors import PhalanxError
-from phalanx.core.fleet.calibration import RULES, Calibration
+from phalanx.core.fleet.failure_rules import OPERATORS, FailureRules
 from phalanx.core.recovery.rules import Rule, judge, judge_cause, laid_over, rules_from
 from phalanx.core.state.world import World
 from phalanx.core.work.attempt import Cause, TaskExit
@@ -17,43 +17,43 @@ from phalanx.core.work.failure import Verdict
 _log: Final = logging.getLogger("phalanx.controller")
 
 
-def own_rules(kept: Calibration | None) -> tuple[tuple[Rule, ...], str]:
-    """The operators' rules of the document that the head keeps; none, and why, of one that a later release put and this one cannot read."""
+def own_rules(stored: FailureRules | None) -> tuple[tuple[Rule, ...], str]:
+    """Parse the operators' stored rules. If this release cannot parse them (a later one stored them): no rules, and why."""
     try:
-        return () if kept is None else rules_from(json.loads(kept.profile)), ""
+        return () if stored is None else rules_from(json.loads(stored.rules)), ""
     except PhalanxError as error:  # a head with the shipped rules is better than none
         return (), error.message
 
 
 class Rulebook:
-    """Rules as of now; read anew when the operators have put others.
+    """Current rules, parsed again when the operators change theirs.
 
     Args:
-        shipped: the rules that come with Phalanx. With none at all, codes and signals alone decide.
+        shipped: the rules shipped with Phalanx. Without any rule, exit codes and signals decide.
     """
 
     def __init__(self, world: World, shipped: Sequence[Rule]) -> None:
         self._world = world
         self._shipped = shipped
-        self._read: Calibration | None = None
+        self._parsed: FailureRules | None = None
         self._rules: Sequence[Rule] = shipped
 
     @property
     def rules(self) -> Sequence[Rule]:
-        """In the order in which they are tried."""
-        kept = self._world.calibrations.get(RULES)
-        if kept is not self._read:
-            own, why_not = own_rules(kept)
+        """All rules, in the order in which they are tried."""
+        stored = self._world.failure_rules.get(OPERATORS)
+        if stored is not self._parsed:
+            own, why_not = own_rules(stored)
             if why_not:
-                _log.error("the operators' failure rules are not in force: this release cannot read them: %s", why_not)
-            self._rules, self._read = laid_over(own, self._shipped), kept
+                _log.error("the operators' failure rules are ignored: this release cannot read them: %s", why_not)
+            self._rules, self._parsed = laid_over(own, self._shipped), stored
         return self._rules
 
     def judge(self, exit: TaskExit) -> Verdict | None:
-        """What a task's end means; None without rules."""
+        """Diagnose a task's exit; None without rules."""
         rules = self.rules
         return judge(exit, rules) if rules else None
 
     def judge_cause(self, cause: Cause) -> Verdict | None:
-        """What the end of a whole generation means; None where no rule speaks of it."""
+        """Diagnose the end of a whole generation; None if no rule covers it."""
         return judge_cause(cause, self.rules)

@@ -1,4 +1,4 @@
-"""A submit, turned into a job or into all elements of an array: validated whole before anything is put, and put in one step."""
+"""Submits: creates a job, or all elements of an array in one step. Everything is validated before anything is changed."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from phalanx.core.work.people import User, UserRole
 from phalanx.core.work.spec import JobSpec
 from phalanx.core.work.spread import on_one_node
 
-SHAPES_KEPT: Final = 4096  # requests that differ, of one state of the fleet; some hundred bytes each
-# Equal requests come by the thousand: their shapes are found once, and it is a tenth of a submit's cost.
+SHAPES_KEPT: Final = 4096  # distinct requests for one state of the fleet; some hundred bytes each
+# Equal requests come by the thousand; finding the shapes is a tenth of a submit's cost.
 _shapes_of = lru_cache(maxsize=SHAPES_KEPT)(shapes_of)
 
 
 def submit(turn: Turn, wish: Submit) -> Job | list[Job]:
-    """The job, or the elements of the array in order of their index; of one made before under the same key its first element alone.
+    """Create the job, or the array's elements in order of their index. For a repeated key, return the earlier job or first element.
 
     Raises:
-        PhalanxError: refused; nothing was put.
+        PhalanxError: refused; nothing was changed.
     """
     world = turn.world
     if wish.key:
         earlier = world.idempotency.get((wish.user, wish.key))
         if earlier is not None:
-            return _same_again(turn, wish, earlier)
-    _may_charge(turn, wish)
+            return _earlier_job(turn, wish, earlier)
+    _check_project(turn, wish)
     if wish.queue not in world.queues:
         raise NotFound(f"no queue {wish.queue!r}", hint=f"there are: {', '.join(sorted(world.queues))}")
     reservations.check_named(turn, wish)
@@ -61,59 +61,61 @@ def submit(turn: Turn, wish: Submit) -> Job | list[Job]:
 
 
 def _check_nodes(turn: Turn, wish: Submit) -> None:
-    """Nothing, if there are enough of the nodes that the job is to be kept to; those to be left out need not be there.
+    """Check that all nodes of `nodelist` exist; nodes of `exclude` need not.
 
     Raises:
-        NotFound: one is not known here: nobody would ever place the job.
+        NotFound: a node does not exist, so the job could never be placed.
     """
-    lacking = [name for name in wish.spec.nodelist if name not in turn.world.nodes]
-    if lacking:
-        raise NotFound(f"nodelist: there is no node {lacking[0]}", hint="phalanx nodes lists them")
+    unknown = [name for name in wish.spec.nodelist if name not in turn.world.nodes]
+    if unknown:
+        raise NotFound(f"nodelist: no node {unknown[0]}", hint="phalanx nodes lists them")
 
 
 def _in_one_world(wish: Submit) -> Submit:
-    """A launcher that makes a world of its own at each call is kept on one node, also when the fleet is another at its start."""
+    """Keep a launcher that creates a world of its own at each call on one node, even if the fleet changes before the start."""
     role = wish.spec.role
     launcher = launcher_of(role.argv, role.script)
     if launcher not in ONE_WORLD_PER_CALL or wish.spec.slurm:  # a batch script runs once, whatever it calls
         return wish
     if (role.gpus.nodes or 1) > 1 or role.gpus.nodes_max is not None:
         raise BadRequest(
-            f"{launcher} is started once on each of the {role.gpus.nodes} nodes and would make {role.gpus.nodes} separate worlds",
+            f"{launcher} starts once on each of the {role.gpus.nodes} nodes and would create {role.gpus.nodes} separate worlds",
             hint="ask for one node (--nodes 1), or start the ranks without it: phalanx run -- python train.py",
         )
     return replace(wish, spec=replace(wish.spec, role=replace(role, gpus=on_one_node(role.gpus))))
 
 
-def _same_again(turn: Turn, wish: Submit, earlier: Idempotency) -> Job | list[Job]:
+def _earlier_job(turn: Turn, wish: Submit, earlier: Idempotency) -> Job | list[Job]:
     if earlier.body_sha256 != wish.body_sha256:
         raise Conflict(
-            f"idempotency key {wish.key!r} was used for another job ({earlier.job_id})", hint="use a fresh key"
+            f"idempotency key {wish.key!r} was used for another job ({earlier.job_id})", hint="use a new key"
         )
     job = turn.world.jobs.get(earlier.job_id)
     if job is None:
         raise Conflict(
-            f"job {earlier.job_id} was made with this key and is long over", hint=f"phalanx show {earlier.job_id}"
+            f"job {earlier.job_id} was created with this key and ended long ago", hint=f"phalanx show {earlier.job_id}"
         )
     return job if job.array is None else [job]
 
 
-def _may_charge(turn: Turn, wish: Submit) -> None:
+def _check_project(turn: Turn, wish: Submit) -> None:
     project = turn.world.projects.get(wish.project)
     if project is None:
         raise NotFound(f"no project {wish.project!r}", hint=f"there are: {', '.join(sorted(turn.world.projects))}")
     user = turn.world.users.get(wish.user) or User(id=wish.user, role=UserRole.USER)
     member = not project.members or wish.user in project.members or wish.user in project.admins
     if not member and user.role not in (UserRole.OPERATOR, UserRole.ADMIN):
-        raise NotPermitted(f"{wish.user} is no member of project {project.id}", hint="ask one of its admins to add you")
+        raise NotPermitted(
+            f"{wish.user} is not a member of project {project.id}", hint="ask one of its admins to add you"
+        )
 
 
 def _parents(turn: Turn, wish: Submit, indices: Sequence[int]) -> dict[JobId, States]:
-    """How each job that is depended on stands, by the name used; for `aftercorr` each of its elements by its own.
+    """States of each job or array that the submit depends on, by the id used; for `aftercorr`, by each element's id.
 
     Raises:
-        NotFound: there is none of the name.
-        BadRequest: `aftercorr` names no array, or one without these elements.
+        NotFound: no such job.
+        BadRequest: `aftercorr` names a job that is not an array, or an array without these elements.
     """
     found: dict[JobId, States] = {}
     for one in wish.spec.dependencies:
@@ -129,17 +131,17 @@ def _parents(turn: Turn, wish: Submit, indices: Sequence[int]) -> dict[JobId, St
 
 def _pairs(one: Dependency, states: States, indices: Sequence[int]) -> dict[JobId, States]:
     if one.job_id in states:
-        raise BadRequest(f"{one}: job {one.job_id} is no array", hint=f"write afterok:{one.job_id}")
-    lacking = [index for index in indices if element_id(one.job_id, index) not in states]
-    if lacking:
+        raise BadRequest(f"{one}: job {one.job_id} is not an array", hint=f"write afterok:{one.job_id}")
+    missing = [index for index in indices if element_id(one.job_id, index) not in states]
+    if missing:
         raise BadRequest(
-            f"{one}: array {one.job_id} has no element {ranges(lacking[:100])}",
+            f"{one}: array {one.job_id} has no element {ranges(missing[:100])}",
             hint="give both arrays the same elements",
         )
     return {element: {element: states[element]} for element in (element_id(one.job_id, index) for index in indices)}
 
 
-# ---- putting --------------------------------------------------------------------------------------------------------
+# ---- records --------------------------------------------------------------------------------------------------------
 
 
 def _put(turn: Turn, wish: Submit, parents: Mapping[JobId, States]) -> Job:
@@ -151,7 +153,7 @@ def _put(turn: Turn, wish: Submit, parents: Mapping[JobId, States]) -> Job:
 
 
 def _put_array(turn: Turn, wish: Submit, indices: Sequence[int], parents: Mapping[JobId, States]) -> list[Job]:
-    """One job for each element, all of one spec: which element it is stands beside it (`Job.array`), so that they stay alike."""
+    """Create one job for each element. All share one spec; `Job.array` holds the element's index, so that equal jobs stay equal."""
     seqs = [turn.change.new_job_seq() for _ in indices]
     array_id, name = JobId(str(seqs[0])), (wish.user, wish.spec.name)
     spec = _of_one_element(wish.spec)
@@ -161,9 +163,13 @@ def _put_array(turn: Turn, wish: Submit, indices: Sequence[int], parents: Mappin
     jobs: list[Job] = []
     for index, seq in zip(indices, seqs, strict=True):
         place = ArrayPlace(
-            array_id=array_id, index=index, size=len(indices), running_max=wish.spec.array_max,
-            lowest=indices[0], highest=indices[-1],
-        )  # fmt: skip
+            array_id=array_id,
+            index=index,
+            size=len(indices),
+            running_max=wish.spec.array_max,
+            lowest=indices[0],
+            highest=indices[-1],
+        )
         own = [Dependency(kind=one.kind, job_id=element_id(one.job_id, index)) for one in paired]
         more, alone = dependencies.unmet_of(turn.world, name, own, parents) if own else ((), "")
         unmet = (*shared, *more) if more else shared
@@ -183,13 +189,23 @@ def _put_one(
     place: tuple[JobId, int, ArrayPlace | None],
     waits: tuple[tuple[Dependency, ...], str],
 ) -> Job:
-    """Put one job. `place`: its id, seq and element; `waits`: its unmet conditions, and why one can never hold."""
+    """Create one job. `place`: its id, seq and element; `waits`: its unmet conditions, and why one can never hold."""
     (job_id, seq, array), (unmet, never) = place, waits
     reason, detail = dependencies.first_reason(held=spec.hold, unmet=unmet, begin_s=spec.begin_s, now_s=turn.now.wall_s)
     job = Job(
-        id=job_id, seq=seq, spec=spec, user=wish.user, project=wish.project, queue=wish.queue, submit_s=turn.now.wall_s,
-        held=spec.hold, reason=reason, detail=detail, array=array, unmet=unmet,
-    )  # fmt: skip
+        id=job_id,
+        seq=seq,
+        spec=spec,
+        user=wish.user,
+        project=wish.project,
+        queue=wish.queue,
+        submit_s=turn.now.wall_s,
+        held=spec.hold,
+        reason=reason,
+        detail=detail,
+        array=array,
+        unmet=unmet,
+    )
     turn.change.put(job)
     text = f"submitted by {wish.user} for {wish.project}: {spec.role.gpus.total} GPUs" + (
         f"; {detail}" if unmet else ""
@@ -202,7 +218,7 @@ def _put_one(
 
 
 def _remember_key(turn: Turn, wish: Submit, first: Job) -> None:
-    """One key stands for the whole array: it names the first element."""
+    """Record the key; for an array, with its first element."""
     if wish.key:
         record = Idempotency(
             user=wish.user, key=wish.key, body_sha256=wish.body_sha256, job_id=first.id, at_s=turn.now.wall_s

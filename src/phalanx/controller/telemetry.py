@@ -1,7 +1,7 @@
-"""What the head knows live and never needs again: newest device samples, and how far each job's training is.
+"""Live telemetry that is never stored: the newest device samples and the training progress of each job.
 
-The API's supervisor routes put in, views and metrics read, the controller gets a sparse `Progressed` for its budgets. In memory,
-bounded, thread safe; a restarted head fills it again within a few seconds.
+The API's supervisor routes write it; views and metrics read it; the controller gets a sparse `Progressed` for its budgets. In memory,
+bounded, thread-safe. A restarted head has it again within a few seconds.
 """
 
 from __future__ import annotations
@@ -24,37 +24,34 @@ from phalanx.wire.supervisor import DeviceSample, SamplesRequest
 
 NodeSamples = SamplesRequest
 
-JOBS_MAX: Final = (
-    20_000  # jobs with progress in memory, least lately reporting out first; 1.3 KB (one step) to 4.2 KB each
-)
+# Jobs with progress in memory; the least recently reporting are dropped first. 1.3 KB (one step) to 4.2 KB each.
+JOBS_MAX: Final = 20_000
 NODES_MAX: Final = 50_000  # four times the largest fleet of DESIGN 6
-RATE_STEPS: Final = 20  # steps that a rate is taken over: smooth, and honest again soon after a stall
-ERROR_CHARS_MAX: Final = 500  # of a rank's own words in the story
-SILENT_S: Final = 10.0  # ten samples missed: a supervisor on the same node that still samples speaks without it
-SILENT_SAMPLES: Final = 3  # missed, where they come more rarely than that
-EVERY_MAX_S: Final = (
-    600.0  # a bound for what a supervisor may say of itself; 240,000 nodes would have them come so rarely
-)
-PROGRESSED_EVERY_S: Final = 2.0  # at most one event per job and this span: 10,000 jobs stay under 5,000 events a second
+RATE_STEPS: Final = 20  # steps that a rate is averaged over: smooth, and correct again soon after a stall
+ERROR_CHARS_MAX: Final = 500  # of a rank's error message in the story
+SILENT_S: Final = 10.0  # ten missed samples: the supervisor's devices are dropped from the node's samples
+SILENT_SAMPLES: Final = 3  # missed samples that count as silence when samples come more rarely than that
+EVERY_MAX_S: Final = 600.0  # largest sampling interval accepted from a supervisor; that of 240,000 nodes
+PROGRESSED_EVERY_S: Final = 2.0  # at most one event per job in this time: 10,000 jobs stay under 5,000 events a second
 
 
 @dataclass(slots=True)
 class _Track:
-    """One job's reports so far. `steps` are the newest of this generation: (begin_ns, end_ns, tokens)."""
+    """One job's reports so far. `steps`: the newest of this generation as (begin_ns, end_ns, tokens)."""
 
     epoch: Epoch
     generation: Generation
-    torn: bytes = b""
+    partial: bytes = b""  # beginning of a line whose rest has not arrived
     steps: deque[tuple[int, int, int | None]] = field(default_factory=lambda: deque(maxlen=RATE_STEPS))
     step: int | None = None
-    step_generation: Generation = Generation(0)  # that made `step`; behind `generation` until the new one's first step
+    step_generation: Generation = Generation(0)  # of `step`; older than `generation` until the new one's first step
     at_s: float = 0.0
     loss: float | None = None
     steps_total: int | None = None
     checkpoint_step: int | None = None
     saving: bool = False
     save_failed: bool = False
-    told_at_s: float = -math.inf
+    progressed_at_s: float = -math.inf  # when the last `Progressed` was emitted
 
 
 class Telemetry:
@@ -67,24 +64,28 @@ class Telemetry:
         self._nodes_of: dict[JobId, frozenset[NodeId]] = {}
 
     def samples(self, request: SamplesRequest) -> None:
-        """Keep a supervisor's newest samples in place of its older ones.
+        """Replace a supervisor's samples by newer ones.
 
-        A node has several supervisors where an engine brings one for each attempt; each speaks of its own devices.
+        A node has several supervisors if its engine starts one for each attempt; each samples its own devices.
         """
         with self._lock:
-            kept = self._samples.pop(request.node_id, {})
-            self._index(request.node_id, kept, present=False)
-            kept = {who: said for who, said in kept.items() if request.at_s - said.at_s <= silence_s(said)}
-            kept[request.supervisor_id] = request
-            self._samples[request.node_id] = kept
-            self._index(request.node_id, kept, present=True)
+            newest = self._samples.pop(request.node_id, {})
+            self._index(request.node_id, newest, present=False)
+            newest = {
+                supervisor: sample
+                for supervisor, sample in newest.items()
+                if request.at_s - sample.at_s <= silence_s(sample)
+            }
+            newest[request.supervisor_id] = request
+            self._samples[request.node_id] = newest
+            self._index(request.node_id, newest, present=True)
             if len(self._samples) > NODES_MAX:
                 self._index(*self._samples.popitem(last=False), present=False)
 
     def steps(self, job_id: JobId, epoch: Epoch, node_rank: int, data: bytes) -> list[Progressed | CheckpointFailed]:
-        """Read new bytes of a `steps-<node rank>` stream, in the order written, and answer what the controller should hear.
+        """Parse new bytes of a `steps-<node rank>` stream, in the order written; return events for the controller.
 
-        Only node rank 0 counts, as rank 0 sits there. A line torn at the end waits for its rest; one that is no report is passed over.
+        Only node rank 0 counts, since rank 0 runs there. An incomplete last line waits for its rest; invalid lines are skipped.
         """
         if node_rank != 0:
             return []
@@ -98,41 +99,48 @@ class Telemetry:
                 if len(self._tracks) > JOBS_MAX:
                     self._tracks.popitem(last=False)
             self._tracks.move_to_end(job_id)
-            *lines, torn = (track.torn + data).split(b"\n")
-            track.torn = torn if len(torn) <= REPORT_BYTES_MAX else b""
-            told = (_read(job_id, track, report) for line in lines if (report := object_of(line)) is not None)
-            return [event for event in told if event is not None]
+            *lines, partial = (track.partial + data).split(b"\n")
+            track.partial = partial if len(partial) <= REPORT_BYTES_MAX else b""
+            events = (_read(job_id, track, report) for line in lines if (report := object_of(line)) is not None)
+            return [event for event in events if event is not None]
 
     def progress(self, job_id: JobId) -> Progress | None:
-        """How far the job is, or None before its first step under this head."""
+        """The job's progress; None before its first step under this head."""
         with self._lock:
             track = self._tracks.get(job_id)
             if track is None or track.step is None:
                 return None
             step_s, tokens_per_s = _rates(track)
             return Progress(
-                epoch=track.epoch, generation=track.step_generation, step=track.step, at_s=track.at_s, steps_total=track.steps_total,
-                loss=track.loss, tokens_per_s=tokens_per_s, step_s=step_s, saving=track.saving,
+                epoch=track.epoch,
+                generation=track.step_generation,
+                step=track.step,
+                at_s=track.at_s,
+                steps_total=track.steps_total,
+                loss=track.loss,
+                tokens_per_s=tokens_per_s,
+                step_s=step_s,
+                saving=track.saving,
                 checkpoint_step=track.checkpoint_step,
-            )  # fmt: skip
+            )
 
     def steps_total(self, job_id: JobId) -> int | None:
-        """How many steps the job plans to make, by its newest word on that."""
+        """The number of steps that the job plans to make, as it reported last."""
         with self._lock:
             track = self._tracks.get(job_id)
             return None if track is None else track.steps_total
 
     def devices(self, node_id: NodeId) -> NodeSamples | None:
-        """The node's newest samples, or None if it sent none under this head."""
+        """The node's newest samples; None if it sent none under this head."""
         with self._lock:
-            kept = self._samples.get(node_id)
-            return None if kept is None else _together(kept.values())
+            newest = self._samples.get(node_id)
+            return None if newest is None else _merged(newest.values())
 
     def utilization(self, job_id: JobId) -> float | None:
-        """Mean over the devices that say they work for the job, 0..1; None if none does or none tells."""
+        """Mean over the devices that work for the job, 0..1; None if no such device reports its utilization."""
         with self._lock:
             names = [node_id for node_id in self._nodes_of.get(job_id, ()) if node_id in self._samples]
-            nodes = [_together(self._samples[node_id].values()) for node_id in names]
+            nodes = [_merged(self._samples[node_id].values()) for node_id in names]
         busy = [
             device.utilization
             for node in nodes
@@ -142,12 +150,12 @@ class Telemetry:
         return sum(busy) / len(busy) if busy else None
 
     def forget_node(self, node_id: NodeId) -> None:
-        """Drop a node's samples: it is gone, and what it said last is no longer so."""
+        """Drop the samples of a node that is gone."""
         with self._lock:
             self._index(node_id, self._samples.pop(node_id, {}), present=False)
 
-    def _index(self, node_id: NodeId, kept: dict[SupervisorId, SamplesRequest], *, present: bool) -> None:
-        for job_id in {job_id for said in kept.values() for job_id in _jobs_in(said.devices)}:
+    def _index(self, node_id: NodeId, samples: dict[SupervisorId, SamplesRequest], *, present: bool) -> None:
+        for job_id in {job_id for sample in samples.values() for job_id in _jobs_in(sample.devices)}:
             nodes = self._nodes_of.get(job_id, frozenset())
             nodes = nodes | {node_id} if present else nodes - {node_id}
             if nodes:
@@ -156,16 +164,16 @@ class Telemetry:
                 self._nodes_of.pop(job_id, None)
 
 
-def silence_s(said: SamplesRequest) -> float:
-    """How old samples may be before whoever sent them counts as silent: longer where a large fleet has them come rarely."""
-    return max(SILENT_S, SILENT_SAMPLES * min(said.every_s, EVERY_MAX_S))
+def silence_s(sample: SamplesRequest) -> float:
+    """Age at which a sender counts as silent; longer in a large fleet, where samples come more rarely."""
+    return max(SILENT_S, SILENT_SAMPLES * min(sample.every_s, EVERY_MAX_S))
 
 
-def _together(said: Iterable[SamplesRequest]) -> SamplesRequest:
-    """What a node's supervisors say, as one: each device by its newest sample, the node by the newest of all."""
-    in_time = sorted(said, key=lambda request: request.at_s)
-    devices = {device.index: device for request in in_time for device in request.devices}
-    return msgspec.structs.replace(in_time[-1], devices=[devices[index] for index in sorted(devices)])
+def _merged(samples: Iterable[SamplesRequest]) -> SamplesRequest:
+    """Merge the samples of a node's supervisors: each device by its newest sample, the node by the newest of all."""
+    by_time = sorted(samples, key=lambda request: request.at_s)
+    devices = {device.index: device for request in by_time for device in request.devices}
+    return msgspec.structs.replace(by_time[-1], devices=[devices[index] for index in sorted(devices)])
 
 
 def _jobs_in(devices: list[DeviceSample]) -> set[JobId]:
@@ -173,7 +181,7 @@ def _jobs_in(devices: list[DeviceSample]) -> set[JobId]:
 
 
 def _read(job_id: JobId, track: _Track, report: dict[str, Any]) -> Progressed | CheckpointFailed | None:
-    """Take one report into the track; answers an event if the controller should hear of it."""
+    """Apply one report to the track; return an event if the controller needs one."""
     generation = report.get("generation")
     if not isinstance(generation, int) or report.get("rank") != 0 or generation < track.generation:
         return None
@@ -195,7 +203,7 @@ def _read(job_id: JobId, track: _Track, report: dict[str, Any]) -> Progressed | 
         case ReportKind.CHECKPOINT_FAILED:
             return _read_failed_save(job_id, track, report)
         case ReportKind.STALL:
-            # The stall of a save is reported when it begins to be written behind the training; the CHECKPOINT ends it.
+            # A save's stall is reported when its asynchronous write begins; the CHECKPOINT report ends it.
             track.saving = track.saving or report.get("cause") == "save"
         case _:
             pass
@@ -203,9 +211,9 @@ def _read(job_id: JobId, track: _Track, report: dict[str, Any]) -> Progressed | 
 
 
 def _read_failed_save(job_id: JobId, track: _Track, report: dict[str, Any]) -> CheckpointFailed | None:
-    step, told = report.get("step"), track.save_failed
+    step, reported = report.get("step"), track.save_failed
     track.saving, track.save_failed = False, True
-    if told or not isinstance(step, int):
+    if reported or not isinstance(step, int):
         return None
     error = str(report.get("error", "no reason given"))[:ERROR_CHARS_MAX]
     return CheckpointFailed(job_id=job_id, epoch=track.epoch, generation=track.generation, step=step, error=error)
@@ -218,18 +226,18 @@ def _read_step(job_id: JobId, track: _Track, report: dict[str, Any]) -> Progress
         return None
     track.step, track.step_generation, track.at_s = step, track.generation, when_s
     loss, tokens = report.get("loss"), report.get("tokens")
-    # A loss of NaN is news to its user, but JSON has no word for it: absent says so too.
+    # JSON has no NaN: a loss of NaN is left out.
     track.loss = finite(loss)
     if isinstance(begin_ns, int) and isinstance(end_ns, int) and end_ns >= begin_ns:
         track.steps.append((begin_ns, end_ns, tokens if isinstance(tokens, int) else None))
-    if 0 <= track.at_s - track.told_at_s < PROGRESSED_EVERY_S:
+    if 0 <= track.at_s - track.progressed_at_s < PROGRESSED_EVERY_S:
         return None
-    track.told_at_s = track.at_s
+    track.progressed_at_s = track.at_s
     return Progressed(job_id=job_id, epoch=track.epoch, generation=track.generation, step=step)
 
 
 def _rates(track: _Track) -> tuple[float | None, float | None]:
-    """(seconds a step, tokens a second) over the newest steps, waits between them included; None where nothing is known."""
+    """(seconds per step, tokens per second) over the newest steps, including waits between them; None if unknown."""
     if not track.steps:
         return None, None
     span_s = (track.steps[-1][1] - track.steps[0][0]) / 1e9

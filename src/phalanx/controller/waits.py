@@ -10,9 +10,9 @@ from phalanx.core.state.plan import Waiting
 
 
 class GuardedWaits(Mapping[JobId, Waiting]):
-    """The scheduler's waits, each worked out when asked and while the scheduler stands still.
+    """The scheduler's waits, each computed on access under the scheduler's guard.
 
-    Between two looks jobs begin: `items` and `values` leave out whoever was listed and waits no more.
+    Jobs may start between two accesses: `items` and `values` leave out those that no longer wait.
     """
 
     def __init__(self, waits: Mapping[JobId, Waiting], guard: AbstractContextManager[object]) -> None:
@@ -31,12 +31,12 @@ class GuardedWaits(Mapping[JobId, Waiting]):
             return len(self._waits)
 
     def items(self) -> ItemsView[JobId, Waiting]:
-        """Those that still wait when they are asked."""
-        return self._still().items()
+        """The jobs that still wait, with their reasons."""
+        return self._current().items()
 
     def values(self) -> ValuesView[Waiting]:
-        """As `items`."""
-        return self._still().values()
+        """The reasons of `items`."""
+        return self._current().values()
 
-    def _still(self) -> dict[JobId, Waiting]:
+    def _current(self) -> dict[JobId, Waiting]:
         return {job_id: wait for job_id in self if (wait := self.get(job_id)) is not None}

@@ -1,6 +1,6 @@
-"""Reservations begin and end: their nodes are cleared of who may not use them, and given back.
+"""Begins and ends reservations: stops other jobs on their nodes, and releases the nodes at the end.
 
-A window follows the wall clock, as the people do who agreed on it: a head whose clock is set begins and ends it by the new time.
+Reservations follow the wall clock: if the head's clock is set, they begin and end by the new time.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ from phalanx.core.work.reservation import Reservation
 
 @dataclass(slots=True)
 class Windows:
-    """When to look at the reservations again. A look that found something to do is followed by another: the store may refuse the step."""
+    """When to check the reservations next. A check that changed something is repeated, since the store may refuse the step."""
 
-    _seen: Mapping[ReservationId, Reservation] | None = None
-    _looked_s: float = inf
+    _checked: Mapping[ReservationId, Reservation] | None = None
+    _checked_s: float = inf
     _next_s: float = inf
 
     def open(self, turn: Turn) -> None:
-        """Begin and end what is due, and ask to leave whoever holds nodes set aside for others. O(1) while nothing is due."""
+        """Begin and end reservations that are due, and stop jobs on nodes reserved for others. O(1) while nothing is due."""
         reservations = turn.world.reservations
         now_s = turn.now.wall_s
-        # Earlier than the last look: the clock was set back.
-        if reservations is self._seen and self._looked_s <= now_s < self._next_s:
+        # `now_s` before the last check: the clock was set back.
+        if reservations is self._checked and self._checked_s <= now_s < self._next_s:
             return
-        self._seen = None
-        at_rest = True
+        self._checked = None
+        settled = True
         for reservation in sorted(reservations.values(), key=lambda one: (one.start_s, one.id)):
-            at_rest &= self._look(turn, reservation)
-        if at_rest:
-            self._seen, self._looked_s = reservations, now_s
+            settled &= self._update(turn, reservation)
+        if settled:
+            self._checked, self._checked_s = reservations, now_s
             self._next_s = Calendar(reservations.values()).next_change_s(now_s)
 
     def due_in_s(self, reservations: Mapping[ReservationId, Reservation], wall_s: float) -> float:
-        """How long until something falls due by itself. Those who leave report it, so that waiting for them is no reason to wake."""
-        if reservations is not self._seen:
+        """Time until the next begin or end. Jobs that are being stopped cause events of their own, so they need no wake-up."""
+        if reservations is not self._checked:
             return min((max(0.0, _next_s(one, wall_s) - wall_s) for one in reservations.values()), default=inf)
         return max(0.0, self._next_s - wall_s)
 
-    def _look(self, turn: Turn, reservation: Reservation) -> bool:
-        """Bring one reservation up to now; whether it was already."""
+    def _update(self, turn: Turn, reservation: Reservation) -> bool:
+        """Bring one reservation up to date; return whether nothing had to change."""
         now_s = turn.now.wall_s
         if now_s >= reservation.end_s:
-            end(turn, reservation, "is over", by="")
+            end(turn, reservation, "has ended", by="")
             return False
         if not reservation.holds(now_s):
             if reservation.begun:  # the clock was set back: it will begin again
@@ -60,16 +60,16 @@ class Windows:
             return not reservation.begun
         if not reservation.begun:
             begin(turn, reservation)
-        leave = intruders(reservation, turn.world.on_node, turn.world.jobs)
-        for job_id in leave:
-            # Said until they are gone, and heard once: nobody need remember whom a window has asked already.
+        to_stop = intruders(reservation, turn.world.on_node, turn.world.jobs)
+        for job_id in to_stop:
+            # Repeated until the job is gone: StopWanted is idempotent, so no state is needed for whom to stop.
             why = f"reservation {reservation.id} begins"
             turn.happen(job_id, StopWanted(cause=Cause.DRAINED, why=why, by=reservation.by))
-        return reservation.begun and not leave
+        return reservation.begun and not to_stop
 
 
 def begin(turn: Turn, reservation: Reservation) -> None:
-    """The nodes are set aside from now on; jobs that waited for it may start."""
+    """Mark the reservation as begun: jobs that waited for it may start."""
     turn.change.put(replace(reservation, begun=True))
     length = format_duration(reservation.end_s - reservation.start_s)
     text = f"reservation {reservation.id} begins: {fold(sorted(reservation.nodes))} for {reservation.holders}, for {length}"
@@ -77,14 +77,14 @@ def begin(turn: Turn, reservation: Reservation) -> None:
 
 
 def end(turn: Turn, reservation: Reservation, how: str, *, by: str) -> Reservation:
-    """The nodes take any work again."""
+    """End the reservation: its nodes accept any job again."""
     ended = replace(reservation, ended=True)
     turn.change.put(ended)
-    text = f"reservation {reservation.id} {how}: {fold(sorted(reservation.nodes))} set aside for {reservation.holders} no more"
+    text = f"reservation {reservation.id} {how}: {fold(sorted(reservation.nodes))} no longer reserved for {reservation.holders}"
     turn.tell("reservation_ended", text, by=by)
     return ended
 
 
 def _next_s(reservation: Reservation, now_s: float) -> float:
-    """When it begins or ends; `inf` while only its intruders are awaited."""
+    """When the reservation begins or, if it has begun, ends."""
     return reservation.end_s if reservation.begun else max(reservation.start_s, now_s)

@@ -1,4 +1,4 @@
-"""Errors that reach a user. Each class says whether another try helps and which exit code the command ends with (DESIGN 4)."""
+"""Errors that reach a user. Each class defines whether a retry helps, and the exit code of the command (DESIGN 4)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class ExitCode(enum.IntEnum):
 
 
 class PhalanxError(Exception):
-    """A refusal in one line.
+    """Base class: a one-line message with a hint.
 
     Args:
-        message: what is wrong and with which id.
-        hint: what to do next, as a sentence or a command; empty when nothing helps.
+        message: what is wrong, and with which id.
+        hint: what to do next, as a sentence or a command; empty if nothing helps.
     """
 
     code: ClassVar[str] = "error"
@@ -37,13 +37,13 @@ class PhalanxError(Exception):
 
 
 class BadRequest(PhalanxError):
-    """The words of a command or request contradict each other or the grammar."""
+    """A command or request is malformed or contradicts itself."""
 
     code = "bad_request"
 
 
 class BadFile(PhalanxError):
-    """A job file, script or upload cannot be read as what it should be."""
+    """A job file, script or upload cannot be parsed."""
 
     code = "bad_file"
     exit_code = ExitCode.BAD_FILE
@@ -58,21 +58,21 @@ class NeverFits(PhalanxError):
 
 
 class NotFound(PhalanxError):
-    """There is no such job, node, user, project, queue or token."""
+    """The job, node, user, project, queue or token does not exist."""
 
     code = "not_found"
     http_status = 404
 
 
 class Conflict(PhalanxError):
-    """The thing is in a state in which this cannot be done."""
+    """The object's current state does not allow this operation."""
 
     code = "conflict"
     http_status = 409
 
 
 class NotSignedIn(PhalanxError):
-    """No token, an unknown one, an expired or revoked one."""
+    """The token is missing, unknown, expired or revoked."""
 
     code = "not_signed_in"
     exit_code = ExitCode.NOT_PERMITTED
@@ -80,7 +80,7 @@ class NotSignedIn(PhalanxError):
 
 
 class NotPermitted(PhalanxError):
-    """The token is good and its user may not do this."""
+    """The token is valid, but its user may not do this."""
 
     code = "not_permitted"
     exit_code = ExitCode.NOT_PERMITTED
@@ -96,7 +96,7 @@ class TooLarge(PhalanxError):
 
 
 class TryLater(PhalanxError):
-    """Nothing was done, and the same request may go through later."""
+    """Nothing was done; the same request may succeed later."""
 
     code = "try_later"
     exit_code = ExitCode.TRY_LATER
@@ -105,7 +105,7 @@ class TryLater(PhalanxError):
 
 
 class NotLeading(TryLater):
-    """This head stands by; another leads, or none does yet. `leader` is where that one is, empty where it is not known."""
+    """This head is a standby. `leader`: URL of the leading head; empty if unknown or if none leads."""
 
     code = "not_leading"
 
@@ -115,7 +115,7 @@ class NotLeading(TryLater):
 
 
 class OutcomeUnknown(PhalanxError):
-    """This head's term ended before it could answer: the thing may have been done, or not. What may happen twice is safe to repeat."""
+    """This head lost leadership before it answered: the request may or may not have been carried out. Repeat it only if it is idempotent."""
 
     code = "outcome_unknown"
     exit_code = ExitCode.TRY_LATER
@@ -123,7 +123,7 @@ class OutcomeUnknown(PhalanxError):
 
 
 class Unreachable(PhalanxError):
-    """The head does not answer. Raised on the client's side alone."""
+    """The head does not answer. Raised only by the client."""
 
     code = "unreachable"
     exit_code = ExitCode.UNREACHABLE
@@ -132,7 +132,7 @@ class Unreachable(PhalanxError):
 
 
 class WaitTimedOut(PhalanxError):
-    """The wait the user bounded is over; the job goes on."""
+    """The user's time limit for waiting has passed; the job continues."""
 
     code = "wait_timed_out"
     exit_code = ExitCode.WAIT_TIMED_OUT
@@ -143,7 +143,18 @@ class WaitTimedOut(PhalanxError):
 BY_CODE: dict[str, type[PhalanxError]] = {
     kind.code: kind
     for kind in (
-        BadRequest, BadFile, NeverFits, NotFound, Conflict, NotSignedIn, NotPermitted, TooLarge, TryLater, NotLeading,
-        OutcomeUnknown, Unreachable, WaitTimedOut,
+        BadRequest,
+        BadFile,
+        NeverFits,
+        NotFound,
+        Conflict,
+        NotSignedIn,
+        NotPermitted,
+        TooLarge,
+        TryLater,
+        NotLeading,
+        OutcomeUnknown,
+        Unreachable,
+        WaitTimedOut,
     )
-}  # fmt: skip
+}

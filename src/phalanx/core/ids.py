@@ -1,4 +1,4 @@
-"""The names of things. Each is text under a type of its own, so that a node can never stand where a job is meant."""
+"""Identifiers. Each has its own type, so that a node id cannot be passed as a job id."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ UserId = NewType("UserId", str)  # the user's name
 ProjectId = NewType("ProjectId", str)
 QueueId = NewType("QueueId", str)
 ReservationId = NewType("ReservationId", str)
-TokenId = NewType("TokenId", str)  # names a token without being it
-SupervisorId = NewType("SupervisorId", str)  # one life of one supervisor process
+TokenId = NewType("TokenId", str)  # identifies a token; not the secret itself
+SupervisorId = NewType("SupervisorId", str)  # one incarnation of a supervisor process
 
 Epoch = NewType("Epoch", int)  # per job, 1 for its first attempt
-Generation = NewType("Generation", int)  # in-place restarts within one epoch, 0 at first
+Generation = NewType("Generation", int)  # in-place restarts within one epoch, from 0

@@ -1,4 +1,4 @@
-"""JSON and numbers of strangers, as a line that a rank reported or a body: whoever reads one reads what may have been written to harm."""
+"""Parsing of untrusted JSON and numbers: lines that ranks report, request bodies."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import json
 import math
 from typing import Any, Final
 
-_INT_MIN: Final = -(2**63)  # what databases, msgspec and floats take
+_INT_MIN: Final = -(2**63)  # the range of databases, msgspec and floats
 _INT_MAX: Final = 2**63 - 1
 _INT_CHARS_MAX: Final = 20
 
 
 def object_of(line: bytes) -> dict[str, Any] | None:
-    """The JSON object in a line; None where there is none, or one with an integer of more than 64 bits. Floats may be nan or infinite."""
+    """Parse a line as a JSON object; None if it is none or contains an integer of more than 64 bits. Floats may be nan or infinite."""
     try:
         found = json.loads(line, parse_int=int64)
     except (ValueError, RecursionError):
@@ -21,7 +21,7 @@ def object_of(line: bytes) -> dict[str, Any] | None:
 
 
 def finite(value: object) -> float | None:
-    """A number that is one; None for all else."""
+    """The value as a finite float; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
@@ -32,12 +32,12 @@ def finite(value: object) -> float | None:
 
 
 def int64(text: str) -> int:
-    """The integer that a text is.
+    """Parse an integer.
 
     Raises:
-        ValueError: it is none, or has more than 64 bits.
+        ValueError: not an integer, or of more than 64 bits.
     """
     value = int(text) if len(text) <= _INT_CHARS_MAX else _INT_MAX + 1
     if not _INT_MIN <= value <= _INT_MAX:
-        raise ValueError("an integer of more than 64 bits")
+        raise ValueError("an integer has more than 64 bits")
     return value

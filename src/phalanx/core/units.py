@@ -1,4 +1,4 @@
-"""Durations, memory and byte counts as users write them, and as they are shown."""
+"""Parsing and formatting of durations, memory sizes and byte counts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from phalanx.core.errors import BadRequest
 GIB: Final = 1 << 30
 MIB: Final = 1 << 20
 _UNIT_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-# Digits are bounded: past 4,300 of them Python's int() itself refuses, and past 308 a float is infinite.
+# Digits are bounded: above 4,300 of them Python's int() raises, and above 308 a float is infinite.
 _PART: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)([smhdw])")
 _CLOCK: Final = re.compile(r"(?:([0-9]{1,6})-)?([0-9]{1,3}):([0-9]{2})(?::([0-9]{2}))?")
 _MEMORY: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*(?:(k|m|g|t)(?:i?b)?)?", re.IGNORECASE)
@@ -18,10 +18,10 @@ _MEMORY_UNIT: Final = {"k": 1 << 10, "m": MIB, "g": GIB, "t": 1 << 40}
 
 
 def parse_duration_s(text: object, *, what: str = "time") -> float:
-    """Seconds of `2h`, `90m`, `1h30m`, `HH:MM`, `HH:MM:SS` or `D-HH:MM:SS`.
+    """Parse `2h`, `90m`, `1h30m`, `HH:MM`, `HH:MM:SS` or `D-HH:MM:SS` into seconds.
 
     Raises:
-        BadRequest: a bare number (minutes for Slurm, seconds elsewhere: nobody can tell), or no duration at all.
+        BadRequest: not a duration, or a bare number (ambiguous: minutes in Slurm, seconds elsewhere).
     """
     if isinstance(text, (int, float)) or (isinstance(text, str) and re.fullmatch(r"[0-9]+(\.[0-9]+)?", text.strip())):
         raise BadRequest(
@@ -44,7 +44,7 @@ def parse_duration_s(text: object, *, what: str = "time") -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """At most two units, as people say it: `43s`, `12m08s`, `3h05m`, `2d04h`."""
+    """Format seconds with at most two units: `43s`, `12m08s`, `3h05m`, `2d04h`."""
     whole = int(seconds)
     if seconds < 10:
         return f"{seconds:.1f}s"
@@ -58,7 +58,7 @@ def format_duration(seconds: float) -> str:
 
 
 def parse_memory_bytes(text: object, *, what: str = "memory") -> int:
-    """Bytes of `64`, `64G`, `64GiB`, `512M`; a bare number is GiB (DESIGN 4).
+    """Parse `64`, `64G`, `64GiB` or `512M` into bytes; a bare number is GiB (DESIGN 4).
 
     Raises:
         BadRequest: not an amount of memory.
@@ -75,7 +75,7 @@ def parse_memory_bytes(text: object, *, what: str = "memory") -> int:
 
 
 def format_bytes(count: float) -> str:
-    """In the largest binary unit that leaves at least 1: `512 B`, `3.2 MiB`, `80 GiB`."""
+    """Format a byte count in the largest binary unit that gives at least 1: `512 B`, `3.2 MiB`, `80 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
             text = f"{count:.0f}" if unit == "B" or abs(count) >= 100 else f"{count:.1f}"

@@ -1,1 +1,1 @@
-"""Small protocols that the controller speaks to: Engine, Store, Blobs, Logs, Clock."""
+"""Protocols that the controller and the head depend on: Engine, Store, Blobs, Logs, Clock, Election."""

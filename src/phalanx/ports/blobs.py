@@ -1,4 +1,4 @@
-"""Where uploaded archives are kept, by the SHA-256 of their bytes."""
+"""Storage of uploaded archives, addressed by the SHA-256 of their bytes."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Protocol
 
 
 class Blobs(Protocol):
-    """Content-addressed: equal bytes are kept once, and a name never changes what it holds."""
+    """Content-addressed storage: equal bytes are stored once, and the content under a name never changes."""
 
     def put(self, sha256: str, chunks: Iterator[bytes]) -> int:
-        """Keep the bytes and answer their count; durable when this returns.
+        """Store the bytes and return their count; durable when this returns.
 
         Raises:
             BadRequest: the bytes have another hash.
-            StoreRefused: no room.
+            StoreRefused: the disk is full.
         """
         ...
 
     def has(self, sha256: str) -> bool:
-        """Whether the blob is here, whole."""
+        """Whether the complete blob is stored."""
         ...
 
     def path(self, sha256: str) -> str:
-        """The file that holds it, for sending.
+        """Path of the blob's file.
 
         Raises:
             NotFound: no such blob.

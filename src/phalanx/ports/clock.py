@@ -1,4 +1,4 @@
-"""Time, as the shells pass it in."""
+"""The clocks of the machine."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Two readings: one for people and records, one that no one sets."""
+    """Two clocks: wall clock time for records, and a monotonic clock for leases and limits."""
 
     def now_s(self) -> float:
         """Unix seconds."""
         ...
 
     def boottime_s(self) -> float:
-        """Seconds of CLOCK_BOOTTIME: never jumps, and goes on through sleep."""
+        """Seconds of CLOCK_BOOTTIME: never jumps, and continues during sleep."""
         ...

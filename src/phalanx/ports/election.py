@@ -1,6 +1,6 @@
-"""Who of several heads leads: what they read and write in the database that they share.
+"""Leader election among several heads: operations on the database that they share.
 
-Each call is one statement there. What the numbers mean, and when a head may lead by them, is decided in `controller.leadership`.
+Each call is one SQL statement. `controller.leadership` decides from these values when a head may lead.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from phalanx.core.errors import TryLater
 
 
 class NoElection(TryLater):
-    """The shared database did not answer, so nothing is known of who leads."""
+    """The shared database did not answer, so the leader is unknown."""
 
     code = "no_election"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leader:
-    """The one row about who leads.
+    """The leader's row.
 
     Attributes:
         term: grows by one with each takeover; every commit is checked against it.
         beat: grows with each renewal and each release.
-        holder: the head that leads, by its id; empty where the last one gave it up.
-        url: where others reach it; of the last one where nobody holds it.
+        holder: id of the leading head; empty after a release.
+        url: address of the holder, or of the last one after a release.
         lease_s: how long the holder may lead without a renewal.
-        grants_s: the longest lease that it grants supervisors, for the fleet of its start.
-        since_s, renewed_s: when it took over and renewed last, in Unix seconds by the database's clock; told to people, never judged by.
-        long_leases_left_s: how long leases from a planned stop, or of a leader before this one, may still be held, by the database's
+        grants_s: the longest lease that it grants supervisors, for the fleet at its start.
+        since_s, renewed_s: when it took over and last renewed, in Unix seconds of the database's clock; only for display.
+        long_leases_left_s: how long supervisors may still hold leases from a planned stop or of a previous leader, by the database's
             clock; 0 for none.
     """
 
@@ -47,13 +47,13 @@ class Leader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadRecord:
-    """One head of the cluster, as it says of itself.
+    """One head of the cluster, as it registered itself.
 
     Attributes:
-        name: of its machine and state folder; one row for each, whatever life it is in.
-        head_id: of this life.
-        token_sha256: of the token in its state folder, which the leader lets in as `user`'s.
-        seen_ago_s: since it last said so, by the database's clock.
+        name: of its machine and state folder; one row for each, across restarts.
+        head_id: of this incarnation.
+        token_sha256: hash of the token in its state folder, which the leader accepts as `user`'s.
+        seen_ago_s: time since its last registration, by the database's clock.
     """
 
     name: str
@@ -67,52 +67,52 @@ class HeadRecord:
 
 
 class Election(Protocol):
-    """One head's voice. Not for several threads at once, but for `close`. Every verb raises NoElection where the database does not answer."""
+    """One head's access to the election. Only `close` is thread-safe. Every method raises NoElection if the database does not answer."""
 
     def prepare(self) -> None:
-        """Have the database be such that the other verbs find what they need."""
+        """Create or upgrade the tables that the other methods need."""
         ...
 
     def look(self) -> Leader:
-        """The row as it is now."""
+        """Read the leader's row."""
         ...
 
     def claim(self, seen: Leader, mine: HeadRecord, *, lease_s: float, grants_s: float) -> int | None:
-        """Take over from what was seen: the new term, or None where anything has moved since. Leases that were granted stay known."""
+        """Take over; return the new term, or None if the row has changed since `seen`. Granted leases stay recorded."""
         ...
 
     def renew(self, term: int) -> bool:
-        """Say that we live; False where the term has passed to another."""
+        """Renew the leader's lease; False if another head has taken over."""
         ...
 
     def release(self, term: int) -> None:
-        """Give it up at once; nothing where the term has passed."""
+        """Release the term at once; does nothing if another head has taken over."""
         ...
 
     def grant_long(self, term: int, lease_s: float) -> None:
-        """Write down, before the first is granted, that supervisors may hold leases of this length."""
+        """Record, before the first one is granted, that supervisors may hold leases of this length."""
         ...
 
     def say(self, mine: HeadRecord) -> None:
-        """Put our own row among the heads."""
+        """Register this head."""
         ...
 
     def leave(self, name: str) -> None:
-        """Take it out again: a planned end."""
+        """Remove this head's registration: a planned end."""
         ...
 
     def heads(self) -> list[HeadRecord]:
-        """All heads that were seen within a week, by name."""
+        """All heads that registered within a week, by name."""
         ...
 
     def share(self, secrets: Mapping[str, str]) -> dict[str, str]:
-        """Offer secrets by name; those that count for the cluster, which are the first that were ever offered."""
+        """Offer secrets by name; return the cluster's, which are the first ones offered."""
         ...
 
     def replace_shared(self, name: str, value: str) -> None:
-        """Let another value count from now on."""
+        """Replace a shared secret."""
         ...
 
     def close(self) -> None:
-        """Let go of the database; harmless twice."""
+        """Close the connection. Idempotent."""
         ...

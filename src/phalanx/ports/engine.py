@@ -1,4 +1,4 @@
-"""What runs processes. An engine brings a supervisor to each node and watches that it lives; everything else goes by the supervisors' channel."""
+"""Engines start a supervisor on each node and watch it; everything else goes through the supervisors' channel."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from phalanx.core.work.job import Job
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """How engines differ, as values; nobody asks for an engine's type.
+    """How engines differ, as values: no code checks an engine's type.
 
     Attributes:
-        picks_devices: Phalanx names device indices; elsewhere the UUIDs are bound at ready.
-        shares_files: nodes see the head's file system.
-        revives_nodes: a dead node's supervisor is brought back by the engine.
-        per_attempt: it brings a supervisor for each attempt and node (`follow`), not one for each node (`start`, `stop`).
+        picks_devices: Phalanx chooses device indices; otherwise the UUIDs are bound when the member is ready.
+        shares_files: nodes share the head's file system.
+        revives_nodes: the engine restarts a dead node's supervisor.
+        per_attempt: it starts a supervisor for each attempt and node (`follow`), not one for each node (`start`, `stop`).
     """
 
     picks_devices: bool
@@ -30,36 +30,38 @@ class Capabilities:
 
 
 class Engine(Protocol):
-    """Few verbs. `observe` and `follow` never block; the others may take as long as a process start."""
+    """Starts and watches supervisors. `observe` and `follow` never block; the others may take as long as a process start."""
 
     @property
     def name(self) -> str:
-        """The engine's word, as nodes carry it."""
+        """The engine's name, as in `Node.engine`."""
         ...
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this engine can do."""
+        """Features of this engine."""
         ...
 
     def nodes(self) -> list[NodeId]:
-        """Nodes that this engine brings supervisors to."""
+        """Nodes on which this engine starts supervisors."""
         ...
 
     def start(self, node_id: NodeId) -> None:
-        """Bring a supervisor to the node, unless one lives there."""
+        """Start a supervisor on the node, unless one runs there."""
         ...
 
     def stop(self, node_id: NodeId) -> None:
-        """End the node's supervisor and everything under it; nothing is left when this returns."""
+        """End the node's supervisor and everything under it; no process is left when this returns."""
         ...
 
     def follow(self, job: Job, attempt: Attempt) -> None:
-        """An attempt's newest record is durable. Asked only of an engine that works `per_attempt`: it brings supervisors to the nodes of
-        one that was placed, and takes away what is left of one that ended. An attempt that is not its own means nothing to it.
+        """Handle an attempt whose newest record became durable. Only called with `per_attempt`.
+
+        The engine starts supervisors on the nodes of a placed attempt and cleans up after an ended one. It ignores attempts on other
+        engines' nodes.
         """
         ...
 
     def observe(self) -> Sequence[Event]:
-        """What was seen since the last call: deaths; of an engine that works `per_attempt` also its inventory and what it took back."""
+        """Events since the last call: dead nodes; with `per_attempt` also the inventory and withdrawn attempts."""
         ...

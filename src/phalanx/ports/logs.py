@@ -1,4 +1,4 @@
-"""Where output streams of attempts are kept: append by offset, read by offset."""
+"""Storage of the output streams of attempts: append by offset, read by offset."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ class StreamKey:
 
 
 class Logs(Protocol):
-    """Streams only grow. `append` is idempotent by offset, so that a resent chunk neither doubles nor leaves a gap."""
+    """Append-only streams. `append` is idempotent by offset: a chunk sent again is neither duplicated nor leaves a gap."""
 
     def append(self, chunks: list[tuple[StreamKey, int, bytes]]) -> dict[StreamKey, int]:
-        """Append what is new of each chunk and answer where each stream ends, durable when this returns.
+        """Append the new bytes of each chunk and return the end of each stream; durable when this returns.
 
-        A chunk that starts past its stream's end is not written: the end returned tells the sender where to go on.
+        A chunk that starts past its stream's end is not written: the sender continues at the returned end.
 
         Raises:
-            StoreRefused: the disk took nothing more; ends of the durable part are found again by an empty append.
+            StoreRefused: the disk is full or failed; an empty append returns the ends of the durable part.
         """
         ...
 
     def end(self, key: StreamKey) -> int:
-        """Bytes held; 0 for an unknown stream."""
+        """Length in bytes; 0 for an unknown stream."""
         ...
 
     def read(self, key: StreamKey, offset: int, limit: int) -> bytes:
@@ -39,13 +39,13 @@ class Logs(Protocol):
         ...
 
     def streams(self, job_id: JobId) -> list[StreamKey]:
-        """All streams of a job, ordered by epoch and by stream with its number read as a number."""
+        """All streams of a job, ordered by epoch, name and number."""
         ...
 
     def close(self) -> None:
-        """Release files; harmless twice."""
+        """Close all files. Idempotent."""
         ...
 
     def delete(self, job_id: JobId) -> None:
-        """Remove all streams of a job. Harmless twice."""
+        """Remove all streams of a job. Idempotent."""
         ...

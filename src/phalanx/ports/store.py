@@ -1,4 +1,4 @@
-"""Where records are kept so that they survive: one writer commits, anyone reads what is committed."""
+"""Durable storage of records: one writer commits, any thread reads committed records."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Protocol
 
 from phalanx.core.access.audit import AuditLine
 from phalanx.core.errors import TryLater
-from phalanx.core.fleet.calibration import FLEET, Calibration
+from phalanx.core.fleet.calibration import Calibration
+from phalanx.core.fleet.failure_rules import FailureRules
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, UserId
 from phalanx.core.state.story import StoryLine
@@ -21,35 +22,37 @@ from phalanx.core.work.reservation import Reservation
 
 
 class StoreRefused(TryLater):
-    """The batch was not written, nothing of it; the world must undo it. Disk full, or the database failed."""
+    """Nothing of the batch was written; the caller must undo it. The disk is full, or the database failed."""
 
     code = "store_refused"
 
 
 class StaleEpoch(StoreRefused):
-    """The store holds a newer epoch of a job than the batch was made under."""
+    """The store has a newer epoch of a job than the batch."""
 
     code = "stale_epoch"
 
 
 class StoreDiverged(StoreRefused):
-    """The store holds what its head does not know of, or lacks what it wrote: this object commits nothing more, and the head has to load the store anew."""
+    """The store has records that its head does not know, or lacks some that it wrote. The head must load the store again; this object
+    commits nothing more.
+    """
 
     code = "store_diverged"
 
 
 class StaleLeader(StoreDiverged):
-    """Another head leads: the store is at a later term than the one that this head was given."""
+    """Another head leads: the store is at a later term than this head."""
 
     code = "stale_leader"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One step's changes: written whole, in order, or not at all.
+    """One step's changes, written atomically and in order.
 
     Attributes:
-        epochs: for each job whose attempt is touched, the epoch it was touched under; the store refuses an older one than its own.
+        epochs: current epoch of each job whose attempt changed; the store refuses one older than its own.
     """
 
     records: Sequence[Record] = ()
@@ -62,7 +65,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFilter:
-    """Which jobs to list; newest first. `before_seq` pages on."""
+    """Which jobs to list; newest first. `before_seq`: continue after the previous page."""
 
     states: frozenset[JobState] = frozenset()
     user: UserId | None = None
@@ -74,28 +77,28 @@ class JobFilter:
 
 
 class Store(Protocol):
-    """The contract suite in tests/contract holds every store to it. `commit` and `load` are called by one thread, reads by any."""
+    """Storage of records; tests/contract checks every implementation. One thread calls `commit` and `load`, any thread reads."""
 
     @property
     def access_version(self) -> int:
-        """Grows with every commit that touches users, tokens or projects, so that what was read of them may be kept until then."""
+        """Grows with every commit that changes users, tokens or projects: until then, cached reads of them are valid."""
         ...
 
     def load(self) -> World:
-        """Everything alive: jobs not terminal (and the 1,000 newest terminal ones), live attempts, all else; indexes built."""
+        """Load the world with its indexes: live jobs, the 1,000 newest ended ones, live attempts, and all other records."""
         ...
 
     def commit(self, batch: Batch) -> None:
         """Write the batch; durable (fsynced) when this returns.
 
         Raises:
-            StaleEpoch: a newer epoch stands in the store.
-            StoreRefused: it could not be written; nothing of it was.
+            StaleEpoch: the store has a newer epoch.
+            StoreRefused: nothing of the batch was written.
         """
         ...
 
     def job(self, job_id: JobId) -> Job | None:
-        """One job, ended ones too."""
+        """One job, also an ended one."""
         ...
 
     def jobs(self, wanted: JobFilter) -> list[Job]:
@@ -103,11 +106,11 @@ class Store(Protocol):
         ...
 
     def states(self, first_seq: int, count: int) -> list[tuple[JobId, JobState]]:
-        """Ids and states of the jobs with submit numbers from `first_seq` on, at most `count`, in submit order; no record is read."""
+        """Ids and states of at most `count` jobs with submit numbers from `first_seq` on, in submit order. Decodes no record."""
         ...
 
     def job_counts(self) -> dict[JobState, int]:
-        """How many jobs are in each state."""
+        """Number of jobs in each state."""
         ...
 
     def attempts(self, job_id: JobId) -> list[Attempt]:
@@ -127,7 +130,7 @@ class Store(Protocol):
     def audit(
         self, *, after: int | None = None, user: UserId | None = None, since_s: float = 0.0, limit: int = 1000
     ) -> list[AuditLine]:
-        """Lines of the audit trail, oldest first: those with seq > after, or without it the newest; of one user, not older than `since_s`."""
+        """Lines of the audit trail, oldest first: those with seq > `after`, or the newest; of one user, and not older than `since_s`."""
         ...
 
     def audit_tip(self) -> AuditLine | None:
@@ -143,7 +146,7 @@ class Store(Protocol):
         ...
 
     def spent(self) -> list[Spent]:
-        """What queues have used, by queue, as of the end of the last attempt in each."""
+        """Usage of each queue, by queue; updated at the end of each attempt."""
         ...
 
     def reservations(self) -> list[Reservation]:
@@ -151,11 +154,15 @@ class Store(Protocol):
         ...
 
     def reservation(self, reservation_id: ReservationId) -> Reservation | None:
-        """One reservation, an ended one too."""
+        """One reservation, also an ended one."""
         ...
 
-    def calibration(self, document: str = FLEET) -> Calibration | None:
-        """What the last calibration found; or another document of the fleet, by its id."""
+    def calibration(self) -> Calibration | None:
+        """The result of the last calibration."""
+        ...
+
+    def failure_rules(self) -> FailureRules | None:
+        """The operators' own failure rules."""
         ...
 
     def projects(self) -> list[Project]:
@@ -167,11 +174,11 @@ class Store(Protocol):
         ...
 
     def tokens(self) -> list[Token]:
-        """All tokens, revoked ones too, oldest first."""
+        """All tokens, including revoked ones, oldest first."""
         ...
 
     def token(self, sha256: str) -> Token | None:
-        """The token of this hash, whether good or not."""
+        """The token with this hash, valid or not."""
         ...
 
     def user(self, user_id: UserId) -> User | None:
@@ -179,5 +186,5 @@ class Store(Protocol):
         ...
 
     def close(self) -> None:
-        """Release files and connections; harmless twice."""
+        """Close files and connections. Idempotent."""
         ...

@@ -1,1 +1,1 @@
-"""Durable truth: records and events behind numbered migrations, blobs and logs."""
+"""Durable storage: records in databases with numbered migrations, blobs, and logs."""

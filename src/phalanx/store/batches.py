@@ -1,6 +1,6 @@
-"""What every store checks before it writes, and in which order it writes: the part of the contract that needs no database.
+"""Checks that every store runs before it writes a batch, and the batch's newest records.
 
-Both stores call `newest_of` and the checks here, so that they refuse the same batches with the same words.
+All stores use them, so they refuse the same batches with the same messages.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar, assert_never
 
 from phalanx.core.fleet.calibration import Calibration
+from phalanx.core.fleet.failure_rules import FailureRules
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, TokenId, UserId
 from phalanx.core.state.story import StoryLine
@@ -27,7 +28,7 @@ V = TypeVar("V")
 
 @dataclass(slots=True)
 class Rows:
-    """The newest state of each record of a batch, by kind. What came between was never visible and is not written."""
+    """The newest version of each record of a batch, by kind. Intermediate versions were never visible and are not written."""
 
     users: dict[UserId, User] = field(default_factory=dict)
     projects: dict[ProjectId, Project] = field(default_factory=dict)
@@ -36,6 +37,7 @@ class Rows:
     tokens: dict[TokenId, Token] = field(default_factory=dict)
     reservations: dict[ReservationId, Reservation] = field(default_factory=dict)
     calibrations: dict[str, Calibration] = field(default_factory=dict)
+    failure_rules: dict[str, FailureRules] = field(default_factory=dict)
     nodes: dict[NodeId, Node] = field(default_factory=dict)
     jobs: dict[JobId, Job] = field(default_factory=dict)
     attempts: dict[tuple[JobId, Epoch], Attempt] = field(default_factory=dict)
@@ -43,13 +45,13 @@ class Rows:
 
     @property
     def touch_access(self) -> bool:
-        """Whether who may do what has changed."""
+        """Whether the batch changes users, projects or tokens."""
         return bool(self.users or self.projects or self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a store already holds of a job."""
+    """A job's state in the store."""
 
     seq: int
     state: JobState
@@ -82,6 +84,8 @@ def newest_of(batch: Batch) -> Rows:
                 _put_last(rows.reservations, record.id, record)
             case Calibration():
                 _put_last(rows.calibrations, record.id, record)
+            case FailureRules():
+                _put_last(rows.failure_rules, record.id, record)
             case Idempotency():
                 _put_last(rows.idempotency, (record.user, record.key), record)
             case _:
@@ -90,18 +94,18 @@ def newest_of(batch: Batch) -> Rows:
 
 
 def jobs_asked_about(batch: Batch, rows: Rows) -> set[JobId]:
-    """Jobs whose standing the checks need."""
+    """Jobs whose stored state the checks need."""
     jobs = {*batch.epochs, *rows.jobs, *(job_id for job_id, _ in rows.attempts)}
     jobs.update(key.job_id for key in rows.idempotency.values())
     return jobs
 
 
 def check(batch: Batch, rows: Rows, standings: Mapping[JobId, Standing], last_story_seq: int) -> None:
-    """Refuse what would break an invariant.
+    """Refuse a batch that would violate an invariant.
 
     Raises:
-        StaleEpoch: a newer epoch stands in the store.
-        StoreRefused: a hole in the story, a terminal job that would change its end, an orphan, or two live attempts of one job.
+        StaleEpoch: the store has a newer epoch.
+        StoreRefused: a gap in the story, a terminal job that would change, an orphan, or two live attempts of one job.
     """
     for job_id, epoch in batch.epochs.items():
         _check_epoch(job_id, epoch, standings)
@@ -117,23 +121,23 @@ def check(batch: Batch, rows: Rows, standings: Mapping[JobId, Standing], last_st
 
 
 def check_story(story: Sequence[StoryLine], last_seq: int) -> None:
-    """Story lines follow each other and the last one stored.
+    """Check that story lines continue the stored ones without gaps.
 
     Raises:
-        StoreRefused: there would be a hole, or a number twice.
+        StoreRefused: there would be a gap or a duplicate number.
     """
     for wanted, line in enumerate(story, start=last_seq + 1):
         if line.seq != wanted:
             raise StoreRefused(
                 f"story line {line.seq} ({line.kind}) does not follow line {wanted - 1}",
-                hint="another head may write here",
+                hint="another head may write to this store",
             )
 
 
 def _check_epoch(job_id: JobId, epoch: Epoch, standings: Mapping[JobId, Standing]) -> None:
     standing = standings.get(job_id)
     if standing is not None and standing.epoch > epoch:
-        raise StaleEpoch(f"job {job_id}: epoch {epoch} is over, the store is at epoch {standing.epoch}")
+        raise StaleEpoch(f"job {job_id}: epoch {epoch} is stale, the store is at epoch {standing.epoch}")
 
 
 def _check_job(job: Job, standings: Mapping[JobId, Standing]) -> None:
@@ -142,7 +146,7 @@ def _check_job(job: Job, standings: Mapping[JobId, Standing]) -> None:
         return
     _check_epoch(job.id, job.epoch, standings)
     if standing.state.terminal and job.state is not standing.state:
-        raise StoreRefused(f"job {job.id} is {standing.state.value} for good and cannot become {job.state.value}")
+        raise StoreRefused(f"job {job.id} has ended ({standing.state.value}) and cannot become {job.state.value}")
     if standing.seq != job.seq:
         raise StoreRefused(f"job {job.id} was submitted as number {standing.seq}, not {job.seq}")
 
@@ -152,7 +156,7 @@ def _check_attempts(rows: Rows, standings: Mapping[JobId, Standing]) -> None:
     for (job_id, epoch), attempt in rows.attempts.items():
         standing = standings.get(job_id)
         if standing is None and job_id not in rows.jobs:
-            raise StoreRefused(f"attempt {epoch} of job {job_id}: there is no such job")
+            raise StoreRefused(f"attempt {epoch} of job {job_id}: the job does not exist")
         if job_id not in live:
             live[job_id] = set() if standing is None or standing.live_epoch is None else {standing.live_epoch}
         if attempt.live:

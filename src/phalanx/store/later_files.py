@@ -1,4 +1,4 @@
-"""After a restore: files of jobs and attempts that the restored records do not know, out of the way of those that get their numbers."""
+"""After a restore: moves files of jobs and attempts that the restored records do not contain, since their numbers will be used again."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from typing import Final
 from phalanx.failpoints import around, sync_directory
 
 FOLDERS: Final = ("logs", "outputs", "checkpoints")
-ENDED: Final = sys.maxsize  # in place of the newest attempt of a job that has ended: no later one was ever made
-NOTES: Final = ".from"  # below outputs, a file for each job
+ENDED: Final = sys.maxsize  # newest attempt of an ended job: no later one can exist
+NOTES: Final = ".from"  # below outputs, one file for each job
 _JOB: Final = re.compile(r"[0-9]+(_[0-9]+)?")
-# How the folders of attempts are called below a job's. Its outputs are of all of them, and what stands there has whatever names its ranks gave.
+# Names of the attempts' folders below a job's. Outputs have none: they are shared by all attempts, with names that the ranks choose.
 _ATTEMPT: Final = {"logs": re.compile(r"([0-9]+)"), "checkpoints": re.compile(r"epoch-([0-9]+)")}
 
 
 def set_aside(
     folder: str, epochs: Mapping[str, int], stamp: str, *, may: Callable[[], None] = lambda: None
 ) -> list[str]:
-    """Move what is of a later job, or of a later attempt of a known one, into folders beside; those that were made.
+    """Move the files of unknown jobs, and of unknown attempts of known jobs, into new folders; return those folders.
 
-    Of outputs whole jobs alone move: nothing in them says of which attempt it is.
+    Outputs move only for whole jobs: they are not separated by attempt.
 
     Args:
-        folder: that holds `logs`, `outputs` and `checkpoints`.
-        epochs: of every job that is known, its newest.
+        folder: contains `logs`, `outputs` and `checkpoints`.
+        epochs: newest epoch of every known job.
         stamp: of the restore, for the folders' names.
-        may: raises where nothing may be moved any more; asked before each.
+        may: raises if nothing may be moved any longer; called before each move.
     """
     made = []
     for name in FOLDERS:
         there, aside = os.path.join(folder, name), os.path.join(folder, f"{name}.before-restore-{stamp}")
-        # First what nobody looks for on its own, should this be cut short.
+        # Notes first, in case this is interrupted: nothing else searches for them.
         later = [*_later_notes(there, epochs), *_later(there, epochs, _ATTEMPT.get(name))]
         changed = {folder}
         for path in later:
@@ -44,7 +44,7 @@ def set_aside(
             may()
             with around("restore.later_files"):
                 os.rename(os.path.join(there, *path), target)
-            # Where it stood, where it stands, and above that, as far as it may be new.
+            # The old and the new folder, and those above that may be new.
             changed |= {os.path.dirname(os.path.join(there, *path)), os.path.dirname(target), aside}
         if later:
             for one in sorted(changed):
@@ -54,7 +54,7 @@ def set_aside(
 
 
 def _later_notes(folder: str, epochs: Mapping[str, int]) -> list[tuple[str, ...]]:
-    """What is noted of the outputs of jobs that are not known: which node each file came from."""
+    """Notes about the outputs of unknown jobs: which node each file came from."""
     notes = os.path.join(folder, NOTES)
     names = sorted(os.listdir(notes)) if os.path.isdir(notes) else []
     jobs = [(name.removesuffix(".json"), name) for name in names]
@@ -62,24 +62,24 @@ def _later_notes(folder: str, epochs: Mapping[str, int]) -> list[tuple[str, ...]
 
 
 def _later(folder: str, epochs: Mapping[str, int], attempt: re.Pattern[str] | None) -> list[tuple[str, ...]]:
-    """Folders of jobs that are not known, and in those of the others what is of later attempts."""
+    """Folders of unknown jobs, and entries of unknown attempts in those of known jobs."""
     found: list[tuple[str, ...]] = []
     for job in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
         if not _JOB.fullmatch(job):
             continue
         if job not in epochs:
-            found.append((job,))  # with all that is in it
+            found.append((job,))  # with everything in it
         elif attempt is not None and epochs[job] < ENDED:
             for name in listed(os.path.join(folder, job)):
-                seen = attempt.fullmatch(name)
-                if seen is not None and int(seen[1]) > epochs[job]:
+                match = attempt.fullmatch(name)
+                if match is not None and int(match[1]) > epochs[job]:
                     found.append((job, name))
     return found
 
 
 def listed(folder: str) -> list[str]:
-    """What is in a folder, sorted; nothing of one that is not there, or not ours to read."""
+    """Sorted entries of a folder; none if it does not exist or is not readable."""
     try:
         return sorted(os.listdir(folder))
-    except (FileNotFoundError, NotADirectoryError, PermissionError):  # its owner's, on a disk that knows no root
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # PermissionError: a shared disk with root squash
         return []

@@ -1,8 +1,8 @@
-"""Which numbers of jobs and attempts a database has lost, and what lies in a head's files under them.
+"""Job and attempt numbers that a restored database has lost, and the files that a head still has under them.
 
-A database that was taken back gives numbers out again, and a stream's file is the truth about its end. So a head that begins to lead makes
-way first. It knows how far its database reaches now; a restore into a database that several heads share leaves word there how far it
-reached then, for the folder of a head that leads only later, when lost numbers have been given out again.
+A restored database assigns these numbers again, and a stream's file defines the stream's end. So a head that begins to lead first moves
+such files away. It knows the extent of its database now. A restore into a database that several heads share also records the extent at
+that time in the database, for heads that lead only later, when lost numbers have been assigned again.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from phalanx.failpoints import around, sync_directory
 from phalanx.store.errors import StoreUnusable
 from phalanx.store.later_files import ENDED, FOLDERS, listed, set_aside
 
-RESTORES: Final = "restores"  # under this name what `with_restore` writes is in table `shared`
-TERMS: Final = "makes_way"  # and under this one the terms in a row, up to the newest, of those who know of restores
-RESTORES_KEPT: Final = 16  # a head that stood by during more of them in a row is told of the newest
+RESTORES: Final = "restores"  # key in table `shared` of the text that `with_restore` writes
+TERMS: Final = "makes_way"  # key of the range of consecutive terms whose leaders all support restore records
+RESTORES_KEPT: Final = 16  # the newest; a head that was a standby during more of them knows only these
 _JOB: Final = re.compile(r"([0-9]+)(?:_[0-9]+)?")
-_ATTEMPT: Final = {"logs": "", "checkpoints": "epoch-"}  # how the folders of attempts are called below a job's
+_ATTEMPT: Final = {"logs": "", "checkpoints": "epoch-"}  # name prefix of the attempts' folders below a job's
 _ID: Final = re.compile(r"[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach(Mapping[str, int]):
-    """How far a database reached at one moment; as a mapping, the newest attempt that each known job can have had.
+    """Extent of a database at one moment; as a mapping, the highest possible attempt number of each known job.
 
     Attributes:
         last_job_seq: jobs with greater numbers are unknown.
-        epochs: of each job that had not ended, its newest; 0 for none.
+        epochs: newest epoch of each live job; 0 for none.
     """
 
     last_job_seq: int
@@ -56,11 +56,11 @@ class Restore:
     """A restore into a database that several heads share.
 
     Attributes:
-        id: of the mark in a folder that has made way for it.
-        reach: of the database then.
-        term: the one that it took.
-        certain: whoever has led since marks its folder first. A head of an older release does not: then a folder without the mark
-            may hold what was written since, and this restore moves nothing.
+        id: name of the marker file in a folder that was cleared for this restore.
+        reach: extent of the database at the restore.
+        term: the term that the restore took.
+        certain: every leader since has marked its folder first. Heads of older releases do not: then a folder without the marker may
+            contain newer files, and this restore moves nothing.
     """
 
     id: str
@@ -70,7 +70,7 @@ class Restore:
 
 
 def least(reaches: Sequence[Reach]) -> Reach:
-    """What is known to all of them."""
+    """The intersection: jobs and attempts that all of them contain."""
     epochs: dict[str, int] = {}
     for reach in reaches:
         for job, epoch in reach.epochs.items():
@@ -79,70 +79,70 @@ def least(reaches: Sequence[Reach]) -> Reach:
 
 
 def make_way(folder: str, now: Reach, restores: Iterable[Restore], stamp: str, *, may: Callable[[], None]) -> list[str]:
-    """Set aside what lies under numbers that are lost; the folders that were made. Called before a head that leads does anything else.
+    """Move files under lost numbers away; return the new folders. Called before a new leader does anything else.
 
-    A file is there only if the commit that made its job or attempt was durable. So what the database does not know when a lead begins is
-    lost, whoever wrote it. What it does not know as of a restore is lost if it was written before; and a head marks its folder at the
-    first lead after a restore, before it writes: what a folder without the mark holds was written before.
+    Files exist only for jobs and attempts whose commit was durable. So files that the database does not know when a head begins to lead
+    belong to lost records. Files beyond the extent of a restore are lost if they were written before it. A head marks
+    its folder when it first leads after a restore, before it writes: so all files in a folder without the marker are older.
 
     Args:
-        folder: that holds `logs`, `outputs` and `checkpoints`.
-        now: of the database, read in this term.
-        restores: into it.
+        folder: contains `logs`, `outputs` and `checkpoints`.
+        now: extent of the database, read in this term.
+        restores: restores into the database.
         stamp: for the folders' names.
-        may: raises where another head leads; asked before anything moves.
+        may: raises if another head leads; called before anything is moved.
 
     Raises:
-        OSError: something could not be moved or marked: it must not be written beside.
+        OSError: a file could not be moved or marked; the head must not write to the folder.
     """
-    unmarked = [restore for restore in restores if not _is_there(_mark(folder, restore))]
+    unmarked = [restore for restore in restores if not _exists(_marker(folder, restore))]
     known = least([now, *(restore.reach for restore in unmarked if restore.certain)])
     made: list[str] = []
     if _holds_lost(folder, known):
         made = set_aside(folder, known, stamp, may=may)
     for restore in unmarked:
         may()
-        _put_mark(folder, restore)
+        _create_marker(folder, restore)
     return made
 
 
 def _holds_lost(folder: str, known: Reach) -> bool:
-    """Whether there is anything to move: three listings, and two for each job that has not ended and has written."""
+    """Whether there is anything to move. Cost: three listings, and two for each live job that has files."""
     for name in FOLDERS:
-        there = os.path.join(folder, name)
-        names = set(listed(there))
+        path = os.path.join(folder, name)
+        names = set(listed(path))
         if any(_number(job) > known.last_job_seq for job in names):
             return True
         prefix = _ATTEMPT.get(name)
         if prefix is not None:
             for job in known.epochs.keys() & names:
                 epoch = known.epochs[job]
-                if any(_number(one.removeprefix(prefix)) > epoch for one in listed(f"{there}/{job}")):
+                if any(_number(one.removeprefix(prefix)) > epoch for one in listed(f"{path}/{job}")):
                     return True
     return False
 
 
 def _number(name: str) -> int:
-    """Of a job's or attempt's folder; 0 for what is none. Called for each, so without a pattern: 0.2 us."""
+    """Number of a job's or attempt's folder; 0 for other names. Without a regular expression, since it is called for each: 0.2 us."""
     text = name.partition("_")[0]
     return int(text) if text.isdecimal() else 0
 
 
-def _mark(folder: str, restore: Restore) -> str:
-    """With the logs, so that who copies these to another directory takes it along."""
+def _marker(folder: str, restore: Restore) -> str:
+    """Path of the marker file; beside the logs, so that it is copied together with them."""
     return os.path.join(folder, "logs", f".restored-{restore.id}")
 
 
-def _is_there(path: str) -> bool:
+def _exists(path: str) -> bool:
     try:
         os.stat(path)
     except FileNotFoundError:
         return False
-    return True  # any other failure is raised: a mark that is missed would cost jobs that are known their files
+    return True  # other errors are raised: a missed marker would move the files of known jobs away
 
 
-def _put_mark(folder: str, restore: Restore) -> None:
-    path = _mark(folder, restore)
+def _create_marker(folder: str, restore: Restore) -> None:
+    path = _marker(folder, restore)
     with around("restore.mark_folder"):
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     with around("restore.mark"):
@@ -151,58 +151,58 @@ def _put_mark(folder: str, restore: Restore) -> None:
         sync_directory("restore.mark_sync", one)
 
 
-# ---- what a restore leaves word of ------------------------------------------------------------------------------------
+# ---- records of restores in the database ------------------------------------------------------------------------------
 
 
 def restores_of(text: str) -> list[Restore]:
-    """Read what `with_restore` wrote; nothing where there is nothing.
+    """Parse the text that `with_restore` wrote; empty for none.
 
     Raises:
-        StoreUnusable: it was written by somebody else.
+        StoreUnusable: the text is malformed.
     """
     try:
         found = [
             Restore(
-                id=_id(said),
+                id=_id(text_id),
                 reach=Reach(last_job_seq=int(last), epochs={job: int(epochs[job]) for job in epochs}),
                 term=int(term),
             )
-            for said, last, epochs, term in json.loads(text or "[]")
+            for text_id, last, epochs, term in json.loads(text or "[]")
         ]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise StoreUnusable(
             f"row {RESTORES!r} of table shared cannot be read: {error}",
-            hint="where every head has led since the last restore, the row may be removed",
+            hint="remove the row if every head has led since the last restore",
         ) from error
     return found
 
 
-def _id(said: str) -> str:
-    if not _ID.fullmatch(said):
-        raise ValueError(f"{said!r} is no id of a restore")
-    return said
+def _id(text: str) -> str:
+    if not _ID.fullmatch(text):
+        raise ValueError(f"{text!r} is not the id of a restore")
+    return text
 
 
 def with_restore(text: str, restore: Restore) -> str:
-    """The same with one more, of which no more than the newest are kept."""
+    """Append a restore to the text; only the newest RESTORES_KEPT are kept."""
     kept = [*restores_of(text), restore][-RESTORES_KEPT:]
     return json.dumps([[one.id, one.reach.last_job_seq, dict(one.reach.epochs), one.term] for one in kept])
 
 
 def with_term(text: str, term: int) -> str:
-    """The terms in a row with one more, of a lead or a restore; it begins a row of its own where one before it is missing."""
+    """Extend the range of consecutive terms by one, of a leader or a restore; start a new range if a term is missing before it."""
     first, last = _terms(text)
     return f"{first if last == term - 1 else term} {term}"
 
 
 def judged(restores: Iterable[Restore], text: str, term: int) -> list[Restore]:
-    """The restores as a head sees them that begins to lead in this term."""
+    """The restores with `certain` set, for a head that begins to lead in this term."""
     first, last = _terms(text)
     return [replace(one, certain=last == term - 1 and first <= one.term) for one in restores]
 
 
 def _terms(text: str) -> tuple[int, int]:
-    """Of what cannot be read nothing is certain."""
+    """Parse the range; (-1, -1) if malformed, so that nothing is certain."""
     words = text.split()
     if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal():
         return int(words[0]), int(words[1])

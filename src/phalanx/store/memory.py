@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from phalanx.core.access.audit import AuditLine
 from phalanx.core.fleet.calibration import FLEET, Calibration
+from phalanx.core.fleet.failure_rules import OPERATORS, FailureRules
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, TokenId, UserId
 from phalanx.core.state.story import StoryLine
@@ -35,18 +36,19 @@ class _Tables:
     spent: dict[QueueId, Spent] = field(default_factory=dict)
     reservations: dict[ReservationId, Reservation] = field(default_factory=dict)
     calibrations: dict[str, Calibration] = field(default_factory=dict)
+    failure_rules: dict[str, FailureRules] = field(default_factory=dict)
     nodes: dict[NodeId, Node] = field(default_factory=dict)
     jobs: dict[JobId, Job] = field(default_factory=dict)
     job_of_seq: dict[int, JobId] = field(default_factory=dict)
     attempts: dict[JobId, dict[Epoch, Attempt]] = field(default_factory=dict)
     idempotency: dict[tuple[UserId, str], Idempotency] = field(default_factory=dict)
     token_of_hash: dict[str, TokenId] = field(default_factory=dict)
-    story: list[StoryLine] = field(default_factory=list)  # line `seq` stands at index seq - 1
+    story: list[StoryLine] = field(default_factory=list)  # line `seq` is at index seq - 1
     audit: dict[int, AuditLine] = field(default_factory=dict)
 
 
 class MemoryStore:
-    """Holds what a database would hold. Records are frozen, so that nobody's object can change under it."""
+    """Holds records in dicts. Records are frozen, so sharing them is safe."""
 
     def __init__(self) -> None:
         self._tables = _Tables()
@@ -60,15 +62,15 @@ class MemoryStore:
         return self._access_version
 
     def close(self) -> None:
-        """Nothing is released; harmless twice."""
+        """Refuse further commits. Idempotent."""
         self._closed = True
 
     def commit(self, batch: Batch) -> None:
-        """Write the batch whole.
+        """Write the batch.
 
         Raises:
-            StaleEpoch: a newer epoch stands in the store.
-            StoreRefused: it breaks an invariant; nothing of it was written.
+            StaleEpoch: the store has a newer epoch.
+            StoreRefused: the batch violates an invariant; nothing of it was written.
         """
         rows = newest_of(batch)
         with self._lock:
@@ -81,18 +83,18 @@ class MemoryStore:
             self._check_unique(rows)
             for line in batch.audit:
                 if line.seq in self._tables.audit:
-                    raise StoreRefused(f"audit line {line.seq} stands there already")
+                    raise StoreRefused(f"audit line {line.seq} already exists")
             self._write(batch, rows)
         if rows.touch_access:
             self._access_version += 1
 
     def load(self) -> World:
-        """Everything alive, with indexes built."""
+        """Load the world with its indexes."""
         with self._lock:
             tables = self._tables
             jobs = sorted(tables.jobs.values(), key=lambda job: job.seq)
             ended = [job.id for job in jobs if job.state.terminal]
-            forgotten = set(ended[:-ENDED_JOBS_LOADED])
+            dropped = set(ended[:-ENDED_JOBS_LOADED])
             return build_world(
                 nodes=_by_key(tables.nodes),
                 queues=_by_key(tables.queues),
@@ -102,7 +104,8 @@ class MemoryStore:
                 tokens=self._tokens(),
                 reservations=[one for one in _by_key(tables.reservations) if not one.ended],
                 calibrations=_by_key(tables.calibrations),
-                jobs=[job for job in jobs if job.id not in forgotten],
+                failure_rules=_by_key(tables.failure_rules),
+                jobs=[job for job in jobs if job.id not in dropped],
                 attempts=[live for job in jobs if (live := self._live(job.id)) is not None],
                 idempotency=list(tables.idempotency.values())[-KEYS_LOADED:],
                 last_job_seq=max(tables.job_of_seq, default=0),
@@ -112,7 +115,7 @@ class MemoryStore:
     # ---- readers ----------------------------------------------------------------------------------------------------
 
     def job(self, job_id: JobId) -> Job | None:
-        """One job, ended ones too."""
+        """One job, also an ended one."""
         with self._lock:
             return self._tables.jobs.get(job_id)
 
@@ -130,7 +133,7 @@ class MemoryStore:
             return [(job_id, self._tables.jobs[job_id].state) for job_id in ids if job_id is not None]
 
     def job_counts(self) -> dict[JobState, int]:
-        """How many jobs are in each state; every state is named."""
+        """Number of jobs in each state, including states without jobs."""
         counts = dict.fromkeys(JobState, 0)
         with self._lock:
             for job in self._tables.jobs.values():
@@ -185,7 +188,7 @@ class MemoryStore:
             return _by_key(self._tables.queues)
 
     def spent(self) -> list[Spent]:
-        """What queues have used, by queue."""
+        """Usage of each queue, by queue."""
         with self._lock:
             return _by_key(self._tables.spent)
 
@@ -195,14 +198,19 @@ class MemoryStore:
             return [one for one in _by_key(self._tables.reservations) if not one.ended]
 
     def reservation(self, reservation_id: ReservationId) -> Reservation | None:
-        """One reservation, an ended one too."""
+        """One reservation, also an ended one."""
         with self._lock:
             return self._tables.reservations.get(reservation_id)
 
-    def calibration(self, document: str = FLEET) -> Calibration | None:
-        """What the last calibration found; or another document of the fleet, by its id."""
+    def calibration(self) -> Calibration | None:
+        """The result of the last calibration."""
         with self._lock:
-            return self._tables.calibrations.get(document)
+            return self._tables.calibrations.get(FLEET)
+
+    def failure_rules(self) -> FailureRules | None:
+        """The operators' own failure rules."""
+        with self._lock:
+            return self._tables.failure_rules.get(OPERATORS)
 
     def projects(self) -> list[Project]:
         """All projects by id."""
@@ -215,12 +223,12 @@ class MemoryStore:
             return _by_key(self._tables.users)
 
     def tokens(self) -> list[Token]:
-        """All tokens, revoked ones too, oldest first."""
+        """All tokens, including revoked ones, oldest first."""
         with self._lock:
             return self._tokens()
 
     def token(self, sha256: str) -> Token | None:
-        """The token of this hash, whether good or not."""
+        """The token with this hash, valid or not."""
         with self._lock:
             token_id = self._tables.token_of_hash.get(sha256)
             return None if token_id is None else self._tables.tokens[token_id]
@@ -230,7 +238,7 @@ class MemoryStore:
         with self._lock:
             return self._tables.users.get(user_id)
 
-    # ---- inside, under the lock -------------------------------------------------------------------------------------
+    # ---- internals, under the lock ----------------------------------------------------------------------------------
 
     def _write(self, batch: Batch, rows: Rows) -> None:
         tables = self._tables
@@ -250,6 +258,7 @@ class MemoryStore:
             tables.spent.pop(queue_id, None)
         tables.reservations.update(rows.reservations)
         tables.calibrations.update(rows.calibrations)
+        tables.failure_rules.update(rows.failure_rules)
         tables.nodes.update(rows.nodes)
         for node_id in batch.removed_nodes:
             tables.nodes.pop(node_id, None)
@@ -265,7 +274,7 @@ class MemoryStore:
         seqs: dict[int, JobId] = {}
         for job in rows.jobs.values():
             if self._tables.job_of_seq.get(job.seq, job.id) != job.id or seqs.setdefault(job.seq, job.id) != job.id:
-                raise StoreRefused(f"job {job.id} takes the submit number {job.seq} of another job")
+                raise StoreRefused(f"job {job.id} has the submit number {job.seq} of another job")
         hashes = {token.sha256: token.id for token in self._tables.tokens.values() if token.id not in rows.tokens}
         for token in rows.tokens.values():
             if hashes.setdefault(token.sha256, token.id) != token.id:

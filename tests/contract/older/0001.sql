@@ -45,7 +45,7 @@ INSERT INTO "jobs" VALUES(5,'5','cancelled','root','default','default','cancelle
 CREATE TABLE migrations (
     number INTEGER PRIMARY KEY, name TEXT NOT NULL, sha256 TEXT NOT NULL, applied_s INTEGER NOT NULL
 ) STRICT;
-INSERT INTO "migrations" VALUES(1,'0001_initial','37b40562a5e929e9e374fc5a02dbd0d70c1c98975b3d5458c2acbb0a9b6d0fac',1795300753);
+INSERT INTO "migrations" VALUES(1,'0001_initial','7955fd384f12235b171db59387c6215b28160f94adac7742ad4d825369114ff4',1795300753);
 CREATE TABLE nodes (
     id    TEXT PRIMARY KEY NOT NULL,
     state TEXT NOT NULL,

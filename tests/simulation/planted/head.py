@@ -56,8 +56,8 @@ def a_lease_ends_early_at_the_head(patch):
 @planted(10, seed=3)
 def a_death_of_an_earlier_life_is_believed(patch):
     """An engine's word of a death counts for whoever speaks for the node by then."""
-    dead = reports._dead
-    patch.setattr(reports, "_dead", lambda turn, told: dead(turn, replace(told, supervisor_id=None)))
+    dead = reports._node_dead
+    patch.setattr(reports, "_node_dead", lambda turn, told: dead(turn, replace(told, supervisor_id=None)))
 
 
 @planted(10, seed=1)
@@ -70,15 +70,15 @@ def nobody_is_told_that_he_is_superseded(patch):
 @planted(15, seed=2, events=2000)
 def leases_go_by_the_wall_clock(patch):
     """A clock that somebody sets a day ahead ends every lease."""
-    let_leases_end = Controller._let_leases_end
+    let_leases_end = Controller._expire_leases
 
     def by_the_wall(self, turn):
         now = turn.now
-        turn.now = Now(wall_s=now.wall_s, boot_s=now.wall_s - self._steady_s(now))
+        turn.now = Now(wall_s=now.wall_s, boot_s=now.wall_s - self._steady_offset(now))
         let_leases_end(self, turn)
         turn.now = now
 
-    patch.setattr(Controller, "_let_leases_end", by_the_wall)
+    patch.setattr(Controller, "_expire_leases", by_the_wall)
 
 
 @planted(23, seed=0)

@@ -22,7 +22,7 @@ def a_cordoned_node_takes_work(patch):
 
     def lax(world, placement):
         why = rejection(world, placement)
-        return "" if why.endswith("takes no new work") else why
+        return "" if why.endswith("accepts no new jobs") else why
 
     patch.setattr(controller, "rejection", lax)
     patch.setattr(Board, "node_left", lambda self, node: None)

@@ -43,9 +43,7 @@ def check_torch() -> None:
         BadFile: torch is not installed in this Python.
     """
     if find_spec("torch") is None:
-        raise BadFile(
-            "the demo needs torch, which is not installed", hint="make install in the checkout"
-        )
+        raise BadFile("the demo needs torch, which is not installed", hint="make install in the checkout")
 
 
 def job_of(folder: str, *, shape: str, steps: int, name: str = "train-gpt") -> dict[str, object]:

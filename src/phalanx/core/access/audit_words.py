@@ -1,4 +1,4 @@
-"""What the audit trail says of each request: names, numbers and roles, never a command, an environment or a hash of a token."""
+"""Description of each request in the audit trail: names, numbers and roles, never a command, an environment or a token's hash."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from phalanx.core.state.events import (
     TokensUsed,
     UncordonNode,
     Update,
-)  # fmt: skip
+)
 from phalanx.core.work.job import Job
 from phalanx.core.work.people import Token, User
 from phalanx.core.work.queue import Project, Queue
@@ -41,7 +41,7 @@ _NAMED_MAX = 8  # names of a list; the rest as a number
 
 
 def words_of(request: Request, answer: object) -> str:
-    """What was asked, and for a submit which job came of it."""
+    """Describe a request; for a submit with the job that it created."""
     match request:
         case Submit():
             return _submitted(request, answer)
@@ -81,7 +81,7 @@ def words_of(request: Request, answer: object) -> str:
         case PutToken(token=token):
             return _token(token)
         case RevokeToken():
-            return f"token {request.token_id}" + (" and all made with it" if request.made_too else "")
+            return f"token {request.token_id}" + (" and all created with it" if request.made_too else "")
         case TokensUsed():
             return f"{len(request.used_s)} tokens used"
         case PlanStop():
@@ -91,7 +91,7 @@ def words_of(request: Request, answer: object) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names, of a long list the first few."""
+    """Join names; of a long list only the first few."""
     shown = ",".join(names[:_NAMED_MAX])
     return shown if len(names) <= _NAMED_MAX else f"{shown} and {len(names) - _NAMED_MAX} more"
 
@@ -107,8 +107,13 @@ def _of_job(request: Cancel | Hold | Requeue | Update) -> str:
         case Hold():
             return f"job {request.job_id} {'hold' if request.held else 'release'}"
         case Update():
-            asked = {"priority": request.priority, "queue": request.queue, "time_limit_s": request.time_limit_s,
-                     "begin_s": request.begin_s, "name": None if request.name is None else "changed"}  # fmt: skip
+            asked = {
+                "priority": request.priority,
+                "queue": request.queue,
+                "time_limit_s": request.time_limit_s,
+                "begin_s": request.begin_s,
+                "name": None if request.name is None else "changed",
+            }
             return f"job {request.job_id} " + " ".join(f"{k}={v}" for k, v in asked.items() if v is not None)
         case _:
             return f"job {request.job_id}"

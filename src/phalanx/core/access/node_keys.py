@@ -1,6 +1,4 @@
-"""Tokens of supervisors and of servers that join: derived from the head's secret, so that a head that lost nothing but its memory
-still knows them.
-"""
+"""Tokens of supervisors and of servers that join, derived from the head's secret: a restarted head can verify them without a database."""
 
 from __future__ import annotations
 
@@ -15,12 +13,12 @@ _JOIN_PREFIX = "phxj"
 
 
 def node_token(secret: bytes, node_id: NodeId) -> str:
-    """The token of one node's supervisor: 256 bits bound to the node's name."""
+    """The token of a node's supervisor: 256 bits bound to the node's name."""
     return f"{_PREFIX}.{node_id}.{_mac(secret, node_id)}"
 
 
 def node_of(secret: bytes, token: str) -> NodeId | None:
-    """The node (or the seat of one attempt on it) that a token speaks for, or None. Compares in constant time."""
+    """The node, or the seat on it, that a token belongs to; None if invalid. Compares in constant time."""
     prefix, _, rest = token.partition(".")
     name, _, mac = rest.rpartition(".")
     seat = read_seat(name)
@@ -28,7 +26,7 @@ def node_of(secret: bytes, token: str) -> NodeId | None:
         good = _mac(secret, NodeId(name))
     else:
         good = seat_token(attempt_key(secret, seat.job_id, seat.epoch), seat).rpartition(".")[2]
-    # As bytes: compare_digest refuses text outside ASCII, and a header may hold any.
+    # As bytes: compare_digest raises for non-ASCII text, and a header may contain any.
     given, wanted = mac.encode(errors="replace"), good.encode()
     if prefix != _PREFIX or not name or not hmac.compare_digest(given, wanted):
         return None
@@ -36,25 +34,25 @@ def node_of(secret: bytes, token: str) -> NodeId | None:
 
 
 def attempt_key(secret: bytes, job_id: JobId, epoch: Epoch) -> str:
-    """What the supervisors of one attempt make their own tokens from: an engine hands it to all of them alike."""
+    """The key from which the supervisors of one attempt derive their tokens; the engine passes it to all of them."""
     text = f"phalanx attempt {job_id}.{epoch}"
     return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()
 
 
 def seat_token(key: str, seat: Seat) -> str:
-    """The token of the supervisor on a seat, made where it sits from its `attempt_key`."""
+    """The token of a seat's supervisor, which derives it from its `attempt_key`."""
     mac = hmac.new(key.encode(), seat.name.encode(errors="surrogatepass"), hashlib.sha256).hexdigest()
     return f"{_PREFIX}.{seat.name}.{mac}"
 
 
 def join_token(secret: bytes, expires_s: float, salt: str = "") -> str:
-    """A token that brings servers in until `expires_s` (Unix seconds), or until the head has another salt; it opens nothing else."""
+    """A token that lets servers join until `expires_s` (Unix seconds) or until the head's salt changes; it permits nothing else."""
     until = str(int(expires_s))
     return f"{_JOIN_PREFIX}.{until}.{_join_mac(secret, until, salt)}"
 
 
 def join_expiry(secret: bytes, token: str, salt: str = "") -> float | None:
-    """Until when a join token of this head is good, in Unix seconds; None for any other word. Compares in constant time."""
+    """Expiry of a join token of this head in Unix seconds; None for any other text. Compares in constant time."""
     prefix, _, rest = token.partition(".")
     until, _, mac = rest.partition(".")
     wanted = _join_mac(secret, until, salt).encode()
@@ -64,7 +62,7 @@ def join_expiry(secret: bytes, token: str, salt: str = "") -> float | None:
 
 
 def looks_like_join(token: str) -> bool:
-    """Whether it was a join token once, of this head or of another: what is wrong with it can then be said."""
+    """Whether the text has the form of a join token, of any head; used for better error messages."""
     return token.startswith(f"{_JOIN_PREFIX}.")
 
 

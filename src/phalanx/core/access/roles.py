@@ -1,4 +1,4 @@
-"""Who calls, and what the table (`access.rules`) says of them."""
+"""Callers and their permissions, by the table in `access.rules`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Action", "Caller", "Token", "User", "UserRole", "may", "may_touch"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Whoever a request's token belongs to. `sha256`: of that token, to look it up again while a stream is open; empty for derived ones."""
+    """The owner of a request's token. `sha256`: of the token, to check it again while a stream is open; empty for derived tokens."""
 
     user: UserId
     role: UserRole
@@ -26,12 +26,12 @@ class Caller:
 
 
 def may(caller: Caller, action: Action) -> bool:
-    """Whether the caller's role and token allow the action at all."""
+    """Whether the caller's role and token allow the action in general."""
     return allows(caller.role, caller.scope, action)
 
 
 def may_touch(caller: Caller, action: Action, *, owner: UserId, project: ProjectId) -> bool:
-    """Whether the caller may do it to this owner's job in this project. Operators touch all, project admins their project's."""
+    """Whether the caller may do this to the owner's job in this project. Operators may for all jobs, project admins for their project's."""
     tie = Tie.OWN if caller.user == owner else Tie.SAME_PROJECT if project in caller.projects else Tie.OTHER_PROJECT
     found = judge(caller.role, caller.scope, action, Reach.JOB, tie, project_admin=project in caller.admin_of)
     return found is Verdict.YES

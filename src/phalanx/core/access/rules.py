@@ -1,7 +1,8 @@
-"""The one table of who may do what: by role, by scope, and by whose thing it is. The gate, the routes and the printed matrix read it.
+"""The table of permissions: by role, by token scope, and by the caller's relation to the object. Authentication, routes and the printed
+permission matrix use it.
 
-A role is what a user is everywhere. An admin of a project is more only inside it, and never more than a user: a viewer who is named one
-stays a viewer.
+A role applies everywhere. A project admin has additional rights only in that project, and only with role `user`: a viewer who is a project
+admin stays a viewer.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from phalanx.core.work.people import Action, UserRole
 
 
 class Reach(enum.StrEnum):
-    """Whose thing a route touches, and so what is asked beside the role."""
+    """Kind of object that a route acts on; it determines what is checked besides the role."""
 
-    NOBODY = "nobody's"  # what belongs to nobody in particular: nodes, queues, lists, the caller's own new things
+    NOBODY = "nobody's"  # objects without an owner: nodes, queues, lists, new objects of the caller
     JOB = "a job"  # its owner; admins of its project; operators
-    TOKEN = "a token"  # noqa: S105  # its user; admins. To all others it does not exist
-    SESSION = "an exec session"  # who opened it. To all others it does not exist
-    PROJECT = "a project"  # its admins, as far as members go; admins
+    TOKEN = "a token"  # noqa: S105  # its user; admins. For all others it does not exist
+    SESSION = "an exec session"  # who opened it. For all others it does not exist
+    PROJECT = "a project"  # its admins, for its members; admins
     NODE = "a node"  # its own supervisor
 
 
@@ -47,21 +48,21 @@ GRANTS: Final[dict[UserRole, frozenset[Action]]] = {
     UserRole.NODE: frozenset({Action.SUPERVISE, Action.JOIN}),
 }
 
-# What a wider action brings with it where a token's scope names only that one.
+# Actions included in a wider one if a token's scope contains only that one.
 INCLUDES: Final[dict[Action, frozenset[Action]]] = {Action.ADMINISTER: frozenset({Action.MANAGE_PROJECT})}
 
 
 class Verdict(enum.StrEnum):
-    """What a call is answered."""
+    """The answer to a call."""
 
     YES = "yes"
     NOT_SIGNED_IN = "401"
     NOT_PERMITTED = "403"
-    NOT_FOUND = "404"  # where even that it exists is nobody else's business
+    NOT_FOUND = "404"  # if the caller must not even learn that the object exists
 
 
 class Tie(enum.StrEnum):
-    """What the caller has to do with the thing."""
+    """The caller's relation to the object."""
 
     OWN = "own"
     SAME_PROJECT = "same project"
@@ -71,15 +72,15 @@ class Tie(enum.StrEnum):
 def judge(
     role: UserRole, scope: frozenset[Action], action: Action, reach: Reach, tie: Tie, *, project_admin: bool = False
 ) -> Verdict:
-    """What somebody signed in is answered.
+    """Decide on a call by an authenticated caller.
 
     Args:
-        role: of the user, or NODE for a supervisor and for a join token.
-        scope: what the token is narrowed to; empty for all that the role may.
+        role: of the user; NODE for a supervisor and for a join token.
+        scope: actions that the token is limited to; empty for all that the role allows.
         action: of the route.
         reach: of the route.
-        tie: between the caller and the thing.
-        project_admin: whether the caller is an admin of the thing's project (or of the project itself).
+        tie: of the caller to the object.
+        project_admin: whether the caller is an admin of the object's project (or of the project itself).
     """
     if not allows(role, scope, action):
         return Verdict.NOT_PERMITTED
@@ -99,11 +100,11 @@ def judge(
             return _yes_or(Verdict.NOT_PERMITTED, own)
 
 
-OVER_JOBS: Final = frozenset({UserRole.OPERATOR, UserRole.ADMIN})  # who touch everybody's jobs
+OVER_JOBS: Final = frozenset({UserRole.OPERATOR, UserRole.ADMIN})  # roles that may change all users' jobs
 
 
 def allows(role: UserRole, scope: frozenset[Action], action: Action) -> bool:
-    """Whether role and scope have the action at all."""
+    """Whether role and scope include the action."""
     return action in GRANTS[role] and (
         not scope or action in scope or any(action in INCLUDES.get(one, ()) for one in scope)
     )

@@ -1,7 +1,7 @@
-"""Where the time of an attempt went: every microsecond that its devices were held falls into exactly one category.
+"""Usage of an attempt's time: each microsecond that its devices were held belongs to exactly one category.
 
-The ledger sums to the span of the attempt times its devices, exactly (invariant 18), so it counts whole microseconds; seconds as
-floats would not add up. Called by the receipt.
+The ledger sums exactly to the attempt's span times its devices (invariant 18), so it counts integer microseconds; float seconds would not
+add up. Called by the receipt.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from phalanx.core.work.attempt import Attempt, Cause
 
 
 class Category(enum.StrEnum):
-    """What held devices did.
+    """Use of held devices.
 
-    PRODUCTIVE: steps that are part of the result. LOST: steps made again later, or never kept. SAVING: training stood still for a
-    checkpoint. RESTARTING: from the placement, or the last step before an in-place restart, to the first step; loading included.
-    IDLE: held, and none of these; the wait for a dead node's lease and for the last process to stop among it.
+    PRODUCTIVE: steps that are part of the result. LOST: steps that were repeated later, or not kept. SAVING: training stalled for a
+    checkpoint. RESTARTING: from the placement, or the last step before an in-place restart, to the first step; includes loading.
+    IDLE: everything else, for example waiting for a dead node's lease to expire or for the last process to stop.
     """
 
     PRODUCTIVE = "productive"
@@ -46,16 +46,16 @@ class Ledger:
         return self.productive + self.lost + self.saving + self.restarting + self.idle
 
     def times(self, devices: int) -> Ledger:
-        """The same span on so many devices at once."""
+        """The ledger of the same span on so many devices."""
         return Ledger(**{name.value: getattr(self, name.value) * devices for name in Category})
 
     def plus(self, other: Ledger) -> Ledger:
-        """Both together."""
+        """The sum of both ledgers."""
         return Ledger(**{name.value: getattr(self, name.value) + getattr(other, name.value) for name in Category})
 
 
 def sum_ledgers(ledgers: Iterable[Ledger]) -> Ledger:
-    """All of them in one."""
+    """The sum of all ledgers."""
     total = Ledger()
     for ledger in ledgers:
         total = total.plus(ledger)
@@ -63,14 +63,14 @@ def sum_ledgers(ledgers: Iterable[Ledger]) -> Ledger:
 
 
 def span_us(attempt: Attempt, *, now_s: float) -> tuple[int, int]:
-    """From the placement to the end, or to now; never backwards, whatever the clocks did."""
+    """From the placement to the end, or to now; never negative, whatever the clocks show."""
     begin_us = round(attempt.placed_s * 1e6)
     end_us = round((now_s if attempt.ended_s is None else attempt.ended_s) * 1e6)
     return begin_us, max(begin_us, end_us)
 
 
 def step_ledger(attempt: Attempt, reports: Reports, kept: Iterable[StepRecord], *, now_s: float) -> Ledger:
-    """One device's ledger of an attempt whose job reports steps. Steps outside the span (a node's clock is off) count at its rim."""
+    """One device's ledger of an attempt whose job reports steps. Steps outside the span (a node's clock is off) are clipped to it."""
     begin_us, end_us = span_us(attempt, now_s=now_s)
     marks = set(kept)
     sums = dict.fromkeys(Category, 0)
@@ -97,9 +97,9 @@ def step_ledger(attempt: Attempt, reports: Reports, kept: Iterable[StepRecord], 
 
 
 def bare_ledger(attempt: Attempt, *, kept: bool, now_s: float) -> Ledger:
-    """One device's ledger of an attempt whose job reports no steps: what its last generation ran is kept or lost as a whole.
+    """One device's ledger of an attempt whose job reports no steps: the running time of its last generation is kept or lost as a whole.
 
-    Earlier generations ran in vain as far as anyone can tell, and all of their running time is lost.
+    The running time of earlier generations counts as lost, since their progress is unknown.
     """
     begin_us, end_us = span_us(attempt, now_s=now_s)
 
@@ -130,7 +130,7 @@ def attempt_ledgers(
 ) -> dict[Epoch, Ledger]:
     """One device's ledger of each attempt, by epoch.
 
-    Where no attempt reported a step, the attempt that succeeded, or the one that still runs, counts as kept.
+    If no attempt reported a step, the attempt that succeeded or still runs counts as kept.
     """
     marks = frozenset(kept)
     if any(each.steps for each in reports.values()):

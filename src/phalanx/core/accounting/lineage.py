@@ -1,6 +1,6 @@
-"""Which steps became part of the result: those of the newest generation back to where it resumed, and so on to the first.
+"""Determines which steps are part of the result: those of the newest generation back to where it resumed, and so on to the first.
 
-A generation is one life of the gang: (epoch, generation). Called by the ledger and the receipt.
+A generation is identified by (epoch, generation). Called by the ledger and the receipt.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from phalanx.core.work.job import Job, JobState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineage:
-    """Steps made, split. `kept` and `lost` share no record and hold them all, each in order of (epoch, generation, time)."""
+    """All steps, each in either `kept` or `lost`, in order of (epoch, generation, time)."""
 
     kept: tuple[StepRecord, ...]
     lost: tuple[StepRecord, ...]
 
     @property
     def redone(self) -> int:
-        """Step numbers that were made more than once."""
+        """Number of steps that were made more than once."""
         counts = Counter(record.step for record in (*self.kept, *self.lost))
         return sum(1 for count in counts.values() if count > 1)
 
@@ -32,26 +32,26 @@ class Lineage:
 def trace(job: Job, attempts: Sequence[Attempt], reports: Mapping[Epoch, Reports]) -> Lineage:
     """Split the steps of a job into kept and lost.
 
-    Of a job that still runs, what its newest generation made counts as kept so far; of one that failed, was cancelled or waits
-    again, only what a published checkpoint holds.
+    For a running job, all steps of its newest generation count as kept so far. For one that failed, was cancelled or waits again, only
+    the steps that a published checkpoint contains.
     """
-    lives: dict[tuple[Epoch, int], list[StepRecord]] = {}
+    steps_of: dict[tuple[Epoch, int], list[StepRecord]] = {}
     for epoch in sorted(reports):
         for record in reports[epoch].steps:
-            lives.setdefault((epoch, record.generation), []).append(record)
-    limit = _newest_kept(job, attempts, lives, reports)
+            steps_of.setdefault((epoch, record.generation), []).append(record)
+    limit = _newest_kept(job, attempts, steps_of, reports)
     kept: list[StepRecord] = []
     taken: set[int] = set()
-    for life in sorted(lives, reverse=True):
-        records = lives[life]
+    for key in sorted(steps_of, reverse=True):
+        records = steps_of[key]
         mine = [record for record in records if (limit is None or record.step <= limit) and record.step not in taken]
         mine = list({record.step: record for record in reversed(mine)}.values())[::-1]
         kept.extend(mine)
         taken.update(record.step for record in mine)
-        start = resumed_step(life[1], records, reports[life[0]])
+        start = resumed_step(key[1], records, reports[key[0]])
         limit = start if limit is None else min(limit, start)
     marks = set(map(id, kept))
-    every = [record for life in sorted(lives) for record in lives[life]]
+    every = [record for key in sorted(steps_of) for record in steps_of[key]]
     return Lineage(
         kept=tuple(record for record in every if id(record) in marks),
         lost=tuple(record for record in every if id(record) not in marks),
@@ -59,39 +59,39 @@ def trace(job: Job, attempts: Sequence[Attempt], reports: Mapping[Epoch, Reports
 
 
 def resumed_step(generation: int, records: Iterable[StepRecord], reports: Reports) -> int:
-    """The step a generation stood at before its first: as it reported, else one before the first it made."""
-    told = [record.step for record in reports.resumed if record.generation == generation]
-    return told[-1] if told else min(record.step for record in records) - 1
+    """The step from which a generation resumed: as it reported, else the one before its first step."""
+    reported = [record.step for record in reports.resumed if record.generation == generation]
+    return reported[-1] if reported else min(record.step for record in records) - 1
 
 
 def _newest_kept(
     job: Job,
     attempts: Sequence[Attempt],
-    lives: Mapping[tuple[Epoch, int], list[StepRecord]],
+    steps_of: Mapping[tuple[Epoch, int], list[StepRecord]],
     reports: Mapping[Epoch, Reports],
 ) -> int | None:
-    """The highest step number that can be kept; None when all that the newest generation made is."""
-    if job.state is JobState.SUCCEEDED or not lives:
+    """The highest step number that can be kept; None if all steps of the newest generation are kept."""
+    if job.state is JobState.SUCCEEDED or not steps_of:
         return None
-    newest_life = max(lives)
+    newest = max(steps_of)
     live = next((attempt for attempt in attempts if attempt.live), None)
-    if live is not None and (live.epoch, int(live.generation)) <= newest_life:
+    if live is not None and (live.epoch, int(live.generation)) <= newest:
         return None
     if live is not None and live.resume is not None:
         return live.resume.step
     published = [checkpoint.step for checkpoint in job.checkpoints]
-    if live is not None:  # it has made no step yet, and what it resumes from is not verified yet
+    if live is not None:  # it has made no step yet, and its checkpoint is not verified yet
         return max(published, default=0)
     durable = [record.step for epoch in reports for record in reports[epoch].saved]
     return max(published or durable, default=0)
 
 
 def overlapping(reports: Mapping[Epoch, Reports], *, one_clock: bool) -> int:
-    """Steps of an older epoch begun at or after the first step of a newer one: made by two attempts at once. It must be 0.
+    """Number of steps of an older epoch that began at or after the first step of a newer one: two attempts ran at once. Must be 0.
 
     Args:
-        reports: those of all epochs.
-        one_clock: every node booted together, so that CLOCK_BOOTTIME compares exactly; otherwise Unix time must do.
+        reports: the reports of all epochs.
+        one_clock: all nodes share one boot, so that CLOCK_BOOTTIME is comparable; otherwise Unix time is used.
     """
 
     def begun(record: StepRecord) -> int:

@@ -1,6 +1,6 @@
-"""The receipt of a job: what it held, where the time went, what every attempt did and why it ended.
+"""The receipt (usage summary) of a job: resources held, use of the time, and the course and end of every attempt.
 
-Built from durable records alone, by the head's API and by tests. It reads no clock: `now_s` ends the spans of attempts still live.
+Built from durable records only, by the head's API and by tests. It reads no clock: live attempts end at `now_s`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from phalanx.core.work.job import Job, JobState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSeconds:
-    """GPU-seconds by category (see `ledger.Category`); a job without GPUs has none. Exact to the microsecond."""
+    """GPU-seconds by category (see `ledger.Category`); zero for a job without GPUs. Exact to the microsecond."""
 
     productive: float
     lost: float
@@ -41,7 +41,7 @@ class NodeShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationLine:
-    """One life of the gang within an attempt. Steps and times are None for one that made no step."""
+    """One generation of an attempt. Steps and times are None for one that made no step."""
 
     generation: int
     resumed_from_step: int | None
@@ -58,10 +58,10 @@ class AttemptLine:
     """One attempt. Times are Unix seconds.
 
     Attributes:
-        cause: why it ended; its state while it lives.
+        cause: why it ended; its state while it is live.
         first_step_s, last_step_s: begin of its first step, end of its last.
-        kept_until_s: end of its last step that became part of the result; None when none did.
-        resumed_from_step: the step its first generation started from; None for a fresh start.
+        kept_until_s: end of its last step that is part of the result; None if none is.
+        resumed_from_step: the step from which its first generation resumed; None for a fresh start.
     """
 
     epoch: Epoch
@@ -87,17 +87,17 @@ class AttemptLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """What a job cost and what came of it.
+    """Cost and result of a job.
 
     Attributes:
         virtual: devices were slots on CPUs; the seconds are real, the GPUs are not.
         measured_by: "steps", or "attempts" for a job that reports none: then an attempt counts as kept or lost as a whole.
         goodput: share of the held time that became kept progress, 0 to 1; None before anything was held.
         wall_s: from submission to the end, or to now.
-        queued_s: the part of `wall_s` in which it held nothing.
-        steps_lost: steps made that are not part of the result; `steps_redone` of them were made again.
-        overlapping_steps: steps begun by an older attempt once a newer one had begun its first. The lease and the fence keep it 0.
-        unread_bytes: of reports past what is read of one attempt; nothing that stands there is in these figures. 0 for all but huge ones.
+        queued_s: the part of `wall_s` in which the job held nothing.
+        steps_lost: steps that are not part of the result; `steps_redone` of them were repeated.
+        overlapping_steps: steps that an older attempt began after a newer one had begun its first. Lease and fence keep it 0.
+        unread_bytes: size of reports past the limit that is read of one attempt; they are not in these figures. 0 for all but huge ones.
     """
 
     job_id: JobId
@@ -137,10 +137,10 @@ def build_receipt(
     Args:
         job: the job as it is now.
         attempts: all of its attempts, in any order.
-        reports: what the ranks of its first node reported, by epoch, as objects; each is gone through once.
+        reports: the reports of its first node's ranks, by epoch, as objects; each iterable is consumed once.
         nodes: the fleet; nodes that left it may be absent.
-        now_s: ends what still runs.
-        unread_bytes: of reports that were left out of `reports`.
+        now_s: end of live attempts.
+        unread_bytes: size of reports that are not in `reports`.
     """
     nodes = nodes or {}
     ordered = sorted(attempts, key=lambda attempt: attempt.epoch)
@@ -149,7 +149,7 @@ def build_receipt(
     spans = attempt_ledgers(ordered, read, lineage.kept, succeeded=job.state is JobState.SUCCEEDED, now_s=now_s)
     ledger = sum_ledgers(spans[attempt.epoch].times(attempt.allocation.gpus) for attempt in ordered)
     held = sum_ledgers(spans[attempt.epoch] for attempt in ordered)
-    weighed = ledger if ledger.total else held  # a job on CPUs alone is judged by time
+    weighed = ledger if ledger.total else held  # a job without GPUs is measured by time
     end_s = now_s if job.ended_s is None else job.ended_s
     wall_us = max(0, round(end_s * 1e6) - round(job.submit_s * 1e6))
     granted = [
@@ -189,7 +189,7 @@ def _one_clock(attempts: Sequence[Attempt], nodes: Mapping[NodeId, Node]) -> boo
 
 
 def _loss_first(lineage: Lineage) -> float | None:
-    """The loss of the very first step made, kept or not."""
+    """The loss of the very first step, kept or not."""
     made = sorted(
         (*lineage.kept, *lineage.lost),
         key=lambda record: (record.epoch, record.generation, record.begin_us, record.step),
@@ -262,6 +262,10 @@ def _generation(number: int, attempt: Attempt, reports: Reports) -> GenerationLi
 
 def _seconds(ledger: Ledger) -> GpuSeconds:
     return GpuSeconds(
-        productive=ledger.productive / 1e6, lost=ledger.lost / 1e6, saving=ledger.saving / 1e6, restarting=ledger.restarting / 1e6,
-        idle=ledger.idle / 1e6, total=ledger.total / 1e6,
-    )  # fmt: skip
+        productive=ledger.productive / 1e6,
+        lost=ledger.lost / 1e6,
+        saving=ledger.saving / 1e6,
+        restarting=ledger.restarting / 1e6,
+        idle=ledger.idle / 1e6,
+        total=ledger.total / 1e6,
+    )

@@ -1,7 +1,7 @@
-"""What the ranks of one attempt reported, read from the stream that its first node shipped (JSON lines of `wire.rank`).
+"""Reports of one attempt's ranks, parsed from the stream of its first node (JSON lines of `wire.rank`).
 
-Called by the receipt and the ledger. It judges nothing: a line that is no report, or lacks what its kind needs, is left out, because
-a training script may write anything into its pipe and a bill must come out all the same.
+Called by the receipt and the ledger. Invalid or incomplete lines are skipped: a training script may write anything into its pipe, and the
+accounting must still work.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, Final
 from phalanx.core.ids import Epoch
 from phalanx.core.jsonline import finite
 
-LINE_BYTES_MAX: Final = 1 << 20  # a report is at most wire.rank.REPORT_BYTES_MAX, 4 KiB; longer ones are noise
-_US_MAX: Final = 1 << 62  # past any clock; bounds a typo like at_s=1e300
+LINE_BYTES_MAX: Final = 1 << 20  # a report has at most wire.rank.REPORT_BYTES_MAX (4 KiB); longer lines are skipped
+_US_MAX: Final = 1 << 62  # beyond any clock; bounds values like at_s=1e300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedRecord:
-    """One checkpoint that is whole on disk. Training stood still for `stall_s`; `write_s` ran beside it."""
+    """One complete checkpoint. Training stalled for `stall_s`; the write of `write_s` ran in parallel."""
 
     epoch: Epoch
     generation: int
@@ -46,7 +46,7 @@ class SavedRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumedRecord:
-    """A generation loaded a checkpoint that holds everything up to `step`."""
+    """A generation loaded a checkpoint that contains everything up to `step`."""
 
     generation: int
     step: int
@@ -55,10 +55,10 @@ class ResumedRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reports:
-    """All of one epoch, each kind in the order of its own numbers: the order in which lines arrived plays no part.
+    """All reports of one epoch, each kind sorted by its own fields, independent of the order in which lines arrived.
 
     Attributes:
-        stalls_us: microseconds in which a save made training wait, by generation.
+        stalls_us: microseconds for which saves stalled training, by generation.
     """
 
     epoch: Epoch
@@ -70,9 +70,9 @@ class Reports:
 
 
 def read_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines of a stream that comes in pieces, without their ends. No more is held than a piece and a line's beginning.
+    """The lines of a stream that arrives in pieces, without their line ends. Holds at most one piece and one partial line.
 
-    One that goes past LINE_BYTES_MAX is no report: it is left out.
+    Lines longer than LINE_BYTES_MAX are skipped.
     """
     rest, too_long = b"", False
     for piece in pieces:
@@ -90,15 +90,15 @@ def read_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def read_reports(epoch: Epoch, lines: Iterable[Mapping[str, Any]]) -> Reports:
-    """The reports of one epoch. Every rank of the node reports; the lowest one that reports steps speaks for the job.
+    """Collect the reports of one epoch. Every rank of the node reports; the steps of the lowest rank that reports any count for the job.
 
-    Each line is looked at once and let go, so that they may come from a stream: what is held are the records of one rank.
+    Each line is read once and dropped, so that `lines` may be a stream: only the records of one rank are held.
     """
-    reading = _Reading(epoch=epoch)
+    collector = _Collector(epoch=epoch)
     for line in lines:
         if _whole(line, "epoch") == epoch:
-            reading.take(line)
-    return reading.reports()
+            collector.add(line)
+    return collector.reports()
 
 
 def step_rank(epoch: Epoch, line: Mapping[str, Any]) -> int | None:
@@ -107,24 +107,26 @@ def step_rank(epoch: Epoch, line: Mapping[str, Any]) -> int | None:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Reading:
-    """What was found so far. `speaker`: the lowest rank that has reported a step; the steps are its own."""
+class _Collector:
+    """Reports found so far. `lowest_rank`: the lowest rank that has reported a step; `steps` are its own."""
 
     epoch: Epoch
-    speaker: int | None = None
+    lowest_rank: int | None = None
     steps: set[StepRecord] = field(default_factory=set)
     saved: set[SavedRecord] = field(default_factory=set)
     resumed: set[ResumedRecord] = field(default_factory=set)
-    stalls_us: dict[int, dict[int, int]] = field(default_factory=dict)  # by rank and generation: who speaks shows later
+    stalls_us: dict[int, dict[int, int]] = field(
+        default_factory=dict
+    )  # by rank and generation: `lowest_rank` may still change
     saves_us: dict[int, int] = field(default_factory=dict)
     steps_total: int | None = None
 
-    def take(self, line: Mapping[str, Any]) -> None:
-        """Keep what a line of this epoch says."""
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Add a line of this epoch."""
         generation = _whole(line, "generation") or 0
         match line.get("k"):
             case "step":
-                self._take_step(line)
+                self._add_step(line)
             case "checkpoint":
                 self.saves_us[generation] = self.saves_us.get(generation, 0) + _stall_us(line, "stall_s")
                 if (step := _whole(line, "step")) is not None:
@@ -144,7 +146,7 @@ class _Reading:
                 pass
 
     def reports(self) -> Reports:
-        """All of it, each kind in the order of its own numbers."""
+        """All reports, each kind sorted by its own fields."""
         saved = sorted(
             self.saved, key=lambda each: (each.generation, each.step, each.bytes, each.stall_s, each.write_s)
         )
@@ -157,24 +159,24 @@ class _Reading:
             steps_total=self.steps_total,
         )
 
-    def _take_step(self, line: Mapping[str, Any]) -> None:
-        """A step of the speaker; one of a lower rank makes that the speaker. Exact doubles are dropped."""
+    def _add_step(self, line: Mapping[str, Any]) -> None:
+        """Add a step of the lowest rank; a step of a lower one replaces all steps. Exact duplicates are dropped."""
         rank = step_rank(self.epoch, line)
-        if rank is None or (self.speaker is not None and rank > self.speaker):
+        if rank is None or (self.lowest_rank is not None and rank > self.lowest_rank):
             return
-        if rank != self.speaker:
-            self.speaker = rank
+        if rank != self.lowest_rank:
+            self.lowest_rank = rank
             self.steps.clear()
         record = _step(self.epoch, line)
         if record is not None:
             self.steps.add(record)
 
     def _stalls_us(self) -> dict[int, int]:
-        """Each save is reported twice, at once as a stall and when durable as part of the checkpoint: the larger sum counts.
+        """Each save is reported twice, as a stall at once and in the checkpoint when durable: the larger sum counts.
 
-        Sums of whole microseconds, not of floats, so that the order of the lines cannot show in the last digit.
+        Sums of integer microseconds, not floats, so that the result does not depend on the order of lines.
         """
-        stalls = self.stalls_us.get(self.speaker or 0, {})
+        stalls = self.stalls_us.get(self.lowest_rank or 0, {})
         return {
             each: max(stalls.get(each, 0), self.saves_us.get(each, 0)) for each in sorted({*stalls, *self.saves_us})
         }
@@ -225,7 +227,7 @@ def _whole(line: Mapping[str, Any], name: str) -> int | None:
 
 
 def _number(line: Mapping[str, Any], name: str) -> float | None:
-    """A finite number; a loss that became NaN is no loss to draw or to sum."""
+    """A finite number; None for NaN, which cannot be plotted or summed."""
     return finite(line.get(name))
 
 

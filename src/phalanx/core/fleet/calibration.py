@@ -1,7 +1,4 @@
-"""Documents of the whole fleet, as the head keeps them: what the last calibration found, and the operators' failure rules.
-
-What is in the first, `core.performance` knows; what is in the second, `core.recovery.rules`.
-"""
+"""The fleet's profile as the head stores it: the result of the last calibration. `core.performance` defines its content."""
 
 from __future__ import annotations
 
@@ -11,14 +8,12 @@ from typing import Final
 from phalanx.core.ids import UserId
 
 FLEET: Final = "fleet"
-"""The id of the fleet's profile."""
-RULES: Final = "failure-rules"
-"""The id of the operators' failure rules: a document of the fleet too, as JSON text, kept beside its profile."""
+"""The id of the only document: the profile of the whole fleet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """A document as JSON text, which was checked when it came; who stored it, and when."""
+    """A profile as JSON text, validated before it is stored; who stored it, and when (Unix seconds)."""
 
     profile: str
     by: UserId

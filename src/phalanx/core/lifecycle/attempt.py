@@ -1,7 +1,7 @@
-"""The attempt machine: (case, happening) -> outcome, as a table.
+"""The state machine of attempts: (case, event) -> outcome, as a table.
 
-Whoever calls it (the controller, live or simulated) commits the outcome's records with its story lines before any of its commands
-leaves. A happening that is not in the table for the present state changes nothing: reports come late, twice, and out of order.
+The caller (the controller, live or simulated) commits the outcome's records and story lines before it sends any of its commands. An event
+that the table does not list for the current state changes nothing: reports arrive late, twice, and out of order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from phalanx.core.state.events import (
     Progressed,
     TaskExited,
     Withdrawn,
-)  # fmt: skip
+)
 from phalanx.core.state.revise import replace
 from phalanx.core.state.story import StoryLine
 from phalanx.core.work.attempt import Attempt, AttemptState, Cause, Member, MemberState, TaskExit
@@ -36,20 +36,20 @@ from phalanx.core.work.job import Job
 
 CHECKPOINTS_KEPT: Final = 2
 CLOCK_OFF_S: Final = 5.0
-"""Wall clocks further apart are named, for deadlines travel as Unix time: above what the round trip of a renewal leaves open (1 s),
-below the shortest grace that anybody counts with."""
+"""Wall clocks further apart are reported, since deadlines are sent as Unix time: above the uncertainty of a renewal's round trip (1 s),
+below the shortest usual grace period."""
 _S = AttemptState
 _ACCOUNTED: Final = (MemberState.STOPPED, MemberState.LOST)
 _FROM_A_NODE: Final = (MemberReady, MemberRefused, MemberStarted, TaskExited, MemberStopped, MemberFroze, MemberHung)
 
 
 def transition(case: Case, happening: Happening, facts: Facts) -> Outcome:
-    """The case after `happening`. Unknown pairs, and reports of another epoch or generation, change nothing."""
+    """Apply an event. Unknown pairs of state and event, and events of another epoch or generation, change nothing."""
     attempt = case.attempt
     if attempt is None or not _current(attempt, happening):
-        return _same(case)
+        return _unchanged(case)
     handler = TABLE.get((attempt.state, type(happening)))
-    return _same(case) if handler is None else handler(case, attempt, happening, facts)
+    return _unchanged(case) if handler is None else handler(case, attempt, happening, facts)
 
 
 def _current(attempt: Attempt, happening: Happening) -> bool:
@@ -62,7 +62,7 @@ def _current(attempt: Attempt, happening: Happening) -> bool:
     return True
 
 
-def _same(case: Case) -> Outcome:
+def _unchanged(case: Case) -> Outcome:
     return Outcome(job=case.job, attempt=case.attempt)
 
 
@@ -76,24 +76,26 @@ def _ready(case: Case, attempt: Attempt, happening: MemberReady, facts: Facts) -
     )
     late = _clock_lines(case, happening, facts)
     whole = all(member.state is MemberState.READY for member in members)
-    faults = _bad_ends(case, members) if whole else ()  # not before: the first to speak knows one side alone
+    faults = _link_faults(case, members) if whole else ()  # not earlier: the first report shows only one side of a link
     if faults:
-        return _unlinked(case, replace(attempt, members=members), faults, late, facts)
+        return _stop_for_links(case, replace(attempt, members=members), faults, late, facts)
     attempt = replace(
-        attempt, members=members, state=_S.STARTING if whole else attempt.state,
+        attempt,
+        members=members,
+        state=_S.STARTING if whole else attempt.state,
         resume=happening.resume if rank_zero else attempt.resume,
-    )  # fmt: skip
+    )
     if not whole:
         return Outcome(job=case.job, attempt=attempt, lines=late)
     source = f", from step {attempt.resume.step}" if attempt.resume is not None else ""
-    told = line(
+    entry = line(
         case, facts, "starting", f"{len(attempt.members)} of {len(attempt.members)} nodes ready; ranks start{source}"
     )
-    return Outcome(job=case.job, attempt=attempt, commands=orders.start(attempt), lines=(*late, told))
+    return Outcome(job=case.job, attempt=attempt, commands=orders.start(attempt), lines=(*late, entry))
 
 
 def _clock_lines(case: Case, happening: MemberReady, facts: Facts) -> tuple[StoryLine, ...]:
-    """A wall clock that is off is named and no more: were it the head's that somebody set, every node would be refused for it."""
+    """Report a wall clock that is off, without refusing the node: if the head's own clock is wrong, all nodes would be refused."""
     off_s = happening.clock_off_s
     if abs(off_s) < CLOCK_OFF_S:
         return ()
@@ -104,21 +106,21 @@ def _clock_lines(case: Case, happening: MemberReady, facts: Facts) -> tuple[Stor
     return (line(case, facts, "clock_off", text, node_id=happening.node_id),)
 
 
-def _bad_ends(case: Case, members: tuple[Member, ...]) -> tuple[Fault, ...]:
-    """Who is at fault for bad links within the gang."""
+def _link_faults(case: Case, members: tuple[Member, ...]) -> tuple[Fault, ...]:
+    """The nodes at fault for bad links within the gang."""
     found = {member.node_id: member.bad_links for member in members}
     return judge_links(list(found), found, spare_later=len(case.job.avoid) % 2 == 1)
 
 
-def _unlinked(
+def _stop_for_links(
     case: Case, attempt: Attempt, faults: tuple[Fault, ...], late: tuple[StoryLine, ...], facts: Facts
 ) -> Outcome:
-    """Links within the gang are bad: nothing starts on it, and whoever is at fault is swapped."""
+    """Stop a gang with bad links before its start; the nodes at fault are replaced."""
     for fault in faults:
         attempt = _with_member(attempt, fault.node_id, MemberState.READY, why=fault.why)
     why = "; ".join(fault.why for fault in faults)
-    told = line(case, facts, "unfit", why, node_id=faults[0].node_id)
-    outcome = _stopping(case, attempt, Cause.UNFIT, why, facts, told)
+    entry = line(case, facts, "unfit", why, node_id=faults[0].node_id)
+    outcome = _stopping(case, attempt, Cause.UNFIT, why, facts, entry)
     return replace(outcome, lines=(*late, *outcome.lines), faults=faults)
 
 
@@ -127,8 +129,8 @@ def _refused(case: Case, attempt: Attempt, happening: MemberRefused, facts: Fact
     cause = Cause.FAILED if happening.charge else Cause.UNFIT if happening.flaw else Cause.START_FAIL
     if happening.charge and attempt.exit_code is None:
         attempt = replace(attempt, exit_code=happening.exit_code or 1)
-    told = line(case, facts, "refused", f"{happening.node_id}: {happening.why}", node_id=happening.node_id)
-    outcome = _stopping(case, attempt, cause, f"{happening.node_id}: {happening.why}", facts, told)
+    entry = line(case, facts, "refused", f"{happening.node_id}: {happening.why}", node_id=happening.node_id)
+    outcome = _stopping(case, attempt, cause, f"{happening.node_id}: {happening.why}", facts, entry)
     if cause is not Cause.UNFIT:
         return outcome
     return replace(outcome, faults=(Fault(node_id=happening.node_id, why=happening.why, kept_out=True),))
@@ -139,23 +141,26 @@ def _started(case: Case, attempt: Attempt, happening: MemberStarted, facts: Fact
     if any(member.state in (MemberState.ASKED, MemberState.READY) for member in members):
         return Outcome(job=case.job, attempt=replace(attempt, members=members))
     attempt = replace(
-        attempt, members=members, state=_S.RUNNING, running_s=facts.now_s,
+        attempt,
+        members=members,
+        state=_S.RUNNING,
+        running_s=facts.now_s,
         first_running_s=attempt.first_running_s or facts.now_s,
-    )  # fmt: skip
+    )
     job = case.job if case.job.started_s is not None else replace(case.job, started_s=facts.now_s)
-    told = line(case, facts, "running", f"all {attempt.allocation.world_size} ranks run")
-    return Outcome(job=job, attempt=attempt, lines=(told,))
+    entry = line(case, facts, "running", f"all {attempt.allocation.world_size} ranks run")
+    return Outcome(job=job, attempt=attempt, lines=(entry,))
 
 
 def _exited(case: Case, attempt: Attempt, happening: TaskExited, facts: Facts) -> Outcome:
     if any(known.rank == happening.exit.rank for known in attempt.exits):
-        return _same(case)
-    exit = _judged(happening.exit, facts)
+        return _unchanged(case)
+    exit = _diagnosed(happening.exit, facts)
     attempt = replace(attempt, exits=(*attempt.exits, exit))
     if attempt.state is _S.STOPPING or (exit.shell_code == 0 and not exit.by_us):
         return Outcome(job=case.job, attempt=attempt)
     if exit.by_us:
-        # We have asked nothing of it: its supervisor is going away and takes the tasks along. Peers must not wait in a collective.
+        # Not requested by the head: the supervisor is stopping and ends its tasks. Peers must not wait in a collective.
         why = f"{exit.node_id}: its supervisor ended the tasks{f' ({exit.note})' if exit.note else ''}"
         attempt = _with_member(attempt, exit.node_id, _member(attempt, exit.node_id).state, why=why)
         return _stopping(
@@ -164,12 +169,12 @@ def _exited(case: Case, attempt: Attempt, happening: TaskExited, facts: Facts) -
     how = f"signal {exit.signal}" if exit.code is None else f"exit code {exit.code}"
     if exit.note:
         how = f"{how} ({exit.note})"
-    told = line(case, facts, "task_failed", f"rank {exit.rank} on {exit.node_id} ended: {how}", node_id=exit.node_id)
-    return _stopping(case, attempt, None, f"rank {exit.rank} on {exit.node_id}: {how}", facts, told)
+    entry = line(case, facts, "task_failed", f"rank {exit.rank} on {exit.node_id} ended: {how}", node_id=exit.node_id)
+    return _stopping(case, attempt, None, f"rank {exit.rank} on {exit.node_id}: {how}", facts, entry)
 
 
-def _judged(exit: TaskExit, facts: Facts) -> TaskExit:
-    """The exit with its verdict in place of its evidence: of a gang of thousands the record would outgrow its job. Stances are small and stay."""
+def _diagnosed(exit: TaskExit, facts: Facts) -> TaskExit:
+    """The exit with its verdict instead of its evidence, which would be too large for a gang of thousands. Stances are small and stay."""
     if exit.evidence is None and not exit.failed:
         return exit
     stance = None if exit.evidence is None else exit.evidence.stance
@@ -178,22 +183,24 @@ def _judged(exit: TaskExit, facts: Facts) -> TaskExit:
 
 
 def _hung(case: Case, attempt: Attempt, happening: MemberHung, facts: Facts) -> Outcome:
-    """A node's ranks make no steps: the gang is stopped, and each node keeps the stacks of its ranks first."""
+    """Stop a gang whose ranks make no steps; each node records the stacks of its ranks first."""
     after = "before its first step" if happening.step is None else f"after step {happening.step}"
-    text = f"hung: no step for {happening.silent_s:.0f} s {after}, where at most {happening.limit_s:.0f} s are usual; stacks are taken"
-    told = line(case, facts, "hung", text, node_id=happening.node_id)
+    text = f"hung: no step for {happening.silent_s:.0f} s {after}; at most {happening.limit_s:.0f} s are usual; taking stacks"
+    entry = line(case, facts, "hung", text, node_id=happening.node_id)
     why = f"hung: no step for {happening.silent_s:.0f} s {after}"
-    return _stopping(case, attempt, Cause.HANG, why, facts, told)
+    return _stopping(case, attempt, Cause.HANG, why, facts, entry)
 
 
 def _stopped(case: Case, attempt: Attempt, happening: MemberStopped, facts: Facts) -> Outcome:
     attempt = _with_member(attempt, happening.node_id, MemberState.STOPPED, unless=(MemberState.LOST,))
     if happening.port_in_use and attempt.ending is None:
-        told = line(case, facts, "port_in_use", f"{happening.node_id}: the rendezvous port was taken; again on another")
-        return _stopping(case, attempt, Cause.PORT_TAKEN, "rendezvous port taken", facts, told)
+        entry = line(
+            case, facts, "port_in_use", f"{happening.node_id}: the rendezvous port was taken; restarting on another"
+        )
+        return _stopping(case, attempt, Cause.PORT_TAKEN, "rendezvous port taken", facts, entry)
     if attempt.state is not _S.STOPPING and not _finished_on(attempt, happening.node_id):
-        # Nothing runs there, and its tasks did not end well: whatever it was, the rest of the gang would wait for them forever.
-        why = f"{happening.node_id}: nothing of the job runs there any more"
+        # Its tasks did not succeed, whatever the cause: the rest of the gang would wait for them forever.
+        why = f"{happening.node_id}: no process of the job runs there any longer"
         attempt = _with_member(attempt, happening.node_id, MemberState.STOPPED, why=why)
         return _stopping(
             case, attempt, Cause.START_FAIL, why, facts, line(case, facts, "stopped", why, node_id=happening.node_id)
@@ -202,7 +209,7 @@ def _stopped(case: Case, attempt: Attempt, happening: MemberStopped, facts: Fact
 
 
 def _finished_on(attempt: Attempt, node_id: NodeId) -> bool:
-    """Whether every task of the node has ended, and well; so too for a node that has none."""
+    """Whether every task of the node succeeded; also true for a node without tasks."""
     grant = attempt.allocation.on(node_id)
     ended = sum(exit.node_id == node_id and exit.shell_code == 0 for exit in attempt.exits)
     return grant is None or ended >= grant.tasks
@@ -210,67 +217,64 @@ def _finished_on(attempt: Attempt, node_id: NodeId) -> bool:
 
 def _froze(case: Case, attempt: Attempt, happening: MemberFroze, facts: Facts) -> Outcome:
     if happening.thawed:
-        text = f"{happening.node_id}: ranks were frozen for {happening.frozen_s:.1f} s without a lease and go on"
+        text = f"{happening.node_id}: ranks were frozen for {happening.frozen_s:.1f} s without a lease and continue"
         return Outcome(
             job=case.job, attempt=attempt, lines=(line(case, facts, "thawed", text, node_id=happening.node_id),)
         )
-    text = f"{happening.node_id}: frozen for {happening.frozen_s:.1f} s, longer than its collectives bear; the gang restarts, uncharged"
-    told = line(case, facts, "froze", text, node_id=happening.node_id)
-    return _stopping(case, attempt, Cause.FREEZE, text, facts, told)
+    text = f"{happening.node_id}: frozen for {happening.frozen_s:.1f} s, longer than its collectives tolerate; the gang restarts, uncharged"
+    entry = line(case, facts, "froze", text, node_id=happening.node_id)
+    return _stopping(case, attempt, Cause.FREEZE, text, facts, entry)
 
 
 def _saved(case: Case, attempt: Attempt, happening: CheckpointSaved, facts: Facts) -> Outcome:
     fresh = replace(happening.resume, saved_s=facts.now_s)
     if any(kept.digest == fresh.digest and kept.path == fresh.path for kept in case.job.checkpoints):
-        return _same(case)
-    # By epoch first: what an earlier epoch saved past the step this one resumed from did not verify, and must not push out what does.
-    others = (
-        kept for kept in case.job.checkpoints if kept.path != fresh.path
-    )  # saved anew in the same folder: one of the two is left
+        return _unchanged(case)
+    # Sorted by epoch first: later steps of an earlier epoch failed verification, and must not displace valid checkpoints.
+    others = (kept for kept in case.job.checkpoints if kept.path != fresh.path)  # a save into the same folder replaces
     known = sorted((*others, fresh), key=lambda kept: (kept.epoch, kept.step))
     kept, dropped = known[-CHECKPOINTS_KEPT:], known[:-CHECKPOINTS_KEPT]
     job = _progress(replace(case.job, checkpoints=tuple(kept)), fresh.step)
-    if attempt.ending in _ASKED and not job.spec.saves_on_stop:
-        job = replace(job, spec=replace(job.spec, saves_on_stop=True))  # so it is known from now on, and asked sooner
+    if attempt.ending in _WITH_SAVE and not job.spec.saves_on_stop:
+        job = replace(job, spec=replace(job.spec, saves_on_stop=True))  # the scheduler prefers to preempt such jobs
     text = (
         f"checkpoint of step {fresh.step} published (stall {happening.stall_s:.2f} s, write {happening.write_s:.2f} s)"
     )
-    told = line(case, facts, "checkpoint", text)
-    # Copies that the head keeps are dropped by the head itself (store.kept), and by each node in its own time.
+    entry = line(case, facts, "checkpoint", text)
+    # The head deletes its own copies (store.kept), and each node deletes its local ones later.
     own = attempt.kept and not job.spec.checkpoint
     commands = () if own else orders.drop_checkpoints(case.job, attempt, tuple(old.path for old in dropped))
-    return Outcome(job=job, attempt=attempt, commands=commands, lines=(told,))
+    return Outcome(job=job, attempt=attempt, commands=commands, lines=(entry,))
 
 
 def _save_failed(case: Case, attempt: Attempt, happening: CheckpointFailed, facts: Facts) -> Outcome:
-    text = f"checkpoint of step {happening.step} failed and training goes on: {happening.error}"
+    text = f"checkpoint of step {happening.step} failed, training continues: {happening.error}"
     return Outcome(job=case.job, attempt=attempt, lines=(line(case, facts, "checkpoint_failed", text),))
 
 
 def _progressed(case: Case, attempt: Attempt, happening: Progressed, facts: Facts) -> Outcome:
     del facts
-    # A step counts as progress for the budget only once a checkpoint holds it, or if the job never saves.
+    # A step counts as progress for the budget only once a checkpoint contains it, or if the job never saves.
     if case.job.checkpoints:
-        return _same(case)
+        return _unchanged(case)
     return Outcome(job=_progress(case.job, happening.step), attempt=attempt)
 
 
 def _lost(case: Case, attempt: Attempt, happening: MemberLost, facts: Facts) -> Outcome:
     if _member(attempt, happening.node_id).state in _ACCOUNTED:
-        return _same(case)
+        return _unchanged(case)
     attempt = _with_member(attempt, happening.node_id, MemberState.LOST, why=happening.why)
-    attempt = replace(
-        attempt, why=f"{happening.node_id}: {happening.why}"
-    )  # a lost node explains what its peers reported before
-    told = line(case, facts, "node_lost", f"{happening.node_id} is lost: {happening.why}", node_id=happening.node_id)
-    return _stopping(case, attempt, None, f"{happening.node_id}: {happening.why}", facts, told)
+    # A lost node explains the failures that its peers reported before.
+    attempt = replace(attempt, why=f"{happening.node_id}: {happening.why}")
+    entry = line(case, facts, "node_lost", f"{happening.node_id} is lost: {happening.why}", node_id=happening.node_id)
+    return _stopping(case, attempt, None, f"{happening.node_id}: {happening.why}", facts, entry)
 
 
 def _stop_wanted(case: Case, attempt: Attempt, happening: StopWanted, facts: Facts) -> Outcome:
     if attempt.state is _S.STOPPING and _ending(attempt, happening.cause) is attempt.ending:
-        return _same(case)
-    told = line(case, facts, "stopping", f"{happening.cause.value}: {happening.why}", by=happening.by)
-    return _stopping(case, attempt, happening.cause, happening.why, facts, told)
+        return _unchanged(case)
+    entry = line(case, facts, "stopping", f"{happening.cause.value}: {happening.why}", by=happening.by)
+    return _stopping(case, attempt, happening.cause, happening.why, facts, entry)
 
 
 def _overdue(case: Case, attempt: Attempt, happening: StartOverdue, facts: Facts) -> Outcome:
@@ -282,7 +286,7 @@ def _overdue(case: Case, attempt: Attempt, happening: StartOverdue, facts: Facts
 
 
 def _withdrawn(case: Case, attempt: Attempt, happening: Withdrawn, facts: Facts) -> Outcome:
-    """The engine never brought a supervisor, and says that none will come: the whole gang is accounted for."""
+    """The engine started no supervisor and will not start one: every member counts as stopped."""
     members = tuple(
         replace(
             member, state=MemberState.STOPPED, why=happening.why if member.node_id in happening.nodes else member.why
@@ -292,17 +296,20 @@ def _withdrawn(case: Case, attempt: Attempt, happening: Withdrawn, facts: Facts)
     attempt = replace(attempt, members=members)
     if happening.cause is Cause.FAILED and attempt.exit_code is None:
         attempt = replace(attempt, exit_code=1)
-    told = line(case, facts, "withdrawn", happening.why)
-    return _stopping(case, attempt, happening.cause, happening.why, facts, told)
+    entry = line(case, facts, "withdrawn", happening.why)
+    return _stopping(case, attempt, happening.cause, happening.why, facts, entry)
 
 
 def _remind(case: Case, attempt: Attempt, happening: Remind, facts: Facts) -> Outcome:
     node_id, state = happening.node_id, _member(attempt, happening.node_id).state
     if happening.probe_port:
-        attempt = replace(attempt, members=tuple(
-            replace(member, probe_port=happening.probe_port) if member.node_id == node_id else member
-            for member in attempt.members
-        ))  # fmt: skip
+        attempt = replace(
+            attempt,
+            members=tuple(
+                replace(member, probe_port=happening.probe_port) if member.node_id == node_id else member
+                for member in attempt.members
+            ),
+        )
     if attempt.state is _S.STOPPING:
         commands = orders.stop(case, attempt, only=node_id)
     elif state is MemberState.ASKED:
@@ -314,18 +321,21 @@ def _remind(case: Case, attempt: Attempt, happening: Remind, facts: Facts) -> Ou
     return Outcome(job=case.job, attempt=attempt, commands=commands)
 
 
-def _stopping(case: Case, attempt: Attempt, cause: Cause | None, why: str, facts: Facts, told: StoryLine) -> Outcome:
-    """Ask every member to stop; the first cause named stays unless a user's cancel overrides it."""
+def _stopping(case: Case, attempt: Attempt, cause: Cause | None, why: str, facts: Facts, entry: StoryLine) -> Outcome:
+    """Stop every member; the first cause stays unless a later one takes precedence (`_ending`)."""
     attempt = replace(attempt, state=_S.STOPPING, ending=_ending(attempt, cause), why=attempt.why or why)
     outcome = Outcome(
-        job=case.job, attempt=attempt, commands=orders.stop(Case(job=case.job, attempt=attempt), attempt), lines=(told,)
+        job=case.job,
+        attempt=attempt,
+        commands=orders.stop(Case(job=case.job, attempt=attempt), attempt),
+        lines=(entry,),
     )
     return outcome.then(_settle_when_whole(Case(job=case.job, attempt=attempt), attempt, facts))
 
 
 def _ending(attempt: Attempt, cause: Cause | None) -> Cause | None:
-    """Why it ends, with one more cause: a user's cancel goes before everything, a user's wish before what befell it, else the first."""
-    if attempt.ending is None or cause is Cause.CANCELLED or (attempt.ending in _OURS and cause in _USERS):
+    """The cause of the end, given one more: a cancel overrides everything, a requested stop overrides a failure, else the first wins."""
+    if attempt.ending is None or cause is Cause.CANCELLED or (attempt.ending in _FAILURES and cause in _REQUESTED):
         return cause
     return attempt.ending
 
@@ -367,7 +377,7 @@ def _members_with(
     why: str = "",
     unless: tuple[MemberState, ...] = (),
 ) -> tuple[Member, ...]:
-    """The gang's members after this one's change; one whose state is in `unless` stays as it is."""
+    """The gang's members with this one changed; a member whose state is in `unless` stays as it is."""
     return tuple(
         replace(member, state=state, port=port if port is not None else member.port, why=why or member.why)
         if member.node_id == node_id and member.state not in unless
@@ -376,9 +386,9 @@ def _members_with(
     )
 
 
-_USERS: Final = (Cause.CANCELLED, Cause.REQUEUED, Cause.TIMEOUT, Cause.PREEMPTED, Cause.MOVED, Cause.DRAINED)
-_ASKED: Final = (Cause.PREEMPTED, Cause.MOVED, Cause.REQUEUED, Cause.DRAINED)  # with time to save
-_OURS: Final = (
+_REQUESTED: Final = (Cause.CANCELLED, Cause.REQUEUED, Cause.TIMEOUT, Cause.PREEMPTED, Cause.MOVED, Cause.DRAINED)
+_WITH_SAVE: Final = (Cause.PREEMPTED, Cause.MOVED, Cause.REQUEUED, Cause.DRAINED)  # stops with time to save
+_FAILURES: Final = (
     Cause.FREEZE,
     Cause.HANG,
     Cause.PORT_TAKEN,

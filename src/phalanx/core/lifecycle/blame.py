@@ -1,7 +1,7 @@
-"""Which of a gang's deaths was the cause, and what the rules' verdict on it leads to. Functions of an attempt that is accounted for.
+"""Failure attribution: which task's failure ended a gang, and what follows from its verdict. Applies to attempts whose members all stopped.
 
-When one task dies its peers die of it: they wait in a collective until somebody resets their connection. So the order of deaths alone
-says little; what the rules call an echo stands behind everything else.
+When one task fails, its peers fail too: they wait in a collective until their connections are reset. So the order of exits alone is
+misleading; failures that the rules classify as echoes (follow-on failures) come last.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MOVES = (Remedy.ELSEWHERE, Remedy.DRAIN)
 
 
 def first_failure(attempt: Attempt) -> TaskExit | None:
-    """The death that explains the others: of a node or device first, echoes last; a signal before a code; then the earliest."""
+    """The failure that explains the others: node and device failures first, echoes last; signals before exit codes; then the earliest."""
     failures = [exit for exit in attempt.exits if exit.failed]
     return min(failures, key=_order, default=None)
 
@@ -34,7 +34,7 @@ def _order(exit: TaskExit) -> tuple[int, bool, float, int]:
 
 
 def cause_of(verdict: Verdict, *, alone: bool = False) -> Cause:
-    """The cause under which the attempt machine carries the verdict out. `alone`: a task without peers echoes nobody."""
+    """The cause with which the attempt machine applies the verdict. `alone`: a task without peers cannot fail as an echo."""
     if alone and verdict.blame is Blame.ECHO:
         return Cause.FAILED
     if verdict.charge is Charge.RETRY or verdict.remedy is Remedy.STOP:
@@ -43,13 +43,13 @@ def cause_of(verdict: Verdict, *, alone: bool = False) -> Cause:
 
 
 def explained(attempt: Attempt, cause: Cause) -> Attempt:
-    """The attempt with its first failure's verdict as the reason it ended, and with the nodes that are to blame named as bad."""
+    """The attempt with its first failure's verdict as the reason it ended, and with the reason on the members of faulty nodes."""
     if cause not in (Cause.FAILED, Cause.CRASH, Cause.FAULT):
         return attempt
     first = first_failure(attempt)
     if first is None or first.verdict is None:
         return attempt
-    bad = {exit.node_id: exit.verdict.says for exit in _movers(attempt) if exit.verdict is not None}
+    bad = {exit.node_id: exit.verdict.says for exit in _node_failures(attempt) if exit.verdict is not None}
     members = tuple(
         replace(member, why=member.why or bad[member.node_id]) if member.node_id in bad else member
         for member in attempt.members
@@ -69,23 +69,23 @@ def in_words(exit: TaskExit) -> str:
 
 
 def next_step(attempt: Attempt, *, goes_on: bool, budget: str) -> str:
-    """What happens now, for the story: `the gang starts again in place; retry 1 of 2`."""
+    """The next step, for the story: `the gang restarts in place; counted as retry 1 of 2`."""
     first = first_failure(attempt)
     verdict = None if first is None else first.verdict
     if first is None or verdict is None:
         return ""
     if not goes_on:
-        stopped = f"rule {verdict.rule} says stop" if verdict.remedy is Remedy.STOP else f"{budget} spent"
+        stopped = f"by rule {verdict.rule}" if verdict.remedy is Remedy.STOP else f"{budget} used"
         return f"the job ends: {stopped}"
-    where = "it is placed again elsewhere" if verdict.remedy in _MOVES else "the gang starts again in place"
-    drained = f"; {first.node_id} is to be drained" if verdict.remedy is Remedy.DRAIN else ""
+    where = "the gang is placed again elsewhere" if verdict.remedy in _MOVES else "the gang restarts in place"
+    drained = f"; {first.node_id} is drained" if verdict.remedy is Remedy.DRAIN else ""
     return f"{where}{drained}; counted as {budget}"
 
 
 def faults(attempt: Attempt) -> tuple[Fault, ...]:
-    """Nodes to drain, each once, with the evidence."""
+    """The nodes to drain, each once, with the evidence."""
     found: dict[NodeId, Fault] = {}
-    for exit in _movers(attempt):
+    for exit in _node_failures(attempt):
         verdict = exit.verdict
         if verdict is not None and verdict.remedy is Remedy.DRAIN and exit.node_id not in found:
             why = f"{verdict.says} (job {attempt.job_id}, rule {verdict.rule})"
@@ -94,9 +94,9 @@ def faults(attempt: Attempt) -> tuple[Fault, ...]:
 
 
 def marks(attempt: Attempt) -> tuple[Mark, ...]:
-    """What the failures count against nodes, each node once: the first failure's node, and all whose own device or disk failed."""
+    """Marks against nodes, at most one for each: the first failure's node, and nodes whose device or disk failed."""
     first = first_failure(attempt)
-    counted: Iterable[TaskExit] = (*([] if first is None else [first]), *_movers(attempt))
+    counted: Iterable[TaskExit] = (*([] if first is None else [first]), *_node_failures(attempt))
     found: dict[NodeId, Mark] = {}
     for exit in counted:
         verdict = exit.verdict
@@ -105,13 +105,16 @@ def marks(attempt: Attempt) -> tuple[Mark, ...]:
     return tuple(found.values())
 
 
-def _movers(attempt: Attempt) -> list[TaskExit]:
-    """Failures that the rules lay on their node, by rank."""
+def _node_failures(attempt: Attempt) -> list[TaskExit]:
+    """Failures that the rules attribute to their node, by rank."""
     return sorted(
         (
             exit
             for exit in attempt.exits
-            if exit.failed and exit.verdict is not None and exit.verdict.remedy in _MOVES and exit.verdict.blame is not Blame.PREEMPTED
+            if exit.failed
+            and exit.verdict is not None
+            and exit.verdict.remedy in _MOVES
+            and exit.verdict.blame is not Blame.PREEMPTED
         ),
         key=lambda exit: exit.rank,
-    )  # fmt: skip
+    )

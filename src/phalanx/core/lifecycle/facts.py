@@ -1,4 +1,4 @@
-"""What a transition may know besides the job itself, and what it answers. Values only."""
+"""Inputs and results of transitions. Values only."""
 
 from __future__ import annotations
 
@@ -15,24 +15,20 @@ from phalanx.core.work.attempt import Attempt, Cause, TaskExit
 from phalanx.core.work.failure import Verdict
 from phalanx.core.work.job import Job
 
-NO_PROGRESS_BUDGET: Final = (
-    5  # restarts without a new step kept; what Kubernetes' backoffLimit (6) and Ray's max_failures users set
-)
-CRASH_GRACE_S: Final = 1.0  # peers of a dead rank hang in a collective; time for a traceback, no more
+# Restarts without a new step kept; similar to Kubernetes' backoffLimit (6) and the usual max_failures in Ray.
+NO_PROGRESS_BUDGET: Final = 5
+CRASH_GRACE_S: Final = 1.0  # peers of a dead rank hang in a collective; enough time for a traceback
 BACKOFF_FIRST_S: Final = 2.0
 AVOID_MAX: Final = 8  # nodes remembered as bad for one job
-NODE_MTBF_S: Final = (
-    1.3e7  # where nothing is known of the fleet: 6.5 failures per 1,000 node-days (core/recovery/failure_rate.py)
-)
-PORT_TRIES: Final = 5  # rendezvous ports in a row; past that it is the job that binds a port of its own
-
-
-HANGS_BEFORE_STOP: Final = 1  # restarts after a hang without progress in between; a second one is the job's own
+# If the fleet's rate is unknown: 6.5 failures per 1,000 node-days (core/recovery/failure_rate.py).
+NODE_MTBF_S: Final = 1.3e7
+PORT_TRIES: Final = 5  # rendezvous ports in a row; after that, the job itself is assumed to bind a fixed port
+HANGS_BEFORE_STOP: Final = 1  # restarts after a hang without progress in between; a second hang is the job's own fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """Something that counts against a node (`core.recovery.lemon`). `weight`: 1 for what is surely the node's."""
+    """A failure counted against a node (`core.recovery.lemon`). `weight`: 1 if the node is certainly at fault."""
 
     node_id: NodeId
     weight: float
@@ -41,15 +37,15 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """The surroundings of a transition.
+    """Inputs of a transition besides the job itself.
 
     Attributes:
-        addresses: where each node's ranks are reached.
-        nodes: their records, for what a job with a plan is told of its devices.
+        addresses: network address of each node's ranks.
+        nodes: node records, for the topology that a job with a plan receives.
         gang_mtbf_s: mean time between failures of a job's gang of so many nodes.
-        judge: what the failure rules make of a task's end; None where there are none, and codes and signals alone decide.
-        judge_cause: the same of what ended a whole generation.
-        ages_s: how long each live attempt has lasted by a clock that nobody sets; without one, by the difference of Unix times.
+        judge: applies the failure rules to a task's exit; None without rules: then exit codes and signals decide.
+        judge_cause: applies the failure rules to the end of a whole generation.
+        ages_s: age of each live attempt by a monotonic clock; for attempts not in it, the difference of Unix times is used.
     """
 
     now_s: float
@@ -73,11 +69,11 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The case after a transition, the commands it gives, and the lines it adds to the story (their seq is given later).
+    """The case after a transition, its commands, and its story lines (without their seq).
 
     Attributes:
-        faults: nodes that failed their preflight, or under the job; those at fault themselves are to be kept out.
-        marks: what counts against nodes.
+        faults: nodes that failed their preflight or a failure rule; those at fault are cordoned.
+        marks: failures counted against nodes.
     """
 
     job: Job
@@ -89,15 +85,18 @@ class Outcome:
 
     @property
     def case(self) -> Case:
-        """The state alone; an ended attempt is no longer part of it."""
+        """The job and its live attempt; without an ended attempt."""
         return Case(job=self.job, attempt=self.attempt if self.attempt is not None and self.attempt.live else None)
 
     def then(self, later: Outcome) -> Outcome:
         """This outcome followed by one that started from it."""
         return replace(
-            later, commands=self.commands + later.commands, lines=self.lines + later.lines,
-            faults=self.faults + later.faults, marks=self.marks + later.marks,
-        )  # fmt: skip
+            later,
+            commands=self.commands + later.commands,
+            lines=self.lines + later.lines,
+            faults=self.faults + later.faults,
+            marks=self.marks + later.marks,
+        )
 
 
 def line(case: Case, facts: Facts, kind: str, text: str, *, node_id: NodeId | None = None, by: str = "") -> StoryLine:

@@ -1,6 +1,6 @@
-"""Who held up a gang that hung: from where each rank stood when its stacks were taken. A function of the ranks' last words.
+"""Finds the ranks that caused a hang, from the position of each rank when its stacks were taken.
 
-The rank that is not where the others wait is the culprit: they stand in the collective that it did not enter.
+The culprit is the rank that is not where the others wait: they are in the collective that it did not enter.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _NAMED_MAX = 3
 
 
 def culprits(exits: Sequence[TaskExit]) -> tuple[tuple[TaskExit, ...], str]:
-    """The ranks that held up the others, by rank, and why it is they; no rank and why not, where nobody can tell.
+    """The ranks that blocked the others, by rank, and how they were found; or no rank, and why none could be found.
 
-    In this order: a rank that is stopped; one that waits in the kernel while the others do not; one outside the collective in which
-    others wait; one behind by a step; one that stands elsewhere than most.
+    Tried in this order: a stopped rank; a rank that waits in the kernel while others do not; a rank outside the collective in which
+    others wait; a rank behind by a step; a rank in another place than most.
     """
     ranked = sorted(exits, key=lambda exit: exit.rank)
     known = [(exit, exit.evidence.stance) for exit in ranked if exit.evidence is not None]
@@ -27,20 +27,20 @@ def culprits(exits: Sequence[TaskExit]) -> tuple[tuple[TaskExit, ...], str]:
     if not stances:
         return (), "no stack could be taken"
     if len(stances) == 1:
-        return (stances[0][0],), _standing(stances[0][1])
+        return (stances[0][0],), _position(stances[0][1])
     stopped = [(exit, stance) for exit, stance in stances if stance.state in _STOPPED]
     if stopped and len(stopped) < len(stances):
-        return _named(stopped, "stopped by a signal")
+        return _culprits_with_reason(stopped, "stopped by a signal")
     asleep = [(exit, stance) for exit, stance in stances if stance.state == "D"]
     if asleep and len(asleep) < len(stances):
-        return _named(asleep, "waits in the kernel")
+        return _culprits_with_reason(asleep, "waits in the kernel")
     outside = [(exit, stance) for exit, stance in stances if not stance.waits and stance.where]
     waiting = sum(stance.waits for _, stance in stances)
     if outside and waiting:
-        return _named(outside, f"is not in the collective in which {waiting} wait")
+        return _culprits_with_reason(outside, f"is not in the collective in which {waiting} wait")
     behind = _behind(stances)
     if behind:
-        return _named(behind, "made the fewest steps")
+        return _culprits_with_reason(behind, "made the fewest steps")
     return _odd_one_out(stances)
 
 
@@ -55,25 +55,25 @@ def _odd_one_out(stances: Sequence[tuple[TaskExit, Stance]]) -> tuple[tuple[Task
     usual, count = max(places.items(), key=lambda item: (item[1], item[0]))
     odd = [(exit, stance) for exit, stance in stances if stance.where != usual]
     if odd and 2 * count > len(stances):
-        return _named(odd, f"stands elsewhere than {count} others")
-    return (), f"all ranks stand alike: {_standing(stances[0][1])}" if len(
-        places
-    ) == 1 else "the ranks stand in different places"
+        return _culprits_with_reason(odd, f"is not where {count} others are")
+    if len(places) == 1:
+        return (), f"all ranks are in the same place: {_position(stances[0][1])}"
+    return (), "the ranks are in different places"
 
 
-def _named(found: Sequence[tuple[TaskExit, Stance]], why: str) -> tuple[tuple[TaskExit, ...], str]:
-    return tuple(exit for exit, _ in found), f"{why}: {_standing(found[0][1])}"
+def _culprits_with_reason(found: Sequence[tuple[TaskExit, Stance]], why: str) -> tuple[tuple[TaskExit, ...], str]:
+    return tuple(exit for exit, _ in found), f"{why}: {_position(found[0][1])}"
 
 
-def _standing(stance: Stance) -> str:
-    return stance.where or (f"state {stance.state}" if stance.state else "where it stands is not known")
+def _position(stance: Stance) -> str:
+    return stance.where or (f"state {stance.state}" if stance.state else "its position is unknown")
 
 
 def told(exits: Sequence[TaskExit]) -> str:
     """`rank 1 on n0 is not in the collective in which 3 wait: sleep (train.py:12)`."""
     found, why = culprits(exits)
     if not found:
-        return f"who held it up cannot be told: {why}"
+        return f"the rank that caused it is unknown: {why}"
     names = ", ".join(f"rank {exit.rank} on {exit.node_id}" for exit in found[:_NAMED_MAX])
     more = f" and {len(found) - _NAMED_MAX} more" if len(found) > _NAMED_MAX else ""
     return f"{names}{more}: {why}"

@@ -1,4 +1,4 @@
-"""What the attempt machine reacts to beside supervisors' reports: facts that the controller derives."""
+"""Events of the attempt machine: supervisors' reports, and events that the controller derives."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from phalanx.core.state.events import (
     Progressed,
     TaskExited,
     Withdrawn,
-)  # fmt: skip
+)
 from phalanx.core.work.attempt import Cause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberLost:
-    """A node of the gang is gone: it died, or its lease is over. Nothing of it runs or will ever count."""
+    """A node of the gang is lost: it died, or its lease expired. Nothing that it still does counts."""
 
     node_id: NodeId
     why: str
@@ -31,7 +31,7 @@ class MemberLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopWanted:
-    """Someone wants the attempt to end: a user, the time limit, a drain, a preemption."""
+    """A user, the time limit, a drain or a preemption requests the end of the attempt."""
 
     cause: Cause
     why: str
@@ -40,7 +40,7 @@ class StopWanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartOverdue:
-    """The barrier was not passed in time; `silent` nodes never got ready."""
+    """The gang did not start in time; `silent`: nodes that never became ready."""
 
     silent: tuple[NodeId, ...]
     waited_s: float
@@ -48,9 +48,9 @@ class StartOverdue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remind:
-    """A node may have missed its command (it or the head restarted): say again what it should be doing.
+    """Resend a node's current command, which it may have missed (it or the head restarted).
 
-    `probe_port`: of a supervisor that has just come for this attempt alone, where it answers its peers' probes.
+    `probe_port`: for a supervisor that has just registered for this attempt, the port on which it answers its peers' probes.
     """
 
     node_id: NodeId
@@ -58,6 +58,19 @@ class Remind:
 
 
 Happening = (
-    MemberReady | MemberRefused | MemberStarted | TaskExited | MemberStopped | MemberFroze | MemberHung | CheckpointSaved | CheckpointFailed
-    | Progressed | MemberLost | StopWanted | StartOverdue | Remind | Withdrawn
-)  # fmt: skip
+    MemberReady
+    | MemberRefused
+    | MemberStarted
+    | TaskExited
+    | MemberStopped
+    | MemberFroze
+    | MemberHung
+    | CheckpointSaved
+    | CheckpointFailed
+    | Progressed
+    | MemberLost
+    | StopWanted
+    | StartOverdue
+    | Remind
+    | Withdrawn
+)

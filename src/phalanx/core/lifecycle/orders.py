@@ -1,4 +1,4 @@
-"""The commands a gang is given at each point of its life."""
+"""Builds the commands for a gang in each state of its attempt."""
 
 from __future__ import annotations
 
@@ -19,34 +19,45 @@ _STOP_REASON: Final = {
     Cause.REQUEUED: "preempted",
     Cause.DRAINED: "drain",
     Cause.TIMEOUT: "deadline",
-    Cause.HANG: "hang",  # the supervisor keeps the stacks of its ranks before it ends them
+    Cause.HANG: "hang",  # the supervisor records the stacks of its ranks before it ends them
 }
 
 
 def prepare(job: Job, attempt: Attempt, facts: Facts, *, only: NodeId | None = None) -> tuple[Command, ...]:
-    """`Prepare` for every node of the gang (or one)."""
+    """`Prepare` for every node of the gang, or for one."""
     spec = job.spec
     root = spec.checkpoint or facts.checkpoint_root
     addresses = tuple(facts.addresses.get(grant.node_id, "127.0.0.1") for grant in attempt.allocation.grants)
     age_s = facts.ages_s.get(job.id, max(0.0, facts.now_s - attempt.placed_s))
     deadline_s = None if spec.time_limit_s is None else facts.now_s + spec.time_limit_s - age_s
     common = Prepare(
-        node_id=only or attempt.members[0].node_id, job_id=job.id, epoch=attempt.epoch, generation=attempt.generation, spec=spec,
-        allocation=attempt.allocation, addresses=addresses, candidates=tuple(reversed(job.checkpoints)),
-        checkpoint_dir=f"{root}/{job.id}/epoch-{attempt.epoch}", output_dir=f"{facts.output_root}/{job.id}",
-        deadline_s=deadline_s, restarts=attempt.epoch - 1 + attempt.generation,
-        mtbf_s=facts.gang_mtbf_s(job, len(attempt.allocation.grants)), user=job.user,
+        node_id=only or attempt.members[0].node_id,
+        job_id=job.id,
+        epoch=attempt.epoch,
+        generation=attempt.generation,
+        spec=spec,
+        allocation=attempt.allocation,
+        addresses=addresses,
+        candidates=tuple(reversed(job.checkpoints)),
+        checkpoint_dir=f"{root}/{job.id}/epoch-{attempt.epoch}",
+        output_dir=f"{facts.output_root}/{job.id}",
+        deadline_s=deadline_s,
+        restarts=attempt.epoch - 1 + attempt.generation,
+        mtbf_s=facts.gang_mtbf_s(job, len(attempt.allocation.grants)),
+        user=job.user,
         array=job.array,
-        surroundings=surroundings_of(attempt.allocation, facts.nodes) if spec.plan else None, kept=attempt.kept,
-        probe_ports=_probe_ports(attempt, facts), hangs=job.hangs,
-    )  # fmt: skip
+        surroundings=surroundings_of(attempt.allocation, facts.nodes) if spec.plan else None,
+        kept=attempt.kept,
+        probe_ports=_probe_ports(attempt, facts),
+        hangs=job.hangs,
+    )
     if only is not None:
         return (common,) if any(member.node_id == only for member in attempt.members) else ()
     return (common, *(replace(common, node_id=member.node_id) for member in attempt.members[1:]))
 
 
 def _probe_ports(attempt: Attempt, facts: Facts) -> tuple[int, ...]:
-    """By node rank; none for a node alone. A supervisor that is brought for the attempt is known once it is there: of two the later probes."""
+    """Probe ports by node rank; none for a single node. A seat's port is known once its supervisor registers: the later of two probes."""
     if len(attempt.members) < 2:
         return ()
     nodes = (facts.nodes.get(member.node_id) for member in attempt.members)
@@ -55,20 +66,24 @@ def _probe_ports(attempt: Attempt, facts: Facts) -> tuple[int, ...]:
 
 
 def start(attempt: Attempt, *, only: NodeId | None = None) -> tuple[Command, ...]:
-    """`StartTasks` for every node: the barrier is passed."""
+    """`StartTasks` for every node, or for one."""
     port = next((member.port for member in attempt.members if member.port is not None), None) or 0
     return tuple(
         StartTasks(
-            node_id=member.node_id, job_id=attempt.job_id, epoch=attempt.epoch, generation=attempt.generation, port=port,
+            node_id=member.node_id,
+            job_id=attempt.job_id,
+            epoch=attempt.epoch,
+            generation=attempt.generation,
+            port=port,
             resume=attempt.resume,
         )
         for member in attempt.members
         if only is None or member.node_id == only
-    )  # fmt: skip
+    )
 
 
 def stop(case: Case, attempt: Attempt, *, only: NodeId | None = None) -> tuple[Command, ...]:
-    """`StopTasks` for every node that is not accounted for yet. Nothing can be saved once a peer is gone, so its grace is short."""
+    """`StopTasks` for every member that is not stopped or lost. The grace period is short if a peer is gone: no save can succeed."""
     orderly = (
         attempt.ending in _STOP_REASON
         and attempt.ending is not Cause.HANG
@@ -78,16 +93,20 @@ def stop(case: Case, attempt: Attempt, *, only: NodeId | None = None) -> tuple[C
     reason = _STOP_REASON.get(attempt.ending, "restart") if attempt.ending is not None else "restart"
     return tuple(
         StopTasks(
-            node_id=member.node_id, job_id=attempt.job_id, epoch=attempt.epoch, generation=attempt.generation,
-            reason=reason, grace_s=grace_s,
+            node_id=member.node_id,
+            job_id=attempt.job_id,
+            epoch=attempt.epoch,
+            generation=attempt.generation,
+            reason=reason,
+            grace_s=grace_s,
         )
         for member in attempt.members
         if member.state not in (MemberState.STOPPED, MemberState.LOST) and (only is None or member.node_id == only)
-    )  # fmt: skip
+    )
 
 
 def forget(attempt: Attempt) -> tuple[Command, ...]:
-    """`Forget` for every node that can still hear it."""
+    """`Forget` for every member that is not lost."""
     return tuple(
         Forget(node_id=member.node_id, job_id=attempt.job_id, epoch=attempt.epoch)
         for member in attempt.members
@@ -96,7 +115,7 @@ def forget(attempt: Attempt) -> tuple[Command, ...]:
 
 
 def drop_checkpoints(job: Job, attempt: Attempt, paths: tuple[str, ...]) -> tuple[Command, ...]:
-    """`DeleteCheckpoints` to node rank 0; nothing for no paths."""
+    """`DeleteCheckpoints` for node rank 0; none without paths."""
     if not paths:
         return ()
     node_id = attempt.allocation.grants[0].node_id

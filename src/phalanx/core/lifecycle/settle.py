@@ -1,7 +1,7 @@
-"""What happens when every member of a gang is accounted for: the cause is judged once, over all evidence, and the job goes on or ends.
+"""Settles an attempt once every member is stopped or lost: determines the cause from all evidence, and requeues, restarts or ends the job.
 
-Judged here and not at the first failure, because the first report is often a symptom: when a node dies, its peers' collectives fail
-and exit with code 1 long before the dead node's lease is over.
+The cause is determined here and not at the first failure, because the first report is often a symptom: when a node dies, its peers'
+collectives fail with exit code 1 long before the dead node's lease expires.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from phalanx.core.lifecycle.facts import (
     Mark,
     Outcome,
     line,
-)  # fmt: skip
+)
 from phalanx.core.state.revise import replace
 from phalanx.core.work.attempt import TIME_LIMIT_NOTE, Attempt, AttemptState, Cause, Member, MemberState
 from phalanx.core.work.failure import Remedy
@@ -32,29 +32,29 @@ _REASON = {
     Cause.REQUEUED: Reason.REQUEUED,
     Cause.CONTENDED: Reason.CONTENDED,
 }
-_SIGTERM_CODE = 143  # 128 + SIGTERM: what a shell says of a command that was asked to end
-_START_WEIGHT = 0.3  # of a failed start against the node: as often the job's surroundings as the node
-_HANG_WEIGHT = 0.3  # of a hang against the culprit's node: as often the program
+_SIGTERM_CODE = 143  # 128 + SIGTERM: a shell's exit code for a command that ended by SIGTERM
+_START_WEIGHT = 0.3  # of a failed start against the node: the job's environment is at fault as often
+_HANG_WEIGHT = 0.3  # of a hang against the culprit's node: the program is at fault as often
 
 
 def settle(case: Case, attempt: Attempt, facts: Facts) -> Outcome:
-    """End the attempt, or start its next generation in place; tell what the rules made of it, and mark the nodes it counts against."""
+    """End the attempt or start its next generation in place, with the verdict in the story and marks against faulty nodes."""
     cause = judge(attempt)
     outcome = _settled(case, blame.explained(attempt, cause), cause, facts)
     if cause is Cause.START_FAIL:
-        against = tuple(Mark(node_id=node, weight=_START_WEIGHT, why="a failed start") for node in _bad(attempt))
+        against = tuple(Mark(node_id=node, weight=_START_WEIGHT, why="a failed start") for node in _bad_nodes(attempt))
         return replace(outcome, marks=(*outcome.marks, *against))
     if cause not in (Cause.FAILED, Cause.CRASH, Cause.FAULT):
         return outcome
-    return _verdict_told(case, attempt, cause, facts, outcome)
+    return _with_verdict(case, attempt, cause, facts, outcome)
 
 
-def _verdict_told(case: Case, attempt: Attempt, cause: Cause, facts: Facts, outcome: Outcome) -> Outcome:
-    """The outcome with the verdict in the story, before what follows from it."""
+def _with_verdict(case: Case, attempt: Attempt, cause: Cause, facts: Facts, outcome: Outcome) -> Outcome:
+    """The outcome with the verdict as the first story line."""
     job = outcome.job
     budget = f"restart {min(job.stalls, NO_PROGRESS_BUDGET)} of {NO_PROGRESS_BUDGET} without progress"
     if cause is Cause.FAILED:
-        budget = f"retry {job.user_retries} of {job.spec.retry}" if job.spec.retry else "no retry asked for, none"
+        budget = f"retry {job.user_retries} of {job.spec.retry}" if job.spec.retry else "no retry requested, none"
     then = blame.next_step(attempt, goes_on=not job.state.terminal, budget=budget)
     first = blame.first_failure(attempt)
     lines = outcome.lines
@@ -77,28 +77,28 @@ def _settled(case: Case, attempt: Attempt, cause: Cause, facts: Facts) -> Outcom
         case Cause.PREEMPTED | Cause.MOVED | Cause.DRAINED | Cause.REQUEUED | Cause.CONTENDED:
             preempted = cause is Cause.PREEMPTED
             after = replace(job, preemptions=job.preemptions + preempted, moves=job.moves + (cause is Cause.MOVED))
-            return _wait(after, attempt, cause, _REASON[cause], 0.0, facts)
+            return _requeue(after, attempt, cause, _REASON[cause], 0.0, facts)
         case Cause.FREEZE:
-            return _again(job, attempt, cause, facts)
+            return _restart_in_place(job, attempt, cause, facts)
         case Cause.PORT_TAKEN:
             if attempt.causes[-PORT_TRIES:] != (cause,) * PORT_TRIES:
-                return _again(job, attempt, cause, facts)
-            why = f"a port was taken {PORT_TRIES + 1} times in a row: does the job bind one of its own? The last: {attempt.why}"
+                return _restart_in_place(job, attempt, cause, facts)
+            why = f"a port was taken {PORT_TRIES + 1} times in a row: does the job bind a fixed port? The last: {attempt.why}"
             return _end(case, replace(attempt, why=why), cause, JobState.FAILED, _first_failure_code(attempt), facts)
         case Cause.FAILED:
             return _failed(case, attempt, facts)
         case Cause.HANG:
             return _hung(case, attempt, facts)
-        case Cause.UNFIT if len(job.avoid) < AVOID_MAX and not set(_bad(attempt)) <= set(job.avoid):
-            # Each such swap names one node more, so that there are at most AVOID_MAX of them; past that it counts as a failed start.
-            after = replace(job, avoid=_avoid(job.avoid, _bad(attempt)))
-            return _wait(after, attempt, cause, Reason.START_FAIL, 0.0, facts)
+        case Cause.UNFIT if len(job.avoid) < AVOID_MAX and not set(_bad_nodes(attempt)) <= set(job.avoid):
+            # Each such swap adds a node to `avoid`: at most AVOID_MAX swaps, after which it counts as a failed start.
+            after = replace(job, avoid=_avoid(job.avoid, _bad_nodes(attempt)))
+            return _requeue(after, attempt, cause, Reason.START_FAIL, 0.0, facts)
         case Cause.CRASH | Cause.NODE_FAIL | Cause.FAULT | Cause.START_FAIL | Cause.UNFIT:
             return _charged(case, attempt, cause, facts)
 
 
 def _charged(case: Case, attempt: Attempt, cause: Cause, facts: Facts) -> Outcome:
-    """A restart that the budget of those without progress pays."""
+    """Restart the job, charged to its no-progress budget."""
     job = case.job
     lost = cause in (Cause.CRASH, Cause.NODE_FAIL, Cause.FAULT)
     after = replace(job, stalls=job.stalls + 1, losses=job.losses + lost)
@@ -106,39 +106,39 @@ def _charged(case: Case, attempt: Attempt, cause: Cause, facts: Facts) -> Outcom
         why = f"{NO_PROGRESS_BUDGET} restarts without progress; the last: {attempt.why}"
         return _end(case, replace(attempt, why=why), cause, JobState.FAILED, _first_failure_code(attempt), facts)
     if cause in (Cause.CRASH, Cause.HANG):
-        return _again(after, attempt, cause, facts)
-    after = replace(after, avoid=_avoid(job.avoid, _bad(attempt)))
+        return _restart_in_place(after, attempt, cause, facts)
+    after = replace(after, avoid=_avoid(job.avoid, _bad_nodes(attempt)))
     backoff_s = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** (after.stalls - 1))
     if cause is Cause.NODE_FAIL:
-        return _wait(after, attempt, cause, Reason.NODE_FAIL, 0.0, facts)
+        return _requeue(after, attempt, cause, Reason.NODE_FAIL, 0.0, facts)
     if cause is Cause.FAULT:
-        # The first time at once: another node will do. One that follows it everywhere (a full shared disk) is given time to pass.
+        # The first time at once, on another node. A fault that recurs there (a full shared disk) gets time to pass.
         later_s = facts.now_s + backoff_s / 2 if after.stalls > 1 else 0.0
-        return _wait(after, attempt, cause, Reason.NODE_FAIL, later_s, facts)
-    return _wait(after, attempt, cause, Reason.START_FAIL, facts.now_s + backoff_s, facts)
+        return _requeue(after, attempt, cause, Reason.NODE_FAIL, later_s, facts)
+    return _requeue(after, attempt, cause, Reason.START_FAIL, facts.now_s + backoff_s, facts)
 
 
 def _failed(case: Case, attempt: Attempt, facts: Facts) -> Outcome:
-    """The job's own failure: its `retry` pays for another try, in place unless a rule says elsewhere."""
+    """The job's own failure: restart it while `retry` allows, in place unless a rule requires another node."""
     job, first = case.job, blame.first_failure(attempt)
     remedy = Remedy.HERE if first is None or first.verdict is None else first.verdict.remedy
     if job.user_retries >= job.spec.retry or not attempt.exits or remedy is Remedy.STOP:
         return _end(case, attempt, Cause.FAILED, JobState.FAILED, _first_failure_code(attempt), facts)
     after = replace(job, user_retries=job.user_retries + 1)
     if remedy is Remedy.HERE:
-        return _again(after, attempt, Cause.FAILED, facts)
-    after = replace(after, avoid=_avoid(job.avoid, _bad(attempt)))
-    return _wait(after, attempt, Cause.FAILED, Reason.NODE_FAIL, 0.0, facts)
+        return _restart_in_place(after, attempt, Cause.FAILED, facts)
+    after = replace(after, avoid=_avoid(job.avoid, _bad_nodes(attempt)))
+    return _requeue(after, attempt, Cause.FAILED, Reason.NODE_FAIL, 0.0, facts)
 
 
 def _hung(case: Case, attempt: Attempt, facts: Facts) -> Outcome:
-    """The gang made no step for too long: in place once, as the rules say, and then the job ends unless it has made progress."""
+    """A hang: restart once, as the rules require; end the job if it hangs again without progress."""
     job, verdict = case.job, facts.judge_cause(Cause.HANG)
     remedy = Remedy.HERE if verdict is None else verdict.remedy
     found, _ = hang.culprits(attempt.exits)
     why = f"{attempt.why}; {hang.told(attempt.exits)}"
     attempt = replace(attempt, why=why)
-    told = line(case, facts, "hung", f"{hang.told(attempt.exits)}; stacks: phalanx logs {job.id} --stacks")
+    entry = line(case, facts, "hung", f"{hang.told(attempt.exits)}; stacks: phalanx logs {job.id} --stacks")
     nodes = dict.fromkeys(exit.node_id for exit in found) if len(found) < len(attempt.exits) else {}
     against = tuple(Mark(node_id=node_id, weight=_HANG_WEIGHT, why="a rank hung there") for node_id in nodes)
     if job.hangs >= HANGS_BEFORE_STOP or remedy is Remedy.STOP:
@@ -151,11 +151,11 @@ def _hung(case: Case, attempt: Attempt, facts: Facts) -> Outcome:
         bad = tuple(replace(m, why=m.why or "a rank hung there") if m.node_id in nodes else m for m in attempt.members)
         after = replace(job, hangs=job.hangs + 1)
         outcome = _charged(replace(case, job=after), replace(attempt, members=bad), Cause.FAULT, facts)
-    return replace(outcome, lines=(told, *outcome.lines), marks=(*outcome.marks, *against))
+    return replace(outcome, lines=(entry, *outcome.lines), marks=(*outcome.marks, *against))
 
 
 def judge(attempt: Attempt) -> Cause:
-    """The cause, over all evidence: what we or a user wanted, then lost nodes, then signals, then exit codes."""
+    """The cause from all evidence: requested stops first, then lost nodes, then signals, then exit codes."""
     finished = len(attempt.exits) == attempt.allocation.world_size and all(
         exit.shell_code == 0 and not exit.by_us for exit in attempt.exits
     )
@@ -166,9 +166,7 @@ def judge(attempt: Attempt) -> Cause:
     lost = any(member.state is MemberState.LOST for member in attempt.members)
     if attempt.ending in (Cause.TIMEOUT, Cause.PREEMPTED, Cause.MOVED, Cause.DRAINED, Cause.REQUEUED):
         return attempt.ending
-    if any(
-        exit.note == TIME_LIMIT_NOTE for exit in attempt.exits
-    ):  # a supervisor kept the limit while the head was away
+    if any(exit.note == TIME_LIMIT_NOTE for exit in attempt.exits):  # enforced by a supervisor without the head
         return Cause.TIMEOUT
     if lost:
         return Cause.NODE_FAIL
@@ -176,14 +174,14 @@ def judge(attempt: Attempt) -> Cause:
         return attempt.ending
     first = blame.first_failure(attempt)
     if first is None:
-        return Cause.START_FAIL  # a member stopped without a word of its tasks: its supervisor lost them
+        return Cause.START_FAIL  # a member stopped without task exits: its supervisor lost its tasks
     if first.verdict is not None:
         return blame.cause_of(first.verdict, alone=attempt.allocation.world_size == 1)
     return Cause.CRASH if first.code is None else Cause.FAILED
 
 
 def _first_failure_code(attempt: Attempt) -> int:
-    """The code of the first task that failed; where none ran, the one that a member refused with."""
+    """The exit code of the first failure; if no task ran, the code with which a member refused."""
     first = blame.first_failure(attempt)
     return first.shell_code if first is not None else attempt.exit_code or 1
 
@@ -191,57 +189,72 @@ def _first_failure_code(attempt: Attempt) -> int:
 def _end(case: Case, attempt: Attempt, cause: Cause, state: JobState, code: int, facts: Facts) -> Outcome:
     ended = _ended(attempt, cause, facts, code)
     job = replace(
-        case.job, state=state, ended_s=facts.now_s, exit_code=code, detail=attempt.why if state is not JobState.SUCCEEDED else "",
+        case.job,
+        state=state,
+        ended_s=facts.now_s,
+        exit_code=code,
+        detail=attempt.why if state is not JobState.SUCCEEDED else "",
         reason=Reason.NEW,
-    )  # fmt: skip
+    )
     text = (
         state.value
         if state is JobState.SUCCEEDED
         else f"{state.value} with exit code {code}: {attempt.why or cause.value}"
     )
-    told = line(case, facts, state.value, text)
-    return Outcome(job=job, attempt=ended, commands=orders.forget(attempt), lines=(told,))
+    entry = line(case, facts, state.value, text)
+    return Outcome(job=job, attempt=ended, commands=orders.forget(attempt), lines=(entry,))
 
 
-def _wait(job: Job, attempt: Attempt, cause: Cause, reason: Reason, not_before_s: float, facts: Facts) -> Outcome:
-    """End the attempt; the job is PENDING again under `reason`, unless a cancel has been acknowledged meanwhile."""
+def _requeue(job: Job, attempt: Attempt, cause: Cause, reason: Reason, not_before_s: float, facts: Facts) -> Outcome:
+    """End the attempt; the job is PENDING again with `reason`."""
     ended = _ended(attempt, cause, facts, None)
     attained_s = job.attained_s + _kept_s(job, attempt)
     after = replace(
         job, state=JobState.PENDING, reason=reason, detail=attempt.why, not_before_s=not_before_s, attained_s=attained_s
     )
     resume = f"; resumes from step {job.checkpoints[-1].step}" if job.checkpoints else ""
-    told = line(
+    entry = line(
         Case(job=job, attempt=attempt),
         facts,
         "requeued",
         f"attempt {attempt.epoch} ended ({cause.value}): {attempt.why}{resume}",
     )
-    return Outcome(job=after, attempt=ended, commands=orders.forget(attempt), lines=(told,))
+    return Outcome(job=after, attempt=ended, commands=orders.forget(attempt), lines=(entry,))
 
 
 def _kept_s(job: Job, attempt: Attempt) -> float:
-    """Time this attempt ran whose work a checkpoint keeps."""
+    """Running time of this attempt whose work a checkpoint contains."""
     newest = job.checkpoints[-1] if job.checkpoints else None
     if newest is None or newest.epoch != attempt.epoch or attempt.first_running_s is None:
         return 0.0
     return max(0.0, newest.saved_s - attempt.first_running_s)
 
 
-def _again(job: Job, attempt: Attempt, cause: Cause, facts: Facts) -> Outcome:
-    """The next generation, in place: same nodes, same epoch, new rendezvous."""
+def _restart_in_place(job: Job, attempt: Attempt, cause: Cause, facts: Facts) -> Outcome:
+    """Start the next generation in place: same nodes, same epoch, new rendezvous."""
     if any(member.state is MemberState.LOST for member in attempt.members):
-        return _wait(job, attempt, Cause.NODE_FAIL, Reason.NODE_FAIL, 0.0, facts)
+        return _requeue(job, attempt, Cause.NODE_FAIL, Reason.NODE_FAIL, 0.0, facts)
     fresh = replace(
-        attempt, generation=Generation(attempt.generation + 1), state=AttemptState.PLACED, generation_s=facts.now_s,
-        members=tuple(Member(node_id=member.node_id) for member in attempt.members), running_s=None, exits=(), ending=None,
-        why="", exit_code=None, resume=None, causes=(*attempt.causes, cause),
-    )  # fmt: skip
-    told = line(
-        Case(job=job, attempt=attempt), facts, "restart",
+        attempt,
+        generation=Generation(attempt.generation + 1),
+        state=AttemptState.PLACED,
+        generation_s=facts.now_s,
+        members=tuple(Member(node_id=member.node_id) for member in attempt.members),
+        running_s=None,
+        exits=(),
+        ending=None,
+        why="",
+        exit_code=None,
+        resume=None,
+        causes=(*attempt.causes, cause),
+    )
+    entry = line(
+        Case(job=job, attempt=attempt),
+        facts,
+        "restart",
         f"restart {fresh.generation} in place ({cause.value}: {attempt.why})",
-    )  # fmt: skip
-    return Outcome(job=job, attempt=fresh, commands=orders.prepare(job, fresh, facts), lines=(told,))
+    )
+    return Outcome(job=job, attempt=fresh, commands=orders.prepare(job, fresh, facts), lines=(entry,))
 
 
 def _ended(attempt: Attempt, cause: Cause, facts: Facts, code: int | None) -> Attempt:
@@ -255,7 +268,7 @@ def _ended(attempt: Attempt, cause: Cause, facts: Facts, code: int | None) -> At
     )
 
 
-def _bad(attempt: Attempt) -> tuple[NodeId, ...]:
+def _bad_nodes(attempt: Attempt) -> tuple[NodeId, ...]:
     return tuple(member.node_id for member in attempt.members if member.why)
 
 

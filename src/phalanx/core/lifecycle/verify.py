@@ -1,4 +1,4 @@
-"""Whether a plan's placement still holds against the newest state. A rejected one is normal: the next cycle judges again."""
+"""Verifies a plan's placement against the newest state. A rejection is normal: the next cycle plans again."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from phalanx.core.work.job import Job, JobState
 
 
 def rejection(world: World, placement: Placement) -> str:
-    """Why the placement cannot be committed; empty when it can. Checks invariants 1, 2, 4 to 7 and 12 of the design."""
+    """Why the placement cannot be committed; empty if it can. Checks invariants 1, 2, 4 to 7 and 12 of the design."""
     job = world.jobs.get(placement.job_id)
     if job is None or job.state is not JobState.PENDING or job.held or job.cancelled_by:
         return "the job no longer waits"
     if job.unmet:
-        return "its dependencies do not hold yet"
+        return "its dependencies are not met yet"
     if _array_full(world, job):
-        return "as many elements of its array run as may"
+        return "its array runs as many elements as it may"
     if placement.job_id in world.attempts:
         return "the job has a live attempt"
     if job.queue in world.queues:
@@ -27,20 +27,20 @@ def rejection(world: World, placement: Placement) -> str:
             return refusal.sentence()
     for reservation in world.reservations.values():
         if reservation.begun and not reservation.admits(job.user, job.queue):
-            shut = [grant.node_id for grant in placement.allocation.grants if grant.node_id in reservation.nodes]
-            if shut:
-                return f"{shut[0]} is set aside for {reservation.holders} ({reservation.id})"
+            reserved = [grant.node_id for grant in placement.allocation.grants if grant.node_id in reservation.nodes]
+            if reserved:
+                return f"{reserved[0]} is reserved for {reservation.holders} ({reservation.id})"
     seen: set[NodeId] = set()
     for grant in placement.allocation.grants:
         node = world.nodes.get(grant.node_id)
         if node is None or not node.schedulable:
-            return f"{grant.node_id} takes no new work"
+            return f"{grant.node_id} accepts no new jobs"
         if grant.node_id in seen:
-            return f"{grant.node_id} is named twice"
+            return f"{grant.node_id} has two grants"
         seen.add(grant.node_id)
         held = world.usage.get(grant.node_id, EMPTY_USAGE)
         if held.devices & set(grant.devices):
-            return f"devices of {grant.node_id} are held"
+            return f"devices of {grant.node_id} are in use"
         usable = {device.index for device in node.devices if device.healthy}
         if not set(grant.devices) <= usable:
             return f"{grant.node_id} lacks healthy devices"
@@ -50,7 +50,7 @@ def rejection(world: World, placement: Placement) -> str:
 
 
 def _array_full(world: World, job: Job) -> bool:
-    """Whether enough elements run, those that are leaving still among them: the limit is often one of licences."""
+    """Whether the array runs its maximum of elements. Stopping ones count: the limit often stands for licences."""
     place = job.array
     if place is None or place.running_max is None:
         return False

@@ -1,11 +1,9 @@
-"""How long to compute between two checkpoints: Young's and Daly's estimates of the optimum.
+"""Checkpoint interval: Young's and Daly's estimates of the optimum.
 
-`phalanx.torch` calls `daly_interval_s` with the stall it measured and the mean time between failures the head told it. Pure
-arithmetic; it neither measures nor waits.
+`phalanx.torch` calls `daly_interval_s` with the stall that it measured and the mean time between failures from the head. Pure arithmetic.
 
 Symbols, as in the papers:
-    delta  the time for which training stands still to make one checkpoint, seconds. For an asynchronous checkpoint that is the
-           staging copy alone, not the write behind it
+    delta  time for which one checkpoint stalls training, seconds; for an asynchronous checkpoint only the staging copy, not the write
     M      mean time between failures (MTBF) of the whole gang, seconds; failures are taken as a Poisson process of rate 1/M
     R      time from a failure until the gang computes again, seconds
     tau    computation between the end of one checkpoint and the start of the next, seconds

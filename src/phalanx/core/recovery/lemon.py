@@ -1,12 +1,11 @@
-"""Lemons: nodes that fail gangs more than others do. From marks against nodes to a score, a place at the end of the line, and a drain.
+"""Detects bad nodes ("lemons"): nodes that fail jobs more often than the others. They are used last, or drained.
 
-Each failure that says something of its node is a mark (`core.lifecycle.facts.Mark`): 1 for a lost node or a device the driver gives up, less
-for what is as often the program's doing. Marks fade, so that a repaired node is believed again. A node is judged against its own fleet:
-where all nodes fail often, none is a lemon. Pure: numbers in, a judgement out. The controller keeps marks on node records, so that they
-survive it.
+Each failure that may be a node's fault is a mark (`core.lifecycle.facts.Mark`): weight 1 for a lost node or a failed device, less for
+failures that programs cause as often. Marks decay, so that a repaired node is trusted again. A node is compared with its own fleet: if all
+nodes fail often, none is a lemon. Pure functions; marks are stored on node records.
 
-Test: the fleet's mean of the other nodes is what chance alone would give this node. With marks as a Poisson count of that mean, the
-probability of so many is the tail; a lemon is one at least three times the mean and too unlikely for chance over the whole fleet.
+Test: by chance alone, a node would have the mean marks of the other nodes. With marks as a Poisson count of that mean, the tail gives the
+probability of as many as it has. A lemon has at least three times the mean, and its marks are too unlikely by chance in the whole fleet.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from typing import Final
 from phalanx.core.ids import NodeId
 
 HALF_LIFE_S: Final = 14 * 86_400.0
-"""Of a mark. Assumed: at 6.5 failures per 1,000 node-days a sound node is marked once in five months, and repairs take days."""
-TIMES_MEAN: Final = 3.0  # so much worse than the others at least, whatever the numbers say
-MARKS_MIN: Final = 1.5  # less is no pattern: two whole failures, one of them some days ago, or many lesser ones
-LAST_CHANCE: Final = 0.05  # of the whole fleet showing one such node by chance: used last
-DRAIN_CHANCE: Final = 0.001  # the same: drained
+"""Half-life of a mark. Assumed: at 6.5 failures per 1,000 node-days a healthy node is marked once in five months; repairs take days."""
+TIMES_MEAN: Final = 3.0  # least factor over the other nodes' mean
+MARKS_MIN: Final = 1.5  # fewer form no pattern: two full failures, one of them some days ago, or many lesser ones
+LAST_CHANCE: Final = 0.05  # probability of any such node in a healthy fleet, below which the node is used last
+DRAIN_CHANCE: Final = 0.001  # below which it is drained
 FLOOR: Final = 6.5e-3 * 20.2
-"""Marks that a sound node bears at least by published rates: 6.5 per 1,000 node-days (see `failure_rate`) times the 20.2 days that a mark
-lasts with the half-life above (14 / ln 2). A young fleet with no failures has no mean of its own yet."""
+"""Marks of a healthy node by published rates: 6.5 per 1,000 node-days (see `failure_rate`) times the mean life of a mark, 20.2 days with
+the half-life above (14 / ln 2). Used as the least mean, since a young fleet without failures has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
-    """What counts against a node: a sum as of `at_s`."""
+    """Decayed sum of a node's marks at time `at_s`."""
 
     sum: float = 0.0
     at_s: float = 0.0
@@ -39,7 +38,7 @@ class Marks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lemon:
-    """A node judged bad. `chance`: of some node of a sound fleet looking so."""
+    """A bad node. `chance`: probability that any node of a healthy fleet has as many marks."""
 
     marks: float
     mean: float
@@ -47,7 +46,7 @@ class Lemon:
 
     @property
     def drain(self) -> bool:
-        """Whether that is beyond doubt."""
+        """Whether the evidence suffices to drain it."""
         return self.chance < DRAIN_CHANCE
 
     @property
@@ -58,18 +57,18 @@ class Lemon:
 
 
 def faded(marks: Marks, now_s: float) -> float:
-    """The sum as of now. A clock set back fades nothing."""
+    """The sum at `now_s`. If the clock was set back, nothing decays."""
     age_s = max(0.0, now_s - marks.at_s)
     return float(marks.sum * 2.0 ** (-age_s / HALF_LIFE_S))
 
 
 def marked(marks: Marks, weight: float, now_s: float) -> Marks:
-    """With one more."""
+    """The marks with one more mark added."""
     return Marks(sum=faded(marks, now_s) + weight, at_s=now_s)
 
 
 def lemons(fleet: Mapping[NodeId, Marks], now_s: float) -> dict[NodeId, Lemon]:
-    """The lemons of a fleet, by node; none in a fleet of one, which has nothing to compare with. Cost: the number of nodes."""
+    """The lemons of a fleet, by node; none in a fleet of one. Cost: linear in the nodes."""
     sums = {node_id: faded(marks, now_s) for node_id, marks in fleet.items()}
     if len(sums) < 2:
         return {}
@@ -85,9 +84,9 @@ def lemons(fleet: Mapping[NodeId, Marks], now_s: float) -> dict[NodeId, Lemon]:
 
 
 def poisson_tail(count: float, mean: float) -> float:
-    """P(K >= count) of a Poisson count K of that mean; between two whole numbers in equal ratios, since faded marks are no whole ones.
+    """P(K >= count) for a Poisson count K with this mean; interpolated geometrically between integers, since decayed marks are fractions.
 
-    Formula: sum(exp(-m) m^k / k!, k >= count), summed from `count` outwards on the side that is the smaller.
+    Formula: sum(exp(-m) m^k / k!, k >= count), summed from `count` outwards on the smaller side.
     """
     least = math.floor(count)
     tail = _tail(least, mean)

@@ -1,10 +1,10 @@
-"""Failure rules: a table from signs to verdicts, and its reading. The first rule whose signs are all there decides.
+"""Failure rules: a table from signs to verdicts, and its parser. The first rule whose signs all match decides.
 
-The controller hands `judge` to the attempt machine with the shipped table (`phalanx.facts.failures`) behind the operators' own rules.
-Pure: evidence and rules in, a verdict out. Nothing here collects evidence or acts on it.
+The controller passes `judge` to the attempt machine, with the operators' own rules before the shipped table (`phalanx.facts.failures`).
+Pure functions of evidence and rules. Nothing here collects evidence or acts on it.
 
-A pattern is text, not a regular expression: any case, `*` for anything within the line, `|` between alternatives. So matching is
-linear in what a rank printed, whatever an operator wrote and a job prints.
+A pattern is text, not a regular expression: case-insensitive, `*` for anything within the line, `|` between alternatives. So matching is
+linear in the output of a rank, whatever the pattern.
 """
 
 from __future__ import annotations
@@ -24,26 +24,42 @@ PATTERN_CHARS_MAX: Final = 500
 SAYS_CHARS_MAX: Final = 200
 WEIGHT_MAX: Final = 10.0
 SIGNALS: Final = {
-    "SIGHUP": 1, "SIGINT": 2, "SIGQUIT": 3, "SIGILL": 4, "SIGTRAP": 5, "SIGABRT": 6, "SIGBUS": 7, "SIGFPE": 8, "SIGKILL": 9,
-    "SIGUSR1": 10, "SIGSEGV": 11, "SIGUSR2": 12, "SIGPIPE": 13, "SIGALRM": 14, "SIGTERM": 15, "SIGXCPU": 24, "SIGXFSZ": 25, "SIGSYS": 31,
-}  # fmt: skip
+    "SIGHUP": 1,
+    "SIGINT": 2,
+    "SIGQUIT": 3,
+    "SIGILL": 4,
+    "SIGTRAP": 5,
+    "SIGABRT": 6,
+    "SIGBUS": 7,
+    "SIGFPE": 8,
+    "SIGKILL": 9,
+    "SIGUSR1": 10,
+    "SIGSEGV": 11,
+    "SIGUSR2": 12,
+    "SIGPIPE": 13,
+    "SIGALRM": 14,
+    "SIGTERM": 15,
+    "SIGXCPU": 24,
+    "SIGXFSZ": 25,
+    "SIGSYS": 31,
+}
 """Numbers of x86 and ARM Linux. Source: signal(7)."""
-_SHELL: Final = 128  # a shell says 128 + n of a command that signal n ended
+_SHELL: Final = 128  # a shell reports 128 + n for a command that signal n ended
 E = TypeVar("E", Blame, Remedy, Charge)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One row. What is empty asks for nothing; of several numbers one is enough; all kinds of signs given must be there.
+    """One row. All given kinds of signs must match; of several numbers, any one. Empty signs match everything.
 
     Attributes:
-        codes: exit codes. signals: that ended it, or that a launcher reported as 128 + n.
-        xids: errors of the GPU driver on its node since the attempt began.
-        pattern: found in a line of the end of its output.
-        oom: the kernel killed a process of it for want of memory.
-        cause: of a whole generation, where no task failed by itself ("hang").
-        says: for people; "" takes the line that matched.
-        source, date: where the row is from.
+        codes: exit codes. signals: signals that ended the task, also if a launcher reported them as 128 + n.
+        xids: errors of the GPU driver on the task's node since the attempt began.
+        pattern: matches a line at the end of the task's output.
+        oom: the kernel killed one of its processes because memory ran out.
+        cause: end of a whole generation, without a task that failed by itself ("hang").
+        says: explanation for users; "" uses the matching line.
+        source, date: origin of the row.
     """
 
     name: str
@@ -69,25 +85,25 @@ UNKNOWN_SIGNAL: Final = Verdict(
     blame=Blame.INFRASTRUCTURE,
     remedy=Remedy.HERE,
     charge=Charge.PROGRESS,
-    says="a signal nobody here sent",
+    says="a signal that Phalanx did not send",
 )
-"""What holds where no rule does: a code is the job's word for itself, a signal is not."""
+"""Verdicts if no rule matches: an exit code is chosen by the job, a signal is not."""
 
 
 def judge(exit: TaskExit, rules: Sequence[Rule]) -> Verdict:
-    """What this failure means, by the first rule that fits. Cost: rules x lines of evidence."""
+    """Diagnose a task's failure by the first matching rule. Cost: rules x lines of evidence."""
     found = exit.evidence or NO_EVIDENCE
     for rule in rules:
         if rule.cause:
             continue
-        line = _read(rule, exit, found)
+        line = _matching_line(rule, exit, found)
         if line is not None:
             return _verdict(rule, line, found)
     return UNKNOWN_SIGNAL if exit.code is None else UNKNOWN_CODE
 
 
 def judge_cause(cause: Cause, rules: Sequence[Rule]) -> Verdict | None:
-    """What a generation's end means that no task's own failure explains; None where no rule speaks of it."""
+    """Diagnose the end of a generation without a failed task; None if no rule covers this cause."""
     return next((_verdict(rule, "", NO_EVIDENCE) for rule in rules if rule.cause == cause.value), None)
 
 
@@ -97,33 +113,39 @@ def _verdict(rule: Rule, line: str, found: Evidence) -> Verdict:
     if xid is not None:
         says = f"XID {xid}: {rule.says or rule.name}"
     return Verdict(
-        rule=rule.name, blame=rule.blame, remedy=rule.remedy, charge=rule.charge, says=says, weight=rule.weight, line=line.strip()
-    )  # fmt: skip
+        rule=rule.name,
+        blame=rule.blame,
+        remedy=rule.remedy,
+        charge=rule.charge,
+        says=says,
+        weight=rule.weight,
+        line=line.strip(),
+    )
 
 
-def _read(rule: Rule, exit: TaskExit, found: Evidence) -> str | None:
-    """The line that matched, "" where the rule asks for none; None where it does not fit."""
+def _matching_line(rule: Rule, exit: TaskExit, found: Evidence) -> str | None:
+    """The line that matched, "" if the rule has no pattern; None if the rule does not match."""
     if (rule.codes and exit.code not in rule.codes) or (rule.signals and _signal_of(exit) not in rule.signals):
         return None
     if (rule.xids and not any(xid in rule.xids for xid in found.xids)) or (rule.oom and not found.oom_killed):
         return None
     if not rule.pattern:
         return ""
-    # The newest line first: what a program says last is nearest to why it ended.
-    # Bounded here too: a supervisor may be of another release, or lie.
+    # Newest line first: the last lines are the most likely to explain the exit.
+    # Bounded here as well: a supervisor may be of another release or compromised.
     lines = (line[:LINE_CHARS_MAX] for line in reversed(found.lines[-LINES_MAX:]))
     return next((line for line in lines if matches(rule.pattern, line)), None)
 
 
 def _signal_of(exit: TaskExit) -> int:
-    """The signal, also where a launcher waited for the process and says 128 + n. 0 for none."""
+    """The signal, also if a launcher reported it as exit code 128 + n; 0 for none."""
     if exit.signal is not None and exit.code is None:
         return exit.signal
     return exit.code - _SHELL if exit.code is not None and _SHELL < exit.code < _SHELL + 65 else 0
 
 
 def matches(pattern: str, line: str) -> bool:
-    """Whether an alternative of the pattern is in the line: its pieces between `*`, one after the other."""
+    """Whether the line contains an alternative of the pattern: its pieces between `*`, in order."""
     lower = line.lower()
     return any(_in_order(option.lower().split("*"), lower) for option in pattern.split("|") if option.strip("* "))
 
@@ -139,40 +161,40 @@ def _in_order(pieces: Sequence[str], line: str) -> bool:
 
 
 def laid_over(own: Iterable[Rule], shipped: Iterable[Rule]) -> tuple[Rule, ...]:
-    """The operators' rules, then the shipped ones that they do not replace by name."""
+    """The operators' rules, then the shipped ones without those of the same name."""
     first = tuple(own)
     names = {rule.name for rule in first}
     return (*first, *(rule for rule in shipped if rule.name not in names))
 
 
-# ---- reading ---------------------------------------------------------------------------------------------------------
+# ---- parsing ---------------------------------------------------------------------------------------------------------
 
 SIGNS: Final = ("codes", "signals", "xids", "pattern", "oom", "cause")
 KEYS: Final = ("name", *SIGNS, "blame", "remedy", "charge", "weight", "says")
-CAUSES: Final = ("hang",)  # of whole generations, that a rule may speak of
+CAUSES: Final = ("hang",)  # causes of whole generations that rules may cover
 
 
 def rules_from(values: Any) -> tuple[Rule, ...]:
-    """Rules of plain values (a list of tables), in their order.
+    """Parse rules from plain values (a list of tables), in their order.
 
     Raises:
-        BadRequest: an unknown key (with the nearest known one), a value that cannot be, a name that stands there twice.
+        BadRequest: an unknown key (the error names the nearest known one), an invalid value, or a duplicate name.
     """
     if not isinstance(values, list):
-        raise BadRequest("rules: a list of tables is wanted", hint="each with name, a sign, blame and remedy")
+        raise BadRequest("rules: a list of tables is required", hint="each with name, a sign, blame and remedy")
     if len(values) > RULES_MAX:
-        raise BadRequest(f"rules: {len(values)} of them; at most {RULES_MAX} are looked through at a failure")
+        raise BadRequest(f"rules: {len(values)} rules; at most {RULES_MAX} are allowed")
     rules: dict[str, Rule] = {}
     for number, value in enumerate(values, start=1):
         rule = rule_from(value, f"rule {number}")
         if rule.name in rules:
-            raise BadRequest(f"rule {number}: name: {rule.name!r} stands there twice")
+            raise BadRequest(f"rule {number}: name: {rule.name!r} is used twice")
         rules[rule.name] = rule
     return tuple(rules.values())
 
 
 def plain(rule: Rule) -> dict[str, Any]:
-    """The rule as values that `rule_from` reads; what is empty is left out."""
+    """The rule as plain values for `rule_from`; without empty ones."""
     given = {key: getattr(rule, key) for key in KEYS}
     return {
         key: list(value) if isinstance(value, tuple) else str(value) if key in _WORDS else value
@@ -185,24 +207,27 @@ _WORDS: Final = ("blame", "remedy", "charge")
 
 
 def rule_from(value: Any, where: str) -> Rule:
-    """One rule. `where` is for messages.
+    """Parse one rule. `where`: its position, for messages.
 
     Raises:
         BadRequest: as `rules_from`.
     """
     if not isinstance(value, Mapping):
-        raise BadRequest(f"{where}: a table is wanted", hint=f"with keys of {', '.join(KEYS)}")
+        raise BadRequest(f"{where}: a table is required", hint=f"known keys: {', '.join(KEYS)}")
     for key in value:
         if key not in KEYS:
             near = nearest(str(key), KEYS)
-            raise BadRequest(f"{where}: unknown key {str(key)[:NAME_CHARS_MAX]!r}", hint=f"did you mean {near!r}?" if near else f"known: {', '.join(KEYS)}")  # fmt: skip
+            raise BadRequest(
+                f"{where}: unknown key {str(key)[:NAME_CHARS_MAX]!r}",
+                hint=f"did you mean {near!r}?" if near else f"known: {', '.join(KEYS)}",
+            )
     name = _text(value, "name", where, NAME_CHARS_MAX)
     if not name:
         raise BadRequest(f"{where}: name is missing")
     where = f"{where} ({name})"
     rule = _signs(value, name, where)
     if not any(getattr(rule, sign) for sign in SIGNS):
-        raise BadRequest(f"{where}: no sign to know it by", hint=f"one of {', '.join(SIGNS)}")
+        raise BadRequest(f"{where}: a sign is missing", hint=f"give at least one of {', '.join(SIGNS)}")
     return rule
 
 
@@ -211,26 +236,34 @@ def _signs(value: Mapping[str, Any], name: str, where: str) -> Rule:
     usual = Charge.RETRY if blame is Blame.USER else Charge.PROGRESS
     oom, weight, cause = value.get("oom", False), value.get("weight", 0.0), _text(value, "cause", where, NAME_CHARS_MAX)
     if not isinstance(oom, bool):
-        raise BadRequest(f"{where}: oom: true or false is wanted")
+        raise BadRequest(f"{where}: oom: must be true or false")
     if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0.0 <= weight <= WEIGHT_MAX:
-        raise BadRequest(f"{where}: weight: a number from 0 to {WEIGHT_MAX:g} is wanted")
+        raise BadRequest(f"{where}: weight: must be a number from 0 to {WEIGHT_MAX:g}")
     if cause and cause not in CAUSES:
-        raise BadRequest(f"{where}: cause: {cause!r} is none of {', '.join(CAUSES)}")
+        raise BadRequest(f"{where}: cause: {cause!r} is not one of {', '.join(CAUSES)}")
     pattern = _text(value, "pattern", where, PATTERN_CHARS_MAX)
     if pattern and not all(option.strip("* ") for option in pattern.split("|")):
         raise BadRequest(f"{where}: pattern: {pattern!r} would match every line")
     return Rule(
-        name=name, blame=blame, remedy=_one_of(value, "remedy", Remedy, where), pattern=pattern, oom=oom, weight=float(weight), cause=cause,
-        charge=_one_of(value, "charge", Charge, where) if "charge" in value else usual, codes=_numbers(value, "codes", where, 255),
-        signals=_numbers(value, "signals", where, 64), xids=_numbers(value, "xids", where, 9_999),
+        name=name,
+        blame=blame,
+        remedy=_one_of(value, "remedy", Remedy, where),
+        pattern=pattern,
+        oom=oom,
+        weight=float(weight),
+        cause=cause,
+        charge=_one_of(value, "charge", Charge, where) if "charge" in value else usual,
+        codes=_numbers(value, "codes", where, 255),
+        signals=_numbers(value, "signals", where, 64),
+        xids=_numbers(value, "xids", where, 9_999),
         says=_text(value, "says", where, SAYS_CHARS_MAX),
-    )  # fmt: skip
+    )
 
 
 def _text(value: Mapping[str, Any], key: str, where: str, chars_max: int) -> str:
     text = value.get(key, "")
     if not isinstance(text, str) or len(text) > chars_max or not (text.isprintable()):
-        raise BadRequest(f"{where}: {key}: one line of at most {chars_max} characters is wanted")
+        raise BadRequest(f"{where}: {key}: must be one line of at most {chars_max} characters")
     return text.strip() if key == "name" else text
 
 
@@ -242,7 +275,7 @@ def _numbers(value: Mapping[str, Any], key: str, where: str, most: int) -> tuple
     for number in named:
         if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= most:
             words = " or a name like SIGSEGV" if key == "signals" else ""
-            raise BadRequest(f"{where}: {key}: {str(number)[:40]!r}; a number from 1 to {most}{words} is wanted")
+            raise BadRequest(f"{where}: {key}: {str(number)[:40]!r} is not a number from 1 to {most}{words}")
         numbers.append(number)
     return tuple(numbers)
 
@@ -252,6 +285,6 @@ def _one_of(value: Mapping[str, Any], key: str, kind: type[E], where: str) -> E:
     known: Iterable[str] = [one.value for one in kind]
     if not isinstance(word, str) or word not in known:
         near = nearest(str(word), known) if word is not None else None
-        what = f"{str(word)[:40]!r} is none of" if word is not None else "missing; one of"
+        what = f"{str(word)[:40]!r} is not one of" if word is not None else "missing; one of"
         raise BadRequest(f"{where}: {key}: {what} {', '.join(known)}", hint=f"did you mean {near!r}?" if near else "")
     return kind(word)

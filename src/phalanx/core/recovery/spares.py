@@ -1,11 +1,11 @@
-"""How many nodes to keep spare, from how often nodes fail and how long a repair takes.
+"""Number of spare nodes, from the failure rate of nodes and the repair time.
 
 Nodes fail independently, each at the rate 1/MTBF, and each is repaired on its own: by Little's law and the insensitivity of M/G/infinity,
-the nodes under repair are a Poisson count of mean n R / MTBF, whatever the distribution of repair times. With as many spares as that
-count exceeds with a probability of 1 % only, the work has all its nodes for 99 % of the time.
+the nodes under repair are a Poisson count of mean n R / MTBF, whatever the distribution of repair times. If this count exceeds the number
+of spares with a probability of only 1 %, the jobs have all their nodes for 99 % of the time.
 
 Source: L. Takacs, "Introduction to the Theory of Queues", 1962, chapter 3 (M/G/infinity is insensitive to the service distribution).
-Failures come for `nodes` working ones; spares idle and fail no job.
+Failures are counted for the `nodes` in use; spares are idle and fail no job.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Final
 
 from phalanx.core.recovery.lemon import poisson_tail
 
-SHORT_MAX: Final = 0.01  # of the time, how much the work may lack a node
+SHORT_MAX: Final = 0.01  # share of the time in which a node may be missing
 REPAIR_DEFAULT_S: Final = 3 * 86_400.0
-"""Where nobody says: assumed three days, a part on the shelf and somebody there on working days. A reboot takes minutes, a returned board weeks."""
+"""Assumed: three days, with spare parts in stock and staff on working days. A reboot takes minutes, a returned board weeks."""
 SPARES_MAX: Final = 100_000
 
 
@@ -27,7 +27,7 @@ def under_repair(nodes: int, *, node_mtbf_s: float, repair_s: float) -> float:
         ValueError: a negative number of nodes or seconds, or an MTBF that is not positive.
     """
     if nodes < 0 or not repair_s >= 0.0 or not node_mtbf_s > 0.0:
-        raise ValueError(f"{nodes} nodes, repair of {repair_s} s, MTBF of {node_mtbf_s} s: they must be positive")
+        raise ValueError(f"{nodes} nodes, repair time {repair_s} s, MTBF {node_mtbf_s} s: all must be positive")
     return nodes * repair_s / node_mtbf_s
 
 
@@ -35,7 +35,7 @@ def spares(nodes: int, *, node_mtbf_s: float, repair_s: float, short: float = SH
     """The smallest s with P(nodes under repair > s) < `short`.
 
     Raises:
-        ValueError: as `under_repair`, or `short` is no probability between 0 and 1.
+        ValueError: as `under_repair`, or `short` is not between 0 and 1.
     """
     if not 0.0 < short < 1.0:
         raise ValueError(f"a share of {short}; it must lie between 0 and 1")
@@ -43,8 +43,8 @@ def spares(nodes: int, *, node_mtbf_s: float, repair_s: float, short: float = SH
     if mean == 0.0:
         return 0
     if mean > SPARES_MAX:
-        raise ValueError(f"{mean:.0f} nodes would be under repair at a time: are MTBF and repair time right?")
-    low, high = -1, 1  # P(K > low) >= short; looked for by doubling, then by halving
+        raise ValueError(f"{mean:.0f} nodes would be under repair at a time: are MTBF and repair time correct?")
+    low, high = -1, 1  # P(K > low) >= short; search by doubling, then by bisection
     while poisson_tail(high + 1, mean) >= short:
         low, high = high, 2 * high
     while high - low > 1:

@@ -1,4 +1,4 @@
-"""What shall be done: everything the controller asks of supervisors, as values. Each may arrive twice or never; all are idempotent."""
+"""Commands that the controller sends to supervisors, as values. Each may arrive twice or never; all are idempotent."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from phalanx.core.work.surroundings import Surroundings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepare:
-    """Prove the devices of this node's grant, make the scratch folder, and answer `MemberReady` or `MemberRefused`.
+    """Check the granted devices, create the scratch folder, and answer `MemberReady` or `MemberRefused`.
 
     Attributes:
-        candidates: published checkpoints, newest first; node rank 0 verifies and names the one to resume from.
-        checkpoint_dir, output_dir: where the head sees them; where `kept`, each node has folders of its own and the head keeps a copy.
-        probe_ports: by node rank, where that node's supervisor answers probes of the link to it; 0 where it does not, or not yet.
+        candidates: published checkpoints, newest first; node rank 0 verifies them and reports which one to resume from.
+        checkpoint_dir, output_dir: paths on the head; with `kept`, each node has its own folders and the head stores a copy.
+        probe_ports: by node rank, the port on which that supervisor answers link probes; 0 if it does not, or not yet.
         restarts: attempts and in-place restarts so far (PHALANX_RESTART_COUNT).
         hangs: restarts after a hang since the last progress.
-        surroundings: of a job with a plan (PHALANX_MACHINE); None for others.
+        surroundings: topology of the gang, for a job with a plan (PHALANX_MACHINE); None for others.
     """
 
     node_id: NodeId
@@ -48,7 +48,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartTasks:
-    """Pass the barrier: every node was ready. `port` is node rank 0's, `resume` what it verified."""
+    """Start the ranks: every node is ready. `port`: of node rank 0; `resume`: the checkpoint that it verified."""
 
     node_id: NodeId
     job_id: JobId
@@ -60,10 +60,10 @@ class StartTasks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopTasks:
-    """SIGTERM, then after `grace_s` SIGKILL; answer `MemberStopped` when nothing of that generation is left.
+    """Send SIGTERM, after `grace_s` SIGKILL; answer `MemberStopped` when no process of that generation is left.
 
-    `reason` is a `wire.rank.StopReason` name in lower case, written to the lease page before the signal: `phalanx.torch` catches
-    SIGTERM, saves and leaves within the grace; a bare script ends as SIGTERM ends it.
+    `reason` is the name of a `wire.rank.StopReason` in lower case, written to the lease page before the signal. `phalanx.torch` handles
+    SIGTERM: it saves and exits within the grace period. A script without it is ended by SIGTERM.
     """
 
     node_id: NodeId
@@ -76,7 +76,7 @@ class StopTasks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forget:
-    """The attempt is over: remove its scratch folder and cgroup."""
+    """Remove the scratch folder and cgroup of an attempt that has ended."""
 
     node_id: NodeId
     job_id: JobId
@@ -85,7 +85,7 @@ class Forget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteCheckpoints:
-    """Remove checkpoint folders that retention no longer keeps. `user`: the job's owner."""
+    """Delete checkpoint folders that are past retention. `user`: the job's owner."""
 
     node_id: NodeId
     job_id: JobId

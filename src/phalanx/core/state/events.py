@@ -1,7 +1,7 @@
-"""What happened: everything the controller hears, as values.
+"""Events that the controller receives, as values.
 
-Requests come from users through the API (each is answered), reports from supervisors, observations from engines.
-`at_s` is Unix time where the fact has its own time; otherwise the step's `now_s` counts.
+Requests come from users through the API (each gets an answer), reports from supervisors, observations from engines.
+`at_s` is Unix time, in events that have a time of their own; others happen at the step's `now_s`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from phalanx.core.fleet.calibration import Calibration
+from phalanx.core.fleet.failure_rules import FailureRules
 from phalanx.core.fleet.fitness import BadLink
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import (
@@ -37,11 +38,11 @@ from phalanx.core.work.spec import JobSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submit:
-    """A new job, or a whole array. `key` is the caller's idempotency key; the same key and body give the same job.
+    """Create a job or an array. `key` is the caller's idempotency key: the same key and body return the same job.
 
     Attributes:
-        parents: what the store knows of the jobs that are depended on, by the name used; of an array every element. Ended jobs leave
-            the loop's memory, so that only with these it can tell one that ended long ago from one that never was.
+        parents: states, from the store, of the jobs that this one depends on, by the id used; of an array, of every element. The
+            controller drops ended jobs from memory, so it needs them to distinguish jobs that ended long ago from unknown ids.
     """
 
     spec: JobSpec
@@ -55,7 +56,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancel:
-    """End the job for good. Idempotent."""
+    """Cancel the job. Idempotent."""
 
     job_id: JobId
     by: UserId
@@ -64,7 +65,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """Keep a pending job from starting; `held=False` releases it."""
+    """Hold a pending job back; `held=False` releases it."""
 
     job_id: JobId
     held: bool
@@ -73,7 +74,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requeue:
-    """Stop the running attempt (saving first) and wait again."""
+    """Stop the running attempt after a save; the job waits again."""
 
     job_id: JobId
     by: UserId
@@ -81,7 +82,7 @@ class Requeue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """Replace what may change of a job; None leaves a field."""
+    """Change fields of a job; None leaves a field as it is."""
 
     job_id: JobId
     by: UserId
@@ -94,7 +95,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CordonNode:
-    """Keep new work off a node; with `drain` its running jobs are requeued after saving."""
+    """Cordon a node; with `drain`, its running jobs are requeued after a save."""
 
     node_id: NodeId
     by: UserId
@@ -112,7 +113,7 @@ class UncordonNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelNodes:
-    """Say of nodes where they lie, or whatever else. An empty text takes a label away; labels not named stay."""
+    """Set labels of nodes. An empty value removes a label; other labels stay."""
 
     labels: Mapping[NodeId, Mapping[str, str]]
     by: UserId
@@ -120,7 +121,7 @@ class LabelNodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetNode:
-    """Remove a node that is down and holds nothing."""
+    """Remove a node that is down and runs no job."""
 
     node_id: NodeId
     by: UserId
@@ -128,14 +129,14 @@ class ForgetNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutUser:
-    """Add a user or change one."""
+    """Add or replace a user."""
 
     user: User
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeUser:
-    """Add a plain user or change one; None leaves a field. `by`: the admin who asks; None for the head itself."""
+    """Add a user with role `user`, or change one; None leaves a field. `by`: the calling admin; None for the head itself."""
 
     user_id: UserId
     role: UserRole | None = None
@@ -145,7 +146,7 @@ class ChangeUser:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeProject:
-    """Add a project or change one; None leaves a field. `as_admin`: the caller administers the head, not this project alone."""
+    """Add or change a project; None leaves a field. `as_admin`: the caller is an admin of the head, not only of this project."""
 
     project_id: ProjectId
     by: UserId
@@ -156,21 +157,21 @@ class ChangeProject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutProject:
-    """Add a project or change one."""
+    """Add or replace a project."""
 
     project: Project
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutQueue:
-    """Add a queue or change one."""
+    """Add or replace a queue."""
 
     queue: Queue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeQueue:
-    """Add a queue or change one; None leaves a field."""
+    """Add or change a queue; None leaves a field."""
 
     queue_id: QueueId
     priority: int | None = None
@@ -179,7 +180,7 @@ class ChangeQueue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutQueues:
-    """Add or change some queues and remove others, all or nothing. Those named in `as_open` stay open or closed as they are."""
+    """Add or replace some queues and remove others, all or nothing. Queues in `as_open` keep their present open or closed state."""
 
     queues: tuple[Queue, ...] = ()
     remove: tuple[QueueId, ...] = ()
@@ -188,14 +189,14 @@ class PutQueues:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutReservation:
-    """Set nodes aside. The same one again is harmless."""
+    """Create a reservation. Idempotent."""
 
     reservation: Reservation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndReservation:
-    """Give a reservation's nodes back, also before it begins."""
+    """End a reservation, also before it begins."""
 
     reservation_id: ReservationId
     by: UserId
@@ -203,16 +204,16 @@ class EndReservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutCalibration:
-    """Keep what a calibration found in place of what is kept."""
+    """Replace the fleet's profile."""
 
     calibration: Calibration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutRules:
-    """Keep the operators' failure rules in place of those that are kept; an empty list takes them away."""
+    """Replace the operators' failure rules; an empty list removes them."""
 
-    document: Calibration
+    document: FailureRules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +225,7 @@ class PutToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevokeToken:
-    """End a token, and with `made_too` all that were made with it. Idempotent."""
+    """Revoke a token; with `made_too` also all tokens created with it. Idempotent."""
 
     token_id: TokenId
     made_too: bool = False
@@ -232,40 +233,63 @@ class RevokeToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokensUsed:
-    """When tokens were last used, Unix seconds. From the head itself, sparsely."""
+    """When tokens were last used, in Unix seconds. Sent by the head itself, rarely."""
 
     used_s: Mapping[TokenId, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanStop:
-    """The head is about to stop on purpose: grant every supervisor a lease of `lease_s`."""
+    """Prepare a planned stop of the head: grant every supervisor a lease of `lease_s`."""
 
     lease_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelAll:
-    """`down --cancel-jobs`."""
+    """Cancel all live jobs (`phalanx down --cancel-jobs`)."""
 
     by: UserId
 
 
 Request = (
-    Submit | Cancel | Hold | Requeue | Update | CordonNode | UncordonNode | LabelNodes | ForgetNode | PutUser | PutProject | PutQueue | ChangeQueue | PutQueues
-    | PutReservation | EndReservation | PutCalibration | PutRules | PutToken | RevokeToken | TokensUsed | ChangeUser | ChangeProject | PlanStop | CancelAll
-)  # fmt: skip
+    Submit
+    | Cancel
+    | Hold
+    | Requeue
+    | Update
+    | CordonNode
+    | UncordonNode
+    | LabelNodes
+    | ForgetNode
+    | PutUser
+    | PutProject
+    | PutQueue
+    | ChangeQueue
+    | PutQueues
+    | PutReservation
+    | EndReservation
+    | PutCalibration
+    | PutRules
+    | PutToken
+    | RevokeToken
+    | TokensUsed
+    | ChangeUser
+    | ChangeProject
+    | PlanStop
+    | CancelAll
+)
 
 # ---- reports of supervisors and observations of engines ---------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """A supervisor presents itself: the node as it finds it and the (job, epoch, generation) it carries.
+    """A supervisor registers, with its node's inventory and the (job, epoch, generation) of each member it runs.
 
     Attributes:
-        seat: of a supervisor that was brought for one attempt; it speaks for its part of that and not for the node.
-        challenge: what the head told it to say again, as a sign that it lives; empty at first. None: it knows of no challenge.
+        seat: for a supervisor that was started for one attempt: it represents this seat, not the node.
+        challenge: the challenge that the head sent, as proof that the supervisor is alive; empty at first. None: it supports none.
     """
 
     node: Node
@@ -277,10 +301,10 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberReady:
-    """A node has proven itself and waits at the barrier.
+    """A node passed its preflight and waits at the barrier.
 
     Attributes:
-        bad_links: to nodes of its gang that it does not reach as it should: then the gang does not start.
+        bad_links: links to nodes of its gang that failed the probe; with any, the gang does not start.
         clock_off_s: how far its wall clock is ahead of the head's.
     """
 
@@ -296,12 +320,12 @@ class MemberReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberRefused:
-    """A node cannot start its part.
+    """A node cannot start its member.
 
     Attributes:
-        charge: the job's own fault (no such file), not the node's.
-        exit_code: what a shell would say of it.
-        flaw: the node's own fault (its disk is full), which the next job would meet too: it is kept out.
+        charge: the job is at fault (no such file), not the node.
+        exit_code: the exit code that a shell would return.
+        flaw: the node is at fault (its disk is full) and the next job would fail too: it is cordoned.
     """
 
     job_id: JobId
@@ -316,7 +340,7 @@ class MemberRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberStarted:
-    """All tasks of this node are exec'd."""
+    """All tasks of this node have started (exec)."""
 
     job_id: JobId
     epoch: Epoch
@@ -337,7 +361,7 @@ class TaskExited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberStopped:
-    """No process of this generation is left on the node. `port_in_use`: rank 0 could not bind: again, uncharged."""
+    """No process of this generation is left on the node. `port_in_use`: rank 0 could not bind; restart without charging the job."""
 
     job_id: JobId
     epoch: Epoch
@@ -349,9 +373,9 @@ class MemberStopped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberFroze:
-    """The lease ran out and came back with the epoch current, after a freeze of `frozen_s`.
+    """The lease expired and was granted again for the same epoch, after the ranks were frozen for `frozen_s`.
 
-    `thawed`: short enough, the ranks go on; otherwise the gang restarts in place, uncharged.
+    `thawed`: the freeze was short enough and the ranks continue; otherwise the gang restarts in place, uncharged.
     """
 
     job_id: JobId
@@ -364,7 +388,7 @@ class MemberFroze:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberHung:
-    """Ranks of this node live, are not frozen, and have made no step for `silent_s`, past the `limit_s` learned from their steps.
+    """Ranks of this node run, are not frozen, and made no step for `silent_s`, longer than the `limit_s` learned from their steps.
 
     Attributes:
         step: the last one reported.
@@ -381,7 +405,7 @@ class MemberHung:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSaved:
-    """A rank made a whole checkpoint; it counts once committed here under a current epoch."""
+    """A rank wrote a complete checkpoint; it is published once the head commits it under a current epoch."""
 
     job_id: JobId
     generation: Generation
@@ -393,7 +417,7 @@ class CheckpointSaved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progressed:
-    """The newest step whose report is durable at the head; sent sparsely, for budgets and the story."""
+    """The newest step whose report is durable at the head; sent rarely, for budgets and the story."""
 
     job_id: JobId
     epoch: Epoch
@@ -403,7 +427,7 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFailed:
-    """A save did not come whole; training goes on. Told once until a save succeeds again."""
+    """A save failed; training continues. Reported once until a save succeeds again."""
 
     job_id: JobId
     epoch: Epoch
@@ -414,7 +438,7 @@ class CheckpointFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDead:
-    """An engine saw the node die. `confirmed`: nothing of it runs any more, no lease need be waited for."""
+    """An engine observed the death of a node. `confirmed`: no process is left on it, so its lease need not be awaited."""
 
     node_id: NodeId
     supervisor_id: SupervisorId | None
@@ -424,14 +448,14 @@ class NodeDead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSeen:
-    """A node of an engine that brings supervisors per attempt, as the engine's own inventory has it: it takes work."""
+    """The inventory of an engine that starts supervisors per attempt lists this node as in service."""
 
     node: Node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeatLost:
-    """The engine ended what carried an attempt on these nodes: nothing of it runs there any more."""
+    """The engine ended an attempt's seats on these nodes: no process of the attempt is left there."""
 
     job_id: JobId
     epoch: Epoch
@@ -441,11 +465,11 @@ class SeatLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Withdrawn:
-    """An engine could not begin an attempt, and took it back whole before any supervisor came.
+    """An engine could not start an attempt and withdrew it before any supervisor registered.
 
     Attributes:
-        nodes: those that stood in the way.
-        cause: CONTENDED (others were faster), START_FAIL (the engine's doing), or FAILED (it would refuse the same job again).
+        nodes: the nodes that prevented the start.
+        cause: CONTENDED (others took the nodes first), START_FAIL (an error of the engine), or FAILED (it would refuse the job again).
     """
 
     job_id: JobId
@@ -456,7 +480,20 @@ class Withdrawn:
 
 
 Report = (
-    Hello | MemberReady | MemberRefused | MemberStarted | TaskExited | MemberStopped | MemberFroze | MemberHung
-    | CheckpointSaved | CheckpointFailed | Progressed | NodeDead | NodeSeen | SeatLost | Withdrawn
-)  # fmt: skip
+    Hello
+    | MemberReady
+    | MemberRefused
+    | MemberStarted
+    | TaskExited
+    | MemberStopped
+    | MemberFroze
+    | MemberHung
+    | CheckpointSaved
+    | CheckpointFailed
+    | Progressed
+    | NodeDead
+    | NodeSeen
+    | SeatLost
+    | Withdrawn
+)
 Event = Request | Report

@@ -1,4 +1,4 @@
-"""What one cycle decided: placements for jobs that start, stops for jobs that make way, reasons for those that wait."""
+"""The result of one scheduling cycle: placements for jobs that start, stops for preempted jobs, reasons for those that wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from phalanx.core.work.job import Reason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """A proposed allocation; it counts only once verified against the newest state and committed."""
+    """A proposed allocation; it takes effect once verified against the newest state and committed."""
 
     job_id: JobId
     allocation: Allocation
@@ -21,11 +21,11 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """A running job makes way: it saves, stops, and waits again (PREEMPTED) or goes on elsewhere (MOVED).
+    """Stop a running job: it saves and stops, then waits again (PREEMPTED) or continues elsewhere (MOVED).
 
     Attributes:
-        why: told to its owner: by whom, and by what right.
-        other: the job it makes way for; None where it is for its own sake.
+        why: shown to its owner: which job preempts it, and by which rule.
+        other: the job that preempts it; None if it is moved for its own benefit.
     """
 
     job_id: JobId
@@ -36,7 +36,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """Why a job does not start now: the dominant reason, and a sentence with who or what is in the way."""
+    """Why a job does not start now: the main reason, and a sentence that names what blocks it."""
 
     reason: Reason
     detail: str
@@ -49,8 +49,8 @@ class Plan:
     Attributes:
         placements: in the order granted.
         stops: in the order decided; carried out before the placements.
-        waits: why each other pending job waits, worked out when asked.
-        decided: the policy was asked; False when nothing had changed.
+        waits: why each other pending job waits, computed on access.
+        decided: the policy ran; False if nothing had changed.
         wake_s: when to plan again even if nothing happens; infinite for never.
     """
 

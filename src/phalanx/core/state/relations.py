@@ -1,7 +1,7 @@
-"""Which jobs hang together: who waits for whom, which live jobs share a name, which are elements of one array.
+"""Indexes of related live jobs: dependents, jobs with the same name, elements of one array.
 
-Told by `Change` of every job that is put, so that the end of one job finds those that waited for it without a search. Only live jobs are
-in it; an empty entry is removed.
+`Change` updates them at every job that it puts, so that the end of a job finds its dependents without a search. They contain only live
+jobs; empty entries are removed.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Name = tuple[UserId, str]
 
 @dataclass(slots=True)
 class Relations:
-    """Live jobs by what they share.
+    """Indexes of live jobs.
 
     Attributes:
-        dependents: those whose `unmet` holds this condition.
-        singletons: those that wait for earlier jobs of their user and name.
-        named: all, by user and name.
-        elements: of each array.
-        running: those of them that hold an allocation, leaving ones too.
+        dependents: jobs by each condition in their `unmet`.
+        singletons: jobs that wait for earlier jobs of the same user and name.
+        named: all jobs, by user and name.
+        elements: elements of each array.
+        running: elements of each array that hold an allocation, including those that are stopping.
     """
 
     dependents: dict[Dependency, dict[JobId, None]] = field(default_factory=dict)
@@ -43,9 +43,9 @@ class Relations:
         enter: Callable[[Together, Any, JobId], None],
         leave: Callable[[Together, Any, JobId], None],
     ) -> None:
-        """Take note of a job that is new or has changed. `enter` and `leave` do it, and remember how to undo it."""
+        """Update the indexes for a new or changed job, through `enter` and `leave`, which record how to undo it."""
         if before is None:
-            for table, key in self._places(after):
+            for table, key in self._entries(after):
                 enter(table, key, after.id)
         elif (
             before.unmet is not after.unmet
@@ -53,15 +53,15 @@ class Relations:
             or before.state.terminal is not after.state.terminal
             or (after.array is not None and before.state is not after.state)
         ):
-            left, found = list(self._places(before)), list(self._places(after))
-            for table, key in left:
-                if not any(table is other and key == same for other, same in found):
+            old, new = list(self._entries(before)), list(self._entries(after))
+            for table, key in old:
+                if not any(table is other and key == same for other, same in new):
                     leave(table, key, after.id)
-            for table, key in found:
-                if not any(table is other and key == same for other, same in left):
+            for table, key in new:
+                if not any(table is other and key == same for other, same in old):
                     enter(table, key, after.id)
 
-    def _places(self, job: Job) -> Iterator[tuple[Together, Any]]:
+    def _entries(self, job: Job) -> Iterator[tuple[Together, Any]]:
         if job.state.terminal:
             return
         name = (job.user, job.spec.name)

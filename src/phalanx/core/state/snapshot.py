@@ -1,4 +1,4 @@
-"""The state a plan is made against: nodes, what is held on them, and the jobs that wait."""
+"""The state that a plan is made from: nodes, their usage, and pending jobs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from phalanx.core.work.reservation import Reservation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What live allocations hold on one node. Jobs without GPUs hold CPUs alone."""
+    """Resources that live allocations hold on one node. Jobs without GPUs hold only CPUs and memory."""
 
     devices: frozenset[int] = frozenset()
     cpus: int = 0
@@ -27,13 +27,13 @@ EMPTY_USAGE = Usage()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """One version of the state. Its mappings are not changed while a plan is made.
+    """One version of the state. Its mappings do not change while a plan is made.
 
     Attributes:
-        pending: jobs that wait, in any order; the scheduler orders them itself.
-        jobs: those that wait and those that run; where empty, `pending` are all.
-        attempts: the live one of each job that runs.
-        spent: what queues have used so far.
+        pending: pending jobs, in any order; the scheduler sorts them.
+        jobs: pending and running jobs; if empty, only `pending` exist.
+        attempts: the live attempt of each running job.
+        spent: usage of the queues so far.
     """
 
     version: int
@@ -48,5 +48,5 @@ class Snapshot:
     spent: Mapping[QueueId, Spent] = field(default_factory=dict)
 
     def held(self, node_id: NodeId) -> Usage:
-        """What is held on a node; nothing for one without allocations."""
+        """Usage of a node; empty without allocations."""
         return self.usage.get(node_id, EMPTY_USAGE)

@@ -1,4 +1,4 @@
-"""The story of a job or node: one line for each thing that happened to it, with its cause. Never changed, never with gaps."""
+"""The story (history) of a job or node: one line for each event, with its cause. Append-only and without gaps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from phalanx.core.ids import Epoch, JobId, NodeId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoryLine:
-    """One line. `seq` is dense over all lines of a head, given at commit; `kind` is a machine-readable word, `text` a sentence."""
+    """One line. `seq` is dense over all lines of a head, assigned at commit; `kind` is a machine-readable word, `text` a sentence."""
 
     seq: int
     at_s: float

@@ -1,7 +1,7 @@
-"""The controller's working state: every record that lives, its indexes, and changes that can be undone.
+"""The controller's working state: all live records, their indexes, and changes that can be undone.
 
-One step of the controller opens one `Change`, puts records through it, and the shell commits what it lists. If the store refuses, the
-change is undone and the world is as before: nothing is acknowledged that is not durable.
+Each step of the controller puts records through one `Change`; the driver commits the records that it lists. If the store refuses them, the
+change is undone: nothing is acknowledged that is not durable.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from phalanx.core.fleet.calibration import Calibration
+from phalanx.core.fleet.failure_rules import FailureRules
 from phalanx.core.fleet.node import NO_OTHERS, Node
 from phalanx.core.fleet.summary import FleetSummary, node_kind, summary_of
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, TokenId, UserId
@@ -28,12 +29,12 @@ from phalanx.core.work.spending import spend
 
 K = TypeVar("K")
 V = TypeVar("V")
-_NOTHING: Final[Any] = object()  # no such key: None may be a value
+_MISSING: Final[Any] = object()  # no such key: None may be a value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Idempotency:
-    """A caller's key, the SHA-256 of the body it came with, and the job it made."""
+    """A caller's idempotency key, the SHA-256 of its request body, and the job that it created."""
 
     user: UserId
     key: str
@@ -42,12 +43,25 @@ class Idempotency:
     at_s: float
 
 
-Record = Job | Attempt | Node | Queue | Project | User | Token | Idempotency | Reservation | Spent | Calibration
+Record = (
+    Job
+    | Attempt
+    | Node
+    | Queue
+    | Project
+    | User
+    | Token
+    | Idempotency
+    | Reservation
+    | Spent
+    | Calibration
+    | FailureRules
+)
 
 
 @dataclass(slots=True)
 class World:
-    """All records the controller works with. Jobs that ended leave it once nothing refers to them; the store keeps them."""
+    """All records that the controller uses. Ended jobs are dropped from it once nothing refers to them; the store has them."""
 
     version: int = 0
     next_job_seq: int = 1
@@ -57,27 +71,24 @@ class World:
     nodes: dict[NodeId, Node] = field(default_factory=dict)
     queues: dict[QueueId, Queue] = field(default_factory=dict)
     spent: dict[QueueId, Spent] = field(default_factory=dict)
-    queue_gpus: dict[QueueId, int] = field(
-        default_factory=dict
-    )  # held by live attempts of the queue's own jobs; none: absent
+    queue_gpus: dict[QueueId, int] = field(default_factory=dict)  # held by the queue's own jobs; 0: absent
     projects: dict[ProjectId, Project] = field(default_factory=dict)
     users: dict[UserId, User] = field(default_factory=dict)
     tokens: dict[TokenId, Token] = field(default_factory=dict)
-    # Not ended ones. Replaced whole at each change, so that who has built on them sees by identity that they are others.
+    # Without ended ones. Replaced as a whole at each change, so that caches detect a change by identity.
     reservations: Mapping[ReservationId, Reservation] = field(default_factory=dict)
     idempotency: dict[tuple[UserId, str], Idempotency] = field(default_factory=dict)
     calibrations: dict[str, Calibration] = field(default_factory=dict)
+    failure_rules: dict[str, FailureRules] = field(default_factory=dict)
     pending: dict[JobId, Job] = field(default_factory=dict)
     relations: Relations = field(default_factory=Relations)
     usage: dict[NodeId, Usage] = field(default_factory=dict)
     on_node: dict[NodeId, dict[JobId, Attempt]] = field(default_factory=dict)
-    tree: Holdings | None = field(
-        default=None, compare=False, repr=False
-    )  # of the queues; ask `holdings`, which makes it
-    kinds: FleetSummary | None = field(default=None, compare=False, repr=False)  # ask `fleet`, which makes it
+    tree: Holdings | None = field(default=None, compare=False, repr=False)  # cache of `holdings`
+    kinds: FleetSummary | None = field(default=None, compare=False, repr=False)  # cache of `fleet`
 
     def holdings(self) -> Holdings:
-        """The queue tree with what live attempts hold: kept up to date by changes, made anew when queues or devices changed."""
+        """The queue tree with the GPUs held by live attempts: updated by changes, rebuilt when queues or devices change."""
         if self.tree is None:
             fleet_gpus = sum(len(node.devices) for node in self.nodes.values())
             self.tree = Holdings(self.queues.values(), fleet_gpus)
@@ -88,26 +99,31 @@ class World:
         return self.tree
 
     def fleet(self) -> FleetSummary:
-        """All nodes, whatever their state, counted by kind; counted anew when a node has come, gone or changed its devices."""
+        """All nodes in any state, counted by kind; cached until a node joins, leaves or changes its devices."""
         if self.kinds is None:
             self.kinds = summary_of(self.nodes.values())
         return self.kinds
 
     def snapshot(self, now_s: float) -> Snapshot:
-        """The state as the scheduler sees it. Shares the mappings: valid until the next change."""
+        """Snapshot for the scheduler. Shares the mappings: valid until the next change."""
         return Snapshot(
-            version=self.version, now_s=now_s, nodes=self.nodes, usage=self.usage, pending=tuple(self.pending.values()),
-            queues=self.queues, reservations=self.reservations,
-        )  # fmt: skip
+            version=self.version,
+            now_s=now_s,
+            nodes=self.nodes,
+            usage=self.usage,
+            pending=tuple(self.pending.values()),
+            queues=self.queues,
+            reservations=self.reservations,
+        )
 
     def attempts_on(self, node_id: NodeId) -> list[Attempt]:
-        """Live attempts with a grant on the node, by job in submit order."""
+        """Live attempts with a grant on the node, in submit order of their jobs."""
         return sorted(self.on_node.get(node_id, {}).values(), key=lambda attempt: self.jobs[attempt.job_id].seq)
 
 
 @dataclass(slots=True)
 class Change:
-    """Everything one step did to the world, in order. `epochs` are checked again by the store against its own rows."""
+    """All changes of one step, in order. The store checks `epochs` again against its own rows."""
 
     world: World
     records: list[Record] = field(default_factory=list)
@@ -115,8 +131,8 @@ class Change:
     removed_queues: list[QueueId] = field(default_factory=list)
     story: list[StoryLine] = field(default_factory=list)
     epochs: dict[JobId, Epoch] = field(default_factory=dict)
-    _undo: list[tuple[dict[Any, Any], Any, Any]] = field(default_factory=list)  # table, key, what stood there
-    _reservations: Mapping[ReservationId, Reservation] | None = None  # as the step found them
+    _undo: list[tuple[dict[Any, Any], Any, Any]] = field(default_factory=list)  # table, key, previous value
+    _reservations: Mapping[ReservationId, Reservation] | None = None  # before the step
     _job_seqs: int = 0
 
     @property
@@ -125,13 +141,13 @@ class Change:
         return not self.records and not self.story and not self.removed and not self.removed_queues
 
     def tell(self, line: StoryLine) -> None:
-        """Add a story line; its seq is given here."""
+        """Add a story line and assign its seq."""
         seq = self.world.next_story_seq
         self.world.next_story_seq = seq + 1
         self.story.append(replace(line, seq=seq))
 
     def put(self, record: Record) -> None:
-        """Set a record, replacing the one of the same id."""
+        """Add a record, or replace the one with the same id."""
         world = self.world
         match record:
             case Job():
@@ -141,19 +157,17 @@ class Change:
             case Attempt():
                 self._put_attempt(record)
             case Node():
-                self._forget_holdings_unless_equal(world.nodes.get(record.id), record)
-                self._forget_kinds_unless_equal(world.nodes.get(record.id), record)
+                self._invalidate_holdings_unless_equal(world.nodes.get(record.id), record)
+                self._invalidate_kinds_unless_equal(world.nodes.get(record.id), record)
                 self._count_others(world.nodes.get(record.id), record)
                 self._set(world.nodes, record.id, record)
-                # A store applies removals last: a node that is back within the step must not be removed by it.
-                self.removed[:] = [node for node in self.removed if node.id != record.id]
-                self.removed = [gone for gone in self.removed if gone.id != record.id]  # it came back within the step
+                # A store applies removals last: it must not remove a node that came back within the step.
+                self.removed = [gone for gone in self.removed if gone.id != record.id]
             case Queue():
                 world.tree = None
                 self._set(world.queues, record.id, record)
-                if (
-                    record.id in self.removed_queues
-                ):  # back within the step: the store must not remove it, only what it had used
+                # Added again within the step: the store must not remove the queue, only its usage.
+                if record.id in self.removed_queues:
                     self.removed_queues.remove(record.id)
                     self.put(Spent(queue=record.id, at_s=0.0))
             case Spent():
@@ -168,22 +182,24 @@ class Change:
                 self._put_reservation(record)
             case Calibration():
                 self._set(world.calibrations, record.id, record)
+            case FailureRules():
+                self._set(world.failure_rules, record.id, record)
             case Idempotency():
                 self._set(world.idempotency, (record.user, record.key), record)
         self.records.append(record)
         world.version += 1
 
     def remove_node(self, node: Node) -> None:
-        """Take a node out of the fleet."""
+        """Remove a node from the fleet."""
         self.world.tree = None
         self.world.kinds = None
         self._drop(self.world.nodes, node.id)
-        self._drop(self.world.usage, node.id)  # no attempt is there; what others held there is not known any more
+        self._drop(self.world.usage, node.id)  # it has no attempt; use by others is no longer known
         self.removed.append(node)
         self.world.version += 1
 
     def remove_queue(self, queue_id: QueueId) -> None:
-        """Take a queue, in which no job is alive, out of the tree; what it had used is forgotten."""
+        """Remove a queue without live jobs, and its usage."""
         self.world.tree = None
         self._drop(self.world.queues, queue_id)
         self._drop(self.world.spent, queue_id)
@@ -200,9 +216,9 @@ class Change:
         return seq
 
     def undo(self) -> None:
-        """Put the world back to where the step found it. Numbers handed out stay used only if committed, so they go back too."""
+        """Restore the world as it was before the step, including its sequence numbers."""
         for table, key, before in reversed(self._undo):
-            if before is _NOTHING:
+            if before is _MISSING:
                 del table[key]
             else:
                 table[key] = before
@@ -245,17 +261,20 @@ class Change:
                 sign = 1 if attempt.live else -1
                 devices = held.devices | set(grant.devices) if attempt.live else held.devices - set(grant.devices)
                 node = world.nodes.get(grant.node_id)
-                if node is not None and node.others.devices:  # the engine may have given ours to others meanwhile
+                if (
+                    node is not None and node.others.devices
+                ):  # the engine may have assigned our devices to others meanwhile
                     devices = devices | set(node.others.devices)
                 usage = Usage(
-                    devices=frozenset(devices), cpus=held.cpus + sign * grant.cpus,
+                    devices=frozenset(devices),
+                    cpus=held.cpus + sign * grant.cpus,
                     memory_bytes=held.memory_bytes + sign * grant.memory_bytes,
-                )  # fmt: skip
+                )
                 self._set(world.usage, grant.node_id, usage)
         self.epochs[attempt.job_id] = attempt.epoch
 
     def _count_in_queue(self, attempt: Attempt) -> None:
-        """An attempt began, or ended, to hold GPUs of its job's queue; what it used is written down at its end."""
+        """Update the GPUs held in the queue of an attempt that was placed or ended; at its end, record the usage."""
         world, gpus = self.world, attempt.allocation.gpus
         job = world.jobs.get(attempt.job_id)
         if job is None:
@@ -275,7 +294,7 @@ class Change:
                 self.put(record)
 
     def _count_others(self, before: Node | None, node: Node) -> None:
-        """What is held outside Phalanx counts as used, beside what our attempts hold."""
+        """Count resources that are held outside Phalanx as used, in addition to those of our attempts."""
         old = NO_OTHERS if before is None else before.others
         new = node.others
         if new == old:
@@ -289,16 +308,17 @@ class Change:
             for i in g.devices
         }
         usage = Usage(
-            devices=frozenset(ours | set(new.devices)), cpus=held.cpus - old.cpus + new.cpus,
+            devices=frozenset(ours | set(new.devices)),
+            cpus=held.cpus - old.cpus + new.cpus,
             memory_bytes=held.memory_bytes - old.memory_bytes + new.memory_bytes,
-        )  # fmt: skip
+        )
         self._set(world.usage, node.id, usage)
 
-    def _forget_kinds_unless_equal(self, before: Node | None, node: Node) -> None:
+    def _invalidate_kinds_unless_equal(self, before: Node | None, node: Node) -> None:
         if before is None or node_kind(before) != node_kind(node):
             self.world.kinds = None
 
-    def _forget_holdings_unless_equal(self, before: Node | None, node: Node) -> None:
+    def _invalidate_holdings_unless_equal(self, before: Node | None, node: Node) -> None:
         if before is None or len(before.devices) != len(node.devices):
             self.world.tree = None
 
@@ -326,10 +346,10 @@ class Change:
             self._drop(table, key)
 
     def _set(self, table: dict[K, V], key: K, value: V) -> None:
-        self._undo.append((table, key, table.get(key, _NOTHING)))
+        self._undo.append((table, key, table.get(key, _MISSING)))
         table[key] = value
 
     def _drop(self, table: dict[K, V], key: K) -> None:
-        before = table.pop(key, _NOTHING)
-        if before is not _NOTHING:
+        before = table.pop(key, _MISSING)
+        if before is not _MISSING:
             self._undo.append((table, key, before))

@@ -232,7 +232,9 @@ class Commands:
                 backoff.reset()
                 after = max(after, reply.last)
                 if reply.commands:
-                    self._on_commands([command for framed in reply.commands if (command := _decoded(framed)) is not None])
+                    self._on_commands(
+                        [command for framed in reply.commands if (command := _decoded(framed)) is not None]
+                    )
 
 
 class Events:

@@ -1,1 +1,1 @@
-"""Uploaded archives, by their hash."""
+"""Storage of uploaded archives."""

@@ -1,4 +1,4 @@
-"""The Blobs port on files: <root>/<first two digits>/<sha256>, written beside, checked, synced, and only then named."""
+"""The Blobs port on files: <root>/<first two digits>/<sha256>, written to a temporary file, checked, synced, and then renamed."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from phalanx.failpoints import around, sync_directory, write
 from phalanx.ports.store import StoreRefused
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
-_COMING: Final = ".coming-"
+_TEMPORARY: Final = ".coming-"
 
 
 class FileBlobs:
-    """Archives in files. May be called from any thread.
+    """Archives in files. Thread-safe.
 
     Args:
-        root: the folder, made when it is not there; what a crash left half-written in it is removed.
+        root: the folder, created if missing; incomplete files of a crash are removed.
 
     Raises:
-        StoreRefused: the folder cannot be made.
+        StoreRefused: the folder cannot be created.
     """
 
     def __init__(self, root: str) -> None:
@@ -39,26 +39,26 @@ class FileBlobs:
             raise _refusal(error, self._root) from error
 
     def put(self, sha256: str, chunks: Iterator[bytes]) -> int:
-        """Keep the bytes and answer their count; durable when this returns. A blob that is here already is only compared.
+        """Store the bytes and return their count; durable when this returns. If the blob exists, the bytes are only compared.
 
         Raises:
-            BadRequest: the bytes have another hash, or the name is none.
-            StoreRefused: no room.
+            BadRequest: the bytes have another hash, or the name is not a hash.
+            StoreRefused: the disk is full or failed.
         """
         _check_name(sha256)
         if self.has(sha256):
             return self._compare(sha256, chunks)
         try:
             with around("blobs.put.create"):
-                fd, coming = tempfile.mkstemp(dir=self._root, prefix=_COMING)
+                fd, temporary = tempfile.mkstemp(dir=self._root, prefix=_TEMPORARY)
         except OSError as error:
             raise _refusal(error, self._root) from error
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)  # tells a sweep that somebody still writes it
+            fcntl.flock(fd, fcntl.LOCK_EX)  # marks the file as in use for the sweep of another process
             size = _write(fd, sha256, chunks)
-            self._name(coming, sha256)
+            self._publish(temporary, sha256)
         except BaseException as error:
-            _take_back(coming)
+            _discard(temporary)
             if isinstance(error, OSError):
                 raise _refusal(error, self._root) from error
             raise
@@ -67,29 +67,29 @@ class FileBlobs:
         return size
 
     def has(self, sha256: str) -> bool:
-        """Whether the blob is here, whole."""
-        return _SHA256.fullmatch(sha256) is not None and os.path.isfile(self._place(sha256))
+        """Whether the complete blob is stored."""
+        return _SHA256.fullmatch(sha256) is not None and os.path.isfile(self._file(sha256))
 
     def path(self, sha256: str) -> str:
-        """The file that holds it, for sending.
+        """Path of the blob's file.
 
         Raises:
             NotFound: no such blob.
         """
         if not self.has(sha256):
-            raise NotFound(f"there is no upload {sha256[:64]!r}", hint="upload it again")
-        return self._place(sha256)
+            raise NotFound(f"no upload {sha256[:64]!r}", hint="upload it again")
+        return self._file(sha256)
 
-    def _place(self, sha256: str) -> str:
+    def _file(self, sha256: str) -> str:
         return os.path.join(self._root, sha256[:2], sha256)
 
-    def _name(self, coming: str, sha256: str) -> None:
-        place = self._place(sha256)
+    def _publish(self, temporary: str, sha256: str) -> None:
+        path = self._file(sha256)
         with around("blobs.put.directory"):
-            os.makedirs(os.path.dirname(place), mode=0o700, exist_ok=True)
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         with around("blobs.put.rename"):
-            os.replace(coming, place)
-        self._sync_name(sha256)
+            os.replace(temporary, path)
+        self._sync_folders(sha256)
 
     def _compare(self, sha256: str, chunks: Iterator[bytes]) -> int:
         size, digest = 0, hashlib.sha256()
@@ -97,19 +97,19 @@ class FileBlobs:
             digest.update(chunk)
             size += len(chunk)
         _check_hash(sha256, digest.hexdigest())
-        try:  # a crash may have come between its naming and the sync of the folder
-            self._sync_name(sha256)
+        try:  # a crash may have happened between its rename and the sync of the folder
+            self._sync_folders(sha256)
         except OSError as error:
             raise _refusal(error, self._root) from error
         return size
 
-    def _sync_name(self, sha256: str) -> None:
-        for folder in (os.path.dirname(self._place(sha256)), self._root):
+    def _sync_folders(self, sha256: str) -> None:
+        for folder in (os.path.dirname(self._file(sha256)), self._root):
             sync_directory("blobs.put.sync_directory", folder)
 
     def _sweep(self) -> None:
         for name in os.listdir(self._root):
-            if name.startswith(_COMING):
+            if name.startswith(_TEMPORARY):
                 _remove_unless_written(os.path.join(self._root, name))
 
 
@@ -133,16 +133,16 @@ def _check_name(sha256: str) -> None:
 def _check_hash(wanted: str, found: str) -> None:
     if found != wanted:
         raise BadRequest(
-            f"upload {wanted[:12]}: the bytes that came have the hash {found[:12]}",
-            hint="upload it again; it changed on its way",
+            f"upload {wanted[:12]}: the received bytes have the hash {found[:12]}",
+            hint="upload it again; it changed in transit",
         )
 
 
-def _take_back(coming: str) -> None:
+def _discard(temporary: str) -> None:
     try:
         with around("blobs.take_back.remove"):
-            os.unlink(coming)
-    except OSError:  # named already, or the disk fails; a starting head sweeps
+            os.unlink(temporary)
+    except OSError:  # already renamed, or the disk fails: the next start removes it
         pass
 
 
@@ -163,5 +163,5 @@ def _remove_unless_written(path: str) -> None:
 
 def _refusal(error: OSError, path: str) -> StoreRefused:
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return StoreRefused(f"the disk is full: {path} takes no upload", hint="free some space and submit again")
-    return StoreRefused(f"{path} cannot be written: {error}", hint="look after the disk")
+        return StoreRefused(f"the disk is full: cannot write to {path}", hint="free some space and submit again")
+    return StoreRefused(f"{path} cannot be written: {error}", hint="check the disk")

@@ -1,1 +1,1 @@
-"""Output streams of attempts, kept in files or in memory."""
+"""Output streams of attempts, stored in files."""

@@ -1,7 +1,7 @@
-"""The Logs port on files: <root>/<job>/<epoch>/<stream>.log, appended at an offset, synced before anything is acknowledged.
+"""The Logs port on files: <root>/<job>/<epoch>/<stream>.log, appended at an offset and synced before it is acknowledged.
 
-A file may be longer than what was acknowledged (a crash between write and sync): its end is the truth, and what is sent again is
-trimmed to what is new. Bytes that another life of the head wrote are acknowledged only after they were synced once more.
+A file may be longer than its acknowledged part (a crash between write and sync): the end of the file counts, and chunks that are sent again
+are trimmed to their new bytes. Bytes that an earlier head process wrote are acknowledged only after another sync.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from phalanx.ports.store import StoreRefused
 from phalanx.store.logs.names import STREAM, checked, checked_job, order
 from phalanx.store.logs.open_files import OpenFile, OpenFiles
 
-_AT_ONCE: Final = 64  # streams written before they are synced; bounds the locks and descriptors held by one call
-_SYNCS_AT_ONCE: Final = 8  # measured: 4 to 16 are alike
+_BATCH_STREAMS: Final = 64  # streams written before they are synced; bounds the locks and descriptors held by one call
+_SYNC_THREADS: Final = 8  # measured: 4 to 16 perform the same
 _SUFFIX: Final = ".log"
 Pieces = list[tuple[int, bytes]]  # (offset, bytes)
 
 
 class FileLogs:
-    """Streams in files. May be called from any thread; one stream is written by one thread at a time.
+    """Streams in files. Thread-safe; one thread at a time writes a stream.
 
     Args:
-        root: the folder, made when it is not there.
+        root: the folder, created if missing.
 
     Raises:
-        StoreRefused: the folder cannot be made.
+        StoreRefused: the folder cannot be created.
     """
 
     def __init__(self, root: str) -> None:
         self._root = os.path.abspath(root)
         self._files = OpenFiles()
-        self._pool = ThreadPoolExecutor(_SYNCS_AT_ONCE, thread_name_prefix="logs-sync")
+        self._pool = ThreadPoolExecutor(_SYNC_THREADS, thread_name_prefix="logs-sync")
         self._closed = False
         try:
             with around("logs.open.directory"):
@@ -49,11 +49,11 @@ class FileLogs:
             raise _refusal(error, self._root) from error
 
     def append(self, chunks: list[tuple[StreamKey, int, bytes]]) -> dict[StreamKey, int]:
-        """Append what is new of each chunk and answer where each stream ends, durable when this returns.
+        """Append the new bytes of each chunk and return the end of each stream; durable when this returns.
 
         Raises:
-            StoreRefused: the disk took nothing more; streams are cut back to where they ended before.
-            BadRequest: a name that cannot be a stream's.
+            StoreRefused: the disk is full or failed; streams are truncated to their previous ends.
+            BadRequest: an invalid stream name.
         """
         pieces: dict[StreamKey, Pieces] = {checked(key): [] for key, _, _ in chunks}
         for key, offset, content in chunks:
@@ -62,16 +62,16 @@ class FileLogs:
             raise StoreRefused("the store is closed", hint="the head is stopping")
         keys = sorted(pieces)  # the order in which locks are taken
         ends: dict[StreamKey, int] = {}
-        for first in range(0, len(keys), _AT_ONCE):
+        for first in range(0, len(keys), _BATCH_STREAMS):
             with ExitStack() as held:
-                entries = [held.enter_context(self._files.hold(key)) for key in keys[first : first + _AT_ONCE]]
+                entries = [held.enter_context(self._files.hold(key)) for key in keys[first : first + _BATCH_STREAMS]]
                 self._append(entries, pieces)
                 ends.update((entry.key, entry.end if entry.fd >= 0 else 0) for entry in entries)
         hit("logs.append.done")
         return ends
 
     def end(self, key: StreamKey) -> int:
-        """Bytes held; 0 for an unknown stream."""
+        """Length in bytes; 0 for an unknown stream."""
         durable = self._files.durable_end(checked(key))
         if durable is not None:
             return durable
@@ -81,7 +81,7 @@ class FileLogs:
             return 0
 
     def read(self, key: StreamKey, offset: int, limit: int) -> bytes:
-        """At most `limit` bytes from `offset`; empty at the end. Nothing that is still being written is seen."""
+        """At most `limit` bytes from `offset`; empty at the end. Does not return bytes that are not durable yet."""
         durable = self._files.durable_end(checked(key))
         start = max(0, offset)
         wanted = max(0, limit if durable is None else min(limit, durable - start))
@@ -95,7 +95,7 @@ class FileLogs:
             os.close(fd)
 
     def streams(self, job_id: JobId) -> list[StreamKey]:
-        """All streams of a job, ordered by epoch and by stream with its number read as a number."""
+        """All streams of a job, ordered by epoch, name and number."""
         folder = os.path.join(self._root, checked_job(job_id))
         found: list[StreamKey] = []
         for epoch in _listed(folder):
@@ -108,10 +108,10 @@ class FileLogs:
         return sorted(found, key=order)
 
     def delete(self, job_id: JobId) -> None:
-        """Remove all streams of a job. Harmless twice.
+        """Remove all streams of a job. Idempotent.
 
         Raises:
-            StoreRefused: something of it could not be removed.
+            StoreRefused: a file could not be removed.
         """
         checked_job(job_id)
         with ExitStack() as held:
@@ -126,7 +126,7 @@ class FileLogs:
                 raise _refusal(error, os.path.join(self._root, job_id)) from error
 
     def close(self) -> None:
-        """Close what is open; harmless twice."""
+        """Close all files. Idempotent."""
         self._closed = True
         self._files.close()
         self._pool.shutdown()
@@ -137,14 +137,14 @@ class FileLogs:
         ends_before: dict[StreamKey, int | None] = {}  # None: there was no file
         try:
             for entry in entries:
-                there = entry.fd >= 0 or self._open(entry)
-                ends_before[entry.key] = entry.end if there else None
+                exists = entry.fd >= 0 or self._open(entry)
+                ends_before[entry.key] = entry.end if exists else None
                 self._write(entry, pieces[entry.key])
             self._sync([entry for entry in entries if entry.fd >= 0 and entry.durable != entry.end])
         except OSError as error:
             for entry in entries:
                 if entry.durable != entry.end and entry.key in ends_before:
-                    self._take_back(entry, ends_before[entry.key])
+                    self._truncate(entry, ends_before[entry.key])
             raise _refusal(error, self._root) from error
 
     def _open(self, entry: OpenFile) -> bool:
@@ -174,9 +174,9 @@ class FileLogs:
                 entry.end = held + len(new)
 
     def _sync(self, entries: Sequence[OpenFile]) -> None:
-        """Sync files, and the folders of those that this life of the head has not synced before; all are done, or failed, when it returns.
+        """Sync files, and the folders of those that this process has not synced yet. Returns when all syncs succeeded or failed.
 
-        At once, for a journalling file system makes one commit of all syncs that wait: 64 files in 5 ms rather than 138 (ext4, virtual disk).
+        In parallel, since a journalling file system combines concurrent syncs: 64 files in 5 ms instead of 138 (ext4, virtual disk).
         """
         folders: set[str] = set()
         for entry in entries:
@@ -196,8 +196,8 @@ class FileLogs:
         for entry in entries:
             entry.durable = entry.end
 
-    def _take_back(self, entry: OpenFile, end_before: int | None) -> None:
-        """Best effort: a disk that refuses even this leaves a longer file, and its end is asked for again."""
+    def _truncate(self, entry: OpenFile, end_before: int | None) -> None:
+        """Undo a failed append. Best effort: if this fails too, the file stays longer, and its end is read again."""
         try:
             if entry.fd >= 0 and end_before is None:
                 with around("logs.take_back.remove"):
@@ -229,7 +229,7 @@ def _listed(folder: str) -> list[str]:
 def _refusal(error: OSError, path: str) -> StoreRefused:
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return StoreRefused(
-            f"the disk is full: {path} takes no more output",
-            hint="free some space; supervisors send again by themselves",
+            f"the disk is full: cannot write output to {path}",
+            hint="free some space; supervisors resend automatically",
         )
-    return StoreRefused(f"{path} cannot be written: {error}", hint="look after the disk")
+    return StoreRefused(f"{path} cannot be written: {error}", hint="check the disk")

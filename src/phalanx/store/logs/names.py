@@ -1,4 +1,4 @@
-"""Which streams there may be, and how they are ordered. A name becomes part of a path, so that nothing else may pass."""
+"""Validation and order of stream names. A name becomes part of a path, so only valid ones may pass."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ _EPOCH_MAX: Final = 2**31
 
 
 def checked_job(job_id: JobId) -> JobId:
-    """The id, if it is one.
+    """Return the id if it is valid.
 
     Raises:
-        BadRequest: it is not a job's number.
+        BadRequest: not a job id.
     """
     if not _JOB.fullmatch(job_id):
-        raise BadRequest(f"job id {job_id[:40]!r} is not a job's number")
+        raise BadRequest(f"{job_id[:40]!r} is not a job id")
     return job_id
 
 
 def checked(key: StreamKey) -> StreamKey:
-    """The key, if it can name a stream.
+    """Return the key if it is valid.
 
     Raises:
-        BadRequest: job, epoch or stream are not of their form.
+        BadRequest: invalid job id, epoch or stream name.
     """
     checked_job(key.job_id)
     if not 0 < key.epoch < _EPOCH_MAX:
-        raise BadRequest(f"job {key.job_id}: epoch {key.epoch} is not one of an attempt")
+        raise BadRequest(f"job {key.job_id}: {key.epoch} is not a valid epoch")
     if not STREAM.fullmatch(key.stream):
         raise BadRequest(
-            f"job {key.job_id}: {key.stream[:40]!r} is not a stream",
-            hint="streams are named as in rank-3, steps-0, supervisor-0",
+            f"job {key.job_id}: {key.stream[:40]!r} is not a stream name",
+            hint="use a name such as rank-3, steps-0, supervisor-0",
         )
     return key
 
 
 def order(key: StreamKey) -> tuple[int, str, int]:
-    """By epoch, then by word, then by number: rank-2 before rank-10."""
-    word, _, number = key.stream.rpartition("-")
-    return (key.epoch, word, int(number))
+    """Sort key: by epoch, then by name, then by number: rank-2 before rank-10."""
+    name, _, number = key.stream.rpartition("-")
+    return (key.epoch, name, int(number))

@@ -1,4 +1,4 @@
-"""The files that are open for appending: at most so many, the longest unused closed first."""
+"""Cache of files that are open for appending; the least recently used are closed first."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Final
 from phalanx.core.ids import JobId
 from phalanx.ports.logs import StreamKey
 
-OPEN_MAX: Final = 256  # descriptors; a process has 1024 unless told otherwise
+OPEN_MAX: Final = 256  # descriptors; the usual limit of a process is 1024
 
 
 @dataclass(slots=True, eq=False)
 class OpenFile:
-    """One stream's file. Whoever holds `lock` changes it.
+    """One stream's file. Change it only while holding `lock`.
 
     Attributes:
         fd: -1 while the file is not open; it may not exist.
         end: bytes in the file.
-        durable: how much of it this process has synced; None before the first sync, for what another life wrote may not be on disk.
+        durable: bytes that this process has synced; None before the first sync, since bytes of an earlier process may not be on disk.
     """
 
     key: StreamKey
@@ -34,7 +34,7 @@ class OpenFile:
     users: int = 0
 
     def shut(self) -> None:
-        """Close the descriptor and know nothing any more."""
+        """Close the descriptor and reset `durable`."""
         fd, self.fd = self.fd, -1
         self.durable = None
         if fd >= 0:
@@ -42,7 +42,7 @@ class OpenFile:
 
 
 class OpenFiles:
-    """Hands out entries, locked, so that one thread at a time writes a stream; others go on beside it."""
+    """Locked access to entries: one thread at a time writes a stream; different streams are independent."""
 
     def __init__(self) -> None:
         self._files: OrderedDict[StreamKey, OpenFile] = OrderedDict()
@@ -50,7 +50,7 @@ class OpenFiles:
 
     @contextmanager
     def hold(self, key: StreamKey) -> Iterator[OpenFile]:
-        """The stream's entry, for the holder alone. Whoever holds several takes them in the order of their keys."""
+        """Lock and return the stream's entry. To hold several, acquire them in the order of their keys."""
         with self._lock:
             entry = self._files.get(key)
             if entry is None:
@@ -66,7 +66,7 @@ class OpenFiles:
                 self._shrink()
 
     def durable_end(self, key: StreamKey) -> int | None:
-        """How far the stream is known to be on disk; None if nothing is known here."""
+        """Bytes of the stream that are known to be on disk; None if unknown."""
         with self._lock:
             entry = self._files.get(key)
             return None if entry is None else entry.durable
@@ -77,7 +77,7 @@ class OpenFiles:
             return sorted(key for key in self._files if key.job_id == job_id)
 
     def close(self) -> None:
-        """Close what nobody holds."""
+        """Close all files that are not in use."""
         with self._lock:
             for key in [key for key, entry in self._files.items() if entry.users == 0]:
                 self._files.pop(key).shut()

@@ -1,1 +1,1 @@
-"""SQL stores: what the two databases share. Each lives in a folder of its own, with its SQL by name: `sqlite` and `postgres`."""
+"""SQL stores: the code that both databases share. `sqlite` and `postgres` contain the code and the named SQL statements of each."""

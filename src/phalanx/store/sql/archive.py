@@ -1,6 +1,6 @@
-"""The file of a backup: gzip, one record a line, between a manifest and a checksum of all before it.
+"""The backup file: gzip, a manifest, one record per line, and a checksum of everything before it.
 
-It is the same for every database, so a backup of one restores into another. The file gets its name when it is whole and synced.
+The format is the same for every database, so a backup of one can be restored into another. The file is renamed once complete and synced.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from phalanx.store.sql.kinds import BY_WORD
 
 FORMAT: Final = "phalanx-backup"
 VERSION: Final = 1
-_CHUNK: Final = 1 << 20  # bytes compressed before they go to the disk
-_EVERY: Final = 2000  # records between two words of progress
+_CHUNK: Final = 1 << 20  # compressed bytes per write
+_EVERY: Final = 2000  # records between two progress reports
 _GZIP: Final = 31  # zlib's window bits for a gzip frame
 Say = Callable[[int, int], None]  # records done, of how many
 
@@ -34,9 +34,9 @@ class Manifest:
     """The first line.
 
     Attributes:
-        database: of which kind it was; `migration`: of its schema.
+        database: "sqlite" or "postgres"; `migration`: version of its schema.
         counts: records of each kind.
-        last_job_seq: jobs with greater numbers are not in it.
+        last_job_seq: jobs with greater numbers are not in the backup.
     """
 
     format: str
@@ -50,7 +50,7 @@ class Manifest:
 
     @property
     def records(self) -> int:
-        """All of them."""
+        """Number of all records."""
         return sum(self.counts.values())
 
 
@@ -59,26 +59,26 @@ class _End(msgspec.Struct):
 
 
 def save(path: str, manifest: Manifest, records: Iterable[tuple[str, str]], say: Say) -> None:
-    """Write a backup, for its owner alone; under its name it is whole or not there.
+    """Write a backup, readable only by its owner. The file appears under its name only when complete.
 
     Raises:
-        Conflict: there is such a file already, or another backup writes it.
-        StoreRefused: the disk.
+        Conflict: the file exists, or another backup is writing it.
+        StoreRefused: the disk failed or is full.
     """
     if os.path.exists(path):
-        raise Conflict(f"{path} is there already", hint="a backup never replaces another: take a new name")
+        raise Conflict(f"{path} already exists", hint="a backup never replaces another: choose another name")
     part = path + ".part"
     try:
         with around("backup.create"):
             fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise StoreRefused(
-            f"{part}: {error.strerror}", hint="name a file in a folder that this user can write"
+            f"{part}: {error.strerror}", hint="name a file in a folder that this user can write to"
         ) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not os.path.exists(part) or not os.path.samestat(os.fstat(fd), os.stat(part)):
-            raise BlockingIOError  # what was opened has become a whole backup meanwhile: it is not ours to cut
+            raise BlockingIOError  # the opened file has become a complete backup meanwhile: do not truncate it
         with around("backup.cut"):
             os.ftruncate(fd, 0)
         offset = 0
@@ -91,23 +91,23 @@ def save(path: str, manifest: Manifest, records: Iterable[tuple[str, str]], say:
             os.rename(part, path)
         sync_directory("backup.directory", os.path.dirname(os.path.abspath(path)))
     except BlockingIOError:
-        raise Conflict(f"another backup writes {path}", hint="wait for it, or take another name") from None
+        raise Conflict(f"another backup is writing {path}", hint="wait for it, or choose another name") from None
     except BaseException as error:
         if os.path.exists(part):
             with around("backup.take_back"):
                 os.unlink(part)
         if isinstance(error, OSError):
-            raise StoreRefused(f"{path}: {error.strerror}: there is no backup", hint="is the disk full?") from error
+            raise StoreRefused(f"{path}: {error.strerror}: no backup was written", hint="is the disk full?") from error
         raise
     finally:
         os.close(fd)
 
 
 def manifest_of(path: str) -> Manifest:
-    """The first line of a backup.
+    """Read the first line of a backup.
 
     Raises:
-        BadFile: it cannot be read, or is no backup.
+        BadFile: the file cannot be read, or is not a backup.
     """
     for line in _read(path):
         try:
@@ -121,14 +121,14 @@ def manifest_of(path: str) -> Manifest:
         if manifest.format == FORMAT:
             return manifest
         break
-    raise BadFile(f"{path} is no backup of Phalanx", hint="phalanx backup FILE makes one")
+    raise BadFile(f"{path} is not a Phalanx backup", hint="phalanx backup FILE creates one")
 
 
 def records_of(path: str) -> Iterator[tuple[str, Any]]:
-    """(word, record) for every record of a backup; whoever reads to the end has had all of them, as they were written.
+    """(word, record) for every record of a backup. Reading to the end verifies that it is complete and unchanged.
 
     Raises:
-        BadFile: it is damaged, cut short, or holds a record that cannot be read.
+        BadFile: the backup is damaged or truncated, or a record cannot be decoded.
     """
     manifest = manifest_of(path)
     sha256, found = hashlib.sha256(), dict.fromkeys(manifest.counts, 0)
@@ -136,7 +136,7 @@ def records_of(path: str) -> Iterator[tuple[str, Any]]:
     sha256.update(next(lines))
     for line in lines:
         if line.startswith(b"{"):
-            if _promised(line) != sha256.hexdigest() or found != manifest.counts:
+            if _checksum(line) != sha256.hexdigest() or found != manifest.counts:
                 raise _damaged(path, "its checksum or its counts are wrong")
             return
         sha256.update(line)
@@ -150,8 +150,8 @@ def records_of(path: str) -> Iterator[tuple[str, Any]]:
     raise _damaged(path, "its end is missing")
 
 
-def _promised(line: bytes) -> str:
-    """The checksum in the last line; empty where it is none."""
+def _checksum(line: bytes) -> str:
+    """The checksum in the last line; empty if the line has none."""
     try:
         return msgspec.json.decode(line, type=_End).sha256
     except (msgspec.MsgspecError, ValueError):
@@ -159,7 +159,7 @@ def _promised(line: bytes) -> str:
 
 
 def check(path: str, say: Say) -> Manifest:
-    """Read a backup to its end.
+    """Verify a backup by reading it to its end.
 
     Raises:
         BadFile: it is damaged.
@@ -197,19 +197,19 @@ def _compressed(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _read(path: str) -> Iterator[bytes]:
-    """Lines of a backup, one after another."""
+    """The lines of a backup."""
     try:
         with gzip.GzipFile(path, "rb") as file:
             yield from file
     except gzip.BadGzipFile as error:
         raise BadFile(
-            f"{path} is no backup of Phalanx, or its beginning is damaged", hint="phalanx backup FILE makes one"
+            f"{path} is not a Phalanx backup, or its beginning is damaged", hint="phalanx backup FILE creates one"
         ) from error
     except (EOFError, zlib.error) as error:
         raise _damaged(path, str(error)) from error
     except OSError as error:
-        raise BadFile(f"{path}: {error.strerror}", hint="name a file that phalanx backup wrote") from error
+        raise BadFile(f"{path}: {error.strerror}", hint="name a file that phalanx backup has written") from error
 
 
 def _damaged(path: str, why: str) -> BadFile:
-    return BadFile(f"{path} is damaged: {why}", hint="take another backup; nothing was restored")
+    return BadFile(f"{path} is damaged: {why}", hint="use another backup; nothing was restored")

@@ -1,6 +1,6 @@
-"""Backup and restore of a head's records, whichever database holds them; the way from one to the other too.
+"""Backup and restore of a head's records from and to either database; also migrates from one to the other.
 
-A backup holds what the database holds. Files are not in it: logs, outputs, checkpoints, uploaded folders.
+A backup contains all records of the database, but no files: logs, outputs, checkpoints, uploaded folders.
 """
 
 from __future__ import annotations
@@ -26,34 +26,40 @@ from phalanx.store.sql.reading import Look
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where records are: `path` of a SQLite file, or `dsn` of a PostgreSQL database."""
+    """A database: `path` of a SQLite file, or `dsn` of a PostgreSQL database."""
 
     path: str = ""
     dsn: str = ""
 
     @property
     def database(self) -> str:
-        """Of which kind it is."""
+        """Kind of the database."""
         return "postgres" if self.dsn else "sqlite"
 
 
 def backup(place: Place, path: str, say: Say) -> Manifest:
-    """Write all records into a file, as of one moment, whether a head runs or not.
+    """Write a consistent snapshot of all records into a file. A head may run meanwhile.
 
     Raises:
-        NotFound: there is no database.
-        Conflict: there is such a file.
-        StoreUnusable: a record is damaged: then there is no backup.
-        StoreRefused: the database or the disk.
+        NotFound: the database does not exist.
+        Conflict: the file exists.
+        StoreUnusable: a record is damaged; no backup is written.
+        StoreRefused: the database or the disk failed.
     """
-    with _looking(place) as look:
+    with _reader(place) as look:
         look.rows("begin_look")
         try:
             counts = held(look)
             manifest = Manifest(
-                format=FORMAT, version=VERSION, phalanx=__version__, made_s=time.time(), database=place.database,
-                migration=len(migrations(place.database)), counts=counts, last_job_seq=last_job_seq(look),
-            )  # fmt: skip
+                format=FORMAT,
+                version=VERSION,
+                phalanx=__version__,
+                made_s=time.time(),
+                database=place.database,
+                migration=len(migrations(place.database)),
+                counts=counts,
+                last_job_seq=last_job_seq(look),
+            )
             save(path, manifest, dumped(look), say)
         finally:
             look.rows("end_look")
@@ -62,11 +68,11 @@ def backup(place: Place, path: str, say: Say) -> Manifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """What a restore did.
+    """Result of a restore.
 
     Attributes:
-        aside: where the records that were there are kept; empty for none.
-        epochs: the newest of every job that is known now.
+        aside: file or schema that contains the previous records; empty for none.
+        epochs: newest epoch of every job that the database contains now.
     """
 
     manifest: Manifest
@@ -75,25 +81,25 @@ class Restored:
 
 
 def restore(path: str, place: Place, say: Say, *, replace: bool) -> Restored:
-    """Make the database hold what a backup holds. The backup is read to its end before anything is touched.
+    """Replace the database's records by those of a backup. The backup is verified to its end before anything is changed.
 
     Raises:
         BadFile: the backup is damaged, or of a newer release.
-        Conflict: a head runs, or there are records and they are not to be replaced.
-        StoreRefused, StoreUnusable: the database; what was there is there.
+        Conflict: a head runs, or there are records and `replace` is false.
+        StoreRefused, StoreUnusable: the database failed; its records are unchanged.
     """
     manifest = check(path, say)
     epochs: dict[str, int] = {}
-    going_on: dict[str, int] = {}
-    records = _told(records_of(path), manifest, epochs, going_on, say)
+    live: dict[str, int] = {}
+    records = _observed(records_of(path), manifest, epochs, live, say)
     if place.dsn:
         from phalanx.store.sql.postgres.filling import fill as fill_postgres  # the extra may be missing
 
-        def told(term: int) -> Restore:
-            reach = Reach(last_job_seq=manifest.last_job_seq, epochs=going_on)
+        def restore_in(term: int) -> Restore:
+            reach = Reach(last_job_seq=manifest.last_job_seq, epochs=live)
             return Restore(id=secrets.token_hex(8), reach=reach, term=term)
 
-        aside = fill_postgres(place.dsn, records, told, replace=replace)
+        aside = fill_postgres(place.dsn, records, restore_in, replace=replace)
     else:
         from phalanx.store.sql.sqlite.filling import fill
 
@@ -102,7 +108,7 @@ def restore(path: str, place: Place, say: Say, *, replace: bool) -> Restored:
 
 
 def check(path: str, say: Say) -> Manifest:
-    """A backup, read to its end.
+    """Verify a backup by reading it to its end.
 
     Raises:
         BadFile: it is damaged, or of a newer release.
@@ -117,7 +123,7 @@ def check(path: str, say: Say) -> Manifest:
 
 
 @contextmanager
-def _looking(place: Place) -> Iterator[Look]:
+def _reader(place: Place) -> Iterator[Look]:
     if place.dsn:
         from phalanx.store.sql.postgres.address import Address
         from phalanx.store.sql.postgres.connections import Readers as PostgresReaders
@@ -130,11 +136,9 @@ def _looking(place: Place) -> Iterator[Look]:
             yield look
         return
     if not os.path.exists(place.path):
-        raise NotFound(f"there is no database: {place.path}", hint="PHALANX_HOME names the folder of a head")
-    if not os.path.getsize(place.path):  # not to be opened: beside an empty file SQLite removes the WAL
-        raise NotFound(
-            f"there is no database: {place.path} is empty", hint="restore one from a copy: phalanx restore FILE"
-        )
+        raise NotFound(f"no database at {place.path}", hint="set PHALANX_HOME to the folder of a head")
+    if not os.path.getsize(place.path):  # do not open it: SQLite removes the WAL beside an empty file
+        raise NotFound(f"no database: {place.path} is empty", hint="restore one from a backup: phalanx restore FILE")
     from phalanx.store.sql.queries import SQLITE
     from phalanx.store.sql.sqlite.connections import Readers
 
@@ -142,14 +146,15 @@ def _looking(place: Place) -> Iterator[Look]:
         yield Look(SQLITE, connection.execute)
 
 
-def _told(
-    records: Iterator[tuple[str, Any]], manifest: Manifest, epochs: dict[str, int], going_on: dict[str, int], say: Say
+def _observed(
+    records: Iterator[tuple[str, Any]], manifest: Manifest, epochs: dict[str, int], live: dict[str, int], say: Say
 ) -> Iterator[tuple[str, Any]]:
+    """The records unchanged; fills `epochs` for all jobs and `live` for live ones, and reports progress."""
     for number, (word, record) in enumerate(records):
         if word == "job":
             epochs[record.id] = record.epoch
             if not record.state.terminal:
-                going_on[record.id] = record.epoch
+                live[record.id] = record.epoch
         yield word, record
         if number % 2000 == 0:
             say(number, manifest.records)

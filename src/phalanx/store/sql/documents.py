@@ -1,4 +1,4 @@
-"""Records as rows and back: a JSON document, its checksum, and the columns that are searched. Pure."""
+"""Encodes records as rows and decodes them: a JSON document, its checksum, and the columns that are searched. Pure."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import msgspec
 
 from phalanx.core.access.audit import AuditLine
 from phalanx.core.fleet.calibration import Calibration
+from phalanx.core.fleet.failure_rules import FailureRules
 from phalanx.core.fleet.node import Node
 from phalanx.core.state.story import StoryLine
 from phalanx.core.state.world import Idempotency, Record
@@ -30,22 +31,22 @@ _encoder: Final = msgspec.json.Encoder()
 
 @dataclass(frozen=True, slots=True)
 class Kind(Generic[T]):
-    """How documents of one kind are read; the decoder is built once, for building it costs a thousand uses."""
+    """Decoder for documents of one kind. Built once, since building a decoder costs a thousand uses."""
 
     word: str
     decoder: msgspec.json.Decoder[T]
 
     def read(self, doc: object, crc: object) -> T:
-        """The record in a document.
+        """Decode a document.
 
         Raises:
-            StoreUnusable: the document is not what was written, or not of this kind.
+            StoreUnusable: the document was changed, or is not of this kind.
         """
-        content = doc.encode() if isinstance(doc, str) else b""  # a damaged row may hold anything
+        content = doc.encode() if isinstance(doc, str) else b""  # a damaged row may contain anything
         if not content or zlib.crc32(content) != crc:
             raise StoreUnusable(
                 f"a record of kind {self.word} is damaged in the database (checksum): {str(doc)[:80]!r}",
-                hint="restore the database from a copy; the disk may be failing",
+                hint="restore the database from a backup; the disk may be failing",
             )
         try:
             return self.decoder.decode(content)
@@ -66,76 +67,91 @@ USER: Final = Kind("user", msgspec.json.Decoder(User))
 TOKEN: Final = Kind("token", msgspec.json.Decoder(Token))
 RESERVATION: Final = Kind("reservation", msgspec.json.Decoder(Reservation))
 CALIBRATION: Final = Kind("calibration", msgspec.json.Decoder(Calibration))
+FAILURE_RULES: Final = Kind("failure rules", msgspec.json.Decoder(FailureRules))
 IDEMPOTENCY: Final = Kind("idempotency key", msgspec.json.Decoder(Idempotency))
 STORY: Final = Kind("story line", msgspec.json.Decoder(StoryLine))
 AUDIT: Final = Kind("audit line", msgspec.json.Decoder(AuditLine))
 
 
 def user_row(user: User) -> Row:
-    """As `put_user` takes it."""
+    """Row of `put_user`."""
     return (user.id, user.role.value, int(user.disabled), *_document(user))
 
 
 def project_row(project: Project) -> Row:
-    """As `put_project` takes it."""
+    """Row of `put_project`."""
     return (project.id, *_document(project))
 
 
 def queue_row(queue: Queue) -> Row:
-    """As `put_queue` takes it."""
+    """Row of `put_queue`."""
     return (queue.id, *_document(queue))
 
 
 def spent_row(spent: Spent) -> Row:
-    """As `put_spent` takes it."""
+    """Row of `put_spent`."""
     return (spent.queue, *_document(spent))
 
 
 def reservation_row(reservation: Reservation) -> Row:
-    """As `put_reservation` takes it."""
+    """Row of `put_reservation`."""
     return (reservation.id, int(reservation.ended), *_document(reservation))
 
 
 def calibration_row(calibration: Calibration) -> Row:
-    """As `put_calibration` takes it."""
+    """Row of `put_calibration`."""
     return (calibration.id, *_document(calibration))
 
 
+def failure_rules_row(rules: FailureRules) -> Row:
+    """Row of `put_failure_rules`."""
+    return (rules.id, *_document(rules))
+
+
 def token_row(token: Token) -> Row:
-    """As `put_token` takes it."""
+    """Row of `put_token`."""
     return (token.id, token.user, token.sha256, float(token.created_s), *_document(token))
 
 
 def node_row(node: Node) -> Row:
-    """As `put_node` takes it."""
+    """Row of `put_node`."""
     return (node.id, node.state.value, *_document(node))
 
 
 def job_row(job: Job) -> Row:
-    """As `put_job` takes it."""
+    """Row of `put_job`."""
     return (
-        job.seq, job.id, job.state.value, job.user, job.project, job.queue, job.name, float(job.submit_s),
-        None if job.ended_s is None else float(job.ended_s), job.epoch, *_document(job),
-    )  # fmt: skip
+        job.seq,
+        job.id,
+        job.state.value,
+        job.user,
+        job.project,
+        job.queue,
+        job.name,
+        float(job.submit_s),
+        None if job.ended_s is None else float(job.ended_s),
+        job.epoch,
+        *_document(job),
+    )
 
 
 def attempt_row(attempt: Attempt) -> Row:
-    """As `put_attempt` takes it."""
+    """Row of `put_attempt`."""
     return (attempt.job_id, attempt.epoch, attempt.state.value, *_document(attempt))
 
 
 def idempotency_row(key: Idempotency) -> Row:
-    """As `put_idempotency` takes it."""
+    """Row of `put_idempotency`."""
     return (key.user, key.key, key.job_id, *_document(key))
 
 
 def story_row(line: StoryLine) -> Row:
-    """As `add_story` takes it."""
+    """Row of `add_story`."""
     return (line.seq, line.job_id, line.node_id, *_document(line))
 
 
 def audit_row(line: AuditLine) -> Row:
-    """As `add_audit` takes it."""
+    """Row of `add_audit`."""
     return (line.seq, float(line.at_s), line.user, *_document(line))
 
 
@@ -143,7 +159,7 @@ def _document(record: Record | StoryLine | AuditLine) -> tuple[str, int]:
     """The JSON of a record and its CRC-32.
 
     Raises:
-        StoreRefused: it holds what JSON cannot: half a surrogate pair, or a number beyond 64 bits.
+        StoreRefused: the record cannot be encoded: an unpaired surrogate, or a number of more than 64 bits.
     """
     try:
         content = _encoder.encode(record)

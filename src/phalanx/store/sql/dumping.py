@@ -1,4 +1,4 @@
-"""All documents of a database, as of one moment and each checked, in pages so that a long history needs little memory."""
+"""Reads all documents of a database from one snapshot, verifies each, and pages through long histories to save memory."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _PAGE: Final = 1000
 
 
 def held(look: Look) -> dict[str, int]:
-    """How many records of each kind there are.
+    """Number of records of each kind.
 
     Raises:
-        StoreUnusable: the database is not of this release.
+        StoreUnusable: the database is of another release.
     """
     known = migrations(look.dialect.name)
     applied = [(int(number), str(name), str(sha256)) for number, name, sha256 in look.rows("schema")]
@@ -26,7 +26,7 @@ def held(look: Look) -> dict[str, int]:
     if len(applied) < len(known):
         raise StoreUnusable(
             f"the database is of an older release: migration {len(applied)} of {len(known)}",
-            hint="phalanx up brings it up to date, and keeps a copy of it as it was",
+            hint="phalanx up upgrades it and keeps a copy of the old one",
         )
     return {str(word): int(count) for word, count in look.rows("counts")}
 
@@ -35,7 +35,7 @@ def dumped(look: Look) -> Iterator[tuple[str, str]]:
     """(word of the kind, document) for every record, in the order of KINDS. Call it between `begin_look` and `end_look`.
 
     Raises:
-        StoreUnusable: a document is damaged: better no backup than one of damage.
+        StoreUnusable: a document is damaged; a backup must not contain damaged records.
     """
     for stored in KINDS:
         for doc, crc in _all(look, stored):

@@ -1,4 +1,4 @@
-"""Every kind of record that a database holds, in an order in which each finds what it refers to: what a backup is made of."""
+"""All kinds of records in a database, sorted so that each comes after the kinds that it refers to. Used by backup and restore."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Stored:
     """One kind.
 
     Attributes:
-        word: as a backup calls it.
-        read: the named query that gives all of them, or a page of them.
-        first: for a query that gives pages: the key before the first. What follows document and checksum in a row is its key.
-        put: the named statement that writes one, and `row` what it takes.
+        word: name of the kind in a backup.
+        read: the named query for all of them, or for a page of them.
+        first: for a paged query: the key before the first. In its rows, the key follows document and checksum.
+        put: the named statement that writes one; `row` creates its parameters.
     """
 
     word: str
@@ -37,6 +37,7 @@ KINDS: Final = (
     Stored("spent", documents.SPENT, "spent", "put_spent", documents.spent_row),
     Stored("reservation", documents.RESERVATION, "all_reservations", "put_reservation", documents.reservation_row),
     Stored("calibration", documents.CALIBRATION, "calibrations", "put_calibration", documents.calibration_row),
+    Stored("rules", documents.FAILURE_RULES, "all_failure_rules", "put_failure_rules", documents.failure_rules_row),
     Stored("node", documents.NODE, "nodes", "put_node", documents.node_row),
     Stored("job", documents.JOB, "page_of_jobs", "put_job", documents.job_row, (-1,)),
     Stored("attempt", documents.ATTEMPT, "page_of_attempts", "put_attempt", documents.attempt_row, ("", -1)),

@@ -1,6 +1,6 @@
-"""Numbered migrations: each file is applied once, in a transaction of its own, and remembered with its checksum.
+"""Numbered migrations: each file is applied once, in its own transaction, and recorded with its checksum.
 
-A database of an older release is brought up to date; one of a newer release is left alone.
+A database of an older release is upgraded; one of a newer release is refused.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class Migration:
 
     @property
     def sha256(self) -> str:
-        """Of its text; a migration that was released is never edited."""
+        """Hash of its text; a released migration is never edited."""
         return hashlib.sha256(self.sql.encode()).hexdigest()
 
 
 @cache
 def migrations(dialect: str) -> tuple[Migration, ...]:
-    """All migrations of a dialect, numbered 1, 2, 3 ... without holes.
+    """All migrations of a dialect, numbered 1, 2, 3 ... without gaps.
 
     Raises:
-        ValueError: a number is missing or stands twice.
+        ValueError: a number is missing or used twice.
     """
     folder = files("phalanx.store.sql").joinpath(dialect, "migrations")
     names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
@@ -46,20 +46,20 @@ def migrations(dialect: str) -> tuple[Migration, ...]:
 
 
 def compare(applied: list[tuple[int, str, str]], known: tuple[Migration, ...]) -> None:
-    """What a database remembers, as (number, name, sha256), must be the beginning of what this release knows.
+    """Check that the applied migrations, as (number, name, sha256), are a prefix of those of this release.
 
     Raises:
-        StoreUnusable: the database is of a newer release, or was made by migrations other than ours.
+        StoreUnusable: the database is of a newer release, or has other migrations.
     """
     if len(applied) > len(known):
         number, name, _ = applied[-1]
         raise StoreUnusable(
-            f"the database was written by a newer Phalanx: it has migration {number} ({name}), this release knows {len(known)}",
+            f"the database was written by a newer Phalanx: it has migration {number} ({name}), this release has {len(known)}",
             hint="install that release again, or restore the copy made before the upgrade",
         )
     for (number, name, sha256), migration in zip(applied, known, strict=False):
         if number != migration.number or sha256 != migration.sha256:
             raise StoreUnusable(
-                f"migration {number} ({name}) of the database is not this release's {migration.name}",
-                hint="the database was made by a development build; restore a copy made by a release",
+                f"migration {number} ({name}) of the database differs from this release's {migration.name}",
+                hint="the database was created by a development build; restore a copy that a release has written",
             )

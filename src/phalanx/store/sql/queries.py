@@ -1,4 +1,4 @@
-"""SQL by name: each database's folder holds `reads.sql` and `writes.sql` with the same names, in its own dialect."""
+"""Named SQL statements: each database's folder has a `reads.sql` and a `writes.sql` with the same names, in its own dialect."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _NAME: Final = re.compile(r"^-- name: ([a-z_]+)\n", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How one database is spoken to.
+    """The SQL dialect of a database.
 
     Attributes:
         name: of its folder.
-        mark: what stands in a statement for a value that is bound.
+        mark: placeholder for a bound value.
     """
 
     name: str
@@ -25,12 +25,12 @@ class Dialect:
 
     @property
     def reads(self) -> dict[str, str]:
-        """What is asked, by name."""
+        """Queries by name."""
         return queries(self.name, "reads.sql")
 
     @property
     def writes(self) -> dict[str, str]:
-        """What `commit` runs, by name."""
+        """Statements of `commit`, by name."""
         return queries(self.name, "writes.sql")
 
 
@@ -45,7 +45,7 @@ def queries(dialect: str, file: str) -> dict[str, str]:
     _, *parts = _NAME.split(text)
     found = {name: _bare(statement) for name, statement in zip(parts[::2], parts[1::2], strict=True)}
     if len(found) * 2 != len(parts):
-        raise ValueError(f"{dialect}/{file}: a name stands twice")
+        raise ValueError(f"{dialect}/{file}: a name is used twice")
     return found
 
 

@@ -1,4 +1,4 @@
-"""What is asked of a database, in either dialect. Each function leaves the connection as it was; nothing here writes."""
+"""Queries for either database. No function writes, or leaves a transaction open."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _INTEGER_MAX: Final = 2**63 - 1  # of either database
 
 
 class Execute(Protocol):
-    """Runs one statement; the rows it gives, none for one that gives none."""
+    """Runs one statement and returns its rows."""
 
     def __call__(self, sql: str, values: tuple[Column, ...] = (), /) -> Iterable[Any]:
         """Run it with its values bound."""
@@ -32,35 +32,35 @@ class Execute(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A connection that reads, and its dialect."""
+    """A connection for reading, and its dialect."""
 
     dialect: Dialect
     execute: Execute
 
     def rows(self, name: str, values: tuple[Column, ...] = ()) -> list[Any]:
-        """All rows of a named query, read to the end."""
+        """All rows of a named query."""
         return list(self.execute(self.dialect.reads[name], values))
 
 
 def records(look: Look, kind: Kind[T], name: str, values: tuple[Column, ...] = ()) -> list[T]:
-    """All records that a named query finds."""
+    """All records of a named query."""
     return [kind.read(doc, crc) for doc, crc in look.rows(name, values)]
 
 
 def record(look: Look, kind: Kind[T], name: str, value: Column) -> T | None:
-    """The one record that a named query finds, or None."""
+    """The record of a named query, or None."""
     found = records(look, kind, name, (value,))
     return found[0] if found else None
 
 
 def number(look: Look, name: str) -> int:
-    """The one number of a named query; 0 for none."""
+    """The number that a named query returns; 0 for none."""
     found = look.rows(name)
     return int(found[0][0] or 0) if found else 0
 
 
 def load_world(look: Look) -> World:
-    """Everything alive, as of one moment."""
+    """Load the world from one snapshot."""
     look.rows("begin_look")
     try:
         return build_world(
@@ -72,6 +72,7 @@ def load_world(look: Look) -> World:
             tokens=records(look, documents.TOKEN, "tokens"),
             reservations=records(look, documents.RESERVATION, "reservations"),
             calibrations=records(look, documents.CALIBRATION, "calibrations"),
+            failure_rules=records(look, documents.FAILURE_RULES, "all_failure_rules"),
             jobs=_jobs_to_load(look),
             attempts=records(look, documents.ATTEMPT, "live_attempts"),
             idempotency=reversed(records(look, documents.IDEMPOTENCY, "newest_idempotency", (KEYS_LOADED,))),
@@ -83,12 +84,15 @@ def load_world(look: Look) -> World:
 
 
 def list_jobs(look: Look, wanted: JobFilter) -> list[Job]:
-    """Jobs by filter, newest first. Cost grows with `limit`, not with the jobs there are (for one condition beside the states)."""
+    """Jobs by filter, newest first. With one condition besides the states, the cost depends on `limit`, not on the number of jobs."""
     where, values = "", []
     conditions: tuple[tuple[str, Column], ...] = (
-        ('"user" =', wanted.user), ("project =", wanted.project), ("queue =", wanted.queue), ("name =", wanted.name),
+        ('"user" =', wanted.user),
+        ("project =", wanted.project),
+        ("queue =", wanted.queue),
+        ("name =", wanted.name),
         ("seq <", wanted.before_seq),
-    )  # fmt: skip
+    )
     for condition, value in conditions:
         if value is not None:
             where += f" AND {condition} {look.dialect.mark}"
@@ -96,7 +100,7 @@ def list_jobs(look: Look, wanted: JobFilter) -> list[Job]:
     states = sorted(wanted.states or set(JobState))
     limit = max(0, min(wanted.limit, _INTEGER_MAX))
     reads = look.dialect.reads
-    part = f"SELECT * FROM ({reads['newest_seqs_in_state'].format(where=where)}) AS part"  # noqa: S608  # ours; values are bound
+    part = f"SELECT * FROM ({reads['newest_seqs_in_state'].format(where=where)}) AS part"  # noqa: S608  # our own SQL; values are bound
     seqs = " UNION ALL ".join([part] * len(states))
     bound = [column for state in states for column in (state.value, *values, limit)]
     found = list(look.execute(reads["jobs_of_seqs"].format(seqs=seqs), (*bound, limit)))
@@ -104,13 +108,13 @@ def list_jobs(look: Look, wanted: JobFilter) -> list[Job]:
 
 
 def list_states(look: Look, first_seq: int, count: int) -> list[tuple[JobId, JobState]]:
-    """Ids and states of jobs, in submit order: columns alone, so that ten thousand cost some milliseconds."""
+    """Ids and states of jobs, in submit order. Reads only columns: ten thousand take some milliseconds."""
     end = min(first_seq + max(0, count), _INTEGER_MAX)
     return [(JobId(id_), JobState(state)) for id_, state in look.rows("states", (first_seq, end))]
 
 
 def count_jobs(look: Look) -> dict[JobState, int]:
-    """How many jobs are in each state; every state is named."""
+    """Number of jobs in each state, including states without jobs."""
     counts = dict.fromkeys(JobState, 0)
     counts.update((JobState(state), count) for state, count in look.rows("job_counts"))
     return counts
@@ -118,19 +122,19 @@ def count_jobs(look: Look) -> dict[JobState, int]:
 
 def list_story(look: Look, job_id: JobId | None, node_id: NodeId | None, after: int, limit: int) -> list[StoryLine]:
     """Story lines with seq > after, oldest first."""
-    named = {(False, False): "story", (True, False): "story_of_job", (False, True): "story_of_node"}
-    name = named.get((job_id is not None, node_id is not None), "story_of_job_and_node")
-    about = tuple(about for about in (job_id, node_id) if about is not None)
-    return records(look, documents.STORY, name, (*about, after, max(0, limit)))
+    names = {(False, False): "story", (True, False): "story_of_job", (False, True): "story_of_node"}
+    name = names.get((job_id is not None, node_id is not None), "story_of_job_and_node")
+    ids = tuple(one for one in (job_id, node_id) if one is not None)
+    return records(look, documents.STORY, name, (*ids, after, max(0, limit)))
 
 
 def list_audit(look: Look, after: int | None, user: UserId | None, since_s: float, limit: int) -> list[AuditLine]:
     """Lines of the audit trail, oldest first."""
-    who = user or ""
-    asked = (since_s, who, who, max(0, limit))
+    name = user or ""
+    values = (since_s, name, name, max(0, limit))
     if after is None:
-        return records(look, documents.AUDIT, "newest_audit", asked)
-    return records(look, documents.AUDIT, "audit", (after, *asked))
+        return records(look, documents.AUDIT, "newest_audit", values)
+    return records(look, documents.AUDIT, "audit", (after, *values))
 
 
 def _jobs_to_load(look: Look) -> list[Job]:
@@ -153,6 +157,6 @@ def _checked_job(doc: str, crc: int, seq: int, job_id: str, state: str, epoch: i
         raise StoreUnusable(
             f"job {job_id}: its columns (number {seq}, {state}, epoch {epoch}) contradict its document"
             f" (number {job.seq}, {job.state.value}, epoch {job.epoch})",
-            hint="restore the database from a copy; the disk may be failing",
+            hint="restore the database from a backup; the disk may be failing",
         )
     return job

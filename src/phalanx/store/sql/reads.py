@@ -1,4 +1,4 @@
-"""What both SQL stores answer alike: each question borrows a connection that reads, and no two of them share one."""
+"""The reading half of both SQL stores. Each query borrows a connection of its own."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from phalanx.core.access.audit import AuditLine
 from phalanx.core.fleet.calibration import FLEET, Calibration
+from phalanx.core.fleet.failure_rules import OPERATORS, FailureRules
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import JobId, NodeId, ReservationId, UserId
 from phalanx.core.state.story import StoryLine
@@ -30,11 +31,11 @@ T = TypeVar("T")
 class SqlReads(ABC):
     """The reading half of the Store port."""
 
-    _access_version = 0  # `commit` counts it up
+    _access_version = 0  # incremented by `commit`
 
     @property
     def access_version(self) -> int:
-        """Grows with every commit that touches users, projects or tokens; what was read before it may be out of date."""
+        """Grows with every commit that changes users, projects or tokens; earlier reads may be out of date."""
         return self._access_version
 
     @abstractmethod
@@ -43,11 +44,11 @@ class SqlReads(ABC):
 
         Raises:
             StoreRefused: the database cannot be read now, or the store is closed.
-            StoreUnusable: it is damaged.
+            StoreUnusable: the database is damaged.
         """
 
     def load(self) -> World:
-        """Everything alive, with indexes built.
+        """Load the world with its indexes.
 
         Raises:
             StoreUnusable: a record is damaged.
@@ -57,7 +58,7 @@ class SqlReads(ABC):
             return reading.load_world(look)
 
     def job(self, job_id: JobId) -> Job | None:
-        """One job, ended ones too."""
+        """One job, also an ended one."""
         return self._one(documents.JOB, "job", job_id)
 
     def jobs(self, wanted: JobFilter) -> list[Job]:
@@ -71,7 +72,7 @@ class SqlReads(ABC):
             return reading.list_states(look, first_seq, count)
 
     def job_counts(self) -> dict[JobState, int]:
-        """How many jobs are in each state; every state is named."""
+        """Number of jobs in each state, including states without jobs."""
         with self._look() as look:
             return reading.count_jobs(look)
 
@@ -114,7 +115,7 @@ class SqlReads(ABC):
         return self._all(documents.QUEUE, "queues")
 
     def spent(self) -> list[Spent]:
-        """What queues have used, by queue."""
+        """Usage of each queue, by queue."""
         return self._all(documents.SPENT, "spent")
 
     def reservations(self) -> list[Reservation]:
@@ -122,12 +123,16 @@ class SqlReads(ABC):
         return self._all(documents.RESERVATION, "reservations")
 
     def reservation(self, reservation_id: ReservationId) -> Reservation | None:
-        """One reservation, an ended one too."""
+        """One reservation, also an ended one."""
         return self._one(documents.RESERVATION, "reservation", reservation_id)
 
-    def calibration(self, document: str = FLEET) -> Calibration | None:
-        """What the last calibration found; or another document of the fleet, by its id."""
-        return self._one(documents.CALIBRATION, "calibration", document)
+    def calibration(self) -> Calibration | None:
+        """The result of the last calibration."""
+        return self._one(documents.CALIBRATION, "calibration", FLEET)
+
+    def failure_rules(self) -> FailureRules | None:
+        """The operators' own failure rules."""
+        return self._one(documents.FAILURE_RULES, "failure_rules", OPERATORS)
 
     def projects(self) -> list[Project]:
         """All projects by id."""
@@ -138,11 +143,11 @@ class SqlReads(ABC):
         return self._all(documents.USER, "users")
 
     def tokens(self) -> list[Token]:
-        """All tokens, revoked ones too, oldest first."""
+        """All tokens, including revoked ones, oldest first."""
         return self._all(documents.TOKEN, "tokens")
 
     def token(self, sha256: str) -> Token | None:
-        """The token of this hash, whether good or not."""
+        """The token with this hash, valid or not."""
         return self._one(documents.TOKEN, "token_by_hash", sha256)
 
     def user(self, user_id: UserId) -> User | None:

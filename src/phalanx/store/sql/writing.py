@@ -1,4 +1,4 @@
-"""A batch, or the records of a backup, as rows for named statements. Pure."""
+"""Converts a batch, or the records of a backup, to rows of named statements. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from phalanx.store.batches import Rows
 from phalanx.store.sql import documents
 from phalanx.store.sql.documents import Row
 
-_AT_ONCE: Final = 1000  # records of a backup
+_LOT: Final = 1000  # records of a backup written at once
 
 
 def statements(batch: Batch, rows: Rows) -> list[tuple[str, list[Row]]]:
-    """What to run: named statements and their rows, in an order in which each row finds what it refers to. Removals come after records: a node put and removed is gone."""
+    """Named statements and their rows, sorted so that each row comes after those that it refers to. Removals come after records: a node
+    that is put and removed is gone.
+    """
     plan: list[tuple[str, list[Row]]] = [
         ("put_user", [documents.user_row(user) for user in rows.users.values()]),
         ("put_project", [documents.project_row(project) for project in rows.projects.values()]),
@@ -27,6 +29,7 @@ def statements(batch: Batch, rows: Rows) -> list[tuple[str, list[Row]]]:
         ("remove_spent", [(queue_id,) for queue_id in batch.removed_queues]),
         ("put_reservation", [documents.reservation_row(one) for one in rows.reservations.values()]),
         ("put_calibration", [documents.calibration_row(one) for one in rows.calibrations.values()]),
+        ("put_failure_rules", [documents.failure_rules_row(one) for one in rows.failure_rules.values()]),
         ("put_node", [documents.node_row(node) for node in rows.nodes.values()]),
         ("remove_node", [(node_id,) for node_id in batch.removed_nodes]),
         ("put_job", [documents.job_row(job) for job in rows.jobs.values()]),
@@ -39,17 +42,17 @@ def statements(batch: Batch, rows: Rows) -> list[tuple[str, list[Row]]]:
 
 
 def _ended_first(attempts: Iterable[Attempt]) -> list[Attempt]:
-    """Ends before beginnings, so that no job has two live attempts on the way."""
+    """Ended attempts first, so that no job has two live attempts in between."""
     return sorted(attempts, key=lambda attempt: attempt.live)
 
 
 def lots(records: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, list[Any]]]:
-    """Records that follow each other and are of one kind, at most so many at once."""
+    """Group consecutive records of one kind, at most _LOT in a group."""
     rest = iter(records)
     word, lot = "", list[Any]()
-    while chunk := list(islice(rest, _AT_ONCE)):
+    while chunk := list(islice(rest, _LOT)):
         for kind, record in chunk:
-            if kind != word or len(lot) >= _AT_ONCE:
+            if kind != word or len(lot) >= _LOT:
                 if lot:
                     yield word, lot
                 word, lot = kind, []

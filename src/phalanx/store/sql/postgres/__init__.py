@@ -1,1 +1,1 @@
-"""PostgreSQL through psycopg 3, which is imported in this folder alone: one connection commits, a few read, a fence lets one head write."""
+"""PostgreSQL through psycopg 3, imported only in this package: one connection commits, several read, and a fence admits one writing head."""

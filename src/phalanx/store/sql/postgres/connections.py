@@ -1,4 +1,4 @@
-"""How connections to PostgreSQL are opened and what each is set to; a few that read are lent to whoever asks."""
+"""Connections to PostgreSQL: how they are opened and configured, and a pool of read-only ones."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from phalanx.store.sql.reading import Look
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 Cursor: TypeAlias = psycopg.Cursor[tuple[Any, ...]]
 
-OLDEST_VERSION: Final = 13  # the oldest that PostgreSQL itself still mended when this was written (2026: 14 is)
+OLDEST_VERSION: Final = 13  # oldest version with support when this was written (2026: 14)
 STATEMENT_MAX_S: Final = 30.0  # one statement; the longest reads 10,000 jobs in a tenth of a second
 LOCK_WAIT_MAX_S: Final = 5.0
-# A head that was frozen between two statements of a commit holds the leader's row: the server lets go of it, so that another may lead.
+# A head that is frozen between two statements of a commit holds the leader's row: the server ends its session, so that another can lead.
 IDLE_IN_TRANSACTION_MAX_S: Final = 2.0
-LET_GO_S: Final = 0.5  # a commit takes some milliseconds; a takeover has 5 s in all
-READERS_MAX: Final = 8  # at once; PostgreSQL's own default is 100 connections for everybody
+LET_GO_S: Final = 0.5  # wait for the leader's row; a commit takes some milliseconds, a takeover has 5 s in all
+READERS_MAX: Final = 8  # at once; PostgreSQL's default limit is 100 connections in total
 READER_WAIT_S: Final = 10.0
 _log = logging.getLogger("phalanx.store")
 
 
 def open_writer(address: Address) -> Connection:
-    """The connection that commits: checked, set so that COMMIT means durable, and the schema brought up to date.
+    """Open the connection that commits: checked, configured so that COMMIT is durable, and with an upgraded schema.
 
     Raises:
-        StoreUnusable: another try does not help: not let in, too old, another encoding, a newer release, a right that is missing.
-        StoreRefused: it does not answer now.
+        StoreUnusable: a retry does not help: access denied, server too old, wrong encoding, newer release, missing privilege.
+        StoreRefused: the server does not answer now.
     """
     connection = None
     try:
@@ -55,16 +55,16 @@ def open_writer(address: Address) -> Connection:
             shut(connection)
         if isinstance(error, StoreUnusable):
             raise
-        raise refusal(error, address) from None  # psycopg's own message may hold the password
+        raise refusal(error, address) from None  # psycopg's message may contain the password
     return connection
 
 
 def connect(address: Address, *, read_only: bool = False) -> Connection:
-    """A connection as all of ours are set, in autocommit.
+    """Open and configure a connection, in autocommit mode.
 
     Raises:
-        StoreUnusable: the server or the database is not one that Phalanx can use.
-        psycopg.Error: it cannot be reached, or does not let us in.
+        StoreUnusable: Phalanx cannot use this server or database.
+        psycopg.Error: the server cannot be reached, or denies access.
     """
     connection = psycopg.connect(address.conninfo, autocommit=True)
     try:
@@ -78,52 +78,50 @@ def connect(address: Address, *, read_only: bool = False) -> Connection:
             POSTGRES.reads["settle"].encode(), (*(f"{s * 1000:.0f}" for s in settings), "on" if read_only else "off")
         ).fetchone()
         assert row is not None
-        _check(str(row[0]), standby=bool(row[1]), fsync=str(row[2]), address=address, say=not read_only)
+        _check(str(row[0]), standby=bool(row[1]), fsync=str(row[2]), address=address, warn=not read_only)
     except BaseException:
         shut(connection)
         raise
     return connection
 
 
-def _check(encoding: str, *, standby: bool, fsync: str, address: Address, say: bool) -> None:
+def _check(encoding: str, *, standby: bool, fsync: str, address: Address, warn: bool) -> None:
     if encoding != "UTF8":
         raise StoreUnusable(
-            f"the database at {address.shown} is encoded in {encoding}, which cannot hold every name",
-            hint="make one that can: createdb --encoding UTF8 --template template0 NAME",
+            f"the database at {address.shown} has the encoding {encoding}; UTF8 is required",
+            hint="create another: createdb --encoding UTF8 --template template0 NAME",
         )
     if standby:
-        raise StoreUnusable(f"PostgreSQL at {address.shown} is a standby and takes no writes", hint="name the primary")
-    if fsync != "on" and say:
+        raise StoreUnusable(f"PostgreSQL at {address.shown} is a read-only standby", hint="use the primary's address")
+    if fsync != "on" and warn:
         _log.warning(
-            "PostgreSQL at %s runs with fsync=%s: what is acknowledged may be lost with its machine",
+            "PostgreSQL at %s runs with fsync=%s: acknowledged data may be lost if its machine fails",
             address.shown,
             fsync,
         )
 
 
 class Readers:
-    """Connections that read, lent to whichever thread asks. Each statement sees one committed state."""
+    """Pool of read-only connections for all threads. Each statement sees one committed state."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
         self._idle: deque[Connection] = deque()  # its append and pop are atomic
-        self._places = threading.BoundedSemaphore(READERS_MAX)
+        self._slots = threading.BoundedSemaphore(READERS_MAX)
         self._closed = threading.Event()
 
     @contextmanager
     def lend(self) -> Iterator[Look]:
-        """A connection for one read.
+        """Borrow a connection for one read.
 
         Raises:
             StoreRefused: the database does not answer, all connections are in use, or the store is closed.
-            StoreUnusable: it is damaged, or not ours any more.
+            StoreUnusable: the database is damaged, or was replaced by another.
         """
         if self._closed.is_set():
             raise StoreRefused("the store is closed", hint="the head is stopping")
-        if not self._places.acquire(timeout=READER_WAIT_S):
-            raise StoreRefused(
-                f"{READERS_MAX} reads of the database are under way already", hint="try again in a moment"
-            )
+        if not self._slots.acquire(timeout=READER_WAIT_S):
+            raise StoreRefused(f"all {READERS_MAX} connections for reading are in use", hint="try again in a moment")
         connection = None
         try:
             connection = self._take()
@@ -134,11 +132,11 @@ class Readers:
             raise refusal(error, self._address, reading=True) from None
         finally:
             if connection is not None:
-                self._give_back(connection)
-            self._places.release()
+                self._return(connection)
+            self._slots.release()
 
     def close(self) -> None:
-        """Close what is idle; what is lent is closed when it comes back."""
+        """Close idle connections; borrowed ones are closed when they are returned."""
         self._closed.set()
         while self._idle:
             shut(self._idle.pop())
@@ -152,38 +150,40 @@ class Readers:
                 shut(connection)
         return connect(self._address, read_only=True)
 
-    def _give_back(self, connection: Connection) -> None:
+    def _return(self, connection: Connection) -> None:
         if connection.closed or connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
             shut(connection)
             return
         self._idle.append(connection)
-        if self._closed.is_set():  # closed between the two lines
+        if self._closed.is_set():  # closed between the two statements
             self.close()
 
 
 def look(connection: Connection) -> Look:
-    """A connection as what asks in both dialects takes it."""
+    """Wrap a connection for the queries that both databases share."""
 
     def execute(sql: str, values: tuple[Column, ...] = (), /) -> Iterable[Any]:
-        cursor = connection.execute(sql.encode(), values or None)  # bytes: psycopg's types want literals for text
+        cursor = connection.execute(
+            sql.encode(), values or None
+        )  # bytes: psycopg's type hints accept only literals as text
         return cursor.fetchall() if cursor.description is not None else ()
 
     return Look(POSTGRES, execute)
 
 
 def held_by_me(connection: Connection, sql: str, *, of_pid: int = 0) -> Cursor:
-    """Run a statement that takes the row of the term from whoever holds it.
+    """Run a statement that locks the leader's row, and end the sessions that hold it if necessary.
 
-    A head that was stopped or cut off in the middle of sending a batch would hold it for as long as its machine answers for it, and without
-    a machine for hours: PostgreSQL counts no idle time there. So after a moment such sessions are ended; a user may end their own.
+    A head that was suspended or disconnected while it sent a batch would hold the row until its machine closes the connection, and without
+    a machine for hours: PostgreSQL's idle timeout does not apply there. So such sessions are ended after LET_GO_S; a user may end their own.
 
     Args:
-        connection: in autocommit, outside of a transaction.
-        sql: what needs the row.
-        of_pid: of the one session to end; 0 for whoever waits for a client that says nothing.
+        connection: in autocommit mode, outside of a transaction.
+        sql: the statement that locks the row.
+        of_pid: the only session to end; 0 for any that waits for its client.
 
     Raises:
-        psycopg.Error: it cannot be had.
+        psycopg.Error: the row cannot be locked.
     """
     _wait_for_locks(connection, LET_GO_S)
     try:
@@ -203,7 +203,7 @@ def _wait_for_locks(connection: Connection, seconds: float) -> None:
 
 
 def alive(connection: Connection) -> bool:
-    """Whether an idle connection still leads to a server. One that restarted has closed it, which is something to read."""
+    """Whether an idle connection is still open. If the server has closed it, it is readable."""
     if connection.closed:
         return False
     waiting = select.poll()
@@ -212,12 +212,12 @@ def alive(connection: Connection) -> bool:
 
 
 def shut(connection: Connection) -> None:
-    """Close a connection; what is open in it is rolled back by the server. Harmless twice."""
+    """Close a connection; the server rolls back an open transaction. Idempotent."""
     with contextlib.suppress(psycopg.Error, OSError):
         connection.close()
 
 
 def cut(connection: Connection) -> None:
-    """Break a connection on which another thread may be waiting; that one hears of it at once."""
+    """Shut down a connection on which another thread may wait; that thread gets an error at once."""
     with contextlib.suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(connection.fileno())) as wire:
         wire.shutdown(socket.SHUT_RDWR)

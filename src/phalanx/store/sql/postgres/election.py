@@ -1,7 +1,7 @@
-"""The election's verbs on PostgreSQL: each one statement, on a connection of its own that is made anew whenever it broke.
+"""The Election port on PostgreSQL: each operation is one statement, on its own connection, which is reopened after an error.
 
-A connection that no longer leads anywhere (a cut cable, a stopped server) is given up within SILENCE_MS: the kernel's own patience is
-minutes. Who hangs all the same leads no longer than its lease: that is watched on another thread, by the clock alone.
+A broken connection (network failure, stopped server) is closed after SILENCE_MS; the kernel's default takes minutes. If a call hangs anyway,
+the head leads no longer than its lease: another thread checks that by the clock alone.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from phalanx.store.sql.postgres.refusals import refusal
 from phalanx.store.sql.postgres.upgrade import applied, migrate
 from phalanx.store.sql.queries import POSTGRES, queries
 
-SILENCE_MS: Final = 2000  # of a peer that answers nothing at all: shorter than a leader's lease
-ANSWER_MS: Final = 1500  # of one statement on one row
-LOCK_MS: Final = 300  # a leader that does not renew and still holds the row was stopped inside a commit
+SILENCE_MS: Final = 2000  # TCP timeout: shorter than a leader's lease
+ANSWER_MS: Final = 1500  # timeout of one statement on one row
+LOCK_MS: Final = 300  # a leader that holds the row longer without renewing was suspended during a commit
 _SESSION: Final = "phalanx-head"
-_HEADS_SINCE: Final = 3  # the migration that made what `leads_now` asks
+_HEADS_SINCE: Final = 3  # the migration that created what `leads_now` queries
 
 
 class PostgresElection:
-    """One head's voice in the election; `head_id` is this life of it.
+    """One head's access to the election; `head_id`: its incarnation.
 
     Raises:
-        BadRequest: the DSN is none.
+        BadRequest: invalid DSN.
     """
 
     def __init__(self, dsn: str, *, head_id: str) -> None:
@@ -46,12 +46,12 @@ class PostgresElection:
         self._texts = queries(POSTGRES.name, "election.sql")
 
     def prepare(self) -> None:
-        """Bring the database up to today's schema, as each head does at its start.
+        """Upgrade the database's schema; each head does this at its start.
 
         Raises:
-            NoElection: it does not answer.
-            StoreUnusable: it cannot be used as it is.
-            Conflict: a head of an older release leads, which would not know the new schema.
+            NoElection: the database does not answer.
+            StoreUnusable: the database cannot be used.
+            Conflict: a head of an older release leads, which does not support the new schema.
         """
         known = migrations(POSTGRES.name)
         connection = None
@@ -64,8 +64,8 @@ class PostgresElection:
                     leading = connection.execute(self._texts["leads_now"].encode()).fetchall()
                 if leading:
                     raise Conflict(
-                        f"the head at {leading[0][0]} leads with schema {len(have)} of the database; this release makes it {len(known)}",
-                        hint="phalanx down on the heads of the older release first; jobs run on meanwhile (docs/high-availability.md)",
+                        f"the head at {leading[0][0]} leads with schema version {len(have)}; this release needs version {len(known)}",
+                        hint="run phalanx down on the older heads first; jobs keep running (docs/high-availability.md)",
                     )
             migrate(connection, known)
         except (psycopg.Error, OSError) as error:
@@ -78,87 +78,110 @@ class PostgresElection:
                 shut(connection)
 
     def look(self) -> Leader:
-        """The row as it is now."""
+        """Read the leader's row."""
         term, beat, holder, url, lease_s, grants_s, since_s, renewed_s, long_s = self._rows("look")[0]
         return Leader(
-            term=term, beat=beat, holder=holder, url=url, lease_s=lease_s, grants_s=grants_s, since_s=since_s, renewed_s=renewed_s,
+            term=term,
+            beat=beat,
+            holder=holder,
+            url=url,
+            lease_s=lease_s,
+            grants_s=grants_s,
+            since_s=since_s,
+            renewed_s=renewed_s,
             long_leases_left_s=long_s,
-        )  # fmt: skip
+        )
 
     def claim(self, seen: Leader, mine: HeadRecord, *, lease_s: float, grants_s: float) -> int | None:
-        """Take over from what was seen: the new term, or None where anything moved since.
+        """Take over; return the new term, or None if the row has changed since `seen`.
 
-        A head that was stopped inside a commit still holds the row: its sessions are ended, and the next try goes through.
+        If a head that was suspended during a commit still holds the row, its sessions are ended, and the next attempt succeeds.
         """
-        words = {
-            "term": seen.term, "beat": seen.beat, "holder": mine.head_id, "url": mine.url, "lease_s": lease_s, "grants_s": grants_s,
-        }  # fmt: skip
+        values = {
+            "term": seen.term,
+            "beat": seen.beat,
+            "holder": mine.head_id,
+            "url": mine.url,
+            "lease_s": lease_s,
+            "grants_s": grants_s,
+        }
         try:
-            found = self._rows("claim", words)
-        except _Held:
+            found = self._rows("claim", values)
+        except _RowLocked:
             self._rows("end_sessions", {"session": session_of(seen.holder)})
             return None
         return int(found[0][0]) if found else None
 
     def renew(self, term: int) -> bool:
-        """Say that we live; False where the term has passed to another."""
+        """Renew the leader's lease; False if another head has taken over."""
         return bool(self._rows("renew", {"term": term, "holder": self._head_id}))
 
     def release(self, term: int) -> None:
-        """Give it up at once."""
+        """Release the term at once."""
         self._rows("release", {"term": term, "holder": self._head_id})
 
     def grant_long(self, term: int, lease_s: float) -> None:
-        """Write down that supervisors may hold leases of this length.
+        """Record that supervisors may hold leases of this length.
 
         Raises:
-            NoElection: it is not written down, so none may be granted.
+            NoElection: it was not recorded, so none may be granted.
         """
         if not self._rows("grant_long", {"term": term, "holder": self._head_id, "lease_s": lease_s}):
-            raise NoElection(f"term {term} has passed to another head", hint="phalanx heads names the one that leads")
+            raise NoElection(f"another head has taken over from term {term}", hint="phalanx heads shows the leader")
 
     def say(self, mine: HeadRecord) -> None:
-        """Put our own row among the heads."""
+        """Register this head."""
         self._rows(
             "say",
             {
-                "name": mine.name, "head_id": mine.head_id, "url": mine.url, "version": mine.version, "user": mine.user,
-                "token_sha256": mine.token_sha256, "started_s": mine.started_s,
+                "name": mine.name,
+                "head_id": mine.head_id,
+                "url": mine.url,
+                "version": mine.version,
+                "user": mine.user,
+                "token_sha256": mine.token_sha256,
+                "started_s": mine.started_s,
             },
-        )  # fmt: skip
+        )
 
     def leave(self, name: str) -> None:
-        """Take it out again."""
+        """Remove this head's registration."""
         self._rows("leave", {"name": name, "head_id": self._head_id})
 
     def heads(self) -> list[HeadRecord]:
-        """All heads that were seen within a week, by name."""
+        """All heads that registered within a week, by name."""
         return [
             HeadRecord(
-                name=name, head_id=head_id, url=url, version=version, user=user, token_sha256=sha256, started_s=started_s,
+                name=name,
+                head_id=head_id,
+                url=url,
+                version=version,
+                user=user,
+                token_sha256=sha256,
+                started_s=started_s,
                 seen_ago_s=ago_s,
             )
             for name, head_id, url, version, user, sha256, started_s, ago_s in self._rows("heads")
-        ]  # fmt: skip
+        ]
 
     def share(self, secrets: Mapping[str, str]) -> dict[str, str]:
-        """Offer secrets by name; those that count, which are the first that were ever offered."""
+        """Offer secrets by name; return the cluster's, which are the first ones offered."""
         for name, value in sorted(secrets.items()):
             self._rows("offer", {"name": name, "value": value})
         return {str(name): str(value) for name, value in self._rows("shared")}
 
     def replace_shared(self, name: str, value: str) -> None:
-        """Let another value count from now on."""
+        """Replace a shared secret."""
         self._rows("replace", {"name": name, "value": value})
 
     def close(self) -> None:
-        """Let go of the database; harmless twice."""
+        """Close the connection. Idempotent."""
         connection, self._connection = self._connection, None
         if connection is not None:
             shut(connection)
 
-    def _rows(self, name: str, words: Mapping[str, object] | None = None) -> list[tuple[Any, ...]]:
-        """What one statement gives.
+    def _rows(self, name: str, values: Mapping[str, object] | None = None) -> list[tuple[Any, ...]]:
+        """Run one statement and return its rows.
 
         Raises:
             NoElection: the database did not answer, or refused.
@@ -169,27 +192,27 @@ class PostgresElection:
                 with around("election.open.patience"):
                     self._connection.execute(self._texts["patience"].encode(), (f"{ANSWER_MS}", f"{LOCK_MS}"))
             with around("election.say.statement"):
-                cursor = self._connection.execute(self._texts[name].encode(), words)
+                cursor = self._connection.execute(self._texts[name].encode(), values)
             return cursor.fetchall() if cursor.description is not None else []
         except psycopg.errors.LockNotAvailable as error:
-            raise _Held("the leader's row is held by another session") from error
+            raise _RowLocked("the leader's row is held by another session") from error
         except (psycopg.Error, OSError, StoreUnusable) as error:
             self.close()
             found = error if isinstance(error, StoreUnusable) else refusal(error, self._address, reading=True)
-            raise NoElection(found.message, hint=found.hint) from None  # psycopg's own words may hold the password
+            raise NoElection(found.message, hint=found.hint) from None  # psycopg's message may contain the password
 
 
-class _Held(NoElection):
-    """Another session holds the row: a commit of the leader before."""
+class _RowLocked(NoElection):
+    """Another session holds the row: a commit of the previous leader."""
 
 
 def session_of(head_id: str) -> str:
-    """By which name the sessions go that a leading head reads and commits on; a successor ends them."""
+    """Application name of the sessions on which a leading head reads and commits; its successor ends them."""
     return f"{_SESSION}-{head_id}"
 
 
 def leading_dsn(dsn: str, head_id: str) -> str:
-    """The address for the store of a head that leads: its sessions carry its name."""
+    """The address for the store of a leading head: its sessions have the head's name."""
     return _address(dsn, session=session_of(head_id)).conninfo
 
 

@@ -1,4 +1,4 @@
--- What the heads say to each other. Times are the database's own clock, and only differences leave it where they are judged by.
+-- Leader election. Times are the database's clock; only differences of times are used for decisions.
 
 -- name: patience
 SELECT set_config('statement_timeout', %s, false), set_config('lock_timeout', %s, false);
@@ -12,8 +12,8 @@ FROM leader;
 SELECT url FROM leader WHERE holder <> '' AND renewed_s > extract(epoch FROM clock_timestamp()) - 2 * lease_s;
 
 -- name: claim
--- What the leader before granted may outlast the lease of who takes over now: the next one must still know of it. FOR UPDATE waits for the
--- commit that an old leader is in (begin_commit); the UPDATE of what is no key would not.
+-- Leases that the previous leader granted may outlast the new leader's lease, so they stay recorded. FOR UPDATE waits for a commit of the
+-- old leader in progress (begin_commit); an UPDATE of columns outside the key would not.
 WITH free AS (SELECT one FROM leader WHERE term = %(term)s AND beat = %(beat)s FOR UPDATE)
 UPDATE leader
 SET long_leases_until_s = greatest(long_leases_until_s, extract(epoch FROM clock_timestamp())::float8 + leader.grants_s),

@@ -1,4 +1,4 @@
-"""A backup written into a PostgreSQL database, in one transaction; what was there is kept in a schema of its own."""
+"""Restores a backup into a PostgreSQL database, in one transaction; the previous records are kept in a separate schema."""
 
 from __future__ import annotations
 
@@ -20,23 +20,36 @@ from phalanx.store.sql.queries import POSTGRES
 from phalanx.store.sql.writing import lots
 
 TABLES: Final = (
-    "users", "projects", "tokens", "queues", "spent", "reservations", "calibrations", "nodes", "jobs", "attempts", "idempotency",
-    "story", "audit",
-)  # fmt: skip
+    "users",
+    "projects",
+    "tokens",
+    "queues",
+    "spent",
+    "reservations",
+    "calibrations",
+    "failure_rules",
+    "nodes",
+    "jobs",
+    "attempts",
+    "idempotency",
+    "story",
+    "audit",
+)
 
 
-def fill(dsn: str, records: Iterable[tuple[str, Any]], told: Callable[[int], Restore], *, replace: bool) -> str:
-    """Make the database hold these records; the schema in which what was there is kept, empty for none.
+def fill(dsn: str, records: Iterable[tuple[str, Any]], restore_in: Callable[[int], Restore], *, replace: bool) -> str:
+    """Replace the database's records; return the schema that contains the previous ones, empty for none.
 
-    What `told` says of the term that this takes, once all are read, is left there as word to the heads: in whose folders numbers lie that are lost now.
-    The term of the leader grows, and its row is held from the beginning: a head that was cut off or starts during all this writes nothing.
+    After all records are read, `restore_in` describes this restore, given its term. The description is stored for the heads, whose folders may
+    contain files under numbers that are lost now. The leader's term is incremented and its row locked from the beginning: a head that was
+    disconnected, or starts meanwhile, cannot write.
 
     Raises:
-        Conflict: heads are connected, or there are records already and they are not to be replaced.
-        StoreUnusable, StoreRefused: the database. What was there is there.
+        Conflict: heads are connected, or there are records and `replace` is false.
+        StoreUnusable, StoreRefused: the database failed; its records are unchanged.
     """
     address = Address.parse(dsn)
-    _refuse_beside_heads(address)  # one of an older release would not know the schema that comes next
+    _refuse_connected_heads(address)  # an older release would not support the schema that is created next
     writer = open_writer(address)
     try:
         writer.execute("BEGIN")
@@ -50,7 +63,7 @@ def fill(dsn: str, records: Iterable[tuple[str, Any]], told: Callable[[int], Res
                 writer.cursor().executemany(
                     POSTGRES.writes[BY_WORD[word].put].encode(), [BY_WORD[word].row(one) for one in lot]
                 )
-        _leave_word(writer, told(0 if taken is None else int(taken[0])))
+        _record_restore(writer, restore_in(0 if taken is None else int(taken[0])))
         _commit(writer, address)
         return aside
     except (psycopg.Error, OSError) as error:
@@ -59,13 +72,14 @@ def fill(dsn: str, records: Iterable[tuple[str, Any]], told: Callable[[int], Res
         shut(writer)  # an open transaction is rolled back
 
 
-def _leave_word(writer: Connection, restore: Restore) -> None:
+def _record_restore(writer: Connection, restore: Restore) -> None:
     found = {str(name): str(value) for name, value in writer.execute(POSTGRES.reads["words"].encode())}
-    words = {
-        RESTORES: with_restore(found.get(RESTORES, ""), restore), TERMS: with_term(found.get(TERMS, ""), restore.term),
-    }  # fmt: skip
+    values = {
+        RESTORES: with_restore(found.get(RESTORES, ""), restore),
+        TERMS: with_term(found.get(TERMS, ""), restore.term),
+    }
     with around("restore.word"):
-        writer.cursor().executemany(POSTGRES.writes["put_word"].encode(), list(words.items()))
+        writer.cursor().executemany(POSTGRES.writes["put_word"].encode(), list(values.items()))
 
 
 def _commit(writer: Connection, address: Address) -> None:
@@ -74,12 +88,12 @@ def _commit(writer: Connection, address: Address) -> None:
             writer.execute("COMMIT")
     except psycopg.OperationalError:
         raise StoreRefused(
-            f"the connection to PostgreSQL at {address.shown} broke while it committed, and it does not say whether it did",
-            hint="restore again with --replace: either way these records are there afterwards",
+            f"the connection to PostgreSQL at {address.shown} broke during the commit, whose outcome is unknown",
+            hint="restore again with --replace: it is safe in both cases",
         ) from None
 
 
-def _refuse_beside_heads(address: Address) -> None:
+def _refuse_connected_heads(address: Address) -> None:
     connection = None
     try:
         connection = connect(address)
@@ -92,18 +106,19 @@ def _refuse_beside_heads(address: Address) -> None:
     if heads:
         raise Conflict(
             f"a head uses the database at {address.shown} ({', '.join(heads[:3])})",
-            hint="phalanx down on every head first",
+            hint="run phalanx down on every head first",
         )
 
 
 def _empty(writer: Connection, address: Address, *, replace: bool) -> str:
-    """Copy what is there into a schema of its own, and take it away."""
+    """Copy the present records into a separate schema, and delete them."""
     found = [int(row[1]) for row in writer.execute(POSTGRES.reads["counts"].encode())]
     if not any(found):
         return ""
     if not replace:
         raise Conflict(
-            f"the database at {address.shown} holds {sum(found)} records already", hint="--replace puts them aside"
+            f"the database at {address.shown} already contains {sum(found)} records",
+            hint="--replace moves them to another schema",
         )
     aside = f"phalanx_before_restore_{time.strftime('%Y%m%d_%H%M%S')}_{time.time_ns() // 1000 % 1_000_000:06d}"
     with around("restore.schema"):

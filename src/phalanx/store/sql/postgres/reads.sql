@@ -1,8 +1,8 @@
--- What readers and a starting head ask, by name.
+-- Queries of readers and of a starting head, by name.
 
 -- name: settle
--- What each connection is set to, and what has to be known of the server. `on` waits for the disk of the server, and for its synchronous
--- standbys where it has any. Whoever set more keeps it.
+-- Configures a connection, and reads the server's properties. `on` waits for the disk of the server and for its synchronous standbys, if
+-- any. The stricter `remote_apply` is kept.
 SELECT current_setting('server_encoding'), pg_is_in_recovery(), current_setting('fsync'),
     set_config('search_path', 'phalanx', false),
     set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, false),
@@ -11,31 +11,31 @@ SELECT current_setting('server_encoding'), pg_is_in_recovery(), current_setting(
     set_config('idle_in_transaction_session_timeout', %s, false), set_config('default_transaction_read_only', %s, false);
 
 -- name: patience
--- For a backup and a restore, whose own disk may be slow between two pages.
+-- For backup and restore, whose disk may be slow between two pages.
 SELECT set_config('idle_in_transaction_session_timeout', '0', false);
 
 -- name: begin_look
--- What several queries read together is of one moment.
+-- Begins a snapshot for several queries.
 BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
 
 -- name: end_look
 COMMIT;
 
 -- name: begin_commit
--- One message of the simple protocol, for one round trip. No pipeline: the clock of idle_in_transaction_session_timeout did not run in a
--- session that idled after one (seen on PostgreSQL 15.19 with psycopg 3.3), and a frozen head would keep the locks.
--- The term's row is held until the end of the transaction: who takes over (FOR UPDATE) waits for it, and whoever comes after reads the new
--- term. KEY SHARE lets the leader's own renewals pass, which change no key: a commit of ten thousand jobs takes longer than a lease bears.
+-- One message of the simple protocol, for one round trip. No pipeline: idle_in_transaction_session_timeout did not apply to sessions that
+-- idled after one (seen on PostgreSQL 15.19 with psycopg 3.3), so a frozen head would keep the locks.
+-- The leader's row is locked until the end of the transaction: a takeover (FOR UPDATE) waits for it, and later commits read the new term.
+-- KEY SHARE does not block the leader's renewals, which change no key: a commit of ten thousand jobs may take longer than a lease.
 BEGIN; SELECT term FROM leader FOR KEY SHARE; SELECT id FROM last_commit FOR UPDATE; SELECT max(seq) FROM story;
 
 -- name: confirm
--- What can be read after a broken connection may be on this server alone. The row locks of `begin_commit` stand in its log behind the commit
--- in question, so this COMMIT waits for the disk and the standbys of both.
+-- Data that is visible after a broken connection may be on this server only. The row locks of `begin_commit` come after the commit in
+-- question in the server's log, so this COMMIT waits for the disk and the standbys for both.
 SET LOCAL statement_timeout = 0; COMMIT;
 
 -- name: evict
--- Ends the sessions that hold the term's row and wait for their client, which was stopped or cut off: 0 for all of them, or one. What is
--- at work ends by itself, and what waits for a synchronous standby must not be ended: it would count as done where it is not.
+-- Ends sessions that hold the leader's row and wait for their client, which was suspended or disconnected: one of them, or 0 for all.
+-- Active sessions end by themselves. Those that wait for a synchronous standby must not be ended: their commit would be reported as done.
 SELECT pg_terminate_backend(pid) FROM pg_locks JOIN pg_stat_activity USING (pid)
 WHERE locktype = 'relation' AND relation = 'leader'::regclass AND granted AND wait_event_type = 'Client' AND pid <> pg_backend_pid()
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND %s IN (0, pid);
@@ -69,7 +69,7 @@ SELECT doc, crc FROM idempotency ORDER BY number DESC LIMIT %s;
 SELECT doc, crc FROM jobs WHERE id = %s;
 
 -- name: newest_seqs_in_state
--- One state's part of a list; `{where}` takes further conditions out of a fixed set (reading.py), never a caller's text.
+-- One state's part of a list; `{where}`: further conditions from a fixed set (reading.py), never a caller's text.
 SELECT seq FROM jobs WHERE state = %s{where} ORDER BY seq DESC LIMIT %s;
 
 -- name: jobs_of_seqs
@@ -122,6 +122,12 @@ SELECT doc, crc FROM calibrations ORDER BY id;
 -- name: calibration
 SELECT doc, crc FROM calibrations WHERE id = %s;
 
+-- name: all_failure_rules
+SELECT doc, crc FROM failure_rules ORDER BY id;
+
+-- name: failure_rules
+SELECT doc, crc FROM failure_rules WHERE id = %s;
+
 -- name: projects
 SELECT doc, crc FROM projects ORDER BY id;
 
@@ -147,14 +153,15 @@ SELECT doc, crc FROM (SELECT * FROM audit WHERE at_s >= %s AND (%s::text = '' OR
 SELECT doc, crc FROM audit ORDER BY seq DESC LIMIT 1;
 
 -- name: schema
--- What the database remembers of its migrations.
+-- The applied migrations.
 SELECT number, name, sha256 FROM migrations ORDER BY number;
 
 -- name: counts
 SELECT 'user', (SELECT count(*) FROM users) UNION ALL SELECT 'project', (SELECT count(*) FROM projects)
 UNION ALL SELECT 'token', (SELECT count(*) FROM tokens) UNION ALL SELECT 'queue', (SELECT count(*) FROM queues)
 UNION ALL SELECT 'spent', (SELECT count(*) FROM spent) UNION ALL SELECT 'reservation', (SELECT count(*) FROM reservations)
-UNION ALL SELECT 'calibration', (SELECT count(*) FROM calibrations) UNION ALL SELECT 'node', (SELECT count(*) FROM nodes)
+UNION ALL SELECT 'calibration', (SELECT count(*) FROM calibrations) UNION ALL SELECT 'rules', (SELECT count(*) FROM failure_rules)
+UNION ALL SELECT 'node', (SELECT count(*) FROM nodes)
 UNION ALL SELECT 'job', (SELECT count(*) FROM jobs) UNION ALL SELECT 'attempt', (SELECT count(*) FROM attempts)
 UNION ALL SELECT 'key', (SELECT count(*) FROM idempotency) UNION ALL SELECT 'story', (SELECT count(*) FROM story)
 UNION ALL SELECT 'audit', (SELECT count(*) FROM audit);

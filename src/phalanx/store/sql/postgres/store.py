@@ -1,7 +1,7 @@
-"""The Store port on PostgreSQL: one connection commits under the fence of its term, a few read what is committed.
+"""The Store port on PostgreSQL: one connection commits under the fence of its term, others read committed records.
 
-A commit is two round trips: the fence and the checks, then all rows with COMMIT in one pipeline. Where the connection breaks in the
-second, nobody has said how it ended: the store locks the row that each commit writes, which waits for that transaction's end, and reads.
+A commit takes two round trips: the fence and the checks, then all rows with COMMIT in one pipeline. If the connection breaks in the second,
+the outcome is unknown: the store locks the row that each commit writes, which waits for that transaction's end, and reads it.
 """
 
 from __future__ import annotations
@@ -37,32 +37,30 @@ from phalanx.store.sql.reading import Look
 from phalanx.store.sql.reads import SqlReads
 from phalanx.store.sql.writing import statements
 
-FIND_OUT_S: Final = (
-    10.0  # how long a commit asks for its own outcome: a server that was killed recovers within some seconds
-)
-_AGAIN_S: Final = 0.2  # between two such questions
-_RELOAD: Final = "the head has to load the store anew"
+FIND_OUT_S: Final = 10.0  # how long a commit polls for its own outcome; a killed server recovers within some seconds
+_POLL_S: Final = 0.2
+_RELOAD: Final = "the head must load the store again"
 
 
 class PostgresStore(SqlReads):
-    """A database behind a fence. `load` and `commit` belong to one thread; everything else may be called from any.
+    """A fenced database. One thread calls `load` and `commit`; all other methods are thread-safe.
 
     Args:
-        dsn: a URL or libpq's words.
-        term: under which the caller leads (election). None takes a new one, which shuts out whoever wrote before.
+        dsn: a URL or libpq's `key=value` words.
+        term: the term under which the caller leads (election). None takes a new one, which excludes previous writers.
 
     Raises:
-        BadRequest: the address cannot be read.
-        StoreUnusable: not let in, too old, another encoding, of a newer release.
-        StoreRefused: it does not answer.
+        BadRequest: invalid address.
+        StoreUnusable: access denied, server too old, wrong encoding, or database of a newer release.
+        StoreRefused: the server does not answer.
     """
 
     def __init__(self, dsn: str, *, term: int | None = None) -> None:
         self._address = Address.parse(dsn)
-        self._over: StoreRefused | None = None  # why nothing is committed any more
+        self._over: StoreRefused | None = None  # why no further commit is allowed
         self._last = ""  # id of our newest commit; empty before the first
-        self._unknown = ""  # id of a commit of which nobody knows how it ended
-        self._lost_pid = 0  # of the server's process that had it
+        self._unknown = ""  # id of a commit with unknown outcome
+        self._lost_pid = 0  # server process of that commit
         self._readers = Readers(self._address)
         self._writer: Connection | None = open_writer(self._address)
         try:
@@ -73,11 +71,11 @@ class PostgresStore(SqlReads):
 
     @property
     def term(self) -> int:
-        """Under which this store writes."""
+        """The term under which this store writes."""
         return self._term
 
     def close(self) -> None:
-        """Release connections; harmless twice."""
+        """Close all connections. Idempotent."""
         self._over = self._over or StoreRefused("the store is closed", hint="the head is stopping")
         self._readers.close()
         writer, self._writer = self._writer, None
@@ -85,7 +83,7 @@ class PostgresStore(SqlReads):
             shut(writer)
 
     def abandon(self, why: str) -> None:
-        """Commit nothing more, from now on and whoever waits in a commit; for a head that may no longer lead. From any thread."""
+        """Refuse all further commits and break one in progress, because the head may no longer lead. Thread-safe."""
         self._over = self._over or StaleLeader(why, hint=_RELOAD)
         writer = self._writer
         if writer is not None:
@@ -97,36 +95,36 @@ class PostgresStore(SqlReads):
         """Write the batch in one transaction; durable when this returns.
 
         Raises:
-            StaleEpoch: a newer epoch stands in the store.
+            StaleEpoch: the store has a newer epoch.
             StaleLeader: another head leads.
-            StoreDiverged: a batch that was refused turned out to be there, or one that was acknowledged is not; this store commits nothing more.
-            StoreRefused: it could not be written; nothing of it was, as far as can be known.
+            StoreDiverged: a refused batch turned out to be stored, or an acknowledged one is missing; this store commits nothing more.
+            StoreRefused: the batch was not written, as far as is known.
         """
         rows = newest_of(batch)
         plan = statements(batch, rows)
         if not plan and not batch.epochs:
             return
-        self._settle()
+        self._resolve_unknown()
         commit_id = secrets.token_hex(16)
-        doubt = self._write(self._begun(batch, rows), plan, commit_id)
+        doubt = self._write(self._begin(batch, rows), plan, commit_id)
         if doubt is not None:
             self._unknown = commit_id
-            if not self._is_there(time.monotonic() + FIND_OUT_S):
+            if not self._was_committed(time.monotonic() + FIND_OUT_S):
                 raise doubt
         self._last = commit_id
         hit("postgres.commit.done")
         if rows.touch_access:
             self._access_version += 1
 
-    def _settle(self) -> None:
-        """Before anything new: how did the last commit end, if nobody said?"""
-        self._check_going_on()
-        if self._unknown and self._is_there(0.0):
-            self._over = StoreDiverged("a batch that was refused as unknown is in the database after all", hint=_RELOAD)
+    def _resolve_unknown(self) -> None:
+        """Determine the outcome of the last commit, if unknown, before the next one."""
+        self._check_open()
+        if self._unknown and self._was_committed(0.0):
+            self._over = StoreDiverged("a batch that was refused is in the database after all", hint=_RELOAD)
             raise self._over
 
-    def _begun(self, batch: Batch, rows: Rows) -> Connection:
-        """A transaction that holds the fence and in which the batch may be written."""
+    def _begin(self, batch: Batch, rows: Rows) -> Connection:
+        """Begin a transaction that holds the fence, and check the batch."""
         writer = self._connected()
         try:
             hit("postgres.commit.begin")
@@ -145,10 +143,10 @@ class PostgresStore(SqlReads):
         return writer
 
     def _write(self, writer: Connection, plan: list[tuple[str, list[Row]]], commit_id: str) -> StoreRefused | None:
-        """Write and commit; None when the server said that it did, else what to say if it turns out that it did not.
+        """Write and commit. Return None if the server confirmed it, else the error to raise if it turns out not to be committed.
 
         Raises:
-            StoreRefused: it broke off before COMMIT was sent.
+            StoreRefused: it failed before COMMIT was sent.
         """
         sent = False
         self._lost_pid = writer.info.backend_pid
@@ -159,7 +157,7 @@ class PostgresStore(SqlReads):
                     writer.cursor().executemany(POSTGRES.writes[name].encode(), values)
                 hit("postgres.commit.remember")
                 writer.execute(POSTGRES.writes["remember_commit"].encode(), (commit_id,))
-                # A COMMIT that waits for a synchronous standby must not be cancelled: it would count as done where it is not.
+                # A COMMIT that waits for a synchronous standby must not be cancelled: it would be reported as done without the standby.
                 hit("postgres.commit.patience")
                 writer.execute("SET LOCAL statement_timeout = 0")
                 hit("postgres.commit.commit")
@@ -167,7 +165,7 @@ class PostgresStore(SqlReads):
                 ended = writer.execute("COMMIT")
             if ended.statusmessage == "COMMIT":
                 return None
-            self._drop()  # nobody may look from inside a transaction for what is committed
+            self._drop()  # the next query for the outcome must not run inside a transaction
             return StoreRefused(f"PostgreSQL at {self._address.shown} rolled the batch back: nothing of it was written")
         except (psycopg.Error, OSError, ValueError) as error:
             self._drop()
@@ -180,37 +178,37 @@ class PostgresStore(SqlReads):
                 self._unknown = commit_id
             raise
 
-    def _is_there(self, until: float) -> bool:
-        """Whether the commit of unknown outcome was made, and is durable; asks until this time on the monotonic clock, and at least once.
+    def _was_committed(self, until: float) -> bool:
+        """Whether the commit with unknown outcome is durable. Polls until this time of the monotonic clock, at least once.
 
         Raises:
-            StaleLeader: another head leads: whoever loads the store knows.
-            StoreRefused: the database does not say.
+            StaleLeader: another head leads, and will see it when it loads the store.
+            StoreRefused: the database does not answer.
         """
         while True:
             try:
                 writer = self._connected()
-                # Waits for the end of the transaction in question, and ends it where the server waits for us to go on with it.
+                # Waits for the end of that transaction, and ends it if the server waits for its client.
                 term, last, _ = _fence(held_by_me(writer, POSTGRES.reads["begin_commit"], of_pid=self._lost_pid))
-                there = last == self._unknown
-                if there:
+                committed = last == self._unknown
+                if committed:
                     self._lost_pid = writer.info.backend_pid
                     writer.execute(POSTGRES.reads["confirm"].encode())
                 else:
                     self._check_term(term)
-                self._drop()  # which rolls back
+                self._drop()  # rolls back
                 self._unknown = ""
-                return there
+                return committed
             except (psycopg.Error, OSError, StoreRefused) as error:
                 self._drop()
                 if self._over is not None:
                     raise self._over from None
                 if time.monotonic() >= until:
                     raise StoreRefused(
-                        f"the connection to PostgreSQL at {self._address.shown} broke while it committed, and it does not say whether it did",
-                        hint="the head asks again before it writes anything else; a request with the same idempotency key is safe",
+                        f"the connection to PostgreSQL at {self._address.shown} broke during a commit, whose outcome is unknown",
+                        hint="the head checks it before its next write; retrying with the same idempotency key is safe",
                     ) from error
-            time.sleep(_AGAIN_S)
+            time.sleep(_POLL_S)
 
     def _check_term(self, term: object) -> None:
         if term != self._term:
@@ -220,9 +218,9 @@ class PostgresStore(SqlReads):
             raise self._over
 
     def _check_last(self, last: object) -> None:
-        """Under our term nobody else commits: another id is an older one, of a database that was taken back or a replica that lagged."""
+        """Check the last commit's id. No other head commits under our term: another id means a restored database or a lagging replica."""
         if self._last and last != self._last:
-            self._over = StoreDiverged("the database lacks a batch that was acknowledged", hint=_RELOAD)
+            self._over = StoreDiverged("the database lacks an acknowledged batch", hint=_RELOAD)
             raise self._over
 
     def _take_term(self, writer: Connection) -> int:
@@ -231,16 +229,16 @@ class PostgresStore(SqlReads):
             row = held_by_me(writer, POSTGRES.writes["take_term"]).fetchone()
         except (psycopg.Error, OSError) as error:
             raise refusal(error, self._address) from None
-        assert row is not None, "the migrations put the row there"
+        assert row is not None, "the migrations insert the row"
         return int(row[0])
 
-    def _check_going_on(self) -> None:
+    def _check_open(self) -> None:
         if self._over is not None:
             self._drop()
             raise self._over
 
     def _connected(self) -> Connection:
-        self._check_going_on()
+        self._check_open()
         if self._writer is not None and not alive(self._writer):
             self._drop()
         if self._writer is None:
@@ -248,7 +246,7 @@ class PostgresStore(SqlReads):
                 self._writer = open_writer(self._address)
             except StoreUnusable as error:
                 raise as_refused(error) from None
-            self._check_going_on()  # said meanwhile: `abandon` saw no connection to cut
+            self._check_open()  # `abandon` may have been called meanwhile, without a connection to cut
         return self._writer
 
     def _roll_back(self, writer: Connection) -> None:
@@ -259,7 +257,7 @@ class PostgresStore(SqlReads):
             self._drop()
 
     def _drop(self) -> None:
-        """After any failure the next commit takes a new connection: what this one has prepared or half read is of no more use."""
+        """Close the connection after a failure; the next commit opens a new one."""
         writer, self._writer = self._writer, None
         if writer is not None:
             shut(writer)
@@ -272,7 +270,7 @@ class PostgresStore(SqlReads):
 
 
 def _fence(begun: Cursor) -> tuple[object, object, object]:
-    """What a commit begins with: the term, the id of the last commit, the number of the last story line."""
+    """Results of `begin_commit`: the term, the id of the last commit, the number of the last story line."""
     values = []
     while begun.nextset():
         row = begun.fetchone()
@@ -284,15 +282,17 @@ def _fence(begun: Cursor) -> tuple[object, object, object]:
 def _standings(found: list[tuple[object, ...]]) -> dict[JobId, Standing]:
     return {
         JobId(str(job_id)): Standing(
-            seq=int(str(seq)), state=JobState(str(state)), epoch=Epoch(int(str(epoch))),
+            seq=int(str(seq)),
+            state=JobState(str(state)),
+            epoch=Epoch(int(str(epoch))),
             live_epoch=None if live is None else Epoch(int(str(live))),
         )
         for job_id, seq, state, epoch, live in found
-    }  # fmt: skip
+    }
 
 
 def _rolled_back(error: Exception) -> bool:
-    """Whether the server itself said that it refused a statement: then COMMIT behind it was passed over."""
+    """Whether the server reported an error for a statement: then it skipped the COMMIT after it."""
     return (
         isinstance(error, psycopg.Error)
         and error.sqlstate is not None

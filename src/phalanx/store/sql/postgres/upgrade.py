@@ -1,4 +1,4 @@
-"""Brings a database up to the schema of this release. Several heads may start at once: one upgrades, the others wait and find it done."""
+"""Upgrades a database to the schema of this release. If several heads start at once, one upgrades and the others wait."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from phalanx.failpoints import around, hit
 from phalanx.store.errors import StoreUnusable
 from phalanx.store.sql.migrations import Migration, compare
 
-SCHEMA: Final = "phalanx"  # its own, so that `users` and `jobs` of another program in the same database are not ours
+SCHEMA: Final = "phalanx"  # a schema of its own, to avoid conflicts with tables of other programs in the same database
 _log = logging.getLogger("phalanx.store")
 _LOCK: Final = 0x50484C58  # "PHLX"; held by the transaction
 _WAIT_MS: Final = 60_000  # for another head's upgrade
@@ -25,13 +25,13 @@ _REMEMBER: Final = (
 
 
 def migrate(connection: psycopg.Connection[Any], known: tuple[Migration, ...]) -> int:
-    """Apply what the database does not have yet, each in a transaction of its own; the count applied.
+    """Apply the missing migrations, each in its own transaction; return their number.
 
     Raises:
-        StoreUnusable: it is of a newer release, was made by migrations other than ours, or the schema is somebody else's.
-        psycopg.Error: the database; it is as it was before the migration that failed.
+        StoreUnusable: the database is of a newer release, has other migrations, or its schema belongs to another program.
+        psycopg.Error: the database failed; the failed migration is rolled back.
     """
-    if len(applied(connection)) == len(known):  # the usual start takes no lock
+    if len(applied(connection)) == len(known):  # the usual case takes no lock
         compare(applied(connection), known)
         return 0
     count = 0
@@ -41,24 +41,24 @@ def migrate(connection: psycopg.Connection[Any], known: tuple[Migration, ...]) -
 
 
 def applied(connection: psycopg.Connection[Any]) -> list[tuple[int, str, str]]:
-    """What the database remembers: (number, name, sha256).
+    """The applied migrations: (number, name, sha256).
 
     Raises:
-        StoreUnusable: the schema holds tables, and none of ours.
+        StoreUnusable: the schema contains tables of another program.
     """
     tables = {str(row[0]) for row in connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'phalanx'")}
     if not tables:
         return []
     if "migrations" not in tables:
         raise StoreUnusable(
-            f"schema {SCHEMA} of the database holds tables that are not of Phalanx: {', '.join(sorted(tables)[:3])}",
+            f"schema {SCHEMA} of the database contains tables of another program: {', '.join(sorted(tables)[:3])}",
             hint="give Phalanx a database of its own",
         )
     return [tuple(row) for row in connection.execute("SELECT number, name, sha256 FROM migrations ORDER BY number")]
 
 
 def _next(connection: psycopg.Connection[Any], known: tuple[Migration, ...], *, keep: bool) -> bool:
-    """Apply one migration; whether there was one. `keep` what is there as it was: in the same transaction, so wholly or not at all."""
+    """Apply one migration; return whether there was one. `keep`: copy the present tables first, in the same transaction."""
     connection.execute("BEGIN")
     try:
         connection.execute(
@@ -95,7 +95,7 @@ def _next(connection: psycopg.Connection[Any], known: tuple[Migration, ...], *, 
 
 
 def _keep(connection: psycopg.Connection[Any], number: int, newest: int) -> None:
-    """Copies of all tables, in a schema of their own."""
+    """Copy all tables to a separate schema."""
     kept = f"{SCHEMA}_before_{number}_{time.strftime('%Y%m%d_%H%M%S')}"
     with around("upgrade.schema"):
         connection.execute(f"CREATE SCHEMA {kept}".encode())
@@ -105,5 +105,8 @@ def _keep(connection: psycopg.Connection[Any], number: int, newest: int) -> None
         with around("upgrade.table"):
             connection.execute(f"CREATE TABLE {kept}.{table} AS TABLE {SCHEMA}.{table}".encode())
     _log.warning(
-        "the database is brought from migration %d to %d; as it was it is kept in schema %s", number - 1, newest, kept
+        "upgrading the database from migration %d to %d; a copy of the old one is in schema %s",
+        number - 1,
+        newest,
+        kept,
     )

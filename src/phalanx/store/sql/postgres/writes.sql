@@ -1,4 +1,4 @@
--- What `commit` runs, by name. Every statement is idempotent but `add_story`: a story line is written once or refused.
+-- Statements of `commit`, by name. All are idempotent except `add_story` and `add_audit`, which refuse an existing line.
 
 -- name: put_user
 INSERT INTO users (id, role, disabled, doc, crc) VALUES (%s, %s, %s, %s, %s)
@@ -28,6 +28,10 @@ ON CONFLICT (id) DO UPDATE SET ended = excluded.ended, doc = excluded.doc, crc =
 
 -- name: put_calibration
 INSERT INTO calibrations (id, doc, crc) VALUES (%s, %s, %s)
+ON CONFLICT (id) DO UPDATE SET doc = excluded.doc, crc = excluded.crc;
+
+-- name: put_failure_rules
+INSERT INTO failure_rules (id, doc, crc) VALUES (%s, %s, %s)
 ON CONFLICT (id) DO UPDATE SET doc = excluded.doc, crc = excluded.crc;
 
 -- name: put_token
@@ -64,7 +68,7 @@ INSERT INTO story (seq, job_id, node_id, doc, crc) VALUES (%s, %s, %s, %s, %s);
 UPDATE last_commit SET id = %s;
 
 -- name: take_term
--- FOR UPDATE, for an UPDATE of what is no key would not wait for commits (begin_commit).
+-- FOR UPDATE, because an UPDATE of columns outside the key would not wait for commits (begin_commit).
 WITH free AS (SELECT one FROM leader FOR UPDATE)
 UPDATE leader SET term = term + 1, holder = '', url = '', until_s = 0 FROM free WHERE leader.one = free.one RETURNING term;
 
@@ -72,5 +76,5 @@ UPDATE leader SET term = term + 1, holder = '', url = '', until_s = 0 FROM free 
 INSERT INTO audit (seq, at_s, "user", doc, crc) VALUES (%s, %s, %s, %s, %s);
 
 -- name: put_word
--- Word to heads that lead later: what a restore took back (store.lost_numbers).
+-- A restore, recorded for heads that lead later (store.lost_numbers).
 INSERT INTO shared (name, value) VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET value = excluded.value;

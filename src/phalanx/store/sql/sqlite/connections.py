@@ -1,4 +1,4 @@
-"""How connections to a SQLite file are opened: one that writes, under a lock, and any number that read."""
+"""Connections to a SQLite file: one that writes, under a lock, and any number that read."""
 
 from __future__ import annotations
 
@@ -21,26 +21,24 @@ from phalanx.store.sql.migrations import migrations
 from phalanx.store.sql.sqlite.examination import Examination, found_in
 from phalanx.store.sql.sqlite.upgrade import migrate
 
-BUSY_TIMEOUT_MS: Final = 5000  # a checkpoint may hold others up; a reader never holds the writer
-WAL_KEPT_BYTES: Final = 64 * 1024 * 1024  # a WAL that grew beyond it is cut at the next checkpoint
-CHECKED_AT_OPEN_BYTES: Final = (
-    128 * 1024 * 1024
-)  # `integrity_check` reads 400 MB/s (2 cores, file cached): a third of a second
-SMALLEST_BYTES: Final = 512  # the smallest page that SQLite has (sqlite.org/fileformat.html, 1.3.2)
-_MADE: Final = b"made\n"  # first in the lock file, once the database is there
-READERS_IDLE_MAX: Final = 8  # connections kept open between reads; more come and go with a burst
-WRITER_CACHE_KIB: Final = 32 * 1024  # holds the upper pages of every index of a million jobs
-READER_CACHE_KIB: Final = 4 * 1024  # the kernel's cache stands behind it
+BUSY_TIMEOUT_MS: Final = 5000  # a checkpoint may block others; a reader never blocks the writer
+WAL_KEPT_BYTES: Final = 64 * 1024 * 1024  # a larger WAL is truncated at the next checkpoint
+CHECKED_AT_OPEN_BYTES: Final = 128 * 1024 * 1024  # `integrity_check` at 400 MB/s (2 cores, file cached): 1/3 s
+SMALLEST_BYTES: Final = 512  # SQLite's smallest page size (sqlite.org/fileformat.html, 1.3.2)
+_MADE: Final = b"made\n"  # content of the lock file once the database exists
+READERS_IDLE_MAX: Final = 8  # connections kept open between reads; a burst may open more
+WRITER_CACHE_KIB: Final = 32 * 1024  # enough for the upper pages of every index of a million jobs
+READER_CACHE_KIB: Final = 4 * 1024  # in addition to the kernel's page cache
 _DAMAGED: Final = (apsw.CorruptError, apsw.NotADBError)
-_RESTORE: Final = "restore the database from a copy; nothing was written to this one"
+_RESTORE: Final = "restore the database from a backup; nothing was written to this one"
 
 
 def lock(path: str) -> int:
-    """A descriptor that holds the database for this head alone; closing it, or dying, lets go.
+    """Lock the database for this head; return a descriptor that holds the lock until it is closed or the process ends.
 
     Raises:
-        Conflict: another head has it.
-        StoreRefused: the folder cannot be written.
+        Conflict: another head holds the lock.
+        StoreRefused: the folder cannot be written to.
     """
     fd = -1
     try:
@@ -52,7 +50,7 @@ def lock(path: str) -> int:
     except BlockingIOError:
         os.close(fd)
         raise Conflict(
-            f"{path} is in use by another head", hint="phalanx down stops it; only one head writes a database"
+            f"{path} is in use by another head", hint="stop it with phalanx down: only one head can use a database"
         ) from None
     except OSError as error:
         if fd >= 0:
@@ -62,22 +60,22 @@ def lock(path: str) -> int:
 
 
 def open_writer(path: str, vfs: str, *, held: int) -> apsw.Connection:
-    """The one connection that writes: WAL, FULL (the WAL is synced at each commit), migrated, and checked when small.
+    """Open the connection that writes: WAL, synchronous=FULL (the WAL is synced at each commit), migrated, and checked if small.
 
     Args:
-        path: the file; made when it is not there.
+        path: the file, created if missing.
         vfs: the name of an apsw VFS; empty for SQLite's own.
-        held: what `lock` gave for this path, which remembers from then on that there is a database; -1 where that need not be
-            remembered, as of one that a restore has not put in its place yet.
+        held: descriptor of `lock` for this path, in which the existence of the database is recorded; -1 to record nothing, for example for
+            a file that a restore has not moved to its place yet.
 
     Raises:
-        StoreUnusable: damaged, newer, or not ours.
+        StoreUnusable: the file is damaged, of a newer release, or not of Phalanx.
         StoreRefused: the disk is full or fails.
     """
     connection = None
     try:
         _check_size(path)
-        with around("store.open.create"):  # by us: jobs carry environments, and WAL and index inherit the mode
+        with around("store.open.create"):  # with mode 0600, which WAL and index inherit: records contain environments
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         with around("store.open.begin"):
             connection = apsw.Connection(
@@ -86,9 +84,9 @@ def open_writer(path: str, vfs: str, *, held: int) -> apsw.Connection:
         _settings(connection, cache_kib=WRITER_CACHE_KIB)
         if connection.pragma("journal_mode", "wal") != "wal":
             raise StoreUnusable(
-                f"{path}: the file system does not carry SQLite's WAL", hint="keep PHALANX_HOME on a local disk"
+                f"{path}: the file system does not support SQLite's WAL", hint="put PHALANX_HOME on a local disk"
             )
-        connection.pragma("synchronous", 2)  # FULL; the default of the library is only the default
+        connection.pragma("synchronous", 2)  # FULL, explicitly: the library's default may differ
         connection.pragma("foreign_keys", 1)
         connection.pragma("journal_size_limit", WAL_KEPT_BYTES)
         _check(connection, path)
@@ -106,7 +104,7 @@ def open_writer(path: str, vfs: str, *, held: int) -> apsw.Connection:
 
 
 class Readers:
-    """Read-only connections, lent to whichever thread reads. Each statement sees one committed state."""
+    """Pool of read-only connections for all threads. Each statement sees one committed state."""
 
     def __init__(self, path: str, vfs: str) -> None:
         self._path = path
@@ -116,24 +114,24 @@ class Readers:
 
     @contextmanager
     def lend(self) -> Iterator[apsw.Connection]:
-        """A connection for one read.
+        """Borrow a connection for one read.
 
         Raises:
             StoreRefused: the database cannot be read now, or the store is closed.
-            StoreUnusable: it is damaged.
+            StoreUnusable: the database is damaged.
         """
         connection = None
         try:
             connection = self._take()
             yield connection
-        except (apsw.Error, ValueError) as error:  # ValueError: text that is not UTF-8, a word that is no state
+        except (apsw.Error, ValueError) as error:  # ValueError: text that is not UTF-8, an unknown state
             raise refusal(error, self._path) from error
         finally:
             if connection is not None:
-                self._give_back(connection)
+                self._return(connection)
 
     def close(self) -> None:
-        """Close what is idle; what is lent is closed when it comes back."""
+        """Close idle connections; borrowed ones are closed when they are returned."""
         self._closed.set()
         while self._idle:
             shut(self._idle.pop())
@@ -149,17 +147,17 @@ class Readers:
             connection.pragma("query_only", 1)
             return connection
 
-    def _give_back(self, connection: apsw.Connection) -> None:
+    def _return(self, connection: apsw.Connection) -> None:
         if self._closed.is_set() or len(self._idle) >= READERS_IDLE_MAX:
             shut(connection)
         else:
             self._idle.append(connection)
-            if self._closed.is_set():  # closed between the two lines
+            if self._closed.is_set():  # closed between the two statements
                 self.close()
 
 
 def shut(connection: apsw.Connection) -> None:
-    """Close a connection. The last one empties the WAL into the database; a disk that refuses leaves it to the next start."""
+    """Close a connection. The last one checkpoints the WAL; if the disk fails, the next start does it."""
     try:
         with around("store.close.checkpoint"):
             connection.close(force=True)
@@ -168,21 +166,22 @@ def shut(connection: apsw.Connection) -> None:
 
 
 def refusal(error: Exception, path: str) -> StoreRefused | StoreUnusable:
-    """What a failure of the disk or the database means to whoever asked."""
-    said = " ".join(str(error).split())  # SQLite cites the damaged SQL, line by line
+    """Translate an error of the disk or the database."""
+    text = " ".join(str(error).split())  # SQLite quotes the damaged SQL on several lines
     if isinstance(error, (*_DAMAGED, ValueError)):
-        return StoreUnusable(f"{path} is damaged: {said}", hint=_RESTORE)
+        return StoreUnusable(f"{path} is damaged: {text}", hint=_RESTORE)
     if isinstance(error, apsw.FullError) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
         return StoreRefused(
-            f"the disk is full: nothing was written to {path}", hint="free some space; the head goes on by itself"
+            f"the disk is full: nothing was written to {path}",
+            hint="free some space; the head then continues by itself",
         )
     if isinstance(error, apsw.BusyError):
         return StoreRefused(
-            f"{path} is locked by another process: nothing was written", hint="which one says: fuser -v " + path
+            f"{path} is locked by another process: nothing was written", hint=f"find that process: fuser -v {path}"
         )
     return StoreRefused(
-        f"the database failed ({type(error).__name__}: {said}): nothing was written",
-        hint=f"look after the disk of {path}",
+        f"the database failed ({type(error).__name__}: {text}): nothing was written",
+        hint=f"check the disk of {path}",
     )
 
 
@@ -194,12 +193,12 @@ def _settings(connection: apsw.Connection, *, cache_kib: int) -> None:
 
 
 def examine_large(connection: apsw.Connection, path: str, vfs: str) -> Examination | None:
-    """The look at a database that was too large to be read at the start, begun; None where all was read then."""
+    """Start the background check of a database that is too large to be checked at the start; None if it was checked then."""
     if not _too_large(connection):
         return None
-    looking = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY, vfs=vfs or None)
-    _settings(looking, cache_kib=READER_CACHE_KIB)
-    return Examination(path, looking)
+    reader = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY, vfs=vfs or None)
+    _settings(reader, cache_kib=READER_CACHE_KIB)
+    return Examination(path, reader)
 
 
 def _too_large(connection: apsw.Connection) -> bool:
@@ -214,23 +213,23 @@ def _check(connection: apsw.Connection, path: str) -> None:
 
 
 def _check_size(path: str) -> None:
-    """SQLite takes a file that lost all, or all but some bytes, for a new one: acknowledged jobs would be gone without a word.
+    """Refuse a truncated file: SQLite would treat it as a new database, and acknowledged jobs would be lost silently.
 
     Raises:
-        StoreUnusable: it is shorter than any database, or it is empty or gone and was made before.
+        StoreUnusable: the file is shorter than any database; or it is empty or missing, and a database existed before.
     """
     size = _size(path)
     if 0 < size < SMALLEST_BYTES:
-        raise StoreUnusable(f"{path} is damaged: {size} bytes are no database", hint=_RESTORE)
+        raise StoreUnusable(f"{path} is damaged: it has only {size} bytes", hint=_RESTORE)
     if size == 0 and _was_made(path):
         raise StoreUnusable(
-            f"{path} is empty or gone, and it held a database before",
-            hint=f"restore it from a copy, or remove {path}.lock too to begin anew",
+            f"{path} is empty or missing, and it contained a database before",
+            hint=f"restore it from a backup; or to start with an empty database, remove {path}.lock too",
         )
 
 
 def begins_anew(path: str) -> bool:
-    """Whether a store opened here would begin a new database: there was none, or one that a head died making."""
+    """Whether opening a store here would create a new database: none existed, or its creation was interrupted."""
     return _size(path) == 0 and not _was_made(path)
 
 
@@ -250,10 +249,10 @@ def _was_made(path: str) -> bool:
 
 
 def remember_made(held: int) -> None:
-    """Say in the lock file, once, that there is a database now.
+    """Record in the lock file, once, that the database exists.
 
     Raises:
-        OSError: the disk.
+        OSError: the disk failed.
     """
     if os.pread(held, len(_MADE), 0) == _MADE:
         return

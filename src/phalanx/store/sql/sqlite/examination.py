@@ -1,4 +1,4 @@
-"""Reads the whole of a database that is too large to be read before a head serves, beside the head; what it finds ends the store."""
+"""Background integrity check of a database that is too large to be checked at the start. If it finds damage, the store fails."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import apsw
 
 from phalanx.store.errors import StoreUnusable
 
-RESTORE: Final = "restore the database from a copy; nothing more is written to this one"
+RESTORE: Final = "restore the database from a backup; nothing more is written to this one"
 _log = logging.getLogger("phalanx.store")
 
 
 def found_in(connection: apsw.Connection) -> str:
-    """What SQLite finds wrong with the file, in one line; empty for a sound one. Reads all of it, at 400 MB/s (2 cores, file cached)."""
-    rows = [str(row[0]) for row in connection.execute("PRAGMA integrity_check(3)")]  # three tell enough
+    """Errors that SQLite finds in the file, in one line; empty if none. Reads all of it, at 400 MB/s (2 cores, file cached)."""
+    rows = [str(row[0]) for row in connection.execute("PRAGMA integrity_check(3)")]  # three suffice
     return "" if rows == ["ok"] else " ".join("; ".join(rows).split())
 
 
 class Examination:
-    """One look at a whole file, in a thread of its own.
+    """One check of a whole file, in its own thread.
 
     Args:
         path: the file.
-        connection: read-only, this look's own; closed when it is over.
+        connection: read-only, used only here; closed at the end.
     """
 
     def __init__(self, path: str, connection: apsw.Connection) -> None:
@@ -33,11 +33,11 @@ class Examination:
         self._connection = connection
         self._damage = ""
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="store-examination", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="store-examination", daemon=True)
         self._thread.start()
 
     def check(self) -> None:
-        """Nothing, while nothing is known to be wrong.
+        """Raise if damage was found.
 
         Raises:
             StoreUnusable: damage was found.
@@ -46,16 +46,16 @@ class Examination:
             raise StoreUnusable(f"{self._path} is damaged: {self._damage}", hint=RESTORE)
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether the look is over, waiting so long for it."""
+        """Wait for the end of the check; return whether it has ended."""
         return self._over.wait(timeout_s)
 
     def close(self) -> None:
-        """End it, also before it is through. Harmless twice."""
+        """Stop the check. Idempotent."""
         if not self._over.is_set():
             self._connection.interrupt()
         self._thread.join()
 
-    def _look(self) -> None:
+    def _run(self) -> None:
         try:
             self._damage = found_in(self._connection)
         except apsw.InterruptError:

@@ -1,4 +1,4 @@
-"""A SQLite file made of a backup, beside the one that is there, and put in its place when it is whole."""
+"""Restores a backup into a new SQLite file, and replaces the present file once the new one is complete."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from phalanx.store.sql.writing import lots
 
 
 def fill(path: str, records: Iterable[tuple[str, Any]], *, replace: bool) -> str:
-    """Make `path` a database of these records; the name under which what was there before is kept, empty for nothing.
+    """Create the database `path` with these records; return the name of the file that keeps the previous one, empty for none.
 
     Raises:
-        Conflict: a head runs on it, or there is one already and it is not to be replaced.
-        StoreRefused: the disk. What was there is there.
+        Conflict: a head uses it, or it exists and `replace` is false.
+        StoreRefused: the disk failed or is full; the previous database is unchanged.
     """
     held = lock(path)
     try:
         if os.path.exists(path) and os.path.getsize(path) and not replace:
-            raise Conflict(f"there is a database already: {path}", hint="--replace puts it aside")
+            raise Conflict(f"the database {path} already exists", hint="--replace renames it and restores a new one")
         fresh = path + ".restoring"
         _remove(fresh)
         writer = open_writer(fresh, "", held=-1)
@@ -42,7 +42,7 @@ def fill(path: str, records: Iterable[tuple[str, Any]], *, replace: bool) -> str
         finally:
             shut(writer)
         aside = _put_in_place(fresh, path)
-        with contextlib.suppress(OSError):  # the records are in place; the head that starts says it then
+        with contextlib.suppress(OSError):  # the records are in place; otherwise the next head records it
             remember_made(held)
         return aside
     except OSError as error:
@@ -52,33 +52,33 @@ def fill(path: str, records: Iterable[tuple[str, Any]], *, replace: bool) -> str
 
 
 def _write(writer: apsw.Connection, records: Iterable[tuple[str, Any]]) -> None:
-    """All in one transaction, rows of one kind in lots; then out of the WAL into the file, which alone is put in place."""
+    """Write all rows in one transaction, then checkpoint the WAL, since only the database file is moved to its place."""
     writer.execute("BEGIN IMMEDIATE")
     for word, lot in lots(records):
         with around("restore.rows"):
             writer.executemany(SQLITE.writes[BY_WORD[word].put], [BY_WORD[word].row(record) for record in lot])
     with around("restore.commit"):
         writer.execute("COMMIT")
-    with around("restore.checkpoint"):  # not left to the close, which tells nobody of a full disk or of another reader
+    with around("restore.checkpoint"):  # explicitly: closing would ignore a full disk or another reader
         writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
 
 def _put_in_place(fresh: str, path: str) -> str:
-    """The old one gets another name first, with its WAL if one is left: a WAL beside the new file would be taken for its own.
+    """Rename the old database and its WAL, if any, then move the new one into place: SQLite would apply an old WAL to the new file.
 
-    A WAL may also stand alone, beside a database that was lost or emptied.
+    A WAL may also exist without a database, if that was lost or truncated.
     """
     aside = kept = ""
-    stands = os.path.exists(path) and os.path.getsize(path) > 0
-    if stands:
+    exists = os.path.exists(path) and os.path.getsize(path) > 0
+    if exists:
         _empty_wal(path)
-    if stands or os.path.exists(path + "-wal"):
+    if exists or os.path.exists(path + "-wal"):
         aside = free_name(f"{path}.before-restore-{time.strftime('%Y%m%d-%H%M%S')}")
     if os.path.exists(path + "-wal"):
         with around("restore.wal"):
             os.rename(path + "-wal", aside + "-wal")
         kept = aside + "-wal"
-    if stands:
+    if exists:
         with around("restore.aside"):
             os.link(path, aside)
         kept = aside
@@ -92,7 +92,7 @@ def _put_in_place(fresh: str, path: str) -> str:
 
 
 def _empty_wal(path: str) -> None:
-    """A sound database takes its WAL in when it is opened and closed; a damaged one is set aside as it is."""
+    """Checkpoint the WAL of a healthy database by opening and closing it; a damaged one is renamed as it is."""
     try:
         shut(open_writer(path, "", held=-1))
     except (StoreUnusable, StoreRefused):
@@ -100,7 +100,7 @@ def _empty_wal(path: str) -> None:
 
 
 def _remove(path: str) -> None:
-    """What a restore that was killed has left."""
+    """Remove the files of an interrupted restore."""
     for name in (path, path + "-wal", path + "-shm"):
         if os.path.exists(name):
             with around("restore.remove"):

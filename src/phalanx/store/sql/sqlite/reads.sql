@@ -1,7 +1,7 @@
--- What readers and a starting head ask, by name.
+-- Queries of readers and of a starting head, by name.
 
 -- name: begin_look
--- What several queries read together is of one moment.
+-- Begins a snapshot for several queries.
 BEGIN;
 
 -- name: end_look
@@ -36,7 +36,7 @@ SELECT doc, crc FROM idempotency ORDER BY rowid DESC LIMIT ?;
 SELECT doc, crc FROM jobs WHERE id = ?;
 
 -- name: newest_seqs_in_state
--- One state's part of a list; `{where}` takes further conditions out of a fixed set (reading.py), never a caller's text.
+-- One state's part of a list; `{where}`: further conditions from a fixed set (reading.py), never a caller's text.
 SELECT seq FROM jobs WHERE state = ?{where} ORDER BY seq DESC LIMIT ?;
 
 -- name: jobs_of_seqs
@@ -89,6 +89,12 @@ SELECT doc, crc FROM calibrations ORDER BY id;
 -- name: calibration
 SELECT doc, crc FROM calibrations WHERE id = ?;
 
+-- name: all_failure_rules
+SELECT doc, crc FROM failure_rules ORDER BY id;
+
+-- name: failure_rules
+SELECT doc, crc FROM failure_rules WHERE id = ?;
+
 -- name: projects
 SELECT doc, crc FROM projects ORDER BY id;
 
@@ -114,14 +120,15 @@ SELECT doc, crc FROM (SELECT * FROM audit WHERE at_s >= ? AND (? = '' OR user = 
 SELECT doc, crc FROM audit ORDER BY seq DESC LIMIT 1;
 
 -- name: schema
--- What the database remembers of its migrations.
+-- The applied migrations.
 SELECT number, name, sha256 FROM migrations ORDER BY number;
 
 -- name: counts
 SELECT 'user', (SELECT count(*) FROM users) UNION ALL SELECT 'project', (SELECT count(*) FROM projects)
 UNION ALL SELECT 'token', (SELECT count(*) FROM tokens) UNION ALL SELECT 'queue', (SELECT count(*) FROM queues)
 UNION ALL SELECT 'spent', (SELECT count(*) FROM spent) UNION ALL SELECT 'reservation', (SELECT count(*) FROM reservations)
-UNION ALL SELECT 'calibration', (SELECT count(*) FROM calibrations) UNION ALL SELECT 'node', (SELECT count(*) FROM nodes)
+UNION ALL SELECT 'calibration', (SELECT count(*) FROM calibrations) UNION ALL SELECT 'rules', (SELECT count(*) FROM failure_rules)
+UNION ALL SELECT 'node', (SELECT count(*) FROM nodes)
 UNION ALL SELECT 'job', (SELECT count(*) FROM jobs) UNION ALL SELECT 'attempt', (SELECT count(*) FROM attempts)
 UNION ALL SELECT 'key', (SELECT count(*) FROM idempotency) UNION ALL SELECT 'story', (SELECT count(*) FROM story)
 UNION ALL SELECT 'audit', (SELECT count(*) FROM audit);

@@ -1,4 +1,4 @@
-"""The Store port on SQLite: one connection commits, others read what is committed."""
+"""The Store port on SQLite: one connection commits, others read committed records."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ from phalanx.store.sql.sqlite.connections import (
 from phalanx.store.sql.sqlite.examination import Examination
 from phalanx.store.sql.writing import statements
 
-_SETTLE_TIMEOUT_MS: Final = 200  # how long a refused commit waits for readers before it leaves the WAL as it is
+_CHECKPOINT_TIMEOUT_MS: Final = 200  # how long a refused commit waits for readers before it leaves the WAL as it is
 
 
 class SqliteStore(SqlReads):
-    """A database in one file. `load` and `commit` belong to one thread; everything else may be called from any.
+    """A database in one file. One thread calls `load` and `commit`; all other methods are thread-safe.
 
     Args:
-        path: the file; made when it is not there, with its folder.
-        vfs: the name of an apsw VFS; tests tear writes and fill the disk with one.
+        path: the file, created with its folder if missing.
+        vfs: the name of an apsw VFS; tests use one to inject torn writes and full disks.
 
     Raises:
-        StoreUnusable: the file is damaged, of a newer release, or not ours.
+        StoreUnusable: the file is damaged, of a newer release, or not of Phalanx.
         StoreRefused: the disk is full or fails.
-        Conflict: another head has the database.
+        Conflict: another head uses the database.
     """
 
     def __init__(self, path: str, *, vfs: str = "") -> None:
         self._path = os.path.abspath(path)
         self._vfs = vfs
-        self._unsettled = False
+        self._wal_stale = False
         self._lock = lock(self._path)
         self._writer: apsw.Connection | None = None
         self._examination: Examination | None = None
@@ -63,7 +63,7 @@ class SqliteStore(SqlReads):
             raise
 
     def close(self) -> None:
-        """Release files and connections; harmless twice."""
+        """Close files and connections. Idempotent."""
         if self._examination is not None:
             self._examination.close()
         self._readers.close()
@@ -80,8 +80,8 @@ class SqliteStore(SqlReads):
         """Write the batch in one transaction; durable when this returns.
 
         Raises:
-            StaleEpoch: a newer epoch stands in the store.
-            StoreRefused: it could not be written; nothing of it was.
+            StaleEpoch: the store has a newer epoch.
+            StoreRefused: nothing of the batch was written.
         """
         rows = newest_of(batch)
         plan = statements(batch, rows)
@@ -102,10 +102,12 @@ class SqliteStore(SqlReads):
             writer.execute("COMMIT")
         except apsw.ConstraintError as error:
             self._roll_back(writer)
-            raise StoreRefused(f"the batch contradicts what is stored ({error}): nothing of it was written") from error
+            raise StoreRefused(
+                f"the batch conflicts with stored records ({error}): nothing of it was written"
+            ) from error
         except (apsw.Error, OSError, ValueError) as error:
             self._roll_back(writer)
-            self._settle()
+            self._truncate_wal()
             raise as_refused(refusal(error, self._path)) from error
         except BaseException:
             self._roll_back(writer)
@@ -123,8 +125,8 @@ class SqliteStore(SqlReads):
                 self._writer = open_writer(self._path, self._vfs, held=self._lock)
         except StoreUnusable as error:
             raise as_refused(error) from error
-        if self._unsettled:
-            self._settle()
+        if self._wal_stale:
+            self._truncate_wal()
         return self._writer
 
     def _roll_back(self, writer: apsw.Connection) -> None:
@@ -132,27 +134,26 @@ class SqliteStore(SqlReads):
             if writer.in_transaction:
                 with around("store.commit.rollback"):
                     writer.execute("ROLLBACK")
-        except apsw.Error:  # the connection is of no more use; the next commit opens another, and recovers
+        except apsw.Error:  # the connection is unusable; the next commit opens another, which recovers
             self._writer = None
             shut(writer)
 
-    def _settle(self) -> None:
-        """Empty the WAL after a failed commit.
+    def _truncate_wal(self) -> None:
+        """Checkpoint and truncate the WAL after a failed commit.
 
-        A commit whose sync failed may have left all its frames in the WAL. They count for nothing now, but a crash before the next
-        commit would bring them back to life, though their batch was refused. Also, after a failed sync the kernel may take pages for
-        written that are not; copying them into the database and cutting the WAL writes them anew. If the disk refuses even that, the next
-        commit tries again.
+        A commit whose sync failed may have left all its frames in the WAL. They are ignored now, but a crash before the next commit would
+        apply them, although their batch was refused. Also, after a failed sync the kernel may consider pages as written that are not;
+        copying them into the database and truncating the WAL writes them again. If this fails too, the next commit tries again.
         """
-        self._unsettled = True
+        self._wal_stale = True
         if self._writer is None:
             return
         try:
-            self._writer.set_busy_timeout(_SETTLE_TIMEOUT_MS)
+            self._writer.set_busy_timeout(_CHECKPOINT_TIMEOUT_MS)
             with around("store.settle.checkpoint"):
                 self._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
             self._writer.set_busy_timeout(BUSY_TIMEOUT_MS)
-            self._unsettled = False
+            self._wal_stale = False
         except apsw.Error:
             self._writer.set_busy_timeout(BUSY_TIMEOUT_MS)
 
@@ -167,14 +168,14 @@ class SqliteStore(SqlReads):
             self._examination.check()
 
     def examined(self, timeout_s: float) -> bool:
-        """Whether the whole file has been read since this store opened it, waiting so long; a small one has been before it opened."""
+        """Wait for the integrity check of the whole file; return whether it has ended. Small files are checked when they are opened."""
         return self._examination is None or self._examination.wait(timeout_s)
 
     def examine(self) -> list[str]:
-        """What is wrong with the file, in SQLite's words; nothing for a sound one. Reads all of it: a starting head does so only while it is small.
+        """Check the whole file; return SQLite's error messages, none if it is healthy.
 
         Raises:
-            StoreUnusable: so damaged that it cannot even be examined.
+            StoreUnusable: it is too damaged to be checked.
         """
         with self._readers.lend() as connection:
             found = [str(row[0]) for row in connection.execute("PRAGMA integrity_check(100)")]

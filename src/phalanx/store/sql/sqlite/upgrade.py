@@ -1,4 +1,4 @@
-"""Brings a SQLite file up to the schema of this release: each migration once, in a transaction of its own, remembered in the file."""
+"""Upgrades a SQLite file to the schema of this release: each migration once, in its own transaction, recorded in the file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from phalanx.failpoints import around, hit, sync_directory
 from phalanx.store.errors import StoreUnusable
 from phalanx.store.sql.migrations import Migration, compare
 
-APPLICATION_ID: Final = 0x50484C58  # "PHLX", in the header of the file: what `file` and a wrong path are told by
+APPLICATION_ID: Final = 0x50484C58  # "PHLX", in the header of the file: identifies a Phalanx database
 _log = logging.getLogger("phalanx.store")
 _MARK: Final = f"PRAGMA application_id = {APPLICATION_ID}"
 _LEDGER: Final = """
@@ -25,11 +25,11 @@ INSERT INTO migrations (number, name, sha256, applied_s) VALUES (?, ?, ?, unixep
 
 
 def migrate(connection: apsw.Connection, known: tuple[Migration, ...], path: str) -> int:
-    """Apply what the database at `path` does not have yet, and keep a copy of it as it was; the count applied.
+    """Keep a copy of the database at `path`, apply the missing migrations, and return their number.
 
     Raises:
-        StoreUnusable: it is not ours, of a newer release, or was made by migrations other than ours.
-        apsw.Error, OSError: the disk; the database is as it was before the migration that failed.
+        StoreUnusable: the file is not of Phalanx, of a newer release, or has other migrations.
+        apsw.Error, OSError: the disk failed; the failed migration is rolled back.
     """
     applied = _applied(connection)
     compare(applied, known)
@@ -37,7 +37,7 @@ def migrate(connection: apsw.Connection, known: tuple[Migration, ...], path: str
     if applied and pending:
         kept = _keep(connection, f"{path}.before-{pending[0].number}")
         _log.warning(
-            "%s is brought from migration %d to %d; as it was it is kept: %s", path, len(applied), len(known), kept
+            "upgrading %s from migration %d to %d; a copy of the old one is %s", path, len(applied), len(known), kept
         )
     for migration in pending:
         _apply(connection, migration)
@@ -45,12 +45,12 @@ def migrate(connection: apsw.Connection, known: tuple[Migration, ...], path: str
 
 
 def _keep(connection: apsw.Connection, wanted: str) -> str:
-    """A whole copy, for the owner alone; under its name once it is synced."""
+    """Copy the database, readable only by the owner; renamed once it is synced."""
     part = wanted + ".part"
-    if os.path.exists(part):  # of an upgrade that was killed
+    if os.path.exists(part):  # of an interrupted upgrade
         with around("upgrade.copy.remove"):
             os.unlink(part)
-    with around("upgrade.copy.create"):  # by us, so that it is nobody else's to read; SQLite takes an empty file
+    with around("upgrade.copy.create"):  # with mode 0600; SQLite accepts an empty file
         os.close(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     with around("upgrade.copy.write"):
         connection.execute("VACUUM INTO ?", (part,))
@@ -68,7 +68,7 @@ def _keep(connection: apsw.Connection, wanted: str) -> str:
 
 
 def free_name(wanted: str) -> str:
-    """The name, or the first of `name-2`, `name-3` ... that no database has."""
+    """The name, or the first of `name-2`, `name-3` ... that is not in use."""
     names = itertools.chain([wanted], (f"{wanted}-{number}" for number in itertools.count(2)))
     return next(name for name in names if not os.path.exists(name) and not os.path.exists(name + "-wal"))
 
@@ -79,7 +79,7 @@ def _applied(connection: apsw.Connection) -> list[tuple[int, str, str]]:
         return []
     if connection.pragma("application_id") != APPLICATION_ID or "migrations" not in tables:
         raise StoreUnusable(
-            "the file is a SQLite database, but not one of Phalanx", hint="point PHALANX_HOME at another folder"
+            "the file is a SQLite database of another program", hint="set PHALANX_HOME to another folder"
         )
     rows = connection.execute("SELECT number, name, sha256 FROM migrations ORDER BY number").fetchall()
     return [(int(str(number)), str(name), str(sha256)) for number, name, sha256 in rows]

@@ -1,7 +1,7 @@
-"""A disk for SQLite whose power can be cut, that can be full, or fail to sync: an apsw VFS, for drills.
+"""A simulated disk for SQLite with injectable power failures, full disk and failing syncs: an apsw VFS, for drills.
 
-Files are real (on a RAM disk, where there is one); beside them it keeps what was synced and what was only written since. After a cut
-`image` makes what a machine may find when it comes back: of what was only written any sector may be there or not.
+Files are real (on a RAM disk, if one exists). In addition, the disk tracks synced content and unsynced writes. After a power failure,
+`image` writes what a machine may find at its restart: each sector of an unsynced write is there or not.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Final
 
 import apsw
 
-SECTOR_BYTES: Final = 512  # the least that a disk writes whole
+SECTOR_BYTES: Final = 512  # the unit that a disk writes atomically
 _names = itertools.count()
 
 
 class VirtualDisk(apsw.VFS):
-    """Open a store with `vfs=disk.name`. One per life of a head.
+    """Open a store with `vfs=disk.name`. One per incarnation of a head.
 
     Attributes:
-        room: bytes that may still be added to the WAL; None for no end. The database file grows in checkpoints alone, whose failure after
-            a commit SQLite passes over; out of a VFS in Python it would reach the caller as if the commit had failed.
+        room: bytes that may still be added to the WAL; None for no limit. The database file grows only in checkpoints. SQLite ignores their
+            failure after a commit, but a VFS in Python would report it as if the commit had failed.
         fail_syncs: whether syncs fail.
         operations: writes, syncs and truncations so far.
-        cut_at: the operation before which the power goes; from then on every call fails.
-        syncs: how many syncs succeeded.
+        cut_at: the operation before which the power fails; from then on every call fails.
+        syncs: number of successful syncs.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class VirtualDisk(apsw.VFS):
 
     @property
     def dead(self) -> bool:
-        """Whether the power is gone."""
+        """Whether the power has failed."""
         return self.cut_at is not None and self.operations >= self.cut_at
 
     def cut(self) -> None:
@@ -70,18 +70,18 @@ class VirtualDisk(apsw.VFS):
         self.operations += 1
 
     def image(self, folder: str, dice: Random | None) -> None:
-        """Write into `folder` what is left: all that was written (the process died), or with `dice` what a power cut left of it."""
+        """Write the remaining files into `folder`: all writes (the process died), or with `dice` those that survive a power failure."""
         for path, content in sorted(self.files.items()):
             with open(os.path.join(folder, os.path.basename(path)), "wb") as file:
                 file.write(content.left(dice))
 
 
 class _Content:
-    """What is in one file: durable, and only written."""
+    """Content of one file: synced content, and unsynced writes."""
 
     def __init__(self, begun: bytes) -> None:
         self.synced = bytearray(begun)
-        self.written: list[tuple[int, bytes]] = []  # offset and bytes; no bytes: cut to this size
+        self.written: list[tuple[int, bytes]] = []  # offset and bytes; no bytes: truncated to this size
 
     def sync(self) -> None:
         _apply(self.synced, self.written)
@@ -104,7 +104,7 @@ def _apply(content: bytearray, written: Iterable[tuple[int, bytes]]) -> None:
 
 
 def _survivors(written: Iterable[tuple[int, bytes]], dice: Random) -> Iterator[tuple[int, bytes]]:
-    """Each sector on its own is there or not."""
+    """The writes that survive: each sector independently, with probability 1/2."""
     for offset, piece in written:
         for start in range(0, max(1, len(piece)), SECTOR_BYTES):
             if dice.random() < 0.5:

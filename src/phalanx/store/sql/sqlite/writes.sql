@@ -1,4 +1,4 @@
--- What `commit` runs, by name. Every statement is idempotent but `add_story`: a story line is written once or refused.
+-- Statements of `commit`, by name. All are idempotent except `add_story` and `add_audit`, which refuse an existing line.
 
 -- name: put_user
 INSERT INTO users (id, role, disabled, doc, crc) VALUES (?, ?, ?, ?, ?)
@@ -28,6 +28,10 @@ ON CONFLICT (id) DO UPDATE SET ended = excluded.ended, doc = excluded.doc, crc =
 
 -- name: put_calibration
 INSERT INTO calibrations (id, doc, crc) VALUES (?, ?, ?)
+ON CONFLICT (id) DO UPDATE SET doc = excluded.doc, crc = excluded.crc;
+
+-- name: put_failure_rules
+INSERT INTO failure_rules (id, doc, crc) VALUES (?, ?, ?)
 ON CONFLICT (id) DO UPDATE SET doc = excluded.doc, crc = excluded.crc;
 
 -- name: put_token

@@ -1,4 +1,4 @@
--- Who changed what, from where, and how it ended: a chain of HMACs (core.access.audit), written with what it tells of.
+-- The audit trail: a chain of HMACs (core.access.audit), committed together with the changes that it records.
 
 CREATE TABLE audit (
     seq    bigint PRIMARY KEY,

@@ -1,4 +1,4 @@
--- Several heads: what a leader says of itself, who else is there, and the secrets that every one of them must have.
+-- Several heads: the leader's properties, the registered heads, and the secrets that all of them share.
 
 ALTER TABLE leader
     ADD COLUMN beat                bigint NOT NULL DEFAULT 0,
@@ -17,7 +17,7 @@ CREATE TABLE heads (
     seen_s       double precision NOT NULL
 );
 
--- As plain as the environments of jobs beside them: who reads this database owns the cluster (docs/high-availability.md).
+-- In plain text, like the environments of jobs: read access to this database means control of the cluster (docs/high-availability.md).
 CREATE TABLE shared (
     name  text COLLATE "C" PRIMARY KEY,
     value text NOT NULL

@@ -1,5 +1,5 @@
--- The first schema. A record is one JSON document made by msgspec; beside it stand the columns that are searched or constrained.
--- `crc` is the CRC-32 of the document's bytes: SQLite has no checksum on its pages, so a flipped bit would otherwise be read as truth.
+-- The first schema. A record is one JSON document encoded by msgspec, with columns for what is searched or constrained.
+-- `crc` is the CRC-32 of the document's bytes: SQLite has no page checksums, so a flipped bit would otherwise not be detected.
 
 CREATE TABLE users (
     id       TEXT PRIMARY KEY NOT NULL,
@@ -37,7 +37,7 @@ CREATE TABLE nodes (
     crc   INTEGER NOT NULL
 ) STRICT;
 
--- `seq` is the rowid, and every index ends in it: "newest first" is the order in which each index is read.
+-- `seq` is the rowid, with which every index ends: lists are sorted by it, newest first.
 CREATE TABLE jobs (
     seq      INTEGER PRIMARY KEY,
     id       TEXT NOT NULL UNIQUE,
@@ -52,7 +52,7 @@ CREATE TABLE jobs (
     doc      TEXT NOT NULL,
     crc      INTEGER NOT NULL
 ) STRICT;
--- A list always asks state by state (reads.sql), so that no list has to sort or to pass over jobs it does not want.
+-- Lists are queried state by state (reads.sql), so that no list has to sort or to skip jobs.
 CREATE INDEX jobs_by_state ON jobs (state);
 CREATE INDEX jobs_by_user ON jobs (user, state);
 CREATE INDEX jobs_by_project ON jobs (project, state);
@@ -67,7 +67,7 @@ CREATE TABLE attempts (
     crc    INTEGER NOT NULL,
     PRIMARY KEY (job_id, epoch)
 ) STRICT;
--- At most one live attempt of a job (DESIGN 3, invariant 4), and the list that a starting head reads.
+-- At most one live attempt of a job (DESIGN 3, invariant 4); a starting head also lists live attempts by it.
 CREATE UNIQUE INDEX attempts_live ON attempts (job_id) WHERE state <> 'ended';
 
 CREATE TABLE story (

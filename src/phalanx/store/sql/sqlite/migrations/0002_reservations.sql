@@ -1,4 +1,4 @@
--- Nodes set aside for a time. A starting head reads those that have not ended; the others stay for whoever asks by name.
+-- Reservations of nodes. A starting head loads those that have not ended; ended ones can be read by name.
 
 CREATE TABLE reservations (
     id    TEXT PRIMARY KEY NOT NULL,

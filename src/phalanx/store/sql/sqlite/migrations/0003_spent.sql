@@ -1,4 +1,4 @@
--- What each queue has used: for its budget and the fair share. Written with the attempt that ended.
+-- Usage of each queue, for its budget and the fair share. Committed with the attempt that ended.
 
 CREATE TABLE spent (
     queue TEXT PRIMARY KEY NOT NULL,

@@ -1,4 +1,4 @@
--- What the last calibration measured: one document for the fleet.
+-- The result of the last calibration: one document for the fleet.
 
 CREATE TABLE calibrations (
     id  TEXT PRIMARY KEY NOT NULL,
