@@ -57,9 +57,7 @@ def test_chain_waits_and_a_failed_parent_cancels_it(phalanx):
     assert "waits for" in waits
     assert phalanx.json("show", child)["job"]["unmet"] == [f"afterok:{parent}"]
     phalanx("release", parent)
-    assert (
-        phalanx.until(child, "cancelled")["detail"] == f"job {parent}_1 failed, so afterok:{parent} can never be met"
-    )
+    assert phalanx.until(child, "cancelled")["detail"] == f"job {parent}_1 failed, so afterok:{parent} can never be met"
     phalanx.until(sweeper, "succeeded")
     late = phalanx("submit", "--wait", "--depends-on", f"afterok:{parent}", "--", "true", code=143).stderr
     assert "can never be met" in late

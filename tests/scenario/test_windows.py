@@ -249,7 +249,8 @@ def test_ended_early_the_nodes_take_work_at_once():
 def test_overlapping_reservations_of_a_node_are_refused_naming_the_other(cluster):
     reserve(cluster, "n0 n1", in_s=3600.0, for_s=3600.0, why="new fans")
     with pytest.raises(
-        Conflict, match=r"n1 is already reserved at that time: fans, n\[0-1\] for maintenance, in 1h00m, for 1h00m: new fans"
+        Conflict,
+        match=r"n1 is already reserved at that time: fans, n\[0-1\] for maintenance, in 1h00m, for 1h00m: new fans",
     ):
         reserve(cluster, "n1 n2", in_s=7000.0, for_s=60.0, name="exam")
     reserve(cluster, "n1 n2", in_s=7200.0, for_s=60.0, name="after")
