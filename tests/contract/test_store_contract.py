@@ -301,7 +301,7 @@ def test_an_end_is_for_good(store):
     put(store, job(1, SUCCEEDED))
     put(store, job(1, SUCCEEDED, exit_code=0))
     for other in (PENDING, RUNNING, FAILED):
-        with pytest.raises(StoreRefused, match="for good"):
+        with pytest.raises(StoreRefused, match="has ended"):
             put(store, job(1, other))
 
 

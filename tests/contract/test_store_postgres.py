@@ -431,7 +431,7 @@ def test_commit_means_durable_whatever_the_role_or_the_server_is_set_to(dsn):
 def test_a_server_that_does_not_sync_is_named_in_the_log(dsn, caplog):
     with caplog.at_level(logging.WARNING, logger="phalanx.store"):
         PostgresStore(dsn).close()
-    assert "fsync=off: what is acknowledged may be lost" in caplog.text
+    assert "fsync=off: acknowledged data may be lost" in caplog.text
 
 
 # ---- what cannot be used ---------------------------------------------------------------------------------------------

@@ -157,5 +157,5 @@ def test_spares_hold_in_a_simulated_repair_shop():
 )
 def test_nonsense_is_refused(wrong):
     asked = {"nodes": 8, "node_mtbf_s": 1e6, "repair_s": DAY_S, **wrong}
-    with pytest.raises(ValueError, match=r"must|right"):
+    with pytest.raises(ValueError, match=r"must|correct"):
         spares(asked.pop("nodes"), **asked)
